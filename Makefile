@@ -1,0 +1,103 @@
+# Two worlds: `test`, `lint` and `demo` set up what they need in .venv; `gpu`, `sanitize` and `bench` run on a machine
+# that already has a CUDA PyTorch and pytest, with that interpreter as it is: they install nothing.
+PYTHON ?= python3
+PYTHON_GPU ?= python3
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+VENV_GPU := .venv-gpu
+PROBLEMS := examples/problems/*.py
+NVRTC_12 := nvidia-cuda-nvrtc-cu12==12.9.86
+NVRTC_11 := nvidia-cuda-nvrtc-cu11==11.8.89
+PIP_FLAGS := --quiet --disable-pip-version-check
+RUN_GPU := PYTHONPATH=. $(PYTHON_GPU)
+
+SEES_CUDA := import sys, torch; sys.exit(not torch.cuda.is_available())
+NEEDS_GPU := import cuda.core, cuda.bindings.driver, typer, rich, jinja2, platformdirs, filelock
+GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswith("12.") else "gpu")
+SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
+
+.PHONY: help venv demo demo-cpu demo-cuda test lint gpu sanitize bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo      set up and run the main job on the three problem files (on the GPU if PyTorch sees one)'
+	@echo 'make test      set up, lint, and run the tests that need no GPU'
+	@echo 'make lint      ruff and clang-format, checking only'
+	@echo 'make gpu       on a GPU machine: GPU tests, sanitizer, stamps (PYTHON_GPU=... names the interpreter)'
+	@echo 'make sanitize  on a GPU machine: compute-sanitizer only'
+	@echo 'make bench     on a GPU machine: time the suite, refresh the results and the README (BENCH_ARGS=...)'
+	@echo 'make venv      the development environment in .venv'
+	@echo 'make clean     remove the environments and the caches'
+
+venv: $(VENV)/.develop $(VENV)/.nvrtc
+
+demo:
+	@if $(PYTHON_GPU) -c '$(SEES_CUDA)' 2>/dev/null; \
+	then $(MAKE) --no-print-directory demo-cuda; \
+	else $(MAKE) --no-print-directory demo-cpu; fi
+
+demo-cpu: $(VENV)/.package
+	$(VENV)/bin/haloconv run $(PROBLEMS)
+
+demo-cuda:
+	@if $(PYTHON_GPU) -c '$(NEEDS_GPU)' 2>/dev/null; \
+	then set -x; $(RUN_GPU) -m haloconv run $(PROBLEMS); \
+	else $(MAKE) --no-print-directory $(VENV_GPU)/.package && set -x && $(VENV_GPU)/bin/haloconv run $(PROBLEMS); fi
+
+test: lint $(VENV)/.nvrtc
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/cpu -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.develop
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	find haloconv -name '*.cu' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
+	find haloconv -name '*.cuh' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
+
+gpu:
+	$(RUN_GPU) -m pytest tests/gpu $(PYTEST_ARGS)
+	$(RUN_GPU) -m tools.sanitize
+	$(RUN_GPU) -m tools.make_stamps
+	$(RUN_GPU) -m tools.readme_results
+
+sanitize:
+	$(RUN_GPU) -m tools.sanitize
+
+bench:
+	$(RUN_GPU) -m haloconv bench $(BENCH_ARGS)
+	$(RUN_GPU) -m tools.readme_results
+
+clean:
+	rm -rf $(VENV) $(VENV_GPU) .nvrtc .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# PyTorch first and pinned, so that installing the package pulls no other build of it.
+$(VENV)/.torch:
+	$(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/pip install $(PIP_FLAGS) '$(TORCH)'
+	touch $@
+
+$(VENV)/.package: pyproject.toml $(VENV)/.torch
+	$(VENV)/bin/pip install $(PIP_FLAGS) --editable .
+	touch $@
+
+$(VENV)/.develop: pyproject.toml $(VENV)/.torch
+	$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test,dev]'
+	touch $@ $(VENV)/.package
+
+# NVRTC 12 and 11.8 only compile (sm_70 ended with 12); each stays in its own folder beside the NVRTC 13 of the environment.
+$(VENV)/.nvrtc: $(VENV)/.torch
+	rm -rf .nvrtc
+	$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --target .nvrtc/12 '$(NVRTC_12)'
+	$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --target .nvrtc/11 '$(NVRTC_11)'
+	touch $@
+
+# A fresh environment that also sees the packages of PYTHON_GPU, whose CUDA PyTorch stays the one in use.
+$(VENV_GPU)/.package: pyproject.toml
+	$(PYTHON_GPU) -m venv --clear $(VENV_GPU)
+	$(PYTHON_GPU) -c '$(SITE_PATHS)' > $$(echo $(VENV_GPU)/lib/python3.*/site-packages)/borrowed.pth
+	$(VENV_GPU)/bin/pip install $(PIP_FLAGS) --editable ".[$$($(PYTHON_GPU) -c '$(GPU_EXTRA)')]"
+	touch $@

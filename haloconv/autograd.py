@@ -1,0 +1,110 @@
+"""Differentiable fprop, dgrad and wgrad. Each is linear in both of its tensors, and its gradients are the other two.
+
+    y  = fprop(x, w) + b      dx = dgrad(dy, w)    dw = wgrad(dy, x)    db = bgrad(dy)
+    dx = dgrad(dy, w)         d(dy) = fprop(g, w)  dw = wgrad(dy, g)
+    dw = wgrad(dy, x)         d(dy) = fprop(x, g)  dx = dgrad(dy, g)
+
+so that gradients of any order run on the same kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from haloconv import plan as plans
+from haloconv.problem import ConvSpec
+
+Tensor = torch.Tensor
+
+
+def _recording(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> Tensor:
+    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop."""
+    plan = plans.plan_fprop(x, w, b, spec)
+    if not _recording(x, w, b):
+        return plan.run(x, w, b)
+    if plan.native:
+        top, _, left, _ = spec.padding
+        return torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
+    return _Fprop.apply(x, w, b, plan, spec)
+
+
+def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+    """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
+    if _recording(dy, w):
+        return _Dgrad.apply(dy, w, x_shape, layout, spec)
+    return plans.dgrad(dy, w, x_shape, layout, spec)
+
+
+def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+    """dw of ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
+    if _recording(dy, x):
+        return _Wgrad.apply(dy, x, w_shape, layout, spec)
+    return plans.wgrad(dy, x, w_shape, layout, spec)
+
+
+def bgrad(dy: Tensor, spec: ConvSpec) -> Tensor:
+    """db (K,) from dy (N, K, P, Q)."""
+    return dy.sum((0, 2, 3)) if _recording(dy) else plans.bgrad(dy, spec)
+
+
+def save_needed(ctx: Any, first: Tensor, second: Tensor) -> None:
+    """Keep each of two factors only if the other one's gradient is wanted."""
+    first_wanted, second_wanted = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(first if second_wanted else None, second if first_wanted else None)
+
+
+class _Fprop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan, spec: ConvSpec) -> Tensor:
+        save_needed(ctx, x, w)
+        ctx.plan, ctx.spec = plan, spec
+        return plan.run(x, w, b)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        x, w = ctx.saved_tensors
+        plan, spec = ctx.plan, ctx.spec
+        problem = plan.problem
+        dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
+        dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
+        dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
+        db = bgrad(dy, spec) if db_wanted else None
+        return dx, dw, db, None, None
+
+
+class _Dgrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+        save_needed(ctx, dy, w)
+        ctx.w_shape, ctx.w_layout, ctx.spec = tuple(w.shape), plans.layout_of(w), spec
+        return plans.dgrad(dy, w, x_shape, layout, spec)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:
+        dy, w = ctx.saved_tensors
+        dy_wanted, w_wanted = ctx.needs_input_grad[:2]
+        d_dy = fprop(g, w, None, ctx.spec) if dy_wanted else None
+        dw = wgrad(dy, g, ctx.w_shape, ctx.w_layout, ctx.spec) if w_wanted else None
+        return d_dy, dw, None, None, None
+
+
+class _Wgrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+        save_needed(ctx, dy, x)
+        ctx.x_shape, ctx.x_layout, ctx.spec = tuple(x.shape), plans.layout_of(x), spec
+        return plans.wgrad(dy, x, w_shape, layout, spec)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:
+        dy, x = ctx.saved_tensors
+        dy_wanted, x_wanted = ctx.needs_input_grad[:2]
+        d_dy = fprop(x, g, None, ctx.spec) if dy_wanted else None
+        dx = dgrad(dy, g, ctx.x_shape, ctx.x_layout, ctx.spec) if x_wanted else None
+        return d_dy, dx, None, None, None

@@ -1,0 +1,172 @@
+"""``haloconv bench``: time the suite, the host side of a call, or compiling, against PyTorch; keep the records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from haloconv.cli.run import Family, make_console, make_progress, show
+from haloconv.env import environment_stamp
+from haloconv.problem import DIRECTIONS
+from haloconv.report import Report, Row
+from haloconv.tune.costs import CompileTime, HostCost, compile_times, host_costs
+from haloconv.tune.layer import LAYOUTS, Layer
+from haloconv.tune.records import Record, append_records, gpu_folder, refresh_latest
+from haloconv.tune.suite import PRECISIONS, Case, SuiteError, load_suite, select
+from haloconv.tune.trial import Budget, try_step, try_training_step
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SEED_CASES = ("A", "B", "C")
+
+
+def bench(
+    suite: Annotated[Path, typer.Option(help="The cases.")] = BENCHMARKS / "suite.toml",
+    case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
+    tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
+    direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad,step.")] = ",".join(DIRECTIONS),
+    precision: Annotated[str, typer.Option(help="Of fp32,tf32,fp16,bf16.")] = "fp32",
+    layout: Annotated[str, typer.Option(help="Of nchw,nhwc.")] = "nchw",
+    family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
+    budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
+    results: Annotated[Path | None, typer.Option(help="Where records go; beside the suite by default.")] = None,
+    host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
+    compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
+) -> None:
+    """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
+
+    Exit code 0: every check passed and every budget was met. 1: not. 2: no GPU, or an option cannot be used.
+    """
+    console = make_console()
+    if not torch.cuda.is_available():
+        console.print("[bold red]error:[/] bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
+        raise typer.Exit(2)
+    try:
+        cases = load_suite(suite)
+        order = Order(
+            cases=select(cases, _listed(case), _listed(tag)),
+            directions=_choices("--direction", direction, (*DIRECTIONS, "step")),
+            precisions=_choices("--precision", precision, PRECISIONS),
+            layouts=_choices("--layout", layout, LAYOUTS),
+            family=family.value,
+            budget=Budget(budget),
+        )
+        seeds = select(cases, SEED_CASES) if compile_time else []
+    except (SuiteError, typer.BadParameter) as error:
+        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    device = torch.device("cuda", torch.cuda.current_device())
+    folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
+    if host_cost:
+        passed = bench_host_cost(device, folder, console)
+    elif compile_time:
+        passed = bench_compile_time(seeds, folder, console)
+    else:
+        passed = bench_suite(order, device, folder, console)
+    raise typer.Exit(0 if passed else 1)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to time: every combination of the lists."""
+
+    cases: list[Case]
+    directions: list[str]
+    precisions: list[str]
+    layouts: list[str]
+    family: str
+    budget: Budget
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
+    chosen = _listed(text)
+    unknown = [name for name in chosen if name not in allowed]
+    if unknown or not chosen:
+        raise typer.BadParameter(f"{option} takes some of {','.join(allowed)}, not {text!r}")
+    return chosen
+
+
+def bench_suite(order: Order, device: torch.device, folder: Path, console: Console) -> bool:
+    """Time every combination, record each row as soon as it stands, print the table; True if all passed."""
+    environment = environment_stamp()
+    report = Report(f"haloconv bench on {environment['gpu']}", environment)
+    combinations = list(itertools.product(order.cases, order.precisions, order.layouts))
+    with make_progress(console) as progress:
+        task = progress.add_task("bench", total=len(combinations) * len(order.directions))
+        for case, precision, layout in combinations:
+            layer = case.layer(precision, layout, order.family, device)
+            for direction in order.directions:
+                progress.update(task, description=f"{case.name} {direction} {precision} {layout}")
+                report.rows.append(_try(layer, direction, order.budget))
+                path = _keep(report.rows[-1], environment, folder)
+                progress.advance(task)
+            del layer
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    show(report, console)
+    console.print(f"wrote {path} and {folder / 'latest.jsonl'}", highlight=False, markup=False)
+    return report.passed
+
+
+def _try(layer: Layer, direction: str, budget: Budget) -> Row:
+    return try_training_step(layer, budget) if direction == "step" else try_step(layer, direction, budget)
+
+
+def _keep(row: Row, environment: dict[str, str], folder: Path) -> Path:
+    """Write one row to the day's file; only rows that passed their checks become the latest."""
+    record = row.record(environment)
+    path = append_records(folder, "suite", [record])
+    if row.passed:
+        refresh_latest(folder, [record])
+    return path
+
+
+def bench_host_cost(device: torch.device, folder: Path, console: Console) -> bool:
+    """What one call costs the host, without and with gradients; True if both are within their budgets."""
+    costs = host_costs(device)
+    table = _table("host cost per call, us", "call", "PyTorch", "haloconv", "budget", "verdict")
+    for cost in costs:
+        verdict = "within" if cost.within_budget else "OVER"
+        table.add_row(cost.what, f"{cost.aten_us:.1f}", f"{cost.haloconv_us:.1f}", f"{cost.budget_us:g}", verdict)
+    console.print(table)
+    _keep_costs("host-cost", costs, folder, console)
+    return all(cost.within_budget for cost in costs)
+
+
+def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> bool:
+    """How long kernels take to compile, and to load from the cache on disk; True if all are within their budgets."""
+    times = compile_times(cases)
+    table = _table("compile times, ms", "kernel", "compiled", "budget", "from disk", "budget", "verdict")
+    for time in times:
+        verdict = "within" if time.within_budget else "OVER"
+        budgets = f"{time.compile_budget_ms:g}", f"{time.disk_budget_ms:g}"
+        table.add_row(time.what, f"{time.compile_ms:.0f}", budgets[0], f"{time.disk_ms:.1f}", budgets[1], verdict)
+    console.print(table)
+    _keep_costs("compile-time", times, folder, console)
+    return all(time.within_budget for time in times)
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column(first)
+    for head in others:
+        table.add_column(head, justify="right")
+    return table
+
+
+def _keep_costs(what: str, costs: list[HostCost] | list[CompileTime], folder: Path, console: Console) -> None:
+    environment = environment_stamp()
+    records: list[Record] = [{**cost.record(), **environment} for cost in costs]
+    console.print(f"wrote {append_records(folder, what, records)}", highlight=False, markup=False)

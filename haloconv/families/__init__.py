@@ -1,0 +1,10 @@
+"""Families: one algorithm each, host half here and device half of the same stem under ``haloconv/kernels``."""
+
+from __future__ import annotations
+
+from haloconv.families.aten import AtenFamily
+from haloconv.families.base import Family
+from haloconv.families.direct import DirectFamily
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (AtenFamily(), DirectFamily())}
+"""Every family by name; ``aten`` is candidate 0 of every choice."""

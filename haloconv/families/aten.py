@@ -1,0 +1,78 @@
+"""The ``aten`` family: PyTorch's own convolution, candidate 0 of every choice and the path for what others refuse."""
+
+from __future__ import annotations
+
+import torch
+
+from haloconv.families.base import BoundCall, TensorForm
+from haloconv.precision import convolution_precision
+from haloconv.problem import Conv2dProblem
+
+_MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+class AtenFamily:
+    """Takes every problem that PyTorch takes. Padding that differs between opposite sides is a padded copy here."""
+
+    name = "aten"
+
+    def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
+        return None
+
+    def bind(
+        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> BoundCall:
+        run = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.direction]
+
+        def call(*tensors: torch.Tensor | None) -> torch.Tensor:
+            if problem.dtype != torch.float32 or device.type != "cuda":
+                return run(problem, *tensors)
+            with convolution_precision(problem.precision):
+                return run(problem, *tensors)
+
+        if problem.direction == "fprop":
+            return call
+        memory_format = _MEMORY_FORMATS[result_layout]
+        return lambda *tensors: call(*tensors).contiguous(memory_format=memory_format)
+
+
+def _symmetric(problem: Conv2dProblem) -> bool:
+    top, bottom, left, right = problem.padding
+    return top == bottom and left == right
+
+
+def _padded(problem: Conv2dProblem, x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """The input to give to PyTorch, and the symmetric padding that is left to it."""
+    top, bottom, left, right = problem.padding
+    if _symmetric(problem):
+        return x, [top, left]
+    return torch.nn.functional.pad(x, (left, right, top, bottom)), [0, 0]
+
+
+def _fprop(problem: Conv2dProblem, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    x, padding = _padded(problem, x)
+    return torch.conv2d(x, w, b, problem.stride, padding, problem.dilation, problem.groups)
+
+
+def _backward(
+    problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], wanted: list[bool]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.ops.aten.convolution_backward(
+        dy, x, w, None, problem.stride, padding, problem.dilation, False, [0, 0], problem.groups, wanted
+    )
+
+
+def _dgrad(problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    top, bottom, left, right = problem.padding
+    n, c, h, width = problem.x_shape
+    padding = [top, left] if _symmetric(problem) else [0, 0]
+    extents = (h, width) if _symmetric(problem) else (h + top + bottom, width + left + right)
+    like_x = dy.new_empty((1,)).expand(n, c, *extents)  # only its shape is read
+    dx = _backward(problem, dy, like_x, w, padding, [True, False, False])[0]
+    return dx if _symmetric(problem) else dx[:, :, top : top + h, left : left + width]
+
+
+def _wgrad(problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    x, padding = _padded(problem, x)
+    like_w = dy.new_empty((1,)).expand(problem.w_shape)  # only its shape is read
+    return _backward(problem, dy, x, like_w, padding, [False, True, False])[1]

@@ -1,0 +1,105 @@
+"""``haloconv.conv2d``: the signature of torch.nn.functional.conv2d on our kernels."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from haloconv import autograd
+from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast
+from haloconv.problem import ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
+
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+_is_compiling = torch.compiler.is_compiling
+_is_autocast_enabled = torch.is_autocast_enabled
+_functorch_is_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: int | Pair = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    *,
+    precision: str | None = None,
+    family: str = "auto",
+    strict: bool = False,
+) -> torch.Tensor:
+    """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order.
+
+    Args:
+        input: (N, C, H, W), or (C, H, W) for one image; any strides.
+        weight: (K, C / groups, R, S).
+        bias: (K,) or None.
+        stride, dilation: pixels, an int or (vertical, horizontal).
+        padding: pixels of zeros: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"`` or ``"valid"``.
+        groups: number of groups; divides C and K.
+        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
+        family: ``"auto"`` or the family that must run: ``"direct"``, ``"aten"``.
+        strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
+
+    Returns:
+        (N, K, P, Q) or (K, P, Q) with P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1 and Q likewise;
+        channels_last if ``input`` or ``weight`` is.
+
+    Raises:
+        RuntimeError, TypeError: what torch.nn.functional.conv2d raises for arguments that it refuses.
+        ValueError: ``precision`` or ``family`` is not one of the names above.
+    """
+    if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)) or (
+        bias is not None and not isinstance(bias, torch.Tensor)
+    ):
+        names = ", ".join(type(argument).__name__ for argument in (input, weight, bias))
+        raise TypeError(f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}")
+    if weight.dim() != 4:
+        check_ranks(input, weight)
+    make_spec = _new_spec if _is_compiling() else _cached_spec
+    try:
+        spec = make_spec(stride, padding, dilation, groups, weight.shape[2:], precision, family, strict)
+    except TypeError as error:
+        if "unhashable" not in str(error):
+            raise
+        spec = _new_spec(stride, padding, dilation, groups, weight.shape[2:], precision, family, strict)
+    if input.dim() == 3:
+        return _convolve(input.unsqueeze(0), weight, bias, spec).squeeze(0)
+    return _convolve(input, weight, bias, spec)
+
+
+def _new_spec(
+    stride: object,
+    padding: object,
+    dilation: object,
+    groups: int,
+    filter_extent: Pair,
+    precision: str | None,
+    family: str,
+    strict: bool,
+) -> ConvSpec:
+    stride, dilation = as_pair(stride, "stride"), as_pair(dilation, "dilation")
+    sides = as_four_sides(padding, filter_extent=filter_extent, stride=stride, dilation=dilation)
+    return ConvSpec(stride, sides, dilation, as_int(groups, "groups"), precision, family, strict)
+
+
+_cached_spec = lru_cache(maxsize=4096, typed=True)(_new_spec)
+
+
+def _convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
+    """Plain eager tensors go straight to our autograd; whatever traces or transforms goes through the operator."""
+    device_type = x.device.type
+    if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
+        x, w, b = cast_for_autocast(device_type, x, w, b)
+    if (
+        _is_compiling()
+        or type(x) not in _PLAIN_TYPES
+        or type(w) not in _PLAIN_TYPES
+        or (b is not None and type(b) not in _PLAIN_TYPES)
+        or _functorch_is_active()
+        or _dispatch_modes()
+    ):
+        return torch.ops.haloconv.fprop(x, w, b, *spec)
+    return autograd.fprop(x, w, b, spec)

@@ -1,0 +1,41 @@
+"""From a kernel's name and constants to a launchable kernel: join the source, compile it or find it, load it."""
+
+from __future__ import annotations
+
+from haloconv.jit.cache import CacheStatistics, cache_root, cache_size, clear_cache, get_kernel, statistics
+from haloconv.jit.compile import (
+    ArgumentBlock,
+    CompileError,
+    Cubin,
+    DriverError,
+    LoadedKernel,
+    ToolchainError,
+    UnsupportedArchError,
+    compile_source,
+    load_kernel,
+    nvrtc_info,
+)
+from haloconv.jit.source import KernelSource, SourceError, family_sources, kernel_source
+
+__all__ = [
+    "ArgumentBlock",
+    "CacheStatistics",
+    "CompileError",
+    "Cubin",
+    "DriverError",
+    "KernelSource",
+    "LoadedKernel",
+    "SourceError",
+    "ToolchainError",
+    "UnsupportedArchError",
+    "cache_root",
+    "cache_size",
+    "clear_cache",
+    "compile_source",
+    "family_sources",
+    "get_kernel",
+    "kernel_source",
+    "load_kernel",
+    "nvrtc_info",
+    "statistics",
+]

@@ -1,0 +1,56 @@
+// Which filter taps meet which pixels, and where: the index arithmetic of padding, stride and dilation.
+#pragma once
+
+namespace hc {
+
+using i64 = long long;
+using u64 = unsigned long long;
+
+struct Pixel {
+    int n, row, col;
+};
+
+// Splits a linear pixel index; 32-bit division where that is enough.
+__device__ __forceinline__ Pixel pixel_at(i64 index, int rows, int cols) {
+    if (((u64)index >> 32) == 0) {
+        const unsigned row = (unsigned)index / (unsigned)cols;
+        return {int(row / (unsigned)rows), int(row % (unsigned)rows), int((unsigned)index % (unsigned)cols)};
+    }
+    const i64 row = index / cols;
+    return {int(row / rows), int(row % rows), int(index % cols)};
+}
+
+// The pixel `distance` (below 2^30) places after `origin`.
+__device__ __forceinline__ Pixel pixel_after(Pixel origin, int distance, int rows, int cols) {
+    const unsigned col = (unsigned)origin.col + distance;
+    const unsigned row = (unsigned)origin.row + col / (unsigned)cols;
+    return {origin.n + int(row / (unsigned)rows), int(row % (unsigned)rows), int(col % (unsigned)cols)};
+}
+
+// Taps and pixels along one image axis. Tap j is filter index first + j * step; pixel i of the axis stands at place
+// residue + i * spacing of its own image and gathers, at tap j, from position base + i * pixel_move + j * tap_move.
+struct Axis {
+    int taps, first, step, tap_move;
+    int pixels, residue, spacing, base, pixel_move;
+};
+
+// Output pixels of fprop and wgrad: every tap meets every pixel.
+__device__ __forceinline__ Axis output_axis(int taps, int stride, int dil, int pad, int pixels) {
+    return {taps, 0, 1, dil, pixels, 0, 1, -pad, stride};
+}
+
+__device__ __forceinline__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
+
+// Input pixels residue, residue + stride, ... of dgrad. Tap r reaches them if stride divides residue + pad - r * dil;
+// those taps are stride / gcd(stride, dil) apart, so the residue class is a dense problem of its own.
+__device__ __forceinline__ Axis input_axis(int taps, int stride, int dil, int pad, int extent, int residue) {
+    const int step = stride / gcd(stride, dil);
+    int first = 0;
+    while (first < step && (residue + pad - first * dil) % stride != 0) ++first;
+    const int count = first < step && first < taps ? (taps - first + step - 1) / step : 0;
+    const int base = count ? (residue + pad - first * dil) / stride : 0;
+    const int pixels = residue < extent ? (extent - residue + stride - 1) / stride : 0;
+    return {count, first, step, -(step * dil / stride), pixels, residue, stride, base, 1};
+}
+
+}  // namespace hc

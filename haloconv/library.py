@@ -1,0 +1,163 @@
+"""``torch.ops.haloconv``: the four operations as PyTorch sees them (schema, shape rule, gradients, autocast).
+
+torch.compile, torch.export, tensor subclasses and function transforms meet the package here; plain eager tensors go
+straight to haloconv.autograd.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from haloconv import plan as plans
+from haloconv.autograd import save_needed
+from haloconv.families.base import strides_of
+from haloconv.problem import ConvSpec, check_tensors
+
+Tensor = torch.Tensor
+
+_SPEC = "int[2] stride, int[4] padding, int[2] dilation, int groups, str? precision, str family, bool strict"
+_library = torch.library.Library("haloconv", "DEF")
+for _schema in (
+    f"fprop(Tensor x, Tensor w, Tensor? b, {_SPEC}) -> Tensor",
+    f"dgrad(Tensor dy, Tensor w, SymInt[4] x_shape, str layout, {_SPEC}) -> Tensor",
+    f"wgrad(Tensor dy, Tensor x, SymInt[4] w_shape, str layout, {_SPEC}) -> Tensor",
+    "bgrad(Tensor dy, str family) -> Tensor",
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _spec(*values: Any) -> ConvSpec:
+    stride, padding, dilation, *others = values
+    return ConvSpec(tuple(stride), tuple(padding), tuple(dilation), *others)
+
+
+# --- what runs
+
+
+def _fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+    plan = plans.plan_fprop(x, w, b, _spec(*values))
+    y = plan.run(x, w, b)
+    return y.contiguous(memory_format=torch.channels_last) if plan.layout == "nhwc" else y.contiguous()
+
+
+def _dgrad(dy: Tensor, w: Tensor, x_shape: list[int], layout: str, *values: Any) -> Tensor:
+    return plans.dgrad(dy, w, tuple(x_shape), layout, _spec(*values))
+
+
+def _wgrad(dy: Tensor, x: Tensor, w_shape: list[int], layout: str, *values: Any) -> Tensor:
+    return plans.wgrad(dy, x, tuple(w_shape), layout, _spec(*values))
+
+
+def _bgrad(dy: Tensor, family: str) -> Tensor:
+    return plans.bgrad(dy, ConvSpec(family=family))
+
+
+for _name, _body in (("fprop", _fprop), ("dgrad", _dgrad), ("wgrad", _wgrad), ("bgrad", _bgrad)):
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+
+
+# --- shapes and strides without data
+
+
+@torch.library.register_fake("haloconv::fprop", lib=_library)
+def _(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+    spec = _spec(*values)
+    check_tensors(x, w, b, spec)
+    layout = "nhwc" if "nhwc" in (plans.layout_of(x), plans.layout_of(w)) else "nchw"
+    shape = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout).y_shape
+    return x.new_empty_strided(shape, strides_of(shape, layout))
+
+
+@torch.library.register_fake("haloconv::dgrad", lib=_library)
+def _(dy: Tensor, w: Tensor, x_shape: list[int], layout: str, *values: Any) -> Tensor:
+    return dy.new_empty_strided(x_shape, strides_of(x_shape, layout))
+
+
+@torch.library.register_fake("haloconv::wgrad", lib=_library)
+def _(dy: Tensor, x: Tensor, w_shape: list[int], layout: str, *values: Any) -> Tensor:
+    return dy.new_empty_strided(w_shape, strides_of(w_shape, layout))
+
+
+@torch.library.register_fake("haloconv::bgrad", lib=_library)
+def _(dy: Tensor, family: str) -> Tensor:
+    return dy.new_empty(dy.shape[1])
+
+
+# --- gradients: the table at the head of haloconv.autograd
+
+
+def _keep_factors(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    first, second, _, *_ = inputs
+    save_needed(ctx, first, second)
+    ctx.shapes = (first.shape, second.shape)
+    ctx.layouts = (plans.layout_of(first), plans.layout_of(second))
+    ctx.values = inputs[3:] if len(inputs) == 10 else inputs[4:]
+
+
+def _fprop_backward(ctx: Any, dy: Tensor) -> tuple:
+    x, w = ctx.saved_tensors
+    dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
+    ops, layout = torch.ops.haloconv, "nhwc" if "nhwc" in ctx.layouts else "nchw"
+    dx = ops.dgrad(dy, w, ctx.shapes[0], layout, *ctx.values) if dx_wanted else None
+    dw = ops.wgrad(dy, x, ctx.shapes[1], ctx.layouts[1], *ctx.values) if dw_wanted else None
+    db = ops.bgrad(dy, _spec(*ctx.values).family) if db_wanted else None
+    return dx, dw, db, *([None] * 7)
+
+
+def _dgrad_backward(ctx: Any, g: Tensor) -> tuple:
+    dy, w = ctx.saved_tensors
+    dy_wanted, w_wanted = ctx.needs_input_grad[:2]
+    d_dy = torch.ops.haloconv.fprop(g, w, None, *ctx.values) if dy_wanted else None
+    dw = torch.ops.haloconv.wgrad(dy, g, ctx.shapes[1], ctx.layouts[1], *ctx.values) if w_wanted else None
+    return d_dy, dw, *([None] * 9)
+
+
+def _wgrad_backward(ctx: Any, g: Tensor) -> tuple:
+    dy, x = ctx.saved_tensors
+    dy_wanted, x_wanted = ctx.needs_input_grad[:2]
+    d_dy = torch.ops.haloconv.fprop(x, g, None, *ctx.values) if dy_wanted else None
+    dx = torch.ops.haloconv.dgrad(dy, g, ctx.shapes[1], ctx.layouts[1], *ctx.values) if x_wanted else None
+    return d_dy, dx, *([None] * 9)
+
+
+def _keep_shape(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.shape = inputs[0].shape
+
+
+def _bgrad_backward(ctx: Any, g: Tensor) -> tuple:
+    return g.reshape(1, -1, 1, 1).expand(ctx.shape), None
+
+
+torch.library.register_autograd("haloconv::fprop", _fprop_backward, setup_context=_keep_factors, lib=_library)
+torch.library.register_autograd("haloconv::dgrad", _dgrad_backward, setup_context=_keep_factors, lib=_library)
+torch.library.register_autograd("haloconv::wgrad", _wgrad_backward, setup_context=_keep_factors, lib=_library)
+torch.library.register_autograd("haloconv::bgrad", _bgrad_backward, setup_context=_keep_shape, lib=_library)
+
+
+# --- autocast: PyTorch's rule for conv2d
+
+
+def cast_for_autocast(device_type: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Floating-point tensors of the device, fp64 excepted, in autocast's dtype; everything else unchanged."""
+    dtype = torch.get_autocast_dtype(device_type)
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or tensor.device.type != device_type:
+            return tensor
+        return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+
+    return tuple(cast(tensor) for tensor in tensors)
+
+
+def _autocast_fprop(device_type: str, x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+    with torch.autocast(device_type, enabled=False):
+        return torch.ops.haloconv.fprop(*cast_for_autocast(device_type, x, w, b), *values)
+
+
+AUTOCAST_DEVICES = ("cuda", "cpu")
+
+for _device, _key in zip(AUTOCAST_DEVICES, ("AutocastCUDA", "AutocastCPU"), strict=True):
+    _library.impl("fprop", partial(_autocast_fprop, _device), _key)

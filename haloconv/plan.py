@@ -1,0 +1,190 @@
+"""From tensors to a bound call: choose a family once per form of the tensors, keep the plan, and run it.
+
+The functions ``fprop dgrad wgrad bgrad`` know nothing of autograd. On the warm path they build a key from shapes,
+strides, dtype and device, find the plan in a dict and launch: nothing is formatted, compiled or read from disk.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+
+from haloconv import support
+from haloconv.families import FAMILIES
+from haloconv.families.base import BoundCall, TensorForm, is_channels_last
+from haloconv.families.direct_sums import bind_bgrad
+from haloconv.precision import torch_precision
+from haloconv.problem import Conv2dProblem, ConvSpec, Direction, check_tensors
+
+
+class Choice(NamedTuple):
+    """The family that runs a problem and why; ``refused`` if our kernels do not take the problem at all."""
+
+    family: str
+    reason: str
+    refused: bool = False
+
+
+class Plan:
+    """A problem bound to a family: ``run`` takes tensors of the form that the plan was made for.
+
+    ``layout`` is the memory order of the output, ``w_layout`` that of the filter. ``native`` is set if every direction
+    of the layer goes to PyTorch, so that its own autograd can take the whole layer.
+    """
+
+    __slots__ = ("choice", "layout", "native", "problem", "run", "w_layout")
+
+    def __init__(
+        self, problem: Conv2dProblem, choice: Choice, run: BoundCall, layout: str, w_layout: str, native: bool
+    ):
+        self.problem, self.choice, self.run = problem, choice, run
+        self.layout, self.w_layout, self.native = layout, w_layout, native
+
+
+_plans: dict[tuple, Plan] = {}
+_bgrads: dict[tuple, BoundCall] = {}
+_warned: set[tuple] = set()
+
+
+def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -> Choice:
+    """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for."""
+    if family == "aten":
+        return Choice("aten", "asked for")
+    reason = FAMILIES["direct"].why_not(problem, device)
+    if reason is not None:
+        return Choice("aten", reason, refused=True)
+    if family == "direct":
+        return Choice("direct", "asked for")
+    return _choose_by_rule(problem)
+
+
+def _choose_by_rule(problem: Conv2dProblem) -> Choice:
+    """Until choices are measured: where full fp32 precision is asked for, CUDA cores are all there is, and ours win."""
+    if problem.precision_label == "fp32":
+        return Choice("direct", "fp32 in full precision: CUDA cores, where direct is the faster family")
+    return Choice("aten", f"{problem.precision_label} uses tensor cores; direct does not")
+
+
+def problem_of(
+    direction: Direction,
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    spec: ConvSpec,
+    dtype: torch.dtype,
+    layout: str,
+    bias: bool = False,
+) -> Conv2dProblem:
+    """The problem of a call. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
+    precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
+    parameters = (spec.stride, spec.padding, spec.dilation, spec.groups)
+    return Conv2dProblem(direction, *x_shape, w_shape[0], *w_shape[2:], *parameters, bias, dtype, layout, precision)
+
+
+def clear_plans() -> None:
+    """Forget every plan; the next call of each layer chooses and binds again."""
+    _plans.clear()
+    _bgrads.clear()
+
+
+def plan_fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> Plan:
+    """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None.
+
+    Raises what torch.nn.functional.conv2d raises for tensors that it refuses, and RuntimeError with ``spec.strict`` if
+    our kernels do not take the problem.
+    """
+    key = (
+        *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, spec, torch_precision()),
+        None if b is None else (b.shape, b.dtype, b.device),
+        (x.data_ptr() | w.data_ptr()) & 15,
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        check_tensors(x, w, b, spec)
+        layout = "nhwc" if "nhwc" in (layout_of(x), layout_of(w)) else "nchw"
+        problem = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout, b is not None)
+        plan = _plans[key] = _bind(problem, x, w, layout, spec)
+    return plan
+
+
+def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
+    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as plan_fprop."""
+    return plan_fprop(x, w, b, spec).run(x, w, b)
+
+
+def dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> torch.Tensor:
+    """dx of shape ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
+    key = (
+        *("dgrad", dy.shape, dy.stride(), dy.dtype, dy.device, w.shape, w.stride(), x_shape, layout, spec),
+        *(torch_precision(), (dy.data_ptr() | w.data_ptr()) & 15),
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        problem = problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
+        plan = _plans[key] = _bind(problem, dy, w, layout, spec)
+    return plan.run(dy, w)
+
+
+def wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> torch.Tensor:
+    """dw of shape ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
+    key = (
+        *("wgrad", dy.shape, dy.stride(), dy.dtype, dy.device, x.shape, x.stride(), w_shape, layout, spec),
+        *(torch_precision(), (dy.data_ptr() | x.data_ptr()) & 15),
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        problem = problem_of("wgrad", x.shape, w_shape, spec, dy.dtype, layout_of(x))
+        plan = _plans[key] = _bind(problem, dy, x, layout, spec)
+    return plan.run(dy, x)
+
+
+def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
+    """db (K,): the sum of dy (N, K, P, Q) over images and pixels."""
+    if spec.family == "aten" or not dy.is_cuda or dy.dtype not in support.KERNEL_DTYPES or dy.numel() == 0:
+        return dy.sum((0, 2, 3))
+    key = (dy.shape, dy.stride(), dy.dtype, dy.device)
+    run = _bgrads.get(key)
+    if run is None:
+        run = _bgrads[key] = bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device)
+    return run(dy)
+
+
+def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:
+    device = first.device
+    choice = choose(problem, device, spec.family)
+    if choice.refused:
+        _report_refusal(problem, choice, spec)
+    run = FAMILIES[choice.family].bind(problem, _form(first), _form(second), layout, device)
+    native = problem.direction == "fprop" and _all_native(problem, device, spec)
+    return Plan(problem, choice, run, layout, layout_of(second), native)
+
+
+def _all_native(problem: Conv2dProblem, device: torch.device, spec: ConvSpec) -> bool:
+    """True if PyTorch runs every direction exactly as its own layer would."""
+    top, bottom, left, right = problem.padding
+    if top != bottom or left != right or (spec.precision is not None and problem.dtype == torch.float32):
+        return False
+    return all(
+        choose(problem.toward(each), device, spec.family).family == "aten" for each in ("fprop", "dgrad", "wgrad")
+    )
+
+
+def _report_refusal(problem: Conv2dProblem, choice: Choice, spec: ConvSpec) -> None:
+    """Once per layer and reason: warn if our kernels were asked for by name; raise if ``strict``."""
+    sentence = f"haloconv: PyTorch's own convolution runs {problem}: {choice.reason}"
+    if spec.strict and not problem.is_empty:
+        raise RuntimeError(f"{sentence} (strict=True)")
+    key = (problem.w_shape, spec, choice.reason)
+    if spec.family != "auto" and not problem.is_empty and key not in _warned:
+        _warned.add(key)
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+
+
+def _form(tensor: torch.Tensor) -> TensorForm:
+    return TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0)
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """The memory order of a 4-D tensor: ``"nhwc"`` if PyTorch would call it channels_last, else ``"nchw"``."""
+    return "nhwc" if is_channels_last(tensor.shape, tensor.stride()) else "nchw"

@@ -1,0 +1,43 @@
+"""How fp32 products are formed: PyTorch's setting for convolutions is read, and changed, in this file only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_get_operator_setting = getattr(torch._C, "_get_fp32_precision_getter", None)
+_set_operator_setting = getattr(torch._C, "_set_fp32_precision_setter", None)
+
+
+def torch_precision() -> str:
+    """PyTorch's precision of fp32 convolutions on CUDA: ``"tf32"`` (its default) or ``"ieee"``.
+
+    Reads ``torch.backends.cudnn.conv.fp32_precision`` where it exists (PyTorch 2.9), else
+    ``torch.backends.cudnn.allow_tf32``; the old flag sets the new one, so one read serves both.
+    """
+    if _get_operator_setting is not None:
+        return "tf32" if _get_operator_setting("cuda", "conv") == "tf32" else "ieee"
+    return "tf32" if torch._C._get_cudnn_allow_tf32() else "ieee"
+
+
+@contextmanager
+def convolution_precision(precision: str) -> Iterator[None]:
+    """PyTorch's fp32 convolutions run at ``precision`` inside; nothing is touched if they do already."""
+    before = torch_precision()
+    if before == precision:
+        yield
+        return
+    _set_torch_precision(precision)
+    try:
+        yield
+    finally:
+        _set_torch_precision(before)
+
+
+def _set_torch_precision(precision: str) -> None:
+    if _set_operator_setting is not None:
+        _set_operator_setting("cuda", "conv", precision)
+    else:
+        torch._C._set_cudnn_allow_tf32(precision == "tf32")

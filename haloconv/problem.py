@@ -1,0 +1,259 @@
+"""What is asked: the extents, parameters and layout of one convolution, and the arithmetic that follows from them.
+
+Every rule about output extents, padding forms and argument checking lives in this file and nowhere else.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+
+Direction = Literal["fprop", "dgrad", "wgrad"]
+DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
+PRECISIONS = ("ieee", "tf32")
+FAMILIES = ("auto", "aten", "direct")
+
+Pair = tuple[int, int]
+FourSides = tuple[int, int, int, int]
+
+
+class ConvSpec(NamedTuple):
+    """Everything about a call that is not a tensor. Hashable, so that it can be part of a plan's key.
+
+    ``padding`` is ``(top, bottom, left, right)`` in pixels. ``precision`` is None (follow PyTorch's TF32 setting),
+    ``"ieee"`` or ``"tf32"``. ``family`` is ``"auto"`` or the name of one family.
+    """
+
+    stride: Pair = (1, 1)
+    padding: FourSides = (0, 0, 0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    precision: str | None = None
+    family: str = "auto"
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conv2dProblem:
+    """One direction of one convolution: what is computed, not how.
+
+    Extents follow the glossary: input ``N C H W``, filter ``K R S``, output ``P Q``. ``layout`` is ``"nchw"`` or
+    ``"nhwc"`` (memory order of the activations). ``precision`` says how fp32 products are formed: ``"ieee"`` or
+    ``"tf32"``; it is ``"ieee"`` for every other dtype.
+    """
+
+    direction: Direction
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: Pair = (1, 1)
+    padding: FourSides = (0, 0, 0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    dtype: torch.dtype = torch.float32
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    precision: str = "ieee"
+
+    @property
+    def p(self) -> int:
+        return output_extent(self.h, self.padding[0] + self.padding[1], self.r, self.stride[0], self.dilation[0])
+
+    @property
+    def q(self) -> int:
+        return output_extent(self.w, self.padding[2] + self.padding[3], self.s, self.stride[1], self.dilation[1])
+
+    @property
+    def c_per_group(self) -> int:
+        return self.c // self.groups
+
+    @property
+    def k_per_group(self) -> int:
+        return self.k // self.groups
+
+    @property
+    def x_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w)
+
+    @property
+    def w_shape(self) -> tuple[int, int, int, int]:
+        return (self.k, self.c_per_group, self.r, self.s)
+
+    @property
+    def y_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.k, self.p, self.q)
+
+    @property
+    def flops(self) -> int:
+        """Multiplies and adds of the dense definition (two per tap, channel and output), the same in each direction."""
+        return 2 * self.n * self.k * self.p * self.q * self.c_per_group * self.r * self.s
+
+    @property
+    def bytes(self) -> int:
+        """Device-memory bytes if every tensor of the problem is read or written exactly once."""
+        x_elems = self.n * self.c * self.h * self.w
+        w_elems = self.k * self.c_per_group * self.r * self.s
+        y_elems = self.n * self.k * self.p * self.q
+        return (x_elems + w_elems + y_elems + (self.k if self.bias else 0)) * self.dtype.itemsize
+
+    @property
+    def precision_label(self) -> str:
+        """The precision as records and tables name it: ``fp64 fp32 tf32 fp16 bf16``."""
+        if self.dtype == torch.float32:
+            return "tf32" if self.precision == "tf32" else "fp32"
+        return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}.get(self.dtype, str(self.dtype))
+
+    @property
+    def is_empty(self) -> bool:
+        """True if some tensor has no elements, so that there is nothing to multiply."""
+        return 0 in self.x_shape or 0 in self.w_shape or 0 in self.y_shape
+
+    def toward(self, direction: Direction) -> Conv2dProblem:
+        """The same layer in another direction (the bias takes part in fprop only)."""
+        return replace(self, direction=direction, bias=self.bias and direction == "fprop")
+
+    def __str__(self) -> str:
+        top, bottom, left, right = self.padding
+        notes = [f"s{self.stride[0]}x{self.stride[1]}"] if self.stride != (1, 1) else []
+        notes += [f"p{top},{bottom},{left},{right}"] if any(self.padding) else []
+        notes += [f"d{self.dilation[0]}x{self.dilation[1]}"] if self.dilation != (1, 1) else []
+        notes += [f"g{self.groups}"] if self.groups != 1 else []
+        shape = f"{self.n},{self.c},{self.h},{self.w} -> {self.k}, {self.r}x{self.s}"
+        return " ".join([self.direction, shape, *notes, self.precision_label, self.layout])
+
+
+def output_extent(extent: int, padding: int, taps: int, stride: int, dilation: int) -> int:
+    """Output pixels along one axis; ``padding`` is the sum of both sides. May be zero or negative for bad problems.
+
+    The formula of the torch.nn.Conv2d documentation.
+    """
+    return (extent + padding - dilation * (taps - 1) - 1) // stride + 1
+
+
+def as_int(value: object, name: str) -> int:
+    """``value`` as an int if torch would take it as one: anything with ``__index__`` but bool; else TypeError."""
+    if isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"conv2d(): argument '{name}' must be an int or a tuple of ints, not {value!r}")
+    return operator.index(value)  # type: ignore[arg-type]
+
+
+def as_pair(value: object, name: str) -> Pair:
+    """An int, or a sequence of one or two ints, as a pair.
+
+    Raises TypeError if something else than ints is given and RuntimeError for a wrong number of them, as torch does.
+    """
+    if not isinstance(value, (tuple, list)):
+        return (as_int(value, name),) * 2
+    items = tuple(as_int(item, name) for item in value)
+    if len(items) not in (1, 2):
+        shown = f"{name}={list(items)}"
+        raise RuntimeError(f"expected {name} to be a single integer value or a list of 2 values, but got {shown}")
+    return items * 2 if len(items) == 1 else items  # type: ignore[return-value]
+
+
+def as_four_sides(padding: object, *, filter_extent: Pair, stride: Pair, dilation: Pair) -> FourSides:
+    """Any accepted form of padding as ``(top, bottom, left, right)`` in pixels.
+
+    Accepted: an int, a pair ``(vertical, horizontal)``, four sides, ``"valid"``, ``"same"`` (the extra pixel goes to
+    the bottom and the right, as in torch).
+
+    Raises RuntimeError where torch does: an unknown string, ``"same"`` with a stride, a wrong number of values.
+    """
+    if isinstance(padding, str):
+        if padding == "valid":
+            return (0, 0, 0, 0)
+        if padding != "same":
+            raise RuntimeError(
+                f"Invalid padding string: '{padding}'. Use 'valid', 'same', an int, a pair or four sides."
+            )
+        if stride != (1, 1):
+            raise RuntimeError("padding='same' is not supported for strided convolutions")
+        rows, cols = (d * (taps - 1) for d, taps in zip(dilation, filter_extent, strict=True))
+        return (rows // 2, rows - rows // 2, cols // 2, cols - cols // 2)
+    if isinstance(padding, (tuple, list)) and len(padding) == 4:
+        return tuple(as_int(side, "padding") for side in padding)  # type: ignore[return-value]
+    rows, cols = as_pair(padding, "padding")
+    return (rows, rows, cols, cols)
+
+
+def check_spec(spec: ConvSpec) -> None:
+    """Refuse parameters that are wrong whatever the tensors are, with the exceptions that torch raises."""
+    if min(spec.padding) < 0:
+        raise RuntimeError("negative padding is not supported")
+    if min(spec.stride) <= 0:
+        raise RuntimeError("non-positive stride is not supported")
+    if min(spec.dilation) <= 0:
+        raise RuntimeError("dilation should be greater than zero")
+    if spec.groups <= 0:
+        raise RuntimeError("non-positive groups is not supported")
+    if spec.precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision must be None or one of {PRECISIONS}, not {spec.precision!r}")
+    if spec.family not in FAMILIES:
+        raise ValueError(f"family must be one of {FAMILIES}, not {spec.family!r}")
+
+
+def check_ranks(x: torch.Tensor, w: torch.Tensor) -> None:
+    """Refuse an input or a filter of the wrong number of dimensions. Raises RuntimeError."""
+    if w.dim() != 4:
+        raise RuntimeError(
+            f"Expected {w.dim()}-dimensional input for {w.dim()}-dimensional weight of size {list(w.shape)}, but "
+            f"conv2d takes a 4-dimensional weight (K, C / groups, R, S) and got input of size {list(x.shape)}"
+        )
+    if x.dim() not in (3, 4):
+        raise RuntimeError(
+            f"Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: {list(x.shape)}"
+        )
+
+
+def check_tensors(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> None:
+    """Refuse tensors that torch.nn.functional.conv2d refuses, with the same exception type and the same facts.
+
+    ``x`` is (N, C, H, W), ``w`` is (K, C/G, R, S), ``b`` is (K,) or None.
+    """
+    check_spec(spec)
+    check_ranks(x, w)
+    for name, tensor in (("weight", w), ("bias", b)):
+        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
+            raise RuntimeError(
+                f"Input type ({x.type()}, {x.device}) and {name} type ({tensor.type()}, {tensor.device}) "
+                "should be the same"
+            )
+    n, c, h, width = x.shape
+    k, c_per_group, r, s = w.shape
+    if k < spec.groups or k % spec.groups:
+        raise RuntimeError(
+            f"Given groups={spec.groups}, expected weight to be at least {spec.groups} at dimension 0 and divisible by "
+            f"{spec.groups}, but got weight of size {list(w.shape)} instead"
+        )
+    if c != c_per_group * spec.groups:
+        raise RuntimeError(
+            f"Given groups={spec.groups}, weight of size {list(w.shape)}, expected input{list(x.shape)} to have "
+            f"{c_per_group * spec.groups} channels, but got {c} channels instead"
+        )
+    if b is not None and (b.dim() != 1 or b.shape[0] != k):
+        raise RuntimeError(
+            f"Given weight of size {list(w.shape)}, expected bias to be 1-dimensional with {k} elements, "
+            f"but got bias of size {list(b.shape)} instead"
+        )
+    top, bottom, left, right = spec.padding
+    padded = (h + top + bottom, width + left + right)
+    reach = tuple(d * (taps - 1) + 1 for d, taps in zip(spec.dilation, (r, s), strict=True))
+    if padded[0] < reach[0] or padded[1] < reach[1]:
+        raise RuntimeError(
+            f"Calculated padded input size per channel: ({padded[0]} x {padded[1]}). "
+            f"Kernel size: ({reach[0]} x {reach[1]}). Kernel size can't be greater than actual input size"
+        )
+    if 0 in (c, h, width, r, s):
+        raise RuntimeError(
+            f"non-empty 3D or 4D input and weight expected (only the batch may be empty), but got input of size "
+            f"{list(x.shape)} and weight of size {list(w.shape)}"
+        )

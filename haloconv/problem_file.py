@@ -1,0 +1,181 @@
+"""KernelBench-style problem files: a module with ``Model``, ``get_inputs()`` and ``get_init_inputs()``."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+SMALLEST_OUTPUT = 16
+REDUCED_FLOPS = 2_000_000_000
+
+_counter = itertools.count()
+
+
+class ProblemFileError(Exception):
+    """A problem file cannot be used; the message is a sentence for the person who wrote the file."""
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    """A loaded problem file. ``name`` is the file's stem."""
+
+    path: Path
+    model_class: Callable[..., torch.nn.Module]
+    get_inputs: Callable[[], object]
+    get_init_inputs: Callable[[], object]
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def model(self) -> torch.nn.Module:
+        """A new ``Model(*get_init_inputs())``.
+
+        Raises ProblemFileError if one of the two fails or returns something else than a list and a torch.nn.Module.
+        """
+        arguments = _called(self.path, "get_init_inputs", self.get_init_inputs)
+        if not isinstance(arguments, (list, tuple)):
+            raise ProblemFileError(
+                f"{self.path}: get_init_inputs() must return a list of arguments for Model, not {_kind(arguments)}"
+            )
+        model = _called(self.path, "Model", lambda: self.model_class(*arguments))
+        if not isinstance(model, torch.nn.Module):
+            raise ProblemFileError(f"{self.path}: Model must be a torch.nn.Module, not {_kind(model)}")
+        return model
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of ``get_inputs()``.
+
+        Raises ProblemFileError if it fails, or returns no list, an empty list, or something else than tensors.
+        """
+        inputs = _called(self.path, "get_inputs", self.get_inputs)
+        if not isinstance(inputs, (list, tuple)) or not inputs:
+            raise ProblemFileError(f"{self.path}: get_inputs() must return a list of tensors, not {_kind(inputs)}")
+        for i, value in enumerate(inputs):
+            if not isinstance(value, torch.Tensor):
+                raise ProblemFileError(f"{self.path}: get_inputs()[{i}] must be a tensor, not {_kind(value)}")
+        return tuple(inputs)
+
+
+def load_problem_file(path: str | Path) -> ProblemFile:
+    """Import the file under a name of its own and find the three names in it.
+
+    Raises ProblemFileError if there is no such file, if importing it fails, or if a name is missing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ProblemFileError(f"{path}: there is no such file")
+    module = _imported(path)
+    found = {name: getattr(module, name, None) for name in ("Model", "get_inputs", "get_init_inputs")}
+    missing = [name for name, value in found.items() if not callable(value)]
+    if missing:
+        raise ProblemFileError(
+            f"{path}: {' and '.join(missing)} missing; a problem file defines the class Model and the functions "
+            "get_inputs() and get_init_inputs()"
+        )
+    return ProblemFile(path, *found.values())
+
+
+def _imported(path: Path) -> ModuleType:
+    name = f"haloconv_problem_{next(_counter)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ProblemFileError(f"{path}: this is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ProblemFileError(f"{path}: importing it raised {type(error).__name__}: {error}") from error
+    return module
+
+
+def _called(path: Path, name: str, call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except Exception as error:
+        raise ProblemFileError(f"{path}: {name} raised {type(error).__name__}: {error}") from error
+
+
+def _kind(value: object) -> str:
+    return "an empty list" if isinstance(value, (list, tuple)) else f"{type(value).__name__}"
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Inputs cut down for a machine without a GPU. ``note`` says from what to what; None if nothing was cut."""
+
+    inputs: tuple[torch.Tensor, ...]
+    note: str | None
+
+
+def scaled_inputs(model: torch.nn.Module, inputs: Sequence[torch.Tensor], limit_flops: int = REDUCED_FLOPS) -> Reduced:
+    """Crop the images among the inputs: batch 1, and the smallest H and W that keep every output at 16x16 or more.
+
+    Cropped are 4-dimensional tensors; the others lose all but the first element of their first axis, if that is the
+    batch. ``limit_flops`` bounds the FLOP of all convolutions of a forward pass and wins over the 16x16. If the model
+    runs at no cropped extent, as with a linear layer of a fixed size, only the batch is cut.
+    """
+    best, twin = None, copy.deepcopy(model).to("meta")
+    for extent in _extents(inputs):
+        cropped = _crop(inputs, extent)
+        outcome = _dry_run(twin, cropped)
+        if outcome is None:
+            continue
+        flops, smallest = outcome
+        if best is not None and flops > limit_flops:
+            break
+        best = cropped
+        if smallest >= SMALLEST_OUTPUT:
+            break
+    if best is None:
+        best = _crop(inputs, None)
+    pairs = [(tuple(old.shape), tuple(new.shape)) for old, new in zip(inputs, best, strict=True)]
+    changed = [f"{old} to {new}" for old, new in pairs if old != new]
+    return Reduced(tuple(x.contiguous() for x in best), f"inputs cut from {', '.join(changed)}" if changed else None)
+
+
+def _extents(inputs: Sequence[torch.Tensor]) -> Iterator[int]:
+    """Candidates for H and W in rising order: every one up to 64, then coarser, then the full extent."""
+    full = max((max(x.shape[2:]) for x in inputs if x.dim() == 4), default=0)
+    steps = itertools.chain(range(1, 64), range(64, 128, 8), range(128, 1024, 32), range(1024, 1 << 16, 256))
+    yield from itertools.takewhile(lambda extent: extent < full, steps)
+    if full:
+        yield full
+
+
+def _crop(inputs: Sequence[torch.Tensor], extent: int | None) -> list[torch.Tensor]:
+    batches = {x.shape[0] for x in inputs if x.dim() == 4}
+    return [x[:1, :, :extent, :extent] if x.dim() == 4 else x[:1] if _has_batch(x, batches) else x for x in inputs]
+
+
+def _has_batch(x: torch.Tensor, batches: set[int]) -> bool:
+    return x.dim() > 0 and x.shape[0] in batches
+
+
+def _dry_run(twin: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """The FLOP of the convolutions and their smallest output extent, for a model on meta; None if it refuses."""
+    outputs: list[tuple[int, int]] = []
+
+    def note(module: torch.nn.Conv2d, _: object, y: torch.Tensor) -> None:
+        outputs.append((2 * y.numel() * module.weight[0].numel(), min(y.shape[-2:])))
+
+    hooks = [m.register_forward_hook(note) for m in twin.modules() if isinstance(m, torch.nn.Conv2d)]
+    try:
+        with torch.no_grad():
+            twin(*[x.to("meta") for x in inputs])
+    except Exception:  # whatever the model raises means: not at this extent
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(flops for flops, _ in outputs), min((extent for _, extent in outputs), default=SMALLEST_OUTPUT)

@@ -1,0 +1,261 @@
+"""What is right: the float64 convolution of the same tensors, and how far a result may stand from it.
+
+Every answer comes with its ``scale``, the same convolution of absolute values. An element's error is measured against
+its scale, so that cancellation neither hides a mistake nor accuses an honest sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from haloconv.problem import Conv2dProblem, ConvSpec
+
+IEEE_NORM = 5e-7
+NORM_LIMITS = {"tf32": 5e-4, "fp16": 1e-3, "bf16": 8e-3, "fp64": 1e-13}
+ELEMENT_FACTOR = 4.0
+RIVAL_FACTOR = 2.0
+
+
+class Oracle(NamedTuple):
+    """The float64 answer ``value`` and ``scale``, the same operation on absolute values. Same shape, same device."""
+
+    value: torch.Tensor
+    scale: torch.Tensor
+
+
+class BadElement(NamedTuple):
+    """One element that is out of its limit."""
+
+    coordinate: tuple[int, ...]
+    value: float
+    expected: float
+
+    def __str__(self) -> str:
+        return f"at {self.coordinate}: got {self.value!r}, expected {self.expected!r}"
+
+
+class Limits(NamedTuple):
+    """The largest errors that pass: ``norm`` for the relative norm, ``element`` for |y - ref| / scale anywhere."""
+
+    norm: float
+    element: float
+
+
+class Error(NamedTuple):
+    """How far a result is from the oracle. All figures are relative; infinity where NaN or Inf stands in a wrong place.
+
+    ``norm`` is |y - ref| / |ref|; ``worst`` is the largest |y - ref| / scale, and ``border_worst`` and
+    ``interior_worst`` are the same apart. ``first_bad`` is None exactly if the result passes its limits.
+    """
+
+    norm: float
+    worst: float
+    border_worst: float
+    interior_worst: float
+    first_bad: BadElement | None
+
+    @property
+    def passed(self) -> bool:
+        return self.first_bad is None
+
+
+def oracle_fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> Oracle:
+    """The output (N, K, P, Q) for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None."""
+    return _both(lambda x, w, *b: _fprop(x, w, b[0] if b else None, spec), x, w, *([] if b is None else [b]))
+
+
+def oracle_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], spec: ConvSpec) -> Oracle:
+    """The input gradient of shape ``x_shape`` (N, C, H, W) for ``dy`` (N, K, P, Q) and ``w`` (K, C/G, R, S)."""
+    return _both(lambda dy, w: _dgrad(dy, w, x_shape, spec), dy, w)
+
+
+def oracle_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], spec: ConvSpec) -> Oracle:
+    """The weight gradient of shape ``w_shape`` (K, C/G, R, S) for ``dy`` (N, K, P, Q) and ``x`` (N, C, H, W)."""
+    return _both(lambda dy, x: _wgrad(dy, x, w_shape, spec), dy, x)
+
+
+def oracle_bgrad(dy: torch.Tensor) -> Oracle:
+    """The bias gradient (K,) for ``dy`` (N, K, P, Q)."""
+    return _both(lambda dy: dy.sum((0, 2, 3)), dy)
+
+
+def _both(operation: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> Oracle:
+    with torch.no_grad(), cudnn_search(False):
+        upcast = [tensor.detach().to(torch.float64).contiguous() for tensor in tensors]
+        value = operation(*upcast)
+        return Oracle(value, operation(*[tensor.abs() for tensor in upcast]))
+
+
+@contextmanager
+def cudnn_search(on: bool) -> Iterator[None]:
+    """Whether cuDNN tries its algorithms on each new problem: worth its time before a race, not for one oracle.
+
+    Works where ``torch.backends.disable_global_flags`` forbids to assign ``torch.backends.cudnn.benchmark``.
+    """
+    before = torch._C._get_cudnn_benchmark()
+    torch._C._set_cudnn_benchmark(on)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_benchmark(before)
+
+
+def _symmetric(spec: ConvSpec) -> bool:
+    top, bottom, left, right = spec.padding
+    return top == bottom and left == right
+
+
+def _padded(x: torch.Tensor, spec: ConvSpec) -> tuple[torch.Tensor, list[int]]:
+    """The image and the symmetric padding that is left to PyTorch."""
+    top, bottom, left, right = spec.padding
+    if _symmetric(spec):
+        return x, [top, left]
+    return torch.nn.functional.pad(x, (left, right, top, bottom)), [0, 0]
+
+
+def _fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
+    image, padding = _padded(x, spec)
+    return torch.ops.aten.convolution(image, w, b, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups)
+
+
+def _backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], spec: ConvSpec, mask: list[bool]):
+    return torch.ops.aten.convolution_backward(
+        dy, x, w, None, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups, mask
+    )
+
+
+def _dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], spec: ConvSpec) -> torch.Tensor:
+    n, c, h, width = x_shape
+    top, bottom, left, right = spec.padding
+    if _symmetric(spec):
+        return _backward(dy, dy.new_zeros(1).expand(x_shape), w, [top, left], spec, [True, False, False])[0]
+    image = dy.new_zeros(1).expand(n, c, h + top + bottom, width + left + right)
+    dx = _backward(dy, image, w, [0, 0], spec, [True, False, False])[0]
+    return dx[:, :, top : top + h, left : left + width].contiguous()
+
+
+def _wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], spec: ConvSpec) -> torch.Tensor:
+    image, padding = _padded(x, spec)
+    return _backward(dy, image, dy.new_zeros(1).expand(w_shape), padding, spec, [False, True, False])[1]
+
+
+def border_mask(problem: Conv2dProblem, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Which rows and columns of the direction's result count as border: a bool tensor over its last two extents.
+
+    fprop: outputs whose taps reach into the padding. dgrad: pixels that not every tap meets. wgrad: the filter's rim.
+    The outermost ring always counts.
+    """
+    rows = _border_axis(problem, 0, device)
+    cols = _border_axis(problem, 1, device)
+    return rows[:, None] | cols[None, :]
+
+
+def _border_axis(problem: Conv2dProblem, axis: int, device: torch.device | str) -> torch.Tensor:
+    extent = (problem.h, problem.w)[axis]
+    taps = (problem.r, problem.s)[axis]
+    outputs = (problem.p, problem.q)[axis]
+    before, stride, dilation = problem.padding[2 * axis], problem.stride[axis], problem.dilation[axis]
+    reach = dilation * (taps - 1)
+    if problem.direction == "fprop":
+        first = torch.arange(outputs, device=device) * stride - before
+        mask = (first < 0) | (first + reach >= extent)
+    elif problem.direction == "dgrad":
+        pixel = torch.arange(extent, device=device) + before
+        mask = (pixel < reach) | (pixel > (outputs - 1) * stride)
+    else:
+        mask = torch.zeros(taps, dtype=torch.bool, device=device)
+    mask[:1] = True
+    mask[-1:] = True
+    return mask
+
+
+def reduction_length(problem: Conv2dProblem) -> int:
+    """How many products one element of the direction's result sums, at most."""
+    if problem.direction == "fprop":
+        return problem.c_per_group * problem.r * problem.s
+    if problem.direction == "dgrad":
+        return problem.k_per_group * problem.r * problem.s
+    return problem.n * problem.p * problem.q
+
+
+def error_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
+    """The limits for a result of ``problem``. ``rival``: the error of PyTorch with TF32 off, which may widen fp32's."""
+    label = problem.precision_label
+    if label == "fp32":
+        return _ieee_limits(reduction_length(problem), rival)
+    return Limits(NORM_LIMITS[label], ELEMENT_FACTOR * NORM_LIMITS[label])
+
+
+def bgrad_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
+    """The limits for the bias gradient: a sum without products, so that TF32 is no excuse."""
+    if problem.dtype == torch.float32:
+        return _ieee_limits(problem.n * problem.p * problem.q, rival)
+    return error_limits(problem)
+
+
+def _ieee_limits(length: int, rival: Error | None) -> Limits:
+    norm = IEEE_NORM * math.sqrt(math.log2(max(2, length)))
+    element = ELEMENT_FACTOR * norm
+    if rival is not None and math.isfinite(rival.norm) and math.isfinite(rival.worst):
+        norm, element = max(norm, RIVAL_FACTOR * rival.norm), max(element, RIVAL_FACTOR * rival.worst)
+    return Limits(norm, element)
+
+
+def measure_error(result: torch.Tensor, oracle: Oracle, limits: Limits, border: torch.Tensor | None = None) -> Error:
+    """Compare ``result`` with the oracle, element by element. ``border`` is a mask from `border_mask`, or None.
+
+    NaN and Inf must stand exactly where the oracle, rounded to the result's dtype, has them. A difference of one
+    smallest subnormal of the dtype is rounding, not error.
+
+    Raises ValueError if the shapes differ.
+    """
+    if result.shape != oracle.value.shape:
+        raise ValueError(f"the result has shape {tuple(result.shape)}, the reference {tuple(oracle.value.shape)}")
+    if not result.numel():
+        return Error(0.0, 0.0, 0.0, 0.0, None)
+    value = result.detach().to(torch.float64)
+    rounded = oracle.value.to(result.dtype).to(torch.float64)
+    info = torch.finfo(result.dtype)
+    regular = value.isfinite() & rounded.isfinite()
+    difference = ((value - oracle.value).abs_() - info.smallest_normal * info.eps).clamp_min_(0)
+    same = (value == rounded) | (value.isnan() & rounded.isnan())
+    difference = torch.where(regular, difference, torch.where(same, 0.0, math.inf))
+    del rounded, same
+    relative = torch.where(difference > 0, difference / oracle.scale, 0.0)
+    relative = torch.where(difference.isinf(), math.inf, relative)
+    norm = _relative_norm(difference, torch.where(regular, oracle.value, 0.0))
+    worst = relative.max().item()
+    if border is None:
+        inside, outside = worst, 0.0
+    else:
+        outside = torch.where(border, relative, 0.0).max().item()
+        inside = torch.where(border, 0.0, relative).max().item()
+    bad = _first_bad(relative, norm, limits, value, oracle.value)
+    return Error(norm, worst, outside, inside, bad)
+
+
+def _relative_norm(difference: torch.Tensor, reference: torch.Tensor) -> float:
+    top, bottom = torch.linalg.vector_norm(difference).item(), torch.linalg.vector_norm(reference).item()
+    if top == 0:
+        return 0.0
+    return top / bottom if bottom else math.inf
+
+
+def _first_bad(
+    relative: torch.Tensor, norm: float, limits: Limits, value: torch.Tensor, expected: torch.Tensor
+) -> BadElement | None:
+    """The first element above its limit in row-major order; the worst one if only the norm is too large."""
+    bad = (~(relative <= limits.element)).flatten()
+    if bad.any():
+        index = int(bad.to(torch.uint8).argmax())
+    elif not norm <= limits.norm:
+        index = int(relative.argmax())
+    else:
+        return None
+    coordinate = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), value.shape))
+    return BadElement(coordinate, value[coordinate].item(), expected[coordinate].item())

@@ -1,0 +1,31 @@
+"""Which problems our kernels do not take, and why: the only source of "unsupported" sentences."""
+
+from __future__ import annotations
+
+import torch
+
+from haloconv.problem import Conv2dProblem
+
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+_EXTENT_LIMIT = 1 << 30  # positions inside the padded image are 32-bit sums of two terms
+_FILTER_LIMIT = 1 << 31  # an index over one filter's taps and channels is a 32-bit integer
+
+
+def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
+    """None if kernels on CUDA cores can run the problem on the device, else a sentence that says why not."""
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}; our kernels run on CUDA devices"
+    if problem.dtype not in KERNEL_DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in KERNEL_DTYPES)
+        return f"the dtype is {problem.dtype}; our kernels take {names}"
+    if problem.is_empty:
+        return "a tensor has no elements, so there is nothing to multiply"
+    height = problem.h + problem.padding[0] + problem.padding[1]
+    width = problem.w + problem.padding[2] + problem.padding[3]
+    if max(height, width) >= _EXTENT_LIMIT:
+        return f"the padded image of {height} x {width} pixels has a side of 2^30 or more"
+    filter_elems = max(problem.c_per_group, problem.k_per_group) * problem.r * problem.s
+    if filter_elems >= _FILTER_LIMIT:
+        return f"one filter has {filter_elems} elements; our kernels index at most 2^31 - 1"
+    return None

@@ -1,0 +1,185 @@
+"""A whole model, swapped and as it was: its outputs and all its gradients, and the times of forward and of a step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree
+
+from haloconv.plan import layout_of
+from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, measure_error
+from haloconv.report import Row
+from haloconv.tune.layer import rival_flags
+from haloconv.tune.timing import compare
+from haloconv.tune.trial import OURS, RIVAL, UNLIMITED, Budget, complaint_about, relative_difference
+
+Values = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The same model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
+
+    ``precision`` is how PyTorch forms fp32 products for a fair race, ``"ieee"`` or ``"tf32"``; ``label`` is its name in
+    tables, ``family`` the families in use. ``norm_limit`` is what the layers together may err. ``seed`` fixes random
+    layers and the output gradients.
+    """
+
+    ours: torch.nn.Module
+    theirs: torch.nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    precision: str
+    label: str
+    norm_limit: float
+    family: str = ""
+    seed: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs[0].device
+
+
+def try_model(contest: Contest, name: str, budget: Budget) -> tuple[list[Row], list[str]]:
+    """The rows ``forward`` and ``step`` (forward and backward) of the model ``name``, and notes on how it was judged.
+
+    Raises what the model raises.
+    """
+    notes = []
+    with rival_flags(contest.precision):
+        ours, theirs = (values_of(model, contest.inputs, contest.seed) for model in (contest.ours, contest.theirs))
+        truth = _truth(contest)
+        if truth is None:
+            notes.append("The model does not run in float64, so its outputs were compared with PyTorch's only.")
+        rows = []
+        for direction, call in (("forward", _forward), ("step", _step)):
+            chosen = [name for name in ours if direction == "step" or name.startswith("output")]
+            errors = _judge({name: (ours[name], theirs[name], (truth or theirs)[name]) for name in chosen}, contest)
+            calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
+            times = compare(calls, device=contest.device, budget_s=budget.seconds, min_runs=budget.min_runs)
+            rows.append(_row(contest, f"{name} (model)", direction, errors, times))
+    return rows, notes
+
+
+def values_of(model: torch.nn.Module, inputs: Sequence[torch.Tensor], seed: int) -> Values:
+    """The outputs, the gradients of the inputs and the gradients of the parameters, by name.
+
+    The output gradients are standard normal, the same for every dtype.
+    """
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    torch.manual_seed(seed)
+    outputs = _tensors(model(*leaves))
+    _backward(outputs, seed)
+    values = {name: tensor.detach() for name, tensor in outputs.items()}
+    values |= {f"gradient of input {i}": x.grad for i, x in enumerate(leaves) if x.grad is not None}
+    values |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return values
+
+
+def _tensors(output: object) -> Values:
+    """The floating-point tensors in a model's output, named ``output`` or ``output 0``, ``output 1``..."""
+    leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in leaves if leaf.is_floating_point()]
+    return {"output" if len(leaves) == 1 else f"output {i}": leaf for i, leaf in enumerate(leaves)}
+
+
+def _backward(outputs: Values, seed: int) -> None:
+    roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
+    if roots:
+        torch.autograd.backward(roots, [_normal(root, seed + i) for i, root in enumerate(roots)])
+
+
+def _normal(like: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
+
+
+def _truth(contest: Contest) -> Values | None:
+    """The values of the model in float64, or None if it does not run there. Raises OutOfMemoryError."""
+    model = copy.deepcopy(contest.theirs).double()
+    inputs = [x.double() if x.is_floating_point() else x for x in contest.inputs]
+    try:
+        return values_of(model, inputs, contest.seed)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _forward(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
+    def call() -> object:
+        with torch.no_grad():
+            return model(*contest.inputs)
+
+    return call
+
+
+def _step(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
+    """Forward and backward as in training: gradients of the parameters, none of the inputs."""
+    with torch.no_grad():
+        gradients = [_normal(tensor, contest.seed) for tensor in _tensors(model(*contest.inputs)).values()]
+
+    def call() -> None:
+        pairs = zip(_tensors(model(*contest.inputs)).values(), gradients, strict=True)
+        wanted = [(root, gradient) for root, gradient in pairs if root.requires_grad]
+        if wanted:
+            torch.autograd.backward(*zip(*wanted, strict=True))
+        model.zero_grad(set_to_none=True)
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """The worst figures over several tensors, and the first complaint."""
+
+    norm: float
+    aten_norm: float
+    difference: float
+    limit: float
+    complaint: str | None
+
+
+def _judge(triples: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]], contest: Contest) -> _Errors:
+    """Compare (ours, PyTorch's, the truth) by name; PyTorch's own error, doubled, is always allowed."""
+    worst, complaint = (0.0, 0.0, 0.0, contest.norm_limit), None
+    for name, (ours, theirs, truth) in triples.items():
+        oracle = _flat_oracle(truth)
+        aten_norm = measure_error(theirs, oracle, UNLIMITED).norm
+        norm_limit = max(contest.norm_limit, RIVAL_FACTOR * aten_norm)
+        limits = Limits(norm_limit, ELEMENT_FACTOR * norm_limit)
+        error = measure_error(ours, oracle, limits)
+        if not error.passed and complaint is None:
+            complaint = f"{name}: {complaint_about(error, limits)}"
+        worst = max(worst, (error.norm, aten_norm, relative_difference(ours, theirs), norm_limit))
+    return _Errors(*worst, complaint)
+
+
+def _flat_oracle(truth: torch.Tensor) -> Oracle:
+    """Every element is judged against the largest one: a whole model has no convolution of absolute values."""
+    value = truth.to(torch.float64)
+    finite = value[value.isfinite()]
+    return Oracle(value, torch.full_like(value, finite.abs().max().item() if finite.numel() else 1.0))
+
+
+def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict) -> Row:
+    return Row(
+        case=case,
+        direction=direction,
+        precision=contest.label,
+        layout=layout_of(contest.inputs[0]) if contest.inputs[0].dim() == 4 else "nchw",
+        family=contest.family,
+        reason="",
+        error=errors.norm,
+        aten_error=errors.aten_norm,
+        error_limit=errors.limit,
+        difference=errors.difference,
+        aten_ms=times[RIVAL].ms,
+        haloconv_ms=times[OURS].ms,
+        spread=max(times[OURS].spread, times[RIVAL].spread),
+        runs=times[OURS].runs,
+        complaint=errors.complaint,
+    )

@@ -1,0 +1,125 @@
+"""Options, the loud skip of GPU tests, the isolated kernel cache, and the results file that stamps are made from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from haloconv import plan
+from tests.cases import DTYPE_NAMES
+from tools.stamps import all_hashes
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU_TESTS = Path(__file__).resolve().parent / "gpu"
+NO_CUDA = "no CUDA device: torch.cuda.is_available() is False"
+WORST = pytest.StashKey[dict[tuple[str, str, str], float]]()
+COUNTS = pytest.StashKey[Counter]()
+HASHES = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-examples", type=int, default=300, help="random problems that the GPU fuzzer draws")
+    parser.addoption(
+        "--gpu-results", type=Path, default=ROOT / "build" / "gpu-tests.json",
+        help="where a run of tests/gpu on a CUDA device leaves the counts and errors that tools/make_stamps.py reads",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[WORST] = {}
+    config.stash[COUNTS] = Counter()
+
+
+def _needs_gpu(item: pytest.Item) -> bool:
+    return GPU_TESTS in item.path.parents
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _needs_gpu(item):
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason=NO_CUDA))
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _needs_gpu(item):
+            item.config.stash[COUNTS]["deselected"] += 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    report = yield
+    if _needs_gpu(item) and (report.when == "call" or report.outcome != "passed"):
+        item.config.stash[COUNTS][report.outcome] += 1
+    return report
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if torch.cuda.is_available():
+        session.config.stash[HASHES] = all_hashes()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what the GPU tests found, with the hashes of the sources as they were when the session began."""
+    counts, target = session.config.stash[COUNTS], session.config.getoption("--gpu-results")
+    if not torch.cuda.is_available() or not counts["passed"] + counts["failed"]:
+        return
+    worst = session.config.stash[WORST]
+    errors: dict[str, dict[str, dict[str, float]]] = {}
+    for (family, direction, dtype), error in sorted(worst.items()):
+        errors.setdefault(family, {}).setdefault(direction, {})[dtype] = error
+    record = {
+        "counts": {name: counts[name] for name in ("passed", "failed", "skipped", "deselected")},
+        "hashes": session.config.stash[HASHES],
+        "worst_errors": errors,
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(record, indent=2) + "\n")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum(NO_CUDA in str(report.longrepr) for report in skipped)
+    if count:
+        terminalreporter.write_sep(
+            "!", f"{count} GPU tests were SKIPPED, nothing was verified on a GPU: {NO_CUDA}", red=True
+        )
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty kernel cache of the test's own."""
+    folder = tmp_path / "haloconv-cache"
+    monkeypatch.setenv("HALOCONV_CACHE_DIR", str(folder))
+    monkeypatch.delenv("HALOCONV_CACHE", raising=False)
+    return folder
+
+
+@pytest.fixture
+def own_autograd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every layer goes through our autograd functions, also where PyTorch's own would take the whole layer."""
+    monkeypatch.setattr(plan, "_all_native", lambda *_: False)
+    plan.clear_plans()
+    yield
+    plan.clear_plans()
+
+
+@pytest.fixture
+def record_error(request: pytest.FixtureRequest) -> Callable[[str, str, torch.dtype, float], None]:
+    """Remember the worst relative norm error per (family, direction, dtype) for the family's stamp."""
+    worst = request.config.stash[WORST]
+
+    def record(family: str, direction: str, dtype: torch.dtype, error: float) -> None:
+        key = (family, direction, DTYPE_NAMES[dtype])
+        worst[key] = max(worst.get(key, 0.0), error)
+
+    return record

@@ -1,0 +1,55 @@
+"""Every shipped kernel compiles for every architecture without a single spill, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from haloconv import jit
+from haloconv.families import direct
+from haloconv.jit.source import KERNEL_FOLDER
+from tests.nvrtc_ctypes import Nvrtc, library_folder
+
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+OLD_NVRTCS = (12, 11)
+THREADS = 2
+
+
+def _spills(sources: list[jit.KernelSource], spill_bytes: Callable[[jit.KernelSource], int]) -> list[str]:
+    """The sources that spill, with what they spill; compiled on two threads, as NVRTC lets other threads run."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(pool.map(spill_bytes, sources))
+    return [
+        f"{source.entry} spills {spilled} bytes with {dict(source.constants)}"
+        for source, spilled in zip(sources, found, strict=True)
+        if spilled
+    ]
+
+
+def test_every_kernel_file_is_in_the_matrix() -> None:
+    sources = direct.shipped_sources()
+    assert {source.kernel for source in sources} == {path.stem for path in KERNEL_FOLDER.glob("*.cu")}
+    assert len({source.digest for source in sources}) == len(sources)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_kernel_spills(arch: str) -> None:
+    assert _spills(direct.shipped_sources(), lambda source: jit.compile_source(source, arch).spill_bytes) == []
+
+
+@pytest.mark.parametrize("major", OLD_NVRTCS)
+def test_no_kernel_spills_on_volta(major: int) -> None:
+    folder = library_folder(major)
+    if folder is None:
+        message = (
+            f"NVRTC {major} is not installed: `make test` does it, or set HALOCONV_TEST_NVRTC{major} to its folder"
+        )
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    nvrtc = Nvrtc(folder)
+    assert nvrtc.version.split(".")[0] == str(major)
+    assert _spills(direct.shipped_sources(), lambda source: nvrtc.compile(source, "sm_70")[1].spill_bytes) == []

@@ -1,0 +1,365 @@
+"""``haloconv bench``: the suite, the records, the costs; measured here on small layers and on the CPU."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from haloconv import plan
+from haloconv.cli import app, bench
+from haloconv.tune import costs, first_use, records, suite, trial
+
+CPU = torch.device("cpu")
+SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "suite.toml"
+QUICK = trial.Budget(seconds=0.0, min_runs=2)
+SMALL = suite.Case("small", (2, 4, 9, 11), 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2)
+NAMES = [
+    "A",
+    "B",
+    "C",
+    "resnet_stem",
+    "resnet_56",
+    "resnet_14",
+    "resnet_7",
+    "resnext_g32",
+    "convnext_dw7",
+    "replknet_dw31",
+    "aspp_dil12",
+    "unet_3x3",
+    "row_1x15",
+]
+
+
+def console() -> Console:
+    return Console(width=132, file=io.StringIO())
+
+
+def order(**changes) -> bench.Order:
+    return replace(bench.Order([SMALL], ["fprop", "step"], ["fp32"], ["nchw"], "auto", QUICK), **changes)
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- the verb
+
+
+@pytest.mark.parametrize("options", [[], ["--host-cost"], ["--compile-time"]])
+def test_without_a_gpu_it_says_what_is_needed(monkeypatch, options):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = CliRunner().invoke(app, ["bench", *options])
+    assert result.exit_code == 2
+    assert "bench needs an NVIDIA GPU" in result.output and "haloconv doctor" in result.output
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch, tmp_path):
+    """The verb with a GPU that is only a name; collects what it would have timed."""
+    orders = []
+
+    def note(order, device, folder, console):
+        orders.append((order, folder))
+        return True
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    monkeypatch.setattr(bench, "bench_suite", note)
+    return orders
+
+
+def test_options_select_what_is_timed(pretended_gpu, tmp_path):
+    options = ["--case", "A,C", "--direction", "fprop,step", "--precision", "tf32,fp16", "--layout", "nhwc,nchw"]
+    result = CliRunner().invoke(app, ["bench", *options, "--family", "direct", "--results", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    ((order, folder),) = pretended_gpu
+    assert [case.name for case in order.cases] == ["A", "C"] and order.family == "direct"
+    assert (order.directions, order.precisions, order.layouts) == (
+        ["fprop", "step"],
+        ["tf32", "fp16"],
+        ["nhwc", "nchw"],
+    )
+    assert folder == tmp_path / "nvidia-h200"
+
+
+def test_by_default_every_case_is_timed_beside_the_suite(pretended_gpu):
+    assert CliRunner().invoke(app, ["bench"]).exit_code == 0
+    ((order, folder),) = pretended_gpu
+    assert [case.name for case in order.cases] == NAMES and order.directions == ["fprop", "dgrad", "wgrad"]
+    assert folder == SUITE.parent / "results" / "nvidia-h200"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--case", "A,Z"], "the suite has no Z"),
+        (["--tag", "none"], "the suite has no none"),
+        (["--case", "A", "--tag", "depthwise"], "none of the cases A has one of the tags depthwise"),
+        (["--direction", "sideways"], "--direction takes some of fprop,dgrad,wgrad,step, not 'sideways'"),
+        (["--precision", "fp8"], "--precision takes some of"),
+        (["--layout", ""], "--layout takes some of nchw,nhwc, not ''"),
+        (["--suite", "nowhere.toml"], "nowhere.toml: "),
+    ],
+)
+def test_wrong_options(pretended_gpu, options, message):
+    result = CliRunner().invoke(app, ["bench", *options])
+    assert result.exit_code == 2 and message in " ".join(result.output.split())
+    assert pretended_gpu == []
+
+
+# --- timing the suite
+
+
+def test_rows_are_printed_recorded_and_latest(tmp_path):
+    out = console()
+    assert bench.bench_suite(order(layouts=["nchw", "nhwc"]), CPU, tmp_path, out)
+    latest = lines_of(tmp_path / "latest.jsonl")
+    assert {(row["direction"], row["layout"]) for row in latest} == {
+        (direction, layout) for direction in ("fprop", "step") for layout in ("nchw", "nhwc")
+    }
+    (daily,) = tmp_path.glob("*-suite.jsonl")
+    assert len(lines_of(daily)) == 4 and daily.name.startswith(latest[0]["date"][:10])
+    for row in latest:
+        assert row["case"] == "small" and row["precision"] == "fp32" and 0 < row["error"] < row["error_limit"]
+        assert row["ratio"] == pytest.approx(row["aten_ms"] / row["haloconv_ms"], rel=1e-4)
+    text = out.file.getvalue()
+    assert "4 of 4 rows passed" in text and "step" in text
+
+
+@pytest.mark.parametrize("precision, limit", [("tf32", 5e-4), ("fp16", 1e-3), ("bf16", 8e-3)])
+def test_every_precision_has_its_limit(tmp_path, precision, limit):
+    steps = ["fprop", "dgrad", "wgrad", "step"]
+    assert bench.bench_suite(order(precisions=[precision], directions=steps), CPU, tmp_path, console())
+    latest = lines_of(tmp_path / "latest.jsonl")
+    assert len(latest) == 4 and {row["precision"] for row in latest} == {precision}
+    assert {row["error_limit"] for row in latest} == {limit}
+
+
+def test_failed_rows_are_recorded_but_never_latest(tmp_path, monkeypatch):
+    right = plan.fprop
+    monkeypatch.setattr(plan, "fprop", lambda *arguments: right(*arguments) * 1.01)
+    out = console()
+    assert not bench.bench_suite(order(directions=["fprop"]), CPU, tmp_path, out)
+    (daily,) = tmp_path.glob("*-suite.jsonl")
+    assert [row["passed"] for row in lines_of(daily)] == [False]
+    assert not (tmp_path / "latest.jsonl").exists()
+    assert "FAILED small fprop" in out.file.getvalue()
+
+
+def test_wrong_gradient_fails_the_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "_ours_with_grad", lambda layer: spoiled(trial._rival_with_grad(layer)))
+    out = console()
+    assert not bench.bench_suite(order(directions=["step"]), CPU, tmp_path, out)
+    assert "FAILED small step: wgrad: error" in " ".join(out.file.getvalue().split())
+
+
+def spoiled(call):
+    def wrong():
+        y, dx, dw = call()
+        return y, dx, dw * 1.5
+
+    return wrong
+
+
+def test_a_time_below_the_limit_is_a_failure(monkeypatch):
+    layer = SMALL.layer("fp32", "nchw", "aten", CPU)
+    row = trial.try_step(layer, "fprop", QUICK)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    problem = layer.problem("fprop")
+    too_fast = replace(row, family="direct", haloconv_ms=0.5, limit_ms=1.0)
+    assert "200% of the limit: the measurement is wrong" in trial.too_fast(too_fast, problem, CPU)
+    assert trial.too_fast(replace(too_fast, haloconv_ms=1.0), problem, CPU) is None
+    assert trial.too_fast(replace(too_fast, limit_ms=None), problem, CPU) is None
+    assert trial.too_fast(replace(too_fast, family="aten"), problem, CPU) is None
+    assert "the measurement is wrong" in trial.too_fast(
+        replace(too_fast, family="aten", haloconv_ms=1e-9), problem, CPU
+    )
+
+
+# --- the suite file
+
+
+def test_shipped_suite():
+    cases = {case.name: case for case in suite.load_suite(SUITE)}
+    assert list(cases) == NAMES
+    assert all(case.tags and case.about for case in cases.values())
+    a = cases["A"]
+    assert (a.input, a.filters, a.filter, a.padding, a.dilation) == ((8, 32, 512, 512), 64, (5, 9), (2, 4), (2, 3))
+    assert cases["convnext_dw7"].groups == 96 and cases["resnet_stem"].stride == (2, 2)
+
+
+@pytest.mark.parametrize("case", suite.load_suite(SUITE), ids=lambda case: case.name)
+def test_shipped_cases_are_legal(case):
+    small = replace(case, input=(1, *case.input[1:]))
+    with torch.device("meta"):
+        x = torch.empty(small.input)
+        w = torch.empty(case.filters, case.input[1] // case.groups, *case.filter)
+    y = torch.nn.functional.conv2d(x, w, None, case.stride, case.padding, case.dilation, case.groups)
+    assert min(y.shape) > 0
+
+
+def test_layer_of_a_case():
+    layer = SMALL.layer("fp16", "nhwc", "direct", CPU, seed=3)
+    assert layer.x.dtype == layer.w.dtype == layer.dy.dtype == torch.float16
+    assert layer.x.is_contiguous(memory_format=torch.channels_last) and layer.problem("dgrad").layout == "nhwc"
+    assert layer.dy.shape == layer.problem("fprop").y_shape and layer.spec.padding == (1, 1, 0, 0)
+    assert torch.equal(layer.x, SMALL.layer("fp16", "nchw", "direct", CPU, seed=3).x)
+    assert layer.steps == ("fprop", "dgrad", "wgrad")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "there is no case"),
+        ("[[case]]\nname = 3 =", "suite.toml: "),
+        ('[[case]]\nname = "x"\n', "case x: .*missing"),
+        ('[[case]]\nname = "x"\ninput = [1, 1, 4, 4]\nfilters = 1\nfilter = [1, 1]\ncolour = 3\n', "case x: .*colour"),
+        ('[[case]]\nname = "x"\ninput = [1, 1, 4, 4]\nfilters = 1\nfilter = [1, 1]\n' * 2, "x stand twice"),
+    ],
+)
+def test_wrong_suites(tmp_path, text, message):
+    path = tmp_path / "suite.toml"
+    path.write_text(text)
+    with pytest.raises(suite.SuiteError, match=message):
+        suite.load_suite(path)
+
+
+def test_selection_by_name_and_tag():
+    cases = suite.load_suite(SUITE)
+    assert [case.name for case in suite.select(cases, ["C", "A"])] == ["A", "C"]
+    assert {case.name for case in suite.select(cases, tags=["depthwise"])} == {"convnext_dw7", "replknet_dw31"}
+    assert [case.name for case in suite.select(cases, ["A", "B"], ["dilated"])] == ["A"]
+
+
+# --- the records
+
+
+def record(date: str, **changes) -> dict:
+    return {
+        "case": "A",
+        "direction": "fprop",
+        "precision": "fp32",
+        "layout": "nchw",
+        "date": date,
+        "ratio": 1.0,
+        **changes,
+    }
+
+
+def test_latest_keeps_the_newest_of_each(tmp_path):
+    records.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=1.0), record("2026-11-19", layout="nhwc")])
+    records.refresh_latest(tmp_path, [record("2026-11-19T23:00:00Z", ratio=2.0)])
+    records.refresh_latest(tmp_path, [record("2026-11-21T10:00:00Z", direction="dgrad", ratio=3.0)])
+    path = records.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=4.0)])
+    found = {(row["direction"], row["layout"]): row["ratio"] for row in records.read_records(path)}
+    assert found == {("fprop", "nchw"): 4.0, ("fprop", "nhwc"): 1.0, ("dgrad", "nchw"): 3.0}
+
+
+def test_damaged_lines_are_dropped(tmp_path):
+    path = tmp_path / "latest.jsonl"
+    path.write_text('{"case": "A"\n[1]\n{"case": "A"}\n\n' + json.dumps(record("2026-11-20")) + "\n")
+    assert records.read_records(path) == [record("2026-11-20")]
+    assert records.read_records(tmp_path / "absent.jsonl") == []
+
+
+def test_daily_file_grows(tmp_path):
+    for _ in range(2):
+        path = records.append_records(tmp_path / "new", "suite", [record("2026-11-20T10:00:00Z")])
+    assert path.name == "2026-11-20-suite.jsonl" and len(lines_of(path)) == 2
+    with pytest.raises(ValueError, match="no record"):
+        records.append_records(tmp_path, "suite", [])
+
+
+def test_folder_of_a_gpu():
+    assert records.gpu_folder(Path("r"), "NVIDIA GeForce RTX 4090 (24 GB)") == Path("r/nvidia-geforce-rtx-4090-24-gb")
+
+
+# --- the costs
+
+
+def test_host_costs(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "TURNS", 1)
+    out = console()
+    monkeypatch.setattr(bench, "host_costs", lambda device: costs.host_costs(device, family="auto", repeats=5))
+    bench.bench_host_cost(CPU, tmp_path, out)
+    (path,) = tmp_path.glob("*-host-cost.jsonl")
+    no_grad, with_grad = lines_of(path)
+    assert (no_grad["what"], no_grad["budget_us"]) == ("F.conv2d, no grad", 12.0)
+    assert (with_grad["what"], with_grad["budget_us"]) == ("nn.Conv2d, with grad", 25.0)
+    assert min(no_grad["aten_us"], no_grad["haloconv_us"], with_grad["aten_us"], with_grad["haloconv_us"]) > 1
+    assert no_grad["torch"] == torch.__version__ and "F.conv2d, no grad" in out.file.getvalue()
+
+
+@pytest.mark.parametrize("aten, ours, within", [(10, 11, True), (14, 13, True), (14, 15, False), (8, 12.5, False)])
+def test_host_budget_is_the_figure_or_the_rival(aten, ours, within):
+    assert costs.HostCost("call", aten, ours, 12.0).within_budget is within
+
+
+@pytest.mark.parametrize(
+    "compile_ms, disk_ms, budgeted, within",
+    [(900, 15, True, True), (1100, 15, True, False), (900, 21, True, False), (1100, 21, False, True)],
+)
+def test_compile_budgets(compile_ms, disk_ms, budgeted, within):
+    assert costs.CompileTime("A fprop", 1, compile_ms, disk_ms, budgeted=budgeted).within_budget is within
+
+
+def uses(ms: float, compiles: int) -> list[first_use.FirstUse]:
+    names = ("first kernel of a process", "A fprop", "A wgrad")
+    return [first_use.FirstUse(name, ms, kernels, compiles) for name, kernels in zip(names, (1, 1, 2), strict=True)]
+
+
+def test_compile_times_are_per_kernel(monkeypatch, tmp_path):
+    orders = []
+    answers = iter([uses(400.0, 1), uses(10.0, 0)])
+    monkeypatch.setattr(
+        costs, "_in_new_process", lambda order, folder: (orders.append(json.loads(order)), next(answers))[1]
+    )
+    out = console()
+    assert bench.bench_compile_time([suite.load_suite(SUITE)[0]], tmp_path, out)
+    (path,) = tmp_path.glob("*-compile-time.jsonl")
+    found = {row["what"]: (row["compile_ms"], row["disk_ms"], row["budgeted"]) for row in lines_of(path)}
+    assert found == {
+        "first kernel of a process": (400.0, 10.0, False),
+        "A fprop": (400.0, 10.0, True),
+        "A wgrad": (200.0, 5.0, True),
+    }
+    assert orders[0] == orders[1] and orders[0]["cases"][0]["input"] == [1, 32, 64, 64]
+
+
+def test_a_cache_that_does_not_serve_is_an_error(monkeypatch):
+    answers = iter([uses(400.0, 1), uses(400.0, 1)])
+    monkeypatch.setattr(costs, "_in_new_process", lambda order, folder: next(answers))
+    with pytest.raises(RuntimeError, match="did not serve first kernel of a process, A fprop"):
+        costs.compile_times([SMALL])
+
+
+def test_a_failing_process_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="measuring compile times failed:\n(.|\n)*Error"):
+        costs._in_new_process(json.dumps({"family": "direct"}), str(tmp_path))
+
+
+def test_a_call_without_a_new_kernel_is_no_first_use():
+    with pytest.raises(RuntimeError, match="small needed no new kernel"):
+        first_use.first_use(SMALL.layer("fp32", "nchw", "aten", CPU), "fprop", "small")
+
+
+def test_first_use_counts_kernels(monkeypatch):
+    layer = SMALL.layer("fp32", "nchw", "aten", CPU)
+    counts = iter([(3, 4), (4, 6)])
+
+    def statistics():
+        return first_use.jit.CacheStatistics(*next(counts))
+
+    monkeypatch.setattr(first_use.jit, "statistics", statistics)
+    use = first_use.first_use(layer, "wgrad", "small wgrad")
+    assert (use.what, use.kernels, use.compiles) == ("small wgrad", 3, 1) and 0 < use.ms < math.inf
+    assert first_use.FirstUse(**asdict(use)) == use

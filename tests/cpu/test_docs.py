@@ -1,0 +1,146 @@
+"""What README and docs promise: snippets run, commands and links exist, tables equal the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+import haloconv
+from haloconv.cli import app
+from haloconv.env import VARIABLES
+from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
+from haloconv.version import __version__
+from tools import readme_results
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+RECORD = {
+    "case": "A", "direction": "fprop", "precision": "fp32", "layout": "nchw", "family": "direct",
+    "aten_ms": 16.4, "haloconv_ms": 20.5, "ratio": 0.8, "share": 0.35, "spread": 0.01, "limit_ms": 7.2,
+    "gpu": "Some GPU", "torch": "2.13", "cudnn": "9.19", "cuda": "13.0", "commit": "abc1234",
+    "date": "2026-01-02T03:04:05Z",
+}  # fmt: skip
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [block["text"] for block in FENCE.finditer(page.read_text("utf-8")) if block["language"] == language]
+
+
+def shell_lines(*pages: Path) -> list[list[str]]:
+    """Every command of the pages' bash blocks, split, without comments."""
+    lines = [line for page in pages for text in blocks(page, "bash") for line in text.splitlines()]
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def test_python_snippets_run(page: Path) -> None:
+    namespace: dict[str, object] = {"__name__": "snippet"}
+    for text in blocks(page, "python"):
+        exec(compile(text, name_of(page), "exec"), namespace)
+
+
+def test_every_page_with_an_api_has_a_snippet() -> None:
+    assert {name_of(page) for page in PAGES if blocks(page, "python")} >= {"README.md", "docs/precision.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [match["target"] for match in LINK.finditer(page.read_text("utf-8"))]
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+    used = {word for words in shell_lines(*PAGES) if words[0] == "make" for word in words[1:] if "=" not in word}
+    assert {"demo", "test"} <= used <= targets
+
+
+def test_command_lines_exist() -> None:
+    """Each `haloconv VERB --option` of the pages is known to the command line."""
+    verbs = typer.main.get_command(app).commands
+    used = [words[1:] for words in shell_lines(*PAGES) if words[0] == "haloconv"]
+    assert used
+    for verb, *arguments in used:
+        assert verb in verbs
+        options = {option for parameter in verbs[verb].params for option in parameter.opts}
+        assert {argument for argument in arguments if argument.startswith("--")} <= options
+
+
+def test_design_page_names_files_that_exist() -> None:
+    layout = blocks(ROOT / "docs" / "design.md", "text")[0]
+    inside = re.findall(r"^  (\S+)", layout.partition("\n")[2].partition("examples/")[0], re.MULTILINE)
+    assert len(inside) > 15
+    missing = [name for name in inside if not (ROOT / "haloconv" / name).exists()]
+    assert not missing
+
+
+def test_precision_page_states_the_limits_in_force() -> None:
+    limits = (ROOT / "docs" / "precision.md").read_text("utf-8").partition("## Limits")[2]
+    stated = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", limits, re.MULTILINE))
+    ieee, _, growth = stated.pop("fp32").partition(" * ")
+    assert float(ieee) == IEEE_NORM and growth == "sqrt(log2(L))"
+    assert {label: float(norm) for label, norm in stated.items()} == NORM_LIMITS
+    assert limits.count(f"{ELEMENT_FACTOR:g} times that") == len(stated) + 1
+
+
+def test_environment_variables_are_those_of_the_package() -> None:
+    named = {name for page in PAGES for name in re.findall(r"\bHALOCONV_[A-Z_]+", page.read_text("utf-8"))}
+    assert named == set(VARIABLES)
+
+
+def test_version_is_in_one_place() -> None:
+    assert haloconv.__version__ == __version__
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert 'path = "haloconv/version.py"' in pyproject and __version__ not in re.sub(r"[\w-]+[=<>].*", "", pyproject)
+
+
+def test_readme_tables_equal_the_committed_results() -> None:
+    text = README.read_text("utf-8")
+    assert readme_results.filled(text) == text, "run: python -m tools.readme_results"
+
+
+def test_results_section_shows_losses_and_dashes(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks" / "results" / "some-gpu"
+    folder.mkdir(parents=True)
+    unknown = {"direction": "dgrad", "aten_ms": None, "ratio": None, "share": None}
+    win = {"case": "unet", "aten_ms": 41.0, "aten_best_ms": 20.5, "ratio": 2.0, "share": 0.7}
+    rows = [RECORD, RECORD | unknown, RECORD | win]
+    (folder / "latest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    text = readme_results.results_section(tmp_path)
+    assert "| A | fp32 | nchw | direct | 16.4 → 20.5 (0.80×, 35 %) | – → 20.5 |" in text
+    assert "| unet | fp32 | nchw | direct | 41.0 → 20.5 (**2.00×**, 1.00× of its better layout, 70 %) |" in text
+    assert "2 measurements, haloconv faster in 1, equal in 0, slower in 1" in text
+    assert "**Some GPU**" in text and "commit abc1234, 2026-01-02;" in text
+
+
+def test_verified_section_shows_stamps_and_pending_families() -> None:
+    assert readme_results.verified_section({}, {}) == readme_results.NO_STAMPS
+    stamp = {
+        "gpu": "Some GPU", "torch": "2.13", "checks": 7, "worst_errors": {"fp16": 3e-4, "fp32": 2e-7},
+        "sanitizer": "memcheck: 0 findings", "date": "2026-01-01",
+    }  # fmt: skip
+    text = readme_results.verified_section({"direct": stamp, "other": stamp}, {"other": "2026-01-02: changed since"})
+    facts = "Some GPU, PyTorch 2.13 | 7 | fp16 3.0e-04, fp32 2.0e-07 | memcheck: 0 findings | 2026-01-01 |"
+    assert f"| `direct` | verified | {facts}" in text
+    assert f"| `other` | pending since 2026-01-02: changed since | {facts}" in text
+    assert "| `new` | pending since x | – |" in readme_results.verified_section({}, {"new": "x"})
+
+
+def test_missing_markers_are_refused() -> None:
+    with pytest.raises(ValueError, match="results:begin"):
+        readme_results.filled("# no markers\n")

@@ -1,0 +1,224 @@
+"""The float64 oracle and the judgement over errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from haloconv import reference
+from haloconv.problem import Conv2dProblem, ConvSpec
+
+SPECS = {
+    "plain": ConvSpec(),
+    "padded and dilated": ConvSpec(padding=(2, 2, 4, 4), dilation=(2, 3)),
+    "four-sided, strided, grouped": ConvSpec(stride=(2, 1), padding=(1, 0, 3, 2), groups=2),
+    "rows left over by the stride": ConvSpec(stride=(3, 2), padding=(0, 1, 0, 0)),
+}
+
+
+def problem_for(spec: ConvSpec, direction: str = "fprop") -> Conv2dProblem:
+    return Conv2dProblem(direction, 2, 4, 13, 17, 6, 3, 5, spec.stride, spec.padding, spec.dilation, spec.groups)
+
+
+def tensors(problem: Conv2dProblem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in (problem.x_shape, problem.w_shape, problem.y_shape)
+    )
+
+
+def tap_by_tap(x: torch.Tensor, w: torch.Tensor, problem: Conv2dProblem) -> torch.Tensor:
+    """The definition, one tap after the other, without any convolution of PyTorch."""
+    top, bottom, left, right = problem.padding
+    image = torch.zeros(problem.n, problem.c, problem.h + top + bottom, problem.w + left + right, dtype=x.dtype)
+    image[:, :, top : top + problem.h, left : left + problem.w] = x
+    y = torch.zeros(problem.y_shape, dtype=x.dtype)
+    for r in range(problem.r):
+        for s in range(problem.s):
+            rows = slice(r * problem.dilation[0], None, problem.stride[0])
+            cols = slice(s * problem.dilation[1], None, problem.stride[1])
+            taken = image[:, :, rows, cols][:, :, : problem.p, : problem.q]
+            for g in range(problem.groups):
+                cs = slice(g * problem.c_per_group, (g + 1) * problem.c_per_group)
+                ks = slice(g * problem.k_per_group, (g + 1) * problem.k_per_group)
+                y[:, ks] += torch.einsum("nchw,kc->nkhw", taken[:, cs], w[ks, :, r, s])
+    return y
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_fprop_is_the_definition(name):
+    problem = problem_for(SPECS[name])
+    x, w, _ = tensors(problem)
+    b = torch.arange(6.0, dtype=torch.float64)
+    oracle = reference.oracle_fprop(x, w, b, SPECS[name])
+    torch.testing.assert_close(oracle.value, tap_by_tap(x, w, problem) + b[:, None, None], rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(oracle.scale, tap_by_tap(x.abs(), w.abs(), problem) + b[:, None, None])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients_are_adjoint_to_fprop(name):
+    """<dy, conv(x, w)> = <dgrad(dy, w), x> = <wgrad(dy, x), w> for any tensors."""
+    problem = problem_for(SPECS[name])
+    x, w, dy = tensors(problem)
+    expected = (dy * tap_by_tap(x, w, problem)).sum()
+    dx = reference.oracle_dgrad(dy, w, problem.x_shape, SPECS[name]).value
+    dw = reference.oracle_wgrad(dy, x, problem.w_shape, SPECS[name]).value
+    assert dx.shape == x.shape and dw.shape == w.shape
+    torch.testing.assert_close((dx * x).sum(), expected, rtol=1e-12, atol=1e-10)
+    torch.testing.assert_close((dw * w).sum(), expected, rtol=1e-12, atol=1e-10)
+
+
+def test_bias_gradient():
+    dy = torch.randn(2, 3, 4, 5)
+    oracle = reference.oracle_bgrad(dy)
+    torch.testing.assert_close(oracle.value, dy.double().sum((0, 2, 3)))
+    torch.testing.assert_close(oracle.scale, dy.double().abs().sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_fprop_border_is_where_padding_is_read(name):
+    """An output is inside exactly if setting the padding to one changes nothing, the outermost ring apart."""
+    problem = problem_for(SPECS[name])
+    top, bottom, left, right = problem.padding
+    ones = torch.nn.functional.pad(torch.zeros(1, 1, problem.h, problem.w), (left, right, top, bottom), value=1.0)
+    reads = (
+        torch.nn.functional.conv2d(ones, torch.ones(1, 1, 3, 5), None, problem.stride, 0, problem.dilation)[0, 0] > 0
+    )
+    for ring in (reads[0], reads[-1], reads[:, 0], reads[:, -1]):
+        ring[:] = True
+    assert torch.equal(reference.border_mask(problem), reads)
+
+
+@pytest.mark.parametrize("direction, shape", [("dgrad", (13, 17)), ("wgrad", (3, 5))])
+def test_gradient_borders(direction, shape):
+    mask = reference.border_mask(problem_for(ConvSpec(), direction))
+    assert mask.shape == shape
+    rim = 1 if direction == "wgrad" else 2
+    assert mask[:rim].all() and mask[-rim:].all() and mask[:, :1].all()
+    assert not mask[rim:-rim, 4:-4].any()
+
+
+def oracle_of(*values: float) -> reference.Oracle:
+    value = torch.tensor(values, dtype=torch.float64)
+    return reference.Oracle(value, torch.full_like(value, 10.0))
+
+
+TIGHT = reference.Limits(norm=1e-6, element=4e-6)
+
+
+def test_exact_result_passes_with_zero_error():
+    error = reference.measure_error(torch.tensor([1.0, -2.0, 3.0]), oracle_of(1, -2, 3), TIGHT)
+    assert error == reference.Error(0.0, 0.0, 0.0, 0.0, None) and error.passed
+
+
+def test_error_figures():
+    border = torch.tensor([True, False, False])
+    error = reference.measure_error(torch.tensor([1.0, -2.0, 3.5]), oracle_of(1, -2, 3), TIGHT, border)
+    assert error.norm == pytest.approx(0.5 / math.sqrt(14))
+    assert error.worst == error.interior_worst == pytest.approx(0.05)
+    assert error.border_worst == 0.0
+    assert error.first_bad == reference.BadElement((2,), 3.5, 3.0)
+
+
+def test_first_bad_is_the_first_in_row_major_order():
+    value = torch.zeros(2, 3, 4, 5, dtype=torch.float64)
+    oracle = reference.Oracle(value, torch.ones_like(value))
+    result = value.float()
+    result[1, 2, 3, 4], result[1, 0, 2, 1] = 5.0, 0.25
+    error = reference.measure_error(result, oracle, TIGHT)
+    assert error.first_bad.coordinate == (1, 0, 2, 1)
+    assert str(error.first_bad) == "at (1, 0, 2, 1): got 0.25, expected 0.0"
+
+
+def test_many_small_errors_fail_by_the_norm():
+    value = torch.ones(1000, dtype=torch.float64)
+    oracle = reference.Oracle(value, 100 * value)
+    result = (value + 1e-4).float()
+    result[7] += 1e-4
+    error = reference.measure_error(result, oracle, reference.Limits(norm=1e-5, element=1e-5))
+    assert error.worst < 1e-5 < error.norm
+    assert not error.passed and error.first_bad.coordinate == (7,)
+
+
+@pytest.mark.parametrize("got", [math.nan, math.inf, -math.inf])
+def test_non_finite_never_passes_for_a_finite_reference(got):
+    error = reference.measure_error(torch.tensor([1.0, got]), oracle_of(1, 2), reference.Limits(1e30, 1e30))
+    assert not error.passed and error.norm == error.worst == math.inf
+    assert error.first_bad.coordinate == (1,)
+
+
+@pytest.mark.parametrize("expected", [math.nan, math.inf, -math.inf])
+def test_non_finite_passes_only_where_the_reference_has_the_same(expected):
+    assert reference.measure_error(torch.tensor([1.0, expected]), oracle_of(1, expected), TIGHT).passed
+    for other in {0.0, math.nan, math.inf, -math.inf} - {expected}:
+        if math.isnan(other) and math.isnan(expected):
+            continue
+        assert not reference.measure_error(torch.tensor([1.0, other]), oracle_of(1, expected), TIGHT).passed
+
+
+def test_overflow_of_the_narrow_dtype_is_expected():
+    result = torch.tensor([1.0, math.inf], dtype=torch.float16)
+    assert reference.measure_error(result, oracle_of(1, 1e6), TIGHT).passed
+
+
+def test_one_smallest_subnormal_is_rounding():
+    tiny = 2.0**-149
+    oracle = reference.Oracle(
+        torch.tensor([3.4 * tiny], dtype=torch.float64), torch.tensor([4 * tiny], dtype=torch.float64)
+    )
+    assert reference.measure_error(torch.tensor([3 * tiny]), oracle, TIGHT).passed
+    assert not reference.measure_error(torch.tensor([5 * tiny]), oracle, TIGHT).passed
+
+
+def test_zero_scale_allows_nothing_but_zero():
+    zero = torch.zeros(2, dtype=torch.float64)
+    assert reference.measure_error(torch.zeros(2), reference.Oracle(zero, zero), TIGHT).passed
+    assert not reference.measure_error(torch.tensor([0.0, 1e-20]), reference.Oracle(zero, zero), TIGHT).passed
+
+
+def test_empty_results_pass_and_wrong_shapes_are_refused():
+    empty = torch.zeros(0, 3, dtype=torch.float64)
+    assert reference.measure_error(empty.float(), reference.Oracle(empty, empty), TIGHT).passed
+    with pytest.raises(ValueError, match=r"\(2,\), the reference \(3,\)"):
+        reference.measure_error(torch.zeros(2), oracle_of(1, 2, 3), TIGHT)
+
+
+@pytest.mark.parametrize(
+    "dtype, precision, norm",
+    [
+        (torch.float32, "tf32", 5e-4),
+        (torch.float16, "ieee", 1e-3),
+        (torch.bfloat16, "ieee", 8e-3),
+        (torch.float64, "ieee", 1e-13),
+    ],
+)
+def test_limits_by_precision(dtype, precision, norm):
+    problem = Conv2dProblem("fprop", 1, 4, 9, 9, 4, 3, 3, dtype=dtype, precision=precision)
+    assert reference.error_limits(problem) == (norm, 4 * norm)
+
+
+@pytest.mark.parametrize("direction, length", [("fprop", 2 * 3 * 5), ("dgrad", 3 * 3 * 5), ("wgrad", 2 * 11 * 13)])
+def test_ieee_limit_follows_the_reduction(direction, length):
+    problem = Conv2dProblem(direction, 2, 4, 13, 17, 6, 3, 5, groups=2)
+    assert reference.error_limits(problem).norm == pytest.approx(5e-7 * math.sqrt(math.log2(length)))
+
+
+def test_a_worse_rival_widens_only_fp32_ieee():
+    problem = Conv2dProblem("fprop", 1, 4, 9, 9, 4, 3, 3)
+    rival = reference.Error(1e-5, 3e-5, 0.0, 3e-5, None)
+    assert reference.error_limits(problem, rival) == (2e-5, 6e-5)
+    assert reference.error_limits(problem, rival._replace(norm=0.0, worst=0.0)) == reference.error_limits(problem)
+    assert reference.error_limits(problem, rival._replace(norm=math.inf)) == reference.error_limits(problem)
+    tf32 = Conv2dProblem("fprop", 1, 4, 9, 9, 4, 3, 3, precision="tf32")
+    assert reference.error_limits(tf32, rival._replace(norm=1.0)).norm == 5e-4
+    assert reference.bgrad_limits(tf32).norm < 1e-5
+
+
+def test_cudnn_search_is_put_back():
+    before = torch.backends.cudnn.benchmark
+    with reference.cudnn_search(not before):
+        assert torch.backends.cudnn.benchmark is not before
+    assert torch.backends.cudnn.benchmark is before

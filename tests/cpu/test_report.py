@@ -1,0 +1,195 @@
+"""Rows and what is made of them: figures, records, the terminal's table, JSON and HTML."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from haloconv.report import Report, Row, as_table, print_table
+
+WIN = Row(
+    case="A",
+    direction="fprop",
+    precision="fp32",
+    layout="nchw",
+    family="direct",
+    reason="asked for",
+    error=2.5e-7,
+    aten_error=3e-7,
+    error_limit=1.6e-6,
+    difference=4e-7,
+    aten_ms=16.0,
+    haloconv_ms=10.0,
+    spread=0.01,
+    runs=12,
+    flops=371_000_000_000,
+    limit_ms=7.28,
+    aten_best_ms=15.0,
+)
+LOSS = replace(WIN, direction="bgrad", haloconv_ms=20.0, flops=None, limit_ms=None, aten_best_ms=None)
+FAILED = replace(WIN, case="<b>", complaint="first bad element at (0, 1): got nan, expected 1.0", error=math.inf)
+ENVIRONMENT = {
+    "gpu": "NVIDIA H200",
+    "torch": "2.11.0",
+    "cudnn": "91900",
+    "cuda_runtime": "13.0",
+    "commit": "abc",
+    "date": "2026-11-20T10:00:00Z",
+}
+RECORD_KEYS = set(
+    [
+        "case",
+        "direction",
+        "precision",
+        "layout",
+        "aten_ms",
+        "haloconv_ms",
+        "ratio",
+        "spread",
+        "limit_ms",
+        "share",
+        "error",
+        "aten_error",
+        "family",
+        "gpu",
+        "torch",
+        "cudnn",
+        "cuda",
+        "commit",
+        "date",
+    ]
+)
+
+
+def report(*rows: Row) -> Report:
+    return Report("a report", ENVIRONMENT, list(rows), ["a note"])
+
+
+def text_of(rows, width=132) -> str:
+    console = Console(width=width, file=io.StringIO())
+    print_table(as_table(rows), console)
+    return console.file.getvalue()
+
+
+def test_figures():
+    assert WIN.ratio == 1.6
+    assert WIN.share == pytest.approx(0.728)
+    assert WIN.tflops == pytest.approx(37.1)
+    assert LOSS.ratio == 0.8 and LOSS.share is None and LOSS.tflops is None
+
+
+def test_record_has_the_keys_of_result_files():
+    record = WIN.record(ENVIRONMENT)
+    assert record.keys() >= RECORD_KEYS
+    assert record["ratio"] == 1.6 and record["share"] == 0.728 and record["cuda"] == "13.0"
+    assert record["gpu"] == "NVIDIA H200" and record["passed"] is True
+
+
+def test_infinite_errors_are_null_in_json():
+    content = json.loads(report(WIN, FAILED).to_json())
+    assert content["passed"] is False
+    assert content["environment"] == ENVIRONMENT and content["notes"] == ["a note"]
+    good, bad = content["rows"]
+    assert good["error"] == 2.5e-7 and bad["error"] is None
+    assert bad["complaint"] == FAILED.complaint
+
+
+def test_a_report_passes_only_with_rows_that_all_pass():
+    assert report(WIN, LOSS).passed
+    assert not report().passed
+    assert not report(WIN, FAILED).passed
+    assert report(WIN, FAILED).complaints() == [f"<b> fprop: {FAILED.complaint}"]
+
+
+def test_table_shows_wins_and_losses():
+    text = text_of([WIN, LOSS, FAILED])
+    lines = text.splitlines()
+    win, loss, failed = (next(line for line in lines if mark in line) for mark in ("fprop", "bgrad", "<b>"))
+    for cell in (
+        "A",
+        "direct",
+        "fp32",
+        "2.5e-07",
+        "3.0e-07",
+        "16.00",
+        "15.00",
+        "10.00",
+        "1.60x",
+        "37.1",
+        "73%",
+        "passed",
+    ):
+        assert cell in win
+    assert "0.80x" in loss and "–" in loss
+    assert "FAILED" in failed and "inf" in failed
+    assert "…" not in text
+
+
+def test_table_leaves_out_what_is_unknown():
+    text = text_of([LOSS])
+    assert "limit" not in text and "TFLOP/s" not in text and "better" not in text
+    assert "limit" in text_of([WIN]) and "TFLOP/s" in text_of([WIN])
+
+
+def test_layout_is_shown_where_it_matters():
+    assert "nchw" not in text_of([WIN]) and "layout\n" not in text_of([LOSS])
+    text = text_of([WIN, replace(WIN, layout="nhwc")])
+    assert "nchw" in text and "nhwc" in text
+
+
+def test_narrow_terminals_cut_nothing_off():
+    assert text_of([WIN, FAILED], width=40) == text_of([WIN, FAILED], width=10)
+    assert "passed" in text_of([WIN], width=40) and "…" not in text_of([WIN], width=40)
+
+
+def test_reasons_are_grouped():
+    reasons = report(WIN, LOSS, replace(WIN, case="B"), replace(WIN, case="C", family="aten", reason="dtype")).reasons()
+    assert reasons == ["direct: asked for (A fprop, bgrad; B fprop)", "aten: dtype (C fprop)"]
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.widths: list[float] = []
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        attributes = dict(attrs)
+        if tag == "rect":
+            self.widths.append(float(attributes["width"]))
+        self.references += [attributes[name] for name in ("src", "href") if name in attributes]
+
+    def handle_data(self, data):
+        if self.tags and self.tags[-1] == "td" and data.strip():
+            self.cells.append(data)
+
+
+def test_page_is_self_contained_and_escaped():
+    text = report(WIN, LOSS, FAILED).to_html()
+    page = Page(text)
+    assert page.references == [] and "script" not in page.tags and "url(" not in text
+    assert "b" not in page.tags and "&lt;b&gt;" in text
+    assert {"1.60x", "0.80x", "73%", "FAILED"} <= set(page.cells)
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+    assert "NVIDIA H200" in text and "a note" in text and "Not every check passed" in text
+    assert "Every check passed" in report(WIN).to_html()
+
+
+def test_bars_share_one_scale():
+    widths = Page(report(WIN, LOSS).to_html()).widths
+    assert widths == [80.0, 50.0, 80.0, 100.0]
+
+
+def test_page_without_rows_is_still_a_page():
+    assert re.search(r"</html>\s*$", Report("empty", ENVIRONMENT).to_html())

@@ -1,0 +1,115 @@
+"""A family's stamp vouches for the sources as they are now, or PENDING.md says since when and why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import make_stamps, sanitize, stamps
+
+FAMILIES = stamps.kernel_families()
+
+
+def read_stamp(family: str) -> dict | None:
+    path = stamps.VERIFIED / f"{family}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def test_direct_is_a_stamped_family() -> None:
+    assert "direct" in FAMILIES
+    assert {"direct.cu", "direct.py"} <= {file.name for file in stamps.stamped_files("direct")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stamp_is_current_or_pending(family: str) -> None:
+    if family in stamps.pending():
+        return
+    stamp = read_stamp(family)
+    assert stamp is not None, f"{family} was never verified: run `make gpu` on a GPU, or name it in {stamps.PENDING}"
+    assert stamp["hash"] == stamps.family_hash(family), (
+        f"{family} changed since {stamp['date']}: run `make gpu` on a GPU, or name it in {stamps.PENDING}"
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stamp_shows_a_clean_run(family: str) -> None:
+    stamp = read_stamp(family)
+    if stamp is None:
+        assert family in stamps.pending()
+        return
+    assert stamp["family"] == family and stamp["failed"] == 0 and stamp["checks"] > 0
+    assert set(stamp["errors"]) == {"fprop", "dgrad", "wgrad", "bgrad"}
+    assert set(stamp["worst_errors"]) == {"fp32", "fp16", "bf16", "fp64"}
+    assert stamp["gpu"] != "none" and stamp["sanitizer"] and stamp["date"]
+
+
+def test_pending_names_existing_families_with_a_date_and_a_reason() -> None:
+    if not stamps.PENDING.exists():
+        return
+    lines = [line for line in stamps.PENDING.read_text(encoding="utf-8").splitlines() if line.startswith(("- ", "* "))]
+    assert len(lines) == len(stamps.pending()), "a line is not of the form: - `family` (YYYY-MM-DD): reason"
+    assert set(stamps.pending()) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("index", range(len(stamps.stamped_files("direct"))))
+def test_every_file_counts(index: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One changed byte in any of the files changes the hash."""
+    files = stamps.stamped_files("direct")
+    before = stamps.family_hash("direct")
+    changed = tmp_path / files[index].name
+    changed.write_bytes(files[index].read_bytes() + b" ")
+    monkeypatch.setattr(stamps, "stamped_files", lambda _: [*files[:index], changed, *files[index + 1 :]])
+    assert stamps.family_hash("direct") != before
+
+
+# make_stamps and sanitize -------------------------------------------------------------------------------------------
+
+
+def results(**counts: int) -> dict:
+    return {
+        "counts": {"passed": 9, "failed": 0, "skipped": 1, "deselected": 0} | counts,
+        "hashes": {"direct": "abc"},
+        "worst_errors": {"direct": {"fprop": {"fp32": 1e-7, "fp16": 2e-4}, "dgrad": {"fp32": 3e-7}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (None, "no results"), (results(failed=2), "2 GPU tests failed"), (results(deselected=5), "tests deselected"),
+        (results(passed=0), "no GPU test passed"), (results() | {"hashes": {"direct": "old"}}, "direct changed"),
+        (results() | {"hashes": {}}, "direct changed"), (results() | {"worst_errors": {}}, "no error of direct"),
+    ],
+)  # fmt: skip
+def test_no_stamp_for_a_run_that_proves_nothing(found: dict | None, says: str) -> None:
+    assert any(says in sentence for sentence in make_stamps.objections(found, {"direct": "abc"}))
+
+
+def test_stamp_of_a_good_run() -> None:
+    environment = dict.fromkeys(make_stamps.STAMP_KEYS, "x") | {"date": "2026-01-02T03:04:05Z"}
+    verdict = {"hashes": {"direct": "abc"}, "tools": {"memcheck": {"verdict": "0 findings in 5 calls"}}}
+    assert make_stamps.objections(results(), {"direct": "abc"}) == []
+    stamp = make_stamps.stamp_of("direct", "abc", results(), verdict, environment)
+    assert stamp["worst_errors"] == {"fp32": 3e-7, "fp16": 2e-4}
+    assert stamp["sanitizer"] == "memcheck: 0 findings in 5 calls" and stamp["date"] == "2026-01-02"
+    assert make_stamps.sanitizer_text(verdict, "direct", "other") == "not run"
+    assert make_stamps.sanitizer_text(None, "direct", "abc") == "not run"
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "clean"),
+    [
+        (0, "sanitizer driver: 12 calls checked\n========= ERROR SUMMARY: 0 errors", True),
+        (0, "sanitizer driver: 12 calls checked\n========= RACECHECK SUMMARY: 0 hazards displayed", True),
+        (9, "sanitizer driver: 12 calls checked\n========= ERROR SUMMARY: 3 errors", False),
+        (0, "sanitizer driver: 12 calls checked\n========= RACECHECK SUMMARY: 1 hazard displayed", False),
+        (0, "========= ERROR SUMMARY: 0 errors", False),
+        (1, "Traceback\n========= ERROR SUMMARY: 0 errors", False),
+        (124, "stopped after 150 s", False),
+        (0, "sanitizer driver: 12 calls checked", False),
+    ],
+)
+def test_sanitizer_output_is_judged_strictly(code: int, output: str, clean: bool) -> None:
+    assert sanitize.judge(code, output)[1] is clean

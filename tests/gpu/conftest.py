@@ -1,0 +1,71 @@
+"""Fixtures of the GPU tests: their own kernel cache, compiling in threads, and counting compilations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+
+from haloconv.jit import cache
+from tests import oracle
+from tests.cases import Case, make
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HALOCONV_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        patch.delenv("HALOCONV_CACHE", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free_memory() -> Iterator[None]:
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_cpu_threads() -> Iterator[None]:
+    """Small references are computed on the CPU: many threads would wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(4, before))
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def in_threads() -> Callable[[Iterable[Callable[[], object]]], None]:
+    """Run calls in a thread pool, so that the kernels they need are compiled side by side.
+
+    A call that fails is left to the test that makes it again.
+    """
+
+    def run(calls: Iterable[Callable[[], object]]) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            for future in [pool.submit(call) for call in calls]:
+                future.exception()
+        torch.cuda.synchronize()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def warm_up(in_threads: Callable) -> Callable[[Iterable[tuple[Case, torch.dtype]]], None]:
+    """Compile the kernels that every direction of the given cases and dtypes needs."""
+
+    def once(one: Case, dtype: torch.dtype) -> None:
+        t = make(one, dtype, "cuda")
+        for result in oracle.RESULTS:
+            oracle.run(result, t, one)
+
+    return lambda pairs: in_threads(partial(once, one.on("direct"), dtype) for one, dtype in pairs)
+
+
+@pytest.fixture
+def compiles() -> Callable[[], int]:
+    """How many kernels this process has compiled so far."""
+    return lambda: cache.statistics().compiles

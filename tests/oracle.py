@@ -1,0 +1,225 @@
+"""How the tests run a direction, what they compare it with, and the traps they lay around outputs.
+
+The float64 reference, its error measure and the limits live in ``haloconv.reference``; this file adds a second,
+independent reference written as plain sums over taps, poisoned and fenced allocations, and bitwise comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from haloconv import plan, reference
+from haloconv.precision import convolution_precision
+from haloconv.problem import Conv2dProblem, ConvSpec
+from haloconv.reference import Error, Limits, Oracle
+from tests.cases import DTYPE_NAMES, Case, Tensors
+
+RESULTS = ("fprop", "dgrad", "wgrad", "bgrad")
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+FENCE_BYTES = 4096
+CPU_FLOPS = 5e7
+
+
+def layout_of(storage: str) -> str:
+    return "nhwc" if storage.startswith("channels_last") else "nchw"
+
+
+def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
+    """One raw result of haloconv, below autograd: y, dx, dw or db."""
+    if result == "fprop":
+        return plan.fprop(t.x, t.w, t.b, one.spec)
+    if result == "dgrad":
+        return plan.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec)
+    if result == "wgrad":
+        return plan.wgrad(t.dy, t.x, tuple(t.w.shape), layout_of(one.w_storage), one.spec)
+    return plan.bgrad(t.dy, one.spec)
+
+
+def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
+    """The float64 answer, on the tensors' device.
+
+    Small problems are computed on the CPU, where tests/cpu/test_reference.py holds it against ``tap_sums``.
+    """
+    if t.w.is_cuda and problem_of(result, t, spec).flops < CPU_FLOPS:
+        answer = expected(result, Tensors(*(None if v is None else v.cpu() for v in t)), spec)
+        return Oracle(*(v.to(t.w.device) for v in answer))
+    if result == "fprop":
+        return reference.oracle_fprop(t.x, t.w, t.b, spec)
+    if result == "dgrad":
+        return reference.oracle_dgrad(t.dy, t.w, tuple(t.x.shape), spec)
+    if result == "wgrad":
+        return reference.oracle_wgrad(t.dy, t.x, tuple(t.w.shape), spec)
+    return reference.oracle_bgrad(t.dy)
+
+
+def rival(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
+    """PyTorch's own answer in the tensors' dtype with TF32 off."""
+    with torch.no_grad(), convolution_precision("ieee"):
+        if result == "bgrad":
+            return t.dy.sum((0, 2, 3))
+        top, bottom, left, right = spec.padding
+        x = torch.nn.functional.pad(t.x, (left, right, top, bottom))
+        tail = (spec.stride, (0, 0), spec.dilation, False, (0, 0), spec.groups)
+        if result == "fprop":
+            return torch.ops.aten.convolution(x, t.w, t.b, *tail)
+        mask = [result == "dgrad", result == "wgrad", False]
+        dx, dw, _ = torch.ops.aten.convolution_backward(t.dy, x, t.w, None, *tail, mask)
+        h, w = t.x.shape[2:]
+        return dx[:, :, top : top + h, left : left + w] if result == "dgrad" else dw
+
+
+def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Conv2dProblem:
+    direction = "wgrad" if result == "bgrad" else result
+    extents = (*t.x.shape, t.w.shape[0], *t.w.shape[2:])
+    return Conv2dProblem(
+        direction, *extents, stride=spec.stride, padding=spec.padding, dilation=spec.dilation, groups=spec.groups,
+        bias=t.b is not None and direction == "fprop", dtype=t.x.dtype,
+    )  # fmt: skip
+
+
+def limits_of(result: str, problem: Conv2dProblem, rival_error: Error | None, norm_counts: bool) -> Limits:
+    pick = reference.bgrad_limits if result == "bgrad" else reference.error_limits
+    limits = pick(problem, rival_error)
+    return limits if norm_counts else limits._replace(norm=math.inf)
+
+
+def check(
+    result: str, got: torch.Tensor, t: Tensors, spec: ConvSpec, *, want: Oracle | None = None, norm_counts: bool = True
+) -> Error:
+    """Assert that a result is right within the limits of its dtype; returns the measured error.
+
+    ``norm_counts`` False leaves the relative norm out: inputs made to cancel have no small relative error in any fp32
+    sum, only a small one relative to the sum of absolute values.
+    """
+    want = expected(result, t, spec) if want is None else want
+    assert got.shape == want.value.shape, f"{result}: shape {tuple(got.shape)}, expected {tuple(want.value.shape)}"
+    assert got.dtype == t.w.dtype and got.device == t.w.device, f"{result}: {got.dtype} on {got.device}"
+    problem = problem_of(result, t, spec)
+    border = None if result == "bgrad" else reference.border_mask(problem, got.device)
+    limits = limits_of(result, problem, None, norm_counts)
+    error = reference.measure_error(got, want, limits, border)
+    if not error.passed and got.dtype == torch.float32:
+        theirs = reference.measure_error(rival(result, t, spec), want, limits, border)
+        limits = limits_of(result, problem, theirs, norm_counts)
+        error = reference.measure_error(got, want, limits, border)
+    name = f"{result} {DTYPE_NAMES.get(got.dtype, got.dtype)}"
+    assert error.passed, f"{name}: {error.first_bad}; {error}, limits {limits}, {problem}"
+    return error
+
+
+# A second reference -------------------------------------------------------------------------------------------------
+
+
+def tap_sums(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
+    """The float64 answer as a sum over taps of matrix products of slices: no convolution routine takes part.
+
+    fprop pads explicitly, so that a NaN or Inf in the filter meets the padding's zeros (0 * Inf = NaN).
+    """
+    if result == "bgrad":
+        return t.dy.double().sum((0, 2, 3))
+    (top, bottom, left, right), g = spec.padding, spec.groups
+    n, c, h, w = t.x.shape
+    k, cg, r, s = t.w.shape
+    p, q = t.dy.shape[2:]
+    x = torch.nn.functional.pad(t.x.double(), (left, right, top, bottom))
+    x = x.reshape(n, g, c // g, h + top + bottom, w + left + right)
+    filters, dy = t.w.double().reshape(g, k // g, cg, r, s), t.dy.double().reshape(n, g, k // g, p, q)
+    y, dx, dw = torch.zeros_like(dy), torch.zeros_like(x), torch.zeros_like(filters)
+    for i in range(r):
+        for j in range(s):
+            rows, cols = (slice(a * d, a * d + (m - 1) * st + 1, st) for a, d, m, st in (
+                (i, spec.dilation[0], p, spec.stride[0]), (j, spec.dilation[1], q, spec.stride[1])))  # fmt: skip
+            if result == "fprop":
+                y += torch.einsum("ngchw,gkc->ngkhw", x[..., rows, cols], filters[..., i, j])
+            elif result == "dgrad":
+                dx[..., rows, cols] += torch.einsum("ngkhw,gkc->ngchw", dy, filters[..., i, j])
+            else:
+                dw[..., i, j] = torch.einsum("ngkhw,ngchw->gkc", dy, x[..., rows, cols])
+    if result == "fprop":
+        return y.reshape(n, k, p, q) + (0 if t.b is None else t.b.double()[:, None, None])
+    if result == "dgrad":
+        return dx[..., top : top + h, left : left + w].reshape(n, c, h, w)
+    return dw.reshape(k, cg, r, s)
+
+
+# Bits ---------------------------------------------------------------------------------------------------------------
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """The bit patterns of a floating-point tensor, so that NaN equals NaN and 0 differs from -0."""
+    return t.detach().contiguous().view(BITS[t.element_size()])
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def whole_storage(t: torch.Tensor) -> torch.Tensor:
+    """A copy of every byte of a tensor's storage, the elements around a view included."""
+    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()).clone()
+
+
+class Unchanged:
+    """A context in which no byte of the given tensors' storages may change."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        self.tensors = [t for t in tensors if t is not None and t.numel()]
+
+    def __enter__(self) -> None:
+        self.before = [whole_storage(t) for t in self.tensors]
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            for t, before in zip(self.tensors, self.before, strict=True):
+                assert torch.equal(whole_storage(t), before), f"an input of shape {tuple(t.shape)} was written to"
+
+
+# Poison and red zones -----------------------------------------------------------------------------------------------
+
+ALLOCATIONS = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_permuted.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+
+class RedZones(TorchDispatchMode):
+    """While active, every uninitialised tensor on ``device`` starts as NaN and lies between two fences of known bytes.
+
+    ``check`` asserts that no fence was touched and returns how many tensors were watched. The fences are multiples of
+    512 bytes wide, so that the tensors are aligned as the caching allocator aligns them.
+    """
+
+    FENCE_VALUE = 0xA5
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device_type = torch.device(device).type
+        self.blocks: list[tuple[torch.Tensor, int, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func not in ALLOCATIONS or out.device.type != self.device_type or not out.numel():
+            return out
+        span = 1 + sum((extent - 1) * step for extent, step in zip(out.shape, out.stride(), strict=True))
+        used = span * out.element_size()
+        block = torch.full((FENCE_BYTES + used + FENCE_BYTES,), self.FENCE_VALUE, dtype=torch.uint8, device=out.device)
+        self.blocks.append((block, used, tuple(out.shape)))
+        inside = block[FENCE_BYTES : FENCE_BYTES + used].view(out.dtype)
+        inside.fill_(float("nan") if out.dtype.is_floating_point else 0x7B)
+        return inside.as_strided(out.shape, out.stride())
+
+    def check(self) -> int:
+        for block, used, shape in self.blocks:
+            for side, fence in (("before", block[:FENCE_BYTES]), ("after", block[FENCE_BYTES + used :])):
+                hit = (fence != self.FENCE_VALUE).nonzero()
+                assert not hit.numel(), f"a byte {side} the tensor of shape {shape} was written: offset {hit[0].item()}"
+        return len(self.blocks)
