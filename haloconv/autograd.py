@@ -19,8 +19,9 @@ from haloconv.problem import ConvSpec
 Tensor = torch.Tensor
 
 
-def _recording(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+def _recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
+    wanted = first.requires_grad or second.requires_grad or (third is not None and third.requires_grad)
+    return wanted and torch.is_grad_enabled()
 
 
 def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> Tensor:
@@ -31,7 +32,7 @@ def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> Tensor:
     if plan.native:
         top, _, left, _ = spec.padding
         return torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
-    return _Fprop.apply(x, w, b, plan, spec)
+    return _Fprop.apply(x, w, b, plan)
 
 
 def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
@@ -50,7 +51,7 @@ def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: str, spec: Co
 
 def bgrad(dy: Tensor, spec: ConvSpec) -> Tensor:
     """db (K,) from dy (N, K, P, Q)."""
-    return dy.sum((0, 2, 3)) if _recording(dy) else plans.bgrad(dy, spec)
+    return dy.sum((0, 2, 3)) if _recording(dy, dy) else plans.bgrad(dy, spec)
 
 
 def save_needed(ctx: Any, first: Tensor, second: Tensor) -> None:
@@ -61,21 +62,21 @@ def save_needed(ctx: Any, first: Tensor, second: Tensor) -> None:
 
 class _Fprop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan, spec: ConvSpec) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
         save_needed(ctx, x, w)
-        ctx.plan, ctx.spec = plan, spec
+        ctx.plan = plan
         return plan.run(x, w, b)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
         x, w = ctx.saved_tensors
-        plan, spec = ctx.plan, ctx.spec
-        problem = plan.problem
+        plan = ctx.plan
+        problem, spec = plan.problem, plan.spec
         dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
         dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
         dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
         db = bgrad(dy, spec) if db_wanted else None
-        return dx, dw, db, None, None
+        return dx, dw, db, None
 
 
 class _Dgrad(torch.autograd.Function):

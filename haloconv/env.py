@@ -158,10 +158,14 @@ def environment_stamp() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds the package, with ``-dirty`` after local changes; empty outside one."""
+    """The commit of the checkout that holds the package, with ``-dirty`` after local changes; empty outside one.
+
+    A copy of a checkout without its history may name its commit in ``build/commit``.
+    """
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / ".git").exists():
-        return ""
+        note = checkout / "build" / "commit"
+        return note.read_text(encoding="utf-8").strip() if note.exists() else ""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -58,13 +58,14 @@ def conv2d(
         raise TypeError(f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}")
     if weight.dim() != 4:
         check_ranks(input, weight)
+    filter_extent = weight.shape[2:] if isinstance(padding, str) else None
     make_spec = _new_spec if _is_compiling() else _cached_spec
     try:
-        spec = make_spec(stride, padding, dilation, groups, weight.shape[2:], precision, family, strict)
+        spec = make_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
-        spec = _new_spec(stride, padding, dilation, groups, weight.shape[2:], precision, family, strict)
+        spec = _new_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
     if input.dim() == 3:
         return _convolve(input.unsqueeze(0), weight, bias, spec).squeeze(0)
     return _convolve(input, weight, bias, spec)
@@ -75,7 +76,7 @@ def _new_spec(
     padding: object,
     dilation: object,
     groups: int,
-    filter_extent: Pair,
+    filter_extent: Pair | None,
     precision: str | None,
     family: str,
     strict: bool,

@@ -9,6 +9,8 @@ from haloconv.plan import choose, problem_of
 from haloconv.precision import torch_precision
 from haloconv.problem import FAMILIES, PRECISIONS, ConvSpec, Pair, as_four_sides
 
+_is_compiling = torch.compiler.is_compiling
+
 
 class Conv2d(torch.nn.Conv2d):
     """A drop-in for torch.nn.Conv2d: same constructor, parameters in the same order, same state_dict, same results.
@@ -79,7 +81,7 @@ class Conv2d(torch.nn.Conv2d):
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        if not torch.compiler.is_compiling():
+        if not _is_compiling():
             self.__dict__["_last_input"] = (input.shape, input.dtype, input.device)
         return conv2d(
             input,

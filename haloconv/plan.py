@@ -34,12 +34,19 @@ class Plan:
     of the layer goes to PyTorch, so that its own autograd can take the whole layer.
     """
 
-    __slots__ = ("choice", "layout", "native", "problem", "run", "w_layout")
+    __slots__ = ("choice", "layout", "native", "problem", "run", "spec", "w_layout")
 
     def __init__(
-        self, problem: Conv2dProblem, choice: Choice, run: BoundCall, layout: str, w_layout: str, native: bool
-    ):
-        self.problem, self.choice, self.run = problem, choice, run
+        self,
+        problem: Conv2dProblem,
+        spec: ConvSpec,
+        choice: Choice,
+        run: BoundCall,
+        layout: str,
+        w_layout: str,
+        native: bool,
+    ) -> None:
+        self.problem, self.spec, self.choice, self.run = problem, spec, choice, run
         self.layout, self.w_layout, self.native = layout, w_layout, native
 
 
@@ -157,7 +164,7 @@ def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, lay
         _report_refusal(problem, choice, spec)
     run = FAMILIES[choice.family].bind(problem, _form(first), _form(second), layout, device)
     native = problem.direction == "fprop" and _all_native(problem, device, spec)
-    return Plan(problem, choice, run, layout, layout_of(second), native)
+    return Plan(problem, spec, choice, run, layout, layout_of(second), native)
 
 
 def _all_native(problem: Conv2dProblem, device: torch.device, spec: ConvSpec) -> bool:

@@ -160,11 +160,11 @@ def as_pair(value: object, name: str) -> Pair:
     return items * 2 if len(items) == 1 else items  # type: ignore[return-value]
 
 
-def as_four_sides(padding: object, *, filter_extent: Pair, stride: Pair, dilation: Pair) -> FourSides:
+def as_four_sides(padding: object, *, filter_extent: Pair | None, stride: Pair, dilation: Pair) -> FourSides:
     """Any accepted form of padding as ``(top, bottom, left, right)`` in pixels.
 
     Accepted: an int, a pair ``(vertical, horizontal)``, four sides, ``"valid"``, ``"same"`` (the extra pixel goes to
-    the bottom and the right, as in torch).
+    the bottom and the right, as in torch). Only ``"same"`` needs ``filter_extent``, the taps (R, S).
 
     Raises RuntimeError where torch does: an unknown string, ``"same"`` with a stride, a wrong number of values.
     """

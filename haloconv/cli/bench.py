@@ -37,6 +37,7 @@ def bench(
     layout: Annotated[str, typer.Option(help="Of nchw,nhwc.")] = "nchw",
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
+    other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="Where records go; beside the suite by default.")] = None,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
@@ -57,7 +58,7 @@ def bench(
             precisions=_choices("--precision", precision, PRECISIONS),
             layouts=_choices("--layout", layout, LAYOUTS),
             family=family.value,
-            budget=Budget(budget),
+            budget=Budget(budget, other_layout=other_layout),
         )
         seeds = select(cases, SEED_CASES) if compile_time else []
     except (SuiteError, typer.BadParameter) as error:

@@ -120,9 +120,12 @@ def invalid(config: Config, problem: Conv2dProblem, max_smem_bytes: int) -> str 
 
 
 def best_config(problem: Conv2dProblem, max_smem_bytes: int) -> Config:
-    """The first candidate that fits the device."""
-    candidates = configs(problem)
-    return next((each for each in candidates if invalid(each, problem, max_smem_bytes) is None), candidates[-1])
+    """The first candidate that fits the device. Raises RuntimeError if none does."""
+    for config in configs(problem):
+        reason = invalid(config, problem, max_smem_bytes)
+        if reason is None:
+            return config
+    raise RuntimeError(f"no tile of the direct family runs {problem} here: the smallest {reason}")
 
 
 @dataclass(frozen=True)
@@ -281,7 +284,7 @@ def _bind_dgrad(problem, config, text, dy: TensorForm, w: TensorForm, result_lay
     tiles = _tiles(problem, config)
     fields = _params(problem, (*x_strides, *w.strides, *dy.strides), 0, tiles)
     smem_bytes = config.smem_bytes(_acc_bytes(problem.dtype))
-    residues = problem.stride[0] * problem.stride[1]
+    residues = min(problem.stride[0], problem.h) * min(problem.stride[1], problem.w)
     grid = tiles[0] * tiles[1] * problem.groups * residues
     launch = Launch(text, device, grid, config.threads, smem_bytes, _PARAMS_FORMAT, fields)
     x_shape = problem.x_shape

@@ -90,8 +90,9 @@ __device__ __forceinline__ Work this_work(const Params& p) {
     work.tile_n = index % p.tiles_n, index /= p.tiles_n;
     work.group = index % p.groups, work.part = index / p.groups;
     if (DIRECTION == DGRAD) {
-        work.vertical = hc::input_axis(R, STRIDE_H, DIL_H, p.pad_top, p.h, work.part / STRIDE_W);
-        work.horizontal = hc::input_axis(S, STRIDE_W, DIL_W, p.pad_left, p.w_extent, work.part % STRIDE_W);
+        const int residues_w = STRIDE_W < p.w_extent ? STRIDE_W : p.w_extent;
+        work.vertical = hc::input_axis(R, STRIDE_H, DIL_H, p.pad_top, p.h, work.part / residues_w);
+        work.horizontal = hc::input_axis(S, STRIDE_W, DIL_W, p.pad_left, p.w_extent, work.part % residues_w);
     } else {
         work.vertical = hc::output_axis(R, STRIDE_H, DIL_H, p.pad_top, p.p);
         work.horizontal = hc::output_axis(S, STRIDE_W, DIL_W, p.pad_left, p.q);

@@ -21,10 +21,15 @@ OURS, RIVAL, RIVAL_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
 
 @dataclass(frozen=True)
 class Budget:
-    """How long one comparison may take: ``seconds`` of timing, but at least ``min_runs`` runs of every variant."""
+    """How long one comparison may take: ``seconds`` of timing, but at least ``min_runs`` runs of every variant.
+
+    ``other_layout`` also times PyTorch in the other memory order. cuDNN's search there is not part of the seconds, and
+    takes up to a minute for fp32 without TF32.
+    """
 
     seconds: float = 1.0
     min_runs: int = 10
+    other_layout: bool = False
 
 
 def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
@@ -86,10 +91,10 @@ def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
-    """Both sides, and on a GPU PyTorch in the other layout too, so that the best of both is known."""
+    """Both sides, and PyTorch in the other layout too if the budget has it, so that the best of both is known."""
     variants = {RIVAL: layer.rival(step), OURS: layer.ours(step)}
     device = layer.x.device
-    if device.type == "cuda" and step != "bgrad":
+    if budget.other_layout and step != "bgrad":
         other = next(layout for layout in LAYOUTS if layout != layer.layout)
         variants[RIVAL_OTHER_LAYOUT] = layer.with_layout(other).rival(step)
     return compare(variants, device=device, budget_s=budget.seconds, min_runs=budget.min_runs)

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree
 
 from haloconv.plan import layout_of
-from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, measure_error
+from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error
 from haloconv.report import Row
 from haloconv.tune.layer import rival_flags
 from haloconv.tune.timing import compare
@@ -102,7 +102,8 @@ def _truth(contest: Contest) -> Values | None:
     model = copy.deepcopy(contest.theirs).double()
     inputs = [x.double() if x.is_floating_point() else x for x in contest.inputs]
     try:
-        return values_of(model, inputs, contest.seed)
+        with cudnn_search(False):
+            return values_of(model, inputs, contest.seed)
     except torch.cuda.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError):

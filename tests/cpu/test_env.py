@@ -137,6 +137,14 @@ def test_the_driver_version_without_its_file(monkeypatch: pytest.MonkeyPatch, no
     assert env.driver_version() == "CUDA 13.1"
 
 
+def test_a_copy_without_history_may_name_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(env, "__file__", str(tmp_path / "haloconv" / "env.py"))
+    assert env.environment_stamp()["commit"] == "none"
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "commit").write_text("0123456789ab\n")
+    assert env.environment_stamp()["commit"] == "0123456789ab"
+
+
 def test_the_stamp_names_where_and_with_what() -> None:
     stamp = env.environment_stamp()
     assert list(stamp) == [

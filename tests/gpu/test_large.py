@@ -10,7 +10,7 @@ import torch
 
 from haloconv import reference
 from tests import oracle
-from tests.cases import Case, Tensors, case, case_id, generator
+from tests.cases import Case, Tensors, case, case_id, generator, make
 
 HALF = torch.float16
 WINDOW = 24
@@ -163,3 +163,13 @@ def check_input_gradient(dx: torch.Tensor, t: Tensors, one: Case, place: tuple[i
     assert got.numel() and got.any()
     check_window(got, full[0][:, i0:i1, j0:j1], full[1][:, i0:i1, j0:j1])
     return got
+
+
+def test_more_residues_than_a_launch_has_blocks() -> None:
+    """A stride of 70000 in both axes has 4.9e9 residue classes, of which few have pixels."""
+    one = case("stride_beyond_image", "few residues have pixels", (1, 3, 6, 7), (4, 2, 2), stride=70000, padding=1)
+    forced = one.on("direct")
+    t = make(forced, torch.float32, "cuda")
+    for result in oracle.RESULTS:
+        want = oracle.tap_sums(result, t, forced.spec)
+        torch.testing.assert_close(oracle.run(result, t, forced).double(), want, rtol=1e-5, atol=1e-6)
