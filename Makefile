@@ -45,8 +45,9 @@ demo-cpu: $(VENV)/.package
 
 demo-cuda:
 	@if $(PYTHON_GPU) -c '$(NEEDS_GPU)' 2>/dev/null; \
-	then set -x; $(RUN_GPU) -m haloconv run $(PROBLEMS); \
-	else $(MAKE) --no-print-directory $(VENV_GPU)/.package && set -x && $(VENV_GPU)/bin/haloconv run $(PROBLEMS); fi
+	then set -x; $(RUN_GPU) -m haloconv run --precision ieee $(PROBLEMS); \
+	else $(MAKE) --no-print-directory $(VENV_GPU)/.package && \
+	set -x && $(VENV_GPU)/bin/haloconv run --precision ieee $(PROBLEMS); fi
 
 test: lint $(VENV)/.nvrtc
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/cpu -n $(JOBS) $(PYTEST_ARGS)

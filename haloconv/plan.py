@@ -50,6 +50,9 @@ class Plan:
         self.layout, self.w_layout, self.native = layout, w_layout, native
 
 
+_FEW_CHANNELS = 16  # per group
+_FEW_TAPS = 16  # of one filter
+
 _plans: dict[tuple, Plan] = {}
 _bgrads: dict[tuple, BoundCall] = {}
 _warned: set[tuple] = set()
@@ -68,10 +71,20 @@ def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -
 
 
 def _choose_by_rule(problem: Conv2dProblem) -> Choice:
-    """Until choices are measured: where full fp32 precision is asked for, CUDA cores are all there is, and ours win."""
-    if problem.precision_label == "fp32":
-        return Choice("direct", "fp32 in full precision: CUDA cores, where direct is the faster family")
-    return Choice("aten", f"{problem.precision_label} uses tensor cores; direct does not")
+    """Until choices are measured per problem: ours where the committed results show it ahead on layers of the kind."""
+    if problem.precision_label != "fp32":
+        return Choice("aten", f"by rule: {problem.precision_label} belongs on tensor cores, which direct does not use")
+    if problem.c_per_group == 1:
+        return Choice("aten", "by rule: direct is slower on depthwise layers")
+    if problem.groups > 1 and problem.c_per_group <= _FEW_CHANNELS:
+        return Choice("direct", "by rule: direct is faster on fp32 layers of few channels per group")
+    if problem.r * problem.s <= _FEW_TAPS:
+        return Choice("aten", f"by rule: direct is no faster on dense fp32 layers of up to {_FEW_TAPS} taps")
+    if problem.direction == "dgrad" and max(problem.dilation) == 1:
+        return Choice("aten", "by rule: direct is slower on dense fp32 input gradients without dilation")
+    if problem.direction == "wgrad" and problem.c_per_group < 4:
+        return Choice("aten", "by rule: direct is slower on weight gradients of very few channels")
+    return Choice("direct", f"by rule: direct is faster on dense fp32 layers of more than {_FEW_TAPS} taps")
 
 
 def problem_of(

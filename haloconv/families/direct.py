@@ -136,19 +136,19 @@ class Staging:
     vec: int
 
 
-def _vector(contiguous: bool, run: int, form: TensorForm, unit_axis: int | None) -> int:
-    """4 if runs of ``run`` elements along the lanes are whole aligned groups of four, else 1."""
-    others = (stride for axis, stride in enumerate(form.strides) if axis != unit_axis)
-    return 4 if contiguous and form.aligned and run % 4 == 0 and all(stride % 4 == 0 for stride in others) else 1
+def _channel_vector(channels: int, form: TensorForm) -> int:
+    """4 if runs of ``channels`` neighbours in memory are whole aligned groups of four, else 1."""
+    neighbours = form.aligned and form.strides[1] == 1 and channels % 4 == 0
+    return 4 if neighbours and all(form.strides[axis] % 4 == 0 for axis in (0, 2, 3)) else 1
 
 
 def _stage_filter(problem: Conv2dProblem, w: TensorForm, channels_inner: bool) -> Staging:
     """The filter as operand A of fprop (rows k) or dgrad (rows c)."""
     if problem.direction == "dgrad":
         rows_contiguous = w.strides[1] == 1 and problem.c_per_group > 1
-        return Staging(not rows_contiguous, _vector(rows_contiguous, problem.c_per_group, w, 1))
+        return Staging(not rows_contiguous, _channel_vector(problem.c_per_group, w) if rows_contiguous else 1)
     if channels_inner:
-        return Staging(True, _vector(w.strides[1] == 1, problem.c_per_group, w, 1))
+        return Staging(True, _channel_vector(problem.c_per_group, w))
     dense = strides_of(problem.w_shape, "nchw")
     filter_elems = problem.c_per_group * problem.r * problem.s
     whole = w.strides[1:] == dense[1:] and w.strides[0] % 4 == 0
@@ -157,8 +157,7 @@ def _stage_filter(problem: Conv2dProblem, w: TensorForm, channels_inner: bool) -
 
 def _stage_activation(channels: int, form: TensorForm, channels_inner: bool, channels_are_es: bool) -> Staging:
     """x or y, whose neighbours in memory are channels (``channels_inner``) or pixels."""
-    vec = _vector(channels_inner and form.strides[1] == 1, channels, form, 1)
-    return Staging(channels_inner == channels_are_es, vec)
+    return Staging(channels_inner == channels_are_es, _channel_vector(channels, form) if channels_inner else 1)
 
 
 def stagings(problem: Conv2dProblem, first: TensorForm, second: TensorForm) -> tuple[bool, Staging, Staging]:

@@ -224,7 +224,7 @@ struct Place {
 
 __device__ __forceinline__ void multiply(Sums& sums, const Smem& smem, int slot, Place place) {
     using Pack = hc::Pack4<acc_t>;
-#pragma unroll
+#pragma unroll 8
     for (int e = 0; e < TILE_E; ++e) {
         Pack a[THREAD_M / 4], b[THREAD_N / 4];
 #pragma unroll
@@ -297,32 +297,26 @@ __device__ __forceinline__ void sum_products(Sums& sums, Smem& smem, const Param
     OperandA a;
     OperandB b;
     const hc::Span moves = tap_span(work);
-    const auto fetch = [&](int stage) {
-        const bool whole = (stage + 1) * TILE_E <= work.es;
-        a.fetch(from.a, smem.rows, smem.a_es[stage % 2], 1, 1, {}, false);
-        b.fetch(from.b, smem.cols, smem.b_es[stage % 2], from.b_h, from.b_w, moves, LANES_ARE_PIXELS && whole);
-    };
-    const auto commit = [&](int stage) {
-        a.commit(smem.a[stage % 2]);
-        b.commit(smem.b[stage % 2]);
-    };
     write_tile_entries(smem, p, work);
     write_stage_entries(smem, p, work, 0);
-    write_stage_entries(smem, p, work, 1);
     __syncthreads();
     a.begin(smem.rows);
     b.begin(smem.cols);
-    fetch(0);
-    commit(0);
-    __syncthreads();
-    for (int stage = 0; stage < stages; ++stage) {
-        const bool more = stage + 1 < stages;
-        if (more) fetch(stage + 1);
-        write_stage_entries(smem, p, work, stage + 2);  // their slot was read one barrier ago
-        multiply(sums, smem, stage % 2, place);
-        if (more) commit(stage + 1);
-        if (PROMOTE_STAGES && (stage + 1) % PROMOTE_STAGES == 0)
-            promote(sums, smem, stage + 1 == PROMOTE_STAGES, false);
+    for (int stage = -1; stage < stages; ++stage) {  // stage -1 only fetches: one copy of the code compiles faster
+        const int next = stage + 1;
+        if (next < stages) {
+            const bool whole = (next + 1) * TILE_E <= work.es;
+            a.fetch(from.a, smem.rows, smem.a_es[next % 2], 1, 1, {}, false);
+            b.fetch(from.b, smem.cols, smem.b_es[next % 2], from.b_h, from.b_w, moves, LANES_ARE_PIXELS && whole);
+        }
+        write_stage_entries(smem, p, work, next + 1);  // their slot was read one barrier ago
+        if (stage >= 0) multiply(sums, smem, stage % 2, place);
+        if (next < stages) {
+            a.commit(smem.a[next % 2]);
+            b.commit(smem.b[next % 2]);
+        }
+        if (PROMOTE_STAGES && stage >= 0 && next % PROMOTE_STAGES == 0)
+            promote(sums, smem, next == PROMOTE_STAGES, false);
         __syncthreads();
     }
     if (PROMOTE_STAGES && stages >= PROMOTE_STAGES) promote(sums, smem, false, true);
