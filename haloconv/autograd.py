@@ -56,7 +56,7 @@ def bgrad(dy: Tensor, spec: ConvSpec) -> Tensor:
 
 def save_needed(ctx: Any, first: Tensor, second: Tensor) -> None:
     """Keep each of two factors only if the other one's gradient is wanted."""
-    first_wanted, second_wanted = ctx.needs_input_grad[:2]
+    first_wanted, second_wanted, *_ = ctx.needs_input_grad
     ctx.save_for_backward(first if second_wanted else None, second if first_wanted else None)
 
 

@@ -13,6 +13,7 @@ from haloconv.problem import ConvSpec, Pair, as_four_sides, as_int, as_pair, che
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _is_compiling = torch.compiler.is_compiling
 _is_autocast_enabled = torch.is_autocast_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
@@ -59,19 +60,17 @@ def conv2d(
     if weight.dim() != 4:
         check_ranks(input, weight)
     filter_extent = weight.shape[2:] if isinstance(padding, str) else None
-    make_spec = _new_spec if _is_compiling() else _cached_spec
+    new_spec = make_spec if _is_compiling() else _cached_spec
     try:
-        spec = make_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
+        spec = new_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
-        spec = _new_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
-    if input.dim() == 3:
-        return _convolve(input.unsqueeze(0), weight, bias, spec).squeeze(0)
-    return _convolve(input, weight, bias, spec)
+        spec = make_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
+    return convolve(input, weight, bias, spec)
 
 
-def _new_spec(
+def make_spec(
     stride: object,
     padding: object,
     dilation: object,
@@ -81,19 +80,26 @@ def _new_spec(
     family: str,
     strict: bool,
 ) -> ConvSpec:
+    """The arguments of conv2d that are no tensors, checked and in one form. Raises as conv2d."""
     stride, dilation = as_pair(stride, "stride"), as_pair(dilation, "dilation")
     sides = as_four_sides(padding, filter_extent=filter_extent, stride=stride, dilation=dilation)
     return ConvSpec(stride, sides, dilation, as_int(groups, "groups"), precision, family, strict)
 
 
-_cached_spec = lru_cache(maxsize=4096, typed=True)(_new_spec)
+_cached_spec = lru_cache(maxsize=4096, typed=True)(make_spec)
 
 
-def _convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
-    """Plain eager tensors go straight to our autograd; whatever traces or transforms goes through the operator."""
-    device_type = x.device.type
-    if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
-        x, w, b = cast_for_autocast(device_type, x, w, b)
+def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
+    """conv2d of tensors, with everything else in ``spec``.
+
+    Plain eager tensors go straight to our autograd; whatever traces or transforms goes through the operator.
+    """
+    if x.dim() == 3:
+        return convolve(x.unsqueeze(0), w, b, spec).squeeze(0)
+    if _any_autocast():
+        device_type = x.device.type
+        if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
+            x, w, b = cast_for_autocast(device_type, x, w, b)
     if (
         _is_compiling()
         or type(x) not in _PLAIN_TYPES

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from haloconv.functional import conv2d
+from haloconv.functional import convolve, make_spec
 from haloconv.plan import choose, problem_of
 from haloconv.precision import torch_precision
-from haloconv.problem import FAMILIES, PRECISIONS, ConvSpec, Pair, as_four_sides
+from haloconv.problem import FAMILIES, PRECISIONS, ConvSpec, Pair
 
 _is_compiling = torch.compiler.is_compiling
+_SPEC_NAMES = frozenset(
+    ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "precision", "family", "strict")
+)
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -76,25 +79,36 @@ class Conv2d(torch.nn.Conv2d):
         layer.precision, layer.family, layer.strict = precision, family, strict
         return layer
 
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in _SPEC_NAMES:
+            self.__dict__.pop("_spec", None)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(N, K, P, Q) of ``input`` (N, C, H, W), or (K, P, Q) of (C, H, W). Raises as haloconv.conv2d."""
+        parameters = self.__dict__["_parameters"]  # the attributes cost 1 us each; a parametrized one is not in here
+        weight = parameters.get("weight")
+        bias = parameters.get("bias") if "bias" in parameters else self.bias
+        return self._conv_forward(input, self.weight if weight is None else weight, bias)
+
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        padding = self.padding
+        if not isinstance(input, torch.Tensor):
+            raise TypeError(f"conv2d(): input must be a Tensor, not {type(input).__name__}")
+        spec = self.__dict__.get("_spec") or self._new_spec()
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
         if not _is_compiling():
             self.__dict__["_last_input"] = (input.shape, input.dtype, input.device)
-        return conv2d(
-            input,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            precision=self.precision,
-            family=self.family,
-            strict=self.strict,
-        )
+        return convolve(input, weight, bias, spec)
+
+    def _new_spec(self) -> ConvSpec:
+        """What the attributes ask for; kept until one of them is assigned."""
+        padding = self.padding if self.padding_mode == "zeros" else 0
+        extent, choice = self.kernel_size, (self.precision, self.family, self.strict)
+        spec = make_spec(self.stride, padding, self.dilation, self.groups, extent, *choice)
+        if not _is_compiling():
+            self.__dict__["_spec"] = spec
+        return spec
 
     def extra_repr(self) -> str:
         precision = self.precision or f"{torch_precision()} (PyTorch's setting)"
@@ -106,11 +120,9 @@ class Conv2d(torch.nn.Conv2d):
         if seen is None or self.family == "aten":
             return ""
         shape, dtype, device = seen
-        padding = self.padding if self.padding_mode == "zeros" else 0
-        sides = as_four_sides(padding, filter_extent=self.kernel_size, stride=self.stride, dilation=self.dilation)
-        spec = ConvSpec(self.stride, sides, self.dilation, self.groups, self.precision, self.family)
         batched = tuple(shape) if len(shape) == 4 else (1, *shape)
-        problem = problem_of("fprop", batched, tuple(self.weight.shape), spec, dtype, "nchw", self.bias is not None)
+        bias = self.bias is not None
+        problem = problem_of("fprop", batched, tuple(self.weight.shape), self._new_spec(), dtype, "nchw", bias)
         choice = choose(problem, device, self.family)
         return "" if choice.family == self.family else f" -> {choice.family} ({choice.reason})"
 

@@ -19,7 +19,17 @@ class Launch:
     captured (compiling and loading belong before the capture).
     """
 
-    __slots__ = ("_arguments", "_fill", "_free", "_geometry", "_index", "_kernel", "_several_devices")
+    __slots__ = (
+        "_arguments",
+        "_fill",
+        "_free",
+        "_grid",
+        "_index",
+        "_kernel",
+        "_several_devices",
+        "_smem_bytes",
+        "_threads",
+    )
 
     def __init__(
         self,
@@ -44,7 +54,7 @@ class Launch:
         self._free: list[ArgumentBlock] = []
         self._index = device.index
         self._several_devices = torch.cuda.device_count() > 1
-        self._geometry = (grid, threads, smem_bytes)
+        self._grid, self._threads, self._smem_bytes = grid, threads, smem_bytes
         self._kernel = load_kernel(get_kernel(source, device_facts(device.index).arch), device.index, smem_bytes)
 
     def __call__(self, *pointers: int) -> None:
@@ -54,14 +64,16 @@ class Launch:
             block = self._new_block()
         self._fill(block.buffer, 0, *pointers)
         index = self._index
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        address = block.pointer_array_address
         if self._several_devices and torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
-                self._kernel.launch(*self._geometry, stream, address)
+                self._queue(block.pointer_array_address)
         else:
-            self._kernel.launch(*self._geometry, stream, address)
+            self._queue(block.pointer_array_address)
         self._free.append(block)
+
+    def _queue(self, arguments_address: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        self._kernel.launch(self._grid, self._threads, self._smem_bytes, stream, arguments_address)
 
     def _new_block(self) -> ArgumentBlock:
         size = (len(self._arguments) + 7) // 8 * 8

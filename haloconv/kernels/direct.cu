@@ -300,8 +300,8 @@ __device__ __forceinline__ void sum_products(Sums& sums, Smem& smem, const Param
     write_tile_entries(smem, p, work);
     write_stage_entries(smem, p, work, 0);
     __syncthreads();
-    a.begin(smem.rows);
-    b.begin(smem.cols);
+    a.begin(smem.rows, 1, 1, {});
+    b.begin(smem.cols, from.b_h, from.b_w, moves);
     for (int stage = -1; stage < stages; ++stage) {  // stage -1 only fetches: one copy of the code compiles faster
         const int next = stage + 1;
         if (next < stages) {

@@ -10,21 +10,23 @@ struct Pixel {
     int n, row, col;
 };
 
-// Splits a linear pixel index; 32-bit division where that is enough.
+// Splits a linear pixel index. Index is unsigned, of 32 or 64 bits.
+template <class Index>
+__device__ __forceinline__ Pixel split_pixel(Index index, int rows, int cols) {
+    const Index line = index / (Index)cols, image = line / (Index)rows;
+    return {int(image), int(line - image * rows), int(index - line * cols)};
+}
+
+// The same with 32-bit division where that is enough.
 __device__ __forceinline__ Pixel pixel_at(i64 index, int rows, int cols) {
-    if (((u64)index >> 32) == 0) {
-        const unsigned row = (unsigned)index / (unsigned)cols;
-        return {int(row / (unsigned)rows), int(row % (unsigned)rows), int((unsigned)index % (unsigned)cols)};
-    }
-    const i64 row = index / cols;
-    return {int(row / rows), int(row % rows), int(index % cols)};
+    return (u64)index >> 32 ? split_pixel<u64>(index, rows, cols) : split_pixel<unsigned>(index, rows, cols);
 }
 
 // The pixel `distance` (below 2^30) places after `origin`.
 __device__ __forceinline__ Pixel pixel_after(Pixel origin, int distance, int rows, int cols) {
-    const unsigned col = (unsigned)origin.col + distance;
-    const unsigned row = (unsigned)origin.row + col / (unsigned)cols;
-    return {origin.n + int(row / (unsigned)rows), int(row % (unsigned)rows), int(col % (unsigned)cols)};
+    const unsigned col = (unsigned)origin.col + distance, lines = col / (unsigned)cols;
+    const unsigned row = (unsigned)origin.row + lines, images = row / (unsigned)rows;
+    return {origin.n + int(images), int(row - images * rows), int(col - lines * cols)};
 }
 
 // Taps and pixels along one image axis. Tap j is filter index first + j * step; pixel i of the axis stands at place

@@ -45,6 +45,7 @@ struct Operand {
 
     Elem staged[STEPS][VEC];
     Entry own_rows[OWN];
+    bool rows_stay;  // the warp's own rows are inside the image whatever the other side adds
 
     static __device__ __forceinline__ int row_of(int unit) {
         return UNIT_ROWS * (E_LANES ? unit / LANE_UNITS : unit % LANE_UNITS);
@@ -54,27 +55,32 @@ struct Operand {
     }
     static __device__ __forceinline__ bool idle(int unit) { return UNITS % THREADS != 0 && unit >= UNITS; }
 
-    __device__ __forceinline__ void begin(const Entry* rows) {
-#pragma unroll
-        for (int i = 0; i < OWN; ++i)
-            if (!E_LANES && OWNS) own_rows[i] = rows[row_of(i * THREADS + threadIdx.x)];
-    }
-
-    // Issues the loads of one stage; their latency hides behind the multiplies of the stage before. `moves` spans what
-    // the other side's entries add to this thread's lane: a warp whose lanes stay inside over all of it checks nothing.
-    __device__ __forceinline__ void fetch(const char* base, const Entry* rows, const Entry* es, int h, int w,
-                                          Span moves, bool may_skip) {
-        if constexpr (HALO && OWNS) {
-            bool stays = may_skip;
+    // `moves` spans what the other side's entries add to a lane's position.
+    __device__ __forceinline__ void begin(const Entry* rows, int h, int w, Span moves) {
+        if constexpr (!E_LANES && OWNS) {
+            bool stay = true;
 #pragma unroll
             for (int i = 0; i < OWN; ++i) {
-                const Entry own = E_LANES ? es[e_of(threadIdx.x)] : own_rows[i];
-                stays =
-                    stays && inside(own, moves.h_min, moves.w_min, h, w) && inside(own, moves.h_max, moves.w_max, h, w);
+                own_rows[i] = rows[row_of(i * THREADS + threadIdx.x)];
+                stay = stay && stays(own_rows[i], h, w, moves);
             }
-            if (__all_sync(0xffffffffu, stays)) return load_units<false>(base, rows, es, h, w);
+            rows_stay = __all_sync(0xffffffffu, stay);
         }
-        load_units<true>(base, rows, es, h, w);
+    }
+
+    // Issues the loads of one stage; their latency hides behind the multiplies of the stage before. A warp whose lanes
+    // stay inside the image checks nothing, if the stage is `whole`: has no index beyond the end.
+    __device__ __forceinline__ void fetch(const char* base, const Entry* rows, const Entry* es, int h, int w,
+                                          Span moves, bool whole) {
+        bool unchecked = false;
+        if constexpr (HALO && OWNS && E_LANES)
+            unchecked = __all_sync(0xffffffffu, whole && stays(es[e_of(threadIdx.x)], h, w, moves));
+        else if constexpr (HALO && OWNS)
+            unchecked = whole && rows_stay;
+        if (HALO && OWNS && unchecked)
+            load_units<false>(base, rows, es, h, w);
+        else
+            load_units<true>(base, rows, es, h, w);
     }
 
     __device__ __forceinline__ void commit(Acc (*tile)[PITCH]) const {
@@ -96,6 +102,10 @@ struct Operand {
     }
 
   private:
+    static __device__ __forceinline__ bool stays(Entry own, int h, int w, Span moves) {
+        return inside(own, moves.h_min, moves.w_min, h, w) && inside(own, moves.h_max, moves.w_max, h, w);
+    }
+
     template <bool CHECKED>
     __device__ __forceinline__ void load_units(const char* base, const Entry* rows, const Entry* es, int h, int w) {
 #pragma unroll
