@@ -163,9 +163,14 @@ def _commit() -> str:
     A copy of a checkout without its history may name its commit in ``build/commit``.
     """
     checkout = Path(__file__).resolve().parent.parent
+    note = checkout / "build" / "commit"
+    return _described(checkout) or (note.read_text(encoding="utf-8").strip() if note.exists() else "")
+
+
+def _described(checkout: Path) -> str:
+    """What git says of the folder's commit; empty if the folder is not the root of a checkout."""
     if not (checkout / ".git").exists():
-        note = checkout / "build" / "commit"
-        return note.read_text(encoding="utf-8").strip() if note.exists() else ""
+        return ""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

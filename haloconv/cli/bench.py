@@ -151,8 +151,8 @@ def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> boo
     times = compile_times(cases)
     table = _table("compile times, ms", "kernel", "compiled", "budget", "from disk", "budget", "verdict")
     for time in times:
-        verdict = "within" if time.within_budget else "OVER"
-        budgets = f"{time.compile_budget_ms:g}", f"{time.disk_budget_ms:g}"
+        verdict = "no budget" if not time.budgeted else "within" if time.within_budget else "OVER"
+        budgets = (f"{time.compile_budget_ms:g}", f"{time.disk_budget_ms:g}") if time.budgeted else ("–", "–")
         table.add_row(time.what, f"{time.compile_ms:.0f}", budgets[0], f"{time.disk_ms:.1f}", budgets[1], verdict)
     console.print(table)
     _keep_costs("compile-time", times, folder, console)
