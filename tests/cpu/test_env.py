@@ -157,6 +157,8 @@ def test_the_stamp_names_where_and_with_what() -> None:
     assert re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?|none", stamp["commit"])
 
 
-def test_the_stamp_survives_a_machine_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stamp_survives_a_machine_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(env, "__file__", str(tmp_path / "haloconv" / "env.py"))
     monkeypatch.setitem(os.environ, "PATH", "")
     assert env.environment_stamp()["commit"] == "none"
