@@ -7,7 +7,7 @@ strides, dtype and device, find the plan in a dict and launch: nothing is format
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -50,6 +50,9 @@ class Plan:
         self.layout, self.w_layout, self.native = layout, w_layout, native
 
 
+Bound = TypeVar("Bound")
+
+_PLAN_LIMIT = 8192  # of each kind
 _FEW_CHANNELS = 16  # per group
 _FEW_TAPS = 16  # of one filter
 
@@ -124,7 +127,7 @@ def plan_fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: C
         check_tensors(x, w, b, spec)
         layout = "nhwc" if "nhwc" in (layout_of(x), layout_of(w)) else "nchw"
         problem = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout, b is not None)
-        plan = _plans[key] = _bind(problem, x, w, layout, spec)
+        plan = _remember(_plans, key, _bind(problem, x, w, layout, spec))
     return plan
 
 
@@ -142,7 +145,7 @@ def dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: s
     plan = _plans.get(key)
     if plan is None:
         problem = problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
-        plan = _plans[key] = _bind(problem, dy, w, layout, spec)
+        plan = _remember(_plans, key, _bind(problem, dy, w, layout, spec))
     return plan.run(dy, w)
 
 
@@ -155,7 +158,7 @@ def wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: s
     plan = _plans.get(key)
     if plan is None:
         problem = problem_of("wgrad", x.shape, w_shape, spec, dy.dtype, layout_of(x))
-        plan = _plans[key] = _bind(problem, dy, x, layout, spec)
+        plan = _remember(_plans, key, _bind(problem, dy, x, layout, spec))
     return plan.run(dy, x)
 
 
@@ -166,8 +169,16 @@ def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     key = (dy.shape, dy.stride(), dy.dtype, dy.device)
     run = _bgrads.get(key)
     if run is None:
-        run = _bgrads[key] = bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device)
+        run = _remember(_bgrads, key, bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device))
     return run(dy)
+
+
+def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
+    """Keep what was bound. At the limit all is forgotten: binding again costs less than tracking what was used last."""
+    if len(store) >= _PLAN_LIMIT:
+        store.clear()
+    store[key] = bound
+    return bound
 
 
 def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:

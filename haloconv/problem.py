@@ -139,7 +139,7 @@ def output_extent(extent: int, padding: int, taps: int, stride: int, dilation: i
 
 def as_int(value: object, name: str) -> int:
     """``value`` as an int if torch would take it as one: anything with ``__index__`` but bool; else TypeError."""
-    if isinstance(value, torch.SymInt):
+    if type(value) in (int, torch.SymInt):
         return value  # type: ignore[return-value]
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"conv2d(): argument '{name}' must be an int or a tuple of ints, not {value!r}")

@@ -190,6 +190,16 @@ def test_precision_does_not_matter_on_the_cpu(one: Case, precision: str | None) 
     torch.testing.assert_close(call(one, t.x, t.w, t.b, precision=precision), torchs_call(one, t.x, t.w, t.b))
 
 
+def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan.clear_plans()
+    monkeypatch.setattr(plan, "_PLAN_LIMIT", 4)
+    w = torch.randn(2, 1, 3, 3)
+    for width in range(5, 15):
+        x = torch.randn(1, 1, 5, width)
+        torch.testing.assert_close(haloconv.conv2d(x, w), torch.nn.functional.conv2d(x, w))
+        assert 1 <= len(plan._plans) <= 4
+
+
 def test_importing_patches_nothing_and_touches_no_gpu() -> None:
     assert torch.nn.functional.conv2d.__module__ != "haloconv.functional"
     assert torch.nn.Conv2d.forward.__module__ == "torch.nn.modules.conv"
