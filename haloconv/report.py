@@ -144,8 +144,12 @@ class Report:
         loader = jinja2.FileSystemLoader(TEMPLATES)
         page = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
         slowest = max((max(row.aten_ms, row.haloconv_ms) for row in self.rows), default=0.0)
+        shown = telling_columns(self.rows)
         return page.get_template("report.html.j2").render(
-            report=self, heads=[head for head, _ in COLUMNS], cells=cells, slowest=slowest or 1.0
+            report=self,
+            heads=[COLUMNS[i][0] for i in shown],
+            cells=lambda row: [cells(row)[i] for i in shown],
+            slowest=slowest or 1.0,
         )
 
 
@@ -188,16 +192,22 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def telling_columns(rows: Iterable[Row]) -> list[int]:
+    """The places in ``COLUMNS`` that are worth showing: something is known there, and a layout is not the usual one."""
+    texts = [cells(row) for row in rows]
+    return [i for i in range(len(COLUMNS)) if _tells(i, {line[i] for line in texts})]
+
+
 def as_table(rows: Iterable[Row], title: str | None = None) -> Table:
     """The rows as one table, without columns that tell nothing; wins green, losses and failures red."""
     rows = list(rows)
-    texts = [cells(row) for row in rows]
+    shown = telling_columns(rows)
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown = [i for i in range(len(COLUMNS)) if _tells(i, {line[i] for line in texts})]
     for i in shown:
         head, justify = COLUMNS[i]
         table.add_column(head.replace(" ", "\n"), justify=justify, no_wrap=True)
-    for row, line in zip(rows, texts, strict=True):
+    for row in rows:
+        line = cells(row)
         styles = {CHECK: "green" if row.passed else "bold red"}
         styles[RATIO] = "green" if row.ratio > 1.02 else "red" if row.ratio < 0.98 else ""
         table.add_row(*(Text(line[i], style=styles.get(i, "")) for i in shown))
@@ -213,7 +223,6 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def _tells(column: int, texts: set[str]) -> bool:
-    """Whether a column is worth its place: something is known in it, and a layout is not the usual one."""
     return not texts or not texts <= {UNKNOWN, "nchw" if column == LAYOUT else UNKNOWN}
 
 

@@ -186,6 +186,11 @@ def test_page_is_self_contained_and_escaped():
     assert "Every check passed" in report(WIN).to_html()
 
 
+def test_page_shows_the_columns_of_the_table():
+    assert "better layout ms" in report(replace(WIN, aten_best_ms=1.5)).to_html()
+    assert "better layout ms" not in report(replace(WIN, aten_best_ms=None)).to_html()
+
+
 def test_bars_share_one_scale():
     widths = Page(report(WIN, LOSS).to_html()).widths
     assert widths == [80.0, 50.0, 80.0, 100.0]
