@@ -78,7 +78,7 @@ def _choose_by_rule(problem: Conv2dProblem) -> Choice:
     if problem.precision_label != "fp32":
         return Choice("aten", f"by rule: {problem.precision_label} belongs on tensor cores, which direct does not use")
     if problem.c_per_group == 1:
-        return Choice("aten", "by rule: direct is slower on depthwise layers")
+        return Choice("aten", "by rule: direct is slower on layers of one channel per group")
     if problem.groups > 1 and problem.c_per_group <= _FEW_CHANNELS:
         return Choice("direct", "by rule: direct is faster on fp32 layers of few channels per group")
     if problem.r * problem.s <= _FEW_TAPS:
