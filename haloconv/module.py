@@ -86,7 +86,7 @@ class Conv2d(torch.nn.Conv2d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """(N, K, P, Q) of ``input`` (N, C, H, W), or (K, P, Q) of (C, H, W). Raises as haloconv.conv2d."""
-        parameters = self.__dict__["_parameters"]  # the attributes cost 1 us each; a parametrized one is not in here
+        parameters = self.__dict__["_parameters"]  # past nn.Module.__getattr__; a parametrized one is not in here
         weight = parameters.get("weight")
         bias = parameters.get("bias") if "bias" in parameters else self.bias
         return self._conv_forward(input, self.weight if weight is None else weight, bias)

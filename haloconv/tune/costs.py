@@ -32,7 +32,11 @@ CHILD_TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class HostCost:
-    """Wall us that the host needs to enqueue one warm call, on PyTorch's side and on ours, in the same run."""
+    """Wall us that the host needs to enqueue one warm call, on PyTorch's side and on ours, in the same run.
+
+    ``budget_us`` is what PyTorch took when the budget was set. Hosts differ, and one host from run to run, so that the
+    bar is PyTorch in the same run.
+    """
 
     what: str
     aten_us: float
@@ -41,8 +45,8 @@ class HostCost:
 
     @property
     def within_budget(self) -> bool:
-        """At most the budget, or at most what PyTorch takes on this host."""
-        return self.haloconv_us <= max(self.budget_us, self.aten_us)
+        """At most what PyTorch takes in the same run."""
+        return self.haloconv_us <= self.aten_us
 
     def record(self) -> dict[str, object]:
         return {**asdict(self), "within_budget": self.within_budget}

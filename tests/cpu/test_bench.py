@@ -299,8 +299,8 @@ def test_host_costs(tmp_path, monkeypatch):
     assert no_grad["torch"] == torch.__version__ and "F.conv2d, no grad" in out.file.getvalue()
 
 
-@pytest.mark.parametrize("aten, ours, within", [(10, 11, True), (14, 13, True), (14, 15, False), (8, 12.5, False)])
-def test_host_budget_is_the_figure_or_the_rival(aten, ours, within):
+@pytest.mark.parametrize("aten, ours, within", [(10, 11, False), (14, 13, True), (14, 15, False), (8, 12.5, False)])
+def test_host_bar_is_pytorch_in_the_same_run(aten, ours, within):
     assert costs.HostCost("call", aten, ours, 12.0).within_budget is within
 
 

@@ -8,12 +8,16 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 import haloconv
 from haloconv.cli import app
 from haloconv.env import VARIABLES
+from haloconv.plan import choose, problem_of
+from haloconv.problem import ConvSpec
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
+from haloconv.tune.suite import PRECISIONS, load_suite
 from haloconv.version import __version__
 from tools import readme_results
 
@@ -144,3 +148,19 @@ def test_verified_section_shows_stamps_and_pending_families() -> None:
 def test_missing_markers_are_refused() -> None:
     with pytest.raises(ValueError, match="results:begin"):
         readme_results.filled("# no markers\n")
+
+
+def test_auto_leaves_every_lost_row_to_aten() -> None:
+    cases = {case.name: case for case in load_suite(ROOT / "benchmarks" / "suite.toml")}
+    lines = (ROOT / "benchmarks" / "results" / "nvidia-h200" / "latest.jsonl").read_text("utf-8").splitlines()
+    lost = [row for row in map(json.loads, lines) if row["family"] == "direct" and row["ratio"] < 1]
+    assert lost
+    for row in lost:
+        case = cases[row["case"]]
+        dtype, products = PRECISIONS[row["precision"]]
+        padding = (case.padding[0], case.padding[0], case.padding[1], case.padding[1])
+        spec = ConvSpec(case.stride, padding, case.dilation, case.groups, products)
+        w_shape = (case.filters, case.input[1] // case.groups, *case.filter)
+        problem = problem_of(row["direction"], case.input, w_shape, spec, dtype, row["layout"])
+        choice = choose(problem, torch.device("cuda", 0))
+        assert choice.family == "aten", f"{row['case']} {row['direction']} {row['precision']}: {row['ratio']}"
