@@ -24,7 +24,7 @@ SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("si
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo      set up and run the main job on the three problem files (on the GPU if PyTorch sees one)'
+	@echo 'make demo      set up and run the main job on the three problem files (on the GPU, else on the emulator)'
 	@echo 'make test      set up, lint, and run the tests that need no GPU'
 	@echo 'make lint      ruff and clang-format, checking only'
 	@echo 'make gpu       on a GPU machine: GPU tests, sanitizer, stamps (PYTHON_GPU=... names the interpreter)'
@@ -41,7 +41,7 @@ demo:
 	else $(MAKE) --no-print-directory demo-cpu; fi
 
 demo-cpu: $(VENV)/.package
-	$(VENV)/bin/haloconv run $(PROBLEMS)
+	$(VENV)/bin/haloconv run --device emulator --stats $(PROBLEMS)
 
 demo-cuda:
 	@if $(PYTHON_GPU) -c '$(NEEDS_GPU)' 2>/dev/null; \
@@ -57,9 +57,12 @@ lint: $(VENV)/.develop
 	$(VENV)/bin/ruff format --check .
 	find haloconv -name '*.cu' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
 	find haloconv -name '*.cuh' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
+	find haloconv/emulator -name '*.h' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
+	find haloconv/emulator -name '*.cpp' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
 
 gpu:
 	$(RUN_GPU) -m pytest tests/gpu $(PYTEST_ARGS)
+	$(RUN_GPU) -m tools.make_vectors
 	$(RUN_GPU) -m tools.sanitize
 	$(RUN_GPU) -m tools.make_stamps
 	$(RUN_GPU) -m tools.readme_results

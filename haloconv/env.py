@@ -7,10 +7,12 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,12 +86,44 @@ class DeviceFacts:
     driver: str
 
 
+class StandIn(NamedTuple):
+    """What runs kernels on CPU tensors for the time being: its facts; ``load(source, smem_bytes)``, which gives an
+    object with ``launch`` as jit.LoadedKernel has it; ``watch(run)``, which wraps a bound call to learn its tensors.
+    """
+
+    facts: DeviceFacts
+    load: Callable[..., Any]
+    watch: Callable[..., Any]
+
+
+_stand_in: StandIn | None = None
+
+
+def stand_in() -> StandIn | None:
+    """What runs kernels on CPU tensors (haloconv.emulator sets it), or None: PyTorch alone does."""
+    return _stand_in
+
+
+def set_stand_in(device: StandIn | None) -> None:
+    """Let ``device`` run kernels on CPU tensors from now on; None ends it."""
+    global _stand_in
+    _stand_in = device
+    device_facts.cache_clear()
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """True if kernels can be launched on tensors of ``device``."""
+    return device.type == "cuda" or (_stand_in is not None and device.type == "cpu")
+
+
 @cache
-def device_facts(index: int) -> DeviceFacts:
-    """Facts about the CUDA device that PyTorch numbers ``index``.
+def device_facts(index: int | None) -> DeviceFacts:
+    """Facts about the CUDA device that PyTorch numbers ``index``; about the stand-in if it is None, as CPU tensors say.
 
     Raises what torch.cuda raises when there is no such device (RuntimeError or AssertionError).
     """
+    if index is None and _stand_in is not None:
+        return _stand_in.facts
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     return DeviceFacts(

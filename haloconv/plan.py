@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from haloconv import support
+from haloconv.env import runs_kernels, stand_in
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, TensorForm, is_channels_last
 from haloconv.families.direct_sums import bind_bgrad
@@ -65,12 +66,21 @@ def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -
     """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for."""
     if family == "aten":
         return Choice("aten", "asked for")
-    reason = FAMILIES["direct"].why_not(problem, device)
+    if family == "auto" and stand_in() is not None:
+        return _choose_own(problem, device)
+    reason = FAMILIES["direct" if family == "auto" else family].why_not(problem, device)
     if reason is not None:
         return Choice("aten", reason, refused=True)
-    if family == "direct":
-        return Choice("direct", "asked for")
-    return _choose_by_rule(problem)
+    return _choose_by_rule(problem) if family == "auto" else Choice(family, "asked for")
+
+
+def _choose_own(problem: Conv2dProblem, device: torch.device) -> Choice:
+    """On a stand-in for a GPU, where nothing is fast: the most special of our families that takes the problem."""
+    reasons = {name: family.why_not(problem, device) for name, family in reversed(FAMILIES.items()) if name != "aten"}
+    for name, reason in reasons.items():
+        if reason is None:
+            return Choice(name, "the most special of our families that takes the problem")
+    return Choice("aten", reasons["direct"], refused=True)
 
 
 def _choose_by_rule(problem: Conv2dProblem) -> Choice:
@@ -164,12 +174,13 @@ def wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: s
 
 def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     """db (K,): the sum of dy (N, K, P, Q) over images and pixels."""
-    if spec.family == "aten" or not dy.is_cuda or dy.dtype not in support.KERNEL_DTYPES or dy.numel() == 0:
+    if spec.family == "aten" or not runs_kernels(dy.device) or dy.dtype not in support.KERNEL_DTYPES or dy.numel() == 0:
         return dy.sum((0, 2, 3))
     key = (dy.shape, dy.stride(), dy.dtype, dy.device)
     run = _bgrads.get(key)
     if run is None:
-        run = _remember(_bgrads, key, bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device))
+        run = _watched(bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device), dy.device)
+        _remember(_bgrads, key, run)
     return run(dy)
 
 
@@ -186,9 +197,15 @@ def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, lay
     choice = choose(problem, device, spec.family)
     if choice.refused:
         _report_refusal(problem, choice, spec)
-    run = FAMILIES[choice.family].bind(problem, _form(first), _form(second), layout, device)
+    run = _watched(FAMILIES[choice.family].bind(problem, _form(first), _form(second), layout, device), device)
     native = problem.direction == "fprop" and _all_native(problem, device, spec)
     return Plan(problem, spec, choice, run, layout, layout_of(second), native)
+
+
+def _watched(run: BoundCall, device: torch.device) -> BoundCall:
+    """``run``; on a stand-in for a GPU, which must know the tensors that kernels touch, wrapped by it."""
+    emulated = stand_in() if device.type == "cpu" else None
+    return run if emulated is None else emulated.watch(run)
 
 
 def _all_native(problem: Conv2dProblem, device: torch.device, spec: ConvSpec) -> bool:

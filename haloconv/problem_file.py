@@ -118,12 +118,18 @@ class Reduced:
     note: str | None
 
 
-def scaled_inputs(model: torch.nn.Module, inputs: Sequence[torch.Tensor], limit_flops: int = REDUCED_FLOPS) -> Reduced:
-    """Crop the images among the inputs: batch 1, and the smallest H and W that keep every output at 16x16 or more.
+def scaled_inputs(
+    model: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    limit_flops: int = REDUCED_FLOPS,
+    smallest_output: int = SMALLEST_OUTPUT,
+) -> Reduced:
+    """Crop the images among the inputs: batch 1, and the smallest H and W that keep every output's sides long enough.
 
-    Cropped are 4-dimensional tensors; the others lose all but the first element of their first axis, if that is the
-    batch. ``limit_flops`` bounds the FLOP of all convolutions of a forward pass and wins over the 16x16. If the model
-    runs at no cropped extent, as with a linear layer of a fixed size, only the batch is cut.
+    That is ``smallest_output`` pixels. Cropped are 4-dimensional tensors; the others lose all but the first element of
+    their first axis, if that is the batch. ``limit_flops`` bounds the FLOP of all convolutions of a forward pass and
+    wins over the pixels. If the model runs at no cropped extent, as with a linear layer of a fixed size, only the batch
+    is cut.
     """
     best, twin = None, copy.deepcopy(model).to("meta")
     for extent in _extents(inputs):
@@ -135,7 +141,7 @@ def scaled_inputs(model: torch.nn.Module, inputs: Sequence[torch.Tensor], limit_
         if best is not None and flops > limit_flops:
             break
         best = cropped
-        if smallest >= SMALLEST_OUTPUT:
+        if smallest >= smallest_output:
             break
     if best is None:
         best = _crop(inputs, None)

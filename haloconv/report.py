@@ -23,9 +23,10 @@ WIDEST = 1000
 class Row:
     """One comparison of haloconv with PyTorch at equal precision. Times are medians in ms, errors relative norms.
 
-    ``direction`` is fprop, dgrad, wgrad, bgrad, forward (a whole model) or step (forward and backward). ``flops`` and
-    ``limit_ms`` are None where they are not defined. ``aten_best_ms`` is PyTorch's time in the better of both layouts.
-    ``difference`` is the norm of haloconv minus PyTorch. ``complaint`` is None exactly if every check passed.
+    ``direction`` is fprop, dgrad, wgrad, bgrad, forward (a whole model) or step (forward and backward). Both times are
+    None if nothing was timed. ``flops`` and ``limit_ms`` are None where they are not defined. ``aten_best_ms`` is
+    PyTorch's time in the better of both layouts. ``difference`` is the norm of haloconv minus PyTorch. ``complaint`` is
+    None exactly if every check passed.
     """
 
     case: str
@@ -38,8 +39,8 @@ class Row:
     aten_error: float
     error_limit: float
     difference: float
-    aten_ms: float
-    haloconv_ms: float
+    aten_ms: float | None
+    haloconv_ms: float | None
     spread: float
     runs: int
     flops: int | None = None
@@ -52,8 +53,10 @@ class Row:
         return self.complaint is None
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
         """How many times faster than PyTorch; below 1 is a loss."""
+        if self.aten_ms is None or self.haloconv_ms is None:
+            return None
         return self.aten_ms / self.haloconv_ms if self.haloconv_ms else math.nan
 
     @property
@@ -101,12 +104,16 @@ class Row:
 
 @dataclass
 class Report:
-    """Rows with the environment they were measured in, and sentences that a reader must know."""
+    """Rows with the environment they were measured in, and sentences that a reader must know.
+
+    ``launches`` are records of emulated launches (haloconv.tune.traffic).
+    """
 
     title: str
     environment: Mapping[str, str]
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    launches: list[Mapping[str, object]] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -129,13 +136,14 @@ class Report:
         ]
 
     def to_json(self) -> str:
-        """Everything as one JSON object with the keys ``title passed environment notes rows``."""
+        """One JSON object with the keys ``title passed environment notes rows``, and ``launches`` if there are any."""
         content = {
             "title": self.title,
             "passed": self.passed,
             "environment": dict(self.environment),
             "notes": self.notes,
             "rows": [row.record(self.environment) for row in self.rows],
+            **({"launches": [dict(launch) for launch in self.launches]} if self.launches else {}),
         }
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
@@ -143,12 +151,14 @@ class Report:
         """One page without outside references, readable on a phone, light or dark as the reader's device asks."""
         loader = jinja2.FileSystemLoader(TEMPLATES)
         page = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        slowest = max((max(row.aten_ms, row.haloconv_ms) for row in self.rows), default=0.0)
+        timed = [row for row in self.rows if row.ratio is not None]
+        slowest = max((max(row.aten_ms, row.haloconv_ms) for row in timed), default=0.0)
         shown = telling_columns(self.rows)
         return page.get_template("report.html.j2").render(
             report=self,
             heads=[COLUMNS[i][0] for i in shown],
             cells=lambda row: [cells(row)[i] for i in shown],
+            timed=timed,
             slowest=slowest or 1.0,
         )
 
@@ -185,7 +195,7 @@ def cells(row: Row) -> list[str]:
         _ms(row.aten_ms),
         _ms(row.aten_best_ms),
         _ms(row.haloconv_ms),
-        f"{row.ratio:.2f}x",
+        UNKNOWN if row.ratio is None else f"{row.ratio:.2f}x",
         UNKNOWN if row.tflops is None else f"{row.tflops:.3g}",
         UNKNOWN if row.share is None else f"{row.share:.0%}",
         "passed" if row.passed else "FAILED",
@@ -209,7 +219,7 @@ def as_table(rows: Iterable[Row], title: str | None = None) -> Table:
     for row in rows:
         line = cells(row)
         styles = {CHECK: "green" if row.passed else "bold red"}
-        styles[RATIO] = "green" if row.ratio > 1.02 else "red" if row.ratio < 0.98 else ""
+        styles[RATIO] = "" if row.ratio is None else "green" if row.ratio > 1.02 else "red" if row.ratio < 0.98 else ""
         table.add_row(*(Text(line[i], style=styles.get(i, "")) for i in shown))
     return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from haloconv.env import runs_kernels
 from haloconv.problem import Conv2dProblem
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -14,7 +15,7 @@ _FILTER_LIMIT = 1 << 31  # an index over one filter's taps and channels is a 32-
 
 def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
     """None if kernels on CUDA cores can run the problem on the device, else a sentence that says why not."""
-    if device.type != "cuda":
+    if not runs_kernels(device):
         return f"the tensors are on {device.type}; our kernels run on CUDA devices"
     if problem.dtype not in KERNEL_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in KERNEL_DTYPES)
@@ -28,4 +29,15 @@ def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
     filter_elems = max(problem.c_per_group, problem.k_per_group) * problem.r * problem.s
     if filter_elems >= _FILTER_LIMIT:
         return f"one filter has {filter_elems} elements; our kernels index at most 2^31 - 1"
+    return None
+
+
+def why_no_tensor_cores(problem: Conv2dProblem) -> str | None:
+    """None if the tensor-core kernels run the problem's direction and precision, else a sentence that says why not."""
+    if problem.direction == "wgrad":
+        return "the tensor-core kernels have no weight gradient"
+    if problem.dtype == torch.float64:
+        return "the tensor-core kernels do not take torch.float64"
+    if problem.dtype == torch.float32 and problem.precision != "tf32":
+        return "fp32 products in full precision do not run on the tensor cores; allow TF32 or ask for precision='tf32'"
     return None

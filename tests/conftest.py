@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from haloconv import plan
-from tests.cases import DTYPE_NAMES
+from tests.cases import EMULATOR_SEEDS
 from tools.stamps import all_hashes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,11 +19,16 @@ GPU_TESTS = Path(__file__).resolve().parent / "gpu"
 NO_CUDA = "no CUDA device: torch.cuda.is_available() is False"
 WORST = pytest.StashKey[dict[tuple[str, str, str], float]]()
 COUNTS = pytest.StashKey[Counter]()
+CHECKS = pytest.StashKey[Counter]()
 HASHES = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-examples", type=int, default=300, help="random problems that the GPU fuzzer draws")
+    parser.addoption(
+        "--emulator-seeds", type=lambda text: tuple(map(int, text.split(","))), default=EMULATOR_SEEDS,
+        help="the emulator's schedules, such as 0,1,2",
+    )  # fmt: skip
     parser.addoption(
         "--gpu-results", type=Path, default=ROOT / "build" / "gpu-tests.json",
         help="where a run of tests/gpu on a CUDA device leaves the counts and errors that tools/make_stamps.py reads",
@@ -33,10 +38,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[WORST] = {}
     config.stash[COUNTS] = Counter()
+    config.stash[CHECKS] = Counter()
 
 
 def _needs_gpu(item: pytest.Item) -> bool:
     return GPU_TESTS in item.path.parents
+
+
+def _family_of(item: pytest.Item) -> str:
+    """The family that a test is about: its parameter ``subject``, else ``direct``, which all other tests run."""
+    subject = item.callspec.params.get("subject") if hasattr(item, "callspec") else None
+    return "direct" if subject is None else subject.name
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -58,6 +70,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
     report = yield
     if _needs_gpu(item) and (report.when == "call" or report.outcome != "passed"):
         item.config.stash[COUNTS][report.outcome] += 1
+        if report.outcome == "passed":
+            item.config.stash[CHECKS][_family_of(item)] += 1
     return report
 
 
@@ -77,6 +91,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         errors.setdefault(family, {}).setdefault(direction, {})[dtype] = error
     record = {
         "counts": {name: counts[name] for name in ("passed", "failed", "skipped", "deselected")},
+        "checks": dict(session.config.stash[CHECKS]),
         "hashes": session.config.stash[HASHES],
         "worst_errors": errors,
     }
@@ -114,12 +129,12 @@ def own_autograd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def record_error(request: pytest.FixtureRequest) -> Callable[[str, str, torch.dtype, float], None]:
-    """Remember the worst relative norm error per (family, direction, dtype) for the family's stamp."""
+def record_error(request: pytest.FixtureRequest) -> Callable[[str, str, str, float], None]:
+    """Remember the worst relative norm error per (family, direction, precision) for the family's stamp."""
     worst = request.config.stash[WORST]
 
-    def record(family: str, direction: str, dtype: torch.dtype, error: float) -> None:
-        key = (family, direction, DTYPE_NAMES[dtype])
+    def record(family: str, direction: str, precision: str, error: float) -> None:
+        key = (family, direction, precision)
         worst[key] = max(worst.get(key, 0.0), error)
 
     return record

@@ -79,6 +79,7 @@ def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Conv2dProblem:
     return Conv2dProblem(
         direction, *extents, stride=spec.stride, padding=spec.padding, dilation=spec.dilation, groups=spec.groups,
         bias=t.b is not None and direction == "fprop", dtype=t.x.dtype,
+        precision=spec.precision or "ieee" if t.x.dtype == torch.float32 else "ieee",
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ def objections(results: dict | None, hashes: dict[str, str]) -> list[str]:
     if not counts["passed"]:
         found.append("no GPU test passed")
     found += [f"{name} changed since the tests ran" for name in hashes if results["hashes"].get(name) != hashes[name]]
+    found += [f"no GPU test of {name} passed" for name in hashes if not results["checks"].get(name)]
     found += [f"no error of {name} was recorded" for name in hashes if not results["worst_errors"].get(name)]
     return found
 
@@ -51,7 +52,7 @@ def stamp_of(family: str, digest: str, results: dict, verdict: dict | None, envi
         "family": family,
         "hash": digest,
         **{key: environment[key] for key in STAMP_KEYS},
-        "checks": counts["passed"],
+        "checks": results["checks"][family],
         "failed": counts["failed"],
         "skipped": counts["skipped"],
         "worst_errors": by_dtype,

@@ -73,7 +73,7 @@ def judge(code: int, output: str) -> tuple[str, bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "sanitizer.json")
-    parser.add_argument("--timeout", type=float, default=150.0, help="seconds for each tool")
+    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for each tool")
     options = parser.parse_args()
     sanitizer = find_sanitizer()
     if not torch.cuda.is_available() or sanitizer is None:

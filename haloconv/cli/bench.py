@@ -100,25 +100,43 @@ def _choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
 
 
 def bench_suite(order: Order, device: torch.device, folder: Path, console: Console) -> bool:
-    """Time every combination, record each row as soon as it stands, print the table; True if all passed."""
+    """Time every combination, record each row as soon as it stands, print the table; True if all passed.
+
+    What a family asked for by name does not take is said in a note, neither timed nor recorded.
+    """
     environment = environment_stamp()
     report = Report(f"haloconv bench on {environment['gpu']}", environment)
     combinations = list(itertools.product(order.cases, order.precisions, order.layouts))
+    path: Path | None = None
     with make_progress(console) as progress:
         task = progress.add_task("bench", total=len(combinations) * len(order.directions))
         for case, precision, layout in combinations:
             layer = case.layer(precision, layout, order.family, device)
             for direction in order.directions:
-                progress.update(task, description=f"{case.name} {direction} {precision} {layout}")
-                report.rows.append(_try(layer, direction, order.budget))
-                path = _keep(report.rows[-1], environment, folder)
+                what = f"{case.name} {direction} {precision} {layout}"
+                progress.update(task, description=what)
+                refusal = _refusal(layer, direction)
+                if refusal is None:
+                    report.rows.append(_try(layer, direction, order.budget))
+                    path = _keep(report.rows[-1], environment, folder)
+                else:
+                    report.notes.append(f"{what}: {order.family} does not take it: {refusal}")
                 progress.advance(task)
             del layer
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     show(report, console)
-    console.print(f"wrote {path} and {folder / 'latest.jsonl'}", highlight=False, markup=False)
+    if path is not None:
+        console.print(f"wrote {path} and {folder / 'latest.jsonl'}", highlight=False, markup=False)
     return report.passed
+
+
+def _refusal(layer: Layer, direction: str) -> str | None:
+    """Why the family asked for by name does not take a single direction, or None."""
+    if layer.spec.family in ("auto", "aten") or direction == "step":
+        return None
+    choice = layer.choice(direction)
+    return choice.reason if choice.refused else None
 
 
 def _try(layer: Layer, direction: str, budget: Budget) -> Row:

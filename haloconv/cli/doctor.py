@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from haloconv import env, jit
+from haloconv.emulator.build import available, compiler_version
 from haloconv.jit.cache import prepare_root
 from haloconv.jit.compile import install_command
 from haloconv.version import __version__
@@ -64,7 +65,9 @@ class Check:
 
 
 def doctor(
-    clear_cache: Annotated[bool, typer.Option("--clear-cache", help="First remove every compiled kernel.")] = False,
+    clear_cache: Annotated[
+        bool, typer.Option("--clear-cache", help="First remove every compiled kernel, the emulator's too.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the findings to FILE.")
     ] = None,
@@ -72,7 +75,7 @@ def doctor(
     """Show what this machine has and what works on it. The exit code is 0 if everything it needs works."""
     console = Console()
     if clear_cache:
-        console.print(f"removed {jit.clear_cache()} compiled kernels from {jit.cache_root()}", soft_wrap=True)
+        console.print(f"removed {jit.clear_cache()} entries from {jit.cache_root()}", soft_wrap=True)
     facts = gather_facts()
     checks = run_checks()
     healthy = all(check.ok or not check.needed for check in checks)
@@ -102,6 +105,7 @@ def gather_facts() -> Facts:
             "cuda-bindings": _told(lambda: _installed("cuda-bindings")),
             "NVRTC": _told(lambda: "{} from {}".format(*jit.nvrtc_info())),
             "NVIDIA driver": _told(env.driver_version),
+            "emulator": _told(_emulator),
         },
         "GPUs": _gpus(),
         "cache": {"place": _told(lambda: str(jit.cache_root())), "size": _told(_cache_size)},
@@ -136,6 +140,11 @@ def _installed(distribution: str) -> str:
         return "not installed"
 
 
+def _emulator() -> str:
+    missing = available()
+    return f"runs here, with g++ {compiler_version()}" if missing is None else f"does not run here: {missing}"
+
+
 def _gpus() -> dict[str, str]:
     if not torch.cuda.is_available():
         return {"none": "PyTorch sees no GPU; convolutions run on PyTorch's own CPU kernels"}
@@ -152,7 +161,7 @@ def _gpu(index: int) -> str:
 def _cache_size() -> str:
     entries, size_bytes = jit.cache_size()
     state = "" if env.disk_cache_enabled() else f" (turned off by {env.CACHE})"
-    return f"{entries} kernels, {size_bytes / 2**20:.1f} MiB{state}"
+    return f"{entries} entries, {size_bytes / 2**20:.1f} MiB{state}"
 
 
 def _precision_flags() -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,18 +15,23 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from haloconv import emulator
 from haloconv.accelerate import Swap, accelerate
+from haloconv.emulator import EmulatorError
 from haloconv.env import environment_stamp
 from haloconv.module import Conv2d
-from haloconv.plan import layout_of
-from haloconv.problem import ConvSpec, as_four_sides, output_extent
-from haloconv.problem_file import ProblemFile, ProblemFileError, load_problem_file, scaled_inputs
+from haloconv.plan import Choice, layout_of
+from haloconv.problem import FAMILIES, ConvSpec, as_four_sides, output_extent
+from haloconv.problem_file import SMALLEST_OUTPUT, ProblemFile, ProblemFileError, load_problem_file, scaled_inputs
 from haloconv.report import Report, Row, as_table, print_table
+from haloconv.tune.emulated import UNTIMED, EmulatedLayer, Emulation, failed_row, try_emulated_step
 from haloconv.tune.layer import Layer
+from haloconv.tune.traffic import conflict_table, traffic_table
 from haloconv.tune.trial import Budget, try_step
 from haloconv.tune.whole import Contest, try_model
 
 LINE_WIDTH = 132
+SMALLEST_EMULATED = 32  # pixels of an output's side: several tiles, and seconds for each problem file
 CPU_BUDGET = Budget(seconds=0.05, min_runs=5)
 
 
@@ -32,6 +39,7 @@ class Device(str, Enum):
     auto = "auto"
     cuda = "cuda"
     cpu = "cpu"
+    emulator = "emulator"
 
 
 class Precision(str, Enum):
@@ -40,29 +48,40 @@ class Precision(str, Enum):
     tf32 = "tf32"
 
 
-class Family(str, Enum):
-    auto = "auto"
-    direct = "direct"
-    aten = "aten"
+Family = Enum("Family", {name: name for name in FAMILIES}, type=str)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for. ``precision`` None follows PyTorch's TF32 setting."""
+    """What the command line asked for. ``precision`` None follows PyTorch's TF32 setting.
+
+    ``emulation`` is set if our side runs on the emulator.
+    """
 
     device: torch.device
     precision: str | None
     family: str
     seed: int
     budget: Budget
+    emulation: Emulation | None = None
+
+    @property
+    def model_precision(self) -> str | None:
+        """How whole models form fp32 products: beside the emulator stands no PyTorch with TF32 to judge a model by."""
+        return "ieee" if self.emulation is not None and self.precision is None else self.precision
 
 
 def run(
     problems: Annotated[list[Path], typer.Argument(help="Files that define Model, get_inputs, get_init_inputs.")],
-    device: Annotated[Device, typer.Option(help="auto takes the GPU if there is one.")] = Device.auto,
+    device: Annotated[
+        Device, typer.Option(help="auto: the GPU if there is one. emulator: our kernels, on the CPU.")
+    ] = Device.auto,
     precision: Annotated[Precision, typer.Option(help="How fp32 products are formed, on both sides.")] = Precision.auto,
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
-    seed: Annotated[int, typer.Option(help="For weights, inputs and output gradients.")] = 0,
+    seed: Annotated[int, typer.Option(help="For weights, inputs, output gradients and the emulator's schedule.")] = 0,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Emulator: count bytes, bank conflicts and multiplies.")
+    ] = False,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.")] = 1.0,
     json: Annotated[Path | None, typer.Option(help="Write rows and environment to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
@@ -73,17 +92,21 @@ def run(
     """
     console = make_console()
     try:
-        options = _options(device, precision, family, seed, budget)
+        options = _options(device, precision, family, seed, budget, stats)
         files = [load_problem_file(path) for path in problems]
         report = Report("haloconv run: " + ", ".join(file.name for file in files), environment_stamp())
-        report.notes.append(_where(options.device))
+        report.notes += _where(options, device)
         with make_progress(console) as progress:
             for file in files:
                 run_problem(file, options, report, progress)
+        if options.emulation is not None:
+            _add_emulation(options.emulation, report)
     except (ProblemFileError, typer.BadParameter) as error:
         console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
         raise typer.Exit(2) from None
     show(report, console)
+    if options.emulation is not None:
+        show_traffic(options.emulation, console)
     for path, text in ((json, report.to_json), (html, report.to_html)):
         if path is not None:
             _write(path, text(), console)
@@ -113,36 +136,66 @@ def make_progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
 
 
-def _options(device: Device, precision: Precision, family: Family, seed: int, budget: float) -> Options:
+def _options(device: Device, precision: Precision, family: Family, seed: int, budget: float, stats: bool) -> Options:
     has_gpu = torch.cuda.is_available()
+    if stats and device is not Device.emulator:
+        raise typer.BadParameter("--stats counts what the emulator executes: add --device emulator")
     if device is Device.cuda and not has_gpu:
         raise typer.BadParameter(
             "--device cuda: PyTorch sees no GPU; take --device auto or cpu, or ask `haloconv doctor`"
         )
-    on_gpu = has_gpu and device is not Device.cpu
+    on_gpu = has_gpu and device in (Device.auto, Device.cuda)
+    emulated = device is Device.emulator and emulator.available() is None
     return Options(
         device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"),
-        precision=_asked_precision(precision, on_gpu),
+        precision=_asked_precision(precision, on_gpu or emulated),
         family=family.value,
         seed=seed,
-        budget=Budget(seconds=budget) if on_gpu else CPU_BUDGET,
+        budget=Budget(seconds=budget) if on_gpu else UNTIMED if emulated else CPU_BUDGET,
+        emulation=Emulation(seed, stats) if emulated else None,
     )
 
 
-def _asked_precision(precision: Precision, on_gpu: bool) -> str | None:
-    """None follows PyTorch's TF32 setting, which means nothing on a CPU: there fp32 is fp32."""
+def _asked_precision(precision: Precision, own_kernels: bool) -> str | None:
+    """None follows PyTorch's TF32 setting, which means nothing to its own convolution on a CPU: there fp32 is fp32."""
     if precision is Precision.auto:
-        return None if on_gpu else "ieee"
+        return None if own_kernels else "ieee"
     return precision.value
 
 
-def _where(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"Ran at full size on {torch.cuda.get_device_name(device)}."
-    return (
+def _where(options: Options, asked: Device) -> list[str]:
+    if options.device.type == "cuda":
+        return [f"Ran at full size on {torch.cuda.get_device_name(options.device)}."]
+    if options.emulation is not None:
+        return [
+            f"Ran at reduced size on the CPU: haloconv's CUDA kernels on the emulator, under the schedule of seed "
+            f"{options.seed}, against PyTorch's convolution and float64. Nothing was timed."
+        ]
+    reason = emulator.available() if asked is Device.emulator else None
+    return [
+        *([f"Nothing was emulated: {reason}."] if reason else []),
         "Ran at reduced size on the CPU, with PyTorch's own convolution on both sides (family aten): "
-        "no kernel of haloconv ran, so the times say nothing about haloconv."
-    )
+        "no kernel of haloconv ran, so the times say nothing about haloconv.",
+    ]
+
+
+def _add_emulation(emulation: Emulation, report: Report) -> None:
+    """The launches into the report: how many there were, and the records of those that were counted."""
+    names = dict.fromkeys(name for row in report.rows for name in row.family.split("+") if name not in ("", "aten"))
+    report.notes.append(f"Kernels that ran: {' and '.join(names) or 'none'}, in {emulation.launches} launches.")
+    report.launches += [launched.record() for launched in emulation.launched]
+
+
+def show_traffic(emulation: Emulation, console: Console) -> None:
+    """Print what the counted launches moved, and where warps wait for shared memory."""
+    if not emulation.launched:
+        return
+    conflicts = conflict_table(emulation.launched)
+    print_table(traffic_table(emulation.launched), console)
+    if conflicts is None:
+        console.print("No access to shared memory has bank conflicts.", highlight=False)
+    else:
+        print_table(conflicts, console)
 
 
 def run_problem(file: ProblemFile, options: Options, report: Report, progress: Progress) -> None:
@@ -155,7 +208,8 @@ def run_problem(file: ProblemFile, options: Options, report: Report, progress: P
     theirs = file.model()
     inputs = file.inputs()
     if options.device.type == "cpu":
-        reduced = scaled_inputs(theirs, inputs)
+        smallest = SMALLEST_OUTPUT if options.emulation is None else SMALLEST_EMULATED
+        reduced = scaled_inputs(theirs, inputs, smallest_output=smallest)
         inputs = reduced.inputs
         if reduced.note:
             report.notes.append(f"{file.name}: {reduced.note}.")
@@ -179,14 +233,18 @@ def _try_layers(layers: list[Layer], options: Options, progress: Progress, task:
     for layer in layers:
         for step in layer.steps:
             progress.update(task, description=f"{layer.name} {step}")
-            rows.append(try_step(layer, step, options.budget))
+            rows.append(
+                try_emulated_step(EmulatedLayer.of(layer, options.emulation), step)
+                if options.emulation is not None
+                else try_step(layer, step, options.budget)
+            )
             progress.advance(task)
     return rows
 
 
 def _swapped(file: ProblemFile, model: torch.nn.Module, options: Options) -> list[Swap]:
     try:
-        return accelerate(model, family=options.family, precision=options.precision)
+        return accelerate(model, family=options.family, precision=options.model_precision)
     except ValueError as error:
         raise ProblemFileError(f"{file.path}: {error}") from error
 
@@ -202,7 +260,9 @@ def _layers(
 
     hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            if options.emulation is not None:  # no kernel of ours is meant to run in this pass
+                warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
             model(*inputs)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ProblemFileError(f"{file.path}: Model's forward raised {type(error).__name__}: {error}") from error
@@ -244,19 +304,28 @@ def _whole_model(
     options: Options,
     report: Report,
 ) -> None:
-    labels = {row.precision for row in rows}
-    layer_names = {row.case for row in rows}
+    alike = [row for row in rows if row.precision != "tf32" or options.model_precision != "ieee"]
+    labels = {row.precision for row in alike}
+    layer_names = {row.case for row in alike}
     contest = Contest(
         ours,
         theirs,
         inputs,
         precision="tf32" if "tf32" in labels else "ieee",
-        family="+".join(dict.fromkeys(row.family for row in rows)),
+        family="+".join(dict.fromkeys(row.family for row in alike)),
         label=labels.pop() if len(labels) == 1 else "mixed" if labels else "fp32",
-        norm_limit=len(layer_names) * max((row.error_limit for row in rows), default=0.0),
+        norm_limit=len(layer_names) * max((row.error_limit for row in alike), default=0.0),
         seed=options.seed,
+        surroundings=options.emulation.device if options.emulation is not None else nullcontext,
     )
-    model_rows, notes = try_model(contest, file.name, options.budget)
+    try:
+        model_rows, notes = try_model(contest, file.name, options.budget)
+    except EmulatorError as error:
+        choice = Choice(contest.family, "")
+        failure = failed_row(f"{file.name} (model)", "step", contest.label, rows[0].layout, choice, error)
+        model_rows, notes = [failure], []
+    if len(alike) < len(rows):
+        notes = [*notes, "The whole model ran in full fp32 precision: PyTorch on a CPU has no TF32 to judge it by."]
     report.rows += [*rows, *model_rows]
     report.notes += [f"{file.name}: {note}" for note in notes]
 

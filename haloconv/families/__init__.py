@@ -5,6 +5,7 @@ from __future__ import annotations
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import Family
 from haloconv.families.direct import DirectFamily
+from haloconv.families.halo_sm90 import HaloSm90Family
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (AtenFamily(), DirectFamily())}
+FAMILIES: dict[str, Family] = {family.name: family for family in (AtenFamily(), DirectFamily(), HaloSm90Family())}
 """Every family by name; ``aten`` is candidate 0 of every choice."""

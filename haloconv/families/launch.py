@@ -6,10 +6,14 @@ import struct
 
 import torch
 
-from haloconv.env import device_facts
+from haloconv.env import device_facts, stand_in
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel
 
 _GRID_LIMIT = (1 << 31) - 1
+
+
+def _no_stream(index: int | None) -> int:
+    return 0
 
 
 class Launch:
@@ -28,6 +32,7 @@ class Launch:
         "_kernel",
         "_several_devices",
         "_smem_bytes",
+        "_stream",
         "_threads",
     )
 
@@ -41,7 +46,8 @@ class Launch:
         params_format: str,
         fields: tuple[int, ...],
     ) -> None:
-        if torch.cuda.is_current_stream_capturing():
+        emulated = stand_in() if device.type == "cpu" else None
+        if emulated is None and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{source.entry} is not ready for this problem, and nothing is compiled or loaded while a CUDA graph "
                 "is captured: warm up, that is, call the layer once with inputs of this form before the capture"
@@ -55,7 +61,12 @@ class Launch:
         self._index = device.index
         self._several_devices = torch.cuda.device_count() > 1
         self._grid, self._threads, self._smem_bytes = grid, threads, smem_bytes
-        self._kernel = load_kernel(get_kernel(source, device_facts(device.index).arch), device.index, smem_bytes)
+        if emulated is None:
+            self._stream = torch._C._cuda_getCurrentRawStream
+            self._kernel = load_kernel(get_kernel(source, device_facts(device.index).arch), device.index, smem_bytes)
+        else:
+            self._stream = _no_stream
+            self._kernel = emulated.load(source, smem_bytes)
 
     def __call__(self, *pointers: int) -> None:
         try:
@@ -72,7 +83,7 @@ class Launch:
         self._free.append(block)
 
     def _queue(self, arguments_address: int) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = self._stream(self._index)
         self._kernel.launch(self._grid, self._threads, self._smem_bytes, stream, arguments_address)
 
     def _new_block(self) -> ArgumentBlock:

@@ -1,5 +1,7 @@
 """Compiled kernels on disk and in memory: one folder per key with the source, the cubin and a report about it.
 
+What the emulator builds lies beside them, in a folder of its own (haloconv/emulator/build.py).
+
 An entry is written under another name and renamed when it is complete, and every byte of it is checked when it is read:
 a damaged entry is a miss. The folder belongs to its user alone, because what lies in it is run.
 """
@@ -33,6 +35,7 @@ _FORMAT = 1
 _SOURCE, _CUBIN, _META = "source.cu", "kernel.cubin", "meta.json"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LOCK_SUFFIX, _PARTIAL_SUFFIX = ".lock", ".partial"
+_MODULE_SUFFIX, _CHECKSUM_SUFFIX = ".so", ".sha256"
 _LOCK_TIMEOUT_S = 120
 
 
@@ -81,15 +84,19 @@ def cache_root() -> Path:
     return (env.cache_dir_override() or user_cache_path("haloconv", appauthor=False)) / "kernels"
 
 
-def clear_cache() -> int:
-    """Forget every kernel, on disk and in memory; kernels that plans already hold keep working.
+def emulator_folder() -> Path:
+    """The folder of what the emulator builds: per key a module (``.so``) and its checksum."""
+    return cache_root() / "emulator"
 
-    Returns how many entries were removed from disk.
+
+def clear_cache() -> int:
+    """Forget every kernel, the emulator's too, on disk and in memory; kernels that plans already hold keep working.
+
+    Returns how many entries were removed from disk; the emulator's runtime counts as one.
     """
     _in_memory.clear()
-    root = cache_root()
     removed = 0
-    for path in _children(root):
+    for path in _children(cache_root()):
         if _KEY.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
             removed += not path.exists()
@@ -97,20 +104,25 @@ def clear_cache() -> int:
             shutil.rmtree(path, ignore_errors=True)
         elif path.name.endswith(_LOCK_SUFFIX):
             path.unlink(missing_ok=True)
+    for path in _children(emulator_folder()):
+        if path.suffix in (_MODULE_SUFFIX, _CHECKSUM_SUFFIX, _PARTIAL_SUFFIX, _LOCK_SUFFIX):
+            with suppress(OSError):
+                path.unlink()
+                removed += path.suffix == _MODULE_SUFFIX
     return removed
 
 
 def cache_size() -> tuple[int, int]:
-    """How many entries the cache on disk has, and how many bytes they take."""
+    """How many entries the cache on disk has, the emulator's too, and how many bytes they take."""
     entries = [path for path in _children(cache_root()) if _KEY.fullmatch(path.name)]
+    built = [path for path in _children(emulator_folder()) if path.suffix in (_MODULE_SUFFIX, _CHECKSUM_SUFFIX)]
     sizes = []
-    for entry in entries:
-        for file in _children(entry):
-            try:
-                sizes.append(file.stat().st_size)
-            except OSError:
-                continue
-    return len(entries), sum(sizes)
+    for file in [*built, *(file for entry in entries for file in _children(entry))]:
+        try:
+            sizes.append(file.stat().st_size)
+        except OSError:
+            continue
+    return len(entries) + sum(path.suffix == _MODULE_SUFFIX for path in built), sum(sizes)
 
 
 def statistics() -> CacheStatistics:

@@ -1,9 +1,10 @@
 // Which filter taps meet which pixels, and where: the index arithmetic of padding, stride and dilation.
 #pragma once
 
+#include "numeric.cuh"
+
 namespace hc {
 
-using i64 = long long;
 using u64 = unsigned long long;
 
 struct Pixel {

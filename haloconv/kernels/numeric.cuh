@@ -8,6 +8,8 @@
 
 namespace hc {
 
+using i64 = long long;
+
 struct fp16 {
     using acc_t = float;
     unsigned short bits;
@@ -16,6 +18,12 @@ struct fp16 {
 struct bf16 {
     using acc_t = float;
     unsigned short bits;
+};
+
+// An fp32 word that tensor cores read as TF32: its low 13 bits count as zero.
+struct tf32 {
+    using acc_t = float;
+    unsigned bits;
 };
 
 template <class T>

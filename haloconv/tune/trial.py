@@ -23,6 +23,7 @@ OURS, RIVAL, RIVAL_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
 class Budget:
     """How long one comparison may take: ``seconds`` of timing, but at least ``min_runs`` runs of every variant.
 
+    With ``min_runs`` 0 nothing is timed: results are checked once.
     ``other_layout`` also times PyTorch in the other memory order. cuDNN's search there is not part of the seconds, and
     takes up to a minute for fp32 without TF32.
     """
@@ -31,9 +32,13 @@ class Budget:
     min_runs: int = 10
     other_layout: bool = False
 
+    @property
+    def timed(self) -> bool:
+        return self.min_runs > 0
+
 
 def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
-    """Check one direction of the layer against the oracle, time it against PyTorch, and check it again.
+    """Check one direction of the layer against the oracle; if the budget has time, time it and check it again.
 
     The outputs land in memory that held NaN. Raises what either side raises.
     """
@@ -50,11 +55,12 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         before = measure_error(result, oracle, limits, border)
         difference = relative_difference(result, theirs)
         del result, theirs
-        timings = _timings(layer, step, budget)
-        after = measure_error(_on_poisoned_memory(ours, rival()), oracle, limits, border)
-    error = before if not before.passed or after.passed else after
+        error, timings = before, {}
+        if budget.timed:
+            timings = _timings(layer, step, budget)
+            after = measure_error(_on_poisoned_memory(ours, rival()), oracle, limits, border)
+            error = before if not before.passed or after.passed else after
     own_limit = None if step == "bgrad" else _limit_ms(problem, device)
-    other = timings.get(RIVAL_OTHER_LAYOUT)
     row = Row(
         case=layer.name,
         direction=step,
@@ -66,15 +72,25 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         aten_error=aten_error.norm,
         error_limit=limits.norm,
         difference=difference,
-        aten_ms=timings[RIVAL].ms,
-        haloconv_ms=timings[OURS].ms,
-        spread=max(timings[OURS].spread, timings[RIVAL].spread),
-        runs=timings[OURS].runs,
+        **measured(timings),
         flops=None if step == "bgrad" else problem.flops,
         limit_ms=own_limit,
-        aten_best_ms=min(timings[RIVAL].ms, other.ms) if other else None,
     )
     return replace(row, complaint=complaint_about(error, limits) or too_fast(row, problem, device))
+
+
+def measured(timings: dict[str, Timing]) -> dict[str, object]:
+    """The fields of a Row that come from timing, for the variants that were timed."""
+    if not timings:
+        return {"aten_ms": None, "haloconv_ms": None, "spread": 0.0, "runs": 0}
+    ours, rival, other = timings[OURS], timings[RIVAL], timings.get(RIVAL_OTHER_LAYOUT)
+    return {
+        "aten_ms": rival.ms,
+        "haloconv_ms": ours.ms,
+        "spread": max(ours.spread, rival.spread),
+        "runs": ours.runs,
+        "aten_best_ms": min(rival.ms, other.ms) if other else None,
+    }
 
 
 def _on_poisoned_memory(call: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
@@ -153,10 +169,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         aten_error=worst[1],
         error_limit=worst[2],
         difference=worst[3],
-        aten_ms=timings[RIVAL].ms,
-        haloconv_ms=timings[OURS].ms,
-        spread=max(timings[OURS].spread, timings[RIVAL].spread),
-        runs=timings[OURS].runs,
+        **measured(timings),
         flops=sum(problem.flops for problem in problems),
         limit_ms=None if None in limits_ms else sum(limits_ms),
         complaint=complaint,

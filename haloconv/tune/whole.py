@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cud
 from haloconv.report import Row
 from haloconv.tune.layer import rival_flags
 from haloconv.tune.timing import compare
-from haloconv.tune.trial import OURS, RIVAL, UNLIMITED, Budget, complaint_about, relative_difference
+from haloconv.tune.trial import OURS, RIVAL, UNLIMITED, Budget, complaint_about, measured, relative_difference
 
 Values = dict[str, torch.Tensor]
 
@@ -25,7 +26,7 @@ class Contest:
 
     ``precision`` is how PyTorch forms fp32 products for a fair race, ``"ieee"`` or ``"tf32"``; ``label`` is its name in
     tables, ``family`` the families in use. ``norm_limit`` is what the layers together may err. ``seed`` fixes random
-    layers and the output gradients.
+    layers and the output gradients. ``surroundings`` makes the context in which our model runs.
     """
 
     ours: torch.nn.Module
@@ -36,6 +37,7 @@ class Contest:
     norm_limit: float
     family: str = ""
     seed: int = 0
+    surroundings: Callable[[], AbstractContextManager] = nullcontext
 
     @property
     def device(self) -> torch.device:
@@ -45,11 +47,13 @@ class Contest:
 def try_model(contest: Contest, name: str, budget: Budget) -> tuple[list[Row], list[str]]:
     """The rows ``forward`` and ``step`` (forward and backward) of the model ``name``, and notes on how it was judged.
 
-    Raises what the model raises.
+    A budget without runs times nothing. Raises what the model raises.
     """
     notes = []
     with rival_flags(contest.precision):
-        ours, theirs = (values_of(model, contest.inputs, contest.seed) for model in (contest.ours, contest.theirs))
+        theirs = values_of(contest.theirs, contest.inputs, contest.seed)
+        with contest.surroundings():
+            ours = values_of(contest.ours, contest.inputs, contest.seed)
         truth = _truth(contest)
         if truth is None:
             notes.append("The model does not run in float64, so its outputs were compared with PyTorch's only.")
@@ -57,8 +61,10 @@ def try_model(contest: Contest, name: str, budget: Budget) -> tuple[list[Row], l
         for direction, call in (("forward", _forward), ("step", _step)):
             chosen = [name for name in ours if direction == "step" or name.startswith("output")]
             errors = _judge({name: (ours[name], theirs[name], (truth or theirs)[name]) for name in chosen}, contest)
-            calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
-            times = compare(calls, device=contest.device, budget_s=budget.seconds, min_runs=budget.min_runs)
+            times = {}
+            if budget.timed:
+                calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
+                times = compare(calls, device=contest.device, budget_s=budget.seconds, min_runs=budget.min_runs)
             rows.append(_row(contest, f"{name} (model)", direction, errors, times))
     return rows, notes
 
@@ -178,9 +184,6 @@ def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: di
         aten_error=errors.aten_norm,
         error_limit=errors.limit,
         difference=errors.difference,
-        aten_ms=times[RIVAL].ms,
-        haloconv_ms=times[OURS].ms,
-        spread=max(times[OURS].spread, times[RIVAL].spread),
-        runs=times[OURS].runs,
+        **measured(times),
         complaint=errors.complaint,
     )

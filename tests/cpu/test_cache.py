@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from haloconv import env, jit
+from haloconv.emulator import EmulatorError, Module, available
 from haloconv.jit import cache
 from tests.toy_kernel import ARCH, fake_compile, toy_source
 
@@ -233,6 +234,33 @@ def test_clearing_removes_entries_and_leftovers_and_nothing_else(cache_dir: Path
     assert jit.clear_cache() == 2
     assert list((cache_dir / "kernels").iterdir()) == [bystander]
     assert _get(factor=3) == (1, 0)
+
+
+def test_clearing_empties_the_emulators_folder(cache_dir: Path) -> None:
+    folder = cache_dir / "kernels" / "emulator"
+    folder.mkdir(parents=True, mode=0o700)
+    key = "ab" * 32
+    for name in (f"{key}.so", f"{key}.sha256", f"{key}.lock", "0123.partial", "notes.txt"):
+        (folder / name).write_bytes(b"12345")
+    _get()
+    entry_bytes = sum(path.stat().st_size for path in _entry(cache_dir).iterdir())
+    assert jit.cache_size() == (2, entry_bytes + 10)
+    assert jit.clear_cache() == 2
+    assert list((cache_dir / "kernels").rglob("*")) == [folder, folder / "notes.txt"]
+    assert jit.cache_size() == (0, 0) and jit.clear_cache() == 0
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+def test_a_module_of_the_emulator_outlives_clearing(cache_dir: Path) -> None:
+    body = "extern __shared__ char dynamic_smem[];\ndynamic_smem[0] = 1;"
+    text = f'//@ begin toy.cu\nextern "C" __global__ void toy() {{\n{body}\n}}\n//@ end toy.cu\n'
+    module = Module(jit.KernelSource("toy", "toy", (), text))
+    built = len(list((cache_dir / "kernels" / "emulator").glob("*.so")))
+    assert built >= 1 and jit.clear_cache() == built and jit.cache_size() == (0, 0)
+    assert module.run(1, 1, 64, 0, []) is None
+    with pytest.raises(EmulatorError) as caught:
+        module.run(1, 1, 0, 0, [])
+    assert [finding.place for finding in caught.value.findings] == ["toy.cu:3"]
 
 
 # --- races

@@ -93,8 +93,31 @@ def test_clear_cache_removes_the_kernels(cache_dir: Path, monkeypatch: pytest.Mo
     jit.get_kernel(toy_source(), ARCH)
     assert jit.cache_size()[0] == 1
     run = _doctor("--clear-cache")
-    assert run.returncode == 0 and "removed 1 compiled kernels" in run.stdout
+    assert run.returncode == 0 and "removed 1 entries" in run.stdout
     assert jit.cache_size() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "compiler, sentence",
+    [
+        (None, "does not run here: the emulator builds kernels with g++, which is not installed"),
+        ("9.4.0\n", "does not run here: the emulator needs g++ 11 or newer; this is 9.4.0 9.4.0"),
+        ("12.2.0\n", "runs here, with g++ 12.2.0 12.2.0"),
+    ],
+)
+def test_it_tells_whether_the_emulator_runs(
+    cache_dir: Path, tmp_path: Path, compiler: str | None, sentence: str
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    if compiler is not None:
+        program = folder / "g++"
+        program.write_text(f"#!/bin/sh\necho {compiler}")
+        program.chmod(0o755)
+    run = _doctor("--json", str(tmp_path / "findings.json"), PATH=str(folder))
+    assert run.returncode == 0, run.stdout
+    facts, _ = _findings(tmp_path / "findings.json")
+    assert facts["versions"]["emulator"] == sentence and sentence in run.stdout
 
 
 def test_a_file_that_cannot_be_written_is_an_error_in_words(cache_dir: Path, tmp_path: Path) -> None:

@@ -17,9 +17,26 @@ def read_stamp(family: str) -> dict | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def test_direct_is_a_stamped_family() -> None:
-    assert "direct" in FAMILIES
-    assert {"direct.cu", "direct.py"} <= {file.name for file in stamps.stamped_files("direct")}
+VERIFIED = {
+    "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp16", "bf16", "fp64"}),
+    "halo_sm90": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
+}
+HOST_AND_DEVICE = {
+    "direct": {"direct.cu", "direct_sums.cu", "geometry.cuh", "direct.py", "direct_sums.py", "launch.py"},
+    "halo_sm90": {
+        "halo_sm90.cu", "halo_sm90_pack.cu", "halo_sm90_repair.cu", "stage.cuh", "tile.cuh", "write.cuh",
+        "pipeline.cuh", "wgmma.cuh",
+        "halo_sm90.py", "halo_sm90_form.py", "halo_sm90_tile.py", "launch.py",
+    },
+}  # fmt: skip
+
+
+def test_stamped_families_and_their_files() -> None:
+    assert set(FAMILIES) == set(VERIFIED) == set(HOST_AND_DEVICE)
+    for family, wanted in HOST_AND_DEVICE.items():
+        names = {file.name for file in stamps.stamped_files(family)}
+        others = set().union(*(HOST_AND_DEVICE[other] for other in HOST_AND_DEVICE if other != family)) - wanted
+        assert wanted <= names and not others & names
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,8 +57,8 @@ def test_stamp_shows_a_clean_run(family: str) -> None:
         assert family in stamps.pending()
         return
     assert stamp["family"] == family and stamp["failed"] == 0 and stamp["checks"] > 0
-    assert set(stamp["errors"]) == {"fprop", "dgrad", "wgrad", "bgrad"}
-    assert set(stamp["worst_errors"]) == {"fp32", "fp16", "bf16", "fp64"}
+    directions, precisions = VERIFIED[family]
+    assert set(stamp["errors"]) == directions and set(stamp["worst_errors"]) == precisions
     assert stamp["gpu"] != "none" and stamp["sanitizer"] and stamp["date"]
 
 
@@ -53,15 +70,18 @@ def test_pending_names_existing_families_with_a_date_and_a_reason() -> None:
     assert set(stamps.pending()) <= set(FAMILIES)
 
 
-@pytest.mark.parametrize("index", range(len(stamps.stamped_files("direct"))))
-def test_every_file_counts(index: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "index"),
+    [(family, index) for family in FAMILIES for index in range(len(stamps.stamped_files(family)))],
+)
+def test_every_file_counts(family: str, index: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One changed byte in any of the files changes the hash."""
-    files = stamps.stamped_files("direct")
-    before = stamps.family_hash("direct")
+    files = stamps.stamped_files(family)
+    before = stamps.family_hash(family)
     changed = tmp_path / files[index].name
     changed.write_bytes(files[index].read_bytes() + b" ")
     monkeypatch.setattr(stamps, "stamped_files", lambda _: [*files[:index], changed, *files[index + 1 :]])
-    assert stamps.family_hash("direct") != before
+    assert stamps.family_hash(family) != before
 
 
 # make_stamps and sanitize -------------------------------------------------------------------------------------------
@@ -70,6 +90,7 @@ def test_every_file_counts(index: int, monkeypatch: pytest.MonkeyPatch, tmp_path
 def results(**counts: int) -> dict:
     return {
         "counts": {"passed": 9, "failed": 0, "skipped": 1, "deselected": 0} | counts,
+        "checks": {"direct": 7},
         "hashes": {"direct": "abc"},
         "worst_errors": {"direct": {"fprop": {"fp32": 1e-7, "fp16": 2e-4}, "dgrad": {"fp32": 3e-7}}},
     }
@@ -80,7 +101,8 @@ def results(**counts: int) -> dict:
     [
         (None, "no results"), (results(failed=2), "2 GPU tests failed"), (results(deselected=5), "tests deselected"),
         (results(passed=0), "no GPU test passed"), (results() | {"hashes": {"direct": "old"}}, "direct changed"),
-        (results() | {"hashes": {}}, "direct changed"), (results() | {"worst_errors": {}}, "no error of direct"),
+        (results() | {"hashes": {}}, "direct changed"), (results() | {"checks": {}}, "no GPU test of direct"),
+        (results() | {"worst_errors": {}}, "no error of direct"),
     ],
 )  # fmt: skip
 def test_no_stamp_for_a_run_that_proves_nothing(found: dict | None, says: str) -> None:
@@ -92,7 +114,7 @@ def test_stamp_of_a_good_run() -> None:
     verdict = {"hashes": {"direct": "abc"}, "tools": {"memcheck": {"verdict": "0 findings in 5 calls"}}}
     assert make_stamps.objections(results(), {"direct": "abc"}) == []
     stamp = make_stamps.stamp_of("direct", "abc", results(), verdict, environment)
-    assert stamp["worst_errors"] == {"fp32": 3e-7, "fp16": 2e-4}
+    assert stamp["checks"] == 7 and stamp["worst_errors"] == {"fp32": 3e-7, "fp16": 2e-4}
     assert stamp["sanitizer"] == "memcheck: 0 findings in 5 calls" and stamp["date"] == "2026-01-02"
     assert make_stamps.sanitizer_text(verdict, "direct", "other") == "not run"
     assert make_stamps.sanitizer_text(None, "direct", "abc") == "not run"

@@ -12,6 +12,7 @@ import torch
 from haloconv.jit import cache
 from tests import oracle
 from tests.cases import Case, make
+from tests.families import Subject
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -54,15 +55,21 @@ def in_threads() -> Callable[[Iterable[Callable[[], object]]], None]:
 
 
 @pytest.fixture(scope="session")
-def warm_up(in_threads: Callable) -> Callable[[Iterable[tuple[Case, torch.dtype]]], None]:
-    """Compile the kernels that every direction of the given cases and dtypes needs."""
+def warm_up(in_threads: Callable) -> Callable[[Iterable[tuple[Subject, Case, torch.dtype]]], None]:
+    """Compile the kernels that every direction of the given families, cases and dtypes needs.
 
-    def once(one: Case, dtype: torch.dtype) -> None:
+    What a family has no kernels for here, by its dtypes or the device, is passed over.
+    """
+
+    def once(subject: Subject, one: Case, dtype: torch.dtype) -> None:
         t = make(one, dtype, "cuda")
-        for result in oracle.RESULTS:
-            oracle.run(result, t, one)
+        for result in subject.results:
+            oracle.run(result, t, subject.on(one, dtype))
 
-    return lambda pairs: in_threads(partial(once, one.on("direct"), dtype) for one, dtype in pairs)
+    def all_of(wanted: Iterable[tuple[Subject, Case, torch.dtype]]) -> None:
+        in_threads(partial(once, *each) for each in wanted if each[2] in each[0].dtypes and not each[0].missing())
+
+    return all_of
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The program that tools/sanitize.py runs under compute-sanitizer: tiny problems, every direction, three dtypes.
+"""The program that tools/sanitize.py runs under compute-sanitizer: tiny problems, every family and direction.
 
 Inputs are made on the CPU and results are compared there, so that hardly any kernel but ours runs.
 """
@@ -15,6 +15,7 @@ from haloconv.jit.compile import ArgumentBlock, compile_source, load_kernel
 from haloconv.jit.source import KernelSource
 from tests import oracle
 from tests.cases import Tensors, case_dtypes, make, pick, store
+from tests.families import SUBJECTS, Subject
 
 TINY = pick(
     "border_3x3", "four_sides", "padding_beyond_filter", "padding_with_stride", "odd_widths", "one_pixel_image",
@@ -51,18 +52,29 @@ def on_gpu(t: Tensors, storage: str, w_storage: str) -> Tensors:
     return Tensors(store(x, storage), store(w, w_storage), b, store(dy, storage))
 
 
-def main() -> None:
+def check_family(subject: Subject) -> int:
+    """Run and check every tiny problem in one family; the number of calls."""
     calls = 0
     for one, dtype in case_dtypes(TINY):
-        if dtype not in DTYPES:
+        if dtype not in DTYPES or dtype not in subject.dtypes:
             continue
-        forced = one.on("direct")
+        forced = subject.on(one, dtype)
         here = make(forced, dtype)
         there = on_gpu(here, one.storage, one.w_storage)
-        for result in oracle.RESULTS:
+        for result in subject.results:
             got = oracle.run(result, there, forced)
             oracle.check(result, got.cpu(), here, forced.spec)
             calls += 1
+    return calls
+
+
+def main() -> None:
+    calls = 0
+    for subject in SUBJECTS:
+        if subject.missing():
+            print(f"left out: {subject.missing()}")
+            continue
+        calls += check_family(subject)
     torch.cuda.synchronize()
     print(f"sanitizer driver: {calls} calls checked")
 

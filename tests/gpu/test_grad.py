@@ -9,7 +9,9 @@ import torch
 
 import haloconv
 from haloconv import plan
-from tests.cases import Case, case, case_id, make
+from tests import oracle
+from tests.cases import Case, case, case_id, make, pick
+from tests.families import HALO_SM90, Subject, each_dtype, name_of
 
 LAYERS = (
     case("plain", "3x3 with border", (2, 2, 4, 5), (3, 3, 3), padding=1),
@@ -72,3 +74,19 @@ def test_backward_keeps_only_what_it_needs() -> None:
         kept.clear()
         call(one, t.x.detach(), t.w.requires_grad_(), t.b)
     assert kept == [t.x.data_ptr()]
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize("one", pick("small_a", "channels_last", "dilated_strided_coprime"), ids=case_id)
+def test_all_gradients_where_a_family_lacks_one(one: Case, subject: Subject, dtype: torch.dtype) -> None:
+    """Output and dx come from the tensor cores; dw goes to PyTorch at the same precision, and is said to."""
+    forced, t = subject.on(one, dtype, strict=False), make(one, dtype, "cuda")
+    s, leaves = forced.spec, [v.detach().requires_grad_() for v in (t.x, t.w, t.b)]
+    plan.clear_plans()
+    plan._warned.clear()
+    options = {"precision": s.precision, "family": subject.name}
+    y = haloconv.conv2d(*leaves, s.stride, s.padding, s.dilation, s.groups, **options)
+    with pytest.warns(RuntimeWarning, match="no weight gradient"):
+        grads = torch.autograd.grad(y, leaves, t.dy)
+    for result, value in zip(oracle.RESULTS, (y.detach(), *grads), strict=True):
+        oracle.check(result, value, t, s)

@@ -11,6 +11,7 @@ import haloconv
 from haloconv import plan
 from tests import oracle
 from tests.cases import DTYPES, Case, case, case_id, make
+from tests.families import SUBJECTS, Subject, each_dtype, each_subject, name_of
 
 LAYERS = (
     case("exact_tiles", "extents that fill tiles and vectors", (2, 32, 32, 64), (64, 3, 3), padding=1),
@@ -23,49 +24,57 @@ LAYERS = (
 )  # fmt: skip
 
 
+# bgrad sums rows that follow one another in memory as one long row; halo_sm90 cuts tiles by the storage of x.
+SAME_SUMS = {"direct": ("fprop", "dgrad", "wgrad"), "halo_sm90": ()}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _warm(warm_up: Callable) -> None:
-    warm_up((one, dtype) for one in LAYERS for dtype in DTYPES)
+    warm_up((subject, one, dtype) for subject in SUBJECTS for one in LAYERS for dtype in DTYPES)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype(), ids=name_of)
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
-def test_fences_stay_intact(one: Case, dtype: torch.dtype) -> None:
-    forced = one.on("direct")
+def test_fences_stay_intact(one: Case, subject: Subject, dtype: torch.dtype) -> None:
+    forced = subject.on(one, dtype)
     t = make(forced, dtype, "cuda")
-    for result in oracle.RESULTS:
+    for result in subject.results:
         with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
             got = oracle.run(result, t, forced)
         oracle.check(result, got, t, forced.spec)
         assert zones.check() >= 1
 
 
+@pytest.mark.parametrize("subject", each_subject(), ids=str)
 @pytest.mark.parametrize("one", [layer for layer in LAYERS if layer.storage == "contiguous"], ids=case_id)
-def test_inputs_inside_a_field_of_nan(one: Case) -> None:
+def test_inputs_inside_a_field_of_nan(one: Case, subject: Subject) -> None:
     """Operands that lie in a larger tensor of NaN: an element read from outside would show in the sums."""
-    forced = one.on("direct")
+    forced = subject.on(one, torch.float32)
     plain = make(forced, torch.float32, "cuda")
     sliced = Case(one.name, one.reason, one.extents, forced.spec, storage="sliced", w_storage="sliced")
     t = make(sliced, torch.float32, "cuda")
-    for result in oracle.RESULTS:
+    for result in subject.results:
         got = oracle.run(result, t, sliced)
         oracle.check(result, got, t, sliced.spec)
-        if result != "bgrad":  # rows that follow one another in memory are summed as one long row
+        if result in SAME_SUMS[subject.name]:
             assert torch.equal(got, oracle.run(result, plain, forced)), "storage changed the sums"
 
 
-def test_stale_memory_is_never_read() -> None:
+@pytest.mark.parametrize("subject", each_subject(), ids=str)
+def test_stale_memory_is_never_read(subject: Subject) -> None:
     """The public call with PyTorch's allocator full of NaN, twice with different stale blocks: the same bits."""
-    one = case("stale", "several blocks", (4, 24, 45, 47), (40, 3, 3), padding=1).on("direct")
+    one = case("stale", "several blocks", (4, 24, 45, 47), (40, 3, 3), padding=1)
+    one = subject.on(one, torch.float32, strict=False)
     t = make(one, torch.float32, "cuda")
+    wanted = "xwb" if "wgrad" in subject.results else "x"
     answers = []
     for stale in (float("nan"), 1e30):
         plan.clear_plans()
         torch.cuda.empty_cache()
         blocks = [torch.full((size,), stale, device="cuda") for size in (1 << 10, 1 << 16, 1 << 20) for _ in range(16)]
         del blocks
-        x, w, b = (v.detach().requires_grad_() for v in (t.x, t.w, t.b))
-        y = haloconv.conv2d(x, w, b, padding=1, family="direct")
-        answers.append((y, *torch.autograd.grad(y, (x, w, b), t.dy)))
+        leaves = {name: getattr(t, name).detach().requires_grad_(name in wanted) for name in "xwb"}
+        y = haloconv.conv2d(*leaves.values(), padding=1, family=subject.name, precision=one.spec.precision)
+        answers.append((y, *torch.autograd.grad(y, [leaves[name] for name in wanted], t.dy)))
     for first, second in zip(*answers, strict=True):
         assert oracle.same_bits(first, second) and not first.isnan().any()

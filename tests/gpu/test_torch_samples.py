@@ -10,6 +10,7 @@ import torch
 import haloconv
 from tests import samples
 from tests.cases import DTYPES, Case, case_id
+from tests.families import DIRECT
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,7 +21,7 @@ def _warm(warm_up: Callable) -> None:
         Case("sample", "PyTorch's", (*s.x.shape, s.w.shape[0], *s.w.shape[2:]), samples.spec_of(s), s.b is not None)
         for s in batched
     ]
-    warm_up((layer, dtype) for layer in layers for dtype in DTYPES)
+    warm_up((DIRECT, layer, dtype) for layer in layers for dtype in DTYPES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
@@ -29,7 +30,7 @@ def test_op_samples(dtype: torch.dtype, record_error: Callable) -> None:
     for sample in samples.op_samples("cuda", dtype, requires_grad=True):
         y = haloconv.conv2d(sample.x, sample.w, sample.b, **sample.options, family="direct", strict=True)
         for direction, error in samples.check_call(sample, y).items():
-            record_error("direct", direction, dtype, error)
+            record_error("direct", direction, DIRECT.label(dtype), error)
         count += 1
     assert count >= 30
 
@@ -48,7 +49,7 @@ def test_module_samples(dtype: torch.dtype, record_error: Callable) -> None:
         ours = haloconv.Conv2d(*args, **kwargs, device="cuda", dtype=dtype, family="direct", strict=True)
         options = {"padding": kwargs.get("padding", 0)}
         for direction, error in samples.check_call(samples.Sample(x, ours.weight, ours.bias, options), ours(x)).items():
-            record_error("direct", direction, dtype, error)
+            record_error("direct", direction, DIRECT.label(dtype), error)
         count += 1
     assert count >= 4
 

@@ -1,6 +1,7 @@
-// Conversions between 16-bit floating-point bits and float: one wrapper, one instruction.
+// Conversions between 16-bit floating-point bits, TF32 bits and float: one wrapper, one instruction.
 #pragma once
 
+#ifndef HALOCONV_EMULATOR
 namespace hc::ptx {
 
 // cvt.f32.f16: exact.
@@ -17,4 +18,13 @@ __device__ __forceinline__ unsigned short cvt_rn_f16_f32(float value) {
     return bits;
 }
 
+// cvt.rna.tf32.f32: round to nearest, halves away from zero, as the bits of a float whose low 13 bits are zero. These
+// bits are cut from a NaN as well: one with all of its payload there (0x7f800001 to 0x7f801fff) becomes an infinity.
+__device__ __forceinline__ unsigned cvt_rna_tf32(float value) {
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
+}
+
 }  // namespace hc::ptx
+#endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ import torch
 from tests import oracle
 from tests.cases import (
     DENORMAL_PARTNER,
-    DTYPES,
     Case,
     Tensors,
     case_id,
@@ -21,61 +21,65 @@ from tests.cases import (
     values,
     with_special,
 )
+from tests.families import SUBJECTS, Subject, each_dtype, each_result, name_of, over
+from tests.specials import cut_to_tf32, special_activations
 
 LAYERS = pick("border_3x3", "small_a", "dilated_strided_coprime", "groups_odd", "depthwise_multiplier", "channels_last")
 SPECIAL_LAYERS = pick(
     "plain_3x3", "border_3x3", "four_sides", "padding_with_stride", "stride_beyond_filter", "dilated_strided_coprime",
     "groups_odd", "depthwise_multiplier", "pointwise_stride", "many_channels", "channels_last", "channels_last_odd",
 )  # fmt: skip
+PRODUCTS = ("fprop", "dgrad", "wgrad")
 WITH_UNREAD_PIXELS = ("pointwise_stride", "stride_beyond_filter")
 
 
-def compare(result: str, one: Case, t: Tensors, record: Callable, *, norm_counts: bool = True) -> None:
+def compare(
+    subject: Subject, result: str, one: Case, t: Tensors, record: Callable, *, norm_counts: bool = True
+) -> None:
     got = oracle.run(result, t, one)
     error = oracle.check(result, got, t, one.spec, norm_counts=norm_counts)
     if norm_counts:
-        record("direct", result, t.x.dtype, error.norm)
+        record(subject.name, result, subject.label(t.x.dtype), error.norm)
 
 
 @pytest.mark.parametrize("kind", ["positive", "wide", "cancellation"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype(), ids=name_of)
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
-def test_kinds(one: Case, dtype: torch.dtype, kind: str, record_error: Callable) -> None:
-    forced = one.on("direct")
+def test_kinds(one: Case, subject: Subject, dtype: torch.dtype, kind: str, record_error: Callable) -> None:
+    forced = subject.on(one, dtype)
     t = make(forced, dtype, "cuda", kind)
-    for result in oracle.RESULTS:
-        compare(result, forced, t, record_error, norm_counts=kind == "positive")
+    for result in subject.results:
+        compare(subject, result, forced, t, record_error, norm_counts=kind == "positive")
 
 
-@pytest.mark.parametrize("result", ["fprop", "dgrad", "wgrad"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
+@pytest.mark.parametrize(("subject", "dtype", "result"), each_result(results=PRODUCTS), ids=name_of)
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
-def test_denormal_inputs_are_not_flushed(one: Case, dtype: torch.dtype, result: str, record_error: Callable) -> None:
-    """One operand denormal, the other large: the products are normal numbers, unless an input was taken as zero."""
-    forced = one.on("direct")
+def test_denormal_inputs_are_not_flushed(
+    one: Case, subject: Subject, dtype: torch.dtype, result: str, record_error: Callable
+) -> None:
+    """One operand denormal, the other large: the products are normal numbers, unless an input was taken as zero.
+
+    In TF32 a denormal number has few bits: those that it would lose are cut off beforehand, so that none is lost.
+    """
+    forced = subject.on(one, dtype)
     t, lift = make(forced, dtype, "cuda", "denormal"), DENORMAL_PARTNER[dtype]
     t = t._replace(b=None, w=t.w * lift)
+    if subject.label(dtype) == "tf32":
+        t = t._replace(x=cut_to_tf32(t.x), dy=cut_to_tf32(t.dy))
     if result == "wgrad":
         gen = generator(f"{one.name} partner", "cuda")
         t = t._replace(x=(values(tuple(t.x.shape), torch.float64, gen) * lift / 32).to(dtype))
     assert oracle.expected(result, t, forced.spec).value.abs().max() > torch.finfo(dtype).smallest_normal
-    compare(result, forced, t, record_error)
+    compare(subject, result, forced, t, record_error)
 
 
-@pytest.mark.parametrize("result", ["fprop", "dgrad", "wgrad", "bgrad"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
+@pytest.mark.parametrize(("subject", "dtype", "result"), each_result(), ids=name_of)
 @pytest.mark.parametrize("one", SPECIAL_LAYERS, ids=case_id)
-def test_special_activations(one: Case, dtype: torch.dtype, result: str) -> None:
+def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype, result: str) -> None:
     """NaN, +Inf and -Inf in x (fprop, wgrad) or dy (dgrad, bgrad) reach exactly the elements that sum over them."""
-    forced = one.on("direct")
-    t = make(forced, dtype, "cuda")
-    gen = generator(f"{one.name} special", "cuda")
-    name = "x" if result in ("fprop", "wgrad") else "dy"
-    t = t._replace(**{name: store(with_special(getattr(t, name), gen), one.storage)})
-    want = oracle.expected(result, t, forced.spec)._replace(value=oracle.tap_sums(result, t, forced.spec))
+    forced = subject.on(one, dtype)
+    t, want = special_activations(result, forced, dtype, "cuda")
     assert one.name in WITH_UNREAD_PIXELS or not want.value.isfinite().all()
-    clean = t._replace(**{name: getattr(t, name).nan_to_num(0.0, 0.0, 0.0)})
-    want = want._replace(scale=oracle.expected(result, clean, forced.spec).scale)
     oracle.check(result, oracle.run(result, t, forced), t, forced.spec, want=want)
 
 
@@ -104,12 +108,11 @@ def touched(result: str, t: Tensors, one: Case, *, beyond_border: bool) -> torch
     return hit | hit.any(-1, keepdim=True).any(-2, keepdim=True) if beyond_border else hit
 
 
-@pytest.mark.parametrize("result", ["fprop", "dgrad", "wgrad"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
+@pytest.mark.parametrize(("subject", "dtype", "result"), each_result(results=PRODUCTS), ids=name_of)
 @pytest.mark.parametrize("one", SPECIAL_LAYERS, ids=case_id)
-def test_special_filter_or_gradient(one: Case, dtype: torch.dtype, result: str) -> None:
+def test_special_filter_or_gradient(one: Case, subject: Subject, dtype: torch.dtype, result: str) -> None:
     """NaN and Inf in w (fprop, dgrad) or dy (wgrad) reach every element that they take part in, and no other one."""
-    forced = one.on("direct")
+    forced = subject.on(one, dtype)
     t = make(forced, dtype, "cuda")
     clean = oracle.expected(result, t, forced.spec)
     name = "dy" if result == "wgrad" else "w"
@@ -124,11 +127,11 @@ def test_special_filter_or_gradient(one: Case, dtype: torch.dtype, result: str) 
     oracle.check(result, untouched, t, forced.spec, want=clean)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=case_id)
-def test_sums_beyond_the_dtype_become_infinite(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("subject", "dtype"), over(*product(SUBJECTS, (torch.float16, torch.float32))), ids=name_of)
+def test_sums_beyond_the_dtype_become_infinite(subject: Subject, dtype: torch.dtype) -> None:
     """A true sum above the largest number rounds to Inf, and a large intermediate sum in fp16 does not."""
     (one,) = pick("border_3x3")
-    forced = one.on("direct")
+    forced = subject.on(one, dtype)
     t = make(forced, dtype, "cuda")
     big = torch.finfo(dtype).max / 4
     t = t._replace(x=torch.full_like(t.x, big), w=torch.ones_like(t.w), b=None)

@@ -1,0 +1,248 @@
+"""Building for the emulator: one runtime library, and one module per kernel, from the text that NVRTC would get.
+
+Both are kept on disk under the hash of all that they depend on, beside the compiled kernels of real devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock
+
+from haloconv import env
+from haloconv.jit import CompileError, KernelSource
+from haloconv.jit.cache import emulator_folder, prepare_root
+
+INCLUDE_FOLDER = Path(__file__).resolve().parent / "include"
+RUNTIME_FOLDER = Path(__file__).resolve().parent / "runtime"
+TEXT_NAME = "joined.cu"
+
+_COMPILER = "g++"
+_LEAST_VERSION = 11
+_COMMON = ("-std=c++17", "-g1", "-fPIC", "-ffp-contract=off")
+RUNTIME_FLAGS = (*_COMMON, "-O3", "-fno-semantic-interposition", "-Wall", "-Wextra")
+"""How the runtime is compiled: without instrumentation."""
+KERNEL_FLAGS = (
+    *_COMMON,
+    "-O2",
+    "-DHALOCONV_EMULATOR",
+    "-fsanitize=thread",  # every access calls the runtime; the thread sanitizer's own library is never linked
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fsanitize=alignment,bounds-strict",  # what types promise; reported to the runtime as well
+    "-fno-tree-sra",  # from here on: accesses stay as wide as the kernel writes them
+    "-fno-tree-vectorize",
+    "-fno-tree-slp-vectorize",
+    "-fno-store-merging",
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-optimize-sibling-calls",  # a call's return address is a place in its function
+    "-fno-crossjumping",  # calls on different lines stay different
+    "-fno-tree-tail-merge",
+    "-fno-strict-aliasing",
+    "-fno-extern-tls-init",
+    "-fno-gnu-unique",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-w",  # NVRTC judges the text; g++ would remark on pragmas that it does not know
+)
+"""How a kernel's text is compiled: optimised, each access reported to the runtime."""
+_LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic")
+_BUILD_TIMEOUT_S = 600
+
+_ENTRY = """
+#line 1 "launch"
+extern "C" __attribute__((no_sanitize("thread", "undefined"))) void hc_emu_entry(const void* const* arguments) {{
+    hc::emu::call({entry}, arguments);
+}}
+"""
+
+_loaded: dict[str, ctypes.CDLL] = {}
+_loading = threading.RLock()
+
+
+def available() -> str | None:
+    """None if the emulator can run here, else a sentence that says what is missing."""
+    version = compiler_version()
+    if not version:
+        return f"the emulator builds kernels with {_COMPILER}, which is not installed"
+    if int(version.split(".")[0]) < _LEAST_VERSION:
+        return f"the emulator needs {_COMPILER} {_LEAST_VERSION} or newer; this is {version}"
+    if os.name != "posix" or not Path("/proc/self/exe").exists():
+        return "the emulator runs on Linux only"
+    return None
+
+
+def runtime_library() -> ctypes.CDLL:
+    """The runtime, built if need be and loaded once per process. Raises RuntimeError if it cannot run here."""
+    with _loading:
+        if "runtime" not in _loaded:
+            missing = available()
+            if missing is not None:
+                raise RuntimeError(missing)
+            path = _built(_runtime_key(), _build_runtime)
+            _loaded["runtime"] = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        return _loaded["runtime"]
+
+
+def kernel_module(source: KernelSource) -> Path:
+    """The module of ``source``, built if need be. Raises CompileError if g++ does not take the text."""
+    runtime_library()
+    parts = [_headers_digest(), compiler_version(), *KERNEL_FLAGS, source.digest]
+    return _built(_hash(parts), lambda path: _build_kernel(source, path))
+
+
+@cache
+def compiler_version() -> str:
+    """The version of g++ and the machine that it compiles for (``"12.2.0 x86_64-linux-gnu"``); empty without one."""
+    if shutil.which(_COMPILER) is None:
+        return ""
+    asked = ("-dumpfullversion", "-dumpmachine")
+    answers = [subprocess.run([_COMPILER, flag], capture_output=True, text=True, check=False) for flag in asked]
+    return " ".join(answer.stdout.strip() for answer in answers)
+
+
+def _hash(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _headers_digest() -> str:
+    """Of what a kernel's text is compiled with: the headers that kernels see."""
+    return _hash([file.name + file.read_text(encoding="utf-8") for file in sorted(INCLUDE_FOLDER.glob("*.h"))])
+
+
+@cache
+def _runtime_key() -> str:
+    files = [file for file in sorted(RUNTIME_FOLDER.iterdir()) if file.suffix in (".cpp", ".h")]
+    texts = [file.name + file.read_text(encoding="utf-8") for file in files]
+    return _hash([_headers_digest(), compiler_version(), *RUNTIME_FLAGS, *texts])
+
+
+# --- the folder of what is built
+
+
+@cache
+def _private_folder() -> Path:
+    """A folder that ends with the process, for when nothing may be kept."""
+    folder = tempfile.TemporaryDirectory(prefix="haloconv-emulator-")
+    _private_folder.keep = folder
+    return Path(folder.name)
+
+
+def _folder() -> Path:
+    if not env.disk_cache_enabled():
+        return _private_folder()
+    try:
+        prepare_root()
+        folder = emulator_folder()
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return _private_folder()
+    return folder
+
+
+def _built(key: str, build: Callable[[Path], None]) -> Path:
+    """``<folder>/<key>.so``: found intact, or built under another name and moved there in one step."""
+    folder = _folder()
+    path = folder / f"{key}.so"
+    if _intact(path):
+        return path
+    with ExitStack() as stack:
+        stack.enter_context(FileLock(folder / f"{key}.lock", timeout=_BUILD_TIMEOUT_S, mode=0o600))
+        if not _intact(path):
+            partial = folder / f"{secrets.token_hex(8)}.partial"
+            try:
+                build(partial)
+                path.with_suffix(".sha256").write_text(_file_digest(partial), encoding="ascii")
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+    return path
+
+
+def _intact(path: Path) -> bool:
+    try:
+        return path.with_suffix(".sha256").read_text(encoding="ascii") == _file_digest(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# --- compiling
+
+
+def _run(command: list[str], folder: str | None = None) -> str:
+    """Run a command; its messages, empty if it went well."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
+    return (done.stderr or f"exit status {done.returncode}") if done.returncode else ""
+
+
+def _build_runtime(path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="haloconv-emulator-") as folder:
+        files = sorted(RUNTIME_FOLDER.glob("*.cpp"))
+        objects = [f"{folder}/{file.stem}.o" for file in files]
+        base = [_COMPILER, *RUNTIME_FLAGS, f"-I{INCLUDE_FOLDER}", "-c"]
+        commands = [[*base, str(file), "-o", to] for file, to in zip(files, objects, strict=True)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            logs = "".join(pool.map(_run, commands))
+        logs = logs or _run([_COMPILER, *_LINK_FLAGS, *objects, "-o", str(path), "-pthread", "-ldl", "-lm"])
+        if logs:
+            raise CompileError(f"the emulator's runtime does not compile:\n{logs}")
+
+
+def _build_kernel(source: KernelSource, path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="haloconv-emulator-") as folder:
+        text = source.text + _ENTRY.format(entry=source.entry)
+        Path(folder, TEXT_NAME).write_text(text, encoding="utf-8")
+        command = [_COMPILER, *KERNEL_FLAGS, f"-I{INCLUDE_FOLDER}", "-include", "emulator.h", "-x", "c++"]
+        if log := _run([*command, "-c", TEXT_NAME, "-o", "kernel.o"], folder):
+            raise CompileError(_explain(source, log))
+        if log := _run([_COMPILER, *_LINK_FLAGS, "kernel.o", "-o", str(path)], folder):
+            raise CompileError(_explain(source, log))
+
+
+def _explain(source: KernelSource, log: str) -> str:
+    constants = " ".join(f"{name}={value}" for name, value in source.constants) or "none"
+    translated = re.sub(rf"{re.escape(TEXT_NAME)}:(\d+)", lambda found: place(source, int(found[1])), log)
+    head = f"kernel '{source.kernel}' does not compile for the emulator\nentry {source.entry}, {_COMPILER}"
+    return f"{head} {compiler_version()}\nconstants: {constants}\n\n{translated.strip()}"
+
+
+def place(source: KernelSource, line: int) -> str:
+    """``file:line`` of line ``line`` of the joined text."""
+    return str(source.origin(line) or f"<constants of {source.kernel}>:{line}")
+
+
+def places(source: KernelSource, module: Path, offsets: list[int]) -> dict[int, str]:
+    """Where the kernel's machine code at each offset comes from, as ``file:line``; ``""`` where nothing tells.
+
+    An inlined function outside the kernel's text counts as the line that calls it.
+    """
+    found = dict.fromkeys(offsets, "")
+    tool = shutil.which("addr2line")
+    if tool is None or not offsets:
+        return found
+    command = [tool, "-a", "-i", "-e", str(module), *(hex(offset) for offset in offsets)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    offset = 0
+    for line in lines:
+        if line.startswith("0x"):
+            offset = int(line, 16)
+        elif not found.get(offset) and (match := re.search(rf"{re.escape(TEXT_NAME)}:(\d+)", line)):
+            found[offset] = place(source, int(match[1]))
+    return found

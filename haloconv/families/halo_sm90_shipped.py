@@ -1,0 +1,57 @@
+"""The kernels of ``halo_sm90`` that CI compiles: every tile shape in every type and layout, aligned and not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from haloconv.families import halo_sm90
+from haloconv.families.base import TensorForm, strides_of
+from haloconv.jit import KernelSource
+from haloconv.problem import Conv2dProblem
+
+_WIDE = (64, 128)  # channels and filters of a layer that meets every tile shape, in chunks of 128 bytes
+_UNEVEN = (63, 127)  # the same, but channels come in no groups of 16 bytes
+_LAYERS = (
+    (torch.float32, "nchw", *_WIDE),
+    (torch.float32, "nhwc", *_WIDE),
+    (torch.float32, "nhwc", *_UNEVEN),
+    (torch.float16, "nchw", *_WIDE),
+    (torch.float16, "nhwc", *_WIDE),
+    (torch.float16, "nhwc", *_UNEVEN),
+)
+_THIN_LAYERS = (  # chunks of 64 and 32 bytes, and packs of outputs
+    (torch.float32, "nchw", 16, 24),
+    (torch.float16, "nhwc", 16, 24),
+)
+
+
+def shipped_sources() -> list[KernelSource]:
+    """One source per kernel text of the representative layers."""
+    found = {}
+    for problem in _representative_problems():
+        first, second = (TensorForm(strides_of(shape, problem.layout), True) for shape in _operand_shapes(problem))
+        for source in halo_sm90.sources(problem, first, second, problem.layout):
+            found[source.digest] = source
+    return list(found.values())
+
+
+def _representative_problems() -> Iterator[Conv2dProblem]:
+    """Wide layers in every type, layout and alignment, where all tile shapes meet; thin ones for the short chunks."""
+    for layer in _LAYERS:
+        yield _problem("fprop", *layer, bias=True)
+    for dtype, layout, gathered, results in _THIN_LAYERS:
+        yield _problem("dgrad", dtype, layout, results, gathered)
+
+
+def _problem(
+    direction: str, dtype: torch.dtype, layout: str, channels: int, filters: int, bias: bool = False
+) -> Conv2dProblem:
+    precision = "tf32" if dtype == torch.float32 else "ieee"
+    extents = {"n": 2, "c": channels, "h": 64, "w": 64, "k": filters, "r": 3, "s": 3}
+    return Conv2dProblem(direction, **extents, bias=bias, dtype=dtype, layout=layout, precision=precision)
+
+
+def _operand_shapes(problem: Conv2dProblem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (problem.x_shape if problem.direction == "fprop" else problem.y_shape), problem.w_shape

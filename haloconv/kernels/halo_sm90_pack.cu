@@ -1,0 +1,53 @@
+// halo_sm90_pack: the filter in the order in which halo_sm90 streams it, rounded to the type that is multiplied.
+//
+//   packed[group][block of BLOCK_M rows][chunk of channels][tap r][tap s][row m][CHUNK_BYTES, swizzled]
+//
+// Row m stands for one filter (fprop: k, dgrad: c), or for filter m % pack_filters of the output row or column
+// m / pack_filters of a pack; its taps are then shifted, and those that fall off the filter are zero. One thread makes
+// one 16-byte piece. Nothing is kept between calls, so that weights changed in any way are never served stale.
+#include "halo_sm90/stage.cuh"
+
+// Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row.
+using hc::i64;
+using elem_t = ELEM;
+
+constexpr int ELEMS = 16 / sizeof(elem_t), PIECES = CHUNK_BYTES / 16, THREADS = 256;
+
+struct Params {
+    const elem_t* w;
+    unsigned char* packed;
+    unsigned* not_finite;                           // cleared for the launch that follows
+    i64 w_filter, w_channel, w_r, w_s, w_group;     // strides in elements
+    int filters, channels;                          // of a group
+    int blocks, chunks, taps_r, taps_s;             // as halo_sm90 counts them
+    int first_r, step_r, count_r, shift_r, pack_h;  // filter row of tap r: first + step * (r - shift * packed row)
+    int first_s, step_s, count_s, shift_s, pack_w;
+    int pack_filters;
+    int pieces_per_block;  // 16-byte pieces of a block of rows, all chunks and taps
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __grid_constant__ Params p) {
+    const i64 block = blockIdx.x / ((p.pieces_per_block + THREADS - 1) / THREADS);
+    const int index = blockIdx.x % ((p.pieces_per_block + THREADS - 1) / THREADS) * THREADS + threadIdx.x;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *p.not_finite = 0;
+    if (index >= p.pieces_per_block) return;
+    const int piece = index % PIECES, m = index / PIECES % BLOCK_M;
+    const int tap = index / (PIECES * BLOCK_M);
+    const int s = tap % p.taps_s, r = tap / p.taps_s % p.taps_r, chunk = tap / (p.taps_s * p.taps_r);
+    const bool packs = p.pack_h * p.pack_w > 1;
+    const int phase = packs ? m / p.pack_filters : 0;
+    const int filter = packs ? m % p.pack_filters : int(block % p.blocks) * BLOCK_M + m;
+    const int tap_r = r - p.shift_r * (phase / p.pack_w), tap_s = s - p.shift_s * (phase % p.pack_w);
+    const bool there = filter < p.filters && phase < p.pack_h * p.pack_w && (unsigned)tap_r < (unsigned)p.count_r &&
+                       (unsigned)tap_s < (unsigned)p.count_s;
+    const int first_channel = (chunk * PIECES + piece) * ELEMS;
+    const elem_t* from = p.w + block / p.blocks * p.w_group + filter * p.w_filter + first_channel * p.w_channel +
+                         (p.first_r + p.step_r * tap_r) * p.w_r + (p.first_s + p.step_s * tap_s) * p.w_s;
+    elem_t channel[ELEMS];
+#pragma unroll
+    for (int i = 0; i < ELEMS; ++i)
+        channel[i] = there && first_channel + i < p.channels ? from[i * p.w_channel] : elem_t{};
+    const i64 row = (block * (p.pieces_per_block / (PIECES * BLOCK_M)) + tap) * BLOCK_M;  // of the first m
+    unsigned char* to = p.packed + row * CHUNK_BYTES + hc::piece_offset<CHUNK_BYTES>(m, piece);
+    *reinterpret_cast<hc::Piece*>(to) = hc::to_piece(channel);
+}

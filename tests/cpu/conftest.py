@@ -1,0 +1,67 @@
+"""What the emulator's tests share: a cold cache for their builds, the seeds, the replay line, the closing figures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def emulator_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Builds go to a folder that starts empty and that all processes of this test run share."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if base.name.startswith("popen-gw") else base  # pytest-xdist gives each process its own folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HALOCONV_CACHE_DIR", str(shared / "emulator"))
+        patch.delenv("HALOCONV_CACHE", raising=False)
+        yield
+
+
+@pytest.fixture
+def emulator_seeds(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """The schedules that each problem runs under."""
+    return request.config.getoption("--emulator-seeds")
+
+
+@pytest.fixture
+def replay(request: pytest.FixtureRequest) -> Callable:
+    """``with replay(seed):`` a failure inside prints the command that runs the test again under that seed alone."""
+
+    @contextmanager
+    def report(seed: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            print(f"seed {seed} failed; replay: python -m pytest '{request.node.nodeid}' --emulator-seeds {seed}")
+            raise
+
+    return report
+
+
+def _properties(reporter: pytest.TerminalReporter, name: str) -> Iterator[tuple]:
+    for reports in reporter.stats.values():
+        for report in reports:
+            for key, value in getattr(report, "user_properties", ()):
+                if key == name and report.when == "call":
+                    yield value
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The emulator's throughput per family, and the planted faults with the catch rate."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for family, outputs, seconds in _properties(terminalreporter, "emulated"):
+        totals[family][0] += outputs
+        totals[family][1] += seconds
+    for family, (outputs, seconds) in totals.items():
+        terminalreporter.write_line(
+            f"emulator, {family}: {outputs} outputs in {seconds:.1f} s, {outputs / max(seconds, 1e-9):.3g} outputs/s"
+        )
+    verdicts = list(_properties(terminalreporter, "mutation"))
+    if verdicts:
+        terminalreporter.write_sep("-", "planted faults")
+        for _, text in sorted(verdicts):
+            terminalreporter.write_line(text)
+        terminalreporter.write_line(f"{sum(caught for caught, _ in verdicts)} of {len(verdicts)} planted faults caught")

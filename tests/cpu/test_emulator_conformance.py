@@ -1,0 +1,97 @@
+"""Every primitive on the emulator: what NumPy says, under several schedules, and what a GPU gave for the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from haloconv import emulator
+from tests.conformance import on_emulator, on_gpu, vectors
+from tests.conformance.case import Case
+from tests.conformance.suite import BY_NAME, CASES
+
+pytestmark = [
+    pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available())),
+    pytest.mark.usefixtures("emulator_cache"),
+]
+
+
+@pytest.fixture(scope="module")
+def committed() -> vectors.Vectors:
+    """The vectors of a GPU; without them nothing is compared, and that is said."""
+    try:
+        return vectors.Vectors()
+    except OSError:
+        pytest.skip(f"NOT COMPARED WITH A GPU: {vectors.MISSING}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_emulator_gives_what_numpy_says(case: Case, emulator_seeds: tuple[int, ...], replay: Callable) -> None:
+    setup = case.setup()
+    for seed in emulator_seeds:
+        with replay(seed):
+            assert not vectors.wrong(case, setup, on_emulator.run(case, setup, seed))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_emulator_gives_what_the_gpu_gave(case: Case, committed: vectors.Vectors) -> None:
+    if reason := committed.missing().get(case.name):
+        pytest.skip(f"NOT COMPARED WITH A GPU: {case.name}: {reason}; make vectors: python -m tools.make_vectors")
+    assert case.name in committed.names(), f"never run on a GPU: {case.name}; run `python -m tools.make_vectors` on one"
+    setup = case.setup()
+    assert not committed.complaint(case, setup, on_emulator.run(case, setup, seed=1))
+
+
+def test_vectors_are_of_cases_that_exist(committed: vectors.Vectors) -> None:
+    assert committed.names() | set(committed.missing()) <= set(BY_NAME)
+    assert not committed.names() & set(committed.missing())
+
+
+def test_a_case_without_a_result_costs_the_others_nothing(tmp_path: Path) -> None:
+    good, odd, none = (BY_NAME[name] for name in ("bulk_96", "bulk_1024", "named_barriers"))
+    outputs = odd.setup().expected[0] + np.uint32(1)
+    file = tmp_path / "vectors.npz"
+    results = {none: "it broke\nand said more", good: good.setup().expected, odd: (outputs,)}
+    complaints = vectors.record(results, {"device": "none"}, file)
+    stored = vectors.Vectors(file)
+    assert stored.names() == {good.name, odd.name} and stored.missing() == {none.name: "it broke"}
+    assert not stored.complaint(odd, odd.setup(), (outputs,))
+    assert sorted(line.split(":")[0] for line in complaints) == sorted([none.name, odd.name])
+
+
+@pytest.mark.parametrize("name", ["wgmma_ss_tf32_n64", "tensor_128_2d", "mma_fp16_floats", "cvt_rn_f16_f32"])
+def test_a_wrong_result_would_be_found(name: str, tmp_path: Path) -> None:
+    """One wrong element of one output is a difference from NumPy and from the vectors."""
+    case = BY_NAME[name]
+    setup = case.setup()
+    right = tuple(each.copy() for each in setup.expected)
+    file = tmp_path / "vectors.npz"
+    vectors.save(file, {case: (setup, right)}, {"device": "none"})
+    stored = vectors.Vectors(file)
+    assert not vectors.wrong(case, setup, right) and not stored.complaint(case, setup, right)
+    bad = tuple(each.copy() for each in setup.expected)
+    bad[0].reshape(-1)[-1] += np.array(1, bad[0].dtype)
+    assert vectors.wrong(case, setup, bad) and stored.complaint(case, setup, bad)
+
+
+def test_a_broken_case_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that kills its process, and one that only loses the context, leave the others their results."""
+    kills, loses = "b", "d"
+
+    def attempt(names: list[str], folder: Path, limit_s: float) -> tuple[str, bool]:
+        for name in names:
+            if name == kills:
+                return "killed", False
+            if name == loses:
+                (folder / f"{name}.error").write_text("lost")
+                return "", True
+            np.savez(folder / f"{name}.npz", **{"0": np.zeros(1)})
+        return "", False
+
+    monkeypatch.setattr(on_gpu, "_attempt", attempt)
+    results = on_gpu.run_all(list("abcdef"), tmp_path)
+    assert {name for name, found in results.items() if isinstance(found, str)} == {kills, loses}
+    assert "killed" in results[kills] and results[loses] == "lost"

@@ -1,0 +1,57 @@
+"""Every family on the emulator: its real kernels, under several schedules, against float64. No GPU takes part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from haloconv import emulator
+from haloconv.families import FAMILIES
+from tests import oracle
+from tests.cases import CASES
+from tests.emulated import FAMILY_RUNS, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR, Run, execute
+
+MISSING = emulator.available()
+RUNS = [run for runs in FAMILY_RUNS.values() for run in runs()]
+
+pytestmark = [
+    pytest.mark.usefixtures("emulator_cache"),
+    pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}"),
+]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_run(run: Run, emulator_seeds: tuple[int, ...], replay: Callable, record_property: Callable) -> None:
+    """Right under every seed, without a finding; the same bits each time; no input changed."""
+    tensors = run.tensors
+    results, elapsed = [], []
+    for seed in emulator_seeds:
+        with replay(seed), oracle.Unchanged(tensors):
+            start = time.perf_counter()
+            got = execute(run, tensors, seed)
+            elapsed.append(time.perf_counter() - start)
+        with replay(seed):
+            oracle.check(run.result, got, tensors, run.forced.spec)
+            assert oracle.same_bits(got, results[0] if results else got), "another schedule gave other bits"
+        results.append(got)
+    if len(elapsed) > 1:  # the first run also compiles
+        record_property("emulated", (run.family, results[0].numel() * (len(elapsed) - 1), sum(elapsed[1:])))
+
+
+def test_the_list_reaches_everything() -> None:
+    """Every case of the shared list runs or is left out with a reason; every direction and dtype has large runs."""
+    assert {one.name for one in CASES} == {one.name for one in ON_EMULATOR if one in CASES} | set(LEFT_OUT)
+    assert set(FAMILY_RUNS) == set(FAMILIES) - {"aten"}
+    for family, runs in FAMILY_RUNS.items():
+        large = [run for run in runs() if _outputs(run) >= LARGE_OUTPUTS]
+        assert {run.result for run in large} == {run.result for run in runs()} - {"bgrad"}, family
+        assert {run.dtype for run in large} == {run.dtype for run in runs()}, family
+
+
+def _outputs(run: Run) -> int:
+    problem = run.case.problem()
+    shape = {"fprop": problem.y_shape, "dgrad": problem.x_shape, "wgrad": problem.w_shape}.get(run.result, (0,))
+    return torch.Size(shape).numel()

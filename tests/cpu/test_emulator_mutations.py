@@ -1,0 +1,56 @@
+"""The emulator notices every fault of the list in ``tests/mutations``: its findings are not decoration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from haloconv import emulator
+from haloconv.jit import source
+from tests.emulated import FAMILY_RUNS
+from tests.mutations import MUTATIONS
+from tests.mutations.mutation import Mutation, StaleMutation, planted
+from tests.mutations.runner import judge, run_of
+
+MISSING = emulator.available()
+FEWEST = 25
+
+pytestmark = pytest.mark.usefixtures("emulator_cache")
+needs_emulator = pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
+
+
+@needs_emulator
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_planted_fault_is_caught(mutation: Mutation, record_property: Callable) -> None:
+    verdict = judge(mutation)
+    record_property("mutation", (verdict.caught, str(verdict)))
+    assert verdict.caught, verdict
+
+
+def test_the_list_is_long_and_names_are_unique() -> None:
+    assert len(MUTATIONS) >= FEWEST
+    assert not [name for name, times in Counter(one.name for one in MUTATIONS).items() if times > 1]
+
+
+def test_every_fault_has_its_faultless_run() -> None:
+    """What a fault is judged by is right without it: the same run is one of test_emulator_families."""
+    runs = {run for make in FAMILY_RUNS.values() for run in make()}
+    assert not [mutation.name for mutation in MUTATIONS if run_of(mutation) not in runs]
+
+
+def test_an_edit_that_does_not_fit_is_refused() -> None:
+    for edits in ((("no such text", "x"),), (("acc_t", "float"),), ((MUTATIONS[0].edits[0][0],) * 2,)):
+        with pytest.raises(StaleMutation, match="not once"), planted(replace(MUTATIONS[0], edits=edits)):
+            pass
+
+
+def test_faults_are_planted_and_removed() -> None:
+    mutation = MUTATIONS[0]
+    constants = {"A": 1}
+    before = source.kernel_source(mutation.kernel, "entry", constants).text
+    with planted(mutation):
+        assert source.kernel_source(mutation.kernel, "entry", constants).text == mutation.applied_to(before) != before
+    assert source.kernel_source(mutation.kernel, "entry", constants).text == before

@@ -1,0 +1,154 @@
+"""The runs of the emulator's tests: which family takes which problems, and one run under one schedule.
+
+A run is a case, a dtype and a result, forced onto one family. Kernels are compiled once for each specialisation:
+sizes and seeds cost no build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from pytest import MonkeyPatch
+
+from haloconv.emulator import emulated_device
+from haloconv.families import halo_sm90
+from haloconv.families.halo_sm90_form import Form
+from haloconv.families.halo_sm90_tile import Config, Tiling
+from tests import oracle
+from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, make
+
+SM_COUNT = 4
+LARGE_OUTPUTS = 10_000
+TENSOR_CORES = ("halo_sm90",)  # form fp32 products in TF32
+
+# Cases left out, with the reason.
+LEFT_OUT = {
+    "many_more_groups": "65601 groups, a block for each: 75 s for three seeds; the GPU tests run it",
+    "empty_batch": "nothing to launch",
+    "empty_batch_groups": "nothing to launch",
+}
+# Cases of 65601 images or filters, 540000 rows or columns: on direct only, and without what takes ten seconds a seed.
+HUGE = ("many_more_images", "many_more_filters", "much_taller", "much_wider")
+HUGE_LEFT_OUT = (("many_more_filters", "bgrad"),)
+
+EXTRA = (
+    case("wide_bottom_right", "padding at the bottom and the right, rows longer than a warp", (1, 8, 6, 70), (8, 3, 3),
+         padding=(0, 2, 0, 2)),
+    case("large_3x3", "at least 10,000 outputs and 10,000 inputs", (2, 8, 24, 40), (16, 3, 3), padding=1),
+    case("large_nhwc", "the same in NHWC, with stride", (2, 16, 33, 41), (24, 3, 3), padding=1, stride=(1, 2),
+         storage="channels_last"),
+    case("large_filter_gradient", "at least 10,000 filter elements", (1, 32, 9, 12), (36, 3, 3), padding=1),
+    case("large_depthwise", "at least 10,000 outputs, one channel per group", (1, 24, 20, 24), (24, 7, 7), padding=3,
+         groups=24),
+    case("rows_5x5", "long rows: tiles below each other that keep the lines they share, in a ring that wraps",
+         (1, 16, 28, 301), (24, 5, 5), padding=2),
+    case("strips_3x5", "long rows cut into strips, several chunks of channels", (1, 72, 12, 150), (80, 3, 5),
+         padding=(1, 2)),
+)  # fmt: skip
+
+ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
+BY_NAME = {one.name: one for one in ON_EMULATOR}
+
+# Problems whose paths differ by dtype: vector widths, thread tiles of fp64, conversions. The others run in fp32 only.
+EVERY_DTYPE = (
+    "border_3x3", "four_sides", "odd_widths", "one_by_one_everything", "many_images", "many_channels",
+    "dilated_strided_coprime", "groups_odd", "depthwise_multiplier", "channels_last", "channels_last_odd", "unaligned",
+    "large_3x3", "large_nhwc",
+)  # fmt: skip
+
+# Tiles of halo_sm90 that its cost model takes for larger problems only, and the cases that run with them here.
+SHAPES: dict[str, Callable[[Config], bool]] = {
+    "flat strips": lambda config: config.flat and config.strip_cols > 0,
+    "rows": lambda config: not config.flat and not config.strip_cols,
+    "row strips": lambda config: not config.flat and config.strip_cols > 0,
+    "two blocks of filters": lambda config: config.consumers_m == 2,
+    "runs of 64": lambda config: config.run == 64,
+    "two runs of 128": lambda config: config.run == 128 and config.runs == 2,
+    "runs of 256": lambda config: config.run == 256,
+}
+SHAPED = {
+    "flat strips": ("rows_5x5", "strips_3x5"),
+    "rows": ("rows_5x5", "large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime", "groups_odd", "four_sides"),
+    "row strips": ("rows_5x5", "strips_3x5"),
+    "two blocks of filters": ("strips_3x5", "many_channels"),
+    "runs of 64": ("large_3x3",),
+    "two runs of 128": ("large_3x3", "large_nhwc"),
+    "runs of 256": ("large_3x3",),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result of one case on one family, in one dtype. ``shape`` forces a tile of ``SHAPES`` on halo_sm90."""
+
+    family: str
+    case: Case
+    dtype: torch.dtype
+    result: str
+    shape: str = ""
+
+    @property
+    def tensors(self) -> Tensors:
+        """The operands, on the CPU, the same at each call."""
+        return make(self.case, self.dtype)
+
+    @property
+    def forced(self) -> Case:
+        """The case with the family forced: a refusal raises instead of running PyTorch's convolution."""
+        precision = "tf32" if self.family in TENSOR_CORES and self.dtype == torch.float32 else None
+        spec = self.case.spec._replace(family=self.family, precision=precision, strict=True)
+        return replace(self.case, spec=spec)
+
+    def __str__(self) -> str:
+        parts = (self.family, self.case.name, DTYPE_NAMES[self.dtype], self.result, self.shape)
+        return " ".join(part for part in parts if part)
+
+
+def execute(run: Run, tensors: Tensors, seed: int) -> torch.Tensor:
+    """The result from the emulator under one schedule. Raises EmulatorError for what it finds."""
+    with emulated_device(seed=seed, sm_count=SM_COUNT), tiles_of(run.shape):
+        return oracle.run(run.result, tensors, run.forced)
+
+
+@contextmanager
+def tiles_of(shape: str) -> Iterator[None]:
+    """While active, halo_sm90 takes the best of its tiles of that shape, whatever its cost model prefers."""
+    if not shape:
+        yield
+        return
+
+    def only(form: Form, storage: halo_sm90.Storage, sm_count: int) -> tuple[Tiling, ...]:
+        wanted = [config for config in halo_sm90.all_configs(form, storage) if SHAPES[shape](config)]
+        tilings = [halo_sm90.tile(form, config, storage.elem_bytes, storage.y_inner) for config in wanted]
+        fitting = [each for each in tilings if isinstance(each, Tiling)]
+        return tuple(sorted(fitting, key=lambda each: halo_sm90.cost(each, storage, sm_count)))
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(halo_sm90, "configs", only)
+        yield
+
+
+def direct_runs() -> Iterator[Run]:
+    """Every case in fp32 and, where a path depends on it, in every dtype; every direction."""
+    for one in ON_EMULATOR:
+        for dtype in DTYPES if one.name in EVERY_DTYPE else (torch.float32,):
+            results = [result for result in oracle.RESULTS if (one.name, result) not in HUGE_LEFT_OUT]
+            yield from (Run("direct", one, dtype, result) for result in results)
+
+
+def halo_sm90_runs() -> Iterator[Run]:
+    """Every case in TF32 and fp16 and, where a path depends on it, in bf16; the weight gradient is not its business."""
+    for one in (each for each in ON_EMULATOR if each.name not in HUGE):
+        dtypes = (torch.float32, torch.float16, torch.bfloat16) if one.name in EVERY_DTYPE else (torch.float32,)
+        for dtype in dtypes:
+            yield from (Run("halo_sm90", one, dtype, result) for result in ("fprop", "dgrad"))
+    for shape, names in SHAPED.items():
+        for one, dtype in product((BY_NAME[name] for name in names), (torch.float32, torch.float16)):
+            yield from (Run("halo_sm90", one, dtype, result, shape) for result in ("fprop", "dgrad"))
+
+
+FAMILY_RUNS = {"direct": direct_runs, "halo_sm90": halo_sm90_runs}

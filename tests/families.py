@@ -1,0 +1,92 @@
+"""Our families as the GPU tests see them: types, directions, and the device that each needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tests import oracle
+from tests.cases import DTYPE_NAMES, DTYPES, Case, case_id
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One family under test.
+
+    ``capability`` is the compute capability it is bound to, None for any. ``tensor_cores``: fp32 tensors are multiplied
+    in TF32. ``results`` are its own; the others go to PyTorch.
+    """
+
+    name: str
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    results: tuple[str, ...] = oracle.RESULTS
+    tensor_cores: bool = False
+    capability: tuple[int, int] | None = None
+
+    def on(self, one: Case, dtype: torch.dtype, *, strict: bool = True) -> Case:
+        """The case with this family forced: with ``strict`` a refusal raises instead of running PyTorch's own."""
+        precision = "tf32" if self.tensor_cores and dtype == torch.float32 else None
+        return replace(one, spec=one.spec._replace(family=self.name, precision=precision, strict=strict))
+
+    def label(self, dtype: torch.dtype) -> str:
+        """The precision that its errors are recorded under."""
+        return "tf32" if self.tensor_cores and dtype == torch.float32 else DTYPE_NAMES[dtype]
+
+    def missing(self) -> str | None:
+        """Why the current device does not run it, or None. Without any device that is for conftest to say."""
+        if self.capability is None or not torch.cuda.is_available():
+            return None
+        found = torch.cuda.get_device_capability()
+        if found == self.capability:
+            return None
+        return f"{self.name} needs compute capability {self.capability}; this GPU has {found}"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DIRECT = Subject("direct")
+HALO_SM90 = Subject(
+    "halo_sm90", (torch.float32, torch.float16, torch.bfloat16), ("fprop", "dgrad"), True, capability=(9, 0)
+)
+SUBJECTS = (DIRECT, HALO_SM90)
+
+
+def name_of(value: object) -> str | None:
+    """Readable pytest ids for families, cases and dtypes."""
+    return str(value) if isinstance(value, Subject) else case_id(value)
+
+
+def over(*values: tuple) -> list:
+    """Parameters for tests: tuples that begin with a Subject, skipped with the reason where its device is missing."""
+    return [pytest.param(*each, marks=_marks(each[0])) for each in values]
+
+
+def each_subject(subjects: tuple[Subject, ...] = SUBJECTS) -> list:
+    """Every family alone."""
+    return over(*((subject,) for subject in subjects))
+
+
+def each_dtype(subjects: tuple[Subject, ...] = SUBJECTS) -> list:
+    """Every family with every dtype of its own."""
+    return over(*((subject, dtype) for subject in subjects for dtype in subject.dtypes))
+
+
+def each_result(subjects: tuple[Subject, ...] = SUBJECTS, results: tuple[str, ...] = oracle.RESULTS) -> list:
+    """Every family with every dtype and every one of ``results`` of its own."""
+    return over(
+        *(
+            (subject, dtype, result)
+            for subject in subjects
+            for dtype in subject.dtypes
+            for result in results
+            if result in subject.results
+        )
+    )
+
+
+def _marks(subject: Subject) -> list[pytest.MarkDecorator]:
+    reason = subject.missing()
+    return [pytest.mark.skip(reason=reason)] if reason else []

@@ -1,0 +1,56 @@
+"""Every named problem in every family, dtype and direction: right, fenced, poisoned, repeatable, inputs untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests import oracle
+from tests.cases import FULL_CASES, Case, case_dtypes, make
+from tests.families import SUBJECTS, Subject, name_of, over
+
+PLAIN = ("contiguous", "channels_last")
+RUNS = over(
+    *(
+        (subject, one, dtype, result)
+        for subject in SUBJECTS
+        for one, dtype in case_dtypes()
+        if dtype in subject.dtypes
+        for result in subject.results
+    )
+)
+PLAIN_CASES = [one for one in FULL_CASES if one.storage in PLAIN and one.w_storage == PLAIN[0]]
+
+
+@pytest.fixture(scope="module")
+def warm(warm_up: Callable) -> None:
+    warm_up((subject, one, dtype) for subject in SUBJECTS for one, dtype in case_dtypes())
+
+
+@pytest.mark.parametrize(("subject", "one", "dtype", "result"), RUNS, ids=name_of)
+def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, warm: None, record_error: Callable) -> None:
+    forced = subject.on(one, dtype)
+    t = make(forced, dtype, "cuda")
+    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+        got = oracle.run(result, t, forced)
+        again = oracle.run(result, t, forced)
+    error = oracle.check(result, got, t, forced.spec)
+    assert oracle.same_bits(got, again), f"{result}: two runs differ"
+    watched = zones.check()
+    assert watched >= 2 or one.problem().is_empty, (
+        "no allocation was watched, so that neither poison nor fences were there"
+    )
+    record_error(subject.name, result, subject.label(dtype), error.norm)
+
+
+@pytest.mark.parametrize(
+    ("subject", "one"), over(*((subject, one) for subject in SUBJECTS for one in PLAIN_CASES)), ids=name_of
+)
+def test_results_have_the_layout_asked_for(subject: Subject, one: Case, warm: None) -> None:
+    forced = subject.on(one, torch.float32)
+    t = make(forced, torch.float32, "cuda")
+    y, dx = oracle.run("fprop", t, forced), oracle.run("dgrad", t, forced)
+    wanted = torch.channels_last if one.storage == "channels_last" else torch.contiguous_format
+    assert y.is_contiguous(memory_format=wanted) and dx.is_contiguous(memory_format=wanted)

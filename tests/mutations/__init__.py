@@ -1,0 +1,13 @@
+"""Mutation test of the emulator: faults planted in the shipped kernels, each of which it must notice.
+
+A fault is caught if the emulator reports a finding, or if the result misses the float64 reference, under at least one
+of the seeds. Every entry changes what the kernel may do: an edit without consequence does not belong here.
+``python -m tests.mutations`` prints the list and the catch rate.
+"""
+
+from __future__ import annotations
+
+from tests.mutations import direct, direct_sums, halo_sm90
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (*direct.MUTATIONS, *direct_sums.MUTATIONS, *halo_sm90.MUTATIONS)

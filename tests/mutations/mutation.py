@@ -1,0 +1,69 @@
+"""What a planted fault is: a textual edit of one kernel, and the problem that must expose it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from haloconv import plan
+from haloconv.jit import source
+
+
+class StaleMutation(Exception):
+    """An edit no longer fits the kernel: the text that it replaces is gone, or stands there more than once."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One fault, planted in the text of a shipped kernel.
+
+    ``kernel`` is the stem of the .cu file whose joined text is edited, ``edits`` are exact pairs (old, new) of which
+    each ``old`` stands there once. ``case`` (a name in ``tests.emulated``), ``dtype``, ``result`` (fprop, dgrad, wgrad,
+    bgrad) and ``shape`` (of halo_sm90's tiles) say which run must expose the fault; the same run without the fault is
+    one of the emulator's tests.
+    """
+
+    name: str
+    kernel: str
+    fault: str
+    edits: tuple[tuple[str, str], ...]
+    case: str
+    result: str
+    dtype: torch.dtype = torch.float32
+    family: str = "direct"
+    shape: str = ""
+
+    def applied_to(self, text: str) -> str:
+        """The text with the fault. Raises StaleMutation if an edit does not fit, or changes nothing."""
+        for old, new in self.edits:
+            found = text.count(old)
+            if found != 1 or old == new:
+                raise StaleMutation(f"{self.name}: this stands {found} times in {self.kernel}, not once: {old!r}")
+            text = text.replace(old, new)
+        return text
+
+
+@contextmanager
+def planted(mutation: Mutation) -> Iterator[None]:
+    """While active, every kernel of that name is made from the text with the fault.
+
+    Raises StaleMutation if the edits do not fit the kernel.
+    """
+    joined = source._joined
+    mutant = mutation.applied_to(joined(mutation.kernel))
+    source._joined = lambda kernel: mutant if kernel == mutation.kernel else joined(kernel)
+    _forget()
+    try:
+        yield
+    finally:
+        source._joined = joined
+        _forget()
+
+
+def _forget() -> None:
+    """Drop what was made from the text before: specialisations, and plans with their bound kernels."""
+    source._specialised.cache_clear()
+    plan.clear_plans()

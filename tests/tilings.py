@@ -1,0 +1,62 @@
+"""Every tiling that halo_sm90 has for a problem, and launches that are made to take a given one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pytest import MonkeyPatch
+
+from haloconv import plan
+from haloconv.families import halo_sm90
+from haloconv.families.base import TensorForm, strides_of
+from haloconv.families.halo_sm90 import Storage
+from haloconv.families.halo_sm90_form import Form, forms
+from haloconv.families.halo_sm90_tile import Tiling, tile
+from haloconv.jit import KernelSource
+from haloconv.problem import Conv2dProblem
+from tests import oracle
+from tests.cases import Case, Tensors
+
+
+def all_tilings(form: Form, storage: Storage) -> list[Tiling]:
+    """Every tiling that fits, whatever the cost model thinks of it."""
+    found = (tile(form, config, storage.elem_bytes, storage.y_inner) for config in halo_sm90.all_configs(form, storage))
+    return [each for each in found if isinstance(each, Tiling)]
+
+
+@contextmanager
+def nth_tiling(index: int) -> Iterator[dict[str, int]]:
+    """While active, each launch takes the tiling of that index, or its last one; ``most`` is what the longest list had.
+
+    Plans that were made before are forgotten, and so are those made here.
+    """
+    seen = {"most": 0}
+
+    def only(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
+        found = all_tilings(form, storage)
+        seen["most"] = max(seen["most"], len(found))
+        return tuple(found[min(index, len(found) - 1) :][:1])
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(halo_sm90, "configs", only)
+        plan.clear_plans()
+        yield seen
+    plan.clear_plans()
+
+
+def texts_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
+    """The kernel texts of every tiling of one result."""
+    problem = oracle.problem_of(result, t, one.spec)
+    first = t.x if result == "fprop" else t.dy
+    layout = oracle.layout_of(one.storage)
+    operands = (TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0) for tensor in (first, t.w))
+    return list(halo_sm90.sources(problem, *operands, layout)) if forms(problem) else []
+
+
+def chosen_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
+    """The kernel texts of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
+    result = problem.y_shape if problem.direction == "fprop" else problem.x_shape
+    operands = halo_sm90._operands(problem, first, second, strides_of(result, layout), layout)
+    best = [halo_sm90.configs(form, operands.storage, 132)[0] for form in forms(problem) if form.taps]
+    return [halo_sm90.source(problem, tiling.config, operands) for tiling in best]
