@@ -26,7 +26,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": ("--leak-check", "no", "--report-api-errors", "no"),
     "racecheck": ("--racecheck-report", "all"),
     "initcheck": (),
-    "synccheck": (),
+    "synccheck": ("--num-cuda-barriers", "65536"),  # of all blocks: halo_sm90 has some forty in each
 }
 DRIVER = ("-m", "tests.gpu.sanitizer_driver")
 FINDINGS = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")

@@ -24,7 +24,7 @@ from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
 _ELEMENTS = {torch.float32: "float", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
-_PARAMS_FORMAT = "5Q9q22i iIi iIi 2i iIi 12i I 2i".replace(" ", "")
+_PARAMS_FORMAT = "5Q9q22i iIi iIi 2i iIi 14i".replace(" ", "")
 _PACK_FORMAT = "3Q5q18i"
 _REPAIR_FORMAT = "5Q15q19i"
 _REPAIR_BLOCKS = 1024
@@ -298,11 +298,11 @@ def divisor(value: int) -> tuple[int, int, int]:
 def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device, sm_count: int) -> Launch:
     text = source(problem, tiling.config, operands)
     grid = min(sm_count, tiling.total)
-    fields = _fields(tiling, operands, problem.dtype.itemsize)
+    fields = _fields(tiling, operands)
     return Launch(text, device, grid, tiling.config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields)
 
 
-def _fields(tiling: Tiling, operands: _Operands, elem_bytes: int) -> tuple[int, ...]:
+def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
     """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order."""
     form, config, vertical = tiling.form, tiling.config, tiling.vertical
     rows, cols = form.vertical, form.horizontal
@@ -325,7 +325,6 @@ def _fields(tiling: Tiling, operands: _Operands, elem_bytes: int) -> tuple[int, 
         *(tiling.steps, tiling.lines, tiling.new_lines),
         *(tiling.blocks, tiling.chunks),
         *(tiling.slots, tiling.slot_bytes, tiling.stages),
-        operands.x.strides[1] * elem_bytes,
         tiling.lead,
         tiling.total,
     )

@@ -194,6 +194,9 @@ def tile(form: Form, config: Config, elem_bytes: int, by_rows: bool) -> Tiling |
     numbers = {**columns, "chunks": chunks, "steps": steps, "lines": lines, "new_lines": below if keeps else lines}
     blocks = ceil_div(form.filters, config.block_m) if pack == 1 else 1
     rings = _rings(config, vertical, numbers, buffer_bytes(elem_bytes, by_rows))
+    if isinstance(rings, str) and keeps:  # too many lines to keep: each tile stages its own
+        numbers["new_lines"] = lines
+        rings = _rings(config, vertical, numbers, buffer_bytes(elem_bytes, by_rows))
     if isinstance(rings, str):
         return rings
     result = Tiling(

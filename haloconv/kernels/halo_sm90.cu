@@ -162,9 +162,9 @@ __device__ __forceinline__ void stage_unit(const Params& p, const Tile& tile, co
     else if constexpr (X_CHANNELS_INNER)
         hc::load_channels<elem_t, CHUNK_BYTES, X_VECTOR>(slot, first_px, p.slot_px, x, channels, place);
     else if constexpr (QUADS)
-        hc::load_quads<elem_t, CHUNK_BYTES>(slot, px, p.slot_px, x, p.x_c_bytes, channels, place);
+        hc::load_quads<elem_t, CHUNK_BYTES>(slot, px, p.slot_px, x, p.x_c, channels, place);
     else
-        hc::load_pixels<elem_t, CHUNK_BYTES>(slot, first_px, p.slot_px, x, p.x_c_bytes, channels, place);
+        hc::load_pixels<elem_t, CHUNK_BYTES>(slot, first_px, p.slot_px, x, p.x_c, channels, place);
 }
 
 __device__ __forceinline__ void produce_lines(const Params& p, const Smem& smem, int warp) {

@@ -42,23 +42,22 @@ __device__ __forceinline__ int piece_offset(int px, int piece) {
 // position is computed by one lane only. `place` is that of the lane's pixel; `channels` are left from x on, the others
 // and all channels of a pixel outside are zero.
 
-// Neighbouring lanes load neighbouring pixels, channel by channel, `stride_bytes` apart.
+// Neighbouring lanes load neighbouring pixels, channel by channel, `stride` elements apart.
 template <class Elem, int ROW_BYTES>
-__device__ __forceinline__ void load_pixels(char* slot, int first_px, int px_limit, const Elem* x,
-                                            unsigned stride_bytes, int channels, Place place) {
+__device__ __forceinline__ void load_pixels(char* slot, int first_px, int px_limit, const Elem* x, i64 stride,
+                                            int channels, Place place) {
     constexpr int ELEMS = 16 / sizeof(Elem), PIECES = ROW_BYTES / 16;
     constexpr int BATCH = PIECES < 32 / ELEMS ? PIECES : 32 / ELEMS;  // 32 loads under way
     const int px = first_px + threadIdx.x % 32;
-    const char* from = reinterpret_cast<const char*>(x + place.offset);
+    const Elem* from = x + place.offset;
     const int there = place.inside ? channels : 0;
 #pragma unroll 1
     for (int first = 0; first < PIECES; first += BATCH) {
         Elem channel[BATCH][ELEMS];
 #pragma unroll
         for (int i = 0; i < BATCH * ELEMS; ++i) {
-            const unsigned c = first * ELEMS + i;
-            const Elem* at = reinterpret_cast<const Elem*>(from + (unsigned long long)stride_bytes * c);
-            channel[i / ELEMS][i % ELEMS] = (int)c < there ? *at : Elem{};
+            const int c = first * ELEMS + i;
+            channel[i / ELEMS][i % ELEMS] = c < there ? from[c * stride] : Elem{};
         }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i)
@@ -76,20 +75,19 @@ struct alignas(4 * sizeof(Elem)) Quad {
 // channels of a piece into four pieces. Lanes 0 to 3 hold neighbouring pieces, so that a store meets every bank. `px`
 // and `place` are those of the lane's first pixel.
 template <class Elem, int ROW_BYTES>
-__device__ __forceinline__ void load_quads(char* slot, int px, int px_limit, const Elem* x, unsigned stride_bytes,
-                                           int channels, Place place) {
+__device__ __forceinline__ void load_quads(char* slot, int px, int px_limit, const Elem* x, i64 stride, int channels,
+                                           Place place) {
     constexpr int ELEMS = 16 / sizeof(Elem), PIECES = ROW_BYTES / 16, ACROSS = PIECES < 4 ? PIECES : 4;
     const int column = threadIdx.x % 4;
     const bool wanted = px < px_limit && column < ACROSS;
-    const char* from =
-        reinterpret_cast<const char*>(x + place.offset) + (unsigned long long)stride_bytes * (column * ELEMS);
+    const Elem* from = x + place.offset + column * ELEMS * stride;
     const int there = wanted && place.inside ? channels - column * ELEMS : 0;
     Quad<Elem> loaded[PIECES / ACROSS][ELEMS];
 #pragma unroll
     for (int i = 0; i < PIECES / ACROSS * ELEMS; ++i) {
-        const unsigned c = i / ELEMS * ACROSS * ELEMS + i % ELEMS;
-        const Quad<Elem>* at = reinterpret_cast<const Quad<Elem>*>(from + (unsigned long long)stride_bytes * c);
-        loaded[i / ELEMS][i % ELEMS] = (int)c < there ? *at : Quad<Elem>{};
+        const int c = i / ELEMS * ACROSS * ELEMS + i % ELEMS;
+        const Quad<Elem>* at = reinterpret_cast<const Quad<Elem>*>(from + c * stride);
+        loaded[i / ELEMS][i % ELEMS] = c < there ? *at : Quad<Elem>{};
     }
 #pragma unroll
     for (int i = 0; i < PIECES / ACROSS * 4; ++i) {

@@ -44,7 +44,6 @@ struct HaloParams {
     int steps, lines, new_lines;         // tiles below each other; staged lines of a tile; those new after a step down
     int blocks, chunks;                  // blocks of M filters in a group; chunks of channels
     int slots, slot_bytes, stages;       // rings of input lines and of weights
-    unsigned x_c_bytes;                  // x_c in bytes
     int lead;                            // taps that the first consumer is ahead at the start
     int total;                           // tiles of the launch
 };
