@@ -56,6 +56,9 @@ Bound = TypeVar("Bound")
 _PLAN_LIMIT = 8192  # of each kind
 _FEW_CHANNELS = 16  # per group
 _FEW_TAPS = 16  # of one filter
+_MANY_TAPS_NCHW, _MANY_TAPS_NHWC = 15, 45  # of one filter: what halo_sm90 was measured on
+_MANY_CHANNELS = 32  # per group, in and out
+_MANY_PIXELS = 1 << 17  # of all images of the output
 
 _plans: dict[tuple, Plan] = {}
 _bgrads: dict[tuple, BoundCall] = {}
@@ -71,7 +74,11 @@ def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -
     reason = FAMILIES["direct" if family == "auto" else family].why_not(problem, device)
     if reason is not None:
         return Choice("aten", reason, refused=True)
-    return _choose_by_rule(problem) if family == "auto" else Choice(family, "asked for")
+    if family != "auto":
+        return Choice(family, "asked for")
+    if _has_many_taps(problem) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
+        return Choice("halo_sm90", "by rule: halo_sm90 is faster on layers of many taps on Hopper's tensor cores")
+    return _choose_by_rule(problem)
 
 
 def _choose_own(problem: Conv2dProblem, device: torch.device) -> Choice:
@@ -81,6 +88,15 @@ def _choose_own(problem: Conv2dProblem, device: torch.device) -> Choice:
         if reason is None:
             return Choice(name, "the most special of our families that takes the problem")
     return Choice("aten", reasons["direct"], refused=True)
+
+
+def _has_many_taps(problem: Conv2dProblem) -> bool:
+    """Layers of the kind on which the committed results show halo_sm90 ahead: many taps, channels and pixels."""
+    if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
+        return False
+    least = _MANY_TAPS_NCHW if problem.layout == "nchw" else _MANY_TAPS_NHWC
+    wide = min(problem.c_per_group, problem.k_per_group) >= _MANY_CHANNELS
+    return wide and problem.r * problem.s >= least and problem.n * problem.p * problem.q >= _MANY_PIXELS
 
 
 def _choose_by_rule(problem: Conv2dProblem) -> Choice:

@@ -1,4 +1,5 @@
-"""Faults in the tensor-core family: halo_sm90.cu with its rings, staging and epilogue, and halo_sm90_pack.cu."""
+"""Faults in the tensor-core family: halo_sm90.cu with its rings, staging and epilogue, halo_sm90_pack.cu, and
+halo_sm90_repair.cu."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from tests.mutations.mutation import Mutation
 
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop", kernel: str = "halo_sm90",
-    dtype: torch.dtype = torch.float32, shape: str = "",
+    dtype: torch.dtype = torch.float32, shape: str = "", finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    return Mutation(f"halo: {name}", kernel, fault, edits, on, result, dtype, "halo_sm90", shape)
+    return Mutation(f"halo: {name}", kernel, fault, edits, on, result, dtype, "halo_sm90", shape, finite)
 
 
 _WAIT_SLOT_EMPTY = "if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, slot.parity ^ 1))) {"
@@ -62,7 +63,7 @@ RINGS = (
            ("self.lines, p.lines - kept);\n", "self.lines, p.lines);\n"),
            on="rows_5x5", shape="rows"),
     _fault("lines of another tile are kept", "the first tile of a column keeps lines of the column before",
-           ("index < share.end && (unsigned)index % (unsigned)p.steps != 0", "index < share.end"),
+           ("index < share.end &&\n           (unsigned)index % (unsigned)p.steps != 0", "index < share.end"),
            on="rows_5x5", shape="rows"),
 )  # fmt: skip
 
@@ -77,6 +78,15 @@ ASYNCHRONOUS = (
            ("hc::ptx::cp_async_wait_group<2>();", ""), on="large_nhwc", shape="rows", dtype=torch.float16),
     _fault("the last copied lines announced too early", "the copies at the end of a block's share are not waited for",
            ("hc::ptx::cp_async_wait_group<0>();", ""), on="large_nhwc", dtype=torch.float16),
+    _fault("copied lines announced one unit early", "the copies of the unit that is announced may be under way",
+           ("hc::ptx::cp_async_wait_group<2>();", "hc::ptx::cp_async_wait_group<3>();"),
+           on="large_nhwc", shape="rows", dtype=torch.float16),
+    _fault("the newest unit is announced", "a unit counts as staged as soon as its copies are under way",
+           ("if (older) announce(older);\n            older = newer, newer = full;", "announce(full);"),
+           on="large_nhwc", shape="rows", dtype=torch.float16),
+    _fault("units under way are kept while waiting", "consumers wait for lines whose producer waits for them",
+           ("under_way.finish();  // the", "// the"),
+           on="nhwc_pointwise", shape="rows", dtype=torch.float16),
     _fault("no wgmma fence", "the accumulators are not handed over", ("hc::ptx::wgmma_fence();", ""), on="large_3x3"),
     _fault("no wait for the tap before", "its weights are given back while wgmma reads them",
            ("hc::ptx::wgmma_wait_group<1>();", ""), on="small_a"),
@@ -86,8 +96,8 @@ ASYNCHRONOUS = (
     _fault("the epilogue's buffer is read at once", "a lane reads what other lanes have yet to write",
            ("first_px / 8, rows);\n            __syncwarp();", "first_px / 8, rows);"), on="large_3x3"),
     _fault("the epilogue's buffer is refilled at once", "a lane writes over what other lanes have yet to read",
-           ("            __syncwarp();\n        }\n}\n\n__device__ __forceinline__ void consume",
-            "        }\n}\n\n__device__ __forceinline__ void consume"), on="large_3x3"),
+           ("(buffer, lane, places, rows);\n            __syncwarp();", "(buffer, lane, places, rows);"),
+           on="large_3x3"),
 )  # fmt: skip
 
 VALUES = (
@@ -113,14 +123,20 @@ VALUES = (
     _fault("no last image", "places behind the last image count as inside",
            ("at.n < p.n && (unsigned)h", "(unsigned)h"), on="rows_5x5", shape="rows"),
     _fault("channels beyond the last one", "a chunk always has all its channels",
-           ("place.inside ? p.channels - first_channel : 0", "place.inside ? CHUNK_ELEMS : 0"), on="odd_widths"),
+           ("const int there = place.inside ? channels : 0;", "const int there = place.inside ? PIECES * ELEMS : 0;"),
+           on="odd_widths"),
     _fault("filters beyond the last one", "a warp always writes 16 rows",
            ("min(hc::WARP_ROWS, p.filters - filter)", "hc::WARP_ROWS"), on="odd_widths"),
     _fault("the zeros between rows are written", "places between two rows count as outputs",
            ("at.col < p.strip_cols && out_row", "out_row"), on="strips_3x5", shape="flat strips"),
     _fault("a pair where the row is not aligned", "two results go out in one store at any address",
-           ("(next.offset == own.offset + 1 && aligned)", "next.offset == own.offset + 1"),
-           on="rows_5x5", shape="rows", dtype=torch.float16),
+           ("| rows.stride * sizeof(Elem)) % 8 == 0;", "& 0) == 0;"), on="rows_5x5", shape="rows", dtype=torch.float16),
+    _fault("a pair that is none", "two results of packed columns go out as neighbours",
+           (" && places[j].offset == places[0].offset + j", ""), on="unaligned"),
+    _fault("all rows where some are missing", "16 rows go out although the result has fewer",
+           ("rows.count == WARP_ROWS && __all_sync", "__all_sync"), on="large_3x3", result="dgrad"),
+    _fault("one lane decides how its warp writes", "lanes whose places are no neighbours write them as such",
+           ("__all_sync(~0u, packed)", "__any_sync(~0u, packed)"), on="large_3x3"),
     _fault("the bias of the first rows", "the lower rows of a warp take the bias of the upper ones",
            ("p.bias[first + own_row + 8 * half]", "p.bias[first + own_row]"), on="small_a"),
     _fault("packed rows are not shifted", "all output rows of a pack take the taps of the first",
@@ -129,4 +145,81 @@ VALUES = (
            ("there && first_channel + i < p.channels", "there"), on="odd_widths", kernel="halo_sm90_pack"),
 )  # fmt: skip
 
-MUTATIONS = (*RINGS, *ASYNCHRONOUS, *VALUES)
+QUADS = (
+    _fault("quads not transposed", "a piece gets the pixels of a channel instead of the channels of a pixel",
+           ("loaded[i / 4][j].px[i % 4]", "loaded[i / 4][i % 4].px[j % 4]"), on="large_3x3", shape="quads"),
+    _fault("every pixel of a quad is its first", "four pixels get the same channels",
+           ("loaded[i / 4][j].px[i % 4]", "loaded[i / 4][j].px[0]"),
+           on="large_3x3", shape="quads", dtype=torch.float16),
+    _fault("pieces in each other's column", "neighbouring groups of channels are exchanged in shared memory",
+           ("i / 4 * ACROSS + column)", "i / 4 * ACROSS + (column ^ 1))"), on="large_3x3", shape="quads"),
+    _fault("columns not spread over lanes", "all lanes of a quad load the same channels",
+           ("const int column = threadIdx.x % 4;", "const int column = threadIdx.x / 4 % 4;"),
+           on="large_3x3", shape="quads"),
+    _fault("columns beyond the chunk", "lanes without channels write over the next pixel",
+           ("px < px_limit && column < ACROSS", "px < px_limit"), on="large_3x3", shape="quads"),
+    _fault("quads beyond the slot", "pixels behind a slot are written", ("px < px_limit && column", "column"),
+           on="aligned_3x5", shape="quads in row strips", dtype=torch.float16),
+    _fault("quads of channels beyond the last one", "a chunk of quads always has all its channels",
+           ("? channels - column * ELEMS : 0", "? ROW_BYTES : 0"), on="one_channel_in", shape="quads"),
+    _fault("quads start at any pixel", "each lane loads four pixels from its own on",
+           ("(QUADS ? lane / 4 * 4 : lane)", "lane"), on="large_3x3", shape="quads"),
+    _fault("the left padding of quads is not rounded", "the four pixels of a quad are not aligned",
+           ("plane_col - p.pad_left;", "plane_col - (p.pad_left - p.first_tap_px);"),
+           on="aligned_3x5", shape="quads in strips"),
+    _fault("the first tap of quads is not shifted", "taps start at the rounded padding",
+           ("= p.first_tap_px + col % p.stride_w", "= col % p.stride_w"),
+           on="aligned_3x5", shape="quads in row strips"),
+)  # fmt: skip
+
+PLACES = (
+    _fault("quotients one bit short", "places on the virtual line are divided by twice the divisor",
+           (">> shift;", ">> (shift + 1);"), on="large_3x3"),
+    _fault("quotients one bit long", "places on the virtual line are divided by half of the divisor",
+           (">> shift;", ">> (shift - 1);"), on="large_3x3"),
+    _fault("no division by one", "a divisor of one, which has no magic number, gives 0",
+           ("value == 1 ? n : __umulhi", "__umulhi"), on="one_row"),
+    _fault("planes in one row", "planes that stand below each other are taken to stand side by side",
+           ("plane / p.planes_w", "plane"), on="stride_2"),
+    _fault("rows of a pack in one place", "all output rows of a pack are written to the first",
+           ("tile_row * p.pack_h + phase / p.pack_w", "tile_row * p.pack_h"), on="large_3x3"),
+    _fault("columns of a pack in one place", "all output columns of a pack are written to the first",
+           ("at.col) * p.pack_w + phase % p.pack_w", "at.col) * p.pack_w"), on="border_3x3"),
+)  # fmt: skip
+
+NOT_FINITE = (
+    _fault("the repair is not called for", "sums that are not finite are not noted",
+           ("if (mark != 0.f) atomicExch(p.not_finite, 1u);", ""), on="large_3x3", finite=False),
+    _fault("the note is a plain store", "blocks store to one word without an atomic operation",
+           ("atomicExch(p.not_finite, 1u)", "*p.not_finite = 1u"), on="large_3x3", finite=False),
+    _fault("the repair is always called for", "any sum is noted", ("if (mark != 0.f) atomicExch", "atomicExch"),
+           on="large_3x3"),
+    _fault("the note is not cleared", "what was in memory calls for a repair",
+           ("    if (blockIdx.x == 0 && threadIdx.x == 0) *p.not_finite = 0;\n", ""),
+           on="large_3x3", kernel="halo_sm90_pack"),
+    _fault("the repair does nothing", "it takes the note the wrong way round",
+           ("*p.not_finite == 0", "*p.not_finite != 0"), on="odd_widths", finite=False, kernel="halo_sm90_repair"),
+    _fault("the repair ends early", "the second half of the outputs is left as it is",
+           ("index < p.outputs", "index < p.outputs / 2"), on="large_3x3", finite=False, kernel="halo_sm90_repair"),
+    _fault("the repair pads by the other axis", "rows are shifted by the padding at the left",
+           ("r * p.dil_h - p.pad_top", "r * p.dil_h - p.pad_left"),
+           on="odd_widths", finite=False, kernel="halo_sm90_repair"),
+    _fault("the repair has no border", "columns outside the image count",
+           (" || (unsigned)col >= (unsigned)p.w_extent", ""), on="odd_widths", finite=False, kernel="halo_sm90_repair"),
+    _fault("the repair does not flip the filter", "dgrad walks the taps in the direction of fprop",
+           ("(p.first_r + r * p.step_r)", "r"),
+           on="odd_widths", result="dgrad", finite=False, kernel="halo_sm90_repair"),
+    _fault("the repair reads the first group", "the group's first input channel is ignored",
+           ("p.x + at.n * p.x_n + (i64)group * p.channels * p.x_c", "p.x + at.n * p.x_n"),
+           on="groups_odd", finite=False, kernel="halo_sm90_repair"),
+    _fault("the repair writes to the first launch", "the place of a residue class's first output is ignored",
+           ("p.y + p.y_first + ", "p.y + "), on="rgb_stem", result="dgrad", finite=False, kernel="halo_sm90_repair"),
+    _fault("the repair forgets the bias", "an output is summed anew without its bias",
+           ("HAS_BIAS ? hc::to_acc(p.bias[at.filter]) : 0.f", "0.f"),
+           on="odd_widths", finite=False, kernel="halo_sm90_repair"),
+    _fault("NaN run over", "the payload of a NaN is rounded as if it were a number",
+           ("value != value ? 0x7fffffffu : __float_as_uint(value) + 0x1000u", "__float_as_uint(value) + 0x1000u"),
+           on="plain_3x3", finite=False),
+)  # fmt: skip
+
+MUTATIONS = (*RINGS, *ASYNCHRONOUS, *VALUES, *QUADS, *PLACES, *NOT_FINITE)

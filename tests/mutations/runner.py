@@ -34,7 +34,8 @@ class Verdict:
 
 def run_of(mutation: Mutation) -> Run:
     """The run that must expose the fault."""
-    return Run(mutation.family, BY_NAME[mutation.case], mutation.dtype, mutation.result, mutation.shape)
+    one = BY_NAME[mutation.case]
+    return Run(mutation.family, one, mutation.dtype, mutation.result, mutation.shape, mutation.finite)
 
 
 def judge(mutation: Mutation, seeds: tuple[int, ...] = EMULATOR_SEEDS) -> Verdict:
@@ -61,6 +62,8 @@ def _exposed(mutation: Mutation, run: Run, seed: int) -> str | None:
             got = execute(run, tensors, seed)
         except EmulatorError as error:
             return f"finding: {_shortened(error.findings[0])}"
+        except AssertionError as error:
+            return f"wrong launch: {_shortened(error)}"
     try:
         oracle.check(run.result, got, tensors, run.forced.spec)
     except AssertionError as error:
