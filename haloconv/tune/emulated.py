@@ -14,6 +14,7 @@ from haloconv.plan import Choice
 from haloconv.problem import Conv2dProblem
 from haloconv.report import Row
 from haloconv.tune.layer import Layer, Step
+from haloconv.tune.model import modelled
 from haloconv.tune.traffic import Launched
 from haloconv.tune.trial import Budget, try_step
 
@@ -67,11 +68,14 @@ class EmulatedLayer(Layer):
         """haloconv's operation on the emulator."""
         call, emulation = super().ours(step), self.emulation
         problem = None if step == "bgrad" else self.problem(step)
+        gathered = {"fprop": self.x, "dgrad": self.dy}.get(step)
+        has_model = gathered is not None and self.choice(step).family == "halo_sm90"
 
         def emulated() -> torch.Tensor:
             with emulation.device(emulation.statistics) as device:
                 result = call()
-            emulation.launched += [Launched(self.name, step, problem, seen) for seen in device.statistics]
+                model = modelled(problem, gathered) if has_model else None
+            emulation.launched += [Launched(self.name, step, problem, seen, model) for seen in device.statistics]
             return result
 
         return emulated

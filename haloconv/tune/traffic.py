@@ -11,6 +11,7 @@ from rich.table import Table
 
 from haloconv.emulator import LaunchStatistics, SiteStatistics
 from haloconv.problem import Conv2dProblem
+from haloconv.tune.model import Modelled
 
 UNKNOWN = "–"
 CONFLICTS_SHOWN = 3
@@ -19,12 +20,16 @@ CONFLICT_FREE = 1.005
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch for one direction of a layer. ``problem`` is None for the bias gradient, which is a sum."""
+    """One launch for one direction of a layer. ``problem`` is None for the bias gradient, which is a sum.
+
+    ``modelled`` is what the family's cost model says of all launches of the direction; None where it has no model.
+    """
 
     case: str
     step: str
     problem: Conv2dProblem | None
     statistics: LaunchStatistics
+    modelled: Modelled | None = None
 
     @property
     def global_bytes(self) -> int:
@@ -44,7 +49,8 @@ class Launched:
         return sorted(found, key=lambda site: -site.degree)
 
     def record(self) -> dict[str, object]:
-        """The launch as JSON can hold it. ``problem_...`` is what the definition of the direction asks for."""
+        """The launch as JSON can hold it. ``problem_...`` is what the definition of the direction asks for,
+        ``modelled_...`` what the cost model expects of all its launches."""
         seen, problem = self.statistics, self.problem
         return {
             "case": self.case,
@@ -55,6 +61,8 @@ class Launched:
             **seen.counters,
             "problem_bytes": None if problem is None else problem.bytes,
             "problem_multiplies": None if problem is None else problem.flops // 2,
+            "modelled_multiplies": None if self.modelled is None else self.modelled.multiplies,
+            "modelled_weight_bytes": None if self.modelled is None else self.modelled.weight_bytes,
             "sites": [site._asdict() for site in seen.sites],
         }
 
@@ -62,32 +70,33 @@ class Launched:
 def traffic_table(launches: Iterable[Launched]) -> Table:
     """Bytes by class and tensor-core multiplies of each launch.
 
-    The last launch of a direction has the ratio of all its launches to what the definition asks for: each tensor read
-    or written once, and the products.
+    The last launch of a direction has the ratio of all its launches to what the definition asks for (each tensor read
+    or written once, and the products) and to the multiplies that the cost model expects.
     """
     heads = ("layer", "direction", "kernel", "blocks", "global read", "global written", "async read", "async written")
-    heads += ("of the tensors", "multiplies", "of the definition", "shared read", "shared written")
+    heads += ("of the tensors", "multiplies", "of the definition", "of the model", "shared read", "shared written")
     table = _table("Emulated launches: bytes moved, and multiplies on tensor cores", heads, left=3)
     for _, group in groupby(launches, key=lambda launch: (launch.case, launch.step)):
         together = list(group)
         for launch in together:
             seen = launch.statistics
             sizes = [_size(seen.counters[f"{name}_bytes"]) for name in _CLASSES]
-            bytes_ratio, multiplies_ratio = _ratios(together) if launch is together[-1] else ("", "")
+            bytes_ratio, multiplies_ratio, model_ratio = _ratios(together) if launch is together[-1] else ("",) * 3
             multiplies = _count(launch.multiplies) if launch.multiplies else UNKNOWN
-            own = (*sizes[:4], bytes_ratio, multiplies, multiplies_ratio, *sizes[4:])
+            own = (*sizes[:4], bytes_ratio, multiplies, multiplies_ratio, model_ratio, *sizes[4:])
             table.add_row(launch.case, launch.step, seen.entry, str(seen.blocks), *own)
     return table
 
 
-def _ratios(launches: list[Launched]) -> tuple[str, str]:
-    problem = launches[0].problem
+def _ratios(launches: list[Launched]) -> tuple[str, str, str]:
+    problem, model = launches[0].problem, launches[0].modelled
     if problem is None:
-        return UNKNOWN, UNKNOWN
+        return UNKNOWN, UNKNOWN, UNKNOWN
     moved = sum(launch.global_bytes for launch in launches)
     multiplied = sum(launch.multiplies for launch in launches)
     multiplies = f"{2 * multiplied / problem.flops:.2f}x" if multiplied else UNKNOWN
-    return f"{moved / problem.bytes:.2f}x", multiplies
+    expected = f"{multiplied / model.multiplies:.2f}x" if multiplied and model else UNKNOWN
+    return f"{moved / problem.bytes:.2f}x", multiplies, expected
 
 
 def conflict_table(launches: Iterable[Launched]) -> Table | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from haloconv import emulator
 from haloconv.cli import app
 from haloconv.emulator import LaunchStatistics, SiteStatistics
 from haloconv.problem import Conv2dProblem
+from haloconv.tune.model import Modelled
 from haloconv.tune.traffic import Launched, conflict_table, traffic_table
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import planted
@@ -101,6 +103,11 @@ def test_statistics(problem: str, tmp_path: Path) -> None:
     main = {launch["direction"]: launch for launch in launches if launch["kernel"] in ("halo_sm90", "direct_wgrad")}
     assert main["fprop"]["global_write_bytes"] == 4 * 5 * 34 * 32  # the output, once
     assert main["fprop"]["multiplies"] >= main["fprop"]["problem_multiplies"] > 0
+    for direction in ("fprop", "dgrad"):  # the cost model counts exactly what the tensor cores and the copy engine do
+        own = [launch for launch in launches if (launch["direction"], launch["kernel"]) == (direction, "halo_sm90")]
+        assert sum(launch["multiplies"] for launch in own) == own[0]["modelled_multiplies"] > 0
+        assert sum(launch["async_read_bytes"] for launch in own) == own[0]["modelled_weight_bytes"] > 0
+    assert main["wgrad"]["modelled_multiplies"] is None
     assert main["wgrad"]["multiplies"] == 0 and main["wgrad"]["shared_read_bytes"] > 0
     assert all(site["degree"] >= 1 for launch in launches for site in launch["sites"])
     output = words(run(problem, "--device", "emulator", "--stats"))
@@ -169,6 +176,12 @@ def test_ratios_are_those_of_all_launches_of_a_direction() -> None:
     assert column(table, "of the tensors") == ["", f"{moved / problem.bytes:.2f}x", "–"]
     assert column(table, "of the definition") == ["", "2.00x", "–"]
     assert column(table, "global read") == ["1 kB"] * 3 and column(table, "async written") == ["32 kB"] * 3
+
+
+def test_ratio_to_the_model() -> None:
+    seen = launched("main", 1.0, 2048)
+    assert column(traffic_table([seen]), "of the model") == ["–"]
+    assert column(traffic_table([replace(seen, modelled=Modelled(1024, 1))]), "of the model") == ["2.00x"]
 
 
 def test_conflicts_are_listed_worst_first_or_not_at_all() -> None:
