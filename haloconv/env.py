@@ -88,12 +88,14 @@ class DeviceFacts:
 
 class StandIn(NamedTuple):
     """What runs kernels on CPU tensors for the time being: its facts; ``load(source, smem_bytes)``, which gives an
-    object with ``launch`` as jit.LoadedKernel has it; ``watch(run)``, which wraps a bound call to learn its tensors.
+    object with ``launch`` as jit.LoadedKernel has it; ``watch(run)``, which wraps a bound call to learn its tensors;
+    ``encode_tiled``, which takes the place of jit.encode_tiled and gives the maps that its kernels read.
     """
 
     facts: DeviceFacts
     load: Callable[..., Any]
     watch: Callable[..., Any]
+    encode_tiled: Callable[..., bytes]
 
 
 _stand_in: StandIn | None = None

@@ -164,6 +164,8 @@ CASES: tuple[Case, ...] = (
          storage="channel_slice"),
     case("transposed", "H and W swapped in memory", (2, 8, 12, 16), (8, 3, 3), padding=1, storage="transposed",
          w_storage="transposed"),
+    case("aligned_rows", "rows and channels that begin at 16-byte boundaries", (1, 16, 6, 48), (24, 3, 3), padding=1),
+    case("joined_rows", "rows that do not, and channels that do", (2, 16, 4, 10), (24, 3, 3), padding=1),
     case("unaligned", "first element not at a vector boundary, extents that would allow vectors", (2, 8, 16, 32),
          (16, 3, 3), padding=1, storage="unaligned", w_storage="unaligned"),
     case("unaligned_channels_last", "unaligned NHWC", (2, 16, 8, 8), (16, 3, 3), padding=1,

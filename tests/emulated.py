@@ -17,8 +17,9 @@ from pytest import MonkeyPatch
 
 from haloconv.emulator import emulated_device
 from haloconv.families import halo_sm90
+from haloconv.families.halo_sm90_configs import all_configs, cost
 from haloconv.families.halo_sm90_form import Form
-from haloconv.families.halo_sm90_tile import Config, Tiling
+from haloconv.families.halo_sm90_tile import Config, Storage, Tiling, tile
 from tests import oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
@@ -49,8 +50,18 @@ EXTRA = (
          (1, 16, 28, 301), (24, 5, 5), padding=2),
     case("strips_3x5", "long rows cut into strips, several chunks of channels", (1, 72, 12, 150), (80, 3, 5),
          padding=(1, 2)),
-    case("aligned_3x5", "long rows whose pixels come in aligned fours, a last chunk of channels that is not full",
+    case("aligned_3x5", "long rows that begin at multiples of 16 bytes, a last chunk of channels that is not full",
          (2, 42, 8, 152), (40, 3, 5), padding=(1, 2)),
+    case("aligned_nhwc", "the same where channels are neighbours", (2, 40, 8, 152), (48, 3, 5), padding=(1, 2),
+         storage="channels_last"),
+    case("aligned_dilated", "aligned rows of groups, dilated, with padding that differs on every side",
+         (3, 24, 13, 48), (32, 3, 3), padding=(5, 4, 7, 6), dilation=(3, 2), groups=2),
+    case("packed_columns", "two columns of outputs share M, in rows", (1, 4, 3, 516), (16, 3, 3), padding=1),
+    case("strided_gradient", "residues of a strided gradient, in rows", (2, 16, 15, 18), (8, 3, 3), stride=2,
+         padding=1),
+    case("short_rows", "pieces of the output that rows of a flat tile cut", (1, 8, 8, 42), (16, 3, 3), padding=1),
+    case("long_nhwc", "rows that are longer than a box", (1, 16, 5, 300), (32, 2, 9), padding=(1, 4),
+         storage="channels_last"),
     case("nhwc_pointwise", "two units in a line, and a tile needs half of the ring at once", (1, 16, 24, 40),
          (40, 1, 1), storage="channels_last"),
 )  # fmt: skip
@@ -67,36 +78,46 @@ EVERY_DTYPE = (
 
 # Tiles of halo_sm90 that its cost model takes for larger problems only, and the cases that run with them here.
 SHAPES: dict[str, Callable[[Config], bool]] = {
+    "flat": lambda config: config.flat and not config.strip_cols,
     "flat strips": lambda config: config.flat and config.strip_cols > 0,
-    "rows": lambda config: not config.flat and not config.strip_cols,
-    "row strips": lambda config: not config.flat and config.strip_cols > 0,
-    "two blocks of filters": lambda config: config.consumers_m == 2,
+    "rows": lambda config: not config.flat,
+    "rows kept": lambda config: config.keeps,
+    "rows in passing": lambda config: not config.flat and not config.keeps,
     "runs of 64": lambda config: config.run == 64,
     "two runs of 128": lambda config: config.run == 128 and config.runs == 2,
     "runs of 256": lambda config: config.run == 256,
-    "quads": lambda config: config.quads and not config.strip_cols,
-    "quads in strips": lambda config: config.quads and config.flat and config.strip_cols > 0,
-    "quads in row strips": lambda config: config.quads and not config.flat and config.strip_cols > 0,
+    "two short runs in rows": lambda config: not config.flat and config.runs == 2,
+    "boxes in flat tiles": lambda config: config.boxes and config.flat,
+    "boxes in flat strips": lambda config: config.boxes and config.flat and config.strip_cols > 0,
+    "boxes in rows": lambda config: config.boxes and not config.flat,
+    "packed columns in rows": lambda config: config.pack_w == 2 and not config.flat,
+    "rows of 256": lambda config: config.run == 256 and not config.flat,
 }
 SHAPED = {
+    "flat": ("large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime", "groups_odd", "four_sides"),
     "flat strips": ("rows_5x5", "strips_3x5"),
     "rows": (
-        "rows_5x5", "large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime", "groups_odd", "four_sides",
-        "nhwc_pointwise",
+        "strided_gradient", "rows_5x5", "strips_3x5", "large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime",
+        "groups_odd", "four_sides", "nhwc_pointwise",
     ),
-    "row strips": ("rows_5x5", "strips_3x5"),
-    "two blocks of filters": ("strips_3x5", "many_channels"),
+    "rows kept": ("rows_5x5", "strips_3x5", "aligned_nhwc", "stride_2"),
+    "rows in passing": ("rows_5x5", "strips_3x5", "aligned_nhwc", "stride_2"),
     "runs of 64": ("large_3x3",),
     "two runs of 128": ("large_3x3", "large_nhwc"),
     "runs of 256": ("large_3x3",),
-    "quads": ("large_3x3", "aligned_3x5", "one_channel_in"),
-    "quads in strips": ("aligned_3x5",),
-    "quads in row strips": ("aligned_3x5",),
+    "two short runs in rows": ("aligned_3x5", "aligned_nhwc"),
+    "boxes in flat tiles": (
+        "large_3x3", "short_rows", "aligned_3x5", "aligned_nhwc", "aligned_dilated", "one_channel_in",
+    ),
+    "boxes in flat strips": ("aligned_3x5", "aligned_nhwc"),
+    "packed columns in rows": ("packed_columns",),
+    "rows of 256": ("long_nhwc",),
+    "boxes in rows": ("large_3x3", "aligned_3x5", "aligned_nhwc", "aligned_dilated", "one_channel_in", "long_nhwc"),
 }  # fmt: skip
 
-# Cases that also run with values that are not finite: outputs packed along columns, along rows, in groups, in several
-# launches with a stride, and not packed.
-NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "rgb_stem", "plain_3x3")
+# Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
+# in groups, whose sums are repaired, and not packed.
+NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "depthwise_stride", "rgb_stem", "plain_3x3")
 
 
 @dataclass(frozen=True)
@@ -184,13 +205,13 @@ def tiles_of(shape: str) -> Iterator[None]:
         yield
         return
 
-    def only(form: Form, storage: halo_sm90.Storage, sm_count: int) -> tuple[Tiling, ...]:
-        if shape.startswith("quads"):  # why_not does not know the strides; fours that are none become findings
-            storage = storage._replace(x_whole=True)
-        wanted = [config for config in halo_sm90.all_configs(form, storage) if SHAPES[shape](config)]
-        tilings = [halo_sm90.tile(form, config, storage.elem_bytes, storage.y_inner) for config in wanted]
+    def only(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
+        if shape.startswith("boxes"):  # why_not does not know the strides; the encoder refuses those that do not fit
+            storage = replace(storage, x_whole=True)
+        wanted = [config for config in all_configs(form, storage) if SHAPES[shape](config)]
+        tilings = [tile(form, config, storage) for config in wanted]
         fitting = [each for each in tilings if isinstance(each, Tiling)]
-        return tuple(sorted(fitting, key=lambda each: halo_sm90.cost(each, storage, sm_count)))
+        return tuple(sorted(fitting, key=lambda each: cost(each, storage, sm_count)))
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm90, "configs", only)

@@ -10,9 +10,9 @@ from pytest import MonkeyPatch
 from haloconv import plan
 from haloconv.families import halo_sm90
 from haloconv.families.base import TensorForm, strides_of
-from haloconv.families.halo_sm90 import Storage
+from haloconv.families.halo_sm90_configs import all_configs, configs
 from haloconv.families.halo_sm90_form import Form, forms
-from haloconv.families.halo_sm90_tile import Tiling, tile
+from haloconv.families.halo_sm90_tile import Storage, Tiling, tile
 from haloconv.jit import KernelSource
 from haloconv.problem import Conv2dProblem
 from tests import oracle
@@ -21,7 +21,7 @@ from tests.cases import Case, Tensors
 
 def all_tilings(form: Form, storage: Storage) -> list[Tiling]:
     """Every tiling that fits, whatever the cost model thinks of it."""
-    found = (tile(form, config, storage.elem_bytes, storage.y_inner) for config in halo_sm90.all_configs(form, storage))
+    found = (tile(form, config, storage) for config in all_configs(form, storage))
     return [each for each in found if isinstance(each, Tiling)]
 
 
@@ -58,5 +58,5 @@ def chosen_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, 
     """The kernel texts of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
     result = problem.y_shape if problem.direction == "fprop" else problem.x_shape
     operands = halo_sm90._operands(problem, first, second, strides_of(result, layout), layout)
-    best = [halo_sm90.configs(form, operands.storage, 132)[0] for form in forms(problem) if form.taps]
-    return [halo_sm90.source(problem, tiling.config, operands) for tiling in best]
+    best = [configs(form, operands.storage, 132)[0] for form in forms(problem) if form.taps]
+    return [halo_sm90.source(problem, tiling, operands.storage) for tiling in best]

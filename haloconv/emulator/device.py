@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from haloconv import env, plan
 from haloconv.emulator.runtime import LaunchStatistics, Module, Region
+from haloconv.emulator.tensor_map import encode_tiled
 from haloconv.families.base import BoundCall
 from haloconv.jit import DriverError, KernelSource
 
@@ -182,7 +183,7 @@ def emulated_device(
     device = EmulatedDevice(seed, facts, limit_s, statistics)
     plan.clear_plans()
     _current = device
-    env.set_stand_in(env.StandIn(facts, EmulatedKernel, device.watch))
+    env.set_stand_in(env.StandIn(facts, EmulatedKernel, device.watch, encode_tiled))
     try:
         with device:
             yield device

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import IntEnum
 
-MAP_BYTES = 128
-"""Size of a map. Its place must be a multiple of 64 bytes."""
+from haloconv.jit import TENSOR_MAP_BYTES, DataType, OutOfBounds, Swizzle
 
 _MAGIC = 0x70616D2D6F6C6168
 _LAYOUT = struct.Struct("<QQ4Q5I5H4h2H8B5B")
@@ -25,40 +23,6 @@ _TILED, _IM2COL = 0, 1
 
 class TensorMapError(ValueError):
     """The driver would refuse these arguments, or the emulator does not model them; the message says which and why."""
-
-
-class DataType(IntEnum):
-    """CUtensorMapDataType, without the packed 4- and 6-bit types."""
-
-    UINT8 = 0
-    UINT16 = 1
-    UINT32 = 2
-    INT32 = 3
-    UINT64 = 4
-    INT64 = 5
-    FLOAT16 = 6
-    FLOAT32 = 7
-    FLOAT64 = 8
-    BFLOAT16 = 9
-    FLOAT32_FTZ = 10
-    TFLOAT32 = 11
-    TFLOAT32_FTZ = 12
-
-
-class Swizzle(IntEnum):
-    """CUtensorMapSwizzle, for chunks of 16 bytes."""
-
-    NONE = 0
-    B32 = 1
-    B64 = 2
-    B128 = 3
-
-
-class OutOfBounds(IntEnum):
-    """CUtensorMapFloatOOBfill."""
-
-    ZERO = 0
-    NAN = 1
 
 
 _ELEMENT_BYTES = dict(zip(DataType, (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4), strict=True))
@@ -196,7 +160,7 @@ def _encoded(
         _MAGIC, address, *padded(strides, 4, 0), *padded(last, 5, 0), *padded(box, 5, 1), *corners, channels, pixels,
         len(extents), mode, *map(int, flags), *padded(steps, 5, 1),
     )  # fmt: skip
-    return packed.ljust(MAP_BYTES, b"\0")
+    return packed.ljust(TENSOR_MAP_BYTES, b"\0")
 
 
 def _require(condition: bool, sentence: str) -> None:

@@ -8,101 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
-from typing import NamedTuple
 
 import torch
 
 from haloconv import support
 from haloconv.env import device_facts
 from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.halo_sm90_configs import all_configs, configs, storage_of
 from haloconv.families.halo_sm90_form import Form, forms
-from haloconv.families.halo_sm90_tile import Config, Tiling, ceil_div, tile
+from haloconv.families.halo_sm90_tile import BLOCK_M, UNIT_PX, Config, Storage, Tiling, ceil_div, tile
 from haloconv.families.launch import Launch
-from haloconv.jit import KernelSource, kernel_source
+from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.problem import Conv2dProblem
 
 _ELEMENTS = {torch.float32: "float", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
-_PARAMS_FORMAT = "5Q9q22i iIi iIi 2i iIi 14i".replace(" ", "")
+_MAP_TYPES = {  # fp32 is rounded on its way into shared memory
+    torch.float32: DataType.TFLOAT32,
+    torch.float16: DataType.FLOAT16,
+    torch.bfloat16: DataType.BFLOAT16,
+}
+_STORED_TYPES = {**_MAP_TYPES, torch.float32: DataType.FLOAT32}
+_SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
+_X_POINTER, _Y_POINTER = 0, 2  # of a launch
+_PARAMS_FORMAT = "5Q9q22i iIi iIi iIi 5i iIi 13i iIi 3i".replace(" ", "")
 _PACK_FORMAT = "3Q5q18i"
 _REPAIR_FORMAT = "5Q15q19i"
 _REPAIR_BLOCKS = 1024
 _FLAG_BYTES = 128  # before the packed weights, which keep their alignment
 _PACK_THREADS = 256
-_CANDIDATES = 8
 _ARCH = "sm_90a"
-
-
-class Storage(NamedTuple):
-    """How a launch's tensors lie in memory, as far as it decides how tiles are best cut.
-
-    ``x_inner`` and ``y_inner``: neighbours are channels, not pixels. ``x_whole``: they come in aligned groups, 16 bytes
-    of channels or four pixels.
-    """
-
-    elem_bytes: int
-    x_inner: bool
-    x_whole: bool
-    y_inner: bool
-
-
-@lru_cache(maxsize=4096)
-def configs(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
-    """At most eight tilings of a launch, best first by the cost model."""
-    found = [tile(form, config, storage.elem_bytes, storage.y_inner) for config in all_configs(form, storage)]
-    fitting = [each for each in found if isinstance(each, Tiling)]
-    return tuple(sorted(fitting, key=lambda each: cost(each, storage, sm_count)))[:_CANDIDATES]
-
-
-def all_configs(form: Form, storage: Storage) -> list[Config]:
-    """Every tile shape, with the ways to fill M, to cut rows and to cut columns that make sense for the form."""
-    channel_bytes = form.channels * storage.elem_bytes
-    chunk_bytes = next((size for size in (32, 64) if channel_bytes <= size), 128)
-    packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 else [(1, 1)]
-    sizes = (1, 2) if form.filters > 64 else (1,)
-    readings = (True, False) if storage.x_whole and not storage.x_inner else (False,)
-    result = []
-    for (pack_h, pack_w), quads in product(packs, readings):
-        cols = ceil_div(form.horizontal.out_extent, pack_w)
-        strip_cols = ceil_div(ceil_div(cols, ceil_div(cols, 128)), 4) * 4
-        for (run, runs), consumers_m in product(((128, 2), (256, 1), (128, 1), (64, 1)), sizes):
-            shape = (run, runs, consumers_m, chunk_bytes, pack_h, pack_w)
-            strips = ((False, 0), (True, 0), (False, run)) + (((True, strip_cols),) if cols > 128 else ())
-            result += [Config(flat, *shape, strip_cols=columns, quads=quads) for flat, columns in strips]
-    return result
-
-
-def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
-    """Cycles of a multiprocessor for its share of the launch: the slowest of multiplying, streaming and staging.
-
-    The rates are measured on an H200: wgmma near its peak, packed weights from the L2 at 20 bytes a cycle, the time
-    that a warp takes for a unit of pixels, and what of writing a tile is not hidden.
-    """
-    config = tiling.config
-    multiply = tiling.taps * tiling.chunks * (config.chunk_bytes // 32) * config.runs * config.run
-    reads = 1.1 + 0.3 * (config.run < 128)  # shared-memory reads of narrow runs
-    weights = tiling.taps * tiling.chunks * config.stage_bytes / 20
-    new_lines = tiling.new_lines if tiling.steps > 1 else tiling.lines
-    units = tiling.chunks * new_lines * ceil_div(tiling.slot_px, 32)
-    staging = units * _unit_cycles(config, storage) / config.line_warps
-    return ceil_div(tiling.total, sm_count) * (max(multiply * reads, weights, staging) + 8 * config.runs * config.run)
-
-
-def _unit_cycles(config: Config, storage: Storage) -> int:
-    """Cycles in which a warp stages 32 pixels while the tensor cores run (halo_sm90/stage.cuh)."""
-    if storage.x_inner:
-        return (1500 if storage.elem_bytes == 2 else 2800) if storage.x_whole else 8000
-    return 3000 if config.quads else 4500
-
-
-def _storage(problem: Conv2dProblem, x: TensorForm, result_layout: str) -> Storage:
-    x_inner = x.strides[1] == 1 and x.strides[3] != 1
-    channels = problem.c_per_group if problem.direction == "fprop" else problem.k_per_group
-    group, axes = (16 // problem.dtype.itemsize, (0, 2, 3)) if x_inner else (4, (0, 1, 2))
-    whole = x.aligned and all(x.strides[axis] % group == 0 for axis in axes)
-    whole &= channels % group == 0 if x_inner else x.strides[3] == 1
-    return Storage(problem.dtype.itemsize, x_inner, whole, result_layout == "nhwc")
 
 
 class HaloSm90Family:
@@ -118,7 +52,7 @@ class HaloSm90Family:
             return "the device is no Hopper GPU (compute capability 9.0)"
         sm_count = device_facts(device.index).sm_count
         inner = problem.layout == "nhwc"
-        storage = Storage(problem.dtype.itemsize, inner, False, inner)
+        storage = Storage(problem.dtype.itemsize, inner, False, inner, False)
         if any(form.taps and not configs(form, storage, sm_count) for form in forms(problem)):
             return "no tile of halo_sm90 fits shared memory"
         return None
@@ -139,7 +73,6 @@ class _Operands:
     w: tuple[int, int, int, int]
     w_group: int
     y: tuple[int, int, int, int]
-    y_aligned: bool
 
 
 class Bound:
@@ -162,7 +95,7 @@ class Bound:
             tiling = configs(form, operands.storage, sm_count)[0]
             pack = _pack_launch(problem, tiling, operands, device)
             launch = _launch(problem, tiling, operands, device, sm_count)
-            repair = repair_launch(problem, form, operands, device) if tiling.config.packs else None
+            repair = repair_launch(problem, form, operands, device) if tiling.config.packs > 1 else None
             self._launches.append((pack, launch, repair, self._packed_bytes))
             self._packed_bytes += _FLAG_BYTES + tiling.packed_bytes
 
@@ -195,10 +128,8 @@ def _operands(
 ) -> _Operands:
     w_k, w_c, w_r, w_s = second.strides
     w = (w_k, w_c, w_r, w_s) if problem.direction == "fprop" else (w_c, w_k, w_r, w_s)
-    filters = problem.k_per_group if problem.direction == "fprop" else problem.c_per_group
-    per_16_bytes = 16 // problem.dtype.itemsize
-    aligned = filters % per_16_bytes == 0 and all(stride % per_16_bytes == 0 for stride in (y[0], y[2], y[3]))
-    return _Operands(first, _storage(problem, first, result_layout), w, problem.k_per_group * w_k, y, aligned)
+    storage = storage_of(problem, first, y, result_layout)
+    return _Operands(first, storage, w, problem.k_per_group * w_k, y)
 
 
 def _pack_launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device) -> Launch:
@@ -209,7 +140,7 @@ def _pack_launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, de
         *(form.filters, form.channels, tiling.blocks, tiling.chunks, vertical.taps, tiling.taps_s),
         *(form.vertical.filter_first, form.vertical.filter_step, form.vertical.taps, vertical.shift, config.pack_h),
         *(form.horizontal.filter_first, form.horizontal.filter_step, form.horizontal.taps, tiling.shift_s),
-        *(config.pack_w, config.block_m // (config.pack_h * config.pack_w), pieces),
+        *(config.pack_w, BLOCK_M // config.packs, pieces),
     )
     grid = form.groups * tiling.blocks * ceil_div(pieces, _PACK_THREADS)
     return Launch(pack_source(problem, config), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, fields)
@@ -247,29 +178,30 @@ def _output_strides(form: Form, operands: _Operands) -> tuple[int, int, int, int
 
 def pack_source(problem: Conv2dProblem, config: Config) -> KernelSource:
     """The text of the packing kernel for one block height, chunk and type."""
-    constants = {"ELEM": _ELEMENTS[problem.dtype], "BLOCK_M": config.block_m, "CHUNK_BYTES": config.chunk_bytes}
+    constants = {"ELEM": _ELEMENTS[problem.dtype], "BLOCK_M": BLOCK_M, "CHUNK_BYTES": config.chunk_bytes}
     return kernel_source("halo_sm90_pack", "halo_sm90_pack", constants)
 
 
-def source(problem: Conv2dProblem, config: Config, operands: _Operands) -> KernelSource:
+def source(problem: Conv2dProblem, tiling: Tiling, storage: Storage) -> KernelSource:
     """The text of the kernel for one tile shape, type and layout: image and filter extents are run-time values."""
-    storage = operands.storage
-    y_inner = operands.y[1] == 1 and operands.y[3] != 1
+    config = tiling.config
     element = _ELEMENTS[problem.dtype]
     constants = {
         "ELEM": element,
         "MULTIPLY": "hc::tf32" if problem.dtype == torch.float32 else element,
         "RUN": config.run,
         "RUNS": config.runs,
-        "CONSUMERS_M": config.consumers_m,
         "FLAT": int(config.flat),
         "CHUNK_BYTES": config.chunk_bytes,
-        "LINE_WARPS": config.line_warps,
+        "PACKS": config.packs,
         "X_CHANNELS_INNER": int(storage.x_inner),
-        "X_VECTOR": int(storage.x_whole if storage.x_inner else config.quads),
-        "Y_CHANNELS_INNER": int(y_inner),
-        "Y_VECTOR": int(y_inner and operands.y_aligned),
-        "PACKS": int(config.packs),
+        "X_BOXES": int(config.boxes),
+        "X_JOINED": int(config.boxes and storage.x_joined),
+        "X_VECTOR": int(storage.x_inner and storage.x_whole and not config.boxes),
+        "Y_CHANNELS_INNER": int(storage.y_inner),
+        "Y_BOXES": int(tiling.y_boxes),
+        "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
+        "Y_BUFFERS": tiling.y_buffers,
         "HAS_BIAS": int(problem.bias),
     }
     return kernel_source("halo_sm90", "halo_sm90", constants)
@@ -281,11 +213,14 @@ def sources(
     """The texts of every tile shape that the problem's launches choose from, and of their packing."""
     shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
     operands = _operands(problem, first, second, strides_of(shape, result_layout), result_layout)
-    for form in forms(problem):
+    for form in (each for each in forms(problem) if each.taps):
         for config in all_configs(form, operands.storage):
+            tiling = tile(form, config, operands.storage)
+            if isinstance(tiling, str):
+                continue
             yield pack_source(problem, config)
-            yield source(problem, config, operands)
-            if config.packs:
+            yield source(problem, tiling, operands.storage)
+            if config.packs > 1:
                 yield repair_source(problem)
 
 
@@ -296,35 +231,75 @@ def divisor(value: int) -> tuple[int, int, int]:
 
 
 def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device, sm_count: int) -> Launch:
-    text = source(problem, tiling.config, operands)
+    text = source(problem, tiling, operands.storage)
     grid = min(sm_count, tiling.total)
+    maps = (_x_map(problem, tiling, operands), _y_map(problem, tiling, operands))
     fields = _fields(tiling, operands)
-    return Launch(text, device, grid, tiling.config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields)
+    return Launch(text, device, grid, tiling.config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
+
+
+def _x_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMap | None:
+    """Boxes of a chunk of channels: rows of pixels where they go right into a slot, else raw tiles of 32 pixels."""
+    config, form = tiling.config, tiling.form
+    if not config.boxes:
+        return None
+    size = problem.dtype.itemsize
+    chunk = config.chunk_bytes // size
+    x_n, x_c, x_h, x_w = (stride * size for stride in operands.x.strides)
+    rows, cols = form.vertical.in_extent, form.horizontal.in_extent
+    if operands.storage.x_inner:
+        extents, strides = (form.channels, form.groups, cols, rows, form.n), (form.channels * size, x_w, x_h, x_n)
+        box, swizzle = (chunk, 1, tiling.box_px, 1, 1), _SWIZZLES[config.chunk_bytes]
+    else:
+        if operands.storage.x_joined:
+            rows, cols, x_h = 1, rows * cols, 16
+        extents, strides = (cols, rows, form.channels, form.groups, form.n), (x_h, x_c, form.channels * x_c, x_n)
+        box, swizzle = (UNIT_PX, 1, chunk, 1, 1), _SWIZZLES[UNIT_PX * size]
+    return BoxMap(_MAP_TYPES[problem.dtype], extents, strides, box, swizzle, pointer=_X_POINTER)
+
+
+def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMap | None:
+    """Boxes as halo_sm90/write.cuh keeps them in its buffers."""
+    form, config = tiling.form, tiling.config
+    if not tiling.y_boxes:
+        return None
+    size = problem.dtype.itemsize
+    y_n, y_k, y_row, y_col, y_first = (stride * size for stride in _output_strides(form, operands))
+    rows, cols = form.vertical.out_extent, form.horizontal.out_extent
+    if operands.storage.y_inner:
+        row_bytes = min(128, BLOCK_M // config.packs * size)
+        extents, strides = (form.filters, form.groups, cols, rows, form.n), (form.filters * size, y_col, y_row, y_n)
+        box, swizzle = (row_bytes // size, 1, 128 // size, 1, 1), _SWIZZLES[row_bytes]
+    else:
+        extents, strides = (cols, rows, form.filters, form.groups, form.n), (y_row, y_k, form.filters * y_k, y_n)
+        box, swizzle = (128 // size, 1, 16, 1, 1), _SWIZZLES[128]
+    return BoxMap(_STORED_TYPES[problem.dtype], extents, strides, box, swizzle, pointer=_Y_POINTER, offset=y_first)
 
 
 def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
     """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order."""
     form, config, vertical = tiling.form, tiling.config, tiling.vertical
     rows, cols = form.vertical, form.horizontal
+    phases = tiling.phases
     return (
         *operands.x.strides,
         *_output_strides(form, operands),
         *(form.n, rows.in_extent, cols.in_extent, form.channels),
         *(rows.out_extent, cols.out_extent, form.filters),
-        *(rows.pad, tiling.pad_left, tiling.first_tap_px),
+        *(rows.pad, cols.pad),
         *(vertical.stride, tiling.stride_w),
         *(vertical.taps, tiling.taps_s, vertical.dil, tiling.dil_w),
         *(vertical.classes, vertical.class_move, vertical.line_move),
-        *(config.pack_h, config.pack_w, config.block_m // (config.pack_h * config.pack_w)),
-        *divisor(tiling.pitch),
-        *divisor(tiling.segment_rows),
+        *(config.pack_h, config.pack_w),
         *(tiling.strips, tiling.strip_cols),
+        *divisor(tiling.pitch),
+        *divisor(tiling.wrap),
         *divisor(tiling.plane_px),
-        *(tiling.planes_w, tiling.slot_px),
-        *(tiling.tiles, tiling.tile_step),
-        *(tiling.steps, tiling.lines, tiling.new_lines),
-        *(tiling.blocks, tiling.chunks),
-        *(tiling.slots, tiling.slot_bytes, tiling.stages),
-        tiling.lead,
-        tiling.total,
+        *(tiling.planes_w, tiling.slot_px, tiling.boxes, tiling.single_boxes, tiling.box_px),
+        *divisor(tiling.box_units),
+        *(tiling.bands, tiling.steps),
+        *(phases.first, *phases.middle, tiling.middle_tap, *phases.begin),
+        *(int(config.keeps), tiling.blocks, tiling.chunks),
+        *divisor(tiling.ring),
+        *(tiling.slot_bytes, tiling.stages, tiling.total),
     )

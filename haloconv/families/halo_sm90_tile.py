@@ -12,54 +12,68 @@ from haloconv.families.halo_sm90_form import Axis, Form
 
 _SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
 _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
-_CONTROL_BYTES = 8 * (2 * _MAX_SLOTS + 2 * _MAX_STAGES + 1) + 4 * 2 * MAX_TAPS
-_CONSUMERS, _CONSUMER_WARPS, _WARP_ROWS = 2, 8, 16
+_CONSUMERS, _CONSUMER_WARPS, LINE_WARPS = 2, 8, 3
+_RAW_DEPTH, UNIT_PX = 2, 32
+_CONTROL_BYTES = 8 * (2 * _MAX_SLOTS + 2 * _MAX_STAGES + LINE_WARPS * _RAW_DEPTH) + 4 * 2 * MAX_TAPS
+BLOCK_M = 64
+_BOX_PX = 256  # the largest extent of a box
+_NEVER = 1 << 30
 _VIRTUAL_PIXELS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a launch's tensors lie in memory, as far as it decides how tiles are cut.
+
+    ``x_inner`` and ``y_inner``: neighbours are channels (filters), not pixels. ``x_whole`` and ``y_whole``: addresses
+    and strides are multiples of 16 bytes, and so are the channels (filters) of a group where they are neighbours.
+    ``x_joined``: all of this but the distance of rows, which follow each other without a gap.
+    """
+
+    elem_bytes: int
+    x_inner: bool
+    x_whole: bool
+    y_inner: bool
+    y_whole: bool
+    x_joined: bool = False
 
 
 @dataclass(frozen=True)
 class Config:
     """The shape of a tile: everything that is compiled into the kernel or fixes what a block keeps in shared memory.
 
-    ``pack_h`` by ``pack_w`` output pixels share the 64 rows of M where filters are few. With ``quads`` four input
-    pixels are one aligned load, and lines are cut so that each four are inside or outside the image together.
+    ``pack_h`` by ``pack_w`` output pixels share the 64 rows of M where filters are few. ``strip_cols`` are the columns
+    of a strip of flat tiles (0: all of them, in one strip). With ``boxes`` the copy engine brings the input. With
+    ``keeps`` a column's lines are staged once, else once for each phase.
     """
 
     flat: bool
     run: int
     runs: int
-    consumers_m: int
     chunk_bytes: int
     pack_h: int = 1
     pack_w: int = 1
     strip_cols: int = 0
-    quads: bool = False
-    line_warps: int = 3
+    boxes: bool = False
+    keeps: bool = False
 
     @property
-    def packs(self) -> bool:
-        """Whether several outputs share the rows of M."""
-        return self.pack_h * self.pack_w > 1
+    def packs(self) -> int:
+        """Outputs that share the rows of M."""
+        return self.pack_h * self.pack_w
 
     @property
-    def block_m(self) -> int:
-        return 64 * self.consumers_m
-
-    @property
-    def consumers_n(self) -> int:
-        return _CONSUMERS // self.consumers_m
-
-    @property
-    def tile_rows(self) -> int:
-        return 1 if self.flat else self.consumers_n * self.runs
+    def tile_px(self) -> int:
+        """Pixels of a tile, which is one consumer's."""
+        return self.runs * self.run
 
     @property
     def threads(self) -> int:
-        return 32 * (_CONSUMER_WARPS + self.line_warps + 1)
+        return 32 * (_CONSUMER_WARPS + LINE_WARPS + 1)
 
     @property
     def stage_bytes(self) -> int:
-        return self.block_m * self.chunk_bytes
+        return BLOCK_M * self.chunk_bytes
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -98,8 +112,8 @@ def _vertical(axis: Axis, config: Config) -> Vertical:
     )  # fmt: skip
 
 
-def _segment(outputs: int, halo: int, extent: int, pad: int, stride: int) -> int:
-    """Pixels from one segment to the next: neighbours share zeros if each reads only zeros of the other."""
+def segment(outputs: int, halo: int, extent: int, pad: int, stride: int) -> int:
+    """Pixels (rows) from one segment to the next: neighbours share zeros if each reads only zeros of the other."""
     apart = outputs + halo
     if stride > 1 or pad < 0:
         return apart
@@ -117,65 +131,110 @@ class Tiling:
     taps_s: int
     dil_w: int
     shift_s: int
-    pad_left: int
-    first_tap_px: int
-    planes_w: int
     pitch: int
-    segment_rows: int
+    wrap: int
     strips: int
     strip_cols: int
     plane_px: int
+    planes_w: int
     slot_px: int
-    tiles: int
-    tile_step: int
+    boxes: int
+    single_boxes: int
+    box_px: int
+    box_units: int
+    bands: int
+    column_rows: int
     steps: int
-    lines: int
-    new_lines: int
+    phases: Phases
     blocks: int
     chunks: int
-    slots: int
+    ring: int
     stages: int
-    virtual_px: int
     smem_bytes: int
+    y_boxes: bool
+    y_buffers: int
 
     @property
     def slot_bytes(self) -> int:
-        return ceil_div(self.slot_px * self.config.chunk_bytes, 1024) * 1024
+        return slot_bytes(self.slot_px, self.config)
 
     @property
     def taps(self) -> int:
         return self.vertical.taps * self.taps_s
 
     @property
+    def middle_tap(self) -> int:
+        """Taps of phase 0, of all its chunks."""
+        chunk, row, col = self.phases.begin
+        return (chunk * self.vertical.taps + row) * self.taps_s + col
+
+    @property
     def total(self) -> int:
-        tiles = self.steps * self.vertical.classes * self.tiles * self.strips
-        return tiles * self.blocks * self.form.groups
+        """Steps of the launch: two tiles each."""
+        return self.steps * self.vertical.classes * self.bands * self.strips * self.blocks * self.form.groups
+
+    @property
+    def staged_lines(self) -> int:
+        """Lines that a step stages, of all chunks, away from the ends of columns."""
+        phases, config = self.phases, self.config
+        if config.flat:
+            return self.chunks * (1 if phases.first == 1 or self.chunks > 1 else 2)
+        below = 2 * config.runs * self.vertical.stride
+        if config.keeps:
+            return self.chunks * below
+        both = below - self.vertical.stride
+        return self.chunks * (both + self.vertical.taps) + (both if phases.splits_rows else 0)
 
     @property
     def packed_bytes(self) -> int:
         """Packed weights of the launch."""
         return self.form.groups * self.blocks * self.chunks * self.taps * self.config.stage_bytes
 
+
+@dataclass(frozen=True)
+class Phases:
+    """Where the taps of a tile are cut in two (kernels/halo_sm90/tile.cuh): in chunks, rows or columns of taps.
+
+    ``first`` is 1 if they are not, and then both consumers work on the same taps of a tile. ``middle`` is where phase 0
+    ends in each of chunks, rows and columns, ``begin`` where phase 1 starts.
+    """
+
+    first: int
+    middle: tuple[int, int, int]
+    begin: tuple[int, int, int]
+
     @property
-    def lead(self) -> int:
-        """Taps that the first consumer starts ahead: never more than it can do while the other one waits."""
-        lines = self.slots - (self.config.runs - 1) * self.vertical.stride - 2
-        reach = self.taps if self.config.flat else min(self.taps, max(lines, 0) * self.taps_s)
-        return max(0, min(self.stages - 2, reach))
+    def splits_rows(self) -> bool:
+        return self.begin[1] > 0
 
 
-def buffer_bytes(elem_bytes: int, by_rows: bool) -> int:
-    """Shared memory of the consumers' output buffers (``WarpBuffer`` in halo_sm90/write.cuh)."""
-    pixels = 32 if by_rows else 128 // elem_bytes
-    pitch = _WARP_ROWS + 16 // elem_bytes if by_rows else pixels + 8
-    return _CONSUMER_WARPS * (pixels if by_rows else _WARP_ROWS) * pitch * elem_bytes
+def _phases(chunks: int, taps_r: int, taps_s: int, config: Config) -> Phases:
+    """Consumers half a tile apart, unless that takes lines to be staged twice by loads or without their rows."""
+    if chunks > 1 and (config.boxes or not config.flat):
+        return Phases(0, (chunks // 2, taps_r, taps_s), (chunks // 2, 0, 0))
+    if chunks == 1 and taps_r > 1 and not config.flat:
+        return Phases(0, (1, taps_r // 2, taps_s), (0, taps_r // 2, 0))
+    if chunks == 1 and taps_s > 1 and not config.flat:
+        return Phases(0, (1, 1, taps_s // 2), (0, 0, taps_s // 2))
+    return Phases(1, (0, 0, 0), (0, 0, 0))
 
 
-def tile(form: Form, config: Config, elem_bytes: int, by_rows: bool) -> Tiling | str:
+def slot_bytes(slot_px: int, config: Config) -> int:
+    """Shared memory of a slot."""
+    return ceil_div(slot_px * config.chunk_bytes, 1024) * 1024
+
+
+def buffer_bytes(storage: Storage, buffers: int) -> int:
+    """Shared memory of the consumers' output buffers (halo_sm90/write.cuh)."""
+    if storage.y_inner:
+        return _CONSUMERS * buffers * BLOCK_M * 128
+    return _CONSUMER_WARPS * buffers * 16 * 128
+
+
+def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
     """The tiling of ``form``, or a sentence that says why the configuration does not run it."""
-    pack = config.pack_h * config.pack_w
-    if pack > 1 and form.filters > config.block_m // pack:
-        return f"{form.filters} filters do not fit {config.block_m // pack} rows of a pack"
+    if config.packs > 1 and form.filters > BLOCK_M // config.packs:
+        return f"{form.filters} filters do not fit {BLOCK_M // config.packs} rows of a pack"
     if (config.pack_w > 1 and form.horizontal.dil > 1) or (config.pack_h > 1 and config.flat and form.vertical.dil > 1):
         return "outputs of a dilated axis do not share taps"
     vertical, across = _vertical(form.vertical, config), form.horizontal
@@ -183,82 +242,151 @@ def tile(form: Form, config: Config, elem_bytes: int, by_rows: bool) -> Tiling |
     taps_s = across.taps + (config.pack_w - 1) * across.stride
     if max(vertical.taps, taps_s) > MAX_TAPS:
         return f"a filter of {vertical.taps} x {taps_s} taps has more than {MAX_TAPS} along one axis"
-    if config.quads and (stride_w > 1 or across.in_extent % 4 or config.strip_cols % 4):
-        return "four neighbouring pixels are no aligned group"
-    columns = _columns(form, config, vertical, stride_w, taps_s)
-    chunks = ceil_div(form.channels * elem_bytes, config.chunk_bytes)
-    steps = 1 if config.flat else ceil_div(vertical.rows, config.tile_rows)
-    lines = 1 if config.flat else (config.tile_rows - 1) * vertical.stride + vertical.taps
-    below = config.tile_rows * vertical.stride
-    keeps = not config.flat and chunks == 1 and below < lines and steps > 1
-    numbers = {**columns, "chunks": chunks, "steps": steps, "lines": lines, "new_lines": below if keeps else lines}
-    blocks = ceil_div(form.filters, config.block_m) if pack == 1 else 1
-    rings = _rings(config, vertical, numbers, buffer_bytes(elem_bytes, by_rows))
-    if isinstance(rings, str) and keeps:  # too many lines to keep: each tile stages its own
-        numbers["new_lines"] = lines
-        rings = _rings(config, vertical, numbers, buffer_bytes(elem_bytes, by_rows))
+    planes_w = 1 + max(tap * across.dil % stride_w for tap in range(taps_s))
+    planes = planes_w * vertical.planes
+    if config.boxes and (not (storage.x_whole or storage.x_joined) or planes > 1 or stride_w > 1):
+        return "the copy engine takes aligned rows, and no strides across them"
+    halo = (taps_s - 1) * across.dil // stride_w
+    cols = ceil_div(across.out_extent, config.pack_w)
+    columns = (_flat if config.flat else _rows)(form, config, vertical, cols, halo, stride_w)
+    if isinstance(columns, str):
+        return columns
+    line = _line(form, config, storage, planes, columns)
+    if isinstance(line, str):
+        return line
+    chunks = ceil_div(form.channels * storage.elem_bytes, config.chunk_bytes)
+    y_boxes = _y_boxes(form, config, storage)
+    rings: dict[str, int] | str = ""
+    for y_buffers in (2, 1) if y_boxes and not storage.y_inner else (2 if storage.y_inner else 1,):
+        besides = buffer_bytes(storage, y_buffers) + _raw_bytes(config, storage)
+        rings = _rings(config, vertical, chunks, line["slot_px"], besides)
+        if not isinstance(rings, str):
+            break
     if isinstance(rings, str):
         return rings
+    del columns["lines_of_one"], columns["lines_of_two"]
     result = Tiling(
-        form, config, vertical, stride_w, taps_s, across.dil, across.stride, **numbers, blocks=blocks, **rings
+        form,
+        config,
+        vertical,
+        **{"stride_w": stride_w, "taps_s": taps_s, "dil_w": across.dil, "shift_s": across.stride},
+        **columns,
+        **line,
+        planes_w=planes_w,
+        phases=_phases(chunks, vertical.taps, taps_s, config),
+        blocks=ceil_div(form.filters, BLOCK_M // config.packs),
+        chunks=chunks,
+        **rings,
+        y_boxes=y_boxes,
+        y_buffers=y_buffers,
     )
-    if max(result.virtual_px, result.total) >= _VIRTUAL_PIXELS:
-        return f"{result.virtual_px} pixels are more than 32-bit indices reach"
+    if max(result.total, (result.column_rows + vertical.halo + 2) * result.pitch) >= _VIRTUAL_PIXELS:
+        return f"{result.total} steps are more than 32-bit indices reach"
     return result
 
 
-def _columns(form: Form, config: Config, vertical: Vertical, stride_w: int, taps_s: int) -> dict[str, int]:
-    """Segments, strips and tiles along the virtual line, and what a slot holds."""
-    across = form.horizontal
-    pad_left = ceil_div(across.pad, 4) * 4 if config.quads else across.pad
-    first_tap_px = pad_left - across.pad
-    halo = first_tap_px + (taps_s - 1) * across.dil // stride_w
-    planes_w = 1 + max(tap * across.dil % stride_w for tap in range(taps_s))
-    cols = ceil_div(across.out_extent, config.pack_w)
-    tile_px = config.consumers_n * config.runs * config.run if config.flat else config.run
-    segment_rows = 1
-    if config.flat:
-        rows = (vertical.rows, vertical.halo, form.vertical.in_extent, form.vertical.pad, vertical.stride)
-        segment_rows = _segment(*rows)
-    if config.strip_cols:
-        strip_cols, pitch = config.strip_cols, config.strip_cols + halo
-    else:
-        strip_cols, pitch = cols, _segment(cols, halo, across.in_extent, pad_left, stride_w)
-    group = 4 if config.quads else 1
-    pitch = ceil_div(pitch, group) * group
-    segments = form.n * segment_rows
-    whole = config.strip_cols > 0 and not config.flat  # one segment a tile
-    last_px = (segments - 1 - (segment_rows - vertical.rows if config.flat else 0)) * pitch + strip_cols
-    plane_px = ceil_div(tile_px + halo + (vertical.halo * pitch if config.flat else 0), group) * group
+def _rows(form: Form, config: Config, vertical: Vertical, cols: int, halo: int, stride_w: int) -> dict[str, int]:
+    """Strips of single rows: a line is a row of a strip, a band an image."""
     return {
-        "pad_left": pad_left,
-        "first_tap_px": first_tap_px,
-        "planes_w": planes_w,
-        "pitch": pitch,
-        "segment_rows": segment_rows,
-        "strips": ceil_div(cols, strip_cols),
-        "strip_cols": strip_cols,
-        "plane_px": plane_px,
-        "slot_px": plane_px * planes_w * vertical.planes,
-        "tiles": segments if whole else ceil_div(last_px, tile_px),
-        "tile_step": pitch if whole else tile_px,
-        "virtual_px": segments * pitch + plane_px,
+        "pitch": config.run + halo,
+        "wrap": _NEVER,
+        "strips": ceil_div(cols, config.run),
+        "strip_cols": config.run,
+        "plane_px": config.run + halo,
+        "bands": form.n,
+        "column_rows": vertical.rows,
+        "steps": ceil_div(vertical.rows, 2 * config.runs),
+        "lines_of_one": 1,
+        "lines_of_two": 1,
     }
 
 
-def _rings(config: Config, vertical: Vertical, numbers: dict[str, int], buffers: int) -> dict[str, int] | str:
-    """How many slots and stages fit, slots first: what a tile needs, then weights, then more lines ahead."""
-    slot_bytes = ceil_div(numbers["slot_px"] * config.chunk_bytes, 1024) * 1024
-    room = _SMEM_BYTES - buffers - _CONTROL_BYTES
-    lines, keeps = numbers["lines"], numbers["new_lines"] < numbers["lines"]
-    window = (config.tile_rows - 1) * vertical.stride + 3
-    least = 2 if config.flat else lines if keeps else min(lines, window)
-    most = (room - 3 * config.stage_bytes) // slot_bytes
-    if most < least or least > _MAX_SLOTS:
-        return f"{least} lines of {slot_bytes} bytes do not fit shared memory"
+def _flat(form: Form, config: Config, vertical: Vertical, cols: int, halo: int, stride_w: int) -> dict[str, int]:
+    """Rows end to end: a band is an image, or all of them one after the other if that leaves fewer steps."""
+    across = form.horizontal
+    strip_cols = config.strip_cols or cols
+    pitch = strip_cols + halo
+    if not config.strip_cols:
+        pitch = segment(cols, halo, across.in_extent, across.pad, stride_w)
+    if config.boxes:
+        pitch = ceil_div(pitch * config.chunk_bytes, 128) * 128 // config.chunk_bytes  # boxes begin there
+    apart = segment(vertical.rows, vertical.halo, form.vertical.in_extent, form.vertical.pad, vertical.stride)
+
+    def steps_of(rows: int) -> int:
+        return ceil_div((rows - 1) * pitch + strip_cols, 2 * config.tile_px)
+
+    together = (form.n - 1) * apart + vertical.rows
+    shares = steps_of(together) <= form.n * steps_of(vertical.rows)
+    bands, wrap, column_rows = (1, apart, together) if shares else (form.n, _NEVER, vertical.rows)
+
+    def rows_of(tiles: int) -> int:
+        return ceil_div(pitch - 1 + tiles * config.tile_px + halo, pitch) + vertical.halo
+
+    return {
+        "pitch": pitch,
+        "wrap": wrap,
+        "strips": ceil_div(cols, strip_cols),
+        "strip_cols": strip_cols,
+        "plane_px": rows_of(2) * pitch,
+        "bands": bands,
+        "column_rows": column_rows,
+        "steps": steps_of(column_rows),
+        "lines_of_one": rows_of(1),
+        "lines_of_two": rows_of(2),
+    }
+
+
+def _line(form: Form, config: Config, storage: Storage, planes: int, columns: dict[str, int]) -> dict[str, int] | str:
+    """What a slot holds, and the boxes that bring it."""
+    plane_px, pitch = columns["plane_px"], columns["pitch"]
+    if not config.boxes:
+        return {"slot_px": plane_px * planes, "boxes": 0, "single_boxes": 0, "box_px": 0, "box_units": 1}
+    boxes, single, box_px = columns["lines_of_two"], columns["lines_of_one"], pitch
+    if storage.x_inner and not config.flat:
+        boxes = single = ceil_div(plane_px, _BOX_PX)
+        box_px = ceil_div(ceil_div(plane_px, boxes) * config.chunk_bytes, 128) * 128 // config.chunk_bytes
+    if storage.x_inner and box_px > _BOX_PX:
+        return f"rows of {box_px} pixels are longer than a box"
+    aligned = 16 // storage.elem_bytes
+    shift = -form.horizontal.pad % aligned
+    if storage.x_joined or (columns["strips"] > 1 and columns["strip_cols"] % aligned):
+        shift = aligned - 1
+    units = ceil_div(box_px + shift, UNIT_PX)
+    return {
+        "slot_px": boxes * box_px, "boxes": boxes, "single_boxes": single, "box_px": box_px, "box_units": units
+    }  # fmt: skip
+
+
+def _y_boxes(form: Form, config: Config, storage: Storage) -> bool:
+    """Whether the copy engine writes the output: strips of rows whose boxes hold no other tile's pixels."""
+    if config.flat or config.pack_w > 1 or not storage.y_whole:
+        return False
+    return storage.y_inner or form.horizontal.out_step == 1
+
+
+def _raw_bytes(config: Config, storage: Storage) -> int:
+    """Shared memory of the raw tiles that are turned (kernels/halo_sm90/turn.cuh)."""
+    return LINE_WARPS * _RAW_DEPTH * UNIT_PX * config.chunk_bytes if config.boxes and not storage.x_inner else 0
+
+
+def _rings(config: Config, vertical: Vertical, chunks: int, slot_px: int, besides: int) -> dict[str, int] | str:
+    """Slots of a ring and stages that fit: what a step needs, then weights, then more lines ahead."""
+    size = slot_bytes(slot_px, config)
+    room = _SMEM_BYTES - besides - _CONTROL_BYTES
+    rings = chunks if config.keeps else 1
+    below = 2 * config.runs * vertical.stride
+    lines = below - vertical.stride + vertical.taps
+    if config.flat:
+        least, most = 2, 3
+    elif config.keeps:
+        least, most = lines, lines + below
+    else:
+        least, most = min(lines, below - vertical.stride + 3), 2 * lines
+    fitting = min((room - 3 * config.stage_bytes) // (rings * size), _MAX_SLOTS // rings)
+    if fitting < least:
+        return f"{rings * least} lines of {size} bytes do not fit shared memory"
     wanted_stages = 8 if config.stage_bytes >= 8192 else 12
-    slots = max(least, min(most, (room - wanted_stages * config.stage_bytes) // slot_bytes))
-    slots = min(slots, 3 if config.flat else lines + config.tile_rows * vertical.stride, _MAX_SLOTS)
-    stages = min((room - slots * slot_bytes) // config.stage_bytes, _MAX_STAGES, 16)
-    used = slots * slot_bytes + stages * config.stage_bytes + buffers + _CONTROL_BYTES
-    return {"slots": slots, "stages": stages, "smem_bytes": used}
+    ring = min(most, fitting, max(least, (room - wanted_stages * config.stage_bytes) // (rings * size)))
+    stages = min((room - rings * ring * size) // config.stage_bytes, 16)
+    used = rings * ring * size + stages * config.stage_bytes + besides + _CONTROL_BYTES
+    return {"ring": ring, "stages": stages, "smem_bytes": used}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from haloconv.jit.cache import CacheStatistics, cache_root, cache_size, clear_cache, get_kernel, statistics
 from haloconv.jit.compile import (
+    TENSOR_MAP_BYTES,
     ArgumentBlock,
     CompileError,
     Cubin,
@@ -16,22 +17,29 @@ from haloconv.jit.compile import (
     nvrtc_info,
 )
 from haloconv.jit.source import KernelSource, SourceError, family_sources, kernel_source
+from haloconv.jit.tensor_map import BoxMap, DataType, OutOfBounds, Swizzle, encode_tiled
 
 __all__ = [
+    "TENSOR_MAP_BYTES",
     "ArgumentBlock",
+    "BoxMap",
     "CacheStatistics",
     "CompileError",
     "Cubin",
+    "DataType",
     "DriverError",
     "KernelSource",
     "LoadedKernel",
+    "OutOfBounds",
     "SourceError",
+    "Swizzle",
     "ToolchainError",
     "UnsupportedArchError",
     "cache_root",
     "cache_size",
     "clear_cache",
     "compile_source",
+    "encode_tiled",
     "family_sources",
     "get_kernel",
     "kernel_source",

@@ -10,6 +10,7 @@ import io
 import re
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -28,6 +29,9 @@ COMPILE_FLAGS = (
     "--ptxas-options=-v",
 )
 """How every kernel is compiled, beside its architecture: C++17, contraction to FMA, no fast math, a resource report."""
+
+TENSOR_MAP_BYTES = 128
+"""Size of a tensor map (CUtensorMap). Its place must be a multiple of 64 bytes."""
 
 _TEXT_NAME = "joined.cu"
 _DEFAULT_SMEM_BYTES = 48 * 1024
@@ -321,6 +325,23 @@ class ArgumentBlock:
         self.buffer = (ctypes.c_ubyte * size_bytes).from_buffer(storage, offset)
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
         self.pointer_array_address = ctypes.addressof(self._pointers)
+
+
+def encode_tensor_map(data_type: int, address: int, shape: tuple[Sequence[int], ...], modes: tuple[int, ...]) -> bytes:
+    """What cuTensorMapEncodeTiled makes of ``shape`` (extents, strides, box, steps) and ``modes`` (interleave, swizzle,
+    L2 promotion, fill). Raises DriverError.
+    """
+    from cuda.bindings import driver
+
+    if not int(_driver_call("cuCtxGetCurrent")):  # on a thread that has launched nothing yet
+        _driver_call("cuCtxSetCurrent", _primary_context(torch.cuda.current_device()))
+    words = (driver.cuuint64_t, driver.cuuint64_t, driver.cuuint32_t, driver.cuuint32_t)
+    lists = [[word(value) for value in values] for word, values in zip(words, shape, strict=True)]
+    names = ("Interleave", "Swizzle", "L2promotion", "FloatOOBfill")
+    enums = [getattr(driver, f"CUtensorMap{name}")(mode) for name, mode in zip(names, modes, strict=True)]
+    kind = driver.CUtensorMapDataType(data_type)
+    encoded = _driver_call("cuTensorMapEncodeTiled", kind, len(lists[0]), address, *lists, *enums)
+    return ctypes.string_at(int(encoded.getPtr()), TENSOR_MAP_BYTES)
 
 
 _loaded: dict[tuple[bytes, str, int], LoadedKernel] = {}

@@ -48,6 +48,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
     for (int i = 0; i < ELEMS; ++i)
         channel[i] = there && first_channel + i < p.channels ? from[i * p.w_channel] : elem_t{};
     const i64 row = (block * (p.pieces_per_block / (PIECES * BLOCK_M)) + tap) * BLOCK_M;  // of the first m
-    unsigned char* to = p.packed + row * CHUNK_BYTES + hc::piece_offset<CHUNK_BYTES>(m, piece);
+    unsigned char* to = p.packed + row * CHUNK_BYTES + hc::unit_offset<CHUNK_BYTES>(m, piece);
     *reinterpret_cast<hc::Piece*>(to) = hc::to_piece(channel);
 }

@@ -60,6 +60,20 @@ __device__ __forceinline__ bf16 from_acc<bf16>(float value) {
     return {(unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
+// Two neighbours as one word, `low` first in memory. From sm_80 on.
+template <class Half>
+__device__ __forceinline__ unsigned from_acc_pair(float low, float high) {
+    return from_acc<Half>(low).bits | unsigned(from_acc<Half>(high).bits) << 16;
+}
+template <>
+__device__ __forceinline__ unsigned from_acc_pair<fp16>(float low, float high) {
+    return ptx::cvt_rn_f16x2_f32(high, low);
+}
+template <>
+__device__ __forceinline__ unsigned from_acc_pair<bf16>(float low, float high) {
+    return ptx::cvt_rn_bf16x2_f32(high, low);
+}
+
 // Four neighbours in memory, moved by one instruction (two for double).
 template <class T>
 struct alignas(sizeof(T) == 8 ? 16 : 4 * sizeof(T)) Pack4 {

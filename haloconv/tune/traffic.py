@@ -62,7 +62,7 @@ class Launched:
             "problem_bytes": None if problem is None else problem.bytes,
             "problem_multiplies": None if problem is None else problem.flops // 2,
             "modelled_multiplies": None if self.modelled is None else self.modelled.multiplies,
-            "modelled_weight_bytes": None if self.modelled is None else self.modelled.weight_bytes,
+            "modelled_copied_bytes": None if self.modelled is None else self.modelled.copied_bytes,
             "sites": [site._asdict() for site in seen.sites],
         }
 

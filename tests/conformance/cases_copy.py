@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,20 @@ from tests.conformance.case import SENTINEL, Case, MapSpec, Random, Setup
 _SPANS = {Swizzle.NONE: 0, Swizzle.B32: 32, Swizzle.B64: 64, Swizzle.B128: 128}
 _NUMPY = {DataType.FLOAT32: np.float32, DataType.TFLOAT32: np.float32, DataType.FLOAT16: np.uint16,
           DataType.BFLOAT16: np.uint16, DataType.UINT8: np.uint8, DataType.INT32: np.uint32}  # fmt: skip
+
+_TFLOAT32_SPECIALS = (
+    # NaNs: quiet, all ones, of low or of lowest payload, quiet and noisy; infinity; the largest numbers.
+    0x7FC00000, 0x7FFFFFFF, 0x7F800001, 0x7F801000, 0x7F800FFF, 0x7F802000, 0x7FC01FFF, 0x7FFFEFFF,
+    0x7F800000, 0x7F7FFFFF, 0x7F7FF000, 0x7F7FEFFF, 0x7F7FE000, 0x7F7FD000, 0x00000000, 0x3F800000,
+    # Denormals, and the smallest numbers that are not.
+    0x00000001, 0x00000FFF, 0x00001000, 0x00001001, 0x00001FFF, 0x00002FFF, 0x00003000, 0x00400000,
+    0x007FEFFF, 0x007FF000, 0x007FFFFF, 0x00800000, 0x00800FFF, 0x00801000, 0x00801001, 0x00803000,
+    # Halves and their neighbours, above even and odd, and where the fraction overflows.
+    0x3F800FFF, 0x3F801000, 0x3F801001, 0x3F802FFF, 0x3F803000, 0x3F803001, 0x3FFFEFFF, 0x3FFFF000,
+    0x3FFFF001, 0x3FFFFFFF, 0x42F6E979, 0x42F6F000, 0x42F6EFFF, 0x42F6F001, 0x42F71000, 0x42F70FFF,
+    0x7EFFEFFF, 0x7EFFF000, 0x7EFFF001, 0x7EFFFFFF, 0x00FFEFFF, 0x00FFF000, 0x00FFF001, 0x00FFFFFF,
+    0x7F000FFF, 0x7F001000, 0x7F001001, 0x7F003000, 0x01000FFF, 0x01001000, 0x01001001, 0x01003000,
+)  # fmt: skip
 
 
 def _cp_async(by_barrier: bool) -> Setup:
@@ -98,7 +112,7 @@ def _load(
     outside = 0 if fill == OutOfBounds.ZERO else np.nan
     read = tensor
     if kind == DataType.TFLOAT32:
-        read = formats.tf32_bits(tensor).view(np.float32)
+        read = formats.loaded_tf32_bits(tensor).view(np.float32)
     dense = _box_of(read, at, box, steps, outside)
     expected = _scattered(dense, offset, _SPANS[swizzle]).view(dense.dtype)
     spec = MapSpec("in0", _arguments(kind, tensor, box, swizzle, steps, fill))
@@ -106,7 +120,19 @@ def _load(
     return Setup((tensor,), (expected,), scalars, (spec,))
 
 
-def _store(kind: DataType, shape: Sequence[int], box: Sequence[int], at: Sequence[int], swizzle: Swizzle) -> Setup:
+def _tfloat32_specials() -> Setup:
+    """What a TFLOAT32 load makes of each special word, bit for bit."""
+    words = np.array(_TFLOAT32_SPECIALS, np.uint32)
+    tensor = np.stack([words, words | np.uint32(1 << 31)]).reshape(-1, 32)
+    expected = formats.loaded_tf32_bits(tensor.view(np.float32))
+    box = tensor.shape[::-1]
+    spec = MapSpec("in0", _arguments(DataType.TFLOAT32, tensor, box, Swizzle.NONE))
+    return Setup((tensor,), (expected,), (0, 2, expected.nbytes, 0, 0, 0), (spec,))
+
+
+def _store(
+    kind: DataType, shape: Sequence[int], box: Sequence[int], at: Sequence[int], swizzle: Swizzle, offset: int = 0,
+) -> Setup:  # fmt: skip
     random = Random(f"store {kind} {tuple(shape)}")
     before = np.full(int(np.prod(shape)) * np.dtype(_NUMPY[kind]).itemsize, SENTINEL, np.uint8)
     tensor = before.view(_NUMPY[kind]).reshape(shape).copy()
@@ -115,9 +141,9 @@ def _store(kind: DataType, shape: Sequence[int], box: Sequence[int], at: Sequenc
         place = tuple(at[len(at) - 1 - axis] + i for axis, i in enumerate(index))
         if all(0 <= p < extent for p, extent in zip(place, shape, strict=True)):
             tensor[place] = values[index]
-    image = _scattered(values, 0, _SPANS[swizzle]).view(np.uint32)
+    image = _scattered(values, offset, _SPANS[swizzle]).view(np.uint32)
     spec = MapSpec("out0", _arguments(kind, tensor, box, swizzle))
-    scalars = (1, len(shape), image.nbytes, 0, *at, *[0] * (5 - len(at)))
+    scalars = (1, len(shape), image.nbytes, offset, *at, *[0] * (5 - len(at)))
     return Setup((np.zeros(4, np.uint32), image), (tensor,), scalars, (spec,))
 
 
@@ -149,7 +175,38 @@ def _im2col(
     return Setup((tensor,), (expected,), scalars, (MapSpec("in0", arguments, im2col=True),))
 
 
-def _tensor_cases() -> Iterator[tuple[str, partial]]:
+def _five_dimensions() -> Iterator[tuple[str, Callable[[], Setup]]]:
+    """Boxes of 1 element in middle dimensions, outside on several sides at once, at byte 128 of the pattern."""
+    b128, shape = Swizzle.B128, (3, 4, 5, 6)
+    # The box's dimensions 1 to 4 and its corner there; dimension 0 begins `first` chunks of 16 bytes after the row.
+    places = (
+        ("low", (5, 1, 3, 2), -1, (-2, 2, -1, -1)),
+        ("high", (5, 1, 3, 2), 3, (4, 4, 2, 2)),
+        ("low_high", (5, 1, 3, 2), -1, (-2, 0, 2, 2)),
+        ("high_low", (5, 1, 3, 2), 3, (3, 3, -2, -1)),
+        ("ones", (8, 1, 1, 5), -2, (-1, 3, 2, -1)),
+        ("both_sides", (8, 7, 1, 1), -3, (-1, -1, 3, 2)),
+        ("below_in_a_one", (5, 1, 3, 2), 1, (-1, -1, 2, 0)),
+        ("beyond_in_a_one", (5, 3, 1, 2), -1, (3, 3, 4, 2)),
+        ("beyond_in_all", (5, 1, 3, 2), 9, (6, 5, 4, 3)),
+    )
+    ends = (
+        ("high", (5, 1, 3, 2), 3, (4, 4, 2, 2)),
+        ("ones", (8, 1, 1, 5), 2, (3, 3, 2, 1)),
+        ("inner", (5, 1, 3, 1), 5, (1, 2, 1, 2)),
+        ("beyond_in_a_one", (5, 1, 3, 2), 0, (2, 5, 1, 1)),
+    )
+    for kind, name, per in ((DataType.FLOAT32, "fp32", 4), (DataType.FLOAT16, "fp16", 8)):
+        whole = (*shape, 9 * per)
+        for place, box, first, corner in places:
+            load = partial(_load, kind, whole, (8 * per, *box), (first * per, *corner), b128, offset=128)
+            yield f"128_5d_{name}_{place}", load
+        for place, box, first, corner in ends:
+            store = partial(_store, kind, whole, (8 * per, *box), (first * per, *corner), b128, offset=128)
+            yield f"128_store_5d_{name}_{place}", store
+
+
+def _tensor_cases() -> Iterator[tuple[str, Callable[[], Setup]]]:
     f32, f16, bf16, u8 = DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16, DataType.UINT8
     none, b32, b64, b128 = Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128
     yield "none_2d", partial(_load, f32, (40, 64), (24, 16), (8, 5), none)
@@ -164,12 +221,19 @@ def _tensor_cases() -> Iterator[tuple[str, partial]]:
     # The pattern follows the address, not the first row of the box.
     yield "128_2d_at_row_3", partial(_load, f32, (40, 64), (32, 24), (4, 5), b128, offset=384)
     yield "64_2d_at_row_6", partial(_load, f32, (40, 64), (16, 24), (4, 5), b64, offset=384)
+    yield "32_2d_at_row_12", partial(_load, f32, (40, 64), (8, 24), (4, 5), b32, offset=384)
+    for swizzle, span in ((b128, 128), (b64, 64), (b32, 32)):
+        for offset in (128, 896):
+            name = f"{span}_2d_fp16_at_byte_{offset}"
+            yield name, partial(_load, f16, (40, 64), (span // 2, 24), (8, 5), swizzle, offset=offset)
     yield "128_4d_halo", partial(_load, f32, (2, 10, 12, 32), (32, 12, 5, 1), (0, -1, -2, 1), b128)
     yield "128_4d_bf16", partial(_load, bf16, (2, 10, 12, 64), (64, 7, 3, 2), (0, 8, 8, 0), b128)
     yield "none_5d", partial(_load, f32, (2, 3, 4, 6, 8), (8, 5, 3, 2, 2), (0, 3, -1, 2, 1), none)
     yield "64_4d_steps", partial(_load, f32, (2, 10, 12, 16), (16, 8, 6, 1), (0, -1, 1, 1), b64, (1, 2, 3, 1))
     yield "64_2d_nan", partial(_load, f32, (40, 64), (16, 24), (56, 30), b64, fill=OutOfBounds.NAN)
     yield "128_2d_tfloat32", partial(_load, DataType.TFLOAT32, (40, 64), (32, 24), (4, 5), b128)
+    yield "tfloat32_specials", _tfloat32_specials
+    yield from _five_dimensions()
     yield "none_store_4d", partial(_store, f32, (2, 5, 6, 16), (12, 4, 3, 2), (8, 3, 3, 1), none)
     yield "none_store_3d", partial(_store, f16, (4, 5, 16), (16, 4, 2), (0, 2, 3), none)
     yield "none_store_5d", partial(_store, f32, (2, 2, 3, 4, 8), (4, 3, 2, 2, 1), (4, 2, 2, 1, 1), none)

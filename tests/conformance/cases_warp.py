@@ -33,6 +33,18 @@ def _to_fp16() -> Setup:
     return Setup((bits,), (words,), (0, bits.size))
 
 
+def _to_pairs(kind: str) -> Setup:
+    """Every pattern in the low half, the list from its end in the high half."""
+    bits = _f32_patterns(Random(f"cvt pairs {kind}"))
+    if kind == "fp16":
+        with np.errstate(over="ignore", invalid="ignore"):
+            halves = bits.view(np.float32).astype(np.float16).view(np.uint16).astype(np.uint32)
+    else:
+        halves = (bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint32)
+    halves = np.where(np.isnan(bits.view(np.float32)), np.uint32(0x7FFF), halves)
+    return Setup((bits,), (halves[::-1] << np.uint32(16) | halves,), (3 if kind == "fp16" else 4, bits.size))
+
+
 def _to_tf32() -> Setup:
     nans = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F801FFF, 0xFF801000, 0xFF802000, 0x7FBFFFFF], np.uint32)
     bits = np.concatenate([_f32_patterns(Random("cvt tf32")), nans])
@@ -118,6 +130,8 @@ def _mma(kind: str, exact: bool) -> Setup:
 def cases() -> Iterator[Case]:
     """The cases of this file."""
     yield Case("cvt_rn_f16_f32", "cvt", 128, _to_fp16, digest_only=True)
+    yield Case("cvt_rn_f16x2_f32", "cvt", 128, partial(_to_pairs, "fp16"), digest_only=True)
+    yield Case("cvt_rn_bf16x2_f32", "cvt", 128, partial(_to_pairs, "bf16"), digest_only=True)
     yield Case("cvt_rna_tf32", "cvt", 128, _to_tf32, digest_only=True)
     yield Case("cvt_f32_f16", "cvt", 128, _from_fp16, digest_only=True)
     yield Case("collectives", "collectives", 32, _collectives)

@@ -8,6 +8,10 @@ extern "C" __global__ void __launch_bounds__(128) conformance(const __grid_const
             result = cvt_rn_f16_f32(__uint_as_float(bits));
         else if (operation == 1)
             result = cvt_rna_tf32(__uint_as_float(bits));
+        else if (operation == 3)
+            result = cvt_rn_f16x2_f32(__uint_as_float(p.in[0][count - 1 - i]), __uint_as_float(bits));
+        else if (operation == 4)
+            result = cvt_rn_bf16x2_f32(__uint_as_float(p.in[0][count - 1 - i]), __uint_as_float(bits));
         else
             result = __float_as_uint(cvt_f32_f16((unsigned short)bits));
         p.out[0][i] = result;

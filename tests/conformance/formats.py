@@ -18,6 +18,13 @@ def tf32_bits(values: np.ndarray) -> np.ndarray:
     return (bits + np.where(np.isfinite(values), np.uint32(0x1000), np.uint32(0))) & np.uint32(0xFFFFE000)
 
 
+def loaded_tf32_bits(values: np.ndarray) -> np.ndarray:
+    """What a TFLOAT32 tensor map makes of float32, as uint32: rounded to nearest even, every NaN 0x7fffe000."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(values), np.uint32(0x7FFFE000), np.where(np.isinf(values), bits, rounded))
+
+
 def encode(values: np.ndarray, kind: str) -> np.ndarray:
     """Values that the format holds exactly, as uint32 (tf32) or uint16."""
     single = np.ascontiguousarray(values, np.float32)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from haloconv.jit import ArgumentBlock, get_kernel, load_kernel, nvrtc_info
+from haloconv.jit import ArgumentBlock, encode_tiled, get_kernel, load_kernel, nvrtc_info
 from tests.conformance.arguments import MAP_BYTES, PARAMS_BYTES, packed
 from tests.conformance.case import SENTINEL, Case, MapSpec, Setup
 from tests.conformance.suite import BY_NAME
@@ -83,6 +83,8 @@ def _result(name: str, folder: Path, log: str) -> tuple[np.ndarray, ...] | str:
 
 def _encode(spec: MapSpec, address: int) -> bytes:
     """A tensor map of the driver."""
+    if not spec.im2col:
+        return encode_tiled(address=address, **spec.arguments)
     from cuda.bindings import driver
 
     given = spec.arguments
@@ -92,14 +94,10 @@ def _encode(spec: MapSpec, address: int) -> bytes:
         driver.CUtensorMapInterleave(0), driver.CUtensorMapSwizzle(given["swizzle"]), driver.CUtensorMapL2promotion(0),
         driver.CUtensorMapFloatOOBfill(given.get("out_of_bounds", 0)),
     )  # fmt: skip
+    corners = list(given["lower_corner"]), list(given["upper_corner"])
+    counts = given["channels_per_pixel"], given["pixels_per_column"]
     head = driver.CUtensorMapDataType(given["data_type"]), len(given["extents"]), address, *wide
-    if spec.im2col:
-        corners = list(given["lower_corner"]), list(given["upper_corner"])
-        counts = given["channels_per_pixel"], given["pixels_per_column"]
-        status, encoded = driver.cuTensorMapEncodeIm2col(*head, *corners, *counts, steps, *tail)
-    else:
-        box = [driver.cuuint32_t(value) for value in given["box"]]
-        status, encoded = driver.cuTensorMapEncodeTiled(*head, box, steps, *tail)
+    status, encoded = driver.cuTensorMapEncodeIm2col(*head, *corners, *counts, steps, *tail)
     if status:
         raise RuntimeError(f"the driver does not encode {given}: {status.name}")
     return ctypes.string_at(int(encoded.getPtr()), MAP_BYTES)

@@ -40,7 +40,10 @@ extern "C" __global__ void __launch_bounds__(64) conformance(const __grid_consta
         mbarrier_init(bar, 1);
         fence_mbarrier_init();
     }
-    if (p.scalars[0] == 1) fill_shared(box, p.in[1], bytes / 4);
+    if (p.scalars[0] == 1)
+        fill_shared(box, p.in[1], bytes / 4);
+    else
+        for (int i = threadIdx.x; i < bytes / 4; i += blockDim.x) box[i] = 0xa5a5a5a5;  // a fill with 0 is a write too
     fence_proxy_async_shared();
     __syncthreads();
     if (p.scalars[0] == 1) {

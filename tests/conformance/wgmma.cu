@@ -76,8 +76,12 @@ extern "C" __global__ void __launch_bounds__(128, 1) conformance(const __grid_co
             multiply_n<96>(p, base);
         else if (n == 128)
             multiply_n<128>(p, base);
+        else if (n == 160)
+            multiply_n<160>(p, base);
         else if (n == 192)
             multiply_n<192>(p, base);
+        else if (n == 224)
+            multiply_n<224>(p, base);
         else
             multiply_n<256>(p, base);
     }

@@ -82,6 +82,16 @@ __device__ __forceinline__ unsigned short cvt_rn_f16_f32(float value) {
     return sign | (emu_bits(emu_float(magnitude) + 0.5f) - 0x3f000000u);
 }
 
+__device__ __forceinline__ u32 cvt_rn_f16x2_f32(float high, float low) {
+    return (u32)cvt_rn_f16_f32(high) << 16 | cvt_rn_f16_f32(low);
+}
+
+__device__ __forceinline__ u32 emu_bf16(float value) {
+    const u32 bits = emu_bits(value);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : bits + 0x7fffu + (bits >> 16 & 1u) >> 16;
+}
+__device__ __forceinline__ u32 cvt_rn_bf16x2_f32(float high, float low) { return emu_bf16(high) << 16 | emu_bf16(low); }
+
 // Infinities and NaNs are cut, not rounded: a NaN whose payload lies in the low 13 bits becomes infinite, as on sm_90.
 __device__ __forceinline__ u32 cvt_rna_tf32(float value) {
     const u32 bits = emu_bits(value), finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -235,8 +245,9 @@ inline constexpr int EMU_TYPE<bf16> = 2;
 template <class T, int N, bool A_MN_MAJOR, bool B_MN_MAJOR>
 __device__ __forceinline__ constexpr int emu_shape() {
     static_assert(EMU_TYPE<T> >= 0, "T is hc::tf32, hc::fp16 or hc::bf16");
-    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256,
-                  "N is among those listed");
+    static_assert(
+        N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 192 || N == 224 || N == 256,
+        "N is among those listed");
     static_assert(EMU_TYPE<T> != 0 || (!A_MN_MAJOR && !B_MN_MAJOR), "TF32 operands are K-major");
     return N | EMU_TYPE<T> << 16 | A_MN_MAJOR << 20 | B_MN_MAJOR << 21;
 }

@@ -120,7 +120,7 @@ void hc_emu_bulk_wait_group(int youngest, bool reads_only) {
             if (!store.released) async_read_end(store.source, store.bytes, thread_id(), store.site);
             store.released = true;
         }
-    const auto finished = [](const Store& store) { return landed(store.write); };
+    const auto finished = [](const Store& store) { return store.released && landed(store.write); };
     while (!closed.empty() && std::all_of(closed.front().begin(), closed.front().end(), finished))
         closed.erase(closed.begin());
 }

@@ -106,11 +106,16 @@ void fill(const EncodedMap& map, u8* to, u32 bytes) {
     }
 }
 
+// To nearest even, and every NaN becomes the same one.
 void round_to_tf32(u8* row, u32 bytes) {
     for (u32 at = 0; at < bytes; at += 4) {
         u32 bits;
         std::memcpy(&bits, row + at, 4);
-        if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & 0xffffe000u;
+        const u32 magnitude = bits & 0x7fffffffu;
+        if (magnitude > 0x7f800000u)
+            bits = 0x7fffe000u;
+        else if (magnitude != 0x7f800000u)
+            bits = (bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u;
         std::memcpy(row + at, &bits, 4);
     }
 }

@@ -1,10 +1,18 @@
 // What a launch of halo_sm90 computes, in which order, and which pixels its staged and its written places stand for.
 //
-// Pixels are numbered along a virtual line of segments, each PITCH pixels: a segment is one row of one image (FLAT), or
-// the row of one image that a staged line holds (else). Neighbouring segments share the zero pixels between them.
+// The output is cut into columns: a strip of columns of one image (a band) and, where rows are dilated, one class of
+// rows; and a column into tiles, one below the other, each a consumer's. ROWS: a tile is RUNS rows, and a line, which
+// is what a slot holds, one row of the input. FLAT: a tile is TILE_PX pixels of all rows of the column (of all images,
+// if that is one column) laid end to end, `pitch` pixels each, where neighbouring rows share the zeros between them;
+// a line is all rows that meet two tiles.
+//
+// The consumers take tiles in turns, a step is two tiles. To have one multiply while the other writes, the second
+// starts its tiles in the middle of the taps: first the taps of phase 1, then, with the next step, those of phase 0.
+// Both always multiply by the same weights, and their tiles are always neighbours.
 #pragma once
 
 #include "numeric.cuh"
+#include "ptx/tensor_map.cuh"
 
 namespace hc {
 
@@ -21,6 +29,7 @@ struct Divisor {
 // Scalars of a launch. Rows and columns of strided problems are split into planes, one per residue of the stride.
 template <class Elem>
 struct HaloParams {
+    TensorMap x_map, y_map;  // where the copy engine moves boxes of the input, of the output
     const Elem* x;
     const unsigned char* packed;  // weights, as halo_sm90_pack.cu writes them
     Elem* y;
@@ -31,51 +40,93 @@ struct HaloParams {
     int n, h, w, channels;                // of the input; channels of one group
     int rows, cols, filters;              // of the output; filters of one group
     int pad_top, pad_left;                // input pixels before the first staged one of output (0, 0)
-    int first_tap_px;                     // staged pixels left of the first tap, where four of them are aligned
     int stride_h, stride_w;               // input lines (columns) from one output row (column) of the tile to the next
-    int taps_r, taps_s, dil_h, dil_w;    // taps, and pixels between them; lines hold one row, so dil_h is 1 unless FLAT
+    int taps_r, taps_s, dil_h, dil_w;  // taps, and pixels between them; a line of ROWS is one row, so dil_h is 1 there
     int classes, class_move, line_move;  // output rows of one class are `classes` apart; input rows per class and line
-    int pack_h, pack_w, pack_filters;    // output rows, columns that one row of M stands for; M rows of each of them
-    Divisor pitch, segment_rows;         // pixels of a segment; rows of one image (FLAT)
-    int strips, strip_cols;              // strips of columns that are numbered apart
+    int pack_h, pack_w;                  // output rows, columns that one row of M stands for
+    int strips, strip_cols;              // strips of output columns
+    Divisor pitch;                       // pixels from row to row of a line (FLAT)
+    Divisor wrap;                        // rows after which the next image begins in a column (FLAT)
     Divisor plane_px;                    // pixels of a plane
     int planes_w, slot_px;               // planes side by side; pixels of a slot
-    int tiles, tile_step;                // tiles of a strip, and the pixels from one to the next
-    int steps, lines, new_lines;         // tiles below each other; staged lines of a tile; those new after a step down
-    int blocks, chunks;                  // blocks of M filters in a group; chunks of channels
-    int slots, slot_bytes, stages;       // rings of input lines and of weights
-    int lead;                            // taps that the first consumer is ahead at the start
-    int total;                           // tiles of the launch
+    int boxes, single_boxes, box_px;     // that the copy engine brings for a line of two tiles, of one; pixels of each
+    Divisor box_units;                   // units of a box that is turned
+    int bands, steps;                    // bands of a strip; steps of a column
+    int first_phase;                     // 0, or 1 if all taps are in phase 1
+    int mid_chunk, mid_r, mid_s, mid_tap;  // where phase 0 ends, which starts at 0 in all of them
+    int next_chunk, next_r, next_s;        // where phase 1 starts, which ends with the last of them
+    int keeps;                             // 1: a column's lines are staged once, and each chunk has a ring of slots
+    int blocks, chunks;                    // blocks of M filters in a group; chunks of channels
+    Divisor ring;                          // slots of a ring
+    int slot_bytes, stages;                // bytes of a slot; stages of the ring of weights
+    int total;                             // steps of the launch
 };
 
+// A step, numbered along this order of nested loops.
 struct Tile {
-    int block, strip, cls, step;
-    unsigned first_px;  // on the virtual line
+    int block, strip, band, cls, step;
 };
 
 template <class P>
 __device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
-    const unsigned cls = index / (unsigned)p.steps, tile = cls / (unsigned)p.classes;
-    const unsigned strip = tile / (unsigned)p.tiles, block = strip / (unsigned)p.strips;
-    return {int(block), int(strip - block * p.strips), int(cls - tile * p.classes), int(index - cls * p.steps),
-            (tile - strip * p.tiles) * p.tile_step};
+    const unsigned cls = index / (unsigned)p.steps, band = cls / (unsigned)p.classes;
+    const unsigned strip = band / (unsigned)p.bands, block = strip / (unsigned)p.strips;
+    return {int(block), int(strip - block * p.strips), int(band - strip * p.bands), int(cls - band * p.classes),
+            int(index - cls * p.steps)};
 }
 
-// The tiles of one block of threads: a run of neighbours, as equal as whole tiles allow.
-struct Share {
-    int begin, end;
+// The steps of one block of threads: a run of neighbours, as equal as whole steps allow, cut where columns end. Each
+// segment's steps are done in order, and the second consumer ends with a step more.
+struct Segments {
+    Tile first;  // of the current segment
+    int steps;   // of it; 0 after the last
+    int index, end;
+
+    template <class P>
+    __device__ __forceinline__ explicit Segments(const P& p)
+        : index((i64)p.total * blockIdx.x / gridDim.x), end((i64)p.total * (blockIdx.x + 1) / gridDim.x) {
+        locate(p);
+    }
+    template <class P>
+    __device__ __forceinline__ void advance(const P& p) {
+        index += steps;
+        locate(p);
+    }
+    template <class P>
+    __device__ __forceinline__ void locate(const P& p) {
+        first = tile_at(p, index);
+        steps = min(p.steps - first.step, end - index);
+    }
 };
 
-template <class P>
-__device__ __forceinline__ Share share_of(const P& p) {
-    return {int((i64)p.total * blockIdx.x / gridDim.x), int((i64)p.total * (blockIdx.x + 1) / gridDim.x)};
-}
+// One phase of a step of a segment: its taps, and which of the segment's tiles it takes, counted from the segment's
+// first one. At its start the second consumer has none yet in phase 0, and at its end the first has none any more.
+struct Phase {
+    int chunk, chunk_end, r, r_end, s, s_end;
+    int first_tile, tiles;
 
-// Whether tile `index` stands right below the one before it and keeps its lines.
-template <class P>
-__device__ __forceinline__ bool steps_down(const P& p, Share share, int index) {
-    return p.new_lines < p.lines && index > share.begin && index < share.end &&
-           (unsigned)index % (unsigned)p.steps != 0;
+    template <class P>
+    __device__ __forceinline__ Phase(const P& p, int phase, int step, int steps)
+        : chunk(phase ? p.next_chunk : 0),
+          chunk_end(phase ? p.chunks : p.mid_chunk),
+          r(phase ? p.next_r : 0),
+          r_end(phase ? p.taps_r : p.mid_r),
+          s(phase ? p.next_s : 0),
+          s_end(phase ? p.taps_s : p.mid_s),
+          first_tile(phase || step == 0 ? 2 * step : 2 * step - 1),
+          tiles(phase || (step > 0 && step < steps) ? 2 : 1) {}
+};
+
+// Lines of a column, counted from the segment's first tile on: [first, end).
+struct LineRange {
+    int first, end;
+};
+
+// All lines that `tiles` tiles of RUNS rows read at taps [r, r_end).
+template <int TILE_RUNS, class P>
+__device__ __forceinline__ LineRange lines_of(const P& p, int first_tile, int tiles, int r, int r_end) {
+    const int rows = tiles * TILE_RUNS, first = first_tile * TILE_RUNS * p.stride_h;
+    return {first + r, first + (rows - 1) * p.stride_h + r_end};
 }
 
 // A pixel of a tensor: its offset in elements, and whether it is inside.
@@ -84,42 +135,71 @@ struct Place {
     bool inside;
 };
 
-struct Segment {
-    int n, row, col;  // row is 0 unless FLAT
+struct ImageRow {
+    int n, row;
 };
 
-template <bool IS_FLAT, class P>
-__device__ __forceinline__ Segment segment_at(const P& p, unsigned px) {
-    const int segment = p.pitch.quotient(px);
-    const int col = px - segment * p.pitch.value;
-    if (!IS_FLAT) return {segment, 0, col};
-    const int image = p.segment_rows.quotient(segment);
-    return {image, segment - image * p.segment_rows.value, col};
+// Row `row` of a FLAT column, halo rows included: the image, and the row counted from the image's first staged one.
+template <class P>
+__device__ __forceinline__ ImageRow flat_row(const P& p, const Tile& column, int row) {
+    const int images = p.wrap.quotient(row);
+    return {column.band + images, row - images * p.wrap.value};
 }
 
-// The input pixel that place `px` of line `line` holds.
-template <bool IS_FLAT, int TILE_ROWS, class P>
-__device__ __forceinline__ Place staged_pixel(const P& p, const Tile& tile, int line, int px) {
-    const int plane = p.plane_px.quotient(px);
+// The input row that line `line` of a column holds (ROWS), or its row `line` (FLAT). It may be outside the tensor.
+template <bool IS_FLAT, class P>
+__device__ __forceinline__ ImageRow staged_row(const P& p, const Tile& column, int line) {
+    if (IS_FLAT) {
+        const ImageRow at = flat_row(p, column, line);
+        return {at.n, at.row * p.stride_h - p.pad_top};
+    }
+    return {column.band, column.cls * p.class_move + line * p.line_move - p.pad_top};
+}
+
+// The input column of a column's first staged pixels.
+template <class P>
+__device__ __forceinline__ int staged_col(const P& p, const Tile& column) {
+    return column.strip * p.strip_cols * p.stride_w - p.pad_left;
+}
+
+// The input pixel that place `px` of a slot holds, whose (first) row is line `line`.
+template <bool IS_FLAT, class P>
+__device__ __forceinline__ Place staged_pixel(const P& p, const Tile& column, int line, int px) {
+    const int plane = p.plane_px.quotient(px), in_plane = px - plane * p.plane_px.value;
     const int plane_row = plane / p.planes_w, plane_col = plane - plane_row * p.planes_w;
-    const Segment at = segment_at<IS_FLAT>(p, tile.first_px + (px - plane * p.plane_px.value));
-    const int h = IS_FLAT
-                      ? at.row * p.stride_h + plane_row - p.pad_top
-                      : tile.cls * p.class_move + (tile.step * TILE_ROWS * p.stride_h + line) * p.line_move - p.pad_top;
-    const int w = (tile.strip * p.strip_cols + at.col) * p.stride_w + plane_col - p.pad_left;
+    const int row = IS_FLAT ? p.pitch.quotient(in_plane) : 0;
+    const int col = in_plane - row * p.pitch.value;
+    const ImageRow at = staged_row<IS_FLAT>(p, column, line + row);
+    const int h = at.row + plane_row, w = staged_col(p, column) + col * p.stride_w + plane_col;
     const bool inside = at.n < p.n && (unsigned)h < (unsigned)p.h && (unsigned)w < (unsigned)p.w;
     return {at.n * p.x_n + h * p.x_h + w * p.x_w, inside && px < p.slot_px};
 }
 
-// The output pixel of place `px` in row `row` of the tile, for the packed row and column `phase`.
-template <bool IS_FLAT, int TILE_ROWS, class P>
-__device__ __forceinline__ Place written_pixel(const P& p, const Tile& tile, int row, unsigned px, int phase) {
-    const Segment at = segment_at<IS_FLAT>(p, tile.first_px + px);
-    const int tile_row = IS_FLAT ? at.row : tile.step * TILE_ROWS + row;
-    const int out_row = tile.cls + p.classes * (tile_row * p.pack_h + phase / p.pack_w);
-    const int out_col = (tile.strip * p.strip_cols + at.col) * p.pack_w + phase % p.pack_w;
-    const bool inside = at.n < p.n && at.col < p.strip_cols && out_row < p.rows && out_col < p.cols;
-    return {p.y_first + at.n * p.y_n + out_row * p.y_row + out_col * p.y_col, inside};
+// Row and column of the output, of an image.
+struct Output {
+    int n, row, col;
+    bool inside;
+};
+
+// The output pixel of row `row` and its pixel `px` (ROWS), or of pixel `px` (FLAT) of a column, for the packed row and
+// column `phase`.
+template <bool IS_FLAT, class P>
+__device__ __forceinline__ Output output_of(const P& p, const Tile& column, int row, int px, int phase) {
+    int n = column.band, col = px;
+    if (IS_FLAT) {
+        const int down = p.pitch.quotient(px);
+        const ImageRow at = flat_row(p, column, down);
+        n = at.n, row = at.row, col = px - down * p.pitch.value;
+    }
+    const int phase_row = p.pack_w == 1 ? phase : phase / p.pack_w, phase_col = phase - phase_row * p.pack_w;
+    const int out_row = column.cls + p.classes * (row * p.pack_h + phase_row);
+    const int out_col = (column.strip * p.strip_cols + col) * p.pack_w + phase_col;
+    return {n, out_row, out_col, n < p.n && col < p.strip_cols && out_row < p.rows && out_col < p.cols};
+}
+
+template <class P>
+__device__ __forceinline__ Place place_of(const P& p, const Output& at) {
+    return {p.y_first + at.n * p.y_n + at.row * p.y_row + at.col * p.y_col, at.inside};
 }
 
 }  // namespace hc

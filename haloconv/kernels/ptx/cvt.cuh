@@ -18,6 +18,20 @@ __device__ __forceinline__ unsigned short cvt_rn_f16_f32(float value) {
     return bits;
 }
 
+// cvt.rn.f16x2.f32: the same for two, `low` in the low half of the word. From sm_80 on.
+__device__ __forceinline__ unsigned cvt_rn_f16x2_f32(float high, float low) {
+    unsigned bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+// cvt.rn.bf16x2.f32: two floats to bf16, round to nearest even; a NaN becomes 0x7fff. From sm_80 on.
+__device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float high, float low) {
+    unsigned bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
 // cvt.rna.tf32.f32: round to nearest, halves away from zero, as the bits of a float whose low 13 bits are zero. These
 // bits are cut from a NaN as well: one with all of its payload there (0x7f800001 to 0x7f801fff) becomes an infinity.
 __device__ __forceinline__ unsigned cvt_rna_tf32(float value) {

@@ -53,7 +53,9 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT]) {
 #define HC_D32(I) HC_D16(I), HC_D16(I + 16)
 #define HC_D48(I) HC_D32(I), HC_D16(I + 32)
 #define HC_D64(I) HC_D32(I), HC_D32(I + 32)
+#define HC_D80(I) HC_D64(I), HC_D16(I + 64)
 #define HC_D96(I) HC_D64(I), HC_D32(I + 64)
+#define HC_D112(I) HC_D96(I), HC_D16(I + 96)
 #define HC_D128(I) HC_D64(I), HC_D64(I + 64)
 #define HC_NAMES4 "%0, %1, %2, %3"
 #define HC_NAMES8 \
@@ -71,13 +73,17 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT]) {
 #define HC_NAMES64 \
     HC_NAMES48     \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define HC_NAMES96                                                                     \
-    HC_NAMES64                                                                         \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+#define HC_NAMES80 \
+    HC_NAMES64     \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define HC_NAMES96 \
+    HC_NAMES80     \
     ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define HC_NAMES128                                                                                \
-    HC_NAMES96                                                                                     \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+#define HC_NAMES112 \
+    HC_NAMES96      \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define HC_NAMES128 \
+    HC_NAMES112     \
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // One instruction. OPERANDS are the arguments after d, P the number of `accumulate` among all arguments.
@@ -121,7 +127,8 @@ inline constexpr bool SAME_TYPE<T, T> = true;
 template <class T, int N>
 __device__ __forceinline__ constexpr bool wgmma_takes() {
     return (SAME_TYPE<T, tf32> || SAME_TYPE<T, fp16> || SAME_TYPE<T, bf16>) &&
-           (N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256);
+           (N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 192 || N == 224 ||
+            N == 256);
 }
 
 // wgmma.mma_async, a and b in shared memory; accumulate = false overwrites d. T: hc::tf32, hc::fp16 or hc::bf16. The
@@ -143,8 +150,12 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[N / 2], u64 desc_a, u64 desc
         HC_WGMMA_SS(96, 48, 48, 49, 50, 51, 52);
     } else if constexpr (N == 128) {
         HC_WGMMA_SS(128, 64, 64, 65, 66, 67, 68);
+    } else if constexpr (N == 160) {
+        HC_WGMMA_SS(160, 80, 80, 81, 82, 83, 84);
     } else if constexpr (N == 192) {
         HC_WGMMA_SS(192, 96, 96, 97, 98, 99, 100);
+    } else if constexpr (N == 224) {
+        HC_WGMMA_SS(224, 112, 112, 113, 114, 115, 116);
     } else if constexpr (N == 256) {
         HC_WGMMA_SS(256, 128, 128, 129, 130, 131, 132);
     }
@@ -168,8 +179,12 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u
         HC_WGMMA_RS(96, 48, 48, 49, 50, 51, 52, 53, 54);
     } else if constexpr (N == 128) {
         HC_WGMMA_RS(128, 64, 64, 65, 66, 67, 68, 69, 70);
+    } else if constexpr (N == 160) {
+        HC_WGMMA_RS(160, 80, 80, 81, 82, 83, 84, 85, 86);
     } else if constexpr (N == 192) {
         HC_WGMMA_RS(192, 96, 96, 97, 98, 99, 100, 101, 102);
+    } else if constexpr (N == 224) {
+        HC_WGMMA_RS(224, 112, 112, 113, 114, 115, 116, 117, 118);
     } else if constexpr (N == 256) {
         HC_WGMMA_RS(256, 128, 128, 129, 130, 131, 132, 133, 134);
     }
@@ -179,7 +194,9 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u
 #undef HC_WGMMA_SS
 #undef HC_WGMMA
 #undef HC_NAMES128
+#undef HC_NAMES112
 #undef HC_NAMES96
+#undef HC_NAMES80
 #undef HC_NAMES64
 #undef HC_NAMES48
 #undef HC_NAMES32
@@ -187,7 +204,9 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u
 #undef HC_NAMES8
 #undef HC_NAMES4
 #undef HC_D128
+#undef HC_D112
 #undef HC_D96
+#undef HC_D80
 #undef HC_D64
 #undef HC_D48
 #undef HC_D32

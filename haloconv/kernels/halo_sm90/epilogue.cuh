@@ -1,0 +1,150 @@
+// The end of a tile in halo_sm90: from a consumer's sums to the output, through halo_sm90/write.cuh.
+#pragma once
+
+#include "halo_sm90/shape.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/register.cuh"
+#include "ptx/tensor_map.cuh"
+
+using Sums = float[RUNS][RUN / 2];
+
+struct Consumer {
+    int id;
+    Cursor stage;     // next weights
+    char* buffer;     // of the warp (by pixels) or of its consumer (by filters)
+    int next_buffer;  // of BUFFERS
+    int barrier;      // of the consumer's warps
+};
+
+// Filters from row `row` of M on: their group, the first, how many, and which output of a pack they are of.
+struct Filters {
+    int group, first, count, phase;
+};
+
+__device__ __forceinline__ Filters filters_of(const Params& p, const Tile& column, int row) {
+    const int group = column.block / p.blocks;
+    const int first = (column.block - group * p.blocks) * PACK_FILTERS + row % PACK_FILTERS;
+    return {group, first, p.filters - first, row / PACK_FILTERS};
+}
+
+// Row of the output where the copy engine puts boxes of run `run` of a column (ROWS), for output `phase` of a pack.
+__device__ __forceinline__ int box_row(const Params& p, const Tile& column, int run, int phase) {
+    return column.cls + p.classes * (run * p.pack_h + phase);
+}
+
+// Every warp writes its rows of one run of pixels.
+template <class Finished>
+__device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self, const Tile& column,
+                                                const Filters& filters, int run, const float (&sums)[RUN / 2],
+                                                const Finished& finish) {
+    constexpr int PX = PixelBuffer::PIXELS;
+    const int first_col = column.strip * p.strip_cols, out_row = box_row(p, column, run, filters.phase);
+#pragma unroll
+    for (int first_px = 0; first_px < RUN; first_px += PX) {
+        int row = run, lane = threadIdx.x % 32;
+        hc::ptx::renew(row), hc::ptx::renew(lane);  // one round's addresses at a time: registers are full of sums
+        char* buffer = self.buffer + self.next_buffer * PixelBuffer::BYTES;
+        if (Y_BOXES && lane == 0) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 1>();
+        if (++self.next_buffer == BUFFERS) self.next_buffer = 0;
+        __syncwarp();
+        hc::fill_by_pixels<elem_t>(buffer, sums, first_px / 8, finish);
+        if constexpr (Y_BOXES) {
+            hc::ptx::fence_proxy_async_shared();
+            __syncwarp();
+            if (lane == 0) {
+                hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer, first_col + first_px, out_row,
+                                                               filters.first, filters.group, column.band);
+                hc::ptx::cp_async_bulk_commit_group();
+            }
+        } else {
+            __syncwarp();
+            const auto place_of = [&](int px) {
+                return hc::place_of(
+                    p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px, filters.phase));
+            };
+            const hc::Rows<elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
+                                        min(hc::WARP_ROWS, filters.count)};
+            if (!FLAT && p.pack_w == 1 && p.y_col == 1) {  // neighbours, of which the first ones are inside
+                const hc::Output at = hc::output_of<FLAT>(p, column, row, first_px, filters.phase);
+                const int count = at.inside ? min(PX, p.cols - at.col) : 0;
+                elem_t* to = rows.y + hc::place_of(p, at).offset;
+                if (count == 0 || hc::store_row<8>(buffer, lane, count, to, rows) ||
+                    hc::store_row<4>(buffer, lane, count, to, rows))
+                    continue;
+            }
+            hc::store_by_pixels<elem_t>(buffer, lane, place_of, rows);
+        }
+    }
+}
+
+// The warps of a consumer write its rows of one run of pixels together.
+template <class Finished>
+__device__ __forceinline__ void write_by_filters(const Params& p, Consumer& self, const Tile& column,
+                                                 const Filters& filters, int run, const float (&sums)[RUN / 2],
+                                                 const Finished& finish) {
+    constexpr int PX = FilterBuffer::PIXELS, PART_FILTERS = FILTER_ROW_BYTES / sizeof(elem_t);
+    static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
+    const int thread = threadIdx.x % WARPGROUP, warp = thread / 32, first_col = column.strip * p.strip_cols;
+#pragma unroll
+    for (int first_px = 0; first_px < RUN; first_px += PX) {
+        int row = run, lane = thread % 32;
+        hc::ptx::renew(row), hc::ptx::renew(lane);
+        char* buffer = self.buffer + self.next_buffer * FilterBuffer::BYTES;
+        if (++self.next_buffer == BUFFERS) self.next_buffer = 0;
+        hc::fill_by_filters<elem_t, FILTER_ROW_BYTES>(buffer, warp, sums, first_px / 8, finish);
+        if constexpr (Y_BOXES) {  // a box takes its thread 150 cycles: each part has a warp of its own
+            const bool sends = warp < FilterBuffer::PARTS && lane == 0;
+            hc::ptx::fence_proxy_async_shared();
+            if (sends) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 2>();  // the next buffer is free
+            hc::ptx::bar_sync(self.barrier, WARPGROUP);
+            if (sends) {
+                hc::ptx::cp_async_bulk_tensor_5d_global_shared(
+                    &p.y_map, buffer + warp * FilterBuffer::PART_BYTES,
+                    filters.first + (PACKS == 1 ? warp * PART_FILTERS : 0), filters.group, first_col + first_px,
+                    box_row(p, column, run, PACKS == 1 ? 0 : warp), column.band);
+                hc::ptx::cp_async_bulk_commit_group();
+            }
+        } else {
+            hc::ptx::bar_sync(self.barrier, WARPGROUP);
+#pragma unroll
+            for (int px = 0; px < PX; px += 32) {
+                hc::Place places[PACKS];
+#pragma unroll
+                for (int phase = 0; phase < PACKS; ++phase)
+                    places[phase] = hc::place_of(
+                        p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px + lane, phase));
+                hc::store_by_filters<elem_t, FILTER_ROW_BYTES, Y_VECTOR>(
+                    buffer, warp, px, places, p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k,
+                    filters.count);
+            }
+        }
+    }
+}
+
+// Writes the sums of tile `tile` of a column.
+__device__ __forceinline__ void write_tile(const Params& p, Consumer& self, const Tile& column, int tile,
+                                           const Sums& sums) {
+    const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
+    const Filters own = filters_of(p, column, warp_row);
+    hc::Finish<HAS_BIAS> finish{};
+#pragma unroll
+    for (int half = 0; HAS_BIAS && half < 2; ++half) {
+        const int row = threadIdx.x % 32 / 4 + 8 * half;
+        if (row < own.count) finish.bias[half] = hc::to_acc(p.bias[(i64)own.group * p.filters + own.first + row]);
+    }
+#pragma unroll
+    for (int run = 0; run < RUNS; ++run)
+        if constexpr (Y_CHANNELS_INNER)
+            write_by_filters(p, self, column, filters_of(p, column, 0), tile * RUNS + run, sums[run], finish);
+        else if (own.count > 0)
+            write_by_pixels(p, self, column, own, tile * RUNS + run, sums[run], finish);
+}
+
+// Outputs of a pack meet pixels that are not theirs with weight zero: tells halo_sm90_repair.cu where that may matter.
+__device__ __forceinline__ void note_not_finite(const Params& p, const Sums& sums) {
+    float mark = 0;  // becomes NaN if a sum is not finite
+#pragma unroll
+    for (int i = 0; i < RUNS * RUN / 2; ++i) mark += sums[i / (RUN / 2)][i % (RUN / 2)] * 0.f;
+    if (mark != 0.f) atomicExch(p.not_finite, 1u);
+}

@@ -1,0 +1,89 @@
+// Producer: a raw tile [channels of a chunk][32 pixels], as the copy engine brings it from an image whose pixels are
+// neighbours, turned into the [pixel][channels] of a slot. fp32 comes rounded to TF32 already.
+//
+// While the tensor cores run they leave other warps few cycles, so what counts is the number of instructions: a unit
+// takes 16 accesses to shared memory, where loads, rounding and predicates took about 200.
+#pragma once
+
+#include "halo_sm90/stage.cuh"
+#include "ptx/ldmatrix.cuh"
+
+namespace hc {
+
+constexpr int UNIT_PX = 32;
+
+// Pixels of a unit: the first one's place in the slot (below `from` if it is no pixel of the row), the row's places,
+// and those of them that are inside the image.
+struct UnitPixels {
+    int first, from, to, inside_from, inside_to;
+
+    __device__ __forceinline__ bool has(int px) const { return px >= from && px < to; }
+};
+
+// fp32: lanes 0 to 3 read four pixels of a channel each and write four channels of a pixel each. `crossed` sends the 8
+// lanes of an access to different banks on both sides. DEEP: all is loaded before it is stored, in twice the registers.
+template <int ROW_BYTES, bool DEEP>
+__device__ __forceinline__ void turn(const float* raw, char* slot, const UnitPixels& px) {
+    constexpr int PIECES = ROW_BYTES / 16, ACROSS = PIECES < 4 ? PIECES : 4, HALVES = PIECES / ACROSS;
+    constexpr int AT_ONCE = DEEP ? HALVES : 1;
+    const int lane = threadIdx.x % 32, column = lane % 4, crossed = lane / 4 ^ (column & 2);
+    if (column >= ACROSS) return;
+    const char* from = reinterpret_cast<const char*>(raw) + column * 512;
+    const int own_px = px.first + 4 * crossed;
+#pragma unroll
+    for (int first = 0; first < HALVES; first += AT_ONCE) {
+        Piece loaded[AT_ONCE][4];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE * 4; ++i)  // channel 4 * (ACROSS * half + column) + i % 4
+            loaded[i / 4][i % 4] = *reinterpret_cast<const Piece*>(from + (first + i / 4) * ACROSS * 512 + i % 4 * 128 +
+                                                                   ((crossed ^ (column & 1) * 4 ^ i % 4) << 4));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE * 4; ++i) {
+            const Piece(&of)[4] = loaded[i / 4];
+            const int j = i % 4, half = first + i / 4;
+            if (px.has(own_px + j))
+                *reinterpret_cast<Piece*>(slot + (unit_offset<ROW_BYTES>(own_px + j, column) ^ half * ACROSS << 4)) = {
+                    of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]};
+        }
+    }
+}
+
+// 16-bit types: the matrix instructions turn 8 x 8 elements each. Lane l serves pixel l of the unit.
+template <int ROW_BYTES, bool DEEP, class Half>
+__device__ __forceinline__ void turn(const Half* raw, char* slot, const UnitPixels& px) {
+    const int lane = threadIdx.x % 32, channel = lane % 8, own_px = px.first + lane;
+    const char* from = reinterpret_cast<const char*>(raw) + channel * 64 + ((lane / 8 ^ channel >> 1) << 4);
+    const bool whole = px.first >= px.from && px.first + UNIT_PX <= px.to;
+#pragma unroll
+    for (int piece = 0; piece < ROW_BYTES / 16; ++piece) {
+        unsigned turned[4];
+        ptx::ldmatrix_x4_trans(turned, from + piece * 512);
+        if (whole) {
+            ptx::stmatrix_x4(slot + (unit_offset<ROW_BYTES>(own_px, 0) ^ piece << 4), turned);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int group = px.first + 8 * i, at = group + lane / 4;
+                const unsigned matrix[1] = {turned[i]};
+                if (group >= px.from && group + 8 <= px.to)
+                    ptx::stmatrix_x1(slot + (unit_offset<ROW_BYTES>(group + lane % 8, 0) ^ piece << 4), matrix);
+                else if (px.has(at))
+                    *reinterpret_cast<unsigned*>(slot + unit_offset<ROW_BYTES>(at, piece) + lane % 4 * 4) = turned[i];
+            }
+        }
+    }
+}
+
+// Where rows are joined in memory, what is left and right of a row is no zero: it is overwritten.
+template <int ROW_BYTES>
+__device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px) {
+    if (max(px.first, px.from) >= px.inside_from && min(px.first + UNIT_PX, px.to) <= px.inside_to) return;
+    __syncwarp();
+    const int own_px = px.first + threadIdx.x % 32;
+    if (!px.has(own_px) || (own_px >= px.inside_from && own_px < px.inside_to)) return;
+#pragma unroll
+    for (int piece = 0; piece < ROW_BYTES / 16; ++piece)
+        *reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(own_px, piece)) = {};
+}
+
+}  // namespace hc
