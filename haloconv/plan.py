@@ -56,9 +56,9 @@ Bound = TypeVar("Bound")
 _PLAN_LIMIT = 8192  # of each kind
 _FEW_CHANNELS = 16  # per group
 _FEW_TAPS = 16  # of one filter
-_MANY_TAPS_NCHW, _MANY_TAPS_NHWC = 15, 45  # of one filter: what halo_sm90 was measured on
+_MANY_TAPS, _VERY_MANY_TAPS = 9, 45  # of one filter: what halo_sm90 was measured on
 _MANY_CHANNELS = 32  # per group, in and out
-_MANY_PIXELS = 1 << 17  # of all images of the output
+_MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 17, 1 << 20  # of all images of the output
 
 _plans: dict[tuple, Plan] = {}
 _bgrads: dict[tuple, BoundCall] = {}
@@ -94,9 +94,12 @@ def _has_many_taps(problem: Conv2dProblem) -> bool:
     """Layers of the kind on which the committed results show halo_sm90 ahead: many taps, channels and pixels."""
     if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
         return False
-    least = _MANY_TAPS_NCHW if problem.layout == "nchw" else _MANY_TAPS_NHWC
-    wide = min(problem.c_per_group, problem.k_per_group) >= _MANY_CHANNELS
-    return wide and problem.r * problem.s >= least and problem.n * problem.p * problem.q >= _MANY_PIXELS
+    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
+    if min(problem.c_per_group, problem.k_per_group) < _MANY_CHANNELS or pixels < _MANY_PIXELS:
+        return False
+    if problem.layout == "nhwc" and (problem.direction == "fprop" or pixels < _VERY_MANY_PIXELS):
+        return taps >= _VERY_MANY_TAPS
+    return taps >= _MANY_TAPS
 
 
 def _choose_by_rule(problem: Conv2dProblem) -> Choice:
