@@ -11,6 +11,7 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 _EXTENT_LIMIT = 1 << 30  # positions inside the padded image are 32-bit sums of two terms
 _FILTER_LIMIT = 1 << 31  # an index over one filter's taps and channels is a 32-bit integer
+_PLANE_LIMIT = 1 << 31  # where rows are not aligned, tensor maps number the pixels of a plane by 32-bit integers
 
 
 def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
@@ -40,4 +41,7 @@ def why_no_tensor_cores(problem: Conv2dProblem) -> str | None:
         return "the tensor-core kernels do not take torch.float64"
     if problem.dtype == torch.float32 and problem.precision != "tf32":
         return "fp32 products in full precision do not run on the tensor cores; allow TF32 or ask for precision='tf32'"
+    height, width = (problem.h, problem.w) if problem.direction == "fprop" else (problem.p, problem.q)
+    if problem.layout == "nchw" and height * width >= _PLANE_LIMIT and width * problem.dtype.itemsize % 16:
+        return f"an image of {height} x {width} pixels has 2^31 or more, in rows of no multiple of 16 bytes"
     return None

@@ -1,0 +1,41 @@
+"""What the tensor-core kernels refuse, by the sentence that says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from haloconv import support
+from haloconv.problem import Conv2dProblem
+
+
+def _problem(**change: object) -> Conv2dProblem:
+    given = {"direction": "fprop", "n": 1, "c": 32, "h": 64, "w": 64, "k": 32, "r": 1, "s": 1, "dtype": torch.float16}
+    return Conv2dProblem(**{**given, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"direction": "wgrad"}, "no weight gradient"),
+        ({"dtype": torch.float64}, "do not take torch.float64"),
+        ({"dtype": torch.float32, "precision": "ieee"}, "fp32 products in full precision"),
+        ({"h": 46345, "w": 46345}, "46345 x 46345 pixels has 2"),
+        ({"h": 46345, "w": 46345, "direction": "dgrad"}, "46345 x 46345 pixels has 2"),
+    ],
+)
+def test_refused(change: dict[str, object], sentence: str) -> None:
+    assert sentence in support.why_no_tensor_cores(_problem(**change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"h": 46336, "w": 46352},  # rows of whole 16 bytes are not numbered end to end
+        {"h": 46345, "w": 46345, "layout": "nhwc"},
+        {"h": 46300, "w": 46309},  # below 2^31
+    ],
+)
+def test_taken(change: dict[str, object]) -> None:
+    assert support.why_no_tensor_cores(_problem(**change)) is None
