@@ -5,6 +5,7 @@ PYTHON_GPU ?= python3
 TORCH ?= torch==2.13.0
 JOBS ?= 2
 PYTEST_ARGS ?=
+SANITIZE_ARGS ?=
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -28,7 +29,7 @@ help:
 	@echo 'make test      set up, lint, and run the tests that need no GPU'
 	@echo 'make lint      ruff and clang-format, checking only'
 	@echo 'make gpu       on a GPU machine: GPU tests, sanitizer, stamps (PYTHON_GPU=... names the interpreter)'
-	@echo 'make sanitize  on a GPU machine: compute-sanitizer only'
+	@echo 'make sanitize  on a GPU machine: compute-sanitizer only (SANITIZE_ARGS=...)'
 	@echo 'make bench     on a GPU machine: time the suite, refresh the results and the README (BENCH_ARGS=...)'
 	@echo 'make venv      the development environment in .venv'
 	@echo 'make clean     remove the environments and the caches'
@@ -63,12 +64,12 @@ lint: $(VENV)/.develop
 gpu:
 	$(RUN_GPU) -m pytest tests/gpu $(PYTEST_ARGS)
 	$(RUN_GPU) -m tools.make_vectors
-	$(RUN_GPU) -m tools.sanitize
+	$(RUN_GPU) -m tools.sanitize $(SANITIZE_ARGS)
 	$(RUN_GPU) -m tools.make_stamps
 	$(RUN_GPU) -m tools.readme_results
 
 sanitize:
-	$(RUN_GPU) -m tools.sanitize
+	$(RUN_GPU) -m tools.sanitize $(SANITIZE_ARGS)
 
 bench:
 	$(RUN_GPU) -m haloconv bench $(BENCH_ARGS)

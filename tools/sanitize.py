@@ -1,7 +1,8 @@
 """Run tiny problems of every direction under the four tools of compute-sanitizer; exit code 1 on any finding.
 
-The kernels are compiled first, without the sanitizer. A planted fault shows that memcheck is really watching. The
-verdict goes to build/sanitizer.json with the hashes of the sources that it is about.
+The kernels are compiled first, without the sanitizer; then all tools run side by side. A planted fault shows that
+memcheck is really watching. The verdict, with the calls that each tool made, goes to build/sanitizer.json with the
+hashes of the sources that it is about.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +34,38 @@ TOOLS: dict[str, tuple[str, ...]] = {
 }
 DRIVER = ("-m", "tests.gpu.sanitizer_driver")
 FINDINGS = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
-FINISHED = re.compile(r"sanitizer driver: (\d+) calls checked")
+ASKED = re.compile(r"sanitizer driver: (\d+) of (\d+) calls$", re.MULTILINE)
+SO_FAR = re.compile(r"sanitizer driver: (\d+) calls so far")
+FINISHED = re.compile(r"sanitizer driver: (\d+) calls checked, (\d+) kernels compiled")
+PLANTED = "planted fault"
+OUT_OF_TIME = 124
+
+
+class Job(NamedTuple):
+    """A command, and the seconds that it may take."""
+
+    command: list[str]
+    limit_s: float
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code (OUT_OF_TIME if it was stopped), what it printed, and the seconds it took."""
+
+    code: int
+    output: str
+    seconds: float
+
+
+class Verdict(NamedTuple):
+    """The verdict on one tool in a few words, whether it is clean, and the calls made of those of the whole driver.
+
+    ``clean``: the run ended, made every call that it was asked for, and nothing was found.
+    """
+
+    text: str
+    clean: bool
+    calls: int
+    of_calls: int
 
 
 def find_sanitizer() -> str | None:
@@ -46,70 +81,121 @@ def driver_environment(cache: str) -> dict[str, str]:
     return {**os.environ, **ours}
 
 
-def execute(command: list[str], environment: dict[str, str], timeout_s: float) -> tuple[int, str]:
+def execute(jobs: dict[str, Job], environment: dict[str, str], folder: str) -> dict[str, Ended]:
+    """Run all jobs side by side; one that takes too long is stopped with its children, and what it printed is kept."""
+    start, running, ended = time.monotonic(), {}, {}
+    logs = {name: Path(folder, f"{name}.log") for name in jobs}
     try:
-        done = subprocess.run(
-            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", timeout=timeout_s, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return 124, f"stopped after {timeout_s:.0f} s"
-    return done.returncode, done.stdout
+        for name, job in jobs.items():
+            with logs[name].open("wb") as log:
+                running[name] = subprocess.Popen(
+                    job.command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        while running:
+            for name, process in list(running.items()):
+                seconds = time.monotonic() - start
+                if process.poll() is None and seconds < jobs[name].limit_s:
+                    continue
+                late = process.poll() is None
+                code = OUT_OF_TIME if late else process.returncode
+                _stop(running.pop(name))
+                output = logs[name].read_text(encoding="utf-8", errors="replace")
+                ended[name] = Ended(code, output + (f"\nstopped after {seconds:.0f} s" if late else ""), seconds)
+            time.sleep(0.05)
+    finally:
+        for process in running.values():
+            _stop(process)
+    return ended
 
 
-def judge(code: int, output: str) -> tuple[str, bool]:
-    """The verdict in a few words, and whether the run is clean: it ended, it was complete, and nothing was found."""
+def _stop(process: subprocess.Popen) -> None:
+    """End the process and what it started: the sanitizer runs the driver as a child of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def judge(code: int, output: str) -> Verdict:
+    """What a tool's output says; strictly, so that a run that did less than it was asked for is not clean."""
+    asked, finished, so_far = ASKED.search(output), FINISHED.search(output), SO_FAR.findall(output)
+    wanted, total = (int(asked[1]), int(asked[2])) if asked else (0, 0)
+    made = int(finished[1]) if finished else int(so_far[-1]) if so_far else 0
+    made_of = f"{made} calls" if made == total else f"{made} of {total} calls"
     counts = [int(a or b) for a, b in FINDINGS.findall(output)]
     if not counts:
-        return f"did not finish (exit code {code})", False
-    finished = FINISHED.search(output)
+        text = "out of time" if code == OUT_OF_TIME else f"did not finish (exit code {code})"
+        return Verdict(f"{text} in {made_of}", False, made, total)
     if sum(counts):
-        return f"{sum(counts)} findings", False
-    if code or not finished:
-        return f"the driver failed (exit code {code})", False
-    return f"0 findings in {finished[1]} calls", True
+        return Verdict(f"{sum(counts)} findings in {made_of}", False, made, total)
+    if code or not finished or made != wanted or not made:
+        return Verdict(f"the driver failed (exit code {code}) in {made_of}", False, made, total)
+    return Verdict(f"0 findings in {made_of}", True, made, total)
+
+
+def per_tool(text: str) -> tuple[str, int]:
+    """``TOOL=NUMBER`` of the command line."""
+    tool, _, number = text.partition("=")
+    if tool not in TOOLS or not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form TOOL=NUMBER with one of {', '.join(TOOLS)}")
+    return tool, int(number)
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "sanitizer.json")
+    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for compiling, and for each tool")
+    form = {"type": per_tool, "action": "append", "default": [], "metavar": "TOOL=NUMBER"}
+    parser.add_argument("--limit", **form, help="seconds for one tool, instead of --timeout; may be repeated")
+    parser.add_argument("--every", **form, help="let one tool make one call in NUMBER; the verdict says how many")
+    return parser.parse_args(arguments)
+
+
+def jobs_of(sanitizer: str, options: argparse.Namespace) -> dict[str, Job]:
+    """What runs side by side: every tool, and memcheck over the planted fault."""
+    limits, every = dict(options.limit), dict(options.every)
+
+    def job(tool: str, *arguments: str) -> Job:
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *TOOLS[tool], sys.executable, *DRIVER]
+        return Job([*command, *arguments], limits.get(tool, options.timeout))
+
+    jobs = {tool: job(tool, "--every", str(every.get(tool, 1))) for tool in TOOLS}
+    return jobs | {PLANTED: job("memcheck", "--plant-fault")}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "sanitizer.json")
-    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for each tool")
-    options = parser.parse_args()
+    options = options_of(None)
     sanitizer = find_sanitizer()
     if not torch.cuda.is_available() or sanitizer is None:
         print("sanitize: needs a CUDA device and compute-sanitizer on PATH or under CUDA_HOME", file=sys.stderr)
         return 1
     hashes = all_hashes()
-    with tempfile.TemporaryDirectory() as cache:
-        environment = driver_environment(cache)
-        code, output = execute([sys.executable, *DRIVER], environment, options.timeout)
-        if code:
-            print(f"{output}\nsanitize: the driver fails without the sanitizer ({code})", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = driver_environment(str(Path(folder, "cache")))
+        compiling = Job([sys.executable, *DRIVER, "--compile-only"], options.timeout)
+        compiled = execute({"compiling": compiling}, environment, folder)["compiling"]
+        print(compiled.output)
+        if compiled.code:
+            print(f"sanitize: the kernels cannot be compiled (exit code {compiled.code})", file=sys.stderr)
             return 1
-
-        def under(tool: str, flags: tuple[str, ...], *arguments: str) -> tuple[int, str]:
-            command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *flags, sys.executable, *DRIVER, *arguments]
-            return execute(command, environment, options.timeout)
-
-        with ThreadPoolExecutor(len(TOOLS) + 1) as pool:
-            runs = {tool: pool.submit(under, tool, flags) for tool, flags in TOOLS.items()}
-            planted = pool.submit(under, "memcheck", TOOLS["memcheck"], "--plant-fault")
-            outputs = {tool: run.result() for tool, run in runs.items()}
-            saw_fault = "Invalid __global__ write" in planted.result()[1]
-    return report(outputs, saw_fault, planted.result()[1], hashes, options.out)
+        ended = execute(jobs_of(sanitizer, options), environment, folder)
+    planted = ended.pop(PLANTED).output
+    return report(ended, planted, hashes, options.out)
 
 
-def report(
-    outputs: dict[str, tuple[int, str]], saw_fault: bool, planted: str, hashes: dict[str, str], path: Path
-) -> int:
+def report(ended: dict[str, Ended], planted: str, hashes: dict[str, str], path: Path) -> int:
     """Print the verdicts, the whole output of every run that is not clean, and write the file."""
+    saw_fault = "Invalid __global__ write" in planted
     clean, verdicts = saw_fault, {}
-    for tool, (code, output) in outputs.items():
-        text, good = judge(code, output)
-        verdicts[tool] = {"verdict": text, "clean": good}
-        clean = clean and good
-        print(f"{tool}: {text}")
-        if not good:
+    for tool, (code, output, seconds) in ended.items():
+        verdict, finished = judge(code, output), FINISHED.search(output)
+        compiled = int(finished[2]) if finished else None
+        verdicts[tool] = {
+            "verdict": verdict.text, "clean": verdict.clean, "calls": verdict.calls, "of_calls": verdict.of_calls,
+            "seconds": round(seconds, 1), "kernels_compiled": compiled,
+        }  # fmt: skip
+        clean = clean and verdict.clean
+        print(f"{tool}: {verdict.text}, {seconds:.0f} s" + (f", compiling {compiled} kernels" if compiled else ""))
+        if not verdict.clean:
             print(output[-8000:])
     print(f"planted fault: {'found' if saw_fault else 'NOT found, so memcheck proves nothing'}")
     if not saw_fault:

@@ -1,21 +1,25 @@
 """The program that tools/sanitize.py runs under compute-sanitizer: tiny problems, every family and direction.
 
-Inputs are made on the CPU and results are compared there, so that hardly any kernel but ours runs.
+Inputs are made on the CPU and results are compared there, so that hardly any kernel but ours runs. ``--compile-only``
+compiles what the calls need, and nothing else, into the disk cache; it belongs before, without the sanitizer.
 """
 
 from __future__ import annotations
 
+import argparse
 import struct
-import sys
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
-from haloconv.env import device_facts
-from haloconv.jit.compile import ArgumentBlock, compile_source, load_kernel
-from haloconv.jit.source import KernelSource
+from haloconv.env import DeviceFacts, device_facts
+from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
 from tests import oracle
-from tests.cases import Tensors, case_dtypes, make, pick, store
+from tests.cases import Case, Tensors, make, pick, store
 from tests.families import SUBJECTS, Subject
+from tests.texts import compile_all, noted_texts
 
 TINY = pick(
     "border_3x3", "four_sides", "padding_beyond_filter", "padding_with_stride", "odd_widths", "one_pixel_image",
@@ -26,58 +30,119 @@ TINY = pick(
 )  # fmt: skip
 DTYPES = (torch.float32, torch.float16, torch.float64)
 
-PLANTED = """
+REPORT_EACH = 10  # calls: what a run that is stopped has done stands in its output
+CPU_THREADS = 2  # of each process: references are tiny, and the tools run side by side
+
+PLANTED = KernelSource(
+    "planted",
+    "planted",
+    (),
+    """
 struct Params { float* target; long long element; };
 extern "C" __global__ void planted(const Params p) { p.target[p.element] = 1.0f; }
-"""
+""",
+)
+
+
+class Call(NamedTuple):
+    """One result of one case in one dtype; the case forces its family."""
+
+    one: Case
+    dtype: torch.dtype
+    result: str
+
+
+def calls_of(subject: Subject, every: int = 1) -> list[Call]:
+    """Every tiny problem in one family; or one call in ``every``.
+
+    That part goes diagonally through cases, dtypes and results: every case is in it up to ``every`` = 3.
+    """
+    dtypes = [dtype for dtype in DTYPES if dtype in subject.dtypes]
+    return [
+        Call(subject.on(one, dtype), dtype, result)
+        for i, one in enumerate(TINY)
+        for j, dtype in enumerate(dtypes)
+        for k, result in enumerate(subject.results)
+        if dtype in one.dtypes and (i + j + k) % every == 0
+    ]
+
+
+def calls_here(every: int = 1) -> list[Call]:
+    """The calls of every family that the current device runs."""
+    return [call for subject in SUBJECTS if not subject.missing() for call in calls_of(subject, every)]
+
+
+def placed(call: Call, device: str) -> tuple[Tensors, Tensors]:
+    """The operands on the CPU, and the same values in the same storage on the device; only copies run there."""
+    one = call.one
+    here = make(one, call.dtype)
+    whole = [None if v is None else v.contiguous().to(device) for v in here]
+    if one.storage == "contiguous" and one.w_storage == "contiguous":
+        return here, Tensors(*whole)
+    x, w, b, dy = whole
+    return here, Tensors(store(x, one.storage), store(w, one.w_storage), b, store(dy, one.storage))
+
+
+def texts_of(calls: Iterable[Call], facts: DeviceFacts) -> list[KernelSource]:
+    """The kernel texts that the calls load on a GPU of these facts, each once."""
+    with noted_texts(facts) as texts:
+        for call in calls:
+            oracle.run(call.result, placed(call, "cpu")[1], call.one)
+    return list(texts.values())
+
+
+def compile_only(calls: list[Call]) -> None:
+    """Compile what the calls load, and the planted fault."""
+    facts, start = device_facts(0), time.perf_counter()
+    texts = [*texts_of(calls, facts), PLANTED]
+    noted = time.perf_counter()
+    compile_all(texts, facts.arch)
+    took = time.perf_counter() - noted
+    print(f"sanitizer driver: {len(calls)} calls noted in {noted - start:.1f} s, {len(texts)} texts in {took:.1f} s")
 
 
 def plant_fault() -> None:
     """Write one element behind the end of a tensor."""
     target = torch.empty(1024, device="cuda")
-    source = KernelSource("planted", "planted", (), PLANTED)
-    kernel = load_kernel(compile_source(source, device_facts(0).arch), 0, 0)
+    kernel = load_kernel(get_kernel(PLANTED, device_facts(0).arch), 0, 0)
     block = ArgumentBlock(16)
     struct.pack_into("qq", block.buffer, 0, target.data_ptr(), target.numel())
     kernel.launch(1, 1, 0, torch.cuda.current_stream().cuda_stream, block.pointer_array_address)
     torch.cuda.synchronize()
 
 
-def on_gpu(t: Tensors, storage: str, w_storage: str) -> Tensors:
-    """The same values on the GPU in the same storage; only copies run there."""
-    whole = [None if v is None else v.contiguous().cuda() for v in t]
-    if storage == "contiguous" and w_storage == "contiguous":
-        return Tensors(*whole)
-    x, w, b, dy = whole
-    return Tensors(store(x, storage), store(w, w_storage), b, store(dy, storage))
-
-
-def check_family(subject: Subject) -> int:
-    """Run and check every tiny problem in one family; the number of calls."""
-    calls = 0
-    for one, dtype in case_dtypes(TINY):
-        if dtype not in DTYPES or dtype not in subject.dtypes:
-            continue
-        forced = subject.on(one, dtype)
-        here = make(forced, dtype)
-        there = on_gpu(here, one.storage, one.w_storage)
-        for result in subject.results:
-            got = oracle.run(result, there, forced)
-            oracle.check(result, got.cpu(), here, forced.spec)
-            calls += 1
-    return calls
+def check_all(calls: list[Call], total: int) -> None:
+    """Make and check every call. The lines that it prints are those that tools/sanitize.py looks for."""
+    print(f"sanitizer driver: {len(calls)} of {total} calls", flush=True)
+    for done, call in enumerate(calls, 1):
+        here, there = placed(call, "cuda")
+        got = oracle.run(call.result, there, call.one)
+        oracle.check(call.result, got.cpu(), here, call.one.spec)
+        if done % REPORT_EACH == 0:
+            print(f"sanitizer driver: {done} calls so far", flush=True)
+    torch.cuda.synchronize()
+    print(f"sanitizer driver: {len(calls)} calls checked, {statistics().compiles} kernels compiled")
 
 
 def main() -> None:
-    calls = 0
-    for subject in SUBJECTS:
-        if subject.missing():
-            print(f"left out: {subject.missing()}")
-            continue
-        calls += check_family(subject)
-    torch.cuda.synchronize()
-    print(f"sanitizer driver: {calls} calls checked")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="make only one call in so many")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--compile-only", action="store_true", help="only fill the disk cache with what the calls need")
+    mode.add_argument("--plant-fault", action="store_true", help="only write behind the end of a tensor")
+    options = parser.parse_args()
+    torch.set_num_threads(CPU_THREADS)
+    if options.plant_fault:
+        plant_fault()
+        return
+    for missing in filter(None, (subject.missing() for subject in SUBJECTS)):
+        print(f"left out: {missing}")
+    calls = calls_here(options.every)
+    if options.compile_only:
+        compile_only(calls)
+    else:
+        check_all(calls, len(calls_here()))
 
 
 if __name__ == "__main__":
-    plant_fault() if "--plant-fault" in sys.argv[1:] else main()
+    main()

@@ -1,0 +1,201 @@
+"""The sanitizer's driver compiles what its calls load and no more; tools/sanitize.py says what each tool really did."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from haloconv.env import DeviceFacts
+from haloconv.families import direct
+from haloconv.families.base import TensorForm
+from haloconv.jit import cache
+from tests import oracle
+from tests.cases import pick
+from tests.families import DIRECT, HALO_SM90, SUBJECTS, Subject
+from tests.gpu import sanitizer_driver as driver
+from tests.texts import compile_all, noted_texts
+from tests.tilings import chosen_texts
+from tools import make_stamps, sanitize
+
+H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
+
+
+# the calls and their texts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_part_of_the_calls_meets_every_case_dtype_and_result(subject: Subject, every: int) -> None:
+    calls, whole = driver.calls_of(subject, every), driver.calls_of(subject)
+    assert len(set(calls)) == len(calls) and set(calls) <= set(whole)
+    assert abs(len(calls) - len(whole) / every) <= 2
+    assert {call.one.name for call in calls} == {one.name for one in driver.TINY}
+    for kind in ("dtype", "result"):
+        assert {getattr(call, kind) for call in calls} == {getattr(call, kind) for call in whole}
+
+
+def expected_texts(call: driver.Call) -> set[str]:
+    """The text of the one tiling that is chosen for a call, by the families' own functions."""
+    one, t = call.one, driver.placed(call, "cpu")[1]
+    first, second = {"fprop": (t.x, t.w), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[call.result]
+    forms = [TensorForm(each.stride(), each.data_ptr() % 16 == 0) for each in (first, second)]
+    layout = oracle.layout_of(one.w_storage if call.result == "wgrad" else one.storage)
+    problem = oracle.problem_of(call.result, t, one.spec)
+    if one.spec.family == "halo_sm90":
+        return {text.digest for text in chosen_texts(problem, *forms, layout)}
+    return {direct.source(problem, direct.best_config(problem, H200.max_smem_bytes), *forms, layout).digest}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+def test_each_call_needs_the_chosen_tiling_alone(subject: Subject) -> None:
+    for call in driver.calls_of(subject):
+        texts = driver.texts_of([call], H200)
+        if call.result == "bgrad":
+            assert sorted(text.entry for text in texts) == ["direct_bgrad", "sum_partials"]
+            continue
+        own = {text.digest for text in texts if text.kernel == subject.name}
+        assert own == expected_texts(call)
+        beside = {text.entry for text in texts if text.kernel != subject.name}
+        assert beside <= {"halo_sm90_pack", "halo_sm90_repair", "sum_partials"}
+
+
+def test_texts_are_noted_once_and_nothing_else_is_left_behind() -> None:
+    call = driver.Call(DIRECT.on(*pick("one_row"), torch.float32), torch.float32, "fprop")
+    assert len(driver.texts_of([call, call], H200)) == 1
+    with noted_texts(H200), pytest.raises(RuntimeError, match="already"), noted_texts(H200):
+        pass
+    with pytest.raises(RuntimeError, match="the tensors are on cpu"):
+        oracle.run("fprop", driver.placed(call, "cpu")[1], call.one)
+
+
+def test_compile_only_leaves_nothing_to_compile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("HALOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("HALOCONV_CACHE", raising=False)
+    monkeypatch.setattr(cache, "_in_memory", {})
+    monkeypatch.setattr(driver, "device_facts", lambda index: H200)
+    one, dtype = pick("one_pixel_output")[0], torch.float16
+    calls = [driver.Call(each.on(one, dtype), dtype, "fprop") for each in (DIRECT, HALO_SM90)]
+    driver.compile_only(calls)
+    assert "2 calls noted" in capsys.readouterr().out
+    monkeypatch.setattr(cache, "_in_memory", {})
+    before = cache.statistics()
+    texts = [*driver.texts_of(calls, H200), driver.PLANTED]
+    compile_all(texts, "sm_90a")
+    after = cache.statistics()
+    assert len(texts) == 4  # two kernels, the packing of one, and the planted fault
+    assert after.compiles == before.compiles and after.disk_hits == before.disk_hits + len(texts)
+
+
+# tools/sanitize.py --------------------------------------------------------------------------------------------------
+
+
+def output(asked: int = 12, of: int = 12, made: int = 12, end: str = "ERROR SUMMARY: 0 errors") -> str:
+    lines = (f"{asked} of {of} calls", "10 calls so far", f"{made} calls checked, 0 kernels compiled")
+    return "\n".join([*(f"sanitizer driver: {line}" for line in lines), f"========= {end}"])
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "clean", "says"),
+    [
+        (0, output(), True, "0 findings in 12 calls"),
+        (0, output(end="RACECHECK SUMMARY: 0 hazards displayed"), True, "0 findings in 12 calls"),
+        (0, output(of=36), True, "0 findings in 12 of 36 calls"),
+        (9, output(end="ERROR SUMMARY: 3 errors"), False, "3 findings in 12 calls"),
+        (0, output(end="RACECHECK SUMMARY: 1 hazard displayed"), False, "1 findings in 12 calls"),
+        (0, output(made=11), False, "the driver failed (exit code 0) in 11 of 12 calls"),
+        (0, output(0, 0, 0), False, "the driver failed (exit code 0) in 0 calls"),
+        (0, "========= ERROR SUMMARY: 0 errors", False, "the driver failed (exit code 0) in 0 calls"),
+        (1, "Traceback\n========= ERROR SUMMARY: 0 errors", False, "the driver failed (exit code 1) in 0 calls"),
+        (124, "stopped after 150 s", False, "out of time in 0 calls"),
+        (124, output().partition("12 calls checked")[0], False, "out of time in 10 of 12 calls"),
+        (0, output(end=""), False, "did not finish (exit code 0) in 12 calls"),
+    ],
+)  # fmt: skip
+def test_output_is_judged_strictly(code: int, text: str, clean: bool, says: str) -> None:
+    verdict = sanitize.judge(code, text)
+    assert verdict.clean is clean and verdict.text == says
+
+
+def test_the_driver_prints_what_the_judge_reads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(driver, "placed", lambda call, device: (None, None))
+    monkeypatch.setattr(driver.oracle, "run", lambda *arguments: torch.zeros(()))
+    monkeypatch.setattr(driver.oracle, "check", lambda *arguments: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls = driver.calls_of(DIRECT, 3)
+    driver.check_all(calls, 324)
+    verdict = sanitize.judge(0, capsys.readouterr().out + "========= ERROR SUMMARY: 0 errors\n")
+    assert verdict == (f"0 findings in {len(calls)} of 324 calls", True, len(calls), 324)
+
+
+def test_each_tool_has_its_own_time_and_calls() -> None:
+    options = sanitize.options_of(["--timeout", "200", "--limit", "initcheck=400", "--every", "initcheck=3"])
+    jobs = sanitize.jobs_of("/bin/compute-sanitizer", options)
+    assert set(jobs) == {*sanitize.TOOLS, sanitize.PLANTED}
+    assert {name for name, job in jobs.items() if job.limit_s == 200} == {*jobs} - {"initcheck"}
+    assert jobs["initcheck"].limit_s == 400 and jobs["initcheck"].command[-2:] == ["--every", "3"]
+    assert jobs["memcheck"].command[-2:] == ["--every", "1"] and jobs[sanitize.PLANTED].command[-1] == "--plant-fault"
+
+
+@pytest.mark.parametrize("text", ["initcheck", "initcheck=0", "initcheck=x", "other=3"])
+def test_wrong_numbers_for_a_tool_are_refused(text: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        sanitize.options_of(["--every", text])
+    assert "TOOL=NUMBER" in capsys.readouterr().err
+
+
+def test_a_late_job_is_stopped_with_its_children_and_its_output_kept(tmp_path: Path) -> None:
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    late = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    jobs = {
+        "late": sanitize.Job([sys.executable, "-c", late], 1.5),
+        "quick": sanitize.Job([sys.executable, "-c", "print('done'); raise SystemExit(3)"], 30.0),
+    }
+    start = time.monotonic()
+    ended = sanitize.execute(jobs, dict(os.environ), str(tmp_path))
+    assert time.monotonic() - start < 20
+    assert ended["quick"].code == 3 and ended["quick"].output == "done\n"
+    code, printed, seconds = ended["late"]
+    assert code == sanitize.OUT_OF_TIME and printed.endswith("stopped after 2 s") and 1.5 <= seconds < 10
+    assert not is_running(int(printed.split()[0]))
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and no zombie that nobody has waited for."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_the_report_and_the_stamp_say_how_many_calls_each_tool_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path, planted = tmp_path / "build" / "sanitizer.json", "Invalid __global__ write"
+    ended = {"memcheck": sanitize.Ended(0, output(), 61.26), "initcheck": sanitize.Ended(0, output(of=36), 80.0)}
+    assert sanitize.report(ended, planted, {"direct": "abc"}, path) == 0
+    assert "initcheck: 0 findings in 12 of 36 calls, 80 s\n" in capsys.readouterr().out
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["clean"] and record["planted_fault_found"]
+    assert record["tools"]["initcheck"] == {
+        "verdict": "0 findings in 12 of 36 calls", "clean": True, "calls": 12, "of_calls": 36, "seconds": 80.0,
+        "kernels_compiled": 0,
+    }  # fmt: skip
+    text = make_stamps.sanitizer_text(record, "direct", "abc")
+    assert text == "memcheck: 0 findings in 12 calls, initcheck: 0 findings in 12 of 36 calls"
+    assert sanitize.report(ended, "nothing", {"direct": "abc"}, path) == 1
+    ended["initcheck"] = sanitize.Ended(124, "stopped", 80.0)
+    assert sanitize.report(ended, planted, {"direct": "abc"}, path) == 1

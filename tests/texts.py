@@ -1,0 +1,62 @@
+"""The kernel texts that calls need, learnt without a GPU: a stand-in for it notes what it is asked to load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from haloconv import env, plan
+from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel, nvrtc_info
+
+
+class _Nothing:
+    """A kernel whose launches do nothing."""
+
+    def launch(self, *arguments: int) -> None:
+        pass
+
+
+@contextmanager
+def noted_texts(facts: env.DeviceFacts) -> Iterator[dict[str, KernelSource]]:
+    """While active, calls on CPU tensors choose, bind and launch as on a GPU of these facts, but nothing is compiled.
+
+    Gives the texts that the calls load, by their digest; what the calls return means nothing. Plans that were made
+    before are forgotten, and so are those made here. Raises RuntimeError inside another stand-in.
+    """
+    if env.stand_in() is not None:
+        raise RuntimeError("a stand-in for a GPU is in force already")
+    texts: dict[str, KernelSource] = {}
+
+    def load(source: KernelSource, smem_bytes: int) -> _Nothing:
+        texts[source.digest] = source
+        return _Nothing()
+
+    def encode(*arguments: object, **options: object) -> bytes:
+        return bytes(TENSOR_MAP_BYTES)
+
+    plan.clear_plans()
+    env.set_stand_in(env.StandIn(facts, load, lambda run: run, encode))
+    try:
+        yield texts
+    finally:
+        env.set_stand_in(None)
+        plan.clear_plans()
+
+
+def compile_all(texts: Iterable[KernelSource], arch: str) -> None:
+    """Compile texts side by side, a thread for each core: NVRTC works without Python's lock. They stay in the cache.
+
+    Raises what get_kernel raises for one of them.
+    """
+    nvrtc_info()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        longest_first = sorted(texts, key=lambda each: -len(each.text))
+        running = [pool.submit(get_kernel, text, arch) for text in longest_first]
+        try:
+            for each in running:
+                each.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
