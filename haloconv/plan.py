@@ -56,9 +56,9 @@ Bound = TypeVar("Bound")
 _PLAN_LIMIT = 8192  # of each kind
 _FEW_CHANNELS = 16  # per group
 _FEW_TAPS = 16  # of one filter
-_MANY_TAPS, _VERY_MANY_TAPS = 9, 45  # of one filter: what halo_sm90 was measured on
+_MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
 _MANY_CHANNELS = 32  # per group, in and out
-_MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 17, 1 << 20  # of all images of the output
+_QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
 
 _plans: dict[tuple, Plan] = {}
 _bgrads: dict[tuple, BoundCall] = {}
@@ -95,11 +95,13 @@ def _has_many_taps(problem: Conv2dProblem) -> bool:
     if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
         return False
     taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
-    if min(problem.c_per_group, problem.k_per_group) < _MANY_CHANNELS or pixels < _MANY_PIXELS:
+    if min(problem.c_per_group, problem.k_per_group) < _MANY_CHANNELS:
         return False
+    if problem.precision_label == "tf32" and problem.direction == "dgrad":
+        return taps >= _MANY_TAPS and pixels >= _QUITE_MANY_PIXELS
     if problem.layout == "nhwc" and (problem.direction == "fprop" or pixels < _VERY_MANY_PIXELS):
-        return taps >= _VERY_MANY_TAPS
-    return taps >= _MANY_TAPS
+        return taps >= _VERY_MANY_TAPS and pixels >= _MANY_PIXELS
+    return taps >= _MANY_TAPS and pixels >= _MANY_PIXELS
 
 
 def _choose_by_rule(problem: Conv2dProblem) -> Choice:

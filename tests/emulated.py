@@ -19,7 +19,8 @@ from haloconv.emulator import emulated_device
 from haloconv.families import halo_sm90
 from haloconv.families.halo_sm90_configs import all_configs, cost
 from haloconv.families.halo_sm90_form import Form
-from haloconv.families.halo_sm90_tile import Config, Storage, Tiling, tile
+from haloconv.families.halo_sm90_shape import Config, Storage
+from haloconv.families.halo_sm90_tile import Tiling, tile
 from tests import oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
@@ -64,6 +65,26 @@ EXTRA = (
          storage="channels_last"),
     case("nhwc_pointwise", "two units in a line, and a tile needs half of the ring at once", (1, 16, 24, 40),
          (40, 1, 1), storage="channels_last"),
+    case("shared_3x3", "three blocks of filters, two chunks of channels or more, aligned rows", (2, 72, 7, 40),
+         (130, 3, 3)),
+    case("shared_joined", "two blocks of filters, rows that follow each other without a gap", (1, 72, 8, 21),
+         (96, 3, 3), padding=1),
+    case("shared_nhwc", "three blocks of filters where channels are neighbours", (2, 72, 6, 20), (136, 3, 3), padding=1,
+         storage="channels_last"),
+    case("shared_groups", "two blocks of filters in each group, strided, nothing aligned", (2, 132, 9, 13), (140, 3, 2),
+         padding=1, stride=(2, 1), groups=2),
+    case("shared_odd_nhwc", "two blocks of filters where channels are neighbours, nothing aligned", (1, 66, 7, 9),
+         (70, 2, 3), padding=1, storage="channels_last"),
+    case("joined_rows", "rows that are not aligned in planes that are: boxes begin at every place in them",
+         (2, 40, 8, 147), (40, 3, 3), padding=1),
+    case("pairs_3x3", "pairs of pixels are aligned, rows and planes are not; a last chunk that is not full",
+         (2, 72, 5, 70), (40, 3, 3), padding=1),
+    case("pairs_groups", "the same in groups of an odd number of channels, with an even padding", (2, 14, 5, 36),
+         (10, 3, 3), padding=(1, 1, 2, 2), groups=2),
+    case("fours_3x3", "four pixels are aligned, every other row begins between them", (1, 40, 6, 102), (40, 3, 3),
+         padding=1),
+    case("pairs_column", "pairs in long rows for a filter of one column, with an odd padding", (1, 64, 3, 130),
+         (72, 3, 1), padding=1),
 )  # fmt: skip
 
 ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
@@ -84,36 +105,57 @@ SHAPES: dict[str, Callable[[Config], bool]] = {
     "rows kept": lambda config: config.keeps,
     "rows in passing": lambda config: not config.flat and not config.keeps,
     "runs of 64": lambda config: config.run == 64,
+    "two runs of 64": lambda config: config.run == 64 and config.runs == 2,
     "two runs of 128": lambda config: config.run == 128 and config.runs == 2,
     "runs of 256": lambda config: config.run == 256,
     "two short runs in rows": lambda config: not config.flat and config.runs == 2,
     "boxes in flat tiles": lambda config: config.boxes and config.flat,
     "boxes in flat strips": lambda config: config.boxes and config.flat and config.strip_cols > 0,
     "boxes in rows": lambda config: config.boxes and not config.flat,
+    "packed rows": lambda config: not config.flat and config.pack_h == 2,
     "packed columns in rows": lambda config: config.pack_w == 2 and not config.flat,
     "rows of 256": lambda config: config.run == 256 and not config.flat,
+    "shared tile": lambda config: config.shared_tile,
+    "shared tile kept": lambda config: config.shared_tile and config.keeps,
+    "shared tile in passing": lambda config: config.shared_tile and not config.flat and not config.keeps,
+    "shared tile flat": lambda config: config.shared_tile and config.flat,
+    "pieces": lambda config: not config.flat and config.pack_w == 1,
+    "rows without packs": lambda config: not config.flat and config.packs == 1,
+    "rows of 128": lambda config: config.run == 128 and config.runs == 1 and not config.flat,
 }
 SHAPED = {
     "flat": ("large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime", "groups_odd", "four_sides"),
     "flat strips": ("rows_5x5", "strips_3x5"),
     "rows": (
         "strided_gradient", "rows_5x5", "strips_3x5", "large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime",
-        "groups_odd", "four_sides", "nhwc_pointwise",
+        "groups_odd", "four_sides", "nhwc_pointwise", "wide_bottom_right", "channels_last_groups", "groups_2",
+        "padding_one_side",
     ),
     "rows kept": ("rows_5x5", "strips_3x5", "aligned_nhwc", "stride_2"),
     "rows in passing": ("rows_5x5", "strips_3x5", "aligned_nhwc", "stride_2"),
     "runs of 64": ("large_3x3",),
-    "two runs of 128": ("large_3x3", "large_nhwc"),
+    "two runs of 128": ("large_3x3", "large_nhwc", "aligned_3x5"),
+    "two runs of 64": ("large_3x3", "large_nhwc"),
     "runs of 256": ("large_3x3",),
     "two short runs in rows": ("aligned_3x5", "aligned_nhwc"),
     "boxes in flat tiles": (
         "large_3x3", "short_rows", "aligned_3x5", "aligned_nhwc", "aligned_dilated", "one_channel_in",
     ),
     "boxes in flat strips": ("aligned_3x5", "aligned_nhwc"),
+    "packed rows": ("large_3x3", "wide_bottom_right"),
     "packed columns in rows": ("packed_columns",),
     "rows of 256": ("long_nhwc",),
     "boxes in rows": ("large_3x3", "aligned_3x5", "aligned_nhwc", "aligned_dilated", "one_channel_in", "long_nhwc"),
+    "rows without packs": ("row_filter", "joined_rows"),
+    "shared tile": ("shared_3x3", "shared_nhwc", "shared_groups", "shared_odd_nhwc"),
+    "shared tile kept": ("shared_3x3", "shared_joined", "shared_nhwc"),
+    "shared tile in passing": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_groups"),
+    "shared tile flat": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_odd_nhwc"),
 }  # fmt: skip
+SHAPED_PIECES = {  # 16-bit types only
+    "pieces": ("pairs_3x3", "pairs_groups", "pairs_column", "fours_3x3"),
+    "rows of 128": ("pairs_column",),
+}
 
 # Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
 # in groups, whose sums are repaired, and not packed.
@@ -235,8 +277,13 @@ def halo_sm90_runs() -> Iterator[Run]:
     for shape, names in SHAPED.items():
         for one, dtype in product((BY_NAME[name] for name in names), (torch.float32, torch.float16)):
             yield from (Run("halo_sm90", one, dtype, result, shape) for result in ("fprop", "dgrad"))
+    for shape, names in SHAPED_PIECES.items():
+        for one, dtype in product((BY_NAME[name] for name in names), (torch.float16, torch.bfloat16)):
+            yield from (Run("halo_sm90", one, dtype, result, shape) for result in ("fprop", "dgrad"))
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.float16)):
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in ("fprop", "dgrad"))
+    for result in ("fprop", "dgrad"):
+        yield Run("halo_sm90", BY_NAME["large_3x3"], torch.float32, result, "packed rows", finite=False)
 
 
 FAMILY_RUNS = {"direct": direct_runs, "halo_sm90": halo_sm90_runs}

@@ -12,7 +12,8 @@ from haloconv.families import halo_sm90
 from haloconv.families.base import TensorForm, strides_of
 from haloconv.families.halo_sm90_configs import all_configs, configs
 from haloconv.families.halo_sm90_form import Form, forms
-from haloconv.families.halo_sm90_tile import Storage, Tiling, tile
+from haloconv.families.halo_sm90_shape import Storage
+from haloconv.families.halo_sm90_tile import Tiling, tile
 from haloconv.jit import KernelSource
 from haloconv.problem import Conv2dProblem
 from tests import oracle
@@ -60,3 +61,8 @@ def chosen_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, 
     operands = halo_sm90._operands(problem, first, second, strides_of(result, layout), layout)
     best = [configs(form, operands.storage, 132)[0] for form in forms(problem) if form.taps]
     return [halo_sm90.source(problem, tiling, operands.storage) for tiling in best]
+
+
+def all_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
+    """The texts of halo_sm90.cu, without packing and repair, of every tiling."""
+    return [text for text in halo_sm90.sources(problem, first, second, layout) if text.kernel == "halo_sm90"]

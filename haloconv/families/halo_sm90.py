@@ -16,7 +16,17 @@ from haloconv.env import device_facts
 from haloconv.families.base import BoundCall, TensorForm, strides_of
 from haloconv.families.halo_sm90_configs import all_configs, configs, storage_of
 from haloconv.families.halo_sm90_form import Form, forms
-from haloconv.families.halo_sm90_tile import BLOCK_M, UNIT_PX, Config, Storage, Tiling, ceil_div, tile
+from haloconv.families.halo_sm90_shape import (
+    BLOCK_M,
+    UNIT_PX,
+    Config,
+    Storage,
+    ceil_div,
+    line_warps,
+    piece_px,
+    threads,
+)
+from haloconv.families.halo_sm90_tile import Tiling, tile
 from haloconv.families.launch import Launch
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.problem import Conv2dProblem
@@ -30,7 +40,7 @@ _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
 _STORED_TYPES = {**_MAP_TYPES, torch.float32: DataType.FLOAT32}
 _SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
 _X_POINTER, _Y_POINTER = 0, 2  # of a launch
-_PARAMS_FORMAT = "5Q9q22i iIi iIi iIi 5i iIi 13i iIi 3i".replace(" ", "")
+_PARAMS_FORMAT = "5Q9q23i iIi iIi iIi 5i iIi 13i iIi 3i".replace(" ", "")
 _PACK_FORMAT = "3Q5q18i"
 _REPAIR_FORMAT = "5Q15q19i"
 _REPAIR_BLOCKS = 1024
@@ -137,12 +147,12 @@ def _pack_launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, de
     pieces = tiling.chunks * tiling.taps * config.stage_bytes // 16
     fields = (
         *(operands.w[0], operands.w[1], operands.w[2], operands.w[3], operands.w_group),
-        *(form.filters, form.channels, tiling.blocks, tiling.chunks, vertical.taps, tiling.taps_s),
+        *(form.filters, form.channels, tiling.packed_blocks, tiling.chunks, vertical.taps, tiling.taps_s),
         *(form.vertical.filter_first, form.vertical.filter_step, form.vertical.taps, vertical.shift, config.pack_h),
         *(form.horizontal.filter_first, form.horizontal.filter_step, form.horizontal.taps, tiling.shift_s),
         *(config.pack_w, BLOCK_M // config.packs, pieces),
     )
-    grid = form.groups * tiling.blocks * ceil_div(pieces, _PACK_THREADS)
+    grid = form.groups * tiling.packed_blocks * ceil_div(pieces, _PACK_THREADS)
     return Launch(pack_source(problem, config), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, fields)
 
 
@@ -192,14 +202,18 @@ def source(problem: Conv2dProblem, tiling: Tiling, storage: Storage) -> KernelSo
         "RUN": config.run,
         "RUNS": config.runs,
         "FLAT": int(config.flat),
+        "SHARED_TILE": int(config.shared_tile),
         "CHUNK_BYTES": config.chunk_bytes,
         "PACKS": config.packs,
         "X_CHANNELS_INNER": int(storage.x_inner),
         "X_BOXES": int(config.boxes),
         "X_JOINED": int(config.boxes and storage.x_joined),
+        "X_PIECE": piece_px(config, storage),
+        "LINE_WARPS": line_warps(config, storage),
         "X_VECTOR": int(storage.x_inner and storage.x_whole and not config.boxes),
         "Y_CHANNELS_INNER": int(storage.y_inner),
         "Y_BOXES": int(tiling.y_boxes),
+        "Y_JOINED": int(tiling.lead > 0),
         "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
         "Y_BUFFERS": tiling.y_buffers,
         "HAS_BIAS": int(problem.bias),
@@ -232,10 +246,10 @@ def divisor(value: int) -> tuple[int, int, int]:
 
 def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device, sm_count: int) -> Launch:
     text = source(problem, tiling, operands.storage)
-    grid = min(sm_count, tiling.total)
+    grid, block = min(sm_count, tiling.total), threads(tiling.config, operands.storage)
     maps = (_x_map(problem, tiling, operands), _y_map(problem, tiling, operands))
     fields = _fields(tiling, operands)
-    return Launch(text, device, grid, tiling.config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
+    return Launch(text, device, grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
 
 
 def _x_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMap | None:
@@ -271,6 +285,8 @@ def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
         extents, strides = (form.filters, form.groups, cols, rows, form.n), (form.filters * size, y_col, y_row, y_n)
         box, swizzle = (row_bytes // size, 1, 128 // size, 1, 1), _SWIZZLES[row_bytes]
     else:
+        if tiling.lead:
+            rows, cols, y_row = 1, rows * cols, 16
         extents, strides = (cols, rows, form.filters, form.groups, form.n), (y_row, y_k, form.filters * y_k, y_n)
         box, swizzle = (128 // size, 1, 16, 1, 1), _SWIZZLES[128]
     return BoxMap(_STORED_TYPES[problem.dtype], extents, strides, box, swizzle, pointer=_Y_POINTER, offset=y_first)
@@ -286,12 +302,12 @@ def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
         *_output_strides(form, operands),
         *(form.n, rows.in_extent, cols.in_extent, form.channels),
         *(rows.out_extent, cols.out_extent, form.filters),
-        *(rows.pad, cols.pad),
+        *(rows.pad, cols.pad + tiling.lead),
         *(vertical.stride, tiling.stride_w),
         *(vertical.taps, tiling.taps_s, vertical.dil, tiling.dil_w),
         *(vertical.classes, vertical.class_move, vertical.line_move),
         *(config.pack_h, config.pack_w),
-        *(tiling.strips, tiling.strip_cols),
+        *(tiling.strips, tiling.strip_cols, tiling.lead),
         *divisor(tiling.pitch),
         *divisor(tiling.wrap),
         *divisor(tiling.plane_px),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
 from haloconv.families.base import TensorForm
 from haloconv.families.halo_sm90_form import Form
-from haloconv.families.halo_sm90_tile import LINE_WARPS, UNIT_PX, Config, Storage, Tiling, ceil_div, tile
+from haloconv.families.halo_sm90_shape import BLOCK_M, UNIT_PX, Config, Storage, ceil_div, line_warps, piece_px
+from haloconv.families.halo_sm90_tile import Tiling, tile
 from haloconv.problem import Conv2dProblem
 
 _CANDIDATES = 8
 _RUNS = (64, 128, 256)
+_ENOUGH_AHEAD = 7000.0  # cycles
 
 
 @lru_cache(maxsize=4096)
@@ -19,7 +22,12 @@ def configs(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
     """At most eight tilings of a launch, best first by the cost model."""
     found = [tile(form, config, storage) for config in all_configs(form, storage)]
     fitting = [each for each in found if isinstance(each, Tiling)]
-    return tuple(sorted(fitting, key=lambda each: cost(each, storage, sm_count)))[:_CANDIDATES]
+    return tuple(sorted(fitting, key=lambda each: _order(each, storage, sm_count)))[:_CANDIDATES]
+
+
+def _order(tiling: Tiling, storage: Storage, sm_count: int) -> tuple[float, bool]:
+    # Of equals, two streams of weights where lanes write, which takes long; one where the copy engine does.
+    return cost(tiling, storage, sm_count), tiling.config.shared_tile == tiling.y_boxes
 
 
 def all_configs(form: Form, storage: Storage) -> list[Config]:
@@ -30,18 +38,20 @@ def all_configs(form: Form, storage: Storage) -> list[Config]:
     result = {}
     for pack_h, pack_w in packs:
         cols = ceil_div(form.horizontal.out_extent, pack_w)
+        sides = (False, True) if form.filters > BLOCK_M else (False,)
         boxes = (storage.x_whole or storage.x_joined) and pack_w * form.horizontal.stride == 1
-        for most, runs in ((128, 2), (256, 1), (128, 1), (64, 1)):
+        for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
             run = _run(ceil_div(cols, ceil_div(cols, most)))
             shape = (chunk_bytes, pack_h, pack_w)
-            for keeps in (True, False):
-                result[Config(False, run, runs, *shape, boxes=boxes, keeps=keeps)] = None
+            for keeps, shared in product((True, False), sides):
+                result[Config(False, run, runs, *shape, boxes=boxes, keeps=keeps, shared_tile=shared)] = None
             if boxes and not storage.x_inner and most * runs > 128 and storage.elem_bytes == 4:
                 continue  # flat tiles that are turned leave too few registers
             for strips in sorted({ceil_div(cols, width) for width in (cols, 126, 62, 30)}):
                 strip_cols = 0 if strips == 1 else ceil_div(cols, strips)
-                flat = _flat_config(form, Config(True, most, runs, *shape, strip_cols=strip_cols, boxes=boxes), storage)
-                result[flat] = None
+                for shared in sides:
+                    widest = Config(True, most, runs, *shape, strip_cols=strip_cols, boxes=boxes, shared_tile=shared)
+                    result[_flat_config(form, widest, storage)] = None
     return list(result)
 
 
@@ -56,7 +66,7 @@ def _flat_config(form: Form, widest: Config, storage: Storage) -> Config:
     if isinstance(tiling, str):
         return widest
     pixels = (tiling.column_rows - 1) * tiling.pitch + tiling.strip_cols
-    return replace(widest, run=_run(ceil_div(pixels, 2 * tiling.steps * widest.runs)))
+    return replace(widest, run=_run(ceil_div(pixels, widest.step_tiles * tiling.steps * widest.runs)))
 
 
 def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
@@ -64,28 +74,49 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
 
     That is the tensor cores, each consumer by itself, the L2 and the warps that stage. The rates come from probes on an
     H200: ``wgmma`` runs near its peak at 256 pixels, with more than three stages, and reads more of shared memory
-    below; from tap to tap a consumer loses 340 cycles, and 600 a tile; weights and boxes come from the L2 at 24 bytes a
-    cycle.
+    below; it waits for lines of which few are under way, and in flat tiles; from tap to tap a consumer loses 340
+    cycles, and 600 a tile; weights and boxes come from the L2 at 30 bytes a cycle.
     """
     config = tiling.config
     taps = tiling.taps * tiling.chunks
-    tap = config.chunk_bytes // 32 * config.tile_px // 2 * (1.03 if config.run == 256 and tiling.stages > 3 else 1.1)
+    fast = config.run == 256 and tiling.stages > 3
+    tap = config.chunk_bytes // 32 * config.tile_px // 2 * (1.03 if fast else 1.35 if config.run == 64 else 1.1)
+    tap *= 1.3 if config.flat else _waiting(tiling, tap)
     writing = config.tile_px * (storage.elem_bytes * 4 if tiling.y_boxes else 20)
-    multiply = 2 * taps * tap + (writing if tiling.phases.first else 0)
+    hidden = 0 if tiling.phases.first else tiling.stages * tap  # one stream: the other consumer leads by its stages
+    multiply = 2 * taps * tap + (0 if config.shared_tile else max(0, writing - hidden))
     consumer = taps * (tap + 340) + writing + 600
-    streamed = taps * config.stage_bytes + tiling.staged_lines * tiling.slot_px * config.chunk_bytes
+    streamed = taps * config.streams * config.stage_bytes + tiling.staged_lines * tiling.slot_px * config.chunk_bytes
     units = tiling.boxes * tiling.box_units if config.boxes else ceil_div(tiling.slot_px, UNIT_PX)
-    staging = tiling.staged_lines * units * _unit_cycles(config, storage) / LINE_WARPS
-    return ceil_div(tiling.total, sm_count) * max(multiply, consumer, streamed / 24, staging)
+    staging = tiling.staged_lines * units * _unit_cycles(config, storage)
+    return (
+        ceil_div(tiling.total, sm_count)
+        * max(multiply, consumer, streamed / 30, staging)
+        * (1.05 if config.shared_tile and tiling.y_boxes else 1.0)
+    )
 
 
-def _unit_cycles(config: Config, storage: Storage) -> int:
-    """Cycles in which a warp stages 32 pixels while the tensor cores run (halo_sm90/stage.cuh, turn.cuh)."""
+def _waiting(tiling: Tiling, tap: float) -> float:
+    """By how much taps take longer because few lines are staged ahead of those in sight of the consumers."""
+    config, stride = tiling.config, tiling.vertical.stride
+    in_sight = (config.step_tiles * config.runs - 1) * stride + 1
+    ahead = tiling.ring - in_sight
+    if config.keeps:
+        return 1.0
+    if 2 * ahead < in_sight or (tiling.stages == 3 and not config.shared_tile):
+        return 1.25
+    few = ahead * tiling.taps_s * 2 * tap < _ENOUGH_AHEAD
+    return 1.1 if few and tiling.chunks > 2 else 1.03 if few else 1.0
+
+
+def _unit_cycles(config: Config, storage: Storage) -> float:
+    """Cycles in which all warps together stage 32 pixels while the tensor cores run (halo_sm90/stage.cuh, turn.cuh)."""
+    warps = line_warps(config, storage)
     if config.boxes:
-        return 0 if storage.x_inner else 1500
-    if storage.x_inner:
-        return (1500 if storage.elem_bytes == 2 else 2800) if storage.x_whole else 8000
-    return 4500
+        return 0 if storage.x_inner else 1500 / warps
+    if storage.x_inner:  # more warps than three wait for memory, too
+        return (700 if storage.elem_bytes == 2 else 930) if storage.x_whole else 2700
+    return 1500 / warps if piece_px(config, storage) else 1500
 
 
 def storage_of(problem: Conv2dProblem, x: TensorForm, y: tuple[int, ...], result_layout: str) -> Storage:
@@ -105,6 +136,19 @@ def storage_of(problem: Conv2dProblem, x: TensorForm, y: tuple[int, ...], result
     y_inner = result_layout == "nhwc"
     x_whole = x.aligned and whole(x.strides, x_inner, channels)
     width = problem.w if forward else problem.q
-    apart = (x.strides[0], x.strides[1], group, x.strides[3])  # rows may be any distance apart if it is their length
-    x_joined = not x_whole and not x_inner and x.aligned and x.strides[2] == width and whole(apart, False, channels)
-    return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, whole(y, y_inner, filters), x_joined)
+    rows_apart = (x.strides[0], x.strides[1], group, x.strides[3])  # any distance if it is the rows' length
+    x_joined = x.aligned and x.strides[2] == width and whole(rows_apart, False, channels)
+    x_joined = x_joined and not (x_inner or x_whole)
+    x_piece = 0
+    if problem.dtype.itemsize == 2 and problem.stride[1] == 1 and not (x_inner or x_whole or x_joined):
+        x_piece = _piece(x, width)
+    y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
+    y_joined = y_joined and not y_whole
+    return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, x_piece, y_joined)
+
+
+def _piece(x: TensorForm, width: int) -> int:
+    """How many neighbouring pixels are aligned together, row by row: 4 or 2, or 0 if they lie otherwise."""
+    if not x.aligned or x.strides[3] != 1 or width % 2 or any(stride % 2 for stride in x.strides[:3]):
+        return 0
+    return 2 if any(stride % 4 for stride in x.strides[:2]) else 4

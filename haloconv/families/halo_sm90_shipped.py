@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -20,6 +21,11 @@ _LAYERS = (
     (torch.float16, "nchw", *_WIDE),
     (torch.float16, "nhwc", *_WIDE),
     (torch.float16, "nhwc", *_UNEVEN),
+)
+_UNALIGNED = (  # extents of images whose rows the copy engine does not take: their planes, or pieces of 4 or 2 pixels
+    (torch.float32, 64, 66),
+    (torch.float16, 62, 66),
+    (torch.float16, 63, 66),
 )
 _THIN_LAYERS = (  # chunks of 64 and 32 bytes, and packs of outputs
     (torch.float32, "nchw", 16, 24),
@@ -41,6 +47,8 @@ def _representative_problems() -> Iterator[Conv2dProblem]:
     """Wide layers in every type, layout and alignment, where all tile shapes meet; thin ones for the short chunks."""
     for layer in _LAYERS:
         yield _problem("fprop", *layer, bias=True)
+    for dtype, height, width in _UNALIGNED:
+        yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
     for dtype, layout, gathered, results in _THIN_LAYERS:
         yield _problem("dgrad", dtype, layout, results, gathered)
 

@@ -9,76 +9,22 @@ from dataclasses import dataclass
 from math import gcd
 
 from haloconv.families.halo_sm90_form import Axis, Form
+from haloconv.families.halo_sm90_shape import (
+    BLOCK_M,
+    MAX_TAPS,
+    UNIT_PX,
+    Config,
+    Storage,
+    buffer_bytes,
+    ceil_div,
+    fit_rings,
+    raw_bytes,
+    slot_bytes,
+)
 
-_SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
-_MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
-_CONSUMERS, _CONSUMER_WARPS, LINE_WARPS = 2, 8, 3
-_RAW_DEPTH, UNIT_PX = 2, 32
-_CONTROL_BYTES = 8 * (2 * _MAX_SLOTS + 2 * _MAX_STAGES + LINE_WARPS * _RAW_DEPTH) + 4 * 2 * MAX_TAPS
-BLOCK_M = 64
 _BOX_PX = 256  # the largest extent of a box
 _NEVER = 1 << 30
 _VIRTUAL_PIXELS = 1 << 31
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How a launch's tensors lie in memory, as far as it decides how tiles are cut.
-
-    ``x_inner`` and ``y_inner``: neighbours are channels (filters), not pixels. ``x_whole`` and ``y_whole``: addresses
-    and strides are multiples of 16 bytes, and so are the channels (filters) of a group where they are neighbours.
-    ``x_joined``: all of this but the distance of rows, which follow each other without a gap.
-    """
-
-    elem_bytes: int
-    x_inner: bool
-    x_whole: bool
-    y_inner: bool
-    y_whole: bool
-    x_joined: bool = False
-
-
-@dataclass(frozen=True)
-class Config:
-    """The shape of a tile: everything that is compiled into the kernel or fixes what a block keeps in shared memory.
-
-    ``pack_h`` by ``pack_w`` output pixels share the 64 rows of M where filters are few. ``strip_cols`` are the columns
-    of a strip of flat tiles (0: all of them, in one strip). With ``boxes`` the copy engine brings the input. With
-    ``keeps`` a column's lines are staged once, else once for each phase.
-    """
-
-    flat: bool
-    run: int
-    runs: int
-    chunk_bytes: int
-    pack_h: int = 1
-    pack_w: int = 1
-    strip_cols: int = 0
-    boxes: bool = False
-    keeps: bool = False
-
-    @property
-    def packs(self) -> int:
-        """Outputs that share the rows of M."""
-        return self.pack_h * self.pack_w
-
-    @property
-    def tile_px(self) -> int:
-        """Pixels of a tile, which is one consumer's."""
-        return self.runs * self.run
-
-    @property
-    def threads(self) -> int:
-        return 32 * (_CONSUMER_WARPS + LINE_WARPS + 1)
-
-    @property
-    def stage_bytes(self) -> int:
-        return BLOCK_M * self.chunk_bytes
-
-
-def ceil_div(a: int, b: int) -> int:
-    """``a / b``, rounded up."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -151,6 +97,7 @@ class Tiling:
     ring: int
     stages: int
     smem_bytes: int
+    lead: int
     y_boxes: bool
     y_buffers: int
 
@@ -170,7 +117,7 @@ class Tiling:
 
     @property
     def total(self) -> int:
-        """Steps of the launch: two tiles each."""
+        """Steps of the launch: a tile for each consumer."""
         return self.steps * self.vertical.classes * self.bands * self.strips * self.blocks * self.form.groups
 
     @property
@@ -179,16 +126,21 @@ class Tiling:
         phases, config = self.phases, self.config
         if config.flat:
             return self.chunks * (1 if phases.first == 1 or self.chunks > 1 else 2)
-        below = 2 * config.runs * self.vertical.stride
+        below = config.step_tiles * config.runs * self.vertical.stride
         if config.keeps:
             return self.chunks * below
         both = below - self.vertical.stride
         return self.chunks * (both + self.vertical.taps) + (both if phases.splits_rows else 0)
 
     @property
+    def packed_blocks(self) -> int:
+        """Blocks of 64 filters of a group, as they are packed."""
+        return self.blocks * self.config.streams
+
+    @property
     def packed_bytes(self) -> int:
         """Packed weights of the launch."""
-        return self.form.groups * self.blocks * self.chunks * self.taps * self.config.stage_bytes
+        return self.form.groups * self.packed_blocks * self.chunks * self.taps * self.config.stage_bytes
 
 
 @dataclass(frozen=True)
@@ -208,8 +160,11 @@ class Phases:
         return self.begin[1] > 0
 
 
-def _phases(chunks: int, taps_r: int, taps_s: int, config: Config) -> Phases:
+def _phases(chunks: int, vertical: Vertical, taps_s: int, config: Config, ring: int) -> Phases:
     """Consumers half a tile apart, unless that takes lines to be staged twice by loads or without their rows."""
+    taps_r = vertical.taps
+    if config.shared_tile:
+        return Phases(1, (*_half_way(chunks, vertical, config, ring), 0), (0, 0, 0))
     if chunks > 1 and (config.boxes or not config.flat):
         return Phases(0, (chunks // 2, taps_r, taps_s), (chunks // 2, 0, 0))
     if chunks == 1 and taps_r > 1 and not config.flat:
@@ -219,16 +174,16 @@ def _phases(chunks: int, taps_r: int, taps_s: int, config: Config) -> Phases:
     return Phases(1, (0, 0, 0), (0, 0, 0))
 
 
-def slot_bytes(slot_px: int, config: Config) -> int:
-    """Shared memory of a slot."""
-    return ceil_div(slot_px * config.chunk_bytes, 1024) * 1024
-
-
-def buffer_bytes(storage: Storage, buffers: int) -> int:
-    """Shared memory of the consumers' output buffers (halo_sm90/write.cuh)."""
-    if storage.y_inner:
-        return _CONSUMERS * buffers * BLOCK_M * 128
-    return _CONSUMER_WARPS * buffers * 16 * 128
+def _half_way(chunks: int, vertical: Vertical, config: Config, ring: int) -> tuple[int, int]:
+    """The chunk and row of taps nearest to the middle that one consumer reaches while the other releases nothing."""
+    best = (0, 0)
+    for chunk in range(chunks):
+        for row in range(vertical.taps):
+            below = (config.runs - 1) * vertical.stride
+            lines = chunk + 1 if config.flat else chunk * (below + vertical.taps) + below + row + 1
+            if 2 * (chunk * vertical.taps + row) <= chunks * vertical.taps and (config.keeps or lines <= ring):
+                best = (chunk, row)
+    return best
 
 
 def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
@@ -237,6 +192,8 @@ def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
         return f"{form.filters} filters do not fit {BLOCK_M // config.packs} rows of a pack"
     if (config.pack_w > 1 and form.horizontal.dil > 1) or (config.pack_h > 1 and config.flat and form.vertical.dil > 1):
         return "outputs of a dilated axis do not share taps"
+    if config.shared_tile and (config.packs > 1 or form.filters <= BLOCK_M):
+        return f"{form.filters} filters are one block"
     vertical, across = _vertical(form.vertical, config), form.horizontal
     stride_w = across.stride * config.pack_w
     taps_s = across.taps + (config.pack_w - 1) * across.stride
@@ -248,23 +205,22 @@ def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
         return "the copy engine takes aligned rows, and no strides across them"
     halo = (taps_s - 1) * across.dil // stride_w
     cols = ceil_div(across.out_extent, config.pack_w)
-    columns = (_flat if config.flat else _rows)(form, config, vertical, cols, halo, stride_w)
-    if isinstance(columns, str):
-        return columns
-    line = _line(form, config, storage, planes, columns)
+    lead = _lead(form, config, storage) if planes == stride_w == 1 else 0
+    columns = (_flat if config.flat else _rows)(form, config, vertical, cols + lead, halo + lead, stride_w)
+    line = _line(form.horizontal.pad + lead, config, storage, planes, columns)
     if isinstance(line, str):
         return line
     chunks = ceil_div(form.channels * storage.elem_bytes, config.chunk_bytes)
-    y_boxes = _y_boxes(form, config, storage)
+    y_boxes = lead > 0 or _y_boxes(form, config, storage)
     rings: dict[str, int] | str = ""
     for y_buffers in (2, 1) if y_boxes and not storage.y_inner else (2 if storage.y_inner else 1,):
-        besides = buffer_bytes(storage, y_buffers) + _raw_bytes(config, storage)
-        rings = _rings(config, vertical, chunks, line["slot_px"], besides)
-        if not isinstance(rings, str):
+        besides = buffer_bytes(storage, y_buffers) + raw_bytes(config, storage)
+        rings = fit_rings(config, storage, vertical.stride, vertical.taps, chunks, line["slot_px"], besides)
+        if not isinstance(rings, str) and rings["stages"] > 5:
             break
     if isinstance(rings, str):
         return rings
-    del columns["lines_of_one"], columns["lines_of_two"]
+    del columns["lines_of_one"], columns["lines_of_step"]
     result = Tiling(
         form,
         config,
@@ -273,10 +229,11 @@ def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
         **columns,
         **line,
         planes_w=planes_w,
-        phases=_phases(chunks, vertical.taps, taps_s, config),
-        blocks=ceil_div(form.filters, BLOCK_M // config.packs),
+        phases=_phases(chunks, vertical, taps_s, config, rings["ring"]),
+        blocks=ceil_div(form.filters, BLOCK_M // config.packs * config.streams),
         chunks=chunks,
         **rings,
+        lead=lead,
         y_boxes=y_boxes,
         y_buffers=y_buffers,
     )
@@ -295,9 +252,9 @@ def _rows(form: Form, config: Config, vertical: Vertical, cols: int, halo: int, 
         "plane_px": config.run + halo,
         "bands": form.n,
         "column_rows": vertical.rows,
-        "steps": ceil_div(vertical.rows, 2 * config.runs),
+        "steps": ceil_div(vertical.rows, config.step_tiles * config.runs),
         "lines_of_one": 1,
-        "lines_of_two": 1,
+        "lines_of_step": 1,
     }
 
 
@@ -313,7 +270,7 @@ def _flat(form: Form, config: Config, vertical: Vertical, cols: int, halo: int, 
     apart = segment(vertical.rows, vertical.halo, form.vertical.in_extent, form.vertical.pad, vertical.stride)
 
     def steps_of(rows: int) -> int:
-        return ceil_div((rows - 1) * pitch + strip_cols, 2 * config.tile_px)
+        return ceil_div((rows - 1) * pitch + strip_cols, config.step_tiles * config.tile_px)
 
     together = (form.n - 1) * apart + vertical.rows
     shares = steps_of(together) <= form.n * steps_of(vertical.rows)
@@ -327,28 +284,28 @@ def _flat(form: Form, config: Config, vertical: Vertical, cols: int, halo: int, 
         "wrap": wrap,
         "strips": ceil_div(cols, strip_cols),
         "strip_cols": strip_cols,
-        "plane_px": rows_of(2) * pitch,
+        "plane_px": rows_of(config.step_tiles) * pitch,
         "bands": bands,
         "column_rows": column_rows,
         "steps": steps_of(column_rows),
         "lines_of_one": rows_of(1),
-        "lines_of_two": rows_of(2),
+        "lines_of_step": rows_of(config.step_tiles),
     }
 
 
-def _line(form: Form, config: Config, storage: Storage, planes: int, columns: dict[str, int]) -> dict[str, int] | str:
+def _line(pad: int, config: Config, storage: Storage, planes: int, columns: dict[str, int]) -> dict[str, int] | str:
     """What a slot holds, and the boxes that bring it."""
     plane_px, pitch = columns["plane_px"], columns["pitch"]
     if not config.boxes:
         return {"slot_px": plane_px * planes, "boxes": 0, "single_boxes": 0, "box_px": 0, "box_units": 1}
-    boxes, single, box_px = columns["lines_of_two"], columns["lines_of_one"], pitch
+    boxes, single, box_px = columns["lines_of_step"], columns["lines_of_one"], pitch
     if storage.x_inner and not config.flat:
         boxes = single = ceil_div(plane_px, _BOX_PX)
         box_px = ceil_div(ceil_div(plane_px, boxes) * config.chunk_bytes, 128) * 128 // config.chunk_bytes
     if storage.x_inner and box_px > _BOX_PX:
         return f"rows of {box_px} pixels are longer than a box"
     aligned = 16 // storage.elem_bytes
-    shift = -form.horizontal.pad % aligned
+    shift = -pad % aligned
     if storage.x_joined or (columns["strips"] > 1 and columns["strip_cols"] % aligned):
         shift = aligned - 1
     units = ceil_div(box_px + shift, UNIT_PX)
@@ -357,36 +314,15 @@ def _line(form: Form, config: Config, storage: Storage, planes: int, columns: di
     }  # fmt: skip
 
 
+def _lead(form: Form, config: Config, storage: Storage) -> int:
+    """Pixels by which tiles begin before their strips, so that boxes begin at multiples of 16 bytes in every row."""
+    whole = form.vertical.out_step == form.horizontal.out_step == config.packs == 1
+    aligned = 16 // storage.elem_bytes
+    return aligned - gcd(form.horizontal.out_extent, aligned) if storage.y_joined and whole and not config.flat else 0
+
+
 def _y_boxes(form: Form, config: Config, storage: Storage) -> bool:
     """Whether the copy engine writes the output: strips of rows whose boxes hold no other tile's pixels."""
     if config.flat or config.pack_w > 1 or not storage.y_whole:
         return False
     return storage.y_inner or form.horizontal.out_step == 1
-
-
-def _raw_bytes(config: Config, storage: Storage) -> int:
-    """Shared memory of the raw tiles that are turned (kernels/halo_sm90/turn.cuh)."""
-    return LINE_WARPS * _RAW_DEPTH * UNIT_PX * config.chunk_bytes if config.boxes and not storage.x_inner else 0
-
-
-def _rings(config: Config, vertical: Vertical, chunks: int, slot_px: int, besides: int) -> dict[str, int] | str:
-    """Slots of a ring and stages that fit: what a step needs, then weights, then more lines ahead."""
-    size = slot_bytes(slot_px, config)
-    room = _SMEM_BYTES - besides - _CONTROL_BYTES
-    rings = chunks if config.keeps else 1
-    below = 2 * config.runs * vertical.stride
-    lines = below - vertical.stride + vertical.taps
-    if config.flat:
-        least, most = 2, 3
-    elif config.keeps:
-        least, most = lines, lines + below
-    else:
-        least, most = min(lines, below - vertical.stride + 3), 2 * lines
-    fitting = min((room - 3 * config.stage_bytes) // (rings * size), _MAX_SLOTS // rings)
-    if fitting < least:
-        return f"{rings * least} lines of {size} bytes do not fit shared memory"
-    wanted_stages = 8 if config.stage_bytes >= 8192 else 12
-    ring = min(most, fitting, max(least, (room - wanted_stages * config.stage_bytes) // (rings * size)))
-    stages = min((room - rings * ring * size) // config.stage_bytes, 16)
-    used = rings * ring * size + stages * config.stage_bytes + besides + _CONTROL_BYTES
-    return {"ring": ring, "stages": stages, "smem_bytes": used}

@@ -5,27 +5,31 @@
 // descriptor of N = RUN neighbouring pixels may start at any pixel. So a tap is an address offset, and the halo is
 // loaded once. M is filters (rows of several output pixels' filters where filters are few), K is channels.
 //
-// Roles: warpgroups 0 and 1 consume, three warps stage input lines, the last streams weights. Two rings of shared
-// memory: `slots` hold lines (a row of pixels, or FLAT whole tiles with their halo), `stages` one tap's weights, which
-// both consumers read. The second starts its tiles in the middle of the taps (see tile.cuh): while one writes its sums,
-// the other keeps the tensor cores busy.
+// Roles: warpgroups 0 and 1 consume, three or seven warps stage input lines, the last streams weights. Two rings of
+// shared memory: `slots` hold lines (a row of pixels, or FLAT whole tiles with their halo), `stages` one tap's weights.
+// The second consumer is half a tile behind the first, with weights of its own (SHARED_TILE) or in the order of its own
+// (see tile.cuh): while one writes its sums, the other keeps the tensor cores busy.
 //
 // X_BOXES: the copy engine brings lines, rounds fp32 to TF32 and fills what is outside with zeros; where channels are
-// neighbours right into the slot, where pixels are as raw tiles that a warp turns. Else the warps load them.
+// neighbours right into the slot, where pixels are as raw tiles that a warp turns. Else warps copy or load them.
 #include "halo_sm90/consume.cuh"
 #include "halo_sm90/produce.cuh"
 #include "ptx/register.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; MULTIPLY is hc::tf32, hc::fp16 or hc::bf16; all others integers.
 //   RUN RUNS           pixels of one wgmma (N), and runs of a consumer
-//   FLAT               1: a line is all rows that meet two tiles, end to end; 0: a line is one row
+//   FLAT               1: a line is all rows that meet a step's tiles, end to end; 0: a line is one row
+//   SHARED_TILE        1: the consumers have two blocks of filters of one tile; 0: two tiles of one block
 //   CHUNK_BYTES        channels of a chunk: bytes of a staged pixel
 //   PACKS              outputs that the rows of M stand for, 1 or 2
 //   X_CHANNELS_INNER   1: neighbours in memory are channels, 0: pixels
 //   X_BOXES            the copy engine brings the input
 //   X_JOINED           boxes are cut from the rows of a channel end to end, whose starts are not aligned
+//   X_PIECE            if it does not: pixels that are copied at once into raw tiles, 0: none
+//   LINE_WARPS         warps that stage lines
 //   X_VECTOR           if it does not: channels come in aligned groups of 16 bytes
 //   Y_CHANNELS_INNER Y_BOXES Y_VECTOR  the same for the output, in groups of 8 bytes
+//   Y_JOINED           boxes go to the rows of a filter end to end, whose starts are not aligned
 //   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
 //   HAS_BIAS           adds bias[filter]
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_constant__ Params p) {
@@ -37,13 +41,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_
         consume(p, smem, warp / 4);
     } else {
         hc::ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp == CONSUMER_WARPS + LINE_WARPS) {
+        const int line_warp = warp - CONSUMER_WARPS;
+        if (warp == THREADS / 32 - 1) {
             if (threadIdx.x % 32 == 0) produce_weights(p, smem);
         } else if constexpr (TURNED) {
-            produce_turned(p, smem, warp - CONSUMER_WARPS);
+            produce_turned(p, smem, line_warp);
+        } else if constexpr (X_PIECE) {
+            produce_pieces(p, smem, line_warp);
         } else if constexpr (!BOXED) {
-            produce_loaded(p, smem, warp - CONSUMER_WARPS);
-        } else if (warp == CONSUMER_WARPS) {
+            produce_loaded(p, smem, line_warp);
+        } else if (line_warp == 0) {
             produce_boxes(p, smem);
         }
     }

@@ -5,7 +5,8 @@
 // Row m stands for one filter (fprop: k, dgrad: c), or for filter m % pack_filters of the output row or column
 // m / pack_filters of a pack; its taps are then shifted, and those that fall off the filter are zero. One thread makes
 // one 16-byte piece. Nothing is kept between calls, so that weights changed in any way are never served stale.
-#include "halo_sm90/stage.cuh"
+#include "halo_sm90/piece.cuh"
+#include "halo_sm90/swizzle.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row.
 using hc::i64;

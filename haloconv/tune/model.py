@@ -11,7 +11,8 @@ from haloconv.env import device_facts
 from haloconv.families.base import TensorForm, strides_of
 from haloconv.families.halo_sm90_configs import configs, storage_of
 from haloconv.families.halo_sm90_form import forms
-from haloconv.families.halo_sm90_tile import BLOCK_M, UNIT_PX, Storage, Tiling
+from haloconv.families.halo_sm90_shape import BLOCK_M, UNIT_PX, Storage
+from haloconv.families.halo_sm90_tile import Tiling
 from haloconv.problem import Conv2dProblem
 
 
@@ -57,7 +58,7 @@ def _segments(tiling: Tiling, sm_count: int) -> Iterator[int]:
 def _copied(tiling: Tiling, steps: int, storage: Storage) -> int:
     """Bytes of weights and boxes of a segment."""
     config, phases = tiling.config, tiling.phases
-    weights = (steps * tiling.taps * tiling.chunks + tiling.middle_tap) * config.stage_bytes
+    weights = (steps * tiling.taps * tiling.chunks + tiling.middle_tap) * config.streams * config.stage_bytes
     if not config.boxes:
         return weights
     stride, runs, taps_r = tiling.vertical.stride, config.runs, tiling.vertical.taps
@@ -66,11 +67,11 @@ def _copied(tiling: Tiling, steps: int, storage: Storage) -> int:
         if step == steps and phase == 1:
             continue
         first, end = (phases.begin, (tiling.chunks, taps_r)) if phase else ((0, 0), phases.middle)
-        tiles = 2 if phase or 0 < step < steps else 1
+        tiles = config.step_tiles if phase or 0 < step < steps else 1
         lines = 1 if config.flat else (tiles * runs - 1) * stride + end[1] - first[1]
-        whole = not storage.x_inner or tiles == 2  # raw tiles of all boxes are asked for
+        whole = not storage.x_inner or tiles == config.step_tiles  # raw tiles of all boxes are asked for
         boxes += (end[0] - first[0]) * lines * (tiling.boxes if whole else tiling.single_boxes)
     if config.keeps:
-        boxes = tiling.chunks * ((2 * steps * runs - 1) * stride + taps_r) * tiling.boxes
+        boxes = tiling.chunks * ((config.step_tiles * steps * runs - 1) * stride + taps_r) * tiling.boxes
     box_px = tiling.box_px if storage.x_inner else tiling.box_units * UNIT_PX
     return weights + boxes * box_px * config.chunk_bytes

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(64) conformance(const __grid_consta
             cp_async_bulk_shared_global(buffer, p.in[0] + round * words, bytes, full);
             mbarrier_arrive_expect_tx(full, bytes - bytes / 2);
         }
-        if (!wait(p, full, round & 1)) return;
+        if (!(threadIdx.x < 32 ? wait(p, full, round & 1) : wait<false>(p, full, round & 1))) return;
         if (threadIdx.x == 0) cp_async_bulk_wait_group_read<0>();  // of the round before
         __syncthreads();
         for (int i = threadIdx.x; i < words; i += 64) staged[i] = buffer[i] + 1;

@@ -25,9 +25,10 @@ extern __shared__ __align__(1024) unsigned char dynamic_smem[];
 
 constexpr int PATIENCE = 4000;  // polls of a barrier; a copy here takes a few microseconds
 
+template <bool SUSPENDS = true>
 __device__ __forceinline__ bool wait(const Params& p, u64* bar, u32 parity) {
     for (int i = 0; i < PATIENCE; ++i)
-        if (mbarrier_try_wait_parity(bar, parity)) return true;
+        if (SUSPENDS ? mbarrier_try_wait_parity(bar, parity) : mbarrier_test_wait_parity(bar, parity)) return true;
     *p.gave_up = 1;
     return false;
 }

@@ -1,29 +1,77 @@
-"""Image sizes choose among few kernels of halo_sm90: over many sizes a layer compiles a bounded number."""
+"""The kernel texts of halo_sm90: image sizes choose among few, and ptxas leaves their wgmma asynchronous."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from haloconv.families.base import TensorForm, strides_of
+from haloconv.jit import KernelSource
+from haloconv.jit import compile as compiler
 from haloconv.problem import Conv2dProblem
-from tests.tilings import chosen_texts
+from tests.tilings import all_texts, chosen_texts
 
-MOST = 24  # three ways to stage (aligned rows, joined rows, loads), by eight tile shapes
+MOST = 40  # four ways to stage (aligned rows, joined rows, pieces, loads), by ten tile shapes
+SERIALIZED = "wgmma.mma_async instructions are serialized"
+_WAIT = "hc::ptx::wgmma_wait_group<1>();"
+REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the text
+    "pieces": ("nchw", 62, torch.float16, {"X_PIECE": 2, "RUN": 64, "RUNS": 2, "SHARED_TILE": 1}),
+    "turned": ("nchw", 64, torch.float32, {"X_BOXES": 1, "RUN": 128, "RUNS": 2, "FLAT": 0, "SHARED_TILE": 0}),
+    "boxes": ("nhwc", 64, torch.float16, {"X_BOXES": 1, "RUN": 256, "FLAT": 0, "SHARED_TILE": 1}),
+    "loads": ("nchw", 63, torch.float16, {"X_PIECE": 0, "RUN": 64, "RUNS": 1, "FLAT": 1, "SHARED_TILE": 0}),
+}
 
 
+def _texts(problem: Conv2dProblem, every: bool = False) -> list[KernelSource]:
+    gathered = problem.x_shape if problem.direction == "fprop" else problem.y_shape
+    forms = [TensorForm(strides_of(shape, problem.layout), True) for shape in (gathered, problem.w_shape)]
+    return (all_texts if every else chosen_texts)(problem, *forms, problem.layout)
+
+
+@pytest.mark.parametrize("filters", [64, 128])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("direction", ["fprop", "dgrad"])
-def test_many_image_sizes_need_few_kernels(direction: str, layout: str) -> None:
+def test_many_image_sizes_need_few_kernels(direction: str, layout: str, filters: int) -> None:
     rng, digests = random.Random(layout), set()
     for _ in range(200):
         n, h, w = rng.randint(1, 9), rng.randint(5, 160), rng.randint(5, 160)
         problem = Conv2dProblem(
-            direction, n, 32, h, w, 64, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16, layout=layout
+            direction, n, filters // 2, h, w, filters, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16, layout=layout
         )
-        shapes = (problem.x_shape if direction == "fprop" else problem.y_shape, problem.w_shape)
-        forms = [TensorForm(strides_of(shape, layout), True) for shape in shapes]
-        digests |= {text.digest for text in chosen_texts(problem, *forms, layout)}
+        digests |= {text.digest for text in _texts(problem)}
     assert 1 < len(digests) <= MOST
+
+
+def _representative(layout: str, width: int, dtype: torch.dtype, constants: dict[str, int]) -> KernelSource:
+    """The first text of a layer of 128 filters that has these constants. Wide strips need wide images."""
+    width += 192 if constants["RUN"] > 64 else 0
+    precision = "tf32" if dtype == torch.float32 else "ieee"
+    extents = {"n": 2, "c": 64, "h": 9, "w": width, "k": 128, "r": 3, "s": 3, "padding": (1, 1, 1, 1)}
+    problem = Conv2dProblem("fprop", **extents, dtype=dtype, layout=layout, precision=precision)
+    return next(text for text in _texts(problem, True) if constants.items() <= dict(text.constants).items())
+
+
+def _log(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What NVRTC and ptxas say about the text."""
+    logs, parse = [], compiler.parse_resources
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "parse_resources", lambda log, entry: logs.append(log) or parse(log, entry))
+        compiler.compile_source(source, "sm_90a")
+    return logs[0]
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_wgmma_is_not_serialized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _log(_representative(*REPRESENTATIVE[name]), monkeypatch)
+    assert "Compiling entry function 'halo_sm90'" in log and SERIALIZED not in log
+
+
+def test_serialized_wgmma_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An access of the sums while they are under way makes ptxas say what the test above looks for."""
+    source = _representative(*REPRESENTATIVE["loads"])
+    assert source.text.count(_WAIT) == 1
+    touched = replace(source, text=source.text.replace(_WAIT, _WAIT + " sums[0][0] += 1;"))
+    assert SERIALIZED in _log(touched, monkeypatch)

@@ -110,6 +110,9 @@ __device__ __forceinline__ void mbarrier_expect_tx(u64* bar, u32 bytes) { hc_emu
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u64* bar, u32 parity) {
     return hc_emu_mbarrier_try_wait_parity(bar, parity);
 }
+__device__ __forceinline__ bool mbarrier_test_wait_parity(u64* bar, u32 parity) {
+    return hc_emu_mbarrier_try_wait_parity(bar, parity);
+}
 __device__ __forceinline__ void mbarrier_inval(u64* bar) { hc_emu_mbarrier_inval(bar); }
 
 // ---- Bulk copies ----

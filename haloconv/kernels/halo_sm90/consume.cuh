@@ -22,121 +22,163 @@ __device__ __forceinline__ void release_lines(const Params& p, Control& control,
 }
 
 // Waits for the lines of row `down` of the phase's taps; the first pixel of each run there, in descriptor units of 16
-// bytes. `first_px` is the tile's first one in a slot (FLAT).
+// bytes. `first_px` are those at tap row 0.
 __device__ __forceinline__ void locate_runs(const Params& p, Control& control, const Lines& lines, int down, int r,
-                                            int first_px, int (&run)[RUNS]) {
+                                            const int (&first_px)[RUNS], int (&run)[RUNS]) {
 #pragma unroll
     for (int j = 0; j < RUNS; ++j) {
         const Slot slot(p, lines.at + (FLAT ? 0 : lines.own + j * p.stride_h + down), lines.chunk);
         hc::wait(&control.slot_full[slot.index], slot.parity);
-        const int px = FLAT ? first_px + j * RUN + control.row_px[r] : 0;
+        const int px = first_px[j] + (FLAT ? control.row_px[r] : 0);
         run[j] = (slot.index * p.slot_bytes + px * CHUNK_BYTES) / 16;
     }
 }
 
-// The taps of a phase of one chunk of channels.
-__device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Consumer& self, const hc::Phase& phase,
-                                         Lines& lines, int first_px, Sums& sums, bool accumulate) {
-    Control& control = *smem.control;
-    const u64 weights =
-        hc::ptx::smem_descriptor(hc::ptx::shared_address(smem.stages), 16, 8 * CHUNK_BYTES, CHUNK_BYTES);
-    const u64 pixels = hc::ptx::smem_descriptor(hc::ptx::shared_address(smem.slots), 16, 8 * CHUNK_BYTES, CHUNK_BYTES);
-    int last_stage = -1;
-    for (int r = phase.r; r < phase.r_end; ++r) {
-        int run[RUNS];
-        locate_runs(p, control, lines, r - phase.r, r, first_px, run);
-        for (int s = phase.s; s < phase.s_end; ++s) {
-            const int tap_px = control.col_px[s];
-            hc::wait(&control.stage_full[self.stage.index], self.stage.parity);
-            hc::ptx::wgmma_fence();
-            const u64 a = weights + self.stage.index * (STAGE_BYTES / 16);
-#pragma unroll
-            for (int k = 0; k < CHUNK_BYTES / 32; ++k)
-#pragma unroll
-                for (int j = 0; j < RUNS; ++j)
-                    hc::ptx::wgmma_ss<MULTIPLY, RUN>(
-                        sums[j], a + 2 * k, pixels + run[j] + tap_px * (CHUNK_BYTES / 16) + 2 * k, accumulate || k > 0);
-            hc::ptx::wgmma_commit_group();
-            hc::ptx::wgmma_wait_group<1>();  // the tap before this one is done
-            if (last_stage >= 0) hc::arrive_warp(&control.stage_empty[last_stage]);
-            if (!FLAT && s == phase.s) release_lines(p, control, lines, lines.own + r - phase.r);
-            accumulate = true;
-            last_stage = self.stage.index;
-            self.stage.advance(p.stages);
-        }
+// A consumer's part in a phase of a step: its tile, counted from the segment's first one, if it has one.
+struct Part {
+    int phase, own, steps;
+    bool active;
+    int first_px[RUNS];  // of each run in its line
+    bool announces;      // that it is half way through its first tile
+};
+
+// The lines of a phase for a consumer whose tile is `own`, which is none of the segment's if it has none.
+// `at` goes on behind them where each chunk brings its own.
+__device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer& self, const hc::Phase& phase,
+                                                const Part& part, int chunk, int& at) {
+    if (FLAT) return {at++, chunk, 0, 0, 1};
+    const int own = part.own, row = own * RUNS * p.stride_h;
+    if (!p.keeps) {
+        const hc::LineRange read = hc::lines_of<RUNS>(p, phase.first_tile, phase.tiles, phase.r, phase.r_end);
+        const int here = at - read.first;
+        at += read.end - read.first;
+        return {here, chunk, part.active ? row + phase.r : read.first, read.first, read.end};
     }
-    hc::ptx::wgmma_wait_group<0>();
+    // The consumer's next tile starts a step below, or below all that this one reads; at the end nothing follows.
+    const int down = hc::STEP_TILES * RUNS * p.stride_h, passed = min(down, (RUNS - 1) * p.stride_h + p.taps_r);
+    const int tiles = hc::STEP_TILES * part.steps;
+    const int all = lines_of_tiles(p, tiles, part.steps),
+              first = own < hc::STEP_TILES ? 0 : min(all, row - down + passed);
+    const bool again =
+        p.chunks == 1 && p.first_phase == 0 && part.phase == self.id;  // the other phase reads them once more
+    const bool last = own >= tiles - hc::STEP_TILES && !(part.active && self.id == 0 && part.phase == 0);
+    const int end = again || own < 0 ? first : last ? all : min(all, row + passed);
+    return {at, chunk, row + phase.r, first, end};
+}
+
+// Multiplies a tap and gives back the stage of the one before it. While a tensor core works on the last slice of a tap,
+// there is time for some 30 instructions until the first one of the next: what comes between costs as much as it takes.
+struct Taps {
+    u64 stages, slots;  // descriptors of the first stage, of the first slot
+    int last_stage;     // of the tap before; in lane 0 alone, else -1
+
+    __device__ __forceinline__ void multiply(const Params& p, Consumer& self, const int (&run)[RUNS], int px,
+                                             Sums& sums, bool accumulate) {
+        const u64 pixels = hc::ptx::moved(slots, px * (CHUNK_BYTES / 16));
+        hc::wait(&self.stage_full[self.stage.index], self.stage.parity);
+        hc::ptx::wgmma_fence();
+        const u64 weights = hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16));
 #pragma unroll
-    for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);
-    hc::arrive_warp(&control.stage_empty[last_stage]);
-    release_lines(p, control, lines, lines.released_end);
+        for (int k = 0; k < CHUNK_BYTES / 32; ++k)
+#pragma unroll
+            for (int j = 0; j < RUNS; ++j)
+                hc::ptx::wgmma_ss<MULTIPLY, RUN>(sums[j], hc::ptx::moved(weights, 2 * k),
+                                                 hc::ptx::moved(pixels, run[j] + 2 * k), accumulate || k > 0);
+        hc::ptx::wgmma_commit_group();
+        hc::ptx::wgmma_wait_group<1>();
+        release(self);
+        if (threadIdx.x % 32 == 0) last_stage = self.stage.index;
+        self.stage.advance(p.stages);
+    }
+    __device__ __forceinline__ void release(Consumer& self) {
+        if (last_stage >= 0) hc::ptx::mbarrier_arrive(&self.stage_empty[last_stage]);
+    }
+};
+
+// The taps of a phase.
+__device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Consumer& self, const hc::Phase& phase,
+                                         const Part& part, int& at, Sums& sums, bool accumulate) {
+    Control& control = *smem.control;
+    Taps taps{hc::ptx::smem_descriptor(hc::ptx::shared_address(self.stages), 16, 8 * CHUNK_BYTES, CHUNK_BYTES),
+              hc::ptx::smem_descriptor(hc::ptx::shared_address(smem.slots), 16, 8 * CHUNK_BYTES, CHUNK_BYTES), -1};
+    for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
+        Lines lines = lines_in_sight(p, self, phase, part, chunk, at);
+        taps.last_stage = -1;
+        for (int r = phase.r; r < phase.r_end; ++r) {
+            if (part.announces && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way);
+            int run[RUNS];
+            locate_runs(p, control, lines, r - phase.r, r, part.first_px, run);
+            taps.multiply(p, self, run, control.col_px[phase.s], sums, accumulate);
+            accumulate = true;
+            if (!FLAT) release_lines(p, control, lines, lines.own + r - phase.r);
+            for (int s = phase.s + 1; s < phase.s_end; ++s) taps.multiply(p, self, run, control.col_px[s], sums, true);
+        }
+        hc::ptx::wgmma_wait_group<0>();
+#pragma unroll
+        for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);
+        taps.release(self);
+        release_lines(p, control, lines, lines.released_end);
+    }
 }
 
 // The same for a consumer that has no tile in the phase.
 __device__ __forceinline__ void skip(const Params& p, const Smem& smem, Consumer& self, const hc::Phase& phase,
-                                     Lines& lines) {
-    for (int r = phase.r; r < phase.r_end; ++r) {
-        for (int s = phase.s; s < phase.s_end; ++s) {
-            hc::wait(&smem.control->stage_full[self.stage.index], self.stage.parity);
-            hc::arrive_warp(&smem.control->stage_empty[self.stage.index]);
-            self.stage.advance(p.stages);
+                                     const Part& part, int& at) {
+    for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
+        Lines lines = lines_in_sight(p, self, phase, part, chunk, at);
+        for (int r = phase.r; r < phase.r_end; ++r) {
+            for (int s = phase.s; s < phase.s_end; ++s) {
+                hc::wait(&self.stage_full[self.stage.index], self.stage.parity);
+                hc::arrive_warp(&self.stage_empty[self.stage.index]);
+                self.stage.advance(p.stages);
+            }
+            release_lines(p, *smem.control, lines, lines.own + r - phase.r);
         }
-        release_lines(p, *smem.control, lines, lines.own + r - phase.r);
+        release_lines(p, *smem.control, lines, lines.released_end);
     }
-    release_lines(p, *smem.control, lines, lines.released_end);
-}
-
-// The lines of a phase for a consumer whose tile is `own`, which is none of the segment's if it has none.
-__device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer& self, const hc::Phase& phase, int i,
-                                                int own, bool active, int steps, int at) {
-    if (FLAT) return {at, 0, 0, 0, 1};
-    const int row = own * RUNS * p.stride_h;
-    if (!p.keeps) {
-        const hc::LineRange read = hc::lines_of<RUNS>(p, phase.first_tile, phase.tiles, phase.r, phase.r_end);
-        return {at - read.first, 0, active ? row + phase.r : read.first, read.first, read.end};
-    }
-    // The next tile starts two tiles below, or below all that this one reads; at the end nothing follows.
-    const int down = 2 * RUNS * p.stride_h, passed = min(down, (RUNS - 1) * p.stride_h + p.taps_r);
-    const int all = lines_of_tiles(p, 2 * steps, steps), first = own < 2 ? 0 : min(all, row - down + passed);
-    const bool again = p.chunks == 1 && p.first_phase == 0 && i == self.id;  // the other phase reads them once more
-    const bool last = own >= 2 * steps - 2 && !(active && self.id == 0 && i == 0);
-    const int end = again || own < 0 ? first : last ? all : min(all, row + passed);
-    return {at, 0, row + phase.r, first, end};
 }
 
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int consumer) {
-    const int warp = threadIdx.x / 32;
-    Consumer self{
-        consumer, {}, smem.buffers + (Y_CHANNELS_INNER ? warp / 4 * 4 : warp) * WARP_BUFFER_BYTES, 0, 1 + consumer};
-    const int last_phase = consumer == 0 ? 1 : p.first_phase;
-    int at = 0;  // of the ring, as in for_each_line
+    const int warp = threadIdx.x / 32, first_stage = SHARED_TILE ? consumer * p.stages : 0;
+    Consumer self{consumer,
+                  {},
+                  smem.stages + first_stage * STAGE_BYTES,
+                  smem.control->stage_full + first_stage,
+                  smem.control->stage_empty + first_stage,
+                  smem.buffers + (Y_CHANNELS_INNER ? warp / 4 * 4 : warp) * WARP_BUFFER_BYTES,
+                  0,
+                  1 + consumer};
+    const int last_phase = consumer == 0 || SHARED_TILE ? 1 : p.first_phase;
+    int at = 0;         // of the ring, as in for_each_line
+    bool first = true;  // tile of the consumer
     Sums sums;
     for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
-        const int first_tile = 2 * segment.first.step;
+        const int first_tile = hc::STEP_TILES * segment.first.step;
         bool accumulate = false;
         for (int step = 0; step <= segment.steps; ++step)
             for (int i = p.first_phase; i < (step < segment.steps ? 2 : 1); ++i) {
                 const hc::Phase phase(p, i, step, segment.steps);
-                const int own = 2 * step + (consumer == 0 ? 0 : i ? 1 : -1);
-                const bool active = own >= 0 && own < 2 * segment.steps;
+                const int own = SHARED_TILE ? step : 2 * step + (consumer == 0 ? 0 : i ? 1 : -1);
+                const bool active = own >= 0 && own < hc::STEP_TILES * segment.steps;
                 const int line_px = FLAT ? (first_tile + phase.first_tile) * TILE_PX : 0;  // its row's begin the line
-                const int first_px =
-                    (own - phase.first_tile) * TILE_PX + line_px - p.pitch.quotient(line_px) * p.pitch.value;
-                for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
-                    Lines lines = lines_in_sight(p, self, phase, i, own, active, segment.steps, at);
-                    lines.chunk = chunk;
-                    if (!p.keeps) at += FLAT ? 1 : lines.released_end - lines.released;
-                    if (active)
-                        multiply(p, smem, self, phase, lines, first_px, sums, accumulate), accumulate = true;
-                    else
-                        skip(p, smem, self, phase, lines);
-                }
+                Part part{i, own, segment.steps, active, {}, SHARED_TILE && consumer == 0 && first};
+#pragma unroll
+                for (int run = 0; run < RUNS; ++run)
+                    part.first_px[run] =
+                        FLAT ? (own - phase.first_tile) * TILE_PX + line_px -
+                                   p.pitch.quotient(line_px) * p.pitch.value + run * RUN
+                             : p.lead - row_shift(p, box_row(p, segment.first, (first_tile + own) * RUNS + run, 0));
+                if (SHARED_TILE && consumer == 1 && first) hc::wait(&smem.control->half_way, 0);
+                if (active)
+                    multiply(p, smem, self, phase, part, at, sums, accumulate), accumulate = true;
+                else
+                    skip(p, smem, self, phase, part, at);
                 if (!active || i != last_phase) continue;
                 if (PACKS > 1) note_not_finite(p, sums);
                 write_tile(p, self, segment.first, first_tile + own, sums);
-                accumulate = false;
+                accumulate = first = false;
             }
-        if (p.keeps) at += lines_of_tiles(p, 2 * segment.steps, segment.steps);
+        if (p.keeps) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
     }
     hc::ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives its last reader
 }

@@ -11,7 +11,9 @@ using Sums = float[RUNS][RUN / 2];
 
 struct Consumer {
     int id;
-    Cursor stage;     // next weights
+    Cursor stage;  // next weights in its ring of stages
+    char* stages;
+    u64 *stage_full, *stage_empty;
     char* buffer;     // of the warp (by pixels) or of its consumer (by filters)
     int next_buffer;  // of BUFFERS
     int barrier;      // of the consumer's warps
@@ -22,9 +24,10 @@ struct Filters {
     int group, first, count, phase;
 };
 
-__device__ __forceinline__ Filters filters_of(const Params& p, const Tile& column, int row) {
+__device__ __forceinline__ Filters filters_of(const Params& p, const Consumer& self, const Tile& column, int row) {
     const int group = column.block / p.blocks;
-    const int first = (column.block - group * p.blocks) * PACK_FILTERS + row % PACK_FILTERS;
+    const int block = (column.block - group * p.blocks) * STREAMS + (SHARED_TILE ? self.id : 0);
+    const int first = block * PACK_FILTERS + row % PACK_FILTERS;
     return {group, first, p.filters - first, row / PACK_FILTERS};
 }
 
@@ -33,15 +36,24 @@ __device__ __forceinline__ int box_row(const Params& p, const Tile& column, int 
     return column.cls + p.classes * (run * p.pack_h + phase);
 }
 
+// Pixels by which a tile begins before its strip in row `out_row`, where the copy engine writes rows whose length is no
+// multiple of 16 bytes: there it finds 16 aligned bytes.
+__device__ __forceinline__ int row_shift(const Params& p, int out_row) {
+    return Y_JOINED ? out_row * p.cols & (16 / int(sizeof(elem_t)) - 1) : 0;
+}
+
 // Every warp writes its rows of one run of pixels.
 template <class Finished>
 __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self, const Tile& column,
                                                 const Filters& filters, int run, const float (&sums)[RUN / 2],
                                                 const Finished& finish) {
     constexpr int PX = PixelBuffer::PIXELS;
-    const int first_col = column.strip * p.strip_cols, out_row = box_row(p, column, run, filters.phase);
+    const int out_row = box_row(p, column, run, filters.phase), shift = row_shift(p, out_row);
+    const int first_col = column.strip * p.strip_cols - shift;
 #pragma unroll
     for (int first_px = 0; first_px < RUN; first_px += PX) {
+        const int col = first_col + first_px;
+        const bool sends = Y_BOXES && (!Y_JOINED || (col >= 0 && col + PX <= p.cols));  // no pixels of other rows
         int row = run, lane = threadIdx.x % 32;
         hc::ptx::renew(row), hc::ptx::renew(lane);  // one round's addresses at a time: registers are full of sums
         char* buffer = self.buffer + self.next_buffer * PixelBuffer::BYTES;
@@ -49,23 +61,25 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
         if (++self.next_buffer == BUFFERS) self.next_buffer = 0;
         __syncwarp();
         hc::fill_by_pixels<elem_t>(buffer, sums, first_px / 8, finish);
-        if constexpr (Y_BOXES) {
-            hc::ptx::fence_proxy_async_shared();
-            __syncwarp();
-            if (lane == 0) {
-                hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer, first_col + first_px, out_row,
-                                                               filters.first, filters.group, column.band);
-                hc::ptx::cp_async_bulk_commit_group();
-            }
-        } else {
-            __syncwarp();
+        if (Y_BOXES) hc::ptx::fence_proxy_async_shared();
+        __syncwarp();
+        if (Y_BOXES && lane == 0) {
+            if (sends)
+                hc::ptx::cp_async_bulk_tensor_5d_global_shared(
+                    &p.y_map, buffer, Y_JOINED ? out_row * p.cols + col : col, Y_JOINED ? 0 : out_row, filters.first,
+                    filters.group, column.band);
+            hc::ptx::cp_async_bulk_commit_group();
+        }
+        if constexpr (!Y_BOXES || Y_JOINED) {
+            if (sends) continue;
             const auto place_of = [&](int px) {
                 return hc::place_of(
-                    p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px, filters.phase));
+                    p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : -shift) + first_px + px, filters.phase));
             };
             const hc::Rows<elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
                                         min(hc::WARP_ROWS, filters.count)};
-            if (!FLAT && p.pack_w == 1 && p.y_col == 1) {  // neighbours, of which the first ones are inside
+            if (!FLAT && !Y_JOINED && p.pack_w == 1 &&
+                p.y_col == 1) {  // neighbours, of which the first ones are inside
                 const hc::Output at = hc::output_of<FLAT>(p, column, row, first_px, filters.phase);
                 const int count = at.inside ? min(PX, p.cols - at.col) : 0;
                 elem_t* to = rows.y + hc::place_of(p, at).offset;
@@ -126,7 +140,7 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Consumer& self
 __device__ __forceinline__ void write_tile(const Params& p, Consumer& self, const Tile& column, int tile,
                                            const Sums& sums) {
     const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
-    const Filters own = filters_of(p, column, warp_row);
+    const Filters own = filters_of(p, self, column, warp_row);
     hc::Finish<HAS_BIAS> finish{};
 #pragma unroll
     for (int half = 0; HAS_BIAS && half < 2; ++half) {
@@ -136,7 +150,7 @@ __device__ __forceinline__ void write_tile(const Params& p, Consumer& self, cons
 #pragma unroll
     for (int run = 0; run < RUNS; ++run)
         if constexpr (Y_CHANNELS_INNER)
-            write_by_filters(p, self, column, filters_of(p, column, 0), tile * RUNS + run, sums[run], finish);
+            write_by_filters(p, self, column, filters_of(p, self, column, 0), tile * RUNS + run, sums[run], finish);
         else if (own.count > 0)
             write_by_pixels(p, self, column, own, tile * RUNS + run, sums[run], finish);
 }

@@ -18,7 +18,8 @@ template <class Stage>
 __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stage) {
     int at = 0;  // of the ring: of the segment's first line (keeps), or of the next one
     for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
-        const int first_tile = 2 * segment.first.step, first_line = hc::lines_of<RUNS>(p, first_tile, 1, 0, 1).first;
+        const int first_tile = hc::STEP_TILES * segment.first.step,
+                  first_line = hc::lines_of<RUNS>(p, first_tile, 1, 0, 1).first;
         for (int step = 0; step <= segment.steps; ++step)
             for (int i = p.first_phase; i < (step < segment.steps ? 2 : 1); ++i) {
                 const hc::Phase phase(p, i, step, segment.steps);
@@ -30,7 +31,7 @@ __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stag
                         stage(Line{segment.first, FLAT ? first_row : first_line + line, phase.tiles, chunk, slot});
                     }
             }
-        if (p.keeps) at += lines_of_tiles(p, 2 * segment.steps, segment.steps);
+        if (p.keeps) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
     }
 }
 
@@ -158,6 +159,47 @@ __device__ __forceinline__ void stage_unit(const Params& p, const Line& line, in
         hc::load_pixels<elem_t, CHUNK_BYTES>(slot, first_px, p.slot_px, x, p.x_c, channels, place);
 }
 
+// Copies 32 pixels of a line, from `first_px` on, into a raw tile: by pieces, or by pairs where the row ends within a
+// piece. Widths are even.
+__device__ __forceinline__ void copy_unit(const Params& p, const Line& line, int first_px, char* raw) {
+    const int first_channel = line.chunk * CHUNK_ELEMS, channels = p.channels - first_channel, lane = threadIdx.x % 32;
+    const elem_t* x = p.x + ((i64)(line.column.block / p.blocks) * p.channels + first_channel) * p.x_c;
+    const int first_col = hc::staged_col(p, line.column) + first_px;
+    const bool cut = PIECE_PX > 2 && ((first_col < 0 && first_col + hc::UNIT_PX > 0) || first_col + hc::UNIT_PX > p.w);
+    if (cut)
+        hc::copy_pieces<elem_t, CHUNK_BYTES, 2>(raw, x, p.x_c, channels,
+                                                hc::staged_in_row(p, line.column, line.line, first_px + lane % 16 * 2));
+    else
+        hc::copy_pieces<elem_t, CHUNK_BYTES, PIECE_PX>(
+            raw, x, p.x_c, channels,
+            hc::staged_in_row(p, line.column, line.line, first_px + lane % (32 / PIECE_PX) * PIECE_PX));
+    hc::ptx::cp_async_commit_group();
+}
+
+// Pixels are neighbours, but the copy engine takes neither their rows nor their planes: a warp copies pieces of them
+// into its raw tile while the slot is still read, and turns them.
+__device__ __forceinline__ void produce_pieces(const Params& p, const Smem& smem, int warp) {
+    const int units = units_of_line(p);
+    char* raw = smem.raw + warp * RAW_BYTES;
+    int unit = warp;  // of the warp, counted from the current line on
+    for_each_line(p, [&](const Line& line) {
+        const int row = hc::staged_row<false>(p, line.column, line.line).row;
+        const int shift = (row * int(p.x_h) + hc::staged_col(p, line.column)) & (PIECE_PX - 1);
+        for (; unit < units; unit += LINE_WARPS) {
+            const int first_px = unit * hc::UNIT_PX - shift;
+            copy_unit(p, line, first_px, raw);
+            hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);
+            hc::ptx::cp_async_wait_group<0>();
+            __syncwarp();
+            hc::turn<CHUNK_BYTES, false>(reinterpret_cast<const elem_t*>(raw),
+                                         smem.slots + line.slot.index * p.slot_bytes,
+                                         {first_px, 0, p.slot_px, 0, p.slot_px});
+            UnitsUnderWay::announce(&smem.control->slot_full[line.slot.index]);
+        }
+        unit -= units;
+    });
+}
+
 __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem, int warp) {
     const int units = units_of_line(p);
     int unit = warp;  // of the warp, counted from the current line on
@@ -177,19 +219,47 @@ __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem
     under_way.finish();
 }
 
-__device__ __forceinline__ void produce_weights(const Params& p, const Smem& smem) {
-    const int taps = p.chunks * p.taps_r * p.taps_s;
+// A stream of weights, in the order in which its consumers multiply.
+struct WeightStream {
+    const Params& p;
+    Control& control;
+    char* stages;
+    int stream;
+    hc::Segments segment;
     Cursor stage;
-    for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
-        const unsigned char* packed = p.packed + (i64)segment.first.block * taps * STAGE_BYTES;
-        for (int step = 0; step <= segment.steps; ++step)
-            for (int tap = 0; tap < (step < segment.steps ? taps : p.mid_tap); ++tap) {
-                u64* full = &smem.control->stage_full[stage.index];
-                hc::wait(&smem.control->stage_empty[stage.index], stage.parity ^ 1);
-                hc::ptx::mbarrier_arrive_expect_tx(full, STAGE_BYTES);
-                hc::ptx::cp_async_bulk_shared_global(smem.stages + stage.index * STAGE_BYTES,
-                                                     packed + (i64)tap * STAGE_BYTES, STAGE_BYTES, full);
-                stage.advance(p.stages);
-            }
+    int tap = 0, done = 0;  // of the filter; of the segment
+
+    __device__ __forceinline__ WeightStream(const Params& p, const Smem& smem, int stream)
+        : p(p), control(*smem.control), stages(smem.stages), stream(stream), segment(p) {}
+
+    __device__ __forceinline__ bool more() const { return segment.steps > 0; }
+    __device__ __forceinline__ void wait() {
+        hc::wait(&control.stage_empty[stream * p.stages + stage.index], stage.parity ^ 1);
+    }
+
+    // Asks for the next tap's weights if a stage is free.
+    __device__ __forceinline__ void advance() {
+        const int index = stream * p.stages + stage.index, taps = p.chunks * p.taps_r * p.taps_s;
+        if (!more() || !hc::ptx::mbarrier_test_wait_parity(&control.stage_empty[index], stage.parity ^ 1)) return;
+        u64* full = &control.stage_full[index];
+        hc::ptx::mbarrier_arrive_expect_tx(full, STAGE_BYTES);
+        hc::ptx::cp_async_bulk_shared_global(
+            stages + index * STAGE_BYTES,
+            p.packed + ((i64)(segment.first.block * STREAMS + stream) * taps + tap) * STAGE_BYTES, STAGE_BYTES, full);
+        stage.advance(p.stages);
+        if (++tap == taps) tap = 0;
+        if (++done < segment.steps * taps + p.mid_tap) return;
+        segment.advance(p);
+        tap = done = 0;
+    }
+};
+
+// One thread streams the weights. With two streams it waits for neither: it asks them in turns.
+__device__ __forceinline__ void produce_weights(const Params& p, const Smem& smem) {
+    WeightStream first(p, smem, 0), second(p, smem, STREAMS - 1);
+    while (first.more() || (STREAMS == 2 && second.more())) {
+        if (STREAMS == 1) first.wait();
+        first.advance();
+        if (STREAMS == 2) second.advance();
     }
 }

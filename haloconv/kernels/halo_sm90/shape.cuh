@@ -15,23 +15,25 @@ using elem_t = ELEM;
 using hc::ptx::u64;
 using Params = hc::HaloParams<elem_t>;
 
-constexpr int CONSUMERS = 2, WARPGROUP = 128, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32, LINE_WARPS = 3;
-constexpr int THREADS = 32 * (CONSUMER_WARPS + LINE_WARPS + 1);
+constexpr int CONSUMERS = 2, WARPGROUP = 128, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
 constexpr int BLOCK_M = 64, PACK_FILTERS = BLOCK_M / PACKS;    // filters of a block, of an output of a pack
 constexpr int TILE_PX = RUN * RUNS;                            // pixels of a tile
 constexpr int CHUNK_ELEMS = CHUNK_BYTES / sizeof(elem_t);      // channels of a chunk
 constexpr int STAGE_BYTES = BLOCK_M * CHUNK_BYTES;             // weights of one tap
+constexpr int STREAMS = SHARED_TILE ? CONSUMERS : 1;           // of weights, each with a ring of stages
 constexpr int MAX_SLOTS = 32, MAX_STAGES = 32, MAX_TAPS = 64;  // of a ring; along one axis
 
 constexpr bool BOXED = X_BOXES && X_CHANNELS_INNER, TURNED = X_BOXES && !X_CHANNELS_INNER;
 constexpr bool COPIED = !X_BOXES && X_CHANNELS_INNER && X_VECTOR && sizeof(elem_t) == 2;  // no registers wait for them
-constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_DEPTH = 2;                       // raw tiles of a warp
-constexpr int RAW_TILES = TURNED ? LINE_WARPS * RAW_DEPTH : 0;
+constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_DEPTH = TURNED ? 2 : X_PIECE ? 1 : 0;  // raw tiles of a warp
+constexpr int RAW_TILES = LINE_WARPS * RAW_DEPTH, PIECE_PX = X_PIECE ? X_PIECE : 2;
+constexpr int PRODUCER_WARPS = LINE_WARPS + 1, THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
+constexpr bool MANY = PRODUCER_WARPS == 8;  // two warpgroups of producers
 
 constexpr bool WIDE = RUN * RUNS > 128;  // sums fill the consumers' registers
-constexpr int PRODUCER_REGISTERS = BOXED ? 56 : WIDE ? 88 : 152;
-constexpr int CONSUMER_REGISTERS = BOXED ? 224 : WIDE ? 208 : 168;  // what is left
-constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;           // a launch owns these, and no more
+constexpr int PRODUCER_REGISTERS = MANY ? 104 : BOXED ? 56 : WIDE ? 88 : 152;
+constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168;  // what is left
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
 
 using PixelBuffer = hc::PixelBuffer<elem_t>;
 constexpr int FILTER_ROW_BYTES = PACK_FILTERS * sizeof(elem_t) < 128 ? PACK_FILTERS * sizeof(elem_t) : 128;
@@ -44,32 +46,9 @@ static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a c
 static_assert(PACKS == 1 || PACKS == 2, "an output of a pack has two warps' rows");
 static_assert(BUFFERS == 2 || (BUFFERS == 1 && !Y_CHANNELS_INNER), "by filters one is filled while one is sent");
 static_assert(RUN % 64 == 0, "buffers of pixels are filled as a whole");
-static_assert(32 * (CONSUMER_REGISTERS * CONSUMER_WARPS + PRODUCER_REGISTERS * (LINE_WARPS + 1)) <=
+static_assert(32 * (CONSUMER_REGISTERS * CONSUMER_WARPS + PRODUCER_REGISTERS * PRODUCER_WARPS) <=
                   LAUNCH_REGISTERS * THREADS,
               "setmaxnreg never waits for registers that do not exist");
-
-// Barriers and tap offsets, behind the rings and the warps' buffers.
-struct Control {
-    u64 slot_full[MAX_SLOTS], slot_empty[MAX_SLOTS];
-    u64 stage_full[MAX_STAGES], stage_empty[MAX_STAGES];
-    u64 raw_full[LINE_WARPS][RAW_DEPTH];
-    int row_px[MAX_TAPS], col_px[MAX_TAPS];  // what a tap's row and column add, in pixels
-};
-
-extern __shared__ __align__(1024) char dynamic_smem[];
-
-// Slots, stages, raw tiles, buffers, control: in this order, all but the last at multiples of 1024 bytes.
-struct Smem {
-    char *slots, *stages, *raw, *buffers;
-    Control* control;
-
-    __device__ __forceinline__ explicit Smem(const Params& p)
-        : slots(dynamic_smem),
-          stages(slots + (p.keeps ? p.chunks : 1) * p.ring.value * p.slot_bytes),
-          raw(stages + p.stages * STAGE_BYTES),
-          buffers(raw + RAW_TILES * RAW_BYTES),
-          control(reinterpret_cast<Control*>(buffers + CONSUMER_WARPS * WARP_BUFFER_BYTES)) {}
-};
 
 // A line's slot: position `at` of a ring that goes on over all segments. With `keeps` each chunk has a ring.
 struct Slot {
@@ -83,9 +62,33 @@ struct Slot {
     }
 };
 
+// Barriers and tap offsets, behind the rings and the warps' buffers.
+struct Control {
+    u64 slot_full[MAX_SLOTS], slot_empty[MAX_SLOTS];
+    u64 stage_full[MAX_STAGES], stage_empty[MAX_STAGES];
+    u64 raw_full[LINE_WARPS][RAW_DEPTH ? RAW_DEPTH : 1];
+    u64 half_way;                            // SHARED_TILE: of the first consumer's first tile
+    int row_px[MAX_TAPS], col_px[MAX_TAPS];  // what a tap's row and column add, in pixels
+};
+
+extern __shared__ __align__(1024) char dynamic_smem[];
+
+// Slots, stages, raw tiles, buffers, control: in this order, all but the last at multiples of 1024 bytes.
+struct Smem {
+    char *slots, *stages, *raw, *buffers;
+    Control* control;
+
+    __device__ __forceinline__ explicit Smem(const Params& p)
+        : slots(dynamic_smem),
+          stages(slots + (p.keeps ? p.chunks : 1) * p.ring.value * p.slot_bytes),
+          raw(stages + STREAMS * p.stages * STAGE_BYTES),
+          buffers(raw + RAW_TILES * RAW_BYTES),
+          control(reinterpret_cast<Control*>(buffers + CONSUMER_WARPS * WARP_BUFFER_BYTES)) {}
+};
+
 // Lines of a segment of `steps` steps, and its first `tiles` ones' among them.
 __device__ __forceinline__ int lines_of_tiles(const Params& p, int tiles, int steps) {
-    return tiles <= 0 ? 0 : hc::lines_of<RUNS>(p, 0, min(tiles, 2 * steps), 0, p.taps_r).end;
+    return tiles <= 0 ? 0 : hc::lines_of<RUNS>(p, 0, min(tiles, hc::STEP_TILES * steps), 0, p.taps_r).end;
 }
 
 // Lines that the producers stage for a phase of a step: all that it reads, or with `keeps` those that are new.
@@ -93,13 +96,15 @@ __device__ __forceinline__ hc::LineRange staged_lines(const Params& p, const hc:
                                                       int steps) {
     if (FLAT) return {0, 1};
     if (!p.keeps) return hc::lines_of<RUNS>(p, phase.first_tile, phase.tiles, phase.r, phase.r_end);
+    if (SHARED_TILE) return {lines_of_tiles(p, step, steps), lines_of_tiles(p, step + 1, steps)};
     const int tiles = 2 * step + 1 + i, known = tiles - (p.chunks == 1 && p.first_phase == 0 ? 1 : 2);
     return {lines_of_tiles(p, known, steps), lines_of_tiles(p, tiles, steps)};
 }
 
 // Units of 32 pixels that warps stage for a line; where they are turned, its barrier counts warps.
 __device__ __forceinline__ int units_of_line(const Params& p) {
-    return TURNED ? p.boxes * p.box_units.value : (p.slot_px + hc::UNIT_PX - 1) / hc::UNIT_PX;
+    return TURNED ? p.boxes * p.box_units.value
+                  : (p.slot_px + (X_PIECE ? PIECE_PX - 1 : 0) + hc::UNIT_PX - 1) / hc::UNIT_PX;
 }
 
 __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
@@ -111,12 +116,13 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
                                                                     : units_of_line(p));
         hc::ptx::mbarrier_init(&control.slot_empty[thread], CONSUMER_WARPS);
     }
-    if (thread < p.stages) {
+    if (thread < STREAMS * p.stages) {
         hc::ptx::mbarrier_init(&control.stage_full[thread], 1);
-        hc::ptx::mbarrier_init(&control.stage_empty[thread], CONSUMER_WARPS);
+        hc::ptx::mbarrier_init(&control.stage_empty[thread], CONSUMER_WARPS / STREAMS);
     }
-    if (TURNED && thread < LINE_WARPS * RAW_DEPTH)
+    if (TURNED && thread < RAW_TILES)
         hc::ptx::mbarrier_init(&control.raw_full[thread / RAW_DEPTH][thread % RAW_DEPTH], 1);
+    if (SHARED_TILE && thread == 0) hc::ptx::mbarrier_init(&control.half_way, CONSUMER_WARPS / CONSUMERS);
     hc::ptx::fence_mbarrier_init();
     if (thread < p.taps_r && FLAT) {
         const int row = thread * p.dil_h;

@@ -1,35 +1,12 @@
 // Producer: input pixels from global memory through registers into [pixel][channels of a chunk], swizzled for wgmma.
 #pragma once
 
+#include "halo_sm90/piece.cuh"
 #include "halo_sm90/swizzle.cuh"
 #include "halo_sm90/tile.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/cvt.cuh"
 
 namespace hc {
-
-// One 16-byte piece: neighbouring channels of a pixel as the tensor cores want them.
-struct alignas(16) Piece {
-    unsigned word[4];
-};
-
-// fp32 is rounded to TF32: the tensor cores ignore the low 13 bits, so half of their unit is added, as cvt.rna.tf32
-// does. A NaN stays one whatever its payload; infinities stay infinities under the cut.
-__device__ __forceinline__ unsigned to_tf32(float value) {
-    return value != value ? 0x7fffffffu : __float_as_uint(value) + 0x1000u;
-}
-
-__device__ __forceinline__ Piece to_piece(const float (&channel)[4]) {
-    return {to_tf32(channel[0]), to_tf32(channel[1]), to_tf32(channel[2]), to_tf32(channel[3])};
-}
-
-template <class Half>
-__device__ __forceinline__ Piece to_piece(const Half (&channel)[8]) {
-    Piece piece;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) piece.word[i] = channel[2 * i].bits | unsigned(channel[2 * i + 1].bits) << 16;
-    return piece;
-}
 
 // How the 32 pixels of a unit come from global memory. While the tensor cores run, they leave other warps few cycles of
 // the register file: what counts is the number of instructions, so loads are as wide as the layout allows, and each
@@ -57,6 +34,27 @@ __device__ __forceinline__ void load_pixels(char* slot, int first_px, int px_lim
         for (int i = 0; i < BATCH; ++i)
             if (px < px_limit)
                 *reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(px, first + i)) = to_piece(channel[i]);
+    }
+}
+
+// 16-bit types, pieces of whose pixels (2 or 4) are aligned: into a raw tile of 32 pixels, as the copy engine would
+// bring it (turn.cuh). Each part of the warp copies other channels. `place` is that of the lane's first pixel.
+template <class Elem, int ROW_BYTES, int PIECE_PX>
+__device__ __forceinline__ void copy_pieces(char* raw, const Elem* x, i64 stride, int channels, Place place) {
+    constexpr int LANES = 32 / PIECE_PX, AT_ONCE = 32 / LANES, COPIES = ROW_BYTES / 2 / AT_ONCE, BYTES = 2 * PIECE_PX;
+    const int first_px = threadIdx.x % LANES * PIECE_PX, own = threadIdx.x % 32 / LANES;
+    const Elem* from = place.inside ? x + place.offset + own * stride : x;
+    const i64 step = place.inside ? AT_ONCE * stride : 0;
+    const bool all = channels >= ROW_BYTES / 2;
+#pragma unroll 4
+    for (int i = 0; i < COPIES; ++i, from += step) {
+        const int channel = i * AT_ONCE + own;
+        const bool there = place.inside && (all || channel < channels);
+        char* to = raw + channel * 64 + ((first_px / 8 ^ (channel / 2 & 3)) << 4) + first_px % 8 * 2;
+        if constexpr (PIECE_PX == 2)
+            ptx::cp_async_4(to, there ? from : x, there ? BYTES : 0);
+        else
+            ptx::cp_async_8(to, there ? from : x, there ? BYTES : 0);
     }
 }
 

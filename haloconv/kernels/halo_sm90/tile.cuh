@@ -4,17 +4,20 @@
 // rows; and a column into tiles, one below the other, each a consumer's. ROWS: a tile is RUNS rows, and a line, which
 // is what a slot holds, one row of the input. FLAT: a tile is TILE_PX pixels of all rows of the column (of all images,
 // if that is one column) laid end to end, `pitch` pixels each, where neighbouring rows share the zeros between them;
-// a line is all rows that meet two tiles.
+// a line is all rows that meet the tiles of a step.
 //
-// The consumers take tiles in turns, a step is two tiles. To have one multiply while the other writes, the second
-// starts its tiles in the middle of the taps: first the taps of phase 1, then, with the next step, those of phase 0.
-// Both always multiply by the same weights, and their tiles are always neighbours.
+// SHARED_TILE: a step is one tile, of which each consumer has a block of filters of its own. Else the consumers take
+// tiles of one block in turns, and a step is two tiles. To have one multiply while the other writes, the second starts
+// its tiles in the middle of the taps: first the taps of phase 1, then, with the next step, those of phase 0. Both
+// always multiply by the same weights, and their tiles are always neighbours.
 #pragma once
 
 #include "numeric.cuh"
 #include "ptx/tensor_map.cuh"
 
 namespace hc {
+
+constexpr int STEP_TILES = SHARED_TILE ? 1 : 2;  // tiles of a step
 
 // Division by a number that the host knows: for 0 <= n < 2^31 the quotient is the high word of n * magic, shifted.
 // Granlund and Montgomery, "Division by invariant integers using multiplication" (1994).
@@ -45,34 +48,39 @@ struct HaloParams {
     int classes, class_move, line_move;  // output rows of one class are `classes` apart; input rows per class and line
     int pack_h, pack_w;                  // output rows, columns that one row of M stands for
     int strips, strip_cols;              // strips of output columns
+    int lead;                            // pixels by which a line begins before its strip (Y_JOINED)
     Divisor pitch;                       // pixels from row to row of a line (FLAT)
     Divisor wrap;                        // rows after which the next image begins in a column (FLAT)
     Divisor plane_px;                    // pixels of a plane
     int planes_w, slot_px;               // planes side by side; pixels of a slot
-    int boxes, single_boxes, box_px;     // that the copy engine brings for a line of two tiles, of one; pixels of each
-    Divisor box_units;                   // units of a box that is turned
-    int bands, steps;                    // bands of a strip; steps of a column
-    int first_phase;                     // 0, or 1 if all taps are in phase 1
-    int mid_chunk, mid_r, mid_s, mid_tap;  // where phase 0 ends, which starts at 0 in all of them
+    int boxes, single_boxes,
+        box_px;         // that the copy engine brings for a step's line, for one of one tile; pixels of each
+    Divisor box_units;  // units of a box that is turned
+    int bands, steps;   // bands of a strip; steps of a column
+    int first_phase;    // 0, or 1 if all taps are in phase 1
+    int mid_chunk, mid_r, mid_s, mid_tap;  // where phase 0 ends, which starts at 0 in all of them; SHARED_TILE: where
+                                           // the first consumer is when the second one begins
     int next_chunk, next_r, next_s;        // where phase 1 starts, which ends with the last of them
     int keeps;                             // 1: a column's lines are staged once, and each chunk has a ring of slots
-    int blocks, chunks;                    // blocks of M filters in a group; chunks of channels
+    int blocks, chunks;                    // blocks (SHARED_TILE: pairs of them) in a group; chunks of channels
     Divisor ring;                          // slots of a ring
     int slot_bytes, stages;                // bytes of a slot; stages of the ring of weights
     int total;                             // steps of the launch
 };
 
-// A step, numbered along this order of nested loops.
+// A step. Steps are numbered along nested loops of group, strip, band, class, block and step: blocks of filters that
+// read the same input do so at about the same time, from the L2.
 struct Tile {
-    int block, strip, band, cls, step;
+    int block, strip, band, cls, step;  // the block is counted through all groups
 };
 
 template <class P>
 __device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
-    const unsigned cls = index / (unsigned)p.steps, band = cls / (unsigned)p.classes;
-    const unsigned strip = band / (unsigned)p.bands, block = strip / (unsigned)p.strips;
-    return {int(block), int(strip - block * p.strips), int(band - strip * p.bands), int(cls - band * p.classes),
-            int(index - cls * p.steps)};
+    const unsigned column = index / (unsigned)p.steps, cls = column / (unsigned)p.blocks;
+    const unsigned band = cls / (unsigned)p.classes, strip = band / (unsigned)p.bands;
+    const unsigned group = strip / (unsigned)p.strips;
+    return {int(group * p.blocks + column - cls * p.blocks), int(strip - group * p.strips), int(band - strip * p.bands),
+            int(cls - band * p.classes), int(index - column * p.steps)};
 }
 
 // The steps of one block of threads: a run of neighbours, as equal as whole steps allow, cut where columns end. Each
@@ -113,8 +121,8 @@ struct Phase {
           r_end(phase ? p.taps_r : p.mid_r),
           s(phase ? p.next_s : 0),
           s_end(phase ? p.taps_s : p.mid_s),
-          first_tile(phase || step == 0 ? 2 * step : 2 * step - 1),
-          tiles(phase || (step > 0 && step < steps) ? 2 : 1) {}
+          first_tile(phase || step == 0 ? STEP_TILES * step : STEP_TILES * step - 1),
+          tiles(STEP_TILES == 2 && (phase || (step > 0 && step < steps)) ? 2 : 1) {}
 };
 
 // Lines of a column, counted from the segment's first tile on: [first, end).
@@ -162,6 +170,14 @@ __device__ __forceinline__ int staged_col(const P& p, const Tile& column) {
     return column.strip * p.strip_cols * p.stride_w - p.pad_left;
 }
 
+// The input pixel at place `px` of a line of one row without planes; places left and right of the slot have one, too.
+template <class P>
+__device__ __forceinline__ Place staged_in_row(const P& p, const Tile& column, int line, int px) {
+    const ImageRow at = staged_row<false>(p, column, line);
+    const int w = staged_col(p, column) + px;
+    return {at.n * p.x_n + at.row * p.x_h + w * p.x_w, (unsigned)at.row < (unsigned)p.h && (unsigned)w < (unsigned)p.w};
+}
+
 // The input pixel that place `px` of a slot holds, whose (first) row is line `line`.
 template <bool IS_FLAT, class P>
 __device__ __forceinline__ Place staged_pixel(const P& p, const Tile& column, int line, int px) {
@@ -194,7 +210,8 @@ __device__ __forceinline__ Output output_of(const P& p, const Tile& column, int 
     const int phase_row = p.pack_w == 1 ? phase : phase / p.pack_w, phase_col = phase - phase_row * p.pack_w;
     const int out_row = column.cls + p.classes * (row * p.pack_h + phase_row);
     const int out_col = (column.strip * p.strip_cols + col) * p.pack_w + phase_col;
-    return {n, out_row, out_col, n < p.n && col < p.strip_cols && out_row < p.rows && out_col < p.cols};
+    return {n, out_row, out_col,
+            n < p.n && col < p.strip_cols && out_row < p.rows && (unsigned)out_col < (unsigned)p.cols};
 }
 
 template <class P>

@@ -47,6 +47,19 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u64* bar, u32 parity) {
     return ended != 0;
 }
 
+// mbarrier.test_wait.parity: the same, and never suspends the thread.
+__device__ __forceinline__ bool mbarrier_test_wait_parity(u64* bar, u32 parity) {
+    u32 ended;
+    asm volatile(
+        "{\n.reg .pred ended;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, ended;\n}"
+        : "=r"(ended)
+        : "r"(shared_address(bar)), "r"(parity)
+        : "memory");
+    return ended != 0;
+}
+
 // mbarrier.inval: the barrier's memory may be used for other things.
 __device__ __forceinline__ void mbarrier_inval(u64* bar) {
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");

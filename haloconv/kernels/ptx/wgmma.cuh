@@ -24,6 +24,11 @@ __device__ __forceinline__ u64 smem_descriptor(u32 smem_address, u32 leading_byt
            (smem_address >> 4 & 0x3fff);
 }
 
+// The descriptor of an operand that starts `units` of 16 bytes further on.
+__device__ __forceinline__ u64 moved(u64 descriptor, u32 units) {
+    return descriptor >> 32 << 32 | (u32)((u32)descriptor + units);
+}
+
 #ifndef HALOCONV_EMULATOR
 
 // wgmma.fence: the warpgroup's registers are ready for the wgmma instructions that follow. Needed before the first, and

@@ -1,0 +1,150 @@
+"""The shape of a block of halo_sm90: the configuration, its warps, and how it shares out shared memory.
+
+Names are those of kernels/halo_sm90.cu and kernels/halo_sm90/shape.cuh, where each is explained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
+_MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
+_CONSUMERS, _CONSUMER_WARPS, UNIT_PX = 2, 8, 32
+_MAX_RAW_TILES = 14
+_CONTROL_BYTES = 8 * (2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + 1) + 4 * 2 * MAX_TAPS
+BLOCK_M = 64
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a launch's tensors lie in memory, as far as it decides how tiles are cut.
+
+    ``x_inner`` and ``y_inner``: neighbours are channels (filters), not pixels. ``x_whole`` and ``y_whole``: addresses
+    and strides are multiples of 16 bytes, and so are the channels (filters) of a group where they are neighbours.
+    ``x_joined``: all of this but the distance of rows, which follow each other without a gap. ``x_piece``: how
+    many 16-bit pixels are aligned together (2 or 4; 0: none) where nothing else is. ``y_joined``: as ``x_joined``.
+    """
+
+    elem_bytes: int
+    x_inner: bool
+    x_whole: bool
+    y_inner: bool
+    y_whole: bool
+    x_joined: bool = False
+    x_piece: int = 0
+    y_joined: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a tile: everything that is compiled into the kernel or fixes what a block keeps in shared memory.
+
+    ``pack_h`` by ``pack_w`` output pixels share the 64 rows of M where filters are few. ``strip_cols`` are the columns
+    of a strip of flat tiles (0: all of them, in one strip). With ``boxes`` the copy engine brings the input. With
+    ``keeps`` a column's lines are staged once, else once for each phase. With ``shared_tile`` the consumers work on two
+    blocks of filters of the same tile, else on neighbouring tiles of one block.
+    """
+
+    flat: bool
+    run: int
+    runs: int
+    chunk_bytes: int
+    pack_h: int = 1
+    pack_w: int = 1
+    strip_cols: int = 0
+    boxes: bool = False
+    keeps: bool = False
+    shared_tile: bool = False
+
+    @property
+    def packs(self) -> int:
+        """Outputs that share the rows of M."""
+        return self.pack_h * self.pack_w
+
+    @property
+    def tile_px(self) -> int:
+        """Pixels of a tile, which is one consumer's."""
+        return self.runs * self.run
+
+    @property
+    def step_tiles(self) -> int:
+        """Tiles of a step."""
+        return 1 if self.shared_tile else _CONSUMERS
+
+    @property
+    def streams(self) -> int:
+        """Streams of weights."""
+        return _CONSUMERS if self.shared_tile else 1
+
+    @property
+    def stage_bytes(self) -> int:
+        return BLOCK_M * self.chunk_bytes
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def line_warps(config: Config, storage: Storage) -> int:
+    """Warps that stage lines: one where the copy engine fills slots, else as many as there are registers for."""
+    return 3 if config.tile_px > 128 or (config.boxes and storage.x_inner) else 7
+
+
+def threads(config: Config, storage: Storage) -> int:
+    """Threads of a block."""
+    return 32 * (_CONSUMER_WARPS + line_warps(config, storage) + 1)
+
+
+def piece_px(config: Config, storage: Storage) -> int:
+    """Pixels that a lane copies at once into a raw tile (0: none): in rows without strides, if registers allow it."""
+    none = config.boxes or config.flat or config.pack_w > 1 or config.tile_px > 128
+    return 0 if none else storage.x_piece
+
+
+def slot_bytes(slot_px: int, config: Config) -> int:
+    """Shared memory of a slot."""
+    return ceil_div(slot_px * config.chunk_bytes, 1024) * 1024
+
+
+def buffer_bytes(storage: Storage, buffers: int) -> int:
+    """Shared memory of the consumers' output buffers (halo_sm90/write.cuh)."""
+    if storage.y_inner:
+        return _CONSUMERS * buffers * BLOCK_M * 128
+    return _CONSUMER_WARPS * buffers * 16 * 128
+
+
+def raw_bytes(config: Config, storage: Storage) -> int:
+    """Shared memory of the raw tiles that are turned (kernels/halo_sm90/turn.cuh)."""
+    depth = 0 if storage.x_inner else 2 if config.boxes else int(piece_px(config, storage) > 0)
+    return line_warps(config, storage) * depth * UNIT_PX * config.chunk_bytes
+
+
+def fit_rings(
+    config: Config, storage: Storage, stride: int, taps: int, chunks: int, slot_px: int, besides: int
+) -> dict[str, int] | str:
+    """Slots of a ring and stages that fit: what a step needs, then weights, then more lines ahead."""
+    size = slot_bytes(slot_px, config)
+    room = _SMEM_BYTES - besides - _CONTROL_BYTES
+    rings = chunks if config.keeps else 1
+    below = config.step_tiles * config.runs * stride
+    stage = config.streams * config.stage_bytes
+    lines = below - stride + taps
+    if config.flat:
+        least, most = 2, 3
+    elif config.keeps:
+        least, most = lines, lines + below
+    else:
+        least, most = min(lines, below - stride + 3), 2 * lines
+    if not (config.boxes and storage.x_inner):
+        # A warp that waits for a slot must not be two rounds ahead of it: barriers tell two rounds apart, not three.
+        least = max(least, ceil_div(line_warps(config, storage), ceil_div(slot_px, UNIT_PX)))
+    most = max(most, least)
+    fitting = min((room - 3 * stage) // (rings * size), _MAX_SLOTS // rings)
+    if fitting < least:
+        return f"{rings * least} lines of {size} bytes do not fit shared memory"
+    wanted_stages = 8 if config.stage_bytes >= 8192 else 12
+    ring = min(most, fitting, max(least, (room - wanted_stages * stage) // (rings * size)))
+    stages = min((room - rings * ring * size) // stage, 16)
+    used = rings * ring * size + stages * stage + besides + _CONTROL_BYTES
+    return {"ring": ring, "stages": stages, "smem_bytes": used}

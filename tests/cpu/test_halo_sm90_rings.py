@@ -1,0 +1,62 @@
+"""The rings of halo_sm90's tilings: a warp that stages lines never comes to a slot two rounds ahead of its consumers.
+
+It waits for a slot's round by parity, and knows only that the slot of the line that it staged last was free.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from haloconv.families.base import TensorForm, strides_of
+from haloconv.families.halo_sm90_configs import storage_of
+from haloconv.families.halo_sm90_form import forms
+from haloconv.families.halo_sm90_shape import UNIT_PX, Storage, ceil_div, line_warps
+from haloconv.families.halo_sm90_tile import Tiling
+from haloconv.problem import Conv2dProblem
+from tests.tilings import all_tilings
+
+WIDTHS = (13, 20, 38, 64, 66, 150)
+FILTERS = ((1, 1), (3, 3), (3, 2), (2, 9), (7, 7))
+CHANNELS = ((8, 40), (66, 70), (160, 128))
+
+
+def _problem(
+    direction: str, layout: str, dtype: torch.dtype, width: int, taps: tuple[int, int], channels: int, filters: int,
+    stride: int,
+) -> Conv2dProblem:  # fmt: skip
+    precision = "tf32" if dtype == torch.float32 else "ieee"
+    extents = {"n": 2, "c": channels, "h": 18, "w": width, "k": filters, "r": taps[0], "s": taps[1]}
+    padding, strides = (1, 1, 1, 1), (stride, stride)
+    return Conv2dProblem(
+        direction, **extents, padding=padding, stride=strides, dtype=dtype, layout=layout, precision=precision
+    )
+
+
+def _lines_ahead(tiling: Tiling, storage: Storage) -> int:
+    """Lines from one that a warp stages to the next that it has a unit of, at most."""
+    config = tiling.config
+    if config.boxes and storage.x_inner:
+        return 1  # one warp stages all
+    units = tiling.boxes * tiling.box_units if config.boxes else ceil_div(tiling.slot_px, UNIT_PX)
+    return ceil_div(line_warps(config, storage), units)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("direction", ["fprop", "dgrad"])
+def test_no_warp_is_two_rounds_ahead(direction: str, dtype: torch.dtype, layout: str) -> None:
+    seen, short = 0, []
+    for width, taps, (channels, filters), stride in product(WIDTHS, FILTERS, CHANNELS, (1, 2)):
+        problem = _problem(direction, layout, dtype, width, taps, channels, filters, stride)
+        x, y = (problem.x_shape, problem.y_shape)[:: 1 if direction == "fprop" else -1]
+        storage = storage_of(problem, TensorForm(strides_of(x, layout), True), strides_of(y, layout), layout)
+        for form in (each for each in forms(problem) if each.taps):
+            for tiling in all_tilings(form, storage):
+                seen += 1
+                if tiling.ring * (tiling.chunks if tiling.config.keeps else 1) < _lines_ahead(tiling, storage):
+                    short.append((width, taps, channels, filters, stride, tiling.config, tiling.ring))
+    assert seen > 1000
+    assert not short, f"{len(short)} of {seen} tilings, such as {short[0]}"

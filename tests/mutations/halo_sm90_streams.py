@@ -1,0 +1,94 @@
+"""Faults in halo_sm90's shared tiles: two consumers, each with its own block of filters and its own stream of weights,
+the second half a tile behind the first; and in how a tap gives back the stage of the one before it."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.mutations.halo_sm90 import fault
+
+_TEST_STAGE_EMPTY = " || !hc::ptx::mbarrier_test_wait_parity(&control.stage_empty[index], stage.parity ^ 1)"
+_KEPT = {"on": "shared_3x3", "shape": "shared tile kept"}
+_FLAT = {"on": "shared_nhwc", "shape": "shared tile flat", "dtype": torch.float16}
+
+STREAMS = (
+    fault("one stream of weights", "both consumers get the first one's block of filters",
+          ("segment.first.block * STREAMS + stream)", "segment.first.block * STREAMS)"), **_KEPT),
+    fault("blocks of one stream", "the streams of neighbouring blocks overlap",
+          ("(segment.first.block * STREAMS + stream)", "(segment.first.block + stream)"), **_FLAT),
+    fault("both streams in one ring", "the second one's weights land on the first one's",
+          ("index = stream * p.stages + stage.index, taps", "index = stage.index, taps"), **_KEPT),
+    fault("the second consumer reads the first one's stages", "it multiplies by the weights of the first",
+          ("smem.stages + first_stage * STAGE_BYTES", "smem.stages"), **_FLAT),
+    fault("the second consumer waits for the first one's stages", "its own may not be there",
+          ("smem.control->stage_full + first_stage", "smem.control->stage_full"), **_KEPT),
+    fault("the second consumer gives back the first one's stages", "both arrive for one ring",
+          ("smem.control->stage_empty + first_stage", "smem.control->stage_empty"), **_FLAT),
+    fault("stages given back by both consumers", "the other consumer never arrives",
+          ("CONSUMER_WARPS / STREAMS)", "CONSUMER_WARPS)"), **_KEPT),
+    fault("barriers of one stream only", "the second ring has none",
+          ("thread < STREAMS * p.stages", "thread < p.stages"), **_FLAT),
+    fault("memory for one ring of stages", "what lies behind the first ring is the second one, too",
+          ("stages + STREAMS * p.stages * STAGE_BYTES", "stages + p.stages * STAGE_BYTES"), **_KEPT),
+    fault("stages of a stream are not tested", "weights land over ones that are still read",
+          (_TEST_STAGE_EMPTY, ""), **_FLAT),
+    fault("the second stream ends with the first", "its last weights are never asked for",
+          (" || (STREAMS == 2 && second.more())", ""), on="shared_3x3", shape="shared tile in passing"),
+    fault("a filter's taps go on in the next segment", "a stream does not start anew",
+          ("        tap = done = 0;", "        done = 0;"), on="rows_5x5", shape="rows kept"),
+    fault("both consumers write the first block", "filters of the second are lost",
+          ("* STREAMS + (SHARED_TILE ? self.id : 0)", "* STREAMS"), **_KEPT),
+    fault("filters counted by single blocks", "a step's two blocks are one apart from the next's",
+          ("(column.block - group * p.blocks) * STREAMS", "(column.block - group * p.blocks)"), **_FLAT),
+)  # fmt: skip
+
+STEPS = (
+    fault("steps of the first group", "the blocks of all groups are the first one's",
+          ("int(group * p.blocks + column - cls * p.blocks)", "int(column - cls * p.blocks)"),
+          on="shared_groups", shape="shared tile"),
+    fault("blocks go on through the classes", "a class starts with the block after the last",
+          ("column - cls * p.blocks)", "column)"), **_KEPT),
+    fault("steps go on through the columns", "a column starts with the step after the last",
+          ("int(index - column * p.steps)", "int(index)"), **_KEPT),
+    fault("bands go on through the strips", "a strip starts with the image after the last",
+          ("int(band - strip * p.bands)", "int(band)"), on="aligned_3x5", shape="two short runs in rows"),
+    fault("a step of two tiles", "consumers leave out every other tile",
+          ("SHARED_TILE ? step :", "SHARED_TILE ? 2 * step :"),
+          **_KEPT),
+    fault("lines of two tiles", "a tile's lines are staged once more with the next",
+          ("return {lines_of_tiles(p, step, steps),", "return {lines_of_tiles(p, step - 1, steps),"), **_KEPT),
+)  # fmt: skip
+
+HALF_WAY = (
+    fault("half way is never announced", "the second consumer does not start",
+          ("if (part.announces && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way);", ""),
+          **_KEPT),
+    fault("half way is announced at the end", "the first consumer waits for lines that the second has yet to give back",
+          ("chunk == p.mid_chunk && r == p.mid_r", "chunk == p.chunks - 1 && r == p.taps_r - 1"),
+          on="shared_3x3", shape="shared tile in passing"),
+    fault("half way for both consumers", "the second one's warps are waited for, too",
+          ("half_way, CONSUMER_WARPS / CONSUMERS)", "half_way, CONSUMER_WARPS)"), **_FLAT),
+    fault("half way has no barrier", "it is not initialised",
+          ("if (SHARED_TILE && thread == 0) hc::ptx::mbarrier_init", "if (false) hc::ptx::mbarrier_init"), **_FLAT),
+)  # fmt: skip
+
+RELEASE = (
+    fault("every lane gives back a stage", "the arrivals of 32 lanes count",
+          ("if (threadIdx.x % 32 == 0) last_stage =", "last_stage ="), on="large_3x3", shape="boxes in rows"),
+    fault("no lane gives back a stage", "the weights' producer waits for the consumers",
+          ("        release(self);\n        if (threadIdx", "        if (threadIdx"),
+          on="large_3x3", shape="boxes in rows"),
+    fault("a chunk's last stage is kept", "the weights' producer waits for the consumers",
+          ("        taps.release(self);\n", ""), on="aligned_nhwc", shape="boxes in rows"),
+    fault("a chunk's last stage is given back twice", "the next chunk's first tap gives it back once more",
+          ("        taps.last_stage = -1;\n", ""), on="strips_3x5", shape="rows kept"),
+    fault("all taps with the first weights", "the descriptor of the weights stays where it is",
+          ("hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16))", "stages"),
+          on="large_3x3", shape="boxes in rows"),
+    fault("all taps at the first column", "the descriptor of the pixels leaves out the tap",
+          ("hc::ptx::moved(slots, px * (CHUNK_BYTES / 16))", "slots"), on="large_3x3", shape="boxes in rows"),
+    fault("all slices with the first pixels' channels", "the descriptor of the pixels leaves out the slice",
+          ("moved(pixels, run[j] + 2 * k)", "moved(pixels, run[j])"), on="aligned_3x5", shape="boxes in rows"),
+)  # fmt: skip
+
+MUTATIONS = (*STREAMS, *STEPS, *HALF_WAY, *RELEASE)
