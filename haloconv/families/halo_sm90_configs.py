@@ -15,6 +15,7 @@ from haloconv.problem import Conv2dProblem
 _CANDIDATES = 8
 _RUNS = (64, 128, 256)
 _ENOUGH_AHEAD = 7000.0  # cycles
+_COORDINATES = 1 << 31  # pixels that the copy engine numbers along one axis
 
 
 @lru_cache(maxsize=4096)
@@ -143,7 +144,7 @@ def storage_of(problem: Conv2dProblem, x: TensorForm, y: tuple[int, ...], result
     if problem.dtype.itemsize == 2 and problem.stride[1] == 1 and not (x_inner or x_whole or x_joined):
         x_piece = _piece(x, width)
     y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
-    y_joined = y_joined and not y_whole
+    y_joined = y_joined and not y_whole and y[1] < _COORDINATES
     return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, x_piece, y_joined)
 
 

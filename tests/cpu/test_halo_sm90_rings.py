@@ -60,3 +60,13 @@ def test_no_warp_is_two_rounds_ahead(direction: str, dtype: torch.dtype, layout:
                     short.append((width, taps, channels, filters, stride, tiling.config, tiling.ring))
     assert seen > 1000
     assert not short, f"{len(short)} of {seen} tilings, such as {short[0]}"
+
+
+def test_planes_of_2_to_the_31_pixels_are_not_numbered_end_to_end() -> None:
+    """Rows of the output that are not aligned: the copy engine's coordinates are 32-bit integers."""
+    extents = {"n": 1, "c": 1, "k": 1, "r": 3, "s": 3, "dtype": torch.float16, "layout": "nchw"}
+    for height, wanted in ((1024, True), (1 << 20, False)):  # 2^31 / 2^20 = 2048
+        problem = Conv2dProblem("fprop", h=height + 2, w=2048 + 6, **extents)
+        x, y = strides_of(problem.x_shape, "nchw"), strides_of(problem.y_shape, "nchw")
+        assert problem.q % 8 and y[1] % 8 == 0
+        assert storage_of(problem, TensorForm(x, True), y, "nchw").y_joined is wanted

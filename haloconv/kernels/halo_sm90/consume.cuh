@@ -1,4 +1,4 @@
-// The consumers of halo_sm90: two warpgroups, each with its own tiles, half a tile apart.
+// The consumers of halo_sm90: two warpgroups half a tile apart, on tiles of their own or on one that they share.
 #pragma once
 
 #include "halo_sm90/epilogue.cuh"
@@ -42,8 +42,8 @@ struct Part {
     bool announces;      // that it is half way through its first tile
 };
 
-// The lines of a phase for a consumer whose tile is `own`, which is none of the segment's if it has none.
-// `at` goes on behind them where each chunk brings its own.
+// The lines of a phase for a consumer, whose tile is none of the segment's if it has none. `at` goes on behind them
+// where each chunk brings its own.
 __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer& self, const hc::Phase& phase,
                                                 const Part& part, int chunk, int& at) {
     if (FLAT) return {at++, chunk, 0, 0, 1};

@@ -145,11 +145,16 @@ struct UnitsUnderWay {
     }
 };
 
+// The channels of a line's chunk, of image 0 at pixel (0, 0).
+__device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& line) {
+    return p.x + ((i64)(line.column.block / p.blocks) * p.channels + line.chunk * CHUNK_ELEMS) * p.x_c;
+}
+
 // One warp's 32 pixels of a line.
 __device__ __forceinline__ void stage_unit(const Params& p, const Line& line, int unit, char* slot) {
     const int first_px = unit * hc::UNIT_PX, px = first_px + threadIdx.x % 32;
-    const int first_channel = line.chunk * CHUNK_ELEMS, channels = p.channels - first_channel;
-    const elem_t* x = p.x + ((i64)(line.column.block / p.blocks) * p.channels + first_channel) * p.x_c;
+    const int channels = p.channels - line.chunk * CHUNK_ELEMS;
+    const elem_t* x = chunk_of(p, line);
     const hc::Place place = hc::staged_pixel<FLAT>(p, line.column, line.line, px);
     if constexpr (COPIED)
         hc::copy_channels<elem_t, CHUNK_BYTES>(slot, first_px, p.slot_px, x, channels, place);
@@ -162,8 +167,8 @@ __device__ __forceinline__ void stage_unit(const Params& p, const Line& line, in
 // Copies 32 pixels of a line, from `first_px` on, into a raw tile: by pieces, or by pairs where the row ends within a
 // piece. Widths are even.
 __device__ __forceinline__ void copy_unit(const Params& p, const Line& line, int first_px, char* raw) {
-    const int first_channel = line.chunk * CHUNK_ELEMS, channels = p.channels - first_channel, lane = threadIdx.x % 32;
-    const elem_t* x = p.x + ((i64)(line.column.block / p.blocks) * p.channels + first_channel) * p.x_c;
+    const int channels = p.channels - line.chunk * CHUNK_ELEMS, lane = threadIdx.x % 32;
+    const elem_t* x = chunk_of(p, line);
     const int first_col = hc::staged_col(p, line.column) + first_px;
     const bool cut = PIECE_PX > 2 && ((first_col < 0 && first_col + hc::UNIT_PX > 0) || first_col + hc::UNIT_PX > p.w);
     if (cut)
