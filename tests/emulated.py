@@ -67,7 +67,7 @@ EXTRA = (
          (40, 1, 1), storage="channels_last"),
     case("shared_3x3", "three blocks of filters, two chunks of channels or more, aligned rows", (2, 72, 7, 40),
          (130, 3, 3)),
-    case("shared_joined", "two blocks of filters, rows that follow each other without a gap", (1, 72, 8, 21),
+    case("shared_joined", "two blocks of filters, rows that follow each other without a gap", (1, 72, 4, 62),
          (96, 3, 3), padding=1),
     case("shared_nhwc", "three blocks of filters where channels are neighbours", (2, 72, 6, 20), (136, 3, 3), padding=1,
          storage="channels_last"),
@@ -77,14 +77,19 @@ EXTRA = (
          (70, 2, 3), padding=1, storage="channels_last"),
     case("joined_rows", "rows that are not aligned in planes that are: boxes begin at every place in them",
          (2, 40, 8, 147), (40, 3, 3), padding=1),
-    case("pairs_3x3", "pairs of pixels are aligned, rows and planes are not; a last chunk that is not full",
-         (2, 72, 5, 70), (40, 3, 3), padding=1),
-    case("pairs_groups", "the same in groups of an odd number of channels, with an even padding", (2, 14, 5, 36),
-         (10, 3, 3), padding=(1, 1, 2, 2), groups=2),
-    case("fours_3x3", "four pixels are aligned, every other row begins between them", (1, 40, 6, 102), (40, 3, 3),
+    case("joined_by_two", "joined rows where every other plane is aligned (in 16 bits)", (1, 40, 6, 102), (40, 3, 3),
          padding=1),
-    case("pairs_column", "pairs in long rows for a filter of one column, with an odd padding", (1, 64, 3, 130),
-         (72, 3, 1), padding=1),
+    case("joined_by_four", "every fourth plane is aligned (in 16 bits); a last chunk that is not full", (2, 72, 5, 70),
+         (40, 3, 3), padding=1),
+    case("joined_by_eight", "every eighth plane is aligned (in 16 bits)", (2, 64, 5, 67), (40, 3, 3), padding=1),
+    case("joined_far_left", "every eighth plane, and a unit whose first pixels are padding in some planes only",
+         (1, 64, 3, 67), (40, 3, 3), padding=(1, 1, 30, 2)),
+    case("joined_pairs", "joined rows of an even length, of which two come alone at the end of a column",
+         (1, 40, 6, 146), (40, 3, 3), padding=1),
+    case("joined_column", "every fourth plane, in long rows for a filter of one column, with an odd padding",
+         (1, 64, 3, 130), (72, 3, 1), padding=1),
+    case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
+         padding=1),
 )  # fmt: skip
 
 ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
@@ -119,7 +124,6 @@ SHAPES: dict[str, Callable[[Config], bool]] = {
     "shared tile kept": lambda config: config.shared_tile and config.keeps,
     "shared tile in passing": lambda config: config.shared_tile and not config.flat and not config.keeps,
     "shared tile flat": lambda config: config.shared_tile and config.flat,
-    "pieces": lambda config: not config.flat and config.pack_w == 1,
     "rows without packs": lambda config: not config.flat and config.packs == 1,
     "rows of 128": lambda config: config.run == 128 and config.runs == 1 and not config.flat,
 }
@@ -137,26 +141,26 @@ SHAPED = {
     "two runs of 128": ("large_3x3", "large_nhwc", "aligned_3x5"),
     "two runs of 64": ("large_3x3", "large_nhwc"),
     "runs of 256": ("large_3x3",),
-    "two short runs in rows": ("aligned_3x5", "aligned_nhwc"),
+    "two short runs in rows": ("aligned_3x5", "aligned_nhwc", "joined_pairs"),
     "boxes in flat tiles": (
         "large_3x3", "short_rows", "aligned_3x5", "aligned_nhwc", "aligned_dilated", "one_channel_in",
+        "joined_by_four", "joined_by_eight", "joined_small",
     ),
     "boxes in flat strips": ("aligned_3x5", "aligned_nhwc"),
     "packed rows": ("large_3x3", "wide_bottom_right"),
     "packed columns in rows": ("packed_columns",),
     "rows of 256": ("long_nhwc",),
-    "boxes in rows": ("large_3x3", "aligned_3x5", "aligned_nhwc", "aligned_dilated", "one_channel_in", "long_nhwc"),
-    "rows without packs": ("row_filter", "joined_rows"),
+    "boxes in rows": (
+        "large_3x3", "aligned_3x5", "aligned_nhwc", "aligned_dilated", "one_channel_in", "long_nhwc", "joined_by_two",
+        "joined_by_four", "joined_by_eight", "joined_far_left", "joined_column",
+    ),
+    "rows of 128": ("joined_column",),
+    "rows without packs": ("row_filter", "joined_rows", "joined_pairs"),
     "shared tile": ("shared_3x3", "shared_nhwc", "shared_groups", "shared_odd_nhwc"),
-    "shared tile kept": ("shared_3x3", "shared_joined", "shared_nhwc"),
+    "shared tile kept": ("shared_3x3", "shared_joined", "shared_nhwc", "strips_3x5"),
     "shared tile in passing": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_groups"),
     "shared tile flat": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_odd_nhwc"),
 }  # fmt: skip
-SHAPED_PIECES = {  # 16-bit types only
-    "pieces": ("pairs_3x3", "pairs_groups", "pairs_column", "fours_3x3"),
-    "rows of 128": ("pairs_column",),
-}
-
 # Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
 # in groups, whose sums are repaired, and not packed.
 NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "depthwise_stride", "rgb_stem", "plain_3x3")
@@ -276,9 +280,6 @@ def halo_sm90_runs() -> Iterator[Run]:
             yield from (Run("halo_sm90", one, dtype, result) for result in ("fprop", "dgrad"))
     for shape, names in SHAPED.items():
         for one, dtype in product((BY_NAME[name] for name in names), (torch.float32, torch.float16)):
-            yield from (Run("halo_sm90", one, dtype, result, shape) for result in ("fprop", "dgrad"))
-    for shape, names in SHAPED_PIECES.items():
-        for one, dtype in product((BY_NAME[name] for name in names), (torch.float16, torch.bfloat16)):
             yield from (Run("halo_sm90", one, dtype, result, shape) for result in ("fprop", "dgrad"))
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.float16)):
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in ("fprop", "dgrad"))

@@ -158,7 +158,8 @@ def jobs_of(sanitizer: str, options: argparse.Namespace) -> dict[str, Job]:
         command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *TOOLS[tool], sys.executable, *DRIVER]
         return Job([*command, *arguments], limits.get(tool, options.timeout))
 
-    jobs = {tool: job(tool, "--every", str(every.get(tool, 1))) for tool in TOOLS}
+    fill = {"initcheck": ("--fill",)}
+    jobs = {tool: job(tool, "--every", str(every.get(tool, 1)), *fill.get(tool, ())) for tool in TOOLS}
     return jobs | {PLANTED: job("memcheck", "--plant-fault")}
 
 

@@ -22,8 +22,8 @@ from haloconv.families.halo_sm90_shape import (
     Config,
     Storage,
     ceil_div,
+    joined_planes,
     line_warps,
-    piece_px,
     threads,
 )
 from haloconv.families.halo_sm90_tile import Tiling, tile
@@ -153,7 +153,7 @@ def _pack_launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, de
         *(config.pack_w, BLOCK_M // config.packs, pieces),
     )
     grid = form.groups * tiling.packed_blocks * ceil_div(pieces, _PACK_THREADS)
-    return Launch(pack_source(problem, config), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, fields)
+    return Launch(pack_source(problem, config, operands.storage), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, fields)
 
 
 def repair_launch(problem: Conv2dProblem, form: Form, operands: _Operands, device: torch.device) -> Launch:
@@ -186,9 +186,14 @@ def _output_strides(form: Form, operands: _Operands) -> tuple[int, int, int, int
     return (y_n, y_k, y_h * rows.out_step, y_w * cols.out_step, y_h * rows.out_first + y_w * cols.out_first)
 
 
-def pack_source(problem: Conv2dProblem, config: Config) -> KernelSource:
-    """The text of the packing kernel for one block height, chunk and type."""
-    constants = {"ELEM": _ELEMENTS[problem.dtype], "BLOCK_M": BLOCK_M, "CHUNK_BYTES": config.chunk_bytes}
+def pack_source(problem: Conv2dProblem, config: Config, storage: Storage) -> KernelSource:
+    """The text of the packing kernel for one block height, chunk, order of channels and type."""
+    constants = {
+        "ELEM": _ELEMENTS[problem.dtype],
+        "BLOCK_M": BLOCK_M,
+        "CHUNK_BYTES": config.chunk_bytes,
+        "PLANES": joined_planes(config, storage),
+    }
     return kernel_source("halo_sm90_pack", "halo_sm90_pack", constants)
 
 
@@ -207,8 +212,8 @@ def source(problem: Conv2dProblem, tiling: Tiling, storage: Storage) -> KernelSo
         "PACKS": config.packs,
         "X_CHANNELS_INNER": int(storage.x_inner),
         "X_BOXES": int(config.boxes),
-        "X_JOINED": int(config.boxes and storage.x_joined),
-        "X_PIECE": piece_px(config, storage),
+        "X_JOINED": storage.x_joined if config.boxes else 0,
+        "RAW_DEPTH": tiling.raw_depth,
         "LINE_WARPS": line_warps(config, storage),
         "X_VECTOR": int(storage.x_inner and storage.x_whole and not config.boxes),
         "Y_CHANNELS_INNER": int(storage.y_inner),
@@ -232,7 +237,7 @@ def sources(
             tiling = tile(form, config, operands.storage)
             if isinstance(tiling, str):
                 continue
-            yield pack_source(problem, config)
+            yield pack_source(problem, config, operands.storage)
             yield source(problem, tiling, operands.storage)
             if config.packs > 1:
                 yield repair_source(problem)
@@ -246,7 +251,7 @@ def divisor(value: int) -> tuple[int, int, int]:
 
 def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device, sm_count: int) -> Launch:
     text = source(problem, tiling, operands.storage)
-    grid, block = min(sm_count, tiling.total), threads(tiling.config, operands.storage)
+    grid, block = tiling.grid(sm_count), threads(tiling.config, operands.storage)
     maps = (_x_map(problem, tiling, operands), _y_map(problem, tiling, operands))
     fields = _fields(tiling, operands)
     return Launch(text, device, grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
@@ -265,10 +270,12 @@ def _x_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
         extents, strides = (form.channels, form.groups, cols, rows, form.n), (form.channels * size, x_w, x_h, x_n)
         box, swizzle = (chunk, 1, tiling.box_px, 1, 1), _SWIZZLES[config.chunk_bytes]
     else:
-        if operands.storage.x_joined:
-            rows, cols, x_h = 1, rows * cols, 16
-        extents, strides = (cols, rows, form.channels, form.groups, form.n), (x_h, x_c, form.channels * x_c, x_n)
-        box, swizzle = (UNIT_PX, 1, chunk, 1, 1), _SWIZZLES[UNIT_PX * size]
+        planes = joined_planes(config, operands.storage)
+        if operands.storage.x_joined:  # one row: of as many channels as it takes until one is aligned again
+            rows, cols, x_h = 1, (planes - 1) * x_c // size + rows * cols, 16
+        extents = (cols, rows, form.channels // planes, form.groups, form.n)
+        strides = (x_h, planes * x_c, form.channels * x_c, x_n)
+        box, swizzle = (UNIT_PX, 1, chunk // planes, 1, 1), _SWIZZLES[UNIT_PX * size]
     return BoxMap(_MAP_TYPES[problem.dtype], extents, strides, box, swizzle, pointer=_X_POINTER)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from math import gcd
 
 from haloconv.families.base import TensorForm
 from haloconv.families.halo_sm90_form import Form
-from haloconv.families.halo_sm90_shape import BLOCK_M, UNIT_PX, Config, Storage, ceil_div, line_warps, piece_px
+from haloconv.families.halo_sm90_shape import BLOCK_M, UNIT_PX, Config, Storage, ceil_div, line_warps
 from haloconv.families.halo_sm90_tile import Tiling, tile
 from haloconv.problem import Conv2dProblem
 
@@ -40,13 +41,16 @@ def all_configs(form: Form, storage: Storage) -> list[Config]:
     for pack_h, pack_w in packs:
         cols = ceil_div(form.horizontal.out_extent, pack_w)
         sides = (False, True) if form.filters > BLOCK_M else (False,)
-        boxes = (storage.x_whole or storage.x_joined) and pack_w * form.horizontal.stride == 1
+        boxes = storage.x_whole or (storage.x_joined > 0 and chunk_bytes // storage.elem_bytes >= 8 * storage.x_joined)
+        boxes = boxes and pack_w * form.horizontal.stride == 1
         for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
             run = _run(ceil_div(cols, ceil_div(cols, most)))
             shape = (chunk_bytes, pack_h, pack_w)
-            for keeps, shared in product((True, False), sides):
+            # Both need many registers: two blocks of filters, fp32 whose lines are turned.
+            many = run == 256 and boxes and not storage.x_inner and storage.elem_bytes == 4
+            for keeps, shared in product((True, False), (False,) if many else sides):
                 result[Config(False, run, runs, *shape, boxes=boxes, keeps=keeps, shared_tile=shared)] = None
-            if boxes and not storage.x_inner and most * runs > 128 and storage.elem_bytes == 4:
+            if boxes and not storage.x_inner and most * runs > 128:
                 continue  # flat tiles that are turned leave too few registers
             for strips in sorted({ceil_div(cols, width) for width in (cols, 126, 62, 30)}):
                 strip_cols = 0 if strips == 1 else ceil_div(cols, strips)
@@ -91,10 +95,17 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     units = tiling.boxes * tiling.box_units if config.boxes else ceil_div(tiling.slot_px, UNIT_PX)
     staging = tiling.staged_lines * units * _unit_cycles(config, storage)
     return (
-        ceil_div(tiling.total, sm_count)
+        ceil_div(tiling.total, tiling.grid(sm_count))
         * max(multiply, consumer, streamed / 30, staging)
-        * (1.05 if config.shared_tile and tiling.y_boxes else 1.0)
+        * _sharing(tiling)
     )
+
+
+def _sharing(tiling: Tiling) -> float:
+    """By how much two blocks of filters of one tile take longer than two tiles of one block, with boxes of sums."""
+    if not (tiling.config.shared_tile and tiling.y_boxes):
+        return 1.0
+    return 0.95 if tiling.config.keeps and tiling.stages > 3 else 1.05
 
 
 def _waiting(tiling: Tiling, tap: float) -> float:
@@ -117,7 +128,7 @@ def _unit_cycles(config: Config, storage: Storage) -> float:
         return 0 if storage.x_inner else 1500 / warps
     if storage.x_inner:  # more warps than three wait for memory, too
         return (700 if storage.elem_bytes == 2 else 930) if storage.x_whole else 2700
-    return 1500 / warps if piece_px(config, storage) else 1500
+    return 1500
 
 
 def storage_of(problem: Conv2dProblem, x: TensorForm, y: tuple[int, ...], result_layout: str) -> Storage:
@@ -137,19 +148,15 @@ def storage_of(problem: Conv2dProblem, x: TensorForm, y: tuple[int, ...], result
     y_inner = result_layout == "nhwc"
     x_whole = x.aligned and whole(x.strides, x_inner, channels)
     width = problem.w if forward else problem.q
-    rows_apart = (x.strides[0], x.strides[1], group, x.strides[3])  # any distance if it is the rows' length
-    x_joined = x.aligned and x.strides[2] == width and whole(rows_apart, False, channels)
-    x_joined = x_joined and not (x_inner or x_whole)
-    x_piece = 0
-    if problem.dtype.itemsize == 2 and problem.stride[1] == 1 and not (x_inner or x_whole or x_joined):
-        x_piece = _piece(x, width)
+    x_joined = 0 if x_inner or x_whole or x.strides[2] != width else _joined(x, channels, group)
     y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
     y_joined = y_joined and not y_whole and y[1] < _COORDINATES
-    return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, x_piece, y_joined)
+    return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined)
 
 
-def _piece(x: TensorForm, width: int) -> int:
-    """How many neighbouring pixels are aligned together, row by row: 4 or 2, or 0 if they lie otherwise."""
-    if not x.aligned or x.strides[3] != 1 or width % 2 or any(stride % 2 for stride in x.strides[:3]):
-        return 0
-    return 2 if any(stride % 4 for stride in x.strides[:2]) else 4
+def _joined(x: TensorForm, channels: int, group: int) -> int:
+    """``Storage.x_joined`` of a tensor whose rows follow each other without a gap; ``group`` pixels are 16 bytes."""
+    image, plane, _, pixel = x.strides
+    planes = group // gcd(plane, group)
+    aligned = x.aligned and pixel == 1 and image % group == 0 and channels % planes == 0
+    return planes if aligned and planes * plane < _COORDINATES else 0

@@ -11,7 +11,7 @@ _SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
 _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
 _CONSUMERS, _CONSUMER_WARPS, UNIT_PX = 2, 8, 32
 _MAX_RAW_TILES = 14
-_CONTROL_BYTES = 8 * (2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + 1) + 4 * 2 * MAX_TAPS
+_CONTROL_BYTES = 8 * (2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + _CONSUMERS) + 4 * 2 * MAX_TAPS
 BLOCK_M = 64
 
 
@@ -21,8 +21,8 @@ class Storage:
 
     ``x_inner`` and ``y_inner``: neighbours are channels (filters), not pixels. ``x_whole`` and ``y_whole``: addresses
     and strides are multiples of 16 bytes, and so are the channels (filters) of a group where they are neighbours.
-    ``x_joined``: all of this but the distance of rows, which follow each other without a gap. ``x_piece``: how
-    many 16-bit pixels are aligned together (2 or 4; 0: none) where nothing else is. ``y_joined``: as ``x_joined``.
+    ``x_joined``: 0, or rows follow each other without a gap, and every ``x_joined``-th channel (1, 2, 4 or 8) begins at
+    a multiple of 16 bytes. ``y_joined``: the same of every filter.
     """
 
     elem_bytes: int
@@ -30,8 +30,7 @@ class Storage:
     x_whole: bool
     y_inner: bool
     y_whole: bool
-    x_joined: bool = False
-    x_piece: int = 0
+    x_joined: int = 0
     y_joined: bool = False
 
 
@@ -96,10 +95,9 @@ def threads(config: Config, storage: Storage) -> int:
     return 32 * (_CONSUMER_WARPS + line_warps(config, storage) + 1)
 
 
-def piece_px(config: Config, storage: Storage) -> int:
-    """Pixels that a lane copies at once into a raw tile (0: none): in rows without strides, if registers allow it."""
-    none = config.boxes or config.flat or config.pack_w > 1 or config.tile_px > 128
-    return 0 if none else storage.x_piece
+def joined_planes(config: Config, storage: Storage) -> int:
+    """Channels whose planes boxes take as one long row (kernels/halo_sm90_pack.cu orders weights by it)."""
+    return max(1, storage.x_joined) if config.boxes else 1
 
 
 def slot_bytes(slot_px: int, config: Config) -> int:
@@ -107,16 +105,27 @@ def slot_bytes(slot_px: int, config: Config) -> int:
     return ceil_div(slot_px * config.chunk_bytes, 1024) * 1024
 
 
-def buffer_bytes(storage: Storage, buffers: int) -> int:
+def leaves_by_stages(config: Config, storage: Storage) -> bool:
+    """Whether the sums of a tile leave through the stage of its last tap, which is a buffer for each of four warps."""
+    return config.shared_tile and not storage.y_inner and config.stage_bytes == 4 * 16 * 128
+
+
+def buffer_bytes(config: Config, storage: Storage, buffers: int) -> int:
     """Shared memory of the consumers' output buffers (halo_sm90/write.cuh)."""
+    if leaves_by_stages(config, storage):
+        return 0
     if storage.y_inner:
         return _CONSUMERS * buffers * BLOCK_M * 128
     return _CONSUMER_WARPS * buffers * 16 * 128
 
 
-def raw_bytes(config: Config, storage: Storage) -> int:
-    """Shared memory of the raw tiles that are turned (kernels/halo_sm90/turn.cuh)."""
-    depth = 0 if storage.x_inner else 2 if config.boxes else int(piece_px(config, storage) > 0)
+def raw_depths(config: Config, storage: Storage) -> tuple[int, ...]:
+    """How many raw tiles a warp that turns them may have, best first (kernels/halo_sm90/turn.cuh)."""
+    return (2, 1) if config.boxes and not storage.x_inner else (0,)
+
+
+def raw_bytes(config: Config, storage: Storage, depth: int) -> int:
+    """Shared memory of the raw tiles."""
     return line_warps(config, storage) * depth * UNIT_PX * config.chunk_bytes
 
 

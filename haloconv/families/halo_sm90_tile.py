@@ -18,13 +18,16 @@ from haloconv.families.halo_sm90_shape import (
     buffer_bytes,
     ceil_div,
     fit_rings,
+    leaves_by_stages,
     raw_bytes,
+    raw_depths,
     slot_bytes,
 )
 
 _BOX_PX = 256  # the largest extent of a box
 _NEVER = 1 << 30
 _VIRTUAL_PIXELS = 1 << 31
+_FEW_MORE = 1.04
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Tiling:
     lead: int
     y_boxes: bool
     y_buffers: int
+    raw_depth: int
 
     @property
     def slot_bytes(self) -> int:
@@ -119,6 +123,18 @@ class Tiling:
     def total(self) -> int:
         """Steps of the launch: a tile for each consumer."""
         return self.steps * self.vertical.classes * self.bands * self.strips * self.blocks * self.form.groups
+
+    def grid(self, sm_count: int) -> int:
+        """Blocks of threads of the launch, one on each multiprocessor.
+
+        Each gets a run of ``total / grid`` steps. Neighbouring strips of unaligned rows share sectors of memory of 32
+        bytes: where it costs few steps, all strips are cut at the same rows, so that both halves of a sector are
+        written at about the same time and meet in the L2.
+        """
+        even = sm_count - sm_count % self.strips
+        if self.lead and even and ceil_div(self.total, even) <= _FEW_MORE * ceil_div(self.total, sm_count):
+            return even
+        return min(sm_count, self.total)
 
     @property
     def staged_lines(self) -> int:
@@ -203,6 +219,8 @@ def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
     planes = planes_w * vertical.planes
     if config.boxes and (not (storage.x_whole or storage.x_joined) or planes > 1 or stride_w > 1):
         return "the copy engine takes aligned rows, and no strides across them"
+    if config.boxes and config.chunk_bytes // storage.elem_bytes < 8 * storage.x_joined:
+        return f"a chunk of {config.chunk_bytes} bytes has fewer than 8 channels in every {storage.x_joined}-th plane"
     halo = (taps_s - 1) * across.dil // stride_w
     cols = ceil_div(across.out_extent, config.pack_w)
     lead = _lead(form, config, storage) if planes == stride_w == 1 else 0
@@ -212,14 +230,9 @@ def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
         return line
     chunks = ceil_div(form.channels * storage.elem_bytes, config.chunk_bytes)
     y_boxes = lead > 0 or _y_boxes(form, config, storage)
-    rings: dict[str, int] | str = ""
-    for y_buffers in (2, 1) if y_boxes and not storage.y_inner else (2 if storage.y_inner else 1,):
-        besides = buffer_bytes(storage, y_buffers) + raw_bytes(config, storage)
-        rings = fit_rings(config, storage, vertical.stride, vertical.taps, chunks, line["slot_px"], besides)
-        if not isinstance(rings, str) and rings["stages"] > 5:
-            break
-    if isinstance(rings, str):
-        return rings
+    memory = _share_memory(config, storage, vertical, chunks, line["slot_px"], y_boxes)
+    if isinstance(memory, str):
+        return memory
     del columns["lines_of_one"], columns["lines_of_step"]
     result = Tiling(
         form,
@@ -229,17 +242,41 @@ def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
         **columns,
         **line,
         planes_w=planes_w,
-        phases=_phases(chunks, vertical, taps_s, config, rings["ring"]),
+        phases=_phases(chunks, vertical, taps_s, config, memory["ring"]),
         blocks=ceil_div(form.filters, BLOCK_M // config.packs * config.streams),
         chunks=chunks,
-        **rings,
+        **memory,
         lead=lead,
         y_boxes=y_boxes,
-        y_buffers=y_buffers,
     )
     if max(result.total, (result.column_rows + vertical.halo + 2) * result.pitch) >= _VIRTUAL_PIXELS:
         return f"{result.total} steps are more than 32-bit indices reach"
     return result
+
+
+def _share_memory(
+    config: Config, storage: Storage, vertical: Vertical, chunks: int, slot_px: int, y_boxes: bool
+) -> dict[str, int] | str:
+    """Rings, raw tiles of a warp and output buffers: two of each while that leaves the rings enough."""
+    found: dict[str, int] | str = ""
+    for raw_depth in raw_depths(config, storage):
+        for y_buffers in _buffers(config, storage, y_boxes):
+            besides = buffer_bytes(config, storage, y_buffers) + raw_bytes(config, storage, raw_depth)
+            found = fit_rings(config, storage, vertical.stride, vertical.taps, chunks, slot_px, besides)
+            if not isinstance(found, str):
+                found |= {"y_buffers": y_buffers, "raw_depth": raw_depth}
+                if found["stages"] > 5:
+                    return found
+        if not isinstance(found, str):
+            break
+    return found
+
+
+def _buffers(config: Config, storage: Storage, y_boxes: bool) -> tuple[int, ...]:
+    """How many output buffers a tiling may have, best first."""
+    if storage.y_inner:
+        return (2,)
+    return (2, 1) if y_boxes and not leaves_by_stages(config, storage) else (1,)
 
 
 def _rows(form: Form, config: Config, vertical: Vertical, cols: int, halo: int, stride_w: int) -> dict[str, int]:

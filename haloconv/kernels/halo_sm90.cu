@@ -24,8 +24,9 @@
 //   PACKS              outputs that the rows of M stand for, 1 or 2
 //   X_CHANNELS_INNER   1: neighbours in memory are channels, 0: pixels
 //   X_BOXES            the copy engine brings the input
-//   X_JOINED           boxes are cut from the rows of a channel end to end, whose starts are not aligned
-//   X_PIECE            if it does not: pixels that are copied at once into raw tiles, 0: none
+//   X_JOINED           0; else boxes are cut from the rows of a channel end to end, whose starts are not aligned, and
+//                      every X_JOINED-th channel begins at a multiple of 16 bytes
+//   RAW_DEPTH          raw tiles of a warp that turns them, 1 or 2
 //   LINE_WARPS         warps that stage lines
 //   X_VECTOR           if it does not: channels come in aligned groups of 16 bytes
 //   Y_CHANNELS_INNER Y_BOXES Y_VECTOR  the same for the output, in groups of 8 bytes
@@ -43,15 +44,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_
         hc::ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
         const int line_warp = warp - CONSUMER_WARPS;
         if (warp == THREADS / 32 - 1) {
-            if (threadIdx.x % 32 == 0) produce_weights(p, smem);
+            if (hc::ptx::elect_sync()) produce_weights(p, smem);
         } else if constexpr (TURNED) {
             produce_turned(p, smem, line_warp);
-        } else if constexpr (X_PIECE) {
-            produce_pieces(p, smem, line_warp);
         } else if constexpr (!BOXED) {
             produce_loaded(p, smem, line_warp);
         } else if (line_warp == 0) {
-            produce_boxes(p, smem);
+            if (hc::ptx::elect_sync()) produce_boxes(p, smem);
         }
     }
 }

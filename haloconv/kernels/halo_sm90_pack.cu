@@ -5,14 +5,21 @@
 // Row m stands for one filter (fprop: k, dgrad: c), or for filter m % pack_filters of the output row or column
 // m / pack_filters of a pack; its taps are then shifted, and those that fall off the filter are zero. One thread makes
 // one 16-byte piece. Nothing is kept between calls, so that weights changed in any way are never served stale.
+//
+// The channels of a chunk are in the order in which halo_sm90 stages them: every PLANES-th from the first on, then from
+// the second on, and so forth.
 #include "halo_sm90/piece.cuh"
 #include "halo_sm90/swizzle.cuh"
 
-// Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row.
+// Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row;
+// PLANES is 1, or X_JOINED of halo_sm90.cu.
 using hc::i64;
 using elem_t = ELEM;
 
 constexpr int ELEMS = 16 / sizeof(elem_t), PIECES = CHUNK_BYTES / 16, THREADS = 256;
+constexpr int PLANE_ELEMS = PIECES * ELEMS / PLANES;  // channels of a chunk that are PLANES apart
+
+static_assert(PLANE_ELEMS % ELEMS == 0, "a piece has channels that are equally far apart");
 
 struct Params {
     const elem_t* w;
@@ -41,13 +48,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
     const int tap_r = r - p.shift_r * (phase / p.pack_w), tap_s = s - p.shift_s * (phase % p.pack_w);
     const bool there = filter < p.filters && phase < p.pack_h * p.pack_w && (unsigned)tap_r < (unsigned)p.count_r &&
                        (unsigned)tap_s < (unsigned)p.count_s;
-    const int first_channel = (chunk * PIECES + piece) * ELEMS;
+    const int in_chunk = piece * ELEMS;
+    const int first_channel = chunk * PIECES * ELEMS + in_chunk % PLANE_ELEMS * PLANES + in_chunk / PLANE_ELEMS;
     const elem_t* from = p.w + block / p.blocks * p.w_group + filter * p.w_filter + first_channel * p.w_channel +
                          (p.first_r + p.step_r * tap_r) * p.w_r + (p.first_s + p.step_s * tap_s) * p.w_s;
     elem_t channel[ELEMS];
 #pragma unroll
     for (int i = 0; i < ELEMS; ++i)
-        channel[i] = there && first_channel + i < p.channels ? from[i * p.w_channel] : elem_t{};
+        channel[i] = there && first_channel + i * PLANES < p.channels ? from[i * PLANES * p.w_channel] : elem_t{};
     const i64 row = (block * (p.pieces_per_block / (PIECES * BLOCK_M)) + tap) * BLOCK_M;  // of the first m
     unsigned char* to = p.packed + row * CHUNK_BYTES + hc::unit_offset<CHUNK_BYTES>(m, piece);
     *reinterpret_cast<hc::Piece*>(to) = hc::to_piece(channel);

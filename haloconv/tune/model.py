@@ -46,7 +46,7 @@ def modelled(problem: Conv2dProblem, gathered: torch.Tensor) -> Modelled:
 
 def _segments(tiling: Tiling, sm_count: int) -> Iterator[int]:
     """Steps of each segment of each block (``Segments`` in kernels/halo_sm90/tile.cuh)."""
-    grid = min(sm_count, tiling.total)
+    grid = tiling.grid(sm_count)
     for block in range(grid):
         begin, end = tiling.total * block // grid, tiling.total * (block + 1) // grid
         while begin < end:

@@ -73,6 +73,11 @@ def _collectives() -> Setup:
     return Setup(inputs, (np.array(rows, dtype=np.uint32),))
 
 
+def _elect() -> Setup:
+    """One lane, and the same one again."""
+    return Setup((Random("elect").words(32),), (np.ones((2, 32), np.uint32),))
+
+
 def _matrices() -> Setup:
     random = Random("matrices")
     image = random.words(512)
@@ -135,6 +140,7 @@ def cases() -> Iterator[Case]:
     yield Case("cvt_rna_tf32", "cvt", 128, _to_tf32, digest_only=True)
     yield Case("cvt_f32_f16", "cvt", 128, _from_fp16, digest_only=True)
     yield Case("collectives", "collectives", 32, _collectives)
+    yield Case("elect_sync", "elect", 32, _elect)
     yield Case("ldmatrix_stmatrix", "matrices", 32, _matrices)
     for kind in formats.TYPES:
         yield Case(f"mma_{kind}_integers", "mma", 32, partial(_mma, kind, True))

@@ -14,14 +14,14 @@ from haloconv.jit import compile as compiler
 from haloconv.problem import Conv2dProblem
 from tests.tilings import all_texts, chosen_texts
 
-MOST = 40  # four ways to stage (aligned rows, joined rows, pieces, loads), by ten tile shapes
+MOST = 50  # five ways to stage (aligned rows; rows joined by 1, 2, 4 and 8 planes), by ten tile shapes
 SERIALIZED = "wgmma.mma_async instructions are serialized"
 _WAIT = "hc::ptx::wgmma_wait_group<1>();"
-REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the text
-    "pieces": ("nchw", 62, torch.float16, {"X_PIECE": 2, "RUN": 64, "RUNS": 2, "SHARED_TILE": 1}),
+REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the text; "loads" has a stride
+    "planes": ("nchw", 62, torch.float16, {"X_BOXES": 1, "X_JOINED": 4, "RUN": 64, "RUNS": 2, "SHARED_TILE": 1}),
     "turned": ("nchw", 64, torch.float32, {"X_BOXES": 1, "RUN": 128, "RUNS": 2, "FLAT": 0, "SHARED_TILE": 0}),
     "boxes": ("nhwc", 64, torch.float16, {"X_BOXES": 1, "RUN": 256, "FLAT": 0, "SHARED_TILE": 1}),
-    "loads": ("nchw", 63, torch.float16, {"X_PIECE": 0, "RUN": 64, "RUNS": 1, "FLAT": 1, "SHARED_TILE": 0}),
+    "loads": ("nchw", 63, torch.float16, {"X_BOXES": 0, "RUN": 64, "RUNS": 1, "FLAT": 1, "SHARED_TILE": 0}),
 }
 
 
@@ -50,6 +50,7 @@ def _representative(layout: str, width: int, dtype: torch.dtype, constants: dict
     width += 192 if constants["RUN"] > 64 else 0
     precision = "tf32" if dtype == torch.float32 else "ieee"
     extents = {"n": 2, "c": 64, "h": 9, "w": width, "k": 128, "r": 3, "s": 3, "padding": (1, 1, 1, 1)}
+    extents["stride"] = (1, 1) if constants["X_BOXES"] else (2, 2)
     problem = Conv2dProblem("fprop", **extents, dtype=dtype, layout=layout, precision=precision)
     return next(text for text in _texts(problem, True) if constants.items() <= dict(text.constants).items())
 

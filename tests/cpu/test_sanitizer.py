@@ -140,7 +140,7 @@ def test_each_tool_has_its_own_time_and_calls() -> None:
     jobs = sanitize.jobs_of("/bin/compute-sanitizer", options)
     assert set(jobs) == {*sanitize.TOOLS, sanitize.PLANTED}
     assert {name for name, job in jobs.items() if job.limit_s == 200} == {*jobs} - {"initcheck"}
-    assert jobs["initcheck"].limit_s == 400 and jobs["initcheck"].command[-2:] == ["--every", "3"]
+    assert jobs["initcheck"].limit_s == 400 and jobs["initcheck"].command[-3:] == ["--every", "3", "--fill"]
     assert jobs["memcheck"].command[-2:] == ["--every", "1"] and jobs[sanitize.PLANTED].command[-1] == "--plant-fault"
 
 

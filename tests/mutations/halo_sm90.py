@@ -16,7 +16,6 @@ def fault(
     return Mutation(f"halo: {name}", kernel, what, edits, on, result, dtype, "halo_sm90", shape, finite)
 
 
-_TEST_STAGE_EMPTY = " || !hc::ptx::mbarrier_test_wait_parity(&control.stage_empty[index], stage.parity ^ 1)"
 _WAIT_STAGE_FULL = "hc::wait(&self.stage_full[self.stage.index], self.stage.parity);\n"
 _FENCE, _SKIPPED = "        hc::ptx::wgmma_fence();", "                hc::arrive_warp(&self.stage_empty"
 _SET_LAST_STAGE = "        if (threadIdx.x % 32 == 0) last_stage = self.stage.index;\n"
@@ -33,7 +32,7 @@ RINGS = (
           (_WAIT_STAGE_FULL + _FENCE, _FENCE),
           on="large_3x3", shape="boxes in rows"),
     fault("empty stages are not waited for", "weights land over ones that are still read", 
-          (_TEST_STAGE_EMPTY, ""), ("if (STREAMS == 1) first.wait();", ""),
+          ("first.advance()) first.wait();", "first.advance()) {}"),
           on="large_3x3", shape="boxes in rows"),
     fault("the phase never turns", "a ring's second round is taken for its first",
           ("if (++index == count) index = 0, parity ^= 1;", "if (++index == count) index = 0;"),
@@ -80,7 +79,7 @@ PHASES = (
           (".first;\n        " + _STEPS, ".first;\n        " + _STEPS.replace("<=", "<")),
           on="aligned_nhwc", shape="boxes in rows"),
     fault("sums of the tile before are kept", "a tile adds to the sums of the one before",
-          ("accumulate = first = false;", "first = false;"), on="large_3x3", shape="boxes in rows"),
+          ("accumulate = false, tile_parity ^= 1;", "tile_parity ^= 1;"), on="large_3x3", shape="boxes in rows"),
     fault("every phase starts anew", "the sums of the phase before are lost",
           ("accumulate), accumulate = true;", "accumulate);"), on="large_3x3", shape="boxes in rows"),
     fault("the second consumer writes with the first", "its tile is written half done",
@@ -111,7 +110,7 @@ KEPT = (
     fault("a column's last lines are kept", "nothing follows that would release them",
           ("last ? all : ", ""), on="rows_5x5", shape="rows kept"),
     fault("a column's last lines are released twice", "the first consumer gives them back before its last phase, too",
-          (" && !(part.active && self.id == 0 && part.phase == 0)", ""), on="strips_3x5", shape="rows kept"),
+          (" && !(part.active && self.id == 0 && part.phase == 0)", ""), on="aligned_nhwc", shape="rows kept"),
     fault("released lines begin at the tile", "a consumer's first tile leaves the lines above to nobody",
           ("own < hc::STEP_TILES ? 0 : min(all, row - down + passed)", "min(all, max(row, 0))"),
           on="rows_5x5", shape="rows kept"),
@@ -167,7 +166,7 @@ VALUES = (
     fault("packed rows are not shifted", "all output rows of a pack take the taps of the first",
           ("r - p.shift_r * (phase / p.pack_w)", "r"), on="large_3x3", kernel="halo_sm90_pack", shape="boxes in rows"),
     fault("packed channels beyond the last one", "weights are read behind the last channel",
-          ("there && first_channel + i < p.channels", "there"), on="odd_widths", kernel="halo_sm90_pack"),
+          ("there && first_channel + i * PLANES < p.channels", "there"), on="odd_widths", kernel="halo_sm90_pack"),
 )  # fmt: skip
 
 PLACES = (

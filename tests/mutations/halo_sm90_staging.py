@@ -1,4 +1,4 @@
-"""Faults in how halo_sm90 stages lines of the input: boxes, raw tiles that are turned, joined rows, loads, copies."""
+"""Faults in how halo_sm90 stages lines of the input: boxes, raw tiles that are turned, joined rows, loads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.mutations.halo_sm90 import fault
 _SLOT_EMPTY = "hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);"
 _UNIT_SLOT_EMPTY = "if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);"
 _TRY_SLOT_EMPTY = "if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, line.slot.parity ^ 1))) {"
-_BOX = "full, line.chunk * CHUNK_ELEMS,\n"
-_RAW = "line.chunk * CHUNK_ELEMS, line.column.block / p.blocks, row.n);"
+_BOX = "full, line.chunk * CHUNK_ELEMS, line.column.group,\n"
+_RAW = "line.chunk * (CHUNK_ELEMS / PLANES), line.column.group, row.n);"
 _STORE_PIECE = "*reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(px, first"
 _FENCE = "hc::ptx::fence_proxy_async_shared();\n"
 
@@ -18,7 +18,7 @@ BOXES = (
     fault("parts of a long row in one place", "every box of a row brings its first pixels",
           ("(FLAT ? 0 : box * p.box_px)", "0"), on="long_nhwc", shape="rows of 256"),
     fault("boxes are not waited for", "a box lands in a slot that is still read",
-          (_SLOT_EMPTY + "\n        if (lane", "if (lane"),
+          (_SLOT_EMPTY + "\n        hc::ptx", "hc::ptx"),
           on="aligned_nhwc", shape="boxes in rows"),
     fault("too few bytes of boxes expected", "a line counts as there before its last box",
           ("(full, boxes * bytes)", "(full, boxes * bytes - 128)"), on="aligned_nhwc", shape="boxes in rows"),
@@ -33,10 +33,10 @@ BOXES = (
           ("p, line.column) + (FLAT", "p, line.column) + 1 + (FLAT"), on="aligned_nhwc", shape="boxes in rows"),
     fault("boxes of the first image", "all images are staged from the first",
           ("col, row.row, row.n);", "col, row.row, 0);"), on="aligned_nhwc", shape="boxes in rows"),
-    fault("boxes of the first chunk", "all chunks of channels are the first", (_BOX, "full, 0,\n"),
-          on="aligned_nhwc", shape="boxes in rows"),
+    fault("boxes of the first chunk", "all chunks of channels are the first", 
+          (_BOX, _BOX.replace("line.chunk * CHUNK_ELEMS", "0")), on="aligned_nhwc", shape="boxes in rows"),
     fault("boxes of the first group", "all groups are staged from the first",
-          ("line.column.block / p.blocks, col,", "0, col,"), on="channels_last_groups", shape="rows"),
+          (_BOX, _BOX.replace("line.column.group", "0")), on="channels_last_groups", shape="rows"),
 )  # fmt: skip
 
 RAW_TILES = (
@@ -45,16 +45,16 @@ RAW_TILES = (
     fault("only the first warp waits for the slot", "the others turn into one that is still read",
           ("unit < LINE_WARPS,", "unit == 0,"), on="aligned_3x5", shape="boxes in rows"),
     fault("raw tiles are not waited for", "a unit is turned before it is there",
-          ("    hc::wait(full, parity);\n", ""), on="large_3x3", shape="boxes in rows"),
-    fault("the parity of raw tiles does not turn", "the second tile's wait is for the round after",
-          ("asked.parity ^ (asked.index == 0)", "asked.parity"), on="large_3x3", shape="boxes in rows"),
+          ("    hc::wait(&full[unit.raw.index], unit.raw.parity);\n", ""), on="large_3x3", shape="boxes in rows"),
+    fault("the parity of raw tiles does not turn", "a tile counts as there in every other round",
+          ("unit.raw.index], unit.raw.parity)", "unit.raw.index], 0)"), on="large_3x3", shape="boxes in rows"),
     fault("too few bytes of raw tiles expected", "a tile counts as there before it is",
-          ("[asked.index], RAW_BYTES)", "[asked.index], RAW_BYTES / 2)"), on="large_3x3", shape="boxes in rows"),
+          ("(full, RAW_BYTES)", "(full, RAW_BYTES / 2)"), on="large_3x3", shape="boxes in rows"),
     fault("one raw tile", "a tile lands where the one before is turned",
-          ("raw + asked.index * RAW_BYTES, &p.x_map", "raw, &p.x_map"), on="large_3x3", shape="boxes in rows"),
+          ("column, raw + asked.index * RAW_BYTES,", "column, raw,"), on="large_3x3", shape="boxes in rows"),
     fault("a raw tile asked for too early", "lanes still read the tile that the copy engine fills again",
-          ("clear_outside<CHUNK_BYTES>(slot, unit.px);\n    __syncwarp();",
-           "clear_outside<CHUNK_BYTES>(slot, unit.px);"), on="large_3x3", shape="boxes in flat tiles"),
+          ("smem.slots + slot, unit.px, plane_px);\n    __syncwarp();",
+           "smem.slots + slot, unit.px, plane_px);"), on="large_3x3", shape="boxes in flat tiles"),
     fault("no fence after turning", "wgmma may read what the stores before it replaced",
           ("if (!unit.ends) return;\n    " + _FENCE, "if (!unit.ends) return;\n"),
           on="large_3x3", shape="boxes in rows"),
@@ -70,11 +70,11 @@ RAW_TILES = (
           ("p.single_boxes : p.boxes, first_col", "p.single_boxes : p.single_boxes, first_col"),
           on="large_3x3", shape="boxes in flat tiles"),
     fault("pixels are not shifted", "what comes from an aligned address is taken for the first pixel",
-          ("{from + in_box, from,", "{from + in_box + shift, from,"), on="large_3x3", shape="boxes in rows"),
+          ("first & (ALIGNED - 1), from, box", "0, from, box"), on="large_3x3", shape="boxes in rows"),
     fault("raw tiles of the first chunk", "all chunks of channels are the first",
-          (_RAW, _RAW.replace("line.chunk * CHUNK_ELEMS", "0")), on="aligned_3x5", shape="boxes in rows"),
+          (_RAW, _RAW.replace("line.chunk", "0")), on="aligned_3x5", shape="boxes in rows"),
     fault("raw tiles of the first group", "all groups are staged from the first",
-          (_RAW, _RAW.replace("line.column.block / p.blocks", "0")), on="groups_2", shape="rows"),
+          (_RAW, _RAW.replace("line.column.group", "0")), on="groups_2", shape="rows"),
     fault("raw tiles of the first image", "all images are staged from the first", (_RAW, _RAW.replace("row.n", "0")),
           on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip
@@ -84,15 +84,15 @@ TURNING = (
           ("((crossed ^ (column & 1) * 4 ^ i % 4) << 4)", "((crossed ^ i % 4) << 4)"),
           on="large_3x3", shape="boxes in rows"),
     fault("lanes crossed on one side only", "pixels are read by one lane and written by another",
-          ("px.first + 4 * crossed", "px.first + 4 * (lane / 4)"), on="aligned_3x5", shape="boxes in rows"),
+          ("plane_px) + 4 * crossed", "plane_px) + 4 * (lane / 4)"), on="aligned_3x5", shape="boxes in rows"),
     fault("pieces not turned", "a piece gets the pixels of a channel instead of the channels of a pixel",
-          ("{\n                    of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]}", "of[j]"),
+          ("{of[0].word[j], of[1].word[j],\n" + " " * 83 + "of[2].word[j], of[3].word[j]}", "of[j]"),
           on="large_3x3", shape="boxes in rows"),
     fault("columns beyond the chunk", "lanes without channels write over other pixels",
           ("if (column >= ACROSS) return;", ""), on="large_3x3", shape="boxes in rows"),
     fault("the first half of the channels twice", "wide chunks repeat their first 16 channels",
           ("(first + i / 4) * ACROSS * 512", "i / 4 * ACROSS * 512"), on="aligned_3x5", shape="two runs of 128"),
-    fault("pixels beyond the row are turned", "they land on other lines", ("if (px.has(own_px + j))", ""),
+    fault("pixels beyond the row are turned", "they land on other lines", ("if (WHOLE || px.has(own_px + j))", ""),
           on="large_3x3", shape="boxes in rows"),
     fault("matrices read in plain order", "the copy engine swizzles 16-bit types by other bits",
           ("((lane / 8 ^ channel >> 1) << 4)", "(lane / 8 << 4)"),
@@ -101,10 +101,11 @@ TURNING = (
           ("ldmatrix_x4_trans(turned,", "ldmatrix_x4(turned,"),
           on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
     fault("units before the row are whole", "pixels left of the row are turned",
-          ("px.first >= px.from && px.first + UNIT_PX", "px.first + UNIT_PX"),
+          ("first - before >= from && first", "first"),
           on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
     fault("units behind the row are whole", "pixels right of the row are turned",
-          (" && px.first + UNIT_PX <= px.to;", ";"), on="large_3x3", dtype=torch.float16, shape="boxes in flat tiles"),
+          (" && first - (PLANES == 1 ? shift : 0) + UNIT_PX <= to;", ";"),
+          on="large_3x3", dtype=torch.float16, shape="boxes in flat tiles"),
     fault("groups before the row are whole", "eight pixels are turned although the row begins among them",
           ("group >= px.from && group + 8", "group + 8"), on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
     fault("pixels of broken groups are turned", "they land on other rows", ("else if (px.has(at))", "else"),
@@ -117,13 +118,14 @@ JOINED = (
     fault("the right is not cleared", "padding holds the start of the row below",
           ("p.w - first_col : 0", "p.box_px : 0"), on="wide_bottom_right", shape="rows"),
     fault("units at the right are not looked at", "only units that leave the image at the left are cleared",
-          (" && min(px.first + UNIT_PX, px.to) <= px.inside_to) return", ") return"),
+          (" &&\n        min(px.first + UNIT_PX, px.to) <= px.inside_to)", ")"),
           on="wide_bottom_right", shape="rows"),
     fault("cleared before they are turned", "lanes clear what others have yet to write",
-          ("<= px.inside_to) return;\n    __syncwarp();", "<= px.inside_to) return;"),
+          ("        return;\n    __syncwarp();\n#pragma", "        return;\n#pragma"),
           on="wide_bottom_right", shape="rows"),
     fault("the first piece is cleared", "channels beyond the first four stay",
-          ("(own_px, piece)) = {}", "(own_px, 0)) = {}"), on="wide_bottom_right", shape="rows"),
+          ("(own_px, plane * (PIECES / PLANES) + i)) = {}", "(own_px, plane * (PIECES / PLANES))) = {}"),
+          on="wide_bottom_right", shape="rows"),
     fault("pixels of other boxes are cleared", "lanes beyond the row clear the next",
           ("if (!px.has(own_px) || (", "if (("), on="shared_joined", shape="shared tile flat"),
     fault("rows joined by their number", "a row starts after as many pixels as there are rows",
@@ -132,7 +134,7 @@ JOINED = (
 
 LOADS = (
     fault("loaded lines are not waited for", "a line is staged over one that is still read",
-          (_TRY_SLOT_EMPTY, "if (false) {"), on="rows_5x5", shape="rows", dtype=torch.float16),
+          (_TRY_SLOT_EMPTY, "if (false) {"), on="groups_odd", shape="rows"),
     fault("no fence after loads", "wgmma may read what the stores before it replaced",
           ("(u64* full) {\n        " + _FENCE, "(u64* full) {\n"), on="border_3x3"),
     fault("copied lines announced too early", "the copies of a line are not waited for before it counts as staged",
@@ -155,63 +157,39 @@ LOADS = (
           on="pointwise"),
 )  # fmt: skip
 
-_PAIRS = {"on": "pairs_3x3", "shape": "pieces", "dtype": torch.float16}
-_PAIRS_GROUPS = {**_PAIRS, "on": "pairs_groups"}
-_PAIRS_COLUMN = {**_PAIRS, "on": "pairs_column", "shape": "rows of 128"}
-_FOURS = {**_PAIRS, "on": "fours_3x3"}
-_PIECES_THERE = "hc::ptx::cp_async_wait_group<0>();\n            __syncwarp();"
+_BY_FOUR = {"on": "joined_by_four", "shape": "boxes in rows", "dtype": torch.float16}
+_BY_EIGHT = {**_BY_FOUR, "on": "joined_by_eight"}
 
-PIECES = (
-    fault("pairs are not shifted", "pairs begin at odd columns",
-          ("hc::staged_col(p, line.column)) & (PIECE_PX - 1)", "hc::staged_col(p, line.column)) & 0"), **_PAIRS),
-    fault("all rows of pieces have one shift", "pieces are aligned in the first row only",
-          ("(row * int(p.x_h) + hc::staged_col", "(hc::staged_col"), **_FOURS),
-    fault("pieces turned without their shift", "what comes from an aligned column is taken for the first pixel",
-          ("{first_px, 0, p.slot_px, 0, p.slot_px}", "{first_px + shift, 0, p.slot_px, 0, p.slot_px}"), **_PAIRS),
-    fault("the pixel before a line is turned", "it lands before the slot",
-          ("{first_px, 0, p.slot_px,", "{first_px, first_px, p.slot_px,"), **_PAIRS),
-    fault("pixels behind a line of pieces are turned", "they land on other lines",
-          ("{first_px, 0, p.slot_px, 0,", "{first_px, 0, p.slot_px + hc::UNIT_PX, 0,"), **_PAIRS),
-    fault("the shift takes no unit", "the last pixel of a line is never staged",
-          ("(p.slot_px + (X_PIECE ? PIECE_PX - 1 : 0) + hc", "(p.slot_px + hc"), **_PAIRS_COLUMN),
-    fault("odd channels are even ones", "both halves of a warp copy the same channels",
-          ("x + place.offset + own * stride : x;", "x + place.offset : x;"), **_PAIRS),
-    fault("odd channels on even ones", "both halves of a warp copy to the same places",
-          ("raw + channel * 64 + ((first_px", "raw + i * AT_ONCE * 64 + ((first_px"), **_PAIRS),
-    fault("every second channel", "a warp goes on by one channel where it copies four at once",
-          ("place.inside ? AT_ONCE * stride : 0", "place.inside ? 2 * stride : 0"), **_FOURS),
-    fault("pieces not swizzled", "raw tiles are written in plain order, and read as the copy engine writes them",
-          ("(first_px / 8 ^ (channel / 2 & 3)) << 4", "(first_px / 8) << 4"), **_PAIRS),
-    fault("pairs outside are no zeros", "places outside the image hold its first pixels",
-          ("cp_async_4(to, there ? from : x, there ? BYTES : 0)", "cp_async_4(to, there ? from : x, BYTES)"), **_PAIRS),
-    fault("fours outside are no zeros", "places outside the image hold its first pixels",
-          ("cp_async_8(to, there ? from : x, there ? BYTES : 0)", "cp_async_8(to, there ? from : x, BYTES)"), **_FOURS),
-    fault("pieces of channels beyond the last one", "they are read behind the last channel",
-          ("place.inside && (all || channel < channels)", "place.inside"), **_PAIRS_GROUPS),
-    fault("fours across the start of a row", "their last pixels, which are inside, count as outside",
-          ("((first_col < 0 && first_col + hc::UNIT_PX > 0) || ", "("), **_FOURS),
-    fault("fours across the end of a row", "their last pixels are those of the row below",
-          (" || first_col + hc::UNIT_PX > p.w);", ");"), **_FOURS),
-    fault("pieces right of the image", "they are taken from the row below",
-          (" && (unsigned)w < (unsigned)p.w};", "};"), **_PAIRS),
-    fault("pieces below the image", "they are taken from behind it",
-          ("(unsigned)at.row < (unsigned)p.h && (unsigned)w <", "(unsigned)w <"), **_PAIRS),
-    fault("pieces of the first image", "all images are staged from the first",
-          ("at.n * p.x_n + at.row * p.x_h + w * p.x_w", "at.row * p.x_h + w * p.x_w"), **_PAIRS),
-    fault("one raw tile for all warps", "a warp copies into what another turns",
-          ("smem.raw + warp * RAW_BYTES;", "smem.raw;"), **_PAIRS),
-    fault("pieces are not waited for", "a unit is turned before it is there",
-          (_PIECES_THERE, "__syncwarp();"), **_PAIRS),
-    fault("pieces are not committed", "the wait has no group to wait for",
-          ("    hc::ptx::cp_async_commit_group();\n}", "}"), **_PAIRS),
-    fault("other lanes' pieces are not waited for", "a lane reads what others' copies have yet to bring",
-          (_PIECES_THERE, _PIECES_THERE.removesuffix("__syncwarp();")), **_PAIRS),
-    fault("pieces are turned into a slot that is still read", "the slot is not waited for",
-          (_SLOT_EMPTY + "\n            " + _PIECES_THERE, _PIECES_THERE), **_PAIRS),
-    fault("turned pieces are not announced", "the consumers wait for the line",
-          ("            UnitsUnderWay::announce(&smem.control->slot_full[line.slot.index]);\n", ""), **_PAIRS),
-    fault("no fence after pieces", "wgmma may read what the stores before it replaced",
-          ("(u64* full) {\n        " + _FENCE, "(u64* full) {\n"), **_PAIRS_GROUPS),
+PLANES = (
+    fault("planes in one place", "the boxes of a raw tile land over each other",
+          ("raw + plane * (RAW_BYTES / PLANES), &p.x_map", "raw, &p.x_map"), **_BY_FOUR),
+    fault("one plane for all", "every box of a raw tile brings the same channels",
+          ("first + plane * int(p.x_c)", "first"), **_BY_FOUR),
+    fault("planes with one shift", "a plane's first pixel is taken to be where the first plane's is",
+          ("first - (shift + plane * plane_px &", "first - (shift &"), **_BY_EIGHT),
+    fault("planes shifted the other way", "a plane's raw tile is taken to begin further right",
+          ("(shift + plane * plane_px & 16", "(shift - plane * plane_px & 16"), **_BY_FOUR),
+    fault("channels in plain order", "weights are packed as if neighbouring channels came together",
+          ("in_chunk % PLANE_ELEMS * PLANES + in_chunk / PLANE_ELEMS", "in_chunk"),
+          kernel="halo_sm90_pack", **_BY_FOUR),
+    fault("neighbouring channels in a piece", "a piece of weights has channels that came apart",
+          ("from[i * PLANES * p.w_channel]", "from[i * p.w_channel]"), kernel="halo_sm90_pack", **_BY_FOUR),
+    fault("all planes are the first when they are turned", "their pixels go where the first plane's belong",
+          ("piece * PLANES / (ROW_BYTES / 16)", "0"), **_BY_EIGHT),
+    fault("all planes of fp32 are the first", "their pixels go where the first plane's belong",
+          ("(half * ACROSS + column) * PLANES / PIECES", "0"), on="joined_by_eight", shape="boxes in rows"),
+    fault("whole by the first plane", "pixels of other planes land before the row",
+          ("PLANES == 1 ? shift : 16 / int(sizeof(Elem)) - 1", "shift"), **_BY_EIGHT),
+    fault("only the first plane is cleared", "padding of the others holds their neighbours",
+          ("for (int plane = 0; plane < PLANES; ++plane) {\n        const int own_px",
+           "for (int plane = 0; plane < 1; ++plane) {\n        const int own_px"), **_BY_FOUR),
+    fault("a plane's padding is cleared like the first's", "pixels beside it stay",
+          ("px.begin<Elem>(plane, plane_px) + threadIdx", "px.begin<Elem>(0, plane_px) + threadIdx"), **_BY_EIGHT),
+    fault("units that are clear by the first plane", "a plane's pixels left of the image stay",
+          ("px.first - 16 / int(sizeof(Elem)) + 1, px.from)", "px.first, px.from)"),
+          **{**_BY_EIGHT, "on": "joined_far_left"}),
+    fault("chunks as far apart as without planes", "the second chunk's boxes are too far on",
+          (_RAW, _RAW.replace("(CHUNK_ELEMS / PLANES)", "CHUNK_ELEMS")), **_BY_FOUR),
 )  # fmt: skip
 
-MUTATIONS = (*BOXES, *RAW_TILES, *TURNING, *JOINED, *LOADS, *PIECES)
+MUTATIONS = (*BOXES, *RAW_TILES, *TURNING, *JOINED, *LOADS, *PLANES)

@@ -9,7 +9,7 @@ from tests.mutations.halo_sm90 import fault
 _NEXT = "if (++self.next_buffer == BUFFERS) self.next_buffer = 0;\n"
 _COMMIT = "hc::ptx::cp_async_bulk_commit_group();\n            }"
 _FENCE = "            hc::ptx::fence_proxy_async_shared();\n"
-_FILLED = "if (Y_BOXES) hc::ptx::fence_proxy_async_shared();\n        "
+_FILLED = "if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();\n        "
 _BY_FILTERS = {"on": "aligned_nhwc", "shape": "boxes in rows"}
 
 BOXES = (
@@ -21,12 +21,12 @@ BOXES = (
     fault("buffers of pixels are filled at once", "lanes do not wait for the one that waits for the box",
           (_NEXT + "        __syncwarp();", _NEXT), on="large_3x3", shape="boxes in rows"),
     fault("no fence before boxes of pixels", "the copy engine may read what the stores before it replaced",
-          ("if (Y_BOXES) hc::ptx::fence_proxy_async_shared();", ""), on="large_3x3", shape="boxes in rows"),
+          (_FILLED, ""), on="large_3x3", shape="boxes in rows"),
     fault("boxes of pixels are sent at once", "a lane sends what other lanes have yet to write",
           (_FILLED + "__syncwarp();", _FILLED), on="large_3x3", shape="boxes in rows"),
     fault("boxes of pixels are not committed", "the wait has no group to wait for",
-          ("            hc::ptx::cp_async_bulk_commit_group();\n        }\n        if constexpr",
-           "        }\n        if constexpr"), on="large_3x3", shape="boxes in rows"),
+          ("            hc::ptx::cp_async_bulk_commit_group();\n        }\n        const hc::Rows",
+           "        }\n        const hc::Rows"), on="large_3x3", shape="boxes in rows"),
     fault("boxes of pixels in the first columns", "all strips are written to the first",
           ("first_col = column.strip * p.strip_cols - shift;", "first_col = -shift;"),
           on="aligned_3x5", shape="two short runs in rows"),
@@ -55,7 +55,8 @@ BOXES = (
     fault("boxes of filters in one row of a pack", "both output rows of a pack are written to the first",
           ("PACKS == 1 ? 0 : warp)", "0)"), on="long_nhwc", shape="boxes in rows"),
     fault("the last boxes are not waited for", "a block ends while the copy engine reads its shared memory",
-          ("hc::ptx::cp_async_bulk_wait_group_read<0>();", ""), on="large_3x3", shape="boxes in rows"),
+          ("hc::ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives", "// shared memory outlives"),
+          on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip
 
 STORES = (
@@ -77,7 +78,7 @@ STORES = (
     fault("whole buffers of a row", "pixels right of the image count as inside",
           ("at.inside ? min(PX, p.cols - at.col) : 0", "at.inside ? PX : 0"), on="rows_5x5", shape="rows"),
     fault("flat tiles as rows", "the pixels of several rows go out next to each other",
-          ("if (!FLAT && !Y_JOINED && p.pack_w", "if (!Y_JOINED && p.pack_w"),
+          ("if (!FLAT && p.pack_w", "if (p.pack_w"),
           on="aligned_3x5", shape="boxes in flat tiles"),
     fault("pieces of pixels that are no neighbours", "a piece is stored from wherever its first pixel is",
           (", aligned &= next.offset == first.offset + i", ""), on="small_b", result="dgrad"),
@@ -94,11 +95,11 @@ STORES = (
     fault("pixels of one run by filters", "all runs of a flat tile are stored to the first",
           ("(FLAT ? row * RUN : 0) + first_px + px + lane", "first_px + px + lane"), on="large_nhwc", shape="flat"),
     fault("packed columns as neighbours", "outputs of a pack of columns are two apart",
-          ("!Y_JOINED && p.pack_w == 1 &&", "!Y_JOINED &&"), on="packed_columns", shape="packed columns in rows"),
+          ("!FLAT && p.pack_w == 1 &&", "!FLAT &&"), on="packed_columns", shape="packed columns in rows"),
     fault("strided columns as neighbours", "the pixels of a residue are a stride apart",
           ("p.y_col == 1) {", "true) {"), on="strided_gradient", shape="rows", result="dgrad"),
     fault("pieces across the end of a row", "a piece is stored whole if its first pixel is inside",
-          ("same &= next.inside == first.inside, ", ""), on="aligned_3x5", shape="boxes in flat tiles"),
+          ("same &= next.inside == first.inside, ", ""), on="rows_5x5", shape="flat strips"),
     fault("outputs of a pack by filters in one place", "both outputs of a pack are stored to the first",
           ("if (j == phase) at", "if (j == 0) at"), on="large_nhwc", shape="two runs of 64", dtype=torch.float16),
 )  # fmt: skip
@@ -117,10 +118,17 @@ JOINED = (
     fault("joined rows multiplied without their shift", "a tile's pixels are those before its strip in every row",
           ("p.lead - row_shift(p, box_row", "p.lead + 0 * row_shift(p, box_row"), **_JOINED),
     fault("ends of joined rows without their shift", "what is no box is stored where its strip begins",
-          ("(FLAT ? row * RUN : -shift) + first_px + px, filters", "(FLAT ? row * RUN : 0) + first_px + px, filters"),
-          **_JOINED),
+          ("(p, {column.band, out_row, col})", "(p, {column.band, out_row, col + shift})"), **_JOINED),
     fault("pixels before a joined row", "they are written to the row above",
-          ("(unsigned)out_col < (unsigned)p.cols}", "out_col < p.cols}"), **_JOINED),
+          ("(buffer, lane, -col, p.cols", "(buffer, lane, -PX, p.cols"), **_JOINED),
+    fault("pixels behind a joined row", "they are written to the row below",
+          ("-col, p.cols - col,", "-col, PX,"), **_JOINED),
+    fault("joined rows below the last one", "they are written behind the plane",
+          ("if (!sends && out_row < p.rows)", "if (!sends)"), on="joined_pairs", shape="two short runs in rows"),
+    fault("pieces of joined rows that some are outside of", "a piece is stored whole if its first pixel is inside",
+          ("(first | end | (int)rows.stride) % PIECE == 0", "true"), **_JOINED),
+    fault("all filters of a joined row", "16 rows go out although the result has fewer",
+          ("% PIECE == 0 && rows.count == WARP_ROWS)", "% PIECE == 0)"), on="joined_pairs", shape="rows without packs"),
 )  # fmt: skip
 
 SUMS = (

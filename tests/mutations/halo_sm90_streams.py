@@ -7,17 +7,17 @@ import torch
 
 from tests.mutations.halo_sm90 import fault
 
-_TEST_STAGE_EMPTY = " || !hc::ptx::mbarrier_test_wait_parity(&control.stage_empty[index], stage.parity ^ 1)"
+_WAIT_READ = "hc::ptx::cp_async_bulk_wait_group_read<0>();\n"
 _KEPT = {"on": "shared_3x3", "shape": "shared tile kept"}
 _FLAT = {"on": "shared_nhwc", "shape": "shared tile flat", "dtype": torch.float16}
 
 STREAMS = (
     fault("one stream of weights", "both consumers get the first one's block of filters",
-          ("segment.first.block * STREAMS + stream)", "segment.first.block * STREAMS)"), **_KEPT),
+          ("segment.first.block) * STREAMS + stream)", "segment.first.block) * STREAMS)"), **_KEPT),
     fault("blocks of one stream", "the streams of neighbouring blocks overlap",
-          ("(segment.first.block * STREAMS + stream)", "(segment.first.block + stream)"), **_FLAT),
+          ("segment.first.block) * STREAMS + stream)", "segment.first.block) + stream)"), **_FLAT),
     fault("both streams in one ring", "the second one's weights land on the first one's",
-          ("index = stream * p.stages + stage.index, taps", "index = stage.index, taps"), **_KEPT),
+          ("smem.stages + stream * p.stages * STAGE_BYTES", "smem.stages"), **_KEPT),
     fault("the second consumer reads the first one's stages", "it multiplies by the weights of the first",
           ("smem.stages + first_stage * STAGE_BYTES", "smem.stages"), **_FLAT),
     fault("the second consumer waits for the first one's stages", "its own may not be there",
@@ -31,20 +31,20 @@ STREAMS = (
     fault("memory for one ring of stages", "what lies behind the first ring is the second one, too",
           ("stages + STREAMS * p.stages * STAGE_BYTES", "stages + p.stages * STAGE_BYTES"), **_KEPT),
     fault("stages of a stream are not tested", "weights land over ones that are still read",
-          (_TEST_STAGE_EMPTY, ""), **_FLAT),
+          ("first.left > 0 && first.is_free()", "first.left > 0"), **_FLAT),
     fault("the second stream ends with the first", "its last weights are never asked for",
-          (" || (STREAMS == 2 && second.more())", ""), on="shared_3x3", shape="shared tile in passing"),
+          ("first.left + second.left > 0", "first.left > 0"), on="shared_3x3", shape="shared tile in passing"),
     fault("a filter's taps go on in the next segment", "a stream does not start anew",
-          ("        tap = done = 0;", "        done = 0;"), on="rows_5x5", shape="rows kept"),
+          ("+ p.mid_tap : 0, tap = taps;", "+ p.mid_tap : 0;"), on="rows_5x5", shape="rows kept"),
     fault("both consumers write the first block", "filters of the second are lost",
           ("* STREAMS + (SHARED_TILE ? self.id : 0)", "* STREAMS"), **_KEPT),
     fault("filters counted by single blocks", "a step's two blocks are one apart from the next's",
-          ("(column.block - group * p.blocks) * STREAMS", "(column.block - group * p.blocks)"), **_FLAT),
+          ("column.block * STREAMS", "column.block"), **_FLAT),
 )  # fmt: skip
 
 STEPS = (
     fault("steps of the first group", "the blocks of all groups are the first one's",
-          ("int(group * p.blocks + column - cls * p.blocks)", "int(column - cls * p.blocks)"),
+          ("(segment.first.group * p.blocks + segment.first.block)", "segment.first.block"),
           on="shared_groups", shape="shared tile"),
     fault("blocks go on through the classes", "a class starts with the block after the last",
           ("column - cls * p.blocks)", "column)"), **_KEPT),
@@ -61,15 +61,33 @@ STEPS = (
 
 HALF_WAY = (
     fault("half way is never announced", "the second consumer does not start",
-          ("if (part.announces && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way);", ""),
+          ("if (SHARED_TILE && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way[self.id]);", ""),
           **_KEPT),
     fault("half way is announced at the end", "the first consumer waits for lines that the second has yet to give back",
           ("chunk == p.mid_chunk && r == p.mid_r", "chunk == p.chunks - 1 && r == p.taps_r - 1"),
           on="shared_3x3", shape="shared tile in passing"),
     fault("half way for both consumers", "the second one's warps are waited for, too",
-          ("half_way, CONSUMER_WARPS / CONSUMERS)", "half_way, CONSUMER_WARPS)"), **_FLAT),
+          ("half_way[thread], CONSUMER_WARPS / CONSUMERS)", "half_way[thread], CONSUMER_WARPS)"), **_FLAT),
     fault("half way has no barrier", "it is not initialised",
-          ("if (SHARED_TILE && thread == 0) hc::ptx::mbarrier_init", "if (false) hc::ptx::mbarrier_init"), **_FLAT),
+          ("if (SHARED_TILE && thread < CONSUMERS)\n", "if (false)\n"), **_FLAT),
+    fault("a consumer waits for its own half", "it has yet to begin",
+          ("half_way[consumer ^ 1]", "half_way[consumer]"), **_KEPT),
+    fault("the first consumer waits for the tile that it begins", "the second one has yet to begin it",
+          ("tile_parity ^ consumer ^ 1)", "tile_parity)"), **_KEPT),
+)  # fmt: skip
+
+KEPT_STAGES = (
+    fault("warps share a stage's first part", "their sums are written over each other's",
+          (" * STAGE_BYTES + threadIdx.x % WARPGROUP / 32 * PixelBuffer::BYTES;", " * STAGE_BYTES;"), **_KEPT),
+    fault("sums leave through the next stage", "its weights are coming",
+          ("self.stages + last_stage(p, self) * STAGE", "self.stages + self.stage.index * STAGE"), **_KEPT),
+    fault("a stage is given back before its sums have left", "weights land in it while boxes are read",
+          ("    if (hc::ptx::elect_sync()) " + _WAIT_READ + "    hc::arrive", "    hc::arrive"),
+          on="strips_3x5", shape="shared tile kept"),
+    fault("a kept stage is not given back", "the weights' producer waits for it",
+          ("    hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);\n", ""), **_KEPT),
+    fault("a kept stage is given back with the others", "weights land where sums are written",
+          ("if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release", "taps.release"), **_KEPT),
 )  # fmt: skip
 
 RELEASE = (
@@ -79,7 +97,8 @@ RELEASE = (
           ("        release(self);\n        if (threadIdx", "        if (threadIdx"),
           on="large_3x3", shape="boxes in rows"),
     fault("a chunk's last stage is kept", "the weights' producer waits for the consumers",
-          ("        taps.release(self);\n", ""), on="aligned_nhwc", shape="boxes in rows"),
+          ("if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release(self);", ""),
+          on="aligned_nhwc", shape="boxes in rows"),
     fault("a chunk's last stage is given back twice", "the next chunk's first tap gives it back once more",
           ("        taps.last_stage = -1;\n", ""), on="strips_3x5", shape="rows kept"),
     fault("all taps with the first weights", "the descriptor of the weights stays where it is",
@@ -91,4 +110,4 @@ RELEASE = (
           ("moved(pixels, run[j] + 2 * k)", "moved(pixels, run[j])"), on="aligned_3x5", shape="boxes in rows"),
 )  # fmt: skip
 
-MUTATIONS = (*STREAMS, *STEPS, *HALF_WAY, *RELEASE)
+MUTATIONS = (*STREAMS, *STEPS, *HALF_WAY, *KEPT_STAGES, *RELEASE)

@@ -180,6 +180,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_im2col_shared_global(voi
 __device__ __forceinline__ void fence_proxy_async_shared() { hc_emu_fence_proxy_async(); }
 __device__ __forceinline__ void griddepcontrol_wait() {}
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {}
+__device__ __forceinline__ bool elect_sync() { return threadIdx.x % 32 == 0; }
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) { hc_emu_bar(id, threads, true); }
 __device__ __forceinline__ void bar_arrive(u32 id, u32 threads) { hc_emu_bar(id, threads, false); }
 template <int N>

@@ -39,7 +39,6 @@ struct Part {
     int phase, own, steps;
     bool active;
     int first_px[RUNS];  // of each run in its line
-    bool announces;      // that it is half way through its first tile
 };
 
 // The lines of a phase for a consumer, whose tile is none of the segment's if it has none. `at` goes on behind them
@@ -105,7 +104,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
         Lines lines = lines_in_sight(p, self, phase, part, chunk, at);
         taps.last_stage = -1;
         for (int r = phase.r; r < phase.r_end; ++r) {
-            if (part.announces && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way);
+            if (SHARED_TILE && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way[self.id]);
             int run[RUNS];
             locate_runs(p, control, lines, r - phase.r, r, part.first_px, run);
             taps.multiply(p, self, run, control.col_px[phase.s], sums, accumulate);
@@ -116,7 +115,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
         hc::ptx::wgmma_wait_group<0>();
 #pragma unroll
         for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);
-        taps.release(self);
+        if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release(self);
         release_lines(p, control, lines, lines.released_end);
     }
 }
@@ -149,8 +148,8 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
                   0,
                   1 + consumer};
     const int last_phase = consumer == 0 || SHARED_TILE ? 1 : p.first_phase;
-    int at = 0;         // of the ring, as in for_each_line
-    bool first = true;  // tile of the consumer
+    int at = 0;                // of the ring, as in for_each_line
+    unsigned tile_parity = 0;  // of the consumer's tiles
     Sums sums;
     for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
         const int first_tile = hc::STEP_TILES * segment.first.step;
@@ -161,22 +160,25 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
                 const int own = SHARED_TILE ? step : 2 * step + (consumer == 0 ? 0 : i ? 1 : -1);
                 const bool active = own >= 0 && own < hc::STEP_TILES * segment.steps;
                 const int line_px = FLAT ? (first_tile + phase.first_tile) * TILE_PX : 0;  // its row's begin the line
-                Part part{i, own, segment.steps, active, {}, SHARED_TILE && consumer == 0 && first};
+                Part part{i, own, segment.steps, active, {}};
 #pragma unroll
                 for (int run = 0; run < RUNS; ++run)
                     part.first_px[run] =
                         FLAT ? (own - phase.first_tile) * TILE_PX + line_px -
                                    p.pitch.quotient(line_px) * p.pitch.value + run * RUN
                              : p.lead - row_shift(p, box_row(p, segment.first, (first_tile + own) * RUNS + run, 0));
-                if (SHARED_TILE && consumer == 1 && first) hc::wait(&smem.control->half_way, 0);
+                // Half a tile apart: each begins a tile when the other is half way through its own.
+                if (SHARED_TILE) hc::wait(&smem.control->half_way[consumer ^ 1], tile_parity ^ consumer ^ 1);
                 if (active)
                     multiply(p, smem, self, phase, part, at, sums, accumulate), accumulate = true;
                 else
                     skip(p, smem, self, phase, part, at);
                 if (!active || i != last_phase) continue;
                 if (PACKS > 1) note_not_finite(p, sums);
+                if (Y_IN_STAGE) keep_stage(p, self);
                 write_tile(p, self, segment.first, first_tile + own, sums);
-                accumulate = first = false;
+                if (Y_IN_STAGE) give_back_stage(p, self);
+                accumulate = false, tile_parity ^= 1;
             }
         if (p.keeps) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
     }

@@ -25,10 +25,9 @@ struct Filters {
 };
 
 __device__ __forceinline__ Filters filters_of(const Params& p, const Consumer& self, const Tile& column, int row) {
-    const int group = column.block / p.blocks;
-    const int block = (column.block - group * p.blocks) * STREAMS + (SHARED_TILE ? self.id : 0);
+    const int block = column.block * STREAMS + (SHARED_TILE ? self.id : 0);
     const int first = block * PACK_FILTERS + row % PACK_FILTERS;
-    return {group, first, p.filters - first, row / PACK_FILTERS};
+    return {column.group, first, p.filters - first, row / PACK_FILTERS};
 }
 
 // Row of the output where the copy engine puts boxes of run `run` of a column (ROWS), for output `phase` of a pack.
@@ -57,29 +56,31 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
         int row = run, lane = threadIdx.x % 32;
         hc::ptx::renew(row), hc::ptx::renew(lane);  // one round's addresses at a time: registers are full of sums
         char* buffer = self.buffer + self.next_buffer * PixelBuffer::BYTES;
-        if (Y_BOXES && lane == 0) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 1>();
+        if (Y_BOXES && hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 1>();
         if (++self.next_buffer == BUFFERS) self.next_buffer = 0;
         __syncwarp();
         hc::fill_by_pixels<elem_t>(buffer, sums, first_px / 8, finish);
-        if (Y_BOXES) hc::ptx::fence_proxy_async_shared();
+        if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();
         __syncwarp();
-        if (Y_BOXES && lane == 0) {
+        if (Y_BOXES && hc::ptx::elect_sync()) {
             if (sends)
                 hc::ptx::cp_async_bulk_tensor_5d_global_shared(
                     &p.y_map, buffer, Y_JOINED ? out_row * p.cols + col : col, Y_JOINED ? 0 : out_row, filters.first,
                     filters.group, column.band);
             hc::ptx::cp_async_bulk_commit_group();
         }
-        if constexpr (!Y_BOXES || Y_JOINED) {
-            if (sends) continue;
+        const hc::Rows<elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
+                                    min(hc::WARP_ROWS, filters.count)};
+        if constexpr (Y_JOINED) {
+            if (!sends && out_row < p.rows)
+                hc::store_part<elem_t>(buffer, lane, -col, p.cols - col,
+                                       rows.y + hc::place_of(p, {column.band, out_row, col}).offset, rows);
+        } else if constexpr (!Y_BOXES) {
             const auto place_of = [&](int px) {
                 return hc::place_of(
-                    p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : -shift) + first_px + px, filters.phase));
+                    p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px, filters.phase));
             };
-            const hc::Rows<elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
-                                        min(hc::WARP_ROWS, filters.count)};
-            if (!FLAT && !Y_JOINED && p.pack_w == 1 &&
-                p.y_col == 1) {  // neighbours, of which the first ones are inside
+            if (!FLAT && p.pack_w == 1 && p.y_col == 1) {  // neighbours, of which the first ones are inside
                 const hc::Output at = hc::output_of<FLAT>(p, column, row, first_px, filters.phase);
                 const int count = at.inside ? min(PX, p.cols - at.col) : 0;
                 elem_t* to = rows.y + hc::place_of(p, at).offset;
@@ -108,7 +109,7 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Consumer& self
         if (++self.next_buffer == BUFFERS) self.next_buffer = 0;
         hc::fill_by_filters<elem_t, FILTER_ROW_BYTES>(buffer, warp, sums, first_px / 8, finish);
         if constexpr (Y_BOXES) {  // a box takes its thread 150 cycles: each part has a warp of its own
-            const bool sends = warp < FilterBuffer::PARTS && lane == 0;
+            const bool sends = warp < FilterBuffer::PARTS && hc::ptx::elect_sync();
             hc::ptx::fence_proxy_async_shared();
             if (sends) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 2>();  // the next buffer is free
             hc::ptx::bar_sync(self.barrier, WARPGROUP);
@@ -134,6 +135,23 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Consumer& self
             }
         }
     }
+}
+
+// The stage of the tap before, in the consumer's own ring.
+__device__ __forceinline__ int last_stage(const Params& p, const Consumer& self) {
+    return (self.stage.index > 0 ? self.stage.index : p.stages) - 1;
+}
+
+// Makes the stage of a tile's last tap the warps' buffers (Y_IN_STAGE). Each gets the part that held the weights of its
+// own rows of M, which no other warp reads.
+__device__ __forceinline__ void keep_stage(const Params& p, Consumer& self) {
+    self.buffer = self.stages + last_stage(p, self) * STAGE_BYTES + threadIdx.x % WARPGROUP / 32 * PixelBuffer::BYTES;
+}
+
+// Lets weights into it again once the warp's sums have left it.
+__device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self) {
+    if (hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<0>();
+    hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
 }
 
 // Writes the sums of tile `tile` of a column.

@@ -35,58 +35,74 @@ __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stag
     }
 }
 
-// Channels are neighbours: the copy engine fills the slots. One warp asks, a lane for each box.
+// Channels are neighbours: the copy engine fills the slots, and one thread asks for its boxes.
 __device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem) {
-    const int lane = threadIdx.x % 32, bytes = p.box_px * CHUNK_BYTES;
+    const int bytes = p.box_px * CHUNK_BYTES;
     for_each_line(p, [&](const Line& line) {
         u64* full = &smem.control->slot_full[line.slot.index];
         const int boxes = line.tiles == 1 ? p.single_boxes : p.boxes;
         hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);
-        if (lane == 0) hc::ptx::mbarrier_arrive_expect_tx(full, boxes * bytes);
-        __syncwarp();
-        for (int box = lane; box < boxes; box += 32) {
+        hc::ptx::mbarrier_arrive_expect_tx(full, boxes * bytes);
+        for (int box = 0; box < boxes; ++box) {
             const hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + (FLAT ? box : 0));
             const int col = hc::staged_col(p, line.column) + (FLAT ? 0 : box * p.box_px);
             hc::ptx::cp_async_bulk_tensor_5d_shared_global(smem.slots + line.slot.index * p.slot_bytes + box * bytes,
-                                                           &p.x_map, full, line.chunk * CHUNK_ELEMS,
-                                                           line.column.block / p.blocks, col, row.row, row.n);
+                                                           &p.x_map, full, line.chunk * CHUNK_ELEMS, line.column.group,
+                                                           col, row.row, row.n);
         }
     });
 }
 
-// Pixels are neighbours: the copy engine brings raw tiles, one ahead, and the warp turns them into slots.
+// Pixels are neighbours: the copy engine brings raw tiles, one ahead if there are two, and the warp turns them into
+// slots.
 struct RawUnit {
     Slot slot;
     hc::UnitPixels px;
+    Cursor raw;
     bool begins, ends;  // the warp's units of its line
 };
 
-// Turns the unit in `raw`, which `full` announces.
+// Turns a unit from its raw tile.
 __device__ __forceinline__ void turn_unit(const Params& p, const Smem& smem, const char* raw, u64* full,
-                                          unsigned parity, const RawUnit& unit) {
-    char* slot = smem.slots + unit.slot.index * p.slot_bytes;
+                                          const RawUnit& unit) {
+    const int slot = unit.slot.index * p.slot_bytes;
     if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);
-    hc::wait(full, parity);
-    hc::turn<CHUNK_BYTES, !WIDE>(reinterpret_cast<const elem_t*>(raw), slot, unit.px);
-    if (X_JOINED) hc::clear_outside<CHUNK_BYTES>(slot, unit.px);
+    hc::wait(&full[unit.raw.index], unit.raw.parity);
+    const int plane_px = int(p.x_c);
+    hc::turn<CHUNK_BYTES, PLANES, !WIDE>(reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES), smem.slots,
+                                         slot, unit.px, plane_px);
+    if (X_JOINED) hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot, unit.px, plane_px);
     __syncwarp();
     if (!unit.ends) return;
     hc::ptx::fence_proxy_async_shared();
     hc::arrive_warp(&smem.control->slot_full[unit.slot.index]);
 }
 
-__device__ __forceinline__ void produce_turned(const Params& p, const Smem& smem, int warp) {
+// Asks for 32 pixels of a chunk, `column` pixels behind the aligned one at or before pixel `first` of the row. A box
+// has every PLANES-th channel, from the same row of other planes: where it begins there is aligned by itself.
+__device__ __forceinline__ void ask_for_raw(const Params& p, const Line& line, const hc::ImageRow& row, int first,
+                                            int column, char* raw, u64* full) {
     constexpr int ALIGNED = 16 / sizeof(elem_t);  // pixels
-    const int units = units_of_line(p), lane = threadIdx.x % 32;
+    hc::ptx::mbarrier_arrive_expect_tx(full, RAW_BYTES);
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+        const int at = first + plane * int(p.x_c);
+        hc::ptx::cp_async_bulk_tensor_5d_shared_global(raw + plane * (RAW_BYTES / PLANES), &p.x_map, full,
+                                                       (at & -ALIGNED) + column, X_JOINED ? 0 : row.row,
+                                                       line.chunk * (CHUNK_ELEMS / PLANES), line.column.group, row.n);
+    }
+}
+
+__device__ __forceinline__ void produce_turned(const Params& p, const Smem& smem, int warp) {
+    constexpr int ALIGNED = 16 / sizeof(elem_t);
+    const int units = units_of_line(p);
     char* raw = smem.raw + warp * RAW_DEPTH * RAW_BYTES;
     u64* full = smem.control->raw_full[warp];
     Cursor asked;
-    RawUnit before{};  // in the tile that is not asked for
+    RawUnit before{};  // of the units asked for the last that is not turned
     bool has_before = false;
     const auto turn_before = [&] {
-        if (has_before)
-            turn_unit(p, smem, raw + (asked.index ^ 1) * RAW_BYTES, &full[asked.index ^ 1],
-                      asked.parity ^ (asked.index == 0), before);
+        if (has_before) turn_unit(p, smem, raw, full, before);
     };
     int unit = warp;  // of the warp, counted from the current line on
     for_each_line(p, [&](const Line& line) {
@@ -95,22 +111,20 @@ __device__ __forceinline__ void produce_turned(const Params& p, const Smem& smem
             const int box = FLAT ? p.box_units.quotient(unit) : 0, from = box * p.box_px;
             // A line of one tile has fewer boxes: no pixel of the others is read.
             const hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + min(box, boxes - 1));
-            const int first = X_JOINED ? row.row * p.w + first_col : first_col, shift = first & (ALIGNED - 1);
-            const int in_box = (unit - box * p.box_units.value) * hc::UNIT_PX - shift;
-            if (lane == 0) {
-                hc::ptx::mbarrier_arrive_expect_tx(&full[asked.index], RAW_BYTES);
-                hc::ptx::cp_async_bulk_tensor_5d_shared_global(
-                    raw + asked.index * RAW_BYTES, &p.x_map, &full[asked.index], first + in_box, X_JOINED ? 0 : row.row,
-                    line.chunk * CHUNK_ELEMS, line.column.block / p.blocks, row.n);
-            }
-            turn_before();
-            asked.advance(RAW_DEPTH);
+            const int first = X_JOINED ? row.row * p.w + first_col : first_col;
+            const int column = (unit - box * p.box_units.value) * hc::UNIT_PX;
+            if (RAW_DEPTH == 1) turn_before();
+            if (hc::ptx::elect_sync())
+                ask_for_raw(p, line, row, first, column, raw + asked.index * RAW_BYTES, &full[asked.index]);
+            if (RAW_DEPTH == 2) turn_before();
             const int inside = (unsigned)row.row < (unsigned)p.h ? p.w - first_col : 0;
-            before = {
-                line.slot,
-                {from + in_box, from, box < boxes ? from + p.box_px : from, from + max(0, -first_col), from + inside},
-                unit < LINE_WARPS,
-                unit + LINE_WARPS >= units};
+            before = {line.slot,
+                      {from + column, first & (ALIGNED - 1), from, box < boxes ? from + p.box_px : from,
+                       from + max(0, -first_col), from + inside},
+                      asked,
+                      unit < LINE_WARPS,
+                      unit + LINE_WARPS >= units};
+            asked.advance(RAW_DEPTH);
             has_before = true;
         }
         unit -= units;
@@ -147,7 +161,7 @@ struct UnitsUnderWay {
 
 // The channels of a line's chunk, of image 0 at pixel (0, 0).
 __device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& line) {
-    return p.x + ((i64)(line.column.block / p.blocks) * p.channels + line.chunk * CHUNK_ELEMS) * p.x_c;
+    return p.x + ((i64)(line.column.group) * p.channels + line.chunk * CHUNK_ELEMS) * p.x_c;
 }
 
 // One warp's 32 pixels of a line.
@@ -162,47 +176,6 @@ __device__ __forceinline__ void stage_unit(const Params& p, const Line& line, in
         hc::load_channels<elem_t, CHUNK_BYTES, X_VECTOR>(slot, first_px, p.slot_px, x, channels, place);
     else
         hc::load_pixels<elem_t, CHUNK_BYTES>(slot, first_px, p.slot_px, x, p.x_c, channels, place);
-}
-
-// Copies 32 pixels of a line, from `first_px` on, into a raw tile: by pieces, or by pairs where the row ends within a
-// piece. Widths are even.
-__device__ __forceinline__ void copy_unit(const Params& p, const Line& line, int first_px, char* raw) {
-    const int channels = p.channels - line.chunk * CHUNK_ELEMS, lane = threadIdx.x % 32;
-    const elem_t* x = chunk_of(p, line);
-    const int first_col = hc::staged_col(p, line.column) + first_px;
-    const bool cut = PIECE_PX > 2 && ((first_col < 0 && first_col + hc::UNIT_PX > 0) || first_col + hc::UNIT_PX > p.w);
-    if (cut)
-        hc::copy_pieces<elem_t, CHUNK_BYTES, 2>(raw, x, p.x_c, channels,
-                                                hc::staged_in_row(p, line.column, line.line, first_px + lane % 16 * 2));
-    else
-        hc::copy_pieces<elem_t, CHUNK_BYTES, PIECE_PX>(
-            raw, x, p.x_c, channels,
-            hc::staged_in_row(p, line.column, line.line, first_px + lane % (32 / PIECE_PX) * PIECE_PX));
-    hc::ptx::cp_async_commit_group();
-}
-
-// Pixels are neighbours, but the copy engine takes neither their rows nor their planes: a warp copies pieces of them
-// into its raw tile while the slot is still read, and turns them.
-__device__ __forceinline__ void produce_pieces(const Params& p, const Smem& smem, int warp) {
-    const int units = units_of_line(p);
-    char* raw = smem.raw + warp * RAW_BYTES;
-    int unit = warp;  // of the warp, counted from the current line on
-    for_each_line(p, [&](const Line& line) {
-        const int row = hc::staged_row<false>(p, line.column, line.line).row;
-        const int shift = (row * int(p.x_h) + hc::staged_col(p, line.column)) & (PIECE_PX - 1);
-        for (; unit < units; unit += LINE_WARPS) {
-            const int first_px = unit * hc::UNIT_PX - shift;
-            copy_unit(p, line, first_px, raw);
-            hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);
-            hc::ptx::cp_async_wait_group<0>();
-            __syncwarp();
-            hc::turn<CHUNK_BYTES, false>(reinterpret_cast<const elem_t*>(raw),
-                                         smem.slots + line.slot.index * p.slot_bytes,
-                                         {first_px, 0, p.slot_px, 0, p.slot_px});
-            UnitsUnderWay::announce(&smem.control->slot_full[line.slot.index]);
-        }
-        unit -= units;
-    });
 }
 
 __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem, int warp) {
@@ -224,47 +197,58 @@ __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem
     under_way.finish();
 }
 
-// A stream of weights, in the order in which its consumers multiply.
+// A stream of weights, in the order in which its consumers multiply: for each step a block's taps, one after the other.
+// While the tensor cores run, its thread gets an instruction through every 10 to 20 cycles: nothing is computed twice.
 struct WeightStream {
     const Params& p;
-    Control& control;
-    char* stages;
-    int stream;
+    u64 *first_full, *full;  // of the ring, of the next stage; `stage_empty` are MAX_STAGES further on
+    char *first_to, *to;
+    const unsigned char *first_from, *from;          // of the block, of the next tap
+    int stream, stage = 0, taps, tap = 0, left = 0;  // taps of a block; of the segment, those to come
+    unsigned parity = 0;
     hc::Segments segment;
-    Cursor stage;
-    int tap = 0, done = 0;  // of the filter; of the segment
 
     __device__ __forceinline__ WeightStream(const Params& p, const Smem& smem, int stream)
-        : p(p), control(*smem.control), stages(smem.stages), stream(stream), segment(p) {}
-
-    __device__ __forceinline__ bool more() const { return segment.steps > 0; }
-    __device__ __forceinline__ void wait() {
-        hc::wait(&control.stage_empty[stream * p.stages + stage.index], stage.parity ^ 1);
+        : p(p),
+          first_full(smem.control->stage_full + stream * p.stages),
+          full(first_full),
+          first_to(smem.stages + stream * p.stages * STAGE_BYTES),
+          to(first_to),
+          stream(stream),
+          taps(p.chunks * p.taps_r * p.taps_s),
+          segment(p) {
+        begin_segment();
     }
 
-    // Asks for the next tap's weights if a stage is free.
+    __device__ __forceinline__ void begin_segment() {
+        left = segment.steps > 0 ? segment.steps * taps + p.mid_tap : 0, tap = taps;
+        first_from = from =
+            p.packed +
+            ((i64)(segment.first.group * p.blocks + segment.first.block) * STREAMS + stream) * taps * STAGE_BYTES;
+    }
+    __device__ __forceinline__ void wait() { hc::wait(full + MAX_STAGES, parity ^ 1); }
+    __device__ __forceinline__ bool is_free() {
+        return hc::ptx::mbarrier_test_wait_parity(full + MAX_STAGES, parity ^ 1);
+    }
+
+    // Asks for the next tap's weights.
     __device__ __forceinline__ void advance() {
-        const int index = stream * p.stages + stage.index, taps = p.chunks * p.taps_r * p.taps_s;
-        if (!more() || !hc::ptx::mbarrier_test_wait_parity(&control.stage_empty[index], stage.parity ^ 1)) return;
-        u64* full = &control.stage_full[index];
         hc::ptx::mbarrier_arrive_expect_tx(full, STAGE_BYTES);
-        hc::ptx::cp_async_bulk_shared_global(
-            stages + index * STAGE_BYTES,
-            p.packed + ((i64)(segment.first.block * STREAMS + stream) * taps + tap) * STAGE_BYTES, STAGE_BYTES, full);
-        stage.advance(p.stages);
-        if (++tap == taps) tap = 0;
-        if (++done < segment.steps * taps + p.mid_tap) return;
-        segment.advance(p);
-        tap = done = 0;
+        hc::ptx::cp_async_bulk_shared_global(to, from, STAGE_BYTES, full);
+        ++full, to += STAGE_BYTES, from += STAGE_BYTES;
+        if (++stage == p.stages) stage = 0, parity ^= 1, full = first_full, to = first_to;
+        if (--tap == 0) tap = taps, from = first_from;
+        if (--left == 0) segment.advance(p), begin_segment();
     }
 };
 
 // One thread streams the weights. With two streams it waits for neither: it asks them in turns.
 __device__ __forceinline__ void produce_weights(const Params& p, const Smem& smem) {
     WeightStream first(p, smem, 0), second(p, smem, STREAMS - 1);
-    while (first.more() || (STREAMS == 2 && second.more())) {
-        if (STREAMS == 1) first.wait();
-        first.advance();
-        if (STREAMS == 2) second.advance();
+    if (STREAMS == 1)
+        for (; first.left > 0; first.advance()) first.wait();
+    while (STREAMS == 2 && first.left + second.left > 0) {
+        if (first.left > 0 && first.is_free()) first.advance();
+        if (second.left > 0 && second.is_free()) second.advance();
     }
 }

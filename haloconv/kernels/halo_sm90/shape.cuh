@@ -25,8 +25,8 @@ constexpr int MAX_SLOTS = 32, MAX_STAGES = 32, MAX_TAPS = 64;  // of a ring; alo
 
 constexpr bool BOXED = X_BOXES && X_CHANNELS_INNER, TURNED = X_BOXES && !X_CHANNELS_INNER;
 constexpr bool COPIED = !X_BOXES && X_CHANNELS_INNER && X_VECTOR && sizeof(elem_t) == 2;  // no registers wait for them
-constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_DEPTH = TURNED ? 2 : X_PIECE ? 1 : 0;  // raw tiles of a warp
-constexpr int RAW_TILES = LINE_WARPS * RAW_DEPTH, PIECE_PX = X_PIECE ? X_PIECE : 2;
+constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_TILES = LINE_WARPS * RAW_DEPTH;
+constexpr int PLANES = X_JOINED > 1 ? X_JOINED : 1;  // of channels that boxes take as one long row
 constexpr int PRODUCER_WARPS = LINE_WARPS + 1, THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
 constexpr bool MANY = PRODUCER_WARPS == 8;  // two warpgroups of producers
 
@@ -39,12 +39,18 @@ using PixelBuffer = hc::PixelBuffer<elem_t>;
 constexpr int FILTER_ROW_BYTES = PACK_FILTERS * sizeof(elem_t) < 128 ? PACK_FILTERS * sizeof(elem_t) : 128;
 using FilterBuffer = hc::FilterBuffer<elem_t, FILTER_ROW_BYTES>;
 constexpr int BUFFERS = Y_BUFFERS;  // of a consumer by filters, of a warp by pixels
-constexpr int WARP_BUFFER_BYTES = BUFFERS * (Y_CHANNELS_INNER ? FilterBuffer::BYTES / 4 : PixelBuffer::BYTES);
+// A consumer with a stream of its own keeps the stage of a tile's last tap until its sums have left through it.
+constexpr bool Y_IN_STAGE = SHARED_TILE && !Y_CHANNELS_INNER && STAGE_BYTES == 4 * PixelBuffer::BYTES;
+constexpr int WARP_BUFFER_BYTES =
+    Y_IN_STAGE ? 0 : BUFFERS * (Y_CHANNELS_INNER ? FilterBuffer::BYTES / 4 : PixelBuffer::BYTES);
 
 static_assert(RUN * RUNS <= 256, "a thread's sums leave it room for the rest");
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
 static_assert(PACKS == 1 || PACKS == 2, "an output of a pack has two warps' rows");
+static_assert(TURNED ? RAW_DEPTH == 1 || RAW_DEPTH == 2 : RAW_DEPTH == 0, "raw tiles are turned");
+static_assert(CHUNK_ELEMS / PLANES >= 8 || PLANES == 1, "the boxes of a raw tile begin where its swizzle does");
 static_assert(BUFFERS == 2 || (BUFFERS == 1 && !Y_CHANNELS_INNER), "by filters one is filled while one is sent");
+static_assert(BUFFERS == 1 || !Y_IN_STAGE, "a stage is a buffer for each warp");
 static_assert(RUN % 64 == 0, "buffers of pixels are filled as a whole");
 static_assert(32 * (CONSUMER_REGISTERS * CONSUMER_WARPS + PRODUCER_REGISTERS * PRODUCER_WARPS) <=
                   LAUNCH_REGISTERS * THREADS,
@@ -67,7 +73,7 @@ struct Control {
     u64 slot_full[MAX_SLOTS], slot_empty[MAX_SLOTS];
     u64 stage_full[MAX_STAGES], stage_empty[MAX_STAGES];
     u64 raw_full[LINE_WARPS][RAW_DEPTH ? RAW_DEPTH : 1];
-    u64 half_way;                            // SHARED_TILE: of the first consumer's first tile
+    u64 half_way[CONSUMERS];                 // SHARED_TILE: of a consumer's current tile
     int row_px[MAX_TAPS], col_px[MAX_TAPS];  // what a tap's row and column add, in pixels
 };
 
@@ -103,8 +109,7 @@ __device__ __forceinline__ hc::LineRange staged_lines(const Params& p, const hc:
 
 // Units of 32 pixels that warps stage for a line; where they are turned, its barrier counts warps.
 __device__ __forceinline__ int units_of_line(const Params& p) {
-    return TURNED ? p.boxes * p.box_units.value
-                  : (p.slot_px + (X_PIECE ? PIECE_PX - 1 : 0) + hc::UNIT_PX - 1) / hc::UNIT_PX;
+    return TURNED ? p.boxes * p.box_units.value : (p.slot_px + hc::UNIT_PX - 1) / hc::UNIT_PX;
 }
 
 __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
@@ -122,7 +127,8 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
     }
     if (TURNED && thread < RAW_TILES)
         hc::ptx::mbarrier_init(&control.raw_full[thread / RAW_DEPTH][thread % RAW_DEPTH], 1);
-    if (SHARED_TILE && thread == 0) hc::ptx::mbarrier_init(&control.half_way, CONSUMER_WARPS / CONSUMERS);
+    if (SHARED_TILE && thread < CONSUMERS)
+        hc::ptx::mbarrier_init(&control.half_way[thread], CONSUMER_WARPS / CONSUMERS);
     hc::ptx::fence_mbarrier_init();
     if (thread < p.taps_r && FLAT) {
         const int row = thread * p.dil_h;

@@ -37,27 +37,6 @@ __device__ __forceinline__ void load_pixels(char* slot, int first_px, int px_lim
     }
 }
 
-// 16-bit types, pieces of whose pixels (2 or 4) are aligned: into a raw tile of 32 pixels, as the copy engine would
-// bring it (turn.cuh). Each part of the warp copies other channels. `place` is that of the lane's first pixel.
-template <class Elem, int ROW_BYTES, int PIECE_PX>
-__device__ __forceinline__ void copy_pieces(char* raw, const Elem* x, i64 stride, int channels, Place place) {
-    constexpr int LANES = 32 / PIECE_PX, AT_ONCE = 32 / LANES, COPIES = ROW_BYTES / 2 / AT_ONCE, BYTES = 2 * PIECE_PX;
-    const int first_px = threadIdx.x % LANES * PIECE_PX, own = threadIdx.x % 32 / LANES;
-    const Elem* from = place.inside ? x + place.offset + own * stride : x;
-    const i64 step = place.inside ? AT_ONCE * stride : 0;
-    const bool all = channels >= ROW_BYTES / 2;
-#pragma unroll 4
-    for (int i = 0; i < COPIES; ++i, from += step) {
-        const int channel = i * AT_ONCE + own;
-        const bool there = place.inside && (all || channel < channels);
-        char* to = raw + channel * 64 + ((first_px / 8 ^ (channel / 2 & 3)) << 4) + first_px % 8 * 2;
-        if constexpr (PIECE_PX == 2)
-            ptx::cp_async_4(to, there ? from : x, there ? BYTES : 0);
-        else
-            ptx::cp_async_8(to, there ? from : x, there ? BYTES : 0);
-    }
-}
-
 // Neighbouring lanes load neighbouring pieces of a pixel, whose place they get from the lane that computed it. VECTOR:
 // pieces are whole and aligned.
 template <class Elem, int ROW_BYTES, bool VECTOR>

@@ -59,7 +59,7 @@ struct HaloParams {
     int bands, steps;   // bands of a strip; steps of a column
     int first_phase;    // 0, or 1 if all taps are in phase 1
     int mid_chunk, mid_r, mid_s, mid_tap;  // where phase 0 ends, which starts at 0 in all of them; SHARED_TILE: where
-                                           // the first consumer is when the second one begins
+                                           // a consumer lets the other one begin its next tile
     int next_chunk, next_r, next_s;        // where phase 1 starts, which ends with the last of them
     int keeps;                             // 1: a column's lines are staged once, and each chunk has a ring of slots
     int blocks, chunks;                    // blocks (SHARED_TILE: pairs of them) in a group; chunks of channels
@@ -71,7 +71,7 @@ struct HaloParams {
 // A step. Steps are numbered along nested loops of group, strip, band, class, block and step: blocks of filters that
 // read the same input do so at about the same time, from the L2.
 struct Tile {
-    int block, strip, band, cls, step;  // the block is counted through all groups
+    int group, block, strip, band, cls, step;
 };
 
 template <class P>
@@ -79,8 +79,12 @@ __device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
     const unsigned column = index / (unsigned)p.steps, cls = column / (unsigned)p.blocks;
     const unsigned band = cls / (unsigned)p.classes, strip = band / (unsigned)p.bands;
     const unsigned group = strip / (unsigned)p.strips;
-    return {int(group * p.blocks + column - cls * p.blocks), int(strip - group * p.strips), int(band - strip * p.bands),
-            int(cls - band * p.classes), int(index - column * p.steps)};
+    return {int(group),
+            int(column - cls * p.blocks),
+            int(strip - group * p.strips),
+            int(band - strip * p.bands),
+            int(cls - band * p.classes),
+            int(index - column * p.steps)};
 }
 
 // The steps of one block of threads: a run of neighbours, as equal as whole steps allow, cut where columns end. Each
@@ -168,14 +172,6 @@ __device__ __forceinline__ ImageRow staged_row(const P& p, const Tile& column, i
 template <class P>
 __device__ __forceinline__ int staged_col(const P& p, const Tile& column) {
     return column.strip * p.strip_cols * p.stride_w - p.pad_left;
-}
-
-// The input pixel at place `px` of a line of one row without planes; places left and right of the slot have one, too.
-template <class P>
-__device__ __forceinline__ Place staged_in_row(const P& p, const Tile& column, int line, int px) {
-    const ImageRow at = staged_row<false>(p, column, line);
-    const int w = staged_col(p, column) + px;
-    return {at.n * p.x_n + at.row * p.x_h + w * p.x_w, (unsigned)at.row < (unsigned)p.h && (unsigned)w < (unsigned)p.w};
 }
 
 // The input pixel that place `px` of a slot holds, whose (first) row is line `line`.

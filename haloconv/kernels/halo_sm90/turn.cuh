@@ -7,83 +7,120 @@
 
 #include "halo_sm90/stage.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/register.cuh"
 
 namespace hc {
 
 constexpr int UNIT_PX = 32;
 
-// Pixels of a unit: the first one's place in the slot (below `from` if it is no pixel of the row), the row's places,
-// and those of them that are inside the image.
+// Pixels of a unit: the place in the slot of the first one that it is meant for; how many pixels before that its raw
+// tile begins, whose boxes begin at aligned ones; the row's places, and those of them that are inside the image.
 struct UnitPixels {
-    int first, from, to, inside_from, inside_to;
+    int first, shift, from, to, inside_from, inside_to;
 
     __device__ __forceinline__ bool has(int px) const { return px >= from && px < to; }
+    // The place of the first pixel in the raw tile of the channels of plane `plane`, `plane_px` pixels apart.
+    template <class Elem>
+    __device__ __forceinline__ int begin(int plane, int plane_px) const {
+        return first - (shift + plane * plane_px & 16 / int(sizeof(Elem)) - 1);
+    }
+    // Whether all pixels of the raw tile are the row's, whatever their plane.
+    template <class Elem, int PLANES>
+    __device__ __forceinline__ bool whole() const {
+        const int before = PLANES == 1 ? shift : 16 / int(sizeof(Elem)) - 1;
+        return first - before >= from && first - (PLANES == 1 ? shift : 0) + UNIT_PX <= to;
+    }
 };
 
 // fp32: lanes 0 to 3 read four pixels of a channel each and write four channels of a pixel each. `crossed` sends the 8
 // lanes of an access to different banks on both sides. DEEP: all is loaded before it is stored, in twice the registers.
-template <int ROW_BYTES, bool DEEP>
-__device__ __forceinline__ void turn(const float* raw, char* slot, const UnitPixels& px) {
+// `slot` is where the slot begins among `slots`. WHOLE: all pixels are the row's.
+template <int ROW_BYTES, int PLANES, bool DEEP, bool WHOLE>
+__device__ __forceinline__ void turn_pixels(const float* raw, char* slots, int slot, const UnitPixels& px,
+                                            int plane_px) {
     constexpr int PIECES = ROW_BYTES / 16, ACROSS = PIECES < 4 ? PIECES : 4, HALVES = PIECES / ACROSS;
     constexpr int AT_ONCE = DEEP ? HALVES : 1;
     const int lane = threadIdx.x % 32, column = lane % 4, crossed = lane / 4 ^ (column & 2);
     if (column >= ACROSS) return;
     const char* from = reinterpret_cast<const char*>(raw) + column * 512;
-    const int own_px = px.first + 4 * crossed;
+    int own_px, to[4];  // of the lane's pixels
 #pragma unroll
     for (int first = 0; first < HALVES; first += AT_ONCE) {
         Piece loaded[AT_ONCE][4];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE * 4; ++i)  // channel 4 * (ACROSS * half + column) + i % 4
+        for (int i = 0; i < AT_ONCE * 4; ++i)  // channel 4 * (ACROSS * half + column) + i % 4 of the raw tile
             loaded[i / 4][i % 4] = *reinterpret_cast<const Piece*>(from + (first + i / 4) * ACROSS * 512 + i % 4 * 128 +
                                                                    ((crossed ^ (column & 1) * 4 ^ i % 4) << 4));
 #pragma unroll
         for (int i = 0; i < AT_ONCE * 4; ++i) {
             const Piece(&of)[4] = loaded[i / 4];
             const int j = i % 4, half = first + i / 4;
-            if (px.has(own_px + j))
-                *reinterpret_cast<Piece*>(slot + (unit_offset<ROW_BYTES>(own_px + j, column) ^ half * ACROSS << 4)) = {
-                    of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]};
+            if (j == 0 && (PLANES > 1 || half == 0)) {
+                own_px = px.begin<float>((half * ACROSS + column) * PLANES / PIECES, plane_px) + 4 * crossed;
+#pragma unroll
+                for (int k = 0; k < 4; ++k) to[k] = slot + unit_offset<ROW_BYTES>(own_px + k, column);
+            }
+            if (WHOLE || px.has(own_px + j))
+                *reinterpret_cast<Piece*>(slots + (to[j] ^ half * ACROSS << 4)) = {of[0].word[j], of[1].word[j],
+                                                                                   of[2].word[j], of[3].word[j]};
         }
     }
 }
 
+template <int ROW_BYTES, int PLANES, bool DEEP>
+__device__ __forceinline__ void turn(const float* raw, char* slots, int slot, const UnitPixels& px, int plane_px) {
+    ptx::renew(slot);  // computed once
+    if (px.whole<float, PLANES>())
+        turn_pixels<ROW_BYTES, PLANES, DEEP, true>(raw, slots, slot, px, plane_px);
+    else
+        turn_pixels<ROW_BYTES, PLANES, DEEP, false>(raw, slots, slot, px, plane_px);
+}
+
 // 16-bit types: the matrix instructions turn 8 x 8 elements each. Lane l serves pixel l of the unit.
-template <int ROW_BYTES, bool DEEP, class Half>
-__device__ __forceinline__ void turn(const Half* raw, char* slot, const UnitPixels& px) {
-    const int lane = threadIdx.x % 32, channel = lane % 8, own_px = px.first + lane;
+template <int ROW_BYTES, int PLANES, bool DEEP, class Half>
+__device__ __forceinline__ void turn(const Half* raw, char* slots, int slot, const UnitPixels& px, int plane_px) {
+    ptx::renew(slot);
+    const int lane = threadIdx.x % 32, channel = lane % 8;
     const char* from = reinterpret_cast<const char*>(raw) + channel * 64 + ((lane / 8 ^ channel >> 1) << 4);
-    const bool whole = px.first >= px.from && px.first + UNIT_PX <= px.to;
+    const bool whole = px.whole<Half, PLANES>();
 #pragma unroll
     for (int piece = 0; piece < ROW_BYTES / 16; ++piece) {
+        const int begin = px.begin<Half>(piece * PLANES / (ROW_BYTES / 16), plane_px);
         unsigned turned[4];
         ptx::ldmatrix_x4_trans(turned, from + piece * 512);
         if (whole) {
-            ptx::stmatrix_x4(slot + (unit_offset<ROW_BYTES>(own_px, 0) ^ piece << 4), turned);
+            ptx::stmatrix_x4(slots + (slot + unit_offset<ROW_BYTES>(begin + lane, 0) ^ piece << 4), turned);
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int group = px.first + 8 * i, at = group + lane / 4;
+                const int group = begin + 8 * i, at = group + lane / 4;
                 const unsigned matrix[1] = {turned[i]};
                 if (group >= px.from && group + 8 <= px.to)
-                    ptx::stmatrix_x1(slot + (unit_offset<ROW_BYTES>(group + lane % 8, 0) ^ piece << 4), matrix);
+                    ptx::stmatrix_x1(slots + (slot + unit_offset<ROW_BYTES>(group + lane % 8, 0) ^ piece << 4), matrix);
                 else if (px.has(at))
-                    *reinterpret_cast<unsigned*>(slot + unit_offset<ROW_BYTES>(at, piece) + lane % 4 * 4) = turned[i];
+                    *reinterpret_cast<unsigned*>(slots + slot + unit_offset<ROW_BYTES>(at, piece) + lane % 4 * 4) =
+                        turned[i];
             }
         }
     }
 }
 
 // Where rows are joined in memory, what is left and right of a row is no zero: it is overwritten.
-template <int ROW_BYTES>
-__device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px) {
-    if (max(px.first, px.from) >= px.inside_from && min(px.first + UNIT_PX, px.to) <= px.inside_to) return;
+template <class Elem, int ROW_BYTES, int PLANES>
+__device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px, int plane_px) {
+    constexpr int PIECES = ROW_BYTES / 16;
+    if (max(px.first - 16 / int(sizeof(Elem)) + 1, px.from) >= px.inside_from &&
+        min(px.first + UNIT_PX, px.to) <= px.inside_to)
+        return;
     __syncwarp();
-    const int own_px = px.first + threadIdx.x % 32;
-    if (!px.has(own_px) || (own_px >= px.inside_from && own_px < px.inside_to)) return;
 #pragma unroll
-    for (int piece = 0; piece < ROW_BYTES / 16; ++piece)
-        *reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(own_px, piece)) = {};
+    for (int plane = 0; plane < PLANES; ++plane) {
+        const int own_px = px.begin<Elem>(plane, plane_px) + threadIdx.x % 32;
+        if (!px.has(own_px) || (own_px >= px.inside_from && own_px < px.inside_to)) continue;
+#pragma unroll
+        for (int i = 0; i < PIECES / PLANES; ++i)
+            *reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(own_px, plane * (PIECES / PLANES) + i)) = {};
+    }
 }
 
 }  // namespace hc

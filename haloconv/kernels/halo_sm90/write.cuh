@@ -186,6 +186,26 @@ __device__ __forceinline__ void store_by_pixels(const char* buffer, int lane, co
     }
 }
 
+// Stores pixels [first, end) of a warp's buffer, which are neighbours in memory: pixel 0 of the first row at `to`, a
+// multiple of 16 bytes.
+template <class Elem>
+__device__ __forceinline__ void store_part(const char* buffer, int lane, int first, int end, Elem* to,
+                                           const Rows<Elem>& rows) {
+    constexpr int PIECE = 8 / sizeof(Elem);
+    if ((first | end | (int)rows.stride) % PIECE == 0 && rows.count == WARP_ROWS) {
+        const int px = lane % 16 * PIECE;
+        return store_pieces<8>(buffer, lane, to + px, px >= first && px < end, rows.stride);
+    }
+#pragma unroll 1
+    for (int px = lane; px < PixelBuffer<Elem>::PIXELS; px += 32) {
+        if (px < first || px >= end) continue;
+#pragma unroll 1
+        for (int row = 0; row < rows.count; ++row)
+            to[row * rows.stride + px] = *reinterpret_cast<const Elem*>(
+                buffer + unit_offset<128>(row, px * sizeof(Elem) / 16) + px * sizeof(Elem) % 16);
+    }
+}
+
 // Stores 32 pixels of a consumer's buffer, from pixel `first_px` on, neighbouring lanes to neighbouring filters. `own`
 // are the places of the lane's pixel, one for each of PHASES outputs that its rows stand for; the first `count` filters
 // of each are there.
