@@ -80,7 +80,7 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     That is the tensor cores, each consumer by itself, the L2 and the warps that stage. The rates come from probes on an
     H200: ``wgmma`` runs near its peak at 256 pixels, with more than three stages, and reads more of shared memory
     below; it waits for lines of which few are under way, and in flat tiles; from tap to tap a consumer loses 340
-    cycles, and 600 a tile; weights and boxes come from the L2 at 30 bytes a cycle.
+    cycles, much of it in waiting for weights, and 600 a tile; weights and boxes come from the L2 at 30 bytes a cycle.
     """
     config = tiling.config
     taps = tiling.taps * tiling.chunks
