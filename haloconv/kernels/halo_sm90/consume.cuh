@@ -65,8 +65,8 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
     return {at, chunk, row + phase.r, first, end};
 }
 
-// Multiplies a tap and gives back the stage of the one before it. wgmma works on through what comes between two taps, if
-// the next tap's weights and lines are there; one lane gives the stage back, so that the warp need not meet.
+// Multiplies a tap and gives back the stage of the one before it. wgmma works on through what comes between two taps if
+// the next one's weights and lines are there. One lane gives the stage back, so that the warp need not meet.
 struct Taps {
     u64 stages, slots;  // descriptors of the first stage, of the first slot
     int last_stage;     // of the tap before; in lane 0 alone, else -1
