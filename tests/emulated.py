@@ -21,7 +21,7 @@ from haloconv.families.halo_sm90_configs import all_configs, cost
 from haloconv.families.halo_sm90_form import Form
 from haloconv.families.halo_sm90_shape import Config, Storage
 from haloconv.families.halo_sm90_tile import Tiling, tile
-from tests import oracle
+from tests import emulated_depthwise, oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
 SM_COUNT = 4
@@ -93,7 +93,7 @@ EXTRA = (
 )  # fmt: skip
 
 ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
-BY_NAME = {one.name: one for one in ON_EMULATOR}
+BY_NAME = {one.name: one for one in (*ON_EMULATOR, *emulated_depthwise.EXTRA)}
 
 # Problems whose paths differ by dtype: vector widths, thread tiles of fp64, conversions. The others run in fp32 only.
 EVERY_DTYPE = (
@@ -287,4 +287,14 @@ def halo_sm90_runs() -> Iterator[Run]:
         yield Run("halo_sm90", BY_NAME["large_3x3"], torch.float32, result, "packed rows", finite=False)
 
 
-FAMILY_RUNS = {"direct": direct_runs, "halo_sm90": halo_sm90_runs}
+def depthwise_runs() -> Iterator[Run]:
+    """Its own cases and those of the shared list that it takes, in fp32 and some in 16 bits."""
+    names = (*emulated_depthwise.SHARED, *(one.name for one in emulated_depthwise.EXTRA))
+    for one in (BY_NAME[name] for name in names):
+        for dtype in (torch.float32, *emulated_depthwise.HALVES.get(one.name, ())):
+            yield from (Run("depthwise", one, dtype, result) for result in emulated_depthwise.results_of(one))
+    for name, result in product(emulated_depthwise.NOT_FINITE, ("fprop", "dgrad", "wgrad")):
+        yield Run("depthwise", BY_NAME[name], torch.float32, result, finite=False)
+
+
+FAMILY_RUNS = {"direct": direct_runs, "halo_sm90": halo_sm90_runs, "depthwise": depthwise_runs}

@@ -51,7 +51,8 @@ DIRECT = Subject("direct")
 HALO_SM90 = Subject(
     "halo_sm90", (torch.float32, torch.float16, torch.bfloat16), ("fprop", "dgrad"), True, capability=(9, 0)
 )
-SUBJECTS = (DIRECT, HALO_SM90)
+DEPTHWISE = Subject("depthwise", (torch.float32, torch.float16, torch.bfloat16), ("fprop", "dgrad", "wgrad"))
+SUBJECTS = (DIRECT, HALO_SM90)  # those that take every problem of their dtypes and results
 
 
 def name_of(value: object) -> str | None:

@@ -18,7 +18,7 @@ PENDING_LINE = re.compile(r"^[-*] `(?P<family>\w+)` \((?P<date>\d{4}-\d{2}-\d{2}
 
 def kernel_families() -> list[str]:
     """The families that have device code of their own."""
-    return sorted(name for name in FAMILIES if (KERNEL_FOLDER / f"{name}.cu").exists())
+    return sorted(name for name in FAMILIES if any(_belongs(file.stem, name) for file in KERNEL_FOLDER.glob("*.cu")))
 
 
 def stamped_files(family: str) -> list[Path]:

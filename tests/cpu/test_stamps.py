@@ -20,6 +20,7 @@ def read_stamp(family: str) -> dict | None:
 VERIFIED = {
     "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp16", "bf16", "fp64"}),
     "halo_sm90": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
+    "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
 }
 HOST_AND_DEVICE = {
     "direct": {"direct.cu", "direct_sums.cu", "geometry.cuh", "direct.py", "direct_sums.py", "launch.py"},
@@ -27,6 +28,10 @@ HOST_AND_DEVICE = {
         "halo_sm90.cu", "halo_sm90_pack.cu", "halo_sm90_repair.cu", "stage.cuh", "tile.cuh", "write.cuh",
         "pipeline.cuh", "wgmma.cuh",
         "halo_sm90.py", "halo_sm90_form.py", "halo_sm90_tile.py", "launch.py",
+    },
+    "depthwise": {
+        "depthwise_march.cu", "depthwise_march_wgrad.cu", "march_axes.cuh", "march_row.cuh", "geometry.cuh",
+        "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py", "launch.py",
     },
 }  # fmt: skip
 

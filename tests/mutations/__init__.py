@@ -7,7 +7,15 @@ of the seeds. Every entry changes what the kernel may do: an edit without conseq
 
 from __future__ import annotations
 
-from tests.mutations import direct, direct_sums, halo_sm90, halo_sm90_staging, halo_sm90_stores, halo_sm90_streams
+from tests.mutations import (
+    depthwise_march,
+    direct,
+    direct_sums,
+    halo_sm90,
+    halo_sm90_staging,
+    halo_sm90_stores,
+    halo_sm90_streams,
+)
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -17,4 +25,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_staging.MUTATIONS,
     *halo_sm90_stores.MUTATIONS,
     *halo_sm90_streams.MUTATIONS,
+    *depthwise_march.MUTATIONS,
 )

@@ -1,0 +1,125 @@
+"""Host half of kernels/depthwise_march.cu: fprop and dgrad of depthwise layers of few taps, in registers alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from haloconv.env import device_facts
+from haloconv.families import depthwise_march_form
+from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.depthwise_march_form import Config, Form, ceil_div, column_constant, vectors
+from haloconv.families.direct_sums import ELEMENTS
+from haloconv.families.launch import Launch
+from haloconv.jit import KernelSource, kernel_source
+from haloconv.problem import Conv2dProblem
+
+_START_ROWS = 4  # what starting a strip costs, in rows
+_FEWEST_ROWS = 4
+_LAST_WAVE = 0.5  # blocks do not end at the same time: waves that the last ones cost
+_PARAMS_FORMAT = "4Q14q11i"
+
+
+def source(form: Form, config: Config) -> KernelSource:
+    """The specialised text of the kernel. No extent of the image takes part."""
+    problem, moved = form.problem, vectors(form, config)
+    constants: dict[str, int | str] = {
+        "DGRAD": int(form.scatters),
+        "ELEM": ELEMENTS[problem.dtype],
+        "R": problem.r,
+        "S": problem.s,
+        "STRIDE_H": problem.stride[0],
+        "STRIDE_W": problem.stride[1],
+        "DIL_W": problem.dilation[1],
+        "MULTIPLIER": problem.k_per_group,
+        "COLS": config.cols,
+        "CHANNELS": config.channels,
+        "AHEAD": config.ahead,
+        "THREADS": config.threads,
+        "MIN_BLOCKS": config.min_blocks,
+        "PHASE_W": form.phase,
+        "IN_VEC": moved.input,
+        "IN_LEAD": moved.lead,
+        "OUT_VEC": moved.output,
+        "IN_COL": column_constant(form, form.input, form.in_shape[1]),
+        "OUT_COL": column_constant(form, form.output, form.out_shape[1]),
+        "CHANNEL_LANES": int(form.channel_lanes),
+        "HAS_BIAS": int(problem.bias),
+    }
+    return kernel_source("depthwise_march", "depthwise_march", constants)
+
+
+class Strips(NamedTuple):
+    """How the rows of a class are cut: into how many strips, of how many rows."""
+
+    count: int
+    rows: int
+
+
+def class_rows(form: Form) -> int:
+    """Output rows of the longest class; in dgrad with those above the image that its first step completes."""
+    (dil, _), (step, _) = form.problem.dilation, form.problem.stride
+    if not form.scatters:
+        return ceil_div(form.out_shape[2], dil)
+    above = [form.problem.padding[0] - cls for cls in range(dil)]  # rows, of which class row 0 lies above the image
+    return max(ceil_div(form.out_shape[2] + each, dil) - max(each, 0) // dil // step * step for each in above)
+
+
+def strips(form: Form, config: Config, blocks: int, sm_count: int) -> Strips:
+    """The cut that ends first: waves of blocks times the rows that a strip reads, halo and start included.
+
+    ``blocks`` are those of one strip of one class.
+    """
+    rows, step = class_rows(form), form.problem.stride[0] if form.scatters else 1
+    if config.strip_rows:
+        each = ceil_div(config.strip_rows, step) * step
+        return Strips(ceil_div(rows, each), each)
+    slots = sm_count * config.min_blocks
+
+    def cost(cut: Strips) -> float:
+        waves = blocks * cut.count * form.problem.dilation[0] / slots
+        return (max(1.0, waves) + _LAST_WAVE) * (cut.rows + form.problem.r - 1 + _START_ROWS)
+
+    cuts = []
+    for count in range(1, max(1, rows // max(step, _FEWEST_ROWS)) + 1):
+        each = ceil_div(ceil_div(rows, count), step) * step
+        cuts.append(Strips(ceil_div(rows, each), each))
+    return min(cuts, key=cost)
+
+
+def bind(
+    problem: Conv2dProblem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device
+) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    out_shape = problem.x_shape if problem.direction == "dgrad" else problem.y_shape
+    out_strides = strides_of(out_shape, result_layout)
+    form = Form(problem, first, TensorForm(out_strides, True), result_layout == "nhwc")
+    config = depthwise_march_form.best_config(form)
+    n, channels, rows, cols = out_shape
+    groups = (channels // config.channels, ceil_div(cols, config.cols))
+    threads = n * groups[0] * groups[1]
+    blocks = ceil_div(threads, config.threads)
+    cut = strips(form, config, blocks, device_facts(device.index).sm_count)
+    dil, elem_bytes = problem.dilation[0], problem.dtype.itemsize
+    fields = (
+        *(*first.strides, w.strides[0], *w.strides[2:], *out_strides),
+        *(dil * first.strides[2] * elem_bytes, dil * out_strides[2] * elem_bytes, threads),
+        *(*form.in_shape[2:], rows, cols, problem.padding[0], problem.padding[2], dil, *groups, *cut),
+    )
+    grid = blocks * cut.count * dil
+    launch = Launch(source(form, config), device, grid, config.threads, 0, _PARAMS_FORMAT, fields)
+
+    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        y = x.new_empty_strided(out_shape, out_strides)
+        if b is not None and not b.is_contiguous():
+            b = b.contiguous()
+        launch(x.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), y.data_ptr())
+        return y
+
+    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        dx = dy.new_empty_strided(out_shape, out_strides)
+        launch(dy.data_ptr(), w.data_ptr(), 0, dx.data_ptr())
+        return dx
+
+    return dgrad if form.scatters else fprop

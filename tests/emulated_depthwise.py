@@ -1,0 +1,53 @@
+"""Problems of the depthwise family on the emulator: what its paths differ by, beside the shared list of cases."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.cases import Case, case
+
+EXTRA = (
+    case("march_3x3", "aligned rows, threads that lie half outside, padding that differs on every side", (2, 3, 9, 20),
+         (3, 3, 3), padding=(2, 0, 1, 3), groups=3),
+    case("march_strips", "strips of rows, of which the last is shorter", (1, 2, 67, 8), (2, 3, 3), padding=1, groups=2),
+    case("march_large", "at least 10,000 outputs", (2, 12, 20, 24), (12, 3, 3), padding=1, groups=12),
+    case("march_5x5", "a ring of five rows, and fewer rows than that", (2, 3, 4, 24), (3, 5, 5), padding=2, groups=3),
+    case("march_stride", "stride 2: every other column of the input, and a gradient whose columns alternate",
+         (2, 4, 16, 32), (4, 3, 3), padding=1, stride=2, groups=4),
+    case("march_stride_even", "the same where the columns alternate the other way, in rows that are not aligned",
+         (2, 3, 15, 23), (3, 4, 3), padding=(2, 1, 2, 1), stride=2, groups=3),
+    case("march_stride_mixed", "strides that differ by axis, one beyond the filter", (2, 2, 13, 22), (2, 1, 5),
+         padding=(0, 1, 1, 2), stride=(2, 1), groups=2),
+    case("march_dilated", "classes of rows of different lengths", (1, 3, 13, 16), (3, 3, 3), padding=(3, 1, 4, 2),
+         dilation=(3, 2), groups=3),
+    case("march_storage", "a window of a larger image: rows that are not aligned", (2, 3, 9, 12), (3, 3, 3), padding=1,
+         groups=3, storage="sliced", w_storage="sliced"),
+    case("march_nhwc", "channels in pairs, 48 of them, which fill no warp", (2, 48, 7, 9), (48, 3, 3), padding=1,
+         groups=48, storage="channels_last"),
+    case("march_nhwc_stride", "channels in pairs, strided", (2, 16, 9, 13), (16, 3, 3), padding=1, stride=2, groups=16,
+         storage="channels_last"),
+    case("march_nhwc_odd", "channels one by one, two filters each", (2, 5, 9, 11), (10, 3, 3), padding=1, groups=5,
+         storage="channels_last"),
+    case("march_nhwc_storage", "a slice of channels: columns are further apart than there are channels", (2, 6, 7, 10),
+         (6, 3, 3), padding=1, groups=6, storage="channels_last_sliced"),
+    case("march_many_filters", "at least 10,000 filter elements, groups of lanes of which the last is not full",
+         (1, 1120, 4, 5), (1120, 3, 3), padding=1, groups=1120, storage="channels_last"),
+)  # fmt: skip
+
+# Cases of the shared list that the family takes.
+SHARED = ("depthwise_multiplier", "one_by_one_everything")
+# Those that run in 16 bits too, where vectors are wider and halves come in pairs or alone.
+HALVES = {
+    "march_large": (torch.float16, torch.bfloat16),
+    "march_stride": (torch.float16,),
+    "march_nhwc": (torch.bfloat16,),
+}
+# Those that also run with values that are not finite.
+NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
+
+
+def results_of(one: Case) -> tuple[str, ...]:
+    """The results of a case that run: where a channel has several filters no input gradient."""
+    if one.name == "march_many_filters":
+        return ("wgrad",)
+    return ("fprop", "dgrad", "wgrad") if one.problem().k_per_group == 1 else ("fprop", "wgrad")

@@ -1,0 +1,103 @@
+"""The depthwise family on a GPU: its cases in every dtype and direction, values that are not finite, every config."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from haloconv import plan
+from haloconv.families import depthwise_march_form
+from haloconv.families.depthwise_march_form import Config, Form
+from tests import oracle
+from tests.cases import Case, case, case_id, make
+from tests.emulated import BY_NAME
+from tests.emulated_depthwise import EXTRA, SHARED, results_of
+from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
+from tests.specials import special_activations
+
+LARGE = (
+    case("3x3", "MobileNet's commonest layer", (8, 64, 56, 56), (64, 3, 3), padding=1, groups=64),
+    case("3x3_stride", "the same with stride", (8, 64, 112, 112), (64, 3, 3), padding=1, stride=2, groups=64),
+    case("5x5", "14 columns: rows that are no multiple of 16 bytes", (8, 96, 14, 14), (96, 5, 5), padding=2, groups=96),
+    case("7x7", "ConvNeXt", (4, 96, 56, 56), (96, 7, 7), padding=3, groups=96),
+    case("7x7_small", "seven columns", (8, 96, 7, 7), (96, 7, 7), padding=3, groups=96),
+    case("tall", "many strips of rows, several sums of a filter's element", (1, 3, 2000, 130), (3, 3, 3), padding=1,
+         groups=3),
+)  # fmt: skip
+LARGE_NHWC = tuple(
+    Case(f"{one.name}_nhwc", f"{one.reason}, NHWC", one.extents, one.spec, storage="channels_last") for one in LARGE
+)
+CASES = (*(BY_NAME[name] for name in SHARED), *EXTRA, *LARGE, *LARGE_NHWC)
+RUNS = over(
+    *((DEPTHWISE, one, dtype, result) for one in CASES for dtype in DEPTHWISE.dtypes for result in results_of(one))
+)
+CONFIGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
+
+
+@pytest.mark.parametrize(("subject", "one", "dtype", "result"), RUNS, ids=name_of)
+def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, record_error: Callable) -> None:
+    """Right, inside its fences, the same bits twice, inputs untouched."""
+    forced = subject.on(one, dtype)
+    t = make(forced, dtype, "cuda")
+    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+        got = oracle.run(result, t, forced)
+        again = oracle.run(result, t, forced)
+    error = oracle.check(result, got, t, forced.spec)
+    assert oracle.same_bits(got, again), f"{result}: two runs differ"
+    assert zones.check() >= 2
+    record_error(subject.name, result, subject.label(dtype), error.norm)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
+@pytest.mark.parametrize("one", [one for one in EXTRA if one.problem().k_per_group == 1], ids=case_id)
+def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) -> None:
+    """NaN and infinities in x (fprop, wgrad) or dy (dgrad) reach exactly the elements that sum over them."""
+    forced = subject.on(one, dtype)
+    for result in results_of(one):
+        t, want = special_activations(result, forced, dtype, "cuda")
+        oracle.check(result, oracle.run(result, t, forced), t, forced.spec, want=want)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
+@pytest.mark.parametrize("one", [one for one in (*LARGE, *LARGE_NHWC) if one.name in CONFIGS], ids=case_id)
+def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that fit, not only the one that is put first; cut into strips of five rows."""
+    forced, t, configs = subject.on(one, dtype), make(one, dtype, "cuda"), depthwise_march_form.configs
+    for result in results_of(one):
+        want, index, most = oracle.expected(result, t, forced.spec), 0, 1
+        while index < most:
+            seen: list[int] = []
+
+            def nth(form: Form, index: int = index, seen: list[int] = seen) -> tuple[Config, ...]:
+                found = configs(form)
+                seen.append(len(found))
+                return found[min(index, len(found) - 1) :][:1]
+
+            monkeypatch.setattr(depthwise_march_form, "configs", nth)
+            plan.clear_plans()
+            oracle.check(result, oracle.run(result, t, forced), t, forced.spec, want=want)
+            most, index = max(seen), index + 1
+    plan.clear_plans()
+
+
+@pytest.mark.parametrize("storage", ["contiguous", "channels_last"])
+def test_new_image_sizes_compile_nothing(storage: str, compiles: Callable[[], int]) -> None:
+    """But for the size classes of rows: widths that are the same modulo 16 share their kernels."""
+    rng = random.Random(storage)
+
+    def visit(n: int, h: int, w: int) -> None:
+        one = case(f"{n},{h},{w}", "sizes", (n, 16, h, w), (16, 5, 5), padding=2, groups=16, storage=storage)
+        one = DEPTHWISE.on(one, torch.float16)
+        t = make(one, torch.float16, "cuda")
+        for result in DEPTHWISE.results:
+            oracle.check(result, oracle.run(result, t, one), t, one.spec)
+
+    for width in range(64, 80):
+        visit(2, 16, width)
+    before = compiles()
+    for _ in range(60):
+        visit(rng.randint(1, 9), rng.randint(5, 90), rng.randint(48, 160))
+    assert compiles() == before
