@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -21,12 +22,12 @@ from haloconv.families.halo_sm90_configs import all_configs, cost
 from haloconv.families.halo_sm90_form import Form
 from haloconv.families.halo_sm90_shape import Config, Storage
 from haloconv.families.halo_sm90_tile import Tiling, tile
-from tests import emulated_depthwise, oracle
+from tests import emulated_depthwise, emulated_halo_sm80, oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
 SM_COUNT = 4
 LARGE_OUTPUTS = 10_000
-TENSOR_CORES = ("halo_sm90",)  # form fp32 products in TF32
+TENSOR_CORES = ("halo_sm80", "halo_sm90")  # form fp32 products in TF32
 
 # Cases left out, with the reason.
 LEFT_OUT = {
@@ -93,7 +94,9 @@ EXTRA = (
 )  # fmt: skip
 
 ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
-BY_NAME = {one.name: one for one in (*ON_EMULATOR, *emulated_depthwise.EXTRA)}
+# Families whose runs have a module of their own: CASES, runs() and forced(shape).
+MODULES = {"halo_sm80": emulated_halo_sm80, "depthwise": emulated_depthwise}
+BY_NAME = {one.name: one for one in (*ON_EMULATOR, *(each for module in MODULES.values() for each in module.CASES))}
 
 # Problems whose paths differ by dtype: vector widths, thread tiles of fp64, conversions. The others run in fp32 only.
 EVERY_DTYPE = (
@@ -170,7 +173,8 @@ NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "depthwise_stride", "rgb_
 class Run:
     """One result of one case on one family, in one dtype.
 
-    ``shape`` forces a tile of ``SHAPES`` on halo_sm90. ``finite`` False: some inputs are infinities and NaN.
+    ``shape`` forces a way to cut the problem: a tile of ``SHAPES`` on halo_sm90, else what ``forced`` of the family's
+    module knows. ``finite`` False: some inputs are infinities and NaN.
     """
 
     family: str
@@ -203,7 +207,8 @@ class Run:
 
 def execute(run: Run, tensors: Tensors, seed: int) -> torch.Tensor:
     """The result from the emulator under one schedule. Raises EmulatorError for what it finds."""
-    with emulated_device(seed=seed, sm_count=SM_COUNT), tiles_of(run.shape), repairs_noted() as flags:
+    forced = MODULES[run.family].forced if run.family in MODULES else tiles_of
+    with emulated_device(seed=seed, sm_count=SM_COUNT), forced(run.shape), repairs_noted() as flags:
         result = oracle.run(run.result, tensors, run.forced)
     assert not (run.finite and any(flags)), "halo_sm90 repairs outputs although every sum is finite"
     return result
@@ -287,14 +292,14 @@ def halo_sm90_runs() -> Iterator[Run]:
         yield Run("halo_sm90", BY_NAME["large_3x3"], torch.float32, result, "packed rows", finite=False)
 
 
-def depthwise_runs() -> Iterator[Run]:
-    """Its own cases and those of the shared list that it takes, in fp32 and some in 16 bits."""
-    names = (*emulated_depthwise.SHARED, *(one.name for one in emulated_depthwise.EXTRA))
-    for one in (BY_NAME[name] for name in names):
-        for dtype in (torch.float32, *emulated_depthwise.HALVES.get(one.name, ())):
-            yield from (Run("depthwise", one, dtype, result) for result in emulated_depthwise.results_of(one))
-    for name, result in product(emulated_depthwise.NOT_FINITE, ("fprop", "dgrad", "wgrad")):
-        yield Run("depthwise", BY_NAME[name], torch.float32, result, finite=False)
+def module_runs(family: str) -> Iterator[Run]:
+    """What the family's module lists: cases of every path, with the shape that is forced."""
+    for name, dtype, result, shape, finite in MODULES[family].runs():
+        yield Run(family, BY_NAME[name], dtype, result, shape, finite)
 
 
-FAMILY_RUNS = {"direct": direct_runs, "halo_sm90": halo_sm90_runs, "depthwise": depthwise_runs}
+FAMILY_RUNS = {
+    "direct": direct_runs,
+    "halo_sm90": halo_sm90_runs,
+    **{family: partial(module_runs, family) for family in MODULES},
+}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
-from tests.cases import Case, case
+from tests.cases import Case, case, pick
 
-EXTRA = (
+CASES = (
     case("march_3x3", "aligned rows, threads that lie half outside, padding that differs on every side", (2, 3, 9, 20),
          (3, 3, 3), padding=(2, 0, 1, 3), groups=3),
     case("march_strips", "strips of rows, of which the last is shorter", (1, 2, 67, 8), (2, 3, 3), padding=1, groups=2),
@@ -35,7 +38,7 @@ EXTRA = (
 )  # fmt: skip
 
 # Cases of the shared list that the family takes.
-SHARED = ("depthwise_multiplier", "one_by_one_everything")
+SHARED = pick("depthwise_multiplier", "one_by_one_everything")
 # Those that run in 16 bits too, where vectors are wider and halves come in pairs or alone.
 HALVES = {
     "march_large": (torch.float16, torch.bfloat16),
@@ -51,3 +54,18 @@ def results_of(one: Case) -> tuple[str, ...]:
     if one.name == "march_many_filters":
         return ("wgrad",)
     return ("fprop", "dgrad", "wgrad") if one.problem().k_per_group == 1 else ("fprop", "wgrad")
+
+
+def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
+    """Case, dtype, result, no shape, and whether all inputs are finite."""
+    for one in (*SHARED, *CASES):
+        for dtype in (torch.float32, *HALVES.get(one.name, ())):
+            yield from ((one.name, dtype, result, "", True) for result in results_of(one))
+    for name in NOT_FINITE:
+        yield from ((name, torch.float32, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
+
+
+def forced(shape: str) -> AbstractContextManager[None]:
+    """There is one way to cut a problem."""
+    assert not shape
+    return nullcontext()

@@ -15,8 +15,8 @@ from tests.cases import DTYPE_NAMES, DTYPES, Case, case_id
 class Subject:
     """One family under test.
 
-    ``capability`` is the compute capability it is bound to, None for any. ``tensor_cores``: fp32 tensors are multiplied
-    in TF32. ``results`` are its own; the others go to PyTorch.
+    ``capability`` is the compute capability it is bound to, None for any; ``newer``: or any that is newer.
+    ``tensor_cores``: fp32 tensors are multiplied in TF32. ``results`` are its own; the others go to PyTorch.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Subject:
     results: tuple[str, ...] = oracle.RESULTS
     tensor_cores: bool = False
     capability: tuple[int, int] | None = None
+    newer: bool = False
 
     def on(self, one: Case, dtype: torch.dtype, *, strict: bool = True) -> Case:
         """The case with this family forced: with ``strict`` a refusal raises instead of running PyTorch's own."""
@@ -39,20 +40,21 @@ class Subject:
         if self.capability is None or not torch.cuda.is_available():
             return None
         found = torch.cuda.get_device_capability()
-        if found == self.capability:
+        if found == self.capability or (self.newer and found > self.capability):
             return None
-        return f"{self.name} needs compute capability {self.capability}; this GPU has {found}"
+        wanted = f"{self.capability} or newer" if self.newer else f"{self.capability}"
+        return f"{self.name} needs compute capability {wanted}; this GPU has {found}"
 
     def __str__(self) -> str:
         return self.name
 
 
+TENSOR_CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIRECT = Subject("direct")
-HALO_SM90 = Subject(
-    "halo_sm90", (torch.float32, torch.float16, torch.bfloat16), ("fprop", "dgrad"), True, capability=(9, 0)
-)
-DEPTHWISE = Subject("depthwise", (torch.float32, torch.float16, torch.bfloat16), ("fprop", "dgrad", "wgrad"))
-SUBJECTS = (DIRECT, HALO_SM90)  # those that take every problem of their dtypes and results
+HALO_SM80 = Subject("halo_sm80", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(8, 0), newer=True)
+HALO_SM90 = Subject("halo_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(9, 0))
+DEPTHWISE = Subject("depthwise", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
+SUBJECTS = (DIRECT, HALO_SM80, HALO_SM90)  # those that take every problem of their dtypes and results
 
 
 def name_of(value: object) -> str | None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from haloconv.env import DeviceFacts
-from haloconv.families import direct
+from haloconv.families import direct, halo_sm80
 from haloconv.families.base import TensorForm
+from haloconv.families.halo_sm80_configs import configs
 from haloconv.jit import cache
 from tests import oracle
 from tests.cases import pick
@@ -47,6 +48,9 @@ def expected_texts(call: driver.Call) -> set[str]:
     forms = [TensorForm(each.stride(), each.data_ptr() % 16 == 0) for each in (first, second)]
     layout = oracle.layout_of(one.w_storage if call.result == "wgrad" else one.storage)
     problem = oracle.problem_of(call.result, t, one.spec)
+    if one.spec.family == "halo_sm80":
+        layer = halo_sm80.layer_of(problem, forms[0], layout)
+        return {halo_sm80.source(problem, configs(layer, H200.sm_count, H200.max_smem_bytes)[0]).digest}
     if one.spec.family == "halo_sm90":
         return {text.digest for text in chosen_texts(problem, *forms, layout)}
     return {direct.source(problem, direct.best_config(problem, H200.max_smem_bytes), *forms, layout).digest}
@@ -62,7 +66,7 @@ def test_each_call_needs_the_chosen_tiling_alone(subject: Subject) -> None:
         own = {text.digest for text in texts if text.kernel == subject.name}
         assert own == expected_texts(call)
         beside = {text.entry for text in texts if text.kernel != subject.name}
-        assert beside <= {"halo_sm90_pack", "halo_sm90_repair", "sum_partials"}
+        assert beside <= {"halo_sm80_pack", "halo_sm90_pack", "halo_sm90_repair", "sum_partials"}
 
 
 def test_texts_are_noted_once_and_nothing_else_is_left_behind() -> None:

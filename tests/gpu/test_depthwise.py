@@ -13,8 +13,8 @@ from haloconv.families import depthwise_march_form
 from haloconv.families.depthwise_march_form import Config, Form
 from tests import oracle
 from tests.cases import Case, case, case_id, make
-from tests.emulated import BY_NAME
-from tests.emulated_depthwise import EXTRA, SHARED, results_of
+from tests.emulated_depthwise import CASES as OWN_CASES
+from tests.emulated_depthwise import SHARED, results_of
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
 from tests.specials import special_activations
 
@@ -30,7 +30,7 @@ LARGE = (
 LARGE_NHWC = tuple(
     Case(f"{one.name}_nhwc", f"{one.reason}, NHWC", one.extents, one.spec, storage="channels_last") for one in LARGE
 )
-CASES = (*(BY_NAME[name] for name in SHARED), *EXTRA, *LARGE, *LARGE_NHWC)
+CASES = (*SHARED, *OWN_CASES, *LARGE, *LARGE_NHWC)
 RUNS = over(
     *((DEPTHWISE, one, dtype, result) for one in CASES for dtype in DEPTHWISE.dtypes for result in results_of(one))
 )
@@ -52,7 +52,7 @@ def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, reco
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
-@pytest.mark.parametrize("one", [one for one in EXTRA if one.problem().k_per_group == 1], ids=case_id)
+@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.problem().k_per_group == 1], ids=case_id)
 def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) -> None:
     """NaN and infinities in x (fprop, wgrad) or dy (dgrad) reach exactly the elements that sum over them."""
     forced = subject.on(one, dtype)

@@ -24,8 +24,8 @@ LAYERS = (
 )  # fmt: skip
 
 
-# bgrad sums rows that follow one another in memory as one long row; halo_sm90 cuts tiles by the storage of x.
-SAME_SUMS = {"direct": ("fprop", "dgrad", "wgrad"), "halo_sm90": ()}
+# bgrad sums rows that follow one another in memory as one long row; the others cut tiles by the storage of x.
+SAME_SUMS = {"direct": ("fprop", "dgrad", "wgrad"), "halo_sm80": (), "halo_sm90": ()}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,6 +11,7 @@ from tests.mutations import (
     depthwise_march,
     direct,
     direct_sums,
+    halo_sm80,
     halo_sm90,
     halo_sm90_staging,
     halo_sm90_stores,
@@ -21,6 +22,7 @@ from tests.mutations.mutation import Mutation
 MUTATIONS: tuple[Mutation, ...] = (
     *direct.MUTATIONS,
     *direct_sums.MUTATIONS,
+    *halo_sm80.MUTATIONS,
     *halo_sm90.MUTATIONS,
     *halo_sm90_staging.MUTATIONS,
     *halo_sm90_stores.MUTATIONS,

@@ -1,0 +1,232 @@
+"""Host half of the ``halo_sm80`` family (device half: kernels/halo_sm80.cu): few channels per group on tensor cores.
+
+fprop and dgrad from compute capability 8.0 on. fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type;
+sums are fp32. NCHW and channels_last, in and out, are native. The filter is packed by a small kernel at every call.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+
+from haloconv import support
+from haloconv.env import device_facts
+from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.halo_sm80_configs import configs, fits
+from haloconv.families.halo_sm80_tile import Layer, Tiling, ceil_div
+from haloconv.families.launch import Launch
+from haloconv.jit import KernelSource, kernel_source
+from haloconv.problem import Conv2dProblem
+
+_ELEMENTS = {torch.float32: "float", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
+_PARAMS_FORMAT = "4Q8q5q10i 3i 3i 5i iIiIiIi 4i 4i 2i iIiIiIiI 2i 3i i iIiI 5i".replace(" ", "")
+_PACK_FORMAT = "2Q6q10i 3i 4i 5i".replace(" ", "")
+_PACK_THREADS = 256
+_WIDE_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
+_LEAST_CAPABILITY = (8, 0)
+
+
+class HaloSm80Family:
+    """Stems and grouped layers of few channels, forward and input gradient."""
+
+    name = "halo_sm80"
+
+    def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
+        reason = support.why_not(problem, device) or support.why_no_tensor_cores(problem)
+        if reason is not None:
+            return reason
+        facts = device_facts(device.index)
+        if facts.capability < _LEAST_CAPABILITY:
+            return "the device has no tensor cores for TF32 and bf16 (compute capability 8.0)"
+        inner = problem.layout == "nhwc"
+        if not fits(_layer(problem, 0, False, inner), facts.max_smem_bytes):
+            return "no tile of halo_sm80 fits shared memory"
+        return None
+
+    def bind(
+        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> BoundCall:
+        bound = Bound(problem, first, second, result_layout, device)
+        return bound.fprop if problem.direction == "fprop" else bound.dgrad
+
+
+class Bound:
+    """A problem bound to its launches: pack the filter, unless there is little of it, then multiply."""
+
+    def __init__(
+        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> None:
+        facts = device_facts(device.index)
+        self._shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
+        self._strides = strides_of(self._shape, result_layout)
+        tiling = configs(layer_of(problem, first, result_layout), facts.sm_count, facts.max_smem_bytes)[0]
+        config, layer = tiling.config, tiling.layer
+        self._packed_bytes, self._pack = 0, None
+        if tiling.packed:
+            tiles = layer.classes * tiling.group_tiles * tiling.filter_tiles * tiling.chunks
+            self._packed_bytes = tiles * tiling.weight_bytes
+            pack = _pack_fields(problem, tiling, second.strides, self._packed_bytes // 8)
+            grid = ceil_div(self._packed_bytes // 8, _PACK_THREADS)
+            self._pack = Launch(pack_source(problem, tiling), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, pack)
+        blocks = tiling.blocks(facts.sm_count, facts.max_smem_bytes)
+        grid = layer.classes * tiling.filter_tiles * tiling.group_tiles * blocks
+        fields = _fields(problem, tiling, blocks, first.strides, second.strides, self._strides)
+        text = source(problem, tiling)
+        self._launch = Launch(text, device, grid, config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields)
+
+    def _run(self, x: torch.Tensor, w: torch.Tensor, bias: int) -> torch.Tensor:
+        y = x.new_empty_strided(self._shape, self._strides)
+        if self._pack is None:
+            self._launch(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias)
+            return y
+        packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
+        self._pack(w.data_ptr(), packed.data_ptr())
+        self._launch(x.data_ptr(), packed.data_ptr(), y.data_ptr(), bias)
+        return y
+
+    def fprop(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None."""
+        if b is None:
+            return self._run(x, w, 0)
+        b = b if b.is_contiguous() else b.contiguous()
+        return self._run(x, w, b.data_ptr())
+
+    def dgrad(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """dx (N, C, H, W) of dy (N, K, P, Q) and w (K, C/G, R, S)."""
+        return self._run(dy, w, 0)
+
+
+def layer_of(problem: Conv2dProblem, x: TensorForm, result_layout: str) -> Layer:
+    """The layer whose gathered tensor is stored as ``x``."""
+    size = problem.dtype.itemsize
+    channels = problem.c_per_group if problem.direction == "fprop" else problem.k_per_group
+    x_n, x_c, x_h, x_w = x.strides
+    copy = 0
+    if x_c == 1 and channels * problem.groups > 1:
+        whole = [each for each in (16, 8, 4) if all(step * size % each == 0 for step in (channels, x_n, x_h, x_w))]
+        copy = next((each for each in whole if x.aligned or each <= size), 0)
+    width = problem.w if problem.direction == "fprop" else problem.q
+    steps = (width, x_n, x_c, x_h)
+    runs = x.aligned and x_w == 1 and all(step * size % 16 == 0 for step in steps)
+    shape = problem.x_shape if problem.direction == "fprop" else problem.y_shape
+    span = sum((extent - 1) * stride for extent, stride in zip(shape, x.strides, strict=True))
+    return _layer(problem, copy, runs, result_layout == "nhwc", span)
+
+
+def _layer(problem: Conv2dProblem, x_copy: int, x_runs: bool, y_inner: bool, span: int = 0) -> Layer:
+    elems = max(span, *(n * c * h * w for n, c, h, w in (problem.x_shape, problem.y_shape)))
+    stored = {"elem_bytes": problem.dtype.itemsize, "x_copy": x_copy, "x_runs": x_runs, "y_inner": y_inner}
+    stored["wide"] = elems >= _WIDE_ELEMS
+    common = {"n": problem.n, "groups": problem.groups, **stored}
+    if problem.direction == "fprop":
+        return Layer(
+            channels=problem.c_per_group, filters=problem.k_per_group, rows=problem.p, cols=problem.q,
+            taps_r=problem.r, taps_s=problem.s, reach_h=(problem.r - 1) * problem.dilation[0],
+            reach_w=(problem.s - 1) * problem.dilation[1], move_h=problem.stride[0], move_w=problem.stride[1],
+            classes=1, **common,
+        )  # fmt: skip
+    taps_r, reach_h = _most_taps(problem.r, problem.stride[0], problem.dilation[0])
+    taps_s, reach_w = _most_taps(problem.s, problem.stride[1], problem.dilation[1])
+    return Layer(
+        channels=problem.k_per_group, filters=problem.c_per_group, rows=ceil_div(problem.h, problem.stride[0]),
+        cols=ceil_div(problem.w, problem.stride[1]), taps_r=taps_r, taps_s=taps_s, reach_h=reach_h, reach_w=reach_w,
+        move_h=1, move_w=1, classes=min(problem.stride[0], problem.h) * min(problem.stride[1], problem.w), **common,
+    )  # fmt: skip
+
+
+def _most_taps(taps: int, stride: int, dil: int) -> tuple[int, int]:
+    """Taps that reach one residue of dgrad at most, and how far apart their first and last pixel are."""
+    step = stride // gcd(stride, dil)
+    most = ceil_div(taps, step)
+    return most, (most - 1) * (step * dil // stride)
+
+
+def pack_source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
+    """The text of the packing kernel."""
+    constants = {
+        "ELEM": _ELEMENTS[problem.dtype],
+        "DGRAD": int(problem.direction == "dgrad"),
+        "SPLIT": int(tiling.config.split),
+    }
+    return kernel_source("halo_sm80_pack", "halo_sm80_pack", constants)
+
+
+def source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
+    """The text of the kernel: extents of images and filters are run-time values."""
+    config = tiling.config
+    constants = {
+        "ELEM": _ELEMENTS[problem.dtype],
+        "DGRAD": int(problem.direction == "dgrad"),
+        "SPLIT": int(config.split),
+        "UNIT_BYTES": config.unit_bytes,
+        "COPY_BYTES": config.copy_bytes,
+        "M_TILES": config.m_tiles,
+        "N_TILES": config.n_tiles,
+        "WARPS": config.warps,
+        "DEPTH": config.depth,
+        "MIN_BLOCKS": config.min_blocks,
+        "Y_PAIRS": tiling.y_pairs,
+        "IN_ROW": int(config.in_row),
+        "MOVE_W": tiling.layer.move_w,
+        "PACKED": int(tiling.packed),
+        "WIDE": int(tiling.layer.wide),
+        "HAS_BIAS": int(problem.bias),
+    }
+    return kernel_source("halo_sm80", "halo_sm80", constants)
+
+
+def _extents(problem: Conv2dProblem) -> tuple[int, ...]:
+    """The ``Extents`` of halo_sm80/order.cuh."""
+    rows, cols = (problem.p, problem.q) if problem.direction == "fprop" else (problem.h, problem.w)
+    padding = (problem.padding[0], problem.padding[2])
+    return (problem.r, problem.s, *problem.stride, *problem.dilation, *padding, rows, cols)
+
+
+def _filter_strides(problem: Conv2dProblem, w: tuple[int, ...]) -> tuple[int, ...]:
+    """The ``FilterStrides`` of halo_sm80/weights.cuh: dgrad's filters are the channels of ``w`` (K, C/G, R, S)."""
+    w_filter, w_channel = (w[0], w[1]) if problem.direction == "fprop" else (w[1], w[0])
+    return (problem.k_per_group * w[0], w_filter, w_channel, w[2], w[3])
+
+
+def _pack_fields(problem: Conv2dProblem, tiling: Tiling, w: tuple[int, ...], lanes: int) -> tuple[int, ...]:
+    """The scalars of ``Params`` in halo_sm80_pack.cu; ``w`` are the filter's strides in elements."""
+    layer, config = tiling.layer, tiling.config
+    return (
+        *(*_filter_strides(problem, w), lanes),
+        *_extents(problem),
+        *(layer.channels, layer.filters, layer.groups),
+        *(tiling.group_tiles, config.tile_groups, tiling.filter_tiles, config.n_items * config.n_tiles),
+        *(config.chunk_channels, tiling.chunks, tiling.parts, tiling.slices, int(tiling.taps_first)),
+    )
+
+
+def _divisor(value: int) -> tuple[int, int]:
+    """A ``SmallDivisor`` of halo_sm80/shape.cuh."""
+    return (value, 0 if value == 1 else ceil_div(1 << 32, value))
+
+
+def _fields(
+    problem: Conv2dProblem, tiling: Tiling, blocks: int, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The scalars of ``Params`` in halo_sm80/shape.cuh; ``x``, ``w`` and ``y`` are strides in elements."""
+    layer, config = tiling.layer, tiling.config
+    height, width = (problem.h, problem.w) if problem.direction == "fprop" else (problem.p, problem.q)
+    return (
+        *(*x, *y),
+        *_filter_strides(problem, w),
+        *_extents(problem),
+        *(problem.n, height, width),
+        *(layer.channels, layer.filters, layer.groups),
+        *(layer.classes, config.tile_groups, tiling.group_tiles, tiling.tile_filters, tiling.filter_tiles),
+        *(*_divisor(config.tile_n), *_divisor(config.tile_p), *_divisor(config.row_slots), config.tile_q),
+        *(*tiling.tiles, blocks),
+        *(config.chunk_channels, tiling.chunks, tiling.parts, tiling.slices),
+        *(int(tiling.taps_first), tiling.columns),
+        *(*_divisor(tiling.runs), *_divisor(tiling.row_parts), *_divisor(tiling.planes), *_divisor(tiling.pieces)),
+        *(tiling.lines, tiling.part_rows),
+        *(tiling.row_bytes, tiling.lines * tiling.row_bytes, tiling.plane_bytes),
+        layer.move_h * tiling.row_bytes,
+        *(*_divisor(tiling.m_items), *_divisor(config.n_items)),
+        *(tiling.k_bytes, tiling.table_bytes, tiling.weight_bytes, tiling.weight_buffers, tiling.x_bytes),
+    )

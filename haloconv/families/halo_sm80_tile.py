@@ -1,0 +1,304 @@
+"""The tiles of ``halo_sm80``: what lies where in shared memory, how much of everything there is, and what fits.
+
+A tile is ``tile_n`` images, ``tile_p`` rows and ``tile_q`` columns of the output for ``tile_groups`` groups and
+``n_items * n_tiles * 8`` filters of each. Extents are pixels, counts or bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+SLICE_BYTES = 256  # of the weights of 8 filters
+_REGISTERS, _THREADS, _BLOCKS = 1 << 16, 2048, 32  # of a multiprocessor
+_RESERVED_BYTES = 1024  # of shared memory, for each block
+_MADE_WORDS = 12  # pairs of weights that a thread makes at most
+WARP_TILES = {(4, 1): 80, (4, 2): 112, (2, 4): 96, (2, 6): 128, (2, 8): 128, (1, 8): 96}
+"""Registers of a thread by M_TILES and N_TILES."""
+_GATHER_REGISTERS = 96
+COLUMN_ISSUES, COPY_ISSUES = 30, 7
+"""Instructions that stage a column, and each copy of it."""
+_MOST_INDEX = (1 << 16) - 1  # SmallDivisor of halo_sm80/shape.cuh is exact up to here
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What tiles depend on: one direction of a problem, its gathered tensor ("x"), and how both tensors are stored.
+
+    ``rows`` and ``cols`` are those of the largest of ``classes`` of output pixels; a tap adds up to ``reach_h`` and
+    ``reach_w`` to a pixel's position, and the next pixel ``move_h`` and ``move_w``. ``x_copy`` is the size in bytes of
+    a copy along channels (0: they are no neighbours, or not aligned); ``x_runs``: rows begin at multiples of 16 bytes
+    and their pixels are neighbours. ``wide``: a tensor has 2^31 elements or more.
+    """
+
+    n: int
+    groups: int
+    channels: int
+    filters: int
+    rows: int
+    cols: int
+    taps_r: int
+    taps_s: int
+    reach_h: int
+    reach_w: int
+    move_h: int
+    move_w: int
+    classes: int
+    elem_bytes: int
+    x_copy: int
+    x_runs: bool
+    y_inner: bool
+    wide: bool
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile and how it is staged and multiplied; the constants of halo_sm80.cu and the extents of a tile."""
+
+    m_tiles: int
+    n_tiles: int
+    warps: int
+    depth: int
+    split: bool
+    unit_bytes: int
+    copy_bytes: int
+    tile_n: int
+    tile_p: int
+    tile_q: int
+    tile_groups: int
+    n_items: int
+    chunk_channels: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def min_blocks(self) -> int:
+        """Blocks per multiprocessor that registers must allow."""
+        registers = WARP_TILES[self.m_tiles, self.n_tiles]
+        if self.copy_bytes == 0:
+            registers = max(registers, _GATHER_REGISTERS)
+        return _REGISTERS // (self.threads * registers)
+
+    @property
+    def in_row(self) -> bool:
+        """Rows of the tile are rounded up to whole fragments, where that adds little."""
+        return ceil_div(self.tile_q, 16) * 16 * 5 <= self.tile_q * 6
+
+    @property
+    def row_slots(self) -> int:
+        """Places of a row of the tile."""
+        return ceil_div(self.tile_q, 16) * 16 if self.in_row else self.tile_q
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A config on a layer: what lies where in shared memory, and how many of everything there are."""
+
+    layer: Layer
+    config: Config
+
+    @property
+    def pixels(self) -> int:
+        return self.config.tile_n * self.config.tile_p * self.config.tile_q
+
+    @cached_property
+    def m_items(self) -> int:
+        places = self.config.tile_n * self.config.tile_p * self.config.row_slots
+        return ceil_div(places, 16 * self.config.m_tiles)
+
+    @property
+    def items(self) -> int:
+        return self.m_items * self.config.n_items * self.config.tile_groups
+
+    @property
+    def tile_filters(self) -> int:
+        return 8 * self.config.n_tiles * self.config.n_items
+
+    @property
+    def chunks(self) -> int:
+        return ceil_div(self.layer.channels, self.config.chunk_channels)
+
+    @cached_property
+    def planes(self) -> int:
+        """Of one group and chunk."""
+        return ceil_div(self.config.chunk_channels * self.layer.elem_bytes, self.config.unit_bytes)
+
+    @cached_property
+    def parts(self) -> int:
+        """Words or atoms of one tap and chunk."""
+        channels = self.config.chunk_channels
+        return channels if self.config.split else ceil_div(channels * self.layer.elem_bytes, 8)
+
+    @cached_property
+    def slices(self) -> int:
+        return ceil_div(self.parts * self.layer.taps_r * self.layer.taps_s, 8 if self.config.split else 4)
+
+    @property
+    def taps_first(self) -> bool:
+        """SPLIT: k counts taps, then channels, where neighbouring taps of a row use the banks better."""
+        return self.config.split and (self.layer.channels % 4 != 0 or self.layer.move_w > 1)
+
+    @property
+    def run(self) -> int:
+        """Pixels of one copy."""
+        return 4 if self.config.split and self.config.copy_bytes == 16 else 1
+
+    @cached_property
+    def lines(self) -> int:
+        """Rows of one image that are staged."""
+        return (self.config.tile_p - 1) * self.layer.move_h + self.layer.reach_h + 1
+
+    @cached_property
+    def runs(self) -> int:
+        """Runs of pixels of a line; the first may begin ``run - 1`` pixels early."""
+        return ceil_div((self.config.row_slots - 1) * self.layer.move_w + self.layer.reach_w + self.run, self.run)
+
+    @cached_property
+    def pieces(self) -> int:
+        """Copies of one pixel of all planes, or (through registers) stores."""
+        config = self.config
+        return config.tile_groups * self.planes * (1 if config.split else config.unit_bytes // (config.copy_bytes or 8))
+
+    @cached_property
+    def row_parts(self) -> int:
+        """Into which the lines of a piece are cut, so that threads have about as much to stage."""
+        columns, threads = self.pieces * self.config.tile_n * self.runs, self.config.threads
+
+        def issues(parts: int) -> int:
+            return ceil_div(columns * parts, threads) * (COLUMN_ISSUES + ceil_div(self.lines, parts) * COPY_ISSUES)
+
+        return min((parts for parts in (1, 2, 3, 4, 6, 8) if parts <= self.lines), key=issues)
+
+    @property
+    def part_rows(self) -> int:
+        return ceil_div(self.lines, self.row_parts)
+
+    @property
+    def columns(self) -> int:
+        """Parts of lines below each other that a thread stages."""
+        return self.pieces * self.config.tile_n * self.runs * self.row_parts
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Pitch of a line: such that the four k of a slice use different banks also where they meet two rows."""
+        layer, unit = self.layer, self.config.unit_bytes
+        px = self.runs * self.run
+        if self.taps_first and self.run == 1:
+            return (px + (7 * layer.move_w + layer.taps_s - px) % 32) * 4
+        row = unit * layer.move_w * (2 if self.y_pairs == 2 else 1)  # between the rows of a fragment
+        if unit == 8 and row == 32:
+            px += (layer.taps_s - px) % 4
+        elif unit == 16 and row == 32:
+            px += (layer.taps_s - px) % 2
+        elif unit == 16 and row == 16:
+            px += (layer.taps_s + 3 - px) % 8
+        return px * unit
+
+    @cached_property
+    def plane_bytes(self) -> int:
+        """Pitch of a plane. SPLIT: so that the four planes of a slice use different banks; else neighbours' copies."""
+        used = self.config.tile_n * self.lines * self.row_bytes
+        if not self.config.split:
+            wanted = max(self.config.unit_bytes, 128 // (self.config.tile_groups * self.planes) // 16 * 16)
+            return ceil_div(used, 16) * 16 + (wanted - ceil_div(used, 16) * 16) % 128
+        wanted = 32
+        if self.taps_first:
+            wanted = (self.layer.taps_r - 1) * self.row_bytes + 4 * (7 * self.layer.move_w + self.layer.taps_s)
+            if self.run > 1:
+                wanted = wanted // 16 * 16
+        return used + (wanted - used) % 128
+
+    @property
+    def k_bytes(self) -> int:
+        return self.slices * (32 if self.config.split else 16)
+
+    @property
+    def table_bytes(self) -> int:
+        """The offsets of k, and those of each pixel in the input and in the output."""
+        return self.k_bytes + self.m_items * 16 * self.config.m_tiles * (12 if self.layer.wide else 8)
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Of a chunk, all filters and groups of the tile."""
+        return self.config.tile_groups * self.config.n_items * self.config.n_tiles * self.slices * SLICE_BYTES
+
+    @property
+    def packed(self) -> bool:
+        """Whether the filter is packed before the launch. Few weights are made by the blocks themselves."""
+        return self.chunks > 1 or self.weight_bytes > 8 * _MADE_WORDS * self.config.threads
+
+    @property
+    def weight_buffers(self) -> int:
+        return self.config.depth if self.chunks > 1 else 1
+
+    @cached_property
+    def x_bytes(self) -> int:
+        return ceil_div(self.config.tile_groups * self.planes * self.plane_bytes, 16) * 16
+
+    @cached_property
+    def smem_bytes(self) -> int:
+        return self.table_bytes + self.weight_buffers * self.weight_bytes + self.config.depth * self.x_bytes
+
+    @property
+    def group_tiles(self) -> int:
+        return ceil_div(self.layer.groups, self.config.tile_groups)
+
+    @property
+    def filter_tiles(self) -> int:
+        return ceil_div(self.layer.filters, self.tile_filters)
+
+    @cached_property
+    def tiles(self) -> tuple[int, int, int]:
+        """Along images, rows and columns."""
+        layer, config = self.layer, self.config
+        extents = ((layer.n, config.tile_n), (layer.rows, config.tile_p), (layer.cols, config.tile_q))
+        return tuple(ceil_div(extent, tile) for extent, tile in extents)  # type: ignore[return-value]
+
+    @cached_property
+    def y_pairs(self) -> int:
+        """Y_PAIRS of halo_sm80.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
+        layer, config = self.layer, self.config
+        if layer.y_inner:
+            return int(layer.filters % 2 == 0)
+        if config.split or layer.classes > 1:
+            return 0
+        if layer.cols % 2 == 0 and config.tile_q % 2 == 0:
+            return 2
+        if config.in_row:
+            return 0
+        whole_rows = config.tile_q == layer.cols and layer.rows * layer.cols % 2 == 0
+        return 2 if whole_rows and (config.tile_p % 2 == 0 or config.tile_p == layer.rows) else 0
+
+    def invalid(self, max_smem_bytes: int) -> str | None:
+        """Why a block of this tile cannot run on a device with ``max_smem_bytes`` per block, or None."""
+        if self.smem_bytes > max_smem_bytes:
+            return f"needs {self.smem_bytes} bytes of shared memory per block; the device has {max_smem_bytes}"
+        if max(self.columns, self.m_items * 16 * self.config.m_tiles) > _MOST_INDEX:
+            return f"a tile has {self.columns} columns and {self.pixels} outputs; both are at most {_MOST_INDEX}"
+        if self.chunks > 1 and self.items > self.config.warps:
+            return f"{self.items} items need a warp each to keep their sums from chunk to chunk"
+        return None
+
+    def resident(self, max_smem_bytes: int) -> int:
+        """Blocks on a multiprocessor."""
+        smem = (max_smem_bytes + _RESERVED_BYTES) // (self.smem_bytes + _RESERVED_BYTES)
+        return max(1, min(smem, self.config.min_blocks, _THREADS // self.config.threads, _BLOCKS))
+
+    def blocks(self, sm_count: int, max_smem_bytes: int) -> int:
+        """Blocks that share the tiles of one class, groups and filters: as many as run at once, evenly loaded."""
+        n, p, q = self.tiles
+        others = self.layer.classes * self.group_tiles * self.filter_tiles
+        each = ceil_div(n * p * q * others, sm_count * self.resident(max_smem_bytes))
+        return ceil_div(n * p * q, max(1, each if self.persists else 1))
+
+    @property
+    def persists(self) -> bool:
+        """Blocks take several tiles where that saves staging: weights, or the wait for the next tile."""
+        return self.config.depth == 2 or not self.packed or 4 * self.weight_bytes > self.x_bytes

@@ -1,0 +1,58 @@
+// The words of the filter that a lane multiplies: for halo_sm80_pack.cu, and for blocks that need few and make them.
+#pragma once
+
+#include "halo_sm80/order.cuh"
+
+namespace hc {
+
+using elem_t = ELEM;
+
+constexpr int PAIR_ELEMS = 8 / (int)sizeof(elem_t);  // of an atom
+constexpr int SLICE_BYTES = 256;                     // of the weights of 8 filters
+
+// Strides of the filter in elements.
+struct FilterStrides {
+    i64 group, filter, channel, r, s;
+};
+
+// The filter of a lane. Those of `channels` and more do not exist, nor does any if it is not `there`.
+struct FilterRow {
+    const elem_t* from;
+    int first_channel, channels;
+    bool there;
+};
+
+__device__ __forceinline__ elem_t element_of(const FilterStrides& w, const Axes& axes, FilterRow row, Place at,
+                                             int channel) {
+    if (!row.there || row.first_channel + channel >= row.channels) return elem_t{};
+    const i64 r = axes.vertical.first + at.row * axes.vertical.step;
+    const i64 s = axes.horizontal.first + at.col * axes.horizontal.step;
+    return row.from[(row.first_channel + channel) * w.channel + r * w.r + s * w.s];
+}
+
+// Those of `lane` of four in a slice.
+__device__ __forceinline__ Words2 weights_of(const FilterStrides& w, const Axes& axes, FilterRow row, int parts,
+                                             bool taps_first, int slice, int lane) {
+    const int ks = parts * axes.vertical.taps * axes.horizontal.taps;
+    Words2 words = {};
+#if SPLIT
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int k = slice * 8 + i * 4 + lane;
+        if (k >= ks) continue;
+        const Place at = place_at(k, parts, axes, taps_first);
+        words.word[i] = to_tf32(element_of(w, axes, row, at, at.part));
+    }
+#else
+    const int k = slice * SLICE_PAIRS + lane;
+    if (k >= ks) return words;
+    const Place at = place_at(k, parts, axes, false);
+    elem_t elem[PAIR_ELEMS];
+#pragma unroll
+    for (int i = 0; i < PAIR_ELEMS; ++i) elem[i] = element_of(w, axes, row, at, at.part * PAIR_ELEMS + i);
+    words = to_atom(elem);
+#endif
+    return words;
+}
+
+}  // namespace hc

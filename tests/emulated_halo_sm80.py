@@ -1,0 +1,129 @@
+"""What halo_sm80 runs on the emulator, and how its tests make it take a given tile.
+
+Tiles are small here and image extents are run-time values, so that few kernels are built: the cost is compiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from pytest import MonkeyPatch
+
+from haloconv.families import halo_sm80
+from haloconv.families.halo_sm80_configs import configs
+from haloconv.families.halo_sm80_tile import Layer, Tiling
+from tests.cases import case
+
+SM_COUNT, SMEM_BYTES = 4, 227 * 1024  # of the emulated device
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+BOTH = ("fprop", "dgrad")
+
+CASES = (
+    case("eight_by_eight", "groups of 8 channels and 8 filters, rows at multiples of 16 bytes", (3, 32, 12, 28),
+         (32, 3, 3), padding=1, groups=4),
+    case("many_tiles", "more tiles than blocks at a time", (9, 16, 12, 28), (16, 3, 3), padding=1, groups=2),
+    case("eight_by_eight_nhwc", "the same where channels are neighbours", (3, 32, 12, 28), (32, 3, 3), padding=1,
+         groups=4, storage="channels_last"),
+    case("four_by_four_nhwc", "groups of 4, a last tile of groups that is not full", (2, 20, 9, 14), (20, 3, 3),
+         padding=1, groups=5, storage="channels_last"),
+    case("patches", "patches as a vision transformer takes them", (2, 3, 32, 48), (40, 8, 8), stride=8),
+    case("stem_stride_4", "an odd filter with stride 4", (2, 3, 43, 47), (24, 11, 11), stride=4),
+    case("wide_groups", "groups of 24 channels: chunks, and a unit that is not full", (2, 48, 7, 14), (48, 3, 3),
+         padding=1, groups=2),
+    case("wide_groups_nhwc", "the same where channels are neighbours", (2, 48, 7, 14), (48, 3, 3), padding=1,
+         groups=2, storage="channels_last"),
+    case("odd_plane", "an odd number of columns, and of pixels in whole tiles", (2, 16, 7, 7), (16, 3, 3), padding=1,
+         groups=2),
+)  # fmt: skip
+
+
+def _tiles_of_a_block(tiling: Tiling) -> float:
+    """Tiles that a block of the emulated device takes one after the other."""
+    n, p, q = tiling.tiles
+    return n * p * q / tiling.blocks(SM_COUNT, SMEM_BYTES)
+
+
+SHAPES: dict[str, Callable[[Tiling], bool]] = {
+    "chunks in one buffer": lambda tiling: tiling.chunks > 1 and tiling.config.depth == 1,
+    "chunks in two buffers": lambda tiling: tiling.chunks > 1 and tiling.config.depth == 2,
+    "one buffer": lambda tiling: tiling.config.depth == 1 and tiling.chunks == 1,
+    "several tiles": lambda tiling: tiling.config.depth == 2 and _tiles_of_a_block(tiling) > 2,
+    "several tiles in one buffer": lambda tiling: tiling.config.depth == 1 and _tiles_of_a_block(tiling) > 1,
+    "strips": lambda tiling: tiling.tiles[2] > 1,
+    "groups": lambda tiling: tiling.config.tile_groups == 4,
+    "images": lambda tiling: tiling.config.tile_n == 2,
+    "items": lambda tiling: tiling.items > tiling.config.warps and tiling.config.n_items > 1,
+    "wide": lambda tiling: tiling.chunks == 1,
+}
+
+# case, dtypes, results, shape ("": what the cost model puts first)
+_RUNS: tuple[tuple[str, tuple[torch.dtype, ...], tuple[str, ...], str], ...] = (
+    ("large_3x3", (FP32, FP16, BF16), BOTH, ""),
+    ("large_nhwc", (FP32,), ("dgrad",), ""),
+    ("eight_by_eight", (FP32,), BOTH, ""),
+    ("eight_by_eight", (FP16,), ("fprop",), "strips"),
+    ("many_tiles", (FP32,), ("fprop",), "several tiles"),
+    ("many_tiles", (FP32,), ("fprop",), "several tiles in one buffer"),
+    ("eight_by_eight", (FP32,), ("dgrad",), "wide"),
+    ("eight_by_eight_nhwc", (FP32,), BOTH, ""),
+    ("eight_by_eight_nhwc", (FP16,), ("fprop",), ""),
+    ("four_by_four_nhwc", (FP16,), ("fprop",), "groups"),
+    ("groups_32", (FP32,), ("fprop",), ""),
+    ("rgb_stem", (FP32,), BOTH, ""),
+    ("rgb_stem", (FP16,), ("fprop",), ""),
+    ("stem_stride_4", (FP32,), ("fprop",), ""),
+    ("patches", (FP32,), ("dgrad",), ""),
+    ("patches", (FP32,), ("fprop",), "chunks in two buffers"),
+    ("wide_groups", (FP16,), ("fprop",), "chunks in one buffer"),
+    ("wide_groups_nhwc", (FP32,), ("fprop",), "chunks in two buffers"),
+    ("wide_groups_nhwc", (FP32,), ("fprop",), "items"),
+    ("odd_plane", (FP32, FP16), ("fprop",), "images"),
+    ("odd_plane", (FP32,), ("fprop",), "one buffer"),
+    ("many_images", (FP32,), BOTH, ""),
+    ("groups_odd", (FP32,), BOTH, ""),
+    ("four_sides", (FP32,), BOTH, ""),
+    ("four_sides", (FP16,), ("fprop",), ""),
+    ("padding_beyond_filter", (FP32,), BOTH, ""),
+    ("padding_with_stride", (FP32,), ("dgrad",), ""),
+    ("odd_widths", (FP32,), ("dgrad",), ""),
+    ("one_pixel_image", (FP32,), ("fprop",), "one buffer"),
+    ("dilated_strided", (FP32,), BOTH, ""),
+    ("dilated_strided_coprime", (FP32,), BOTH, ""),
+    ("pointwise_stride", (FP32,), ("dgrad",), ""),
+    ("stride_beyond_filter", (FP32,), ("dgrad",), ""),
+    ("no_bias", (FP32,), ("fprop",), ""),
+    ("channels_last_odd", (FP32,), ("fprop",), ""),
+    ("channels_last_odd", (FP16,), ("dgrad",), ""),
+    ("channels_last_sliced", (FP32,), ("fprop",), ""),
+    ("channels_last_groups", (FP16,), ("fprop",), ""),
+    ("unaligned_channels_last", (FP32,), ("fprop",), ""),
+    ("channel_slice", (FP32,), ("dgrad",), ""),
+)  # fmt: skip
+_NOT_FINITE = (("one_channel_in", (FP32,)), ("large_3x3", (FP16,)), ("eight_by_eight_nhwc", (FP32,)))
+
+
+def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
+    """Case, dtype, result, shape, and whether all inputs are finite."""
+    for name, dtypes, results, shape in _RUNS:
+        yield from ((name, dtype, result, shape, True) for dtype in dtypes for result in results)
+    for name, dtypes in _NOT_FINITE:
+        yield from ((name, dtype, result, "", False) for dtype in dtypes for result in BOTH)
+
+
+@contextmanager
+def forced(shape: str) -> Iterator[None]:
+    """While active, halo_sm80 takes the best of its tilings of that shape; "wide": with 64-bit offsets."""
+    if not shape:
+        yield
+        return
+
+    def only(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
+        layer = replace(layer, wide=layer.wide or shape == "wide")
+        return tuple(each for each in configs(layer, sm_count, max_smem_bytes) if SHAPES[shape](each))
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(halo_sm80, "configs", only)
+        yield

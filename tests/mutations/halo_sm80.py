@@ -1,0 +1,116 @@
+"""Faults in the family of few channels per group: halo_sm80.cu with its headers, and halo_sm80_pack.cu."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.mutations.mutation import Mutation
+
+
+def _fault(
+    name: str, what: str, *edits: tuple[str, str], on: str, result: str = "fprop", kernel: str = "halo_sm80",
+    dtype: torch.dtype = torch.float32, shape: str = "", finite: bool = True,
+) -> Mutation:  # fmt: skip
+    return Mutation(f"sm80: {name}", kernel, what, edits, on, result, dtype, "halo_sm80", shape, finite)
+
+
+_SETTLED = "        settle(p, work, at, x);\n"
+
+STEPS = (
+    _fault("no barrier before the products", "warps multiply what others may not have staged",
+           (_SETTLED + "        __syncthreads();\n", _SETTLED), on="eight_by_eight"),
+    _fault("copies are not waited for", "a thread rounds what has not landed",
+           ("        ptx::cp_async_wait_group<0>();\n", ""), on="eight_by_eight"),
+    _fault("the youngest copies are not waited for", "the tile itself is taken for landed",
+           ("cp_async_wait_group<0>", "cp_async_wait_group<1>"),
+           on="many_tiles", shape="several tiles"),
+    _fault("one buffer for two tiles", "the next tile lands over the one that is multiplied",
+           ("char* const buffer = x_smem + step % DEPTH * p.x_bytes;", "char* const buffer = x_smem;"),
+           ("char* const x = x_smem + step % DEPTH * p.x_bytes;", "char* const x = x_smem;"),
+           on="many_tiles", shape="several tiles"),
+    _fault("no barrier before one buffer is filled again", "warps still multiply what the next tile overwrites",
+           ("            __syncthreads();\n            stage(p, work, next", "            stage(p, work, next"),
+           on="many_tiles", shape="several tiles in one buffer"),
+    _fault("the first chunk's weights for all", "weights are not staged anew for each chunk",
+           ("if (PACKED && (p.chunks > 1 || step == 0))", "if (step == 0)"),
+           on="patches", shape="chunks in two buffers"),
+    _fault("sums of the tile before", "sums are not cleared for each tile", ("if (at.chunk == 0) clear(sums);",
+           "if (at.tile.n == 0) clear(sums);"),
+           on="many_tiles", shape="several tiles"),
+    _fault("chunks are not added up", "each chunk begins with zero",
+           ("if (at.chunk == 0) clear(sums);", "clear(sums);"),
+           on="patches", shape="chunks in two buffers"),
+)  # fmt: skip
+
+STAGING = (
+    _fault("the row below the image", "a row that is not there is copied",
+           ("const bool there = column.channels > 0 && (unsigned)(at.h + row) < (unsigned)p.h;",
+            "const bool there = column.channels > 0 && (unsigned)(at.h + row) <= (unsigned)p.h;"),
+           on="eight_by_eight"),
+    _fault("no right border", "columns beyond the image are read from the next row",
+           ("(unsigned)w < (unsigned)p.width &&", "w >= 0 &&"), on="four_sides"),
+    _fault("channels beyond the group", "the last unit takes channels of the next group",
+           ("j < column.channels", "column.channels > 0"), on="four_sides", dtype=torch.float16),
+    _fault("groups beyond the last one", "the last tile of groups reads channels that do not exist",
+           (" && work.group + group < p.groups", ""), on="four_by_four_nhwc", dtype=torch.float16, shape="groups"),
+    _fault("a part of the lines is lost", "the rows of the last part are not staged",
+           ("end < p.rows ? end : p.rows}", "end < p.rows ? end : p.rows - 1}"), on="four_sides"),
+    _fault("runs begin at the tile", "runs of four pixels are copied from places that are not aligned",
+           ("at.lead = col & (STAGED_PX - 1);", "at.lead = 0;"), on="eight_by_eight"),
+    _fault("a NaN is rounded to an infinity", "rounding takes a NaN for a number",
+           ("return value != value ? 0x7fffffffu : __float_as_uint(value) + 0x1000u;",
+            "return __float_as_uint(value) + 0x1000u;"), on="one_channel_in", finite=False),
+)  # fmt: skip
+
+PRODUCTS = (
+    _fault("k beyond the last one", "the last slice multiplies what lies at the first k by weights that are zero",
+           ("if (MASKED && k >= ks) words.word[0] = 0;\n", ""),
+           ("if (MASKED && (SPLIT ? k + 4 : k) >= ks) words.word[1] = 0;\n", ""), on="one_channel_in", finite=False),
+    _fault("the last slice is lost", "k that do not fill a slice are left out",
+           ("if (work.ks % (SPLIT ? 8 : 4)) multiply_slice<true>(sums, from, whole, p.slices, work.ks);", ""),
+           on="four_sides"),
+    _fault("taps from the wrong end", "offsets of a gradient's taps do not start at the lowest one",
+           ("(at.row * v.tap_move - work.low_h)", "at.row * v.tap_move"), on="eight_by_eight", result="dgrad"),
+    _fault("the wrong half of a fragment", "rows 8 to 15 are taken for rows 0 to 7",
+           ("lane_row + 8 * half)", "lane_row + 8 * (1 - half))"), on="eight_by_eight"),
+    _fault("one group's weights for all", "every group is multiplied by the weights of the tile's first",
+           ("(item.group * p.n_items.value + item.n)", "item.n"), on="four_by_four_nhwc", dtype=torch.float16,
+           shape="groups"),
+)  # fmt: skip
+
+STORES = (
+    _fault("columns beyond the image", "a tile at the border writes columns that do not exist",
+           (" && at.col < output.cols", ""), on="eight_by_eight", dtype=torch.float16, shape="strips"),
+    _fault("images beyond the last one", "the last tile writes images that do not exist",
+           ("at.n < output.images && ", ""), on="many_images"),
+    _fault("filters beyond the group", "a group's last filters are written over the next group's",
+           ("if (j * 8 + e < left) write_filter", "write_filter"), on="groups_32"),
+    _fault("groups written beyond the last one", "the last tile of groups writes channels that do not exist",
+           ("    if (group >= p.groups) return;\n", ""), on="four_by_four_nhwc", dtype=torch.float16, shape="groups"),
+    _fault("the bias of the first group", "every group adds the bias of the first one",
+           ("to_acc(p.bias[filter + ", "to_acc(p.bias[first + "), on="eight_by_eight"),
+    _fault("residues in one place", "every class of a strided gradient is written to the first one's pixels",
+           ("v.residue + (i64)tile.row * v.spacing", "(i64)tile.row * v.spacing"), on="pointwise_stride",
+           result="dgrad"),
+)  # fmt: skip
+
+WEIGHTS = (
+    _fault("weights of one filter for all", "every lane makes the weights of the first filter",
+           ("(rest - tile_group * eights) * 8 + lane / 4;", "(rest - tile_group * eights) * 8;"), on="eight_by_eight"),
+    _fault("half of a fragment one row off", "the second half of a fragment is read eight pixels too far left",
+           ("(Y_PAIRS == 2 ? 1 : 8) * MOVE_W", "(Y_PAIRS == 2 ? 1 : 0) * MOVE_W"), on="eight_by_eight"),
+    _fault("places behind a row's columns", "places that fill up a row are written over the next one",
+           (" && at.col < p.tile_q;", ";"), on="eight_by_eight"),
+    _fault("pack: half of the lanes", "weights of the last filters are not packed", ("if (index >= p.total) return;",
+           "if (index >= p.total / 2) return;"), on="rgb_stem", kernel="halo_sm80_pack"),
+    _fault("pack: the first chunk's channels", "every chunk has the weights of the first channels",
+           ("chunk * p.chunk_channels,", "0,"), on="patches", shape="chunks in two buffers", kernel="halo_sm80_pack"),
+    _fault("taps are not flipped", "the gradient's taps are counted from the first one on",
+           ("axes.horizontal.first + at.col * axes.horizontal.step", "axes.horizontal.first + at.col"),
+           on="dilated_strided_coprime", result="dgrad"),
+    _fault("channels beyond the filter", "weights are read behind the filter's last channel",
+           ("row.first_channel + channel >= row.channels", "row.first_channel + channel > row.channels"),
+           on="four_sides", dtype=torch.float16),
+)  # fmt: skip
+
+MUTATIONS = (*STEPS, *STAGING, *PRODUCTS, *STORES, *WEIGHTS)
