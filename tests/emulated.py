@@ -22,12 +22,12 @@ from haloconv.families.halo_sm90_configs import all_configs, cost
 from haloconv.families.halo_sm90_form import Form
 from haloconv.families.halo_sm90_shape import Config, Storage
 from haloconv.families.halo_sm90_tile import Tiling, tile
-from tests import emulated_depthwise, emulated_halo_sm80, oracle
+from tests import emulated_depthwise, emulated_halo_sm80, emulated_halo_sm80_wgrad, oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
 SM_COUNT = 4
 LARGE_OUTPUTS = 10_000
-TENSOR_CORES = ("halo_sm80", "halo_sm90")  # form fp32 products in TF32
+TENSOR_CORES = ("halo_sm80", "halo_sm80_wgrad", "halo_sm90")  # form fp32 products in TF32
 
 # Cases left out, with the reason.
 LEFT_OUT = {
@@ -95,7 +95,11 @@ EXTRA = (
 
 ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
 # Families whose runs have a module of their own: CASES, runs() and forced(shape).
-MODULES = {"halo_sm80": emulated_halo_sm80, "depthwise": emulated_depthwise}
+MODULES = {
+    "halo_sm80": emulated_halo_sm80,
+    "halo_sm80_wgrad": emulated_halo_sm80_wgrad,
+    "depthwise": emulated_depthwise,
+}
 BY_NAME = {one.name: one for one in (*ON_EMULATOR, *(each for module in MODULES.values() for each in module.CASES))}
 
 # Problems whose paths differ by dtype: vector widths, thread tiles of fp64, conversions. The others run in fp32 only.

@@ -53,8 +53,9 @@ TENSOR_CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIRECT = Subject("direct")
 HALO_SM80 = Subject("halo_sm80", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(8, 0), newer=True)
 HALO_SM90 = Subject("halo_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(9, 0))
+HALO_SM80_WGRAD = Subject("halo_sm80_wgrad", TENSOR_CORE_DTYPES, ("wgrad",), True, capability=(8, 0), newer=True)
 DEPTHWISE = Subject("depthwise", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
-SUBJECTS = (DIRECT, HALO_SM80, HALO_SM90)  # those that take every problem of their dtypes and results
+SUBJECTS = (DIRECT, HALO_SM80, HALO_SM80_WGRAD, HALO_SM90)  # those that take every problem of their dtypes and results
 
 
 def name_of(value: object) -> str | None:

@@ -7,10 +7,18 @@ from haloconv.families.base import Family
 from haloconv.families.depthwise import DepthwiseFamily
 from haloconv.families.direct import DirectFamily
 from haloconv.families.halo_sm80 import HaloSm80Family
+from haloconv.families.halo_sm80_wgrad import HaloSm80WgradFamily
 from haloconv.families.halo_sm90 import HaloSm90Family
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (AtenFamily(), DirectFamily(), HaloSm80Family(), HaloSm90Family(), DepthwiseFamily())
+    for family in (
+        AtenFamily(),
+        DirectFamily(),
+        HaloSm80Family(),
+        HaloSm80WgradFamily(),
+        HaloSm90Family(),
+        DepthwiseFamily(),
+    )
 }
 """Every family by name; ``aten`` is candidate 0 of every choice."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from haloconv import jit
-from haloconv.families import FAMILIES, depthwise, direct, halo_sm80_shipped, halo_sm90_shipped
+from haloconv.families import FAMILIES, depthwise, direct, halo_sm80_shipped, halo_sm80_wgrad, halo_sm90_shipped
 from haloconv.jit.source import KERNEL_FOLDER
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
@@ -17,12 +17,14 @@ EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 SHIPPED = {
     "direct": direct.shipped_sources,
     "halo_sm80": halo_sm80_shipped.shipped_sources,
+    "halo_sm80_wgrad": halo_sm80_wgrad.shipped_sources,
     "halo_sm90": halo_sm90_shipped.shipped_sources,
     "depthwise": depthwise.shipped_sources,
 }
 ARCHS = {
     "direct": EVERY_ARCH,
     "halo_sm80": ("sm_80", "sm_90a", "sm_120"),
+    "halo_sm80_wgrad": ("sm_80", "sm_90a", "sm_120"),
     "halo_sm90": ("sm_90a",),
     "depthwise": EVERY_ARCH,
 }

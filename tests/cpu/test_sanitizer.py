@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from haloconv.env import DeviceFacts
-from haloconv.families import direct, halo_sm80
+from haloconv.families import direct, halo_sm80, halo_sm80_wgrad
 from haloconv.families.base import TensorForm
 from haloconv.families.halo_sm80_configs import configs
+from haloconv.families.halo_sm80_wgrad_configs import layer_of
 from haloconv.jit import cache
 from tests import oracle
 from tests.cases import pick
@@ -53,6 +54,10 @@ def expected_texts(call: driver.Call) -> set[str]:
         return {halo_sm80.source(problem, configs(layer, H200.sm_count, H200.max_smem_bytes)[0]).digest}
     if one.spec.family == "halo_sm90":
         return {text.digest for text in chosen_texts(problem, *forms, layout)}
+    if one.spec.family == "halo_sm80_wgrad":
+        layer = layer_of(problem, *forms)
+        config = halo_sm80_wgrad.best_config(problem, layer, H200.max_smem_bytes)
+        return {halo_sm80_wgrad.source(problem, layer, config, *forms).digest}
     return {direct.source(problem, direct.best_config(problem, H200.max_smem_bytes), *forms, layout).digest}
 
 

@@ -20,6 +20,7 @@ def read_stamp(family: str) -> dict | None:
 VERIFIED = {
     "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp16", "bf16", "fp64"}),
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
+    "halo_sm80_wgrad": ({"wgrad"}, {"tf32", "fp16", "bf16"}),
     "halo_sm90": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
     "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
 }
@@ -29,6 +30,10 @@ HOST_AND_DEVICE = {
         "halo_sm80.cu", "halo_sm80_pack.cu", "order.cuh", "weights.cuh", "shape.cuh", "stage.cuh", "multiply.cuh",
         "write.cuh", "geometry.cuh", "mma.cuh",
         "halo_sm80.py", "halo_sm80_configs.py", "halo_sm80_tile.py", "launch.py",
+    },
+    "halo_sm80_wgrad": {
+        "halo_sm80_wgrad.cu", "multiply.cuh", "sums.cuh", "window.cuh", "work.cuh", "mma.cuh", "halo_sm80_wgrad.py",
+        "halo_sm80_wgrad_configs.py", "launch.py",
     },
     "halo_sm90": {
         "halo_sm90.cu", "halo_sm90_pack.cu", "halo_sm90_repair.cu", "stage.cuh", "tile.cuh", "write.cuh",

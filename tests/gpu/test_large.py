@@ -103,6 +103,8 @@ def test_gradients(one: Case, subject: Subject) -> None:
     t = Tensors(x, w, None, dy)
     if "wgrad" in subject.results:
         check_sums(t, one, forced, spots)
+    if "dgrad" not in subject.results:
+        return
     if forced.spec.family != "direct" and support.why_no_tensor_cores(oracle.problem_of("dgrad", t, forced.spec)):
         with pytest.raises(RuntimeError, match=r"2\^31 or more, in rows of no multiple of 16 bytes"):
             oracle.run("dgrad", t, forced)

@@ -25,7 +25,7 @@ LAYERS = (
 
 
 # bgrad sums rows that follow one another in memory as one long row; the others cut tiles by the storage of x.
-SAME_SUMS = {"direct": ("fprop", "dgrad", "wgrad"), "halo_sm80": (), "halo_sm90": ()}
+SAME_SUMS = {"direct": ("fprop", "dgrad", "wgrad"), "halo_sm80": (), "halo_sm80_wgrad": (), "halo_sm90": ()}
 
 
 @pytest.fixture(scope="module", autouse=True)

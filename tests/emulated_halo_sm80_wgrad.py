@@ -1,0 +1,96 @@
+"""The runs of halo_sm80_wgrad on the emulator: its own cases, and the blocks that only larger problems would choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from pytest import MonkeyPatch
+
+from haloconv.families import halo_sm80_wgrad
+from haloconv.families.halo_sm80_wgrad_configs import Config, Layer, configs
+from haloconv.problem import Conv2dProblem
+from tests.cases import case
+
+CASES = (
+    case("wgrad_stem", "C = 3, 7x7, stride 2, rows of whole loads: two planes, several strips, an odd image",
+         (3, 3, 18, 72), (20, 7, 7), stride=2, padding=3),
+    case("wgrad_stem_nhwc", "the same where channels are neighbours", (3, 3, 14, 40), (20, 7, 7), stride=2, padding=3,
+         storage="channels_last"),
+    case("wgrad_patches", "stride as large as the filter: more planes than a load has columns", (2, 3, 16, 32),
+         (12, 8, 8), stride=8),
+    case("wgrad_stride_4", "11x11, stride 4: as many planes as a load has columns", (2, 3, 27, 40), (12, 11, 11),
+         stride=4, padding=(2, 1, 5, 2)),
+    case("wgrad_pairs", "rows of an even width, of which no more than two columns are one load", (2, 16, 6, 14),
+         (16, 3, 3), padding=1, groups=2),
+    case("wgrad_groups", "seven groups of eight channels, an odd number of bands and images", (3, 56, 9, 12),
+         (56, 3, 3), padding=1, groups=7),
+    case("wgrad_groups_nhwc", "the same where channels are neighbours", (3, 56, 9, 12), (56, 3, 3), padding=1,
+         groups=7, storage="channels_last"),
+    case("wgrad_one_image", "one image: in 16 bits two bands of its rows share words", (1, 16, 21, 12), (16, 3, 3),
+         padding=(1, 0, 2, 1), groups=2),
+    case("wgrad_wide_groups", "channels and filters of a group that are no multiples of a block's",
+         (2, 40, 7, 10), (44, 3, 3), padding=1, groups=2),
+    case("wgrad_wide_groups_nhwc", "the same where channels are neighbours", (2, 40, 7, 10), (40, 3, 3), padding=1,
+         groups=2, storage="channels_last"),
+    case("wgrad_loose_end", "pixels of x that meet outputs behind the last column, which do not exist", (5, 2, 6, 5),
+         (4, 3, 3)),
+    case("wgrad_strips", "several strips of columns, and several stages for each block", (9, 2, 3, 200), (4, 3, 3),
+         padding=1),
+)  # fmt: skip
+
+_EVERY = (torch.float32, torch.float16, torch.bfloat16)
+_BOTH = (torch.float32, torch.float16)
+_RUNS = (
+    (("large_filter_gradient", "wgrad_stem"), _EVERY),
+    (("wgrad_pairs", "wgrad_groups_nhwc", "wgrad_one_image"), _BOTH),
+    (("four_sides", "dilated_strided_coprime", "wgrad_strips", "expanded", "every_other_pixel", "huge_filter",
+      "many_images", "groups_many_to_one", "channels_last_sliced", "channels_last_odd", "wgrad_patches",
+      "padding_with_stride"), (torch.float32,)),
+    (("tall", "sliced", "transposed", "unaligned", "groups_odd", "wgrad_stem_nhwc", "wgrad_stride_4",
+      "one_by_one_everything"), (torch.float16,)),
+)  # fmt: skip
+
+# Blocks that the cost model takes for larger problems, and the cases that run with them here.
+SHAPES: dict[str, Callable[[Config, Layer], bool]] = {
+    "several groups": lambda config, layer: config.tile_g == 4,
+    "parts of a group": lambda config, layer: config.tile_c == 16 and config.tile_k in (8, 16),
+    "shared pixels": lambda config, layer: config.warps_e >= 4,
+    "warps side by side": lambda config, layer: config.warps_m >= 2 and config.warps_n >= 2,
+    "long distances": lambda config, layer: True,
+}
+SHAPED = {
+    "several groups": ("wgrad_groups", "wgrad_groups_nhwc"),
+    "parts of a group": ("wgrad_wide_groups", "wgrad_wide_groups_nhwc"),
+    "shared pixels": ("wgrad_stem", "wgrad_one_image"),
+    "warps side by side": ("wgrad_stem",),
+    "long distances": ("wgrad_groups_nhwc",),
+}
+NOT_FINITE = ("wgrad_loose_end", "wgrad_groups", "odd_widths")
+
+
+def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
+    """Case, dtype, result, shape, and whether all inputs are finite."""
+    for names, dtypes in _RUNS:
+        yield from ((name, dtype, "wgrad", "", True) for name in names for dtype in dtypes)
+    for shape, names in SHAPED.items():
+        yield from ((name, dtype, "wgrad", shape, True) for name in names for dtype in _BOTH)
+    yield from ((name, dtype, "wgrad", "", False) for name in NOT_FINITE for dtype in _BOTH)
+
+
+@contextmanager
+def forced(shape: str) -> Iterator[None]:
+    """While active, halo_sm80_wgrad takes the best of its configs of that shape, whatever its cost model prefers."""
+    if not shape:
+        yield
+        return
+
+    def only(problem: Conv2dProblem, layer: Layer, max_smem_bytes: int) -> Config:
+        return next(each for each in configs(problem, layer, max_smem_bytes) if SHAPES[shape](each, layer))
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(halo_sm80_wgrad, "best_config", only)
+        if shape == "long distances":
+            patch.setattr(halo_sm80_wgrad, "_INT_LIMIT", 0)
+        yield
