@@ -14,7 +14,16 @@ import torch
 Direction = Literal["fprop", "dgrad", "wgrad"]
 DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
 PRECISIONS = ("ieee", "tf32")
-FAMILIES = ("auto", "aten", "direct", "halo_sm80", "halo_sm80_wgrad", "halo_sm90", "depthwise")
+FAMILIES = (
+    "auto",
+    "aten",
+    "direct",
+    "halo_sm80",
+    "halo_sm80_wgrad",
+    "halo_sm90",
+    "depthwise_window",
+    "depthwise",
+)
 
 Pair = tuple[int, int]
 FourSides = tuple[int, int, int, int]

@@ -22,7 +22,13 @@ from haloconv.families.halo_sm90_configs import all_configs, cost
 from haloconv.families.halo_sm90_form import Form
 from haloconv.families.halo_sm90_shape import Config, Storage
 from haloconv.families.halo_sm90_tile import Tiling, tile
-from tests import emulated_depthwise, emulated_halo_sm80, emulated_halo_sm80_wgrad, oracle
+from tests import (
+    emulated_depthwise,
+    emulated_depthwise_window,
+    emulated_halo_sm80,
+    emulated_halo_sm80_wgrad,
+    oracle,
+)
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
 SM_COUNT = 4
@@ -98,6 +104,7 @@ ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
 MODULES = {
     "halo_sm80": emulated_halo_sm80,
     "halo_sm80_wgrad": emulated_halo_sm80_wgrad,
+    "depthwise_window": emulated_depthwise_window,
     "depthwise": emulated_depthwise,
 }
 BY_NAME = {one.name: one for one in (*ON_EMULATOR, *(each for module in MODULES.values() for each in module.CASES))}

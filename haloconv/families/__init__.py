@@ -5,6 +5,7 @@ from __future__ import annotations
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import Family
 from haloconv.families.depthwise import DepthwiseFamily
+from haloconv.families.depthwise_window import DepthwiseWindowFamily
 from haloconv.families.direct import DirectFamily
 from haloconv.families.halo_sm80 import HaloSm80Family
 from haloconv.families.halo_sm80_wgrad import HaloSm80WgradFamily
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
         HaloSm80Family(),
         HaloSm80WgradFamily(),
         HaloSm90Family(),
+        DepthwiseWindowFamily(),
         DepthwiseFamily(),
     )
 }

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from haloconv import jit
-from haloconv.families import FAMILIES, depthwise, direct, halo_sm80_shipped, halo_sm80_wgrad, halo_sm90_shipped
+from haloconv.families import FAMILIES, depthwise, depthwise_window, direct, halo_sm80_shipped, halo_sm80_wgrad, halo_sm90_shipped
 from haloconv.jit.source import KERNEL_FOLDER
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
@@ -19,6 +19,7 @@ SHIPPED = {
     "halo_sm80": halo_sm80_shipped.shipped_sources,
     "halo_sm80_wgrad": halo_sm80_wgrad.shipped_sources,
     "halo_sm90": halo_sm90_shipped.shipped_sources,
+    "depthwise_window": depthwise_window.shipped_sources,
     "depthwise": depthwise.shipped_sources,
 }
 ARCHS = {
@@ -26,6 +27,7 @@ ARCHS = {
     "halo_sm80": ("sm_80", "sm_90a", "sm_120"),
     "halo_sm80_wgrad": ("sm_80", "sm_90a", "sm_120"),
     "halo_sm90": ("sm_90a",),
+    "depthwise_window": EVERY_ARCH,
     "depthwise": EVERY_ARCH,
 }
 OLD_NVRTCS = (12, 11)

@@ -21,6 +21,7 @@ VERIFIED = {
     "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp16", "bf16", "fp64"}),
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
     "halo_sm80_wgrad": ({"wgrad"}, {"tf32", "fp16", "bf16"}),
+    "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
     "halo_sm90": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
     "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
 }
@@ -34,6 +35,10 @@ HOST_AND_DEVICE = {
     "halo_sm80_wgrad": {
         "halo_sm80_wgrad.cu", "multiply.cuh", "sums.cuh", "window.cuh", "work.cuh", "mma.cuh", "halo_sm80_wgrad.py",
         "halo_sm80_wgrad_configs.py", "launch.py",
+    },
+    "depthwise_window": {
+        "depthwise_window.cu", "depthwise_window_wgrad.cu", "geometry.cuh", "line.cuh", "product.cuh", "windows.cuh",
+        "depthwise_window.py", "depthwise_window_cut.py", "depthwise_window_wgrad.py", "launch.py",
     },
     "halo_sm90": {
         "halo_sm90.cu", "halo_sm90_pack.cu", "halo_sm90_repair.cu", "stage.cuh", "tile.cuh", "write.cuh",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.mutations import (
     depthwise_march,
+    depthwise_window,
     direct,
     direct_sums,
     halo_sm80,
@@ -30,4 +31,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_stores.MUTATIONS,
     *halo_sm90_streams.MUTATIONS,
     *depthwise_march.MUTATIONS,
+    *depthwise_window.MUTATIONS,
 )

@@ -1,0 +1,167 @@
+"""Host half of the ``depthwise_window`` family: depthwise layers with filters of any size on CUDA cores.
+
+One input channel per group, any number of filters per channel, stride, dilation and four-sided padding; fp32, fp16 and
+bf16 with fp32 sums. Device halves: kernels/depthwise_window.cu and kernels/depthwise_window_wgrad.cu.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+from haloconv import support
+from haloconv.env import device_facts
+from haloconv.families import depthwise_window_wgrad
+from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.depthwise_window_cut import (
+    Config,
+    Cut,
+    Planes,
+    axes,
+    axis_fields,
+    best_cut,
+    blocks,
+    ceil_div,
+    invalid,
+    layout,
+    smem_bytes,
+    totals_words,
+    window_fields,
+)
+from haloconv.families.depthwise_window_wgrad import DTYPES, bind_wgrad
+from haloconv.families.direct_sums import ELEMENTS
+from haloconv.families.launch import Launch
+from haloconv.jit import KernelSource, kernel_source
+from haloconv.problem import Conv2dProblem
+
+CONFIGS = (Config(4, 128, 4), Config(4, 256, 2), Config(4, 512, 1))
+FORCED: list[tuple[Config, Cut]] = []
+"""For timing: while it has an entry, each new plan takes the last one. Clear the plans after a change."""
+
+_MOST_STEPS = 96  # each takes at least 256 bytes of a plane; a block of the smallest GPUs has 48 KiB
+_PARAMS_FORMAT = "4Q11q44i"
+_DIRECTION_NUMBERS = {"fprop": 0, "dgrad": 1}
+
+
+def result_planes(problem: Conv2dProblem) -> Planes:
+    """Planes of the result of fprop or dgrad."""
+    if problem.direction == "dgrad":
+        return Planes(problem.n, problem.c, problem.k_per_group)
+    return Planes(problem.n, problem.k, 1)
+
+
+def choose(problem: Conv2dProblem, result_layout: str, limits: tuple[int, int]) -> tuple[Config, Cut]:
+    """What is compiled and how the launch is cut. ``limits`` are multiprocessors and bytes of shared memory.
+
+    Raises RuntimeError if nothing fits.
+    """
+    if FORCED:
+        reason = invalid(*FORCED[-1], axes(problem), result_layout == "nhwc", limits[1])
+        if reason is not None:
+            raise RuntimeError(f"the forced cut does not run {problem}: {reason}")
+        return FORCED[-1]
+    best = best_cut(CONFIGS, axes(problem), result_planes(problem), result_layout == "nhwc", limits)
+    if best is None:
+        raise RuntimeError(f"no cut of depthwise_window fits {limits[1]} bytes of shared memory for {problem}")
+    return best
+
+
+def source(problem: Conv2dProblem, config: Config, result_layout: str) -> KernelSource:
+    """The specialised text. No extent of image, filter, stride or dilation takes part."""
+    constants: dict[str, int | str] = {
+        "DIRECTION": _DIRECTION_NUMBERS[problem.direction],
+        "ELEM": ELEMENTS[problem.dtype],
+        "TILE_I": config.tile_i,
+        "THREADS": config.threads,
+        "MIN_BLOCKS": config.min_blocks,
+        "CHANNELS_INNER": int(result_layout == "nhwc"),
+    }
+    return kernel_source("depthwise_window", "depthwise_window", constants)
+
+
+class DepthwiseWindowFamily:
+    """CUDA-core kernels for depthwise layers: planes and filters in shared memory."""
+
+    name = "depthwise_window"
+
+    def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
+        reason = support.why_not(problem, device)
+        if reason is not None:
+            return reason
+        if problem.dtype not in DTYPES:
+            return f"depthwise_window does not take {problem.dtype}"
+        if problem.c_per_group != 1:
+            return f"each group has {problem.c_per_group} input channels; depthwise_window takes one"
+        both = depthwise_window_wgrad.axes(problem) if problem.direction == "wgrad" else axes(problem)
+        if both[0].steps * both[1].steps > _MOST_STEPS:
+            return f"{both[0].steps} x {both[1].steps} residues of the stride do not fit shared memory"
+        return None
+
+    def bind(
+        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> BoundCall:
+        if problem.direction == "wgrad":
+            return bind_wgrad(problem, first, second, result_layout, device)
+        return _bind(problem, first, second, result_layout, device)
+
+
+def _fields(
+    problem: Conv2dProblem, chosen: tuple[Config, Cut], strides: tuple[int, ...], channels_inner: bool
+) -> tuple[int, ...]:
+    """The fields of ``Params`` in depthwise_window.cu behind its pointers."""
+    config, cut = chosen
+    both = axes(problem)
+    places = layout(config, cut, both, channels_inner)
+    planes = result_planes(problem)
+    groups = (ceil_div(planes.images, cut.block_n), ceil_div(planes.channels, cut.block_c))
+    return (
+        *strides,
+        *(planes.images, planes.channels, problem.k_per_group, *groups),
+        totals_words(cut, places) if cut.promotes else 0,
+        *axis_fields(both[0], cut.tile_p, cut.chunk_r, places.lines_h),
+        *axis_fields(both[1], cut.tile_q, cut.chunk_s, places.lines_w),
+        *window_fields(config, cut, places, both, channels_inner),
+    )
+
+
+def _bind(
+    problem: Conv2dProblem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device
+) -> BoundCall:
+    facts = device_facts(device.index)
+    chosen = config, cut = choose(problem, result_layout, (facts.sm_count, facts.max_smem_bytes))
+    channels_inner = result_layout == "nhwc"
+    shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
+    out_strides = strides_of(shape, result_layout)
+    filter_strides = (w.strides[0], w.strides[2], w.strides[3])
+    fields = _fields(problem, chosen, (*first.strides, *filter_strides, *out_strides), channels_inner)
+    both = axes(problem)
+    grid = blocks(result_planes(problem), cut, both)
+    smem = smem_bytes(config, cut, layout(config, cut, both, channels_inner))
+    text = source(problem, config, result_layout)
+    launch = Launch(text, device, grid, config.threads, smem, _PARAMS_FORMAT, fields)
+
+    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        y = x.new_empty_strided(shape, out_strides)
+        if b is None:
+            launch(x.data_ptr(), w.data_ptr(), y.data_ptr(), 0)
+        else:
+            b = b if b.is_contiguous() else b.contiguous()
+            launch(x.data_ptr(), w.data_ptr(), y.data_ptr(), b.data_ptr())
+        return y
+
+    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        dx = dy.new_empty_strided(shape, out_strides)
+        launch(dy.data_ptr(), w.data_ptr(), dx.data_ptr(), 0)
+        return dx
+
+    return fprop if problem.direction == "fprop" else dgrad
+
+
+def shipped_sources() -> list[KernelSource]:
+    """Every text that a launch may ask for."""
+    sources = []
+    for direction, dtype, order, config in product(("fprop", "dgrad"), DTYPES, ("nchw", "nhwc"), CONFIGS):
+        like = Conv2dProblem(direction, 1, 8, 8, 8, 8, 3, 3, groups=8, dtype=dtype, layout=order)
+        sources.append(source(like, config, order))
+    return [*sources, *depthwise_window_wgrad.shipped_sources()]

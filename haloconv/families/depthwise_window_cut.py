@@ -1,0 +1,359 @@
+"""How a depthwise problem is cut for kernels/depthwise_window*.cu: axes, tiles, shared memory, and what a cut costs.
+
+``Config`` is what is compiled, ``Cut`` what the launch says; a new image or filter changes the latter only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, gcd
+from typing import NamedTuple
+
+from haloconv.problem import Conv2dProblem
+
+TILE_J = 8  # columns of a thread's tile
+WORD_BYTES = 4
+
+_MAX_PLANES = 64  # of a block
+_MAX_CHANNEL_LANES = 32
+RUN_PRODUCTS = 4096  # that one sum takes before it is added to others: more would round too much
+
+_BLOCK_SMEM_BYTES = 1024  # that the driver takes of each block's shared memory
+_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512)
+_MULTIPLY_SHARE = 0.88  # of the instructions of the inner loop
+_ROW_INSTRUCTIONS = 40  # a window row, beside its multiplies
+_STAGE_INSTRUCTIONS = 25  # an element that is staged
+_STAGE_CYCLES = 0.25  # the same, as memory allows a multiprocessor
+_SECTOR_WORDS = 8
+_LOADS_IN_FLIGHT = 8  # of a thread
+_LOAD_CYCLES = 700
+_TERM_CYCLES = 1000  # barriers, and the first load of a term
+_BLOCK_CYCLES = 1500
+_LONE_WARP = 0.6  # what a scheduler's only warp waits, in its instructions
+_FEW_ROUNDS = 4
+_SCHEDULERS = 4
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    """The least multiple of b that is not below a."""
+    return ceil_div(a, b) * b
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compiled: rows of a thread's tile, threads of a block, blocks that registers must allow."""
+
+    tile_i: int
+    threads: int
+    min_blocks: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One image axis of a direction (``Line`` in kernels/depthwise_window/line.cuh).
+
+    ``results`` and ``extent`` are pixels of the result and of the source; ``taps`` and ``class_results`` those of the
+    largest class; ``steps`` is the stride inside a class. ``joined_classes`` classes together are all results, next to
+    each other, that read next to each other: if there are more than one, a block may do them side by side.
+    """
+
+    filter_taps: int
+    stride: int
+    dil: int
+    pad: int
+    results: int
+    extent: int
+    classes: int
+    taps: int
+    class_results: int
+    steps: int
+    joined_classes: int = 1
+
+
+def axes(problem: Conv2dProblem) -> tuple[Axis, Axis]:
+    """The vertical and the horizontal axis of fprop or dgrad."""
+    sides = (
+        (problem.r, problem.h, problem.p, problem.padding[0]),
+        (problem.s, problem.w, problem.q, problem.padding[2]),
+    )
+    make = _input_axis if problem.direction == "dgrad" else output_axis
+    found = [make(*side, *moves) for side, *moves in zip(sides, problem.stride, problem.dilation, strict=True)]
+    return found[0], found[1]
+
+
+def output_axis(taps: int, extent: int, results: int, pad: int, stride: int, dil: int) -> Axis:
+    """An axis on which result a meets, at tap j, position a * stride + j * dil - pad of the source."""
+    common = gcd(stride, dil)
+    classes, steps = dil // common, stride // common
+    largest = ceil_div(results, classes)
+    return Axis(taps, stride, dil, pad, results, extent, classes, taps, largest, steps, classes if steps == 1 else 1)
+
+
+def _input_axis(taps: int, results: int, extent: int, pad: int, stride: int, dil: int) -> Axis:
+    common = gcd(stride, dil)
+    classes = min(stride, results) * (dil // common)
+    largest = ceil_div(ceil_div(results, stride), dil // common)
+    most_taps, joined = ceil_div(taps, stride // common), classes if stride == 1 else 1
+    return Axis(taps, stride, dil, pad, results, extent, classes, most_taps, largest, 1, joined)
+
+
+class Planes(NamedTuple):
+    """Images and channels of the result, and how many filters each of them sums."""
+
+    images: int
+    channels: int
+    filters: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one block computes and stages: results of a class, planes, taps at a time.
+
+    ``promotes``: the sums of each range of taps are added to totals in shared memory, as one run would
+    round too much. ``classes_w`` classes of columns are done side by side.
+    """
+
+    tile_p: int
+    tile_q: int
+    block_n: int
+    block_c: int
+    chunk_r: int
+    chunk_s: int
+    promotes: bool = False
+    classes_w: int = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places in shared memory, in words (``WindowParams`` in kernels/depthwise_window/windows.cuh)."""
+
+    lines_h: int
+    lines_w: int
+    skew: int
+    class_words: int
+    plane_words: int
+    tap_words: int
+    filter_row_words: int
+    filter_words: int
+
+    @property
+    def half_words(self) -> int:
+        return self.lines_w // 2
+
+
+def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool) -> Layout:
+    """Rows and planes are set apart so that threads next to each other read 16 bytes on other banks."""
+    steps_h, steps_w = both[0].steps, both[1].steps
+    lines_h = cut.tile_p - 1 + ceil_div(cut.chunk_r, steps_h)
+    tap_words = round_up(ceil_div(cut.chunk_s, steps_w), 4)
+    lines_w = round_up(cut.tile_q + tap_words, 8)
+    cols, rows = cut.tile_q // TILE_J, cut.tile_p // config.tile_i
+    skew = (cols - config.tile_i * lines_w // 4) % 8 * 4
+    class_words = lines_h * lines_w + (lines_h - 1) // config.tile_i * skew
+    plane_words = steps_h * steps_w * cut.classes_w * class_words
+    plane_words += ((1 if channels_inner else rows * cols) - plane_words // 4) % 8 * 4
+    filter_words = cut.chunk_r * steps_w * tap_words
+    filter_words += (1 - filter_words // 4 % 2) * 4
+    return Layout(lines_h, lines_w, skew, class_words, plane_words, tap_words, steps_w * tap_words, filter_words)
+
+
+def totals_words(cut: Cut, places: Layout) -> int:
+    """Where the totals of long sums begin: behind the planes with their halo, and the filters."""
+    return cut.block_c * (cut.block_n * places.plane_words + places.filter_words)
+
+
+def smem_bytes(config: Config, cut: Cut, places: Layout) -> int:
+    """Shared memory of a block: planes with their halo, filters, totals."""
+    totals = config.tile_i * TILE_J * config.threads if cut.promotes else 0
+    return WORD_BYTES * (totals_words(cut, places) + totals)
+
+
+def threads_used(config: Config, cut: Cut) -> int:
+    """Threads that have a tile."""
+    return cut.classes_w * cut.block_n * cut.block_c * (cut.tile_p // config.tile_i) * (cut.tile_q // TILE_J)
+
+
+def invalid(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem_bytes: int) -> str | None:
+    """Why a block cannot be cut like this, or None."""
+    if cut.tile_p % config.tile_i or cut.tile_q % TILE_J:
+        return f"tiles of {cut.tile_p} x {cut.tile_q} are no multiple of a thread's {config.tile_i} x {TILE_J}"
+    if threads_used(config, cut) > config.threads:
+        return f"{threads_used(config, cut)} thread tiles do not fit a block of {config.threads} threads"
+    if channels_inner and (cut.block_c & (cut.block_c - 1) or cut.block_c > _MAX_CHANNEL_LANES):
+        return f"{cut.block_c} channels are no power of two up to {_MAX_CHANNEL_LANES}, as lanes need it"
+    needed = smem_bytes(config, cut, layout(config, cut, both, channels_inner))
+    if needed > max_smem_bytes:
+        return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
+    return None
+
+
+def blocks(planes: Planes, cut: Cut, both: tuple[Axis, Axis]) -> int:
+    """Blocks of a launch."""
+    tiles = ceil_div(both[0].class_results, cut.tile_p) * ceil_div(both[1].class_results, cut.tile_q)
+    groups = ceil_div(planes.images, cut.block_n) * ceil_div(planes.channels, cut.block_c)
+    return groups * tiles * both[0].classes * (both[1].classes // cut.classes_w)
+
+
+def cost(
+    config: Config,
+    cut: Cut,
+    both: tuple[Axis, Axis],
+    planes: Planes,
+    channels_inner: bool,
+    limits: tuple[int, int],
+) -> float:
+    """Estimated cycles of a launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
+    places = layout(config, cut, both, channels_inner)
+    steps = both[0].steps * both[1].steps * cut.classes_w
+    terms = planes.filters * ceil_div(both[0].taps, cut.chunk_r) * ceil_div(both[1].taps, cut.chunk_s)
+    rows = planes.filters * both[0].taps + terms * (config.tile_i - 1) * both[0].steps
+    own = config.tile_i * TILE_J * planes.filters * both[0].taps * both[1].taps / _MULTIPLY_SHARE
+    own += rows * both[1].steps * _ROW_INSTRUCTIONS
+    window = places.lines_h * places.lines_w * steps
+    work = Work(
+        blocks=blocks(planes, cut, both),
+        smem_bytes=smem_bytes(config, cut, places),
+        warps=ceil_div(threads_used(config, cut), 32),
+        instructions=own,
+        terms=terms,
+        staged=cut.block_c * (cut.block_n * window + places.filter_words),
+        channel_run=cut.block_c if channels_inner else 0,
+    )
+    return work.cycles(config, limits)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the cost model knows of a launch: of a block unless it says otherwise.
+
+    ``instructions`` are a thread's, of all terms; ``staged`` are words of a term; ``channel_run`` is the number of
+    neighbouring channels that are read together, 0 where columns are neighbours.
+    """
+
+    blocks: int
+    smem_bytes: int
+    warps: int
+    instructions: float
+    terms: int
+    staged: int
+    channel_run: int
+
+    def cycles(self, config: Config, limits: tuple[int, int]) -> float:
+        """Estimated cycles of the launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
+        sm_count, max_smem = limits
+        fit = (max_smem + _BLOCK_SMEM_BYTES) // (self.smem_bytes + _BLOCK_SMEM_BYTES)
+        resident = min(config.min_blocks, fit, ceil_div(self.blocks, sm_count))
+        active = resident * ceil_div(self.warps, _SCHEDULERS)  # warps of a scheduler: a block's begin at the first
+        multiply = active * self.instructions * (1 + _LONE_WARP / active**2)
+        waste = max(1, _SECTOR_WORDS // self.channel_run) if self.channel_run else 1
+        staged = resident * self.staged * max(_STAGE_INSTRUCTIONS / 32 / _SCHEDULERS, waste * _STAGE_CYCLES)
+        rounds_of_loads = ceil_div(self.staged, config.threads * _LOADS_IN_FLIGHT)
+        waiting = self.terms * (_TERM_CYCLES + rounds_of_loads * _LOAD_CYCLES) + _BLOCK_CYCLES
+        cycles = multiply + self.terms * staged + waiting / resident
+        rounds = self.blocks / (sm_count * resident)
+        return cycles * (ceil(rounds) if rounds < _FEW_ROUNDS else rounds + 0.5)
+
+
+def cuts(
+    config: Config,
+    both: tuple[Axis, Axis],
+    planes: Planes,
+    channels_inner: bool,
+    max_smem: int,
+    classes_w: int,
+) -> Iterator[Cut]:
+    """Every cut worth a thought that runs with this config and does so many classes of columns side by side."""
+    promotes = planes.filters * both[0].taps * both[1].taps > RUN_PRODUCTS
+    tiles_p = sorted({round_up(ceil_div(both[0].class_results, part), config.tile_i) for part in _PARTS})
+    tiles_q = sorted({round_up(ceil_div(both[1].class_results, part), TILE_J) for part in _PARTS})
+    for tile_p in tiles_p:
+        for tile_q in tiles_q:
+            most = config.threads // ((tile_p // config.tile_i) * (tile_q // TILE_J) * classes_w)
+            for block_n, block_c in _plane_blocks(min(most, _MAX_PLANES), planes, channels_inner):
+                tile = Cut(tile_p, tile_q, block_n, block_c, 0, 0, promotes, classes_w)
+                cut = _fitting(config, tile, both, channels_inner, max_smem)
+                if cut is not None:
+                    yield cut
+
+
+def _plane_blocks(most: int, planes: Planes, channels_inner: bool) -> Iterator[tuple[int, int]]:
+    """(images, channels) of a block of up to ``most`` planes."""
+    if channels_inner:
+        for block_c in (1, 2, 4, 8, 16, 32):
+            if block_c <= most and block_c < 2 * planes[1]:
+                yield 1, block_c
+                if block_c >= min(16, planes[1]):
+                    yield min(most // block_c, planes[0]), block_c
+        return
+    for count in range(1, most + 1):
+        if count <= planes[0]:
+            yield count, 1
+        elif planes[0] * (count // planes[0]) == count:
+            yield planes[0], min(count // planes[0], planes[1])
+
+
+def _fitting(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem: int) -> Cut | None:
+    """The cut with as many taps at a time as shared memory allows, or None."""
+    for chunk_s in _halves(both[1].taps):
+        for chunk_r in _halves(both[0].taps):
+            whole = replace(cut, chunk_r=chunk_r, chunk_s=chunk_s)
+            if chunk_r * chunk_s <= RUN_PRODUCTS and invalid(config, whole, both, channels_inner, max_smem) is None:
+                return whole
+    return None
+
+
+def _halves(taps: int) -> Iterator[int]:
+    while taps > 1:
+        yield taps
+        taps = ceil_div(taps, 2)
+    yield 1
+
+
+def best_cut(
+    configs: tuple[Config, ...],
+    both: tuple[Axis, Axis],
+    planes: Planes,
+    channels_inner: bool,
+    limits: tuple[int, int],
+) -> tuple[Config, Cut] | None:
+    """The config and the cut that the cost model likes best, or None if nothing fits shared memory."""
+    for classes_w in dict.fromkeys((both[1].joined_classes, 1)):
+        found = [
+            (config, cut)
+            for config in configs
+            for cut in cuts(config, both, planes, channels_inner, limits[1], classes_w)
+        ]
+        if found:
+            return min(found, key=lambda each: cost(*each, both, planes, channels_inner, limits))
+    return None
+
+
+def axis_fields(axis: Axis, tile: int, chunk: int, lines: int) -> tuple[int, ...]:
+    """``AxisParams`` in kernels/depthwise_window/line.cuh."""
+    own = (axis.filter_taps, axis.stride, axis.dil, axis.pad, axis.results, axis.extent, axis.classes)
+    return (*own, tile, ceil_div(axis.class_results, tile), chunk, lines, axis.steps)
+
+
+def window_fields(
+    config: Config, cut: Cut, places: Layout, both: tuple[Axis, Axis], channels_inner: bool
+) -> tuple[int, ...]:
+    """``WindowParams`` in kernels/depthwise_window/windows.cuh."""
+    channel_shift = cut.block_c.bit_length() - 1 if channels_inner else 0
+    col_shift = min(5 - channel_shift, (places.lines_w * both[1].steps * cut.classes_w - 1).bit_length())
+    planes, lines = cut.block_n * cut.block_c >> channel_shift, 32 >> (channel_shift + col_shift)
+    warp_shift = _warp_shift(config.threads // 32, planes, ceil_div(places.lines_h * both[0].steps, lines))
+    rows = (places.half_words, places.lines_w, places.skew, places.class_words, places.plane_words)
+    filters = (places.tap_words, places.filter_row_words, places.filter_words)
+    return (*rows, *filters, channel_shift, col_shift, warp_shift, cut.block_n, cut.block_c, cut.classes_w)
+
+
+def _warp_shift(warps: int, planes: int, passes: int) -> int:
+    """How many warps share the rows of a plane, as a power of two that divides the warps: the fewest rounds."""
+    shifts = [shift for shift in range(6) if warps % (1 << shift) == 0]
+    return min(shifts, key=lambda shift: ceil_div(planes, warps >> shift) * ceil_div(passes, 8 << shift))

@@ -1,0 +1,122 @@
+// The arithmetic: a thread's tile of sums against a window of pixels and a filter that both lie in shared memory.
+//
+// sums[i][j] += window[m][j + t] * taps[m - i][t] over window rows m and taps t. A window row is read once, by 16-byte
+// loads, for all filter rows that meet it, and a quad of taps once for all columns: 8 taps of ROWS filter rows take
+// 4 + 2 * ROWS loads for 64 * ROWS multiplies.
+//
+// The quads of a window row lie apart: the even ones in its first half, the odd ones in the second. Threads whose tiles
+// are neighbours then read neighbouring 16 bytes, where rows in plain order would put two of them on the same banks.
+#pragma once
+
+#include "numeric.cuh"
+
+namespace hc {
+
+constexpr int TILE_J = 8;  // columns of a thread's tile
+
+using Quad = Pack4<float>;
+
+// Place of column `col` in a window row, in words; `half` is half of the row.
+__device__ __forceinline__ int window_col(int col, int half) { return (col / 4 % 2) * half + col / 8 * 4 + col % 4; }
+
+// Pixels of one window row from a column on, a multiple of four: quads 0, 2, ... are neighbours, and 1, 3, ...
+struct WindowRow {
+    const float *first, *second;
+
+    template <int QUADS>
+    __device__ __forceinline__ void read(float (&pixels)[4 * QUADS]) const {
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) {
+            const Quad quad = *reinterpret_cast<const Quad*>((q % 2 ? second : first) + q / 2 * 4);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) pixels[4 * q + i] = quad.lane[i];
+        }
+    }
+    __device__ __forceinline__ WindowRow four_on() const { return {second, first + 4}; }
+    __device__ __forceinline__ WindowRow eight_on() const { return {first + 4, second + 4}; }
+};
+
+// A filter (of one residue class of the stride): rows `row_words` apart in shared memory.
+struct Taps {
+    const float* first;
+    int rows, cols, row_words;
+};
+
+template <int TAPS, int PIXELS>
+__device__ __forceinline__ void add_taps(float (&sums)[TILE_J], const float (&pixels)[PIXELS], int first, Quad taps) {
+#pragma unroll
+    for (int t = 0; t < TAPS; ++t)
+#pragma unroll
+        for (int j = 0; j < TILE_J; ++j) sums[j] += pixels[first + t + j] * taps.lane[t];
+}
+
+// What window row m adds: row i of the tile meets filter row m - i. CHECKED: not every one of them exists.
+template <int ROWS, bool CHECKED>
+struct RowProduct {
+    float (&sums)[ROWS][TILE_J];
+    const int m, filter_rows, row_words;
+
+    __device__ __forceinline__ bool meets(int i) const { return !CHECKED || (unsigned)(m - i) < (unsigned)filter_rows; }
+
+    // `taps` are those of filter row m from the column on that meets the window row's first pixel.
+    __device__ __forceinline__ void add_eight(const WindowRow& row, const float* taps) const {
+        float pixels[16];
+        row.read<4>(pixels);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            if (!meets(i)) continue;
+            const Quad* quads = reinterpret_cast<const Quad*>(taps - i * row_words);
+            add_taps<4>(sums[i], pixels, 0, quads[0]);
+            add_taps<4>(sums[i], pixels, 4, quads[1]);
+        }
+    }
+
+    template <int TAPS>
+    __device__ __forceinline__ void add_few(const WindowRow& row, const float* taps) const {
+        float pixels[12];
+        row.read<3>(pixels);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+            if (meets(i)) add_taps<TAPS>(sums[i], pixels, 0, *reinterpret_cast<const Quad*>(taps - i * row_words));
+    }
+
+    __device__ __forceinline__ void add(WindowRow row, const float* taps, int cols) const {
+#pragma unroll 1
+        for (; cols >= 8; cols -= 8, taps += 8) {
+            add_eight(row, taps);
+            row = row.eight_on();
+        }
+        if (cols >= 4) {
+            add_few<4>(row, taps);
+            row = row.four_on();
+            cols -= 4, taps += 4;
+        }
+        if (cols == 1) add_few<1>(row, taps);
+        if (cols == 2) add_few<2>(row, taps);
+        if (cols == 3) add_few<3>(row, taps);
+    }
+};
+
+// The rows of a window (of one residue class of the stride): `row_words` apart, and `skew_words` more after each
+// ROWS rows.
+struct Window {
+    const float* first;  // even quads of the thread's first row, at its first column
+    int half_words, row_words, skew_words;
+};
+
+// Adds the products of a thread's tile. The tile's first row is a multiple of ROWS.
+template <int ROWS>
+__device__ __forceinline__ void add_window(float (&sums)[ROWS][TILE_J], const Window& window, const Taps& taps) {
+#pragma unroll 1
+    for (int m = 0; m < taps.rows + ROWS - 1; ++m) {
+        const float* even = window.first + m * window.row_words + m / ROWS * window.skew_words;
+        const WindowRow row = {even, even + window.half_words};
+        const float* filter_row = taps.first + m * taps.row_words;
+        if (m >= ROWS - 1 && m < taps.rows)
+            RowProduct<ROWS, false>{sums, m, taps.rows, taps.row_words}.add(row, filter_row, taps.cols);
+        else
+            RowProduct<ROWS, true>{sums, m, taps.rows, taps.row_words}.add(row, filter_row, taps.cols);
+    }
+}
+
+}  // namespace hc

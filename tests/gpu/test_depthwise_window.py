@@ -1,0 +1,63 @@
+"""Depthwise layers on a GPU: the emulator's runs of depthwise_window, and layers of real size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from haloconv import plan
+from tests import oracle
+from tests.cases import Case, case, make
+from tests.emulated import Run, module_runs
+from tests.emulated_depthwise_window import DTYPES, RESULTS, forced
+
+RUNS = tuple(module_runs("depthwise_window"))
+LAYERS = tuple(
+    case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
+    for storage in ("contiguous", "channels_last")
+    for name, reason, shape, layer in (
+        ("replk_31", "RepLKNet, first stage", ((4, 32, 56, 56), (32, 31, 31)), {"padding": 15, "groups": 32}),
+        ("replk_13", "RepLKNet, last stage", ((4, 64, 7, 7), (64, 13, 13)), {"padding": 6, "groups": 64}),
+        ("63x63", "a filter that is cut", ((1, 4, 56, 56), (4, 63, 63)), {"padding": 31, "groups": 4}),
+        ("70x70", "sums that are promoted", ((1, 2, 80, 80), (2, 70, 70)), {"padding": 35, "groups": 2}),
+        ("dilated", "far taps", ((4, 32, 64, 64), (32, 3, 3)), {"padding": 8, "dilation": 8, "groups": 32}),
+        ("strided", "far stride", ((4, 32, 96, 96), (64, 7, 7)), {"padding": 3, "stride": 4, "groups": 32}),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_run(run: Run, record_error: Callable) -> None:
+    """What the emulator runs, with the same cuts."""
+    on_cpu = run.tensors
+    t = type(on_cpu)(*(None if each is None else on_device(each) for each in on_cpu))
+    plan.clear_plans()
+    with forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+        got = oracle.run(run.result, t, run.forced)
+    plan.clear_plans()
+    error = oracle.check(run.result, got, t, run.forced.spec)
+    zones.check()
+    if run.finite:
+        record_error("depthwise_window", run.result, oracle.DTYPE_NAMES[run.dtype], error.norm)
+
+
+def on_device(t: torch.Tensor) -> torch.Tensor:
+    """The tensor with its whole storage, on the GPU: the same strides and what stands between the elements."""
+    whole = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).cuda()
+    return whole.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
+def test_layer(one: Case, result: str, dtype: torch.dtype, record_error: Callable) -> None:
+    """Right, and the same bits twice."""
+    special, t = one.on("depthwise_window"), make(one, dtype, "cuda")
+    with oracle.RedZones("cuda") as zones:
+        got, again = (oracle.run(result, t, special) for _ in range(2))
+    error = oracle.check(result, got, t, special.spec)
+    assert oracle.same_bits(got, again)
+    zones.check()
+    record_error("depthwise_window", result, oracle.DTYPE_NAMES[dtype], error.norm)
