@@ -18,6 +18,7 @@ from haloconv.families.base import BoundCall, TensorForm, is_channels_last
 from haloconv.families.direct_sums import bind_bgrad
 from haloconv.precision import torch_precision
 from haloconv.problem import Conv2dProblem, ConvSpec, Direction, check_tensors
+from haloconv.rules import by_rule
 
 
 class Choice(NamedTuple):
@@ -54,11 +55,6 @@ class Plan:
 Bound = TypeVar("Bound")
 
 _PLAN_LIMIT = 8192  # of each kind
-_FEW_CHANNELS = 16  # per group
-_FEW_TAPS = 16  # of one filter
-_MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
-_MANY_CHANNELS = 32  # per group, in and out
-_QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
 
 _plans: dict[tuple, Plan] = {}
 _bgrads: dict[tuple, BoundCall] = {}
@@ -76,9 +72,7 @@ def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -
         return Choice("aten", reason, refused=True)
     if family != "auto":
         return Choice(family, "asked for")
-    if _has_many_taps(problem) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
-        return Choice("halo_sm90", "by rule: halo_sm90 is faster on layers of many taps on Hopper's tensor cores")
-    return _choose_by_rule(problem)
+    return Choice(*by_rule(problem, device))
 
 
 def _choose_own(problem: Conv2dProblem, device: torch.device) -> Choice:
@@ -88,37 +82,6 @@ def _choose_own(problem: Conv2dProblem, device: torch.device) -> Choice:
         if reason is None:
             return Choice(name, "the most special of our families that takes the problem")
     return Choice("aten", reasons["direct"], refused=True)
-
-
-def _has_many_taps(problem: Conv2dProblem) -> bool:
-    """Layers of the kind on which the committed results show halo_sm90 ahead: many taps, channels and pixels."""
-    if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
-        return False
-    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
-    if min(problem.c_per_group, problem.k_per_group) < _MANY_CHANNELS:
-        return False
-    if problem.precision_label == "tf32" and problem.direction == "dgrad":
-        return taps >= _MANY_TAPS and pixels >= _QUITE_MANY_PIXELS
-    if problem.layout == "nhwc" and (problem.direction == "fprop" or pixels < _VERY_MANY_PIXELS):
-        return taps >= _VERY_MANY_TAPS and pixels >= _MANY_PIXELS
-    return taps >= _MANY_TAPS and pixels >= _MANY_PIXELS
-
-
-def _choose_by_rule(problem: Conv2dProblem) -> Choice:
-    """Until choices are measured per problem: ours where the committed results show it ahead on layers of the kind."""
-    if problem.precision_label != "fp32":
-        return Choice("aten", f"by rule: {problem.precision_label} belongs on tensor cores, which direct does not use")
-    if problem.c_per_group == 1:
-        return Choice("aten", "by rule: direct is slower on layers of one channel per group")
-    if problem.groups > 1 and problem.c_per_group <= _FEW_CHANNELS:
-        return Choice("direct", "by rule: direct is faster on fp32 layers of few channels per group")
-    if problem.r * problem.s <= _FEW_TAPS:
-        return Choice("aten", f"by rule: direct is no faster on dense fp32 layers of up to {_FEW_TAPS} taps")
-    if problem.direction == "dgrad" and max(problem.dilation) == 1:
-        return Choice("aten", "by rule: direct is slower on dense fp32 input gradients without dilation")
-    if problem.direction == "wgrad" and problem.c_per_group < 4:
-        return Choice("aten", "by rule: direct is slower on weight gradients of very few channels")
-    return Choice("direct", f"by rule: direct is faster on dense fp32 layers of more than {_FEW_TAPS} taps")
 
 
 def problem_of(

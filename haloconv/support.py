@@ -33,14 +33,22 @@ def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
     return None
 
 
-def why_no_tensor_cores(problem: Conv2dProblem) -> str | None:
-    """None if the tensor-core kernels run the problem's direction and precision, else a sentence that says why not."""
-    if problem.direction == "wgrad":
-        return "the tensor-core kernels have no weight gradient"
+def why_no_tensor_core_products(problem: Conv2dProblem) -> str | None:
+    """None if tensor cores may form the problem's products, else a sentence that says why not."""
     if problem.dtype == torch.float64:
         return "the tensor-core kernels do not take torch.float64"
     if problem.dtype == torch.float32 and problem.precision != "tf32":
         return "fp32 products in full precision do not run on the tensor cores; allow TF32 or ask for precision='tf32'"
+    return None
+
+
+def why_no_tensor_cores(problem: Conv2dProblem) -> str | None:
+    """None if the tensor-core kernels run the problem's direction and precision, else a sentence that says why not."""
+    if problem.direction == "wgrad":
+        return "the tensor-core kernels of fprop and dgrad have no weight gradient"
+    reason = why_no_tensor_core_products(problem)
+    if reason is not None:
+        return reason
     height, width = (problem.h, problem.w) if problem.direction == "fprop" else (problem.p, problem.q)
     if problem.layout == "nchw" and height * width >= _PLANE_LIMIT and width * problem.dtype.itemsize % 16:
         return f"an image of {height} x {width} pixels has 2^31 or more, in rows of no multiple of 16 bytes"

@@ -12,7 +12,7 @@ from pytest import MonkeyPatch
 from haloconv.families import depthwise_window, depthwise_window_wgrad
 from haloconv.families.depthwise_window_cut import Config, Cut
 from haloconv.families.depthwise_window_wgrad import Split
-from tests.cases import case
+from tests.cases import Case, case
 
 RESULTS = ("fprop", "dgrad", "wgrad")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -82,6 +82,11 @@ CUT_CASES = {
     "several channel runs": ("window_nhwc",),
 }
 NOT_FINITE = ("window_stride", "window_nhwc")
+
+
+def results_of(one: Case) -> tuple[str, ...]:
+    """Every result of every case."""
+    return RESULTS
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:

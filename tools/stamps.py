@@ -29,7 +29,9 @@ def stamped_files(family: str) -> list[Path]:
 
 
 def _belongs(stem: str, family: str) -> bool:
-    return stem == family or stem.startswith(f"{family}_")
+    """Whether a file is the family's: ``<family>`` or ``<family>_*``, and no longer name of a family fits."""
+    fitting = [name for name in FAMILIES if stem == name or stem.startswith(f"{name}_")]
+    return max(fitting, key=len, default=None) == family
 
 
 def family_hash(family: str) -> str:

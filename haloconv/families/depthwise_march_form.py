@@ -194,21 +194,50 @@ _FEW_COLUMNS = (
     Config(4, 1, 2, 3), Config(4, 1, 1, 2), Config(2, 1, 1, 2),
 )  # fmt: skip
 _MANY_COLUMNS = (Config(8, 1, 3, 5), Config(8, 1, 2, 4), Config(8, 1, 2, 3), Config(8, 1, 2, 2))
-_CHANNELS = (
-    Config(4, 2, 2, 5), Config(4, 2, 2, 4), Config(4, 2, 2, 3), Config(4, 2, 2, 2),
-)  # fmt: skip
+_CHANNELS = (Config(4, 2, 2, 5), Config(4, 2, 2, 4), Config(4, 2, 2, 3), Config(4, 2, 2, 2))
+
+# Best of a sweep on an NVIDIA H200 (2026-11-22, maps of 56 and 112): by lanes along channels, bytes of an element and
+# role, for filters of up to 9, 25 and 49 taps; None: not measured.
+_MEASURED: dict[tuple[bool, int, str], tuple[Config | None, Config | None, Config | None]] = {
+    (False, 4, "plain"): (Config(4, 1, 2, 6), Config(4, 1, 3, 4), Config(2, 1, 3, 4)),
+    (False, 4, "strided fprop"): (Config(4, 1, 1, 6), None, None),
+    (False, 4, "strided dgrad"): (Config(4, 1, 3, 6), None, None),
+    (False, 4, "wgrad"): (Config(8, 1, 3, 3), None, Config(8, 1, 1, 2)),
+    (False, 2, "plain"): (Config(4, 1, 3, 5), Config(8, 1, 3, 4), Config(4, 1, 2, 4)),
+    (False, 2, "strided fprop"): (Config(4, 1, 2, 6), None, None),
+    (False, 2, "strided dgrad"): (Config(8, 1, 3, 5), None, None),
+    (False, 2, "wgrad"): (Config(8, 1, 3, 4), None, Config(8, 1, 1, 2)),
+    (True, 4, "plain"): (Config(2, 4, 2, 4), Config(8, 1, 2, 3), Config(4, 1, 3, 3)),
+    (True, 4, "strided fprop"): (Config(2, 4, 3, 3), None, None),
+    (True, 4, "strided dgrad"): (Config(2, 4, 2, 4), None, None),
+    (True, 4, "wgrad"): (Config(4, 2, 3, 3), None, Config(8, 1, 1, 2)),
+    (True, 2, "plain"): (Config(2, 4, 3, 4), Config(8, 1, 2, 3), Config(4, 1, 3, 3)),
+    (True, 2, "strided fprop"): (Config(4, 2, 3, 4), None, None),
+    (True, 2, "strided dgrad"): (Config(4, 2, 3, 4), None, None),
+    (True, 2, "wgrad"): (Config(4, 2, 1, 4), None, Config(8, 1, 3, 2)),
+}
+
+
+def _measured(form: Form) -> tuple[Config, ...]:
+    problem = form.problem
+    role = "plain" if max(problem.stride) == 1 else f"strided {problem.direction}"
+    if problem.direction == "wgrad":
+        role = "wgrad"
+    taps = problem.r * problem.s
+    best = _MEASURED[form.channel_lanes, problem.dtype.itemsize, role][0 if taps <= 9 else 1 if taps <= 25 else 2]
+    return () if best is None else (best,)
 
 
 def configs(form: Form) -> tuple[Config, ...]:
     """Those that fit, best first. They depend on filter, dtype and alignment only: new image sizes never compile."""
     strided = form.scatters and form.problem.stride[1] > 1
     if form.channel_lanes:
-        candidates = (*_CHANNELS, *_FEW_COLUMNS)
+        others = (*_CHANNELS, *_FEW_COLUMNS)
     elif form.problem.dtype.itemsize == 2 or strided:
-        candidates = (*_MANY_COLUMNS, *_FEW_COLUMNS)
+        others = (*_MANY_COLUMNS, *_FEW_COLUMNS)
     else:
-        candidates = _FEW_COLUMNS
-    return tuple(config for config in candidates if invalid(form, config) is None)
+        others = _FEW_COLUMNS
+    return tuple(config for config in (*_measured(form), *others) if invalid(form, config) is None)
 
 
 def best_config(form: Form) -> Config:

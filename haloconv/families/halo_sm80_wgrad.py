@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -50,8 +49,7 @@ class HaloSm80WgradFamily:
             return reason
         if problem.direction != "wgrad":
             return "halo_sm80_wgrad computes weight gradients only"
-        # Types and precisions alone: the limit on planes is that of tensor maps, which are not used here.
-        reason = support.why_no_tensor_cores(replace(problem.toward("fprop"), layout="nhwc"))
+        reason = support.why_no_tensor_core_products(problem)
         if reason is not None:
             return reason
         if int(device_facts(device.index).arch.removeprefix("sm_").rstrip("a")) < 80:

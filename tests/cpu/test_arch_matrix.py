@@ -9,7 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from haloconv import jit
-from haloconv.families import FAMILIES, depthwise, depthwise_window, direct, halo_sm80_shipped, halo_sm80_wgrad, halo_sm90_shipped
+from haloconv.families import (
+    FAMILIES,
+    depthwise,
+    depthwise_window,
+    direct,
+    halo_sm80_shipped,
+    halo_sm80_wgrad,
+    halo_sm90_shipped,
+)
 from haloconv.jit.source import KERNEL_FOLDER
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 

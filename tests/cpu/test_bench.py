@@ -26,10 +26,14 @@ NAMES = [
     "B",
     "C",
     "resnet_stem",
+    "alexnet_stem",
     "resnet_56",
     "resnet_14",
     "resnet_7",
     "resnext_g32",
+    "mobilenet_dw3",
+    "mobilenet_dw3_s2",
+    "efficientnet_dw5",
     "convnext_dw7",
     "replknet_dw31",
     "aspp_dil12",
@@ -236,7 +240,12 @@ def test_wrong_suites(tmp_path, text, message):
 def test_selection_by_name_and_tag():
     cases = suite.load_suite(SUITE)
     assert [case.name for case in suite.select(cases, ["C", "A"])] == ["A", "C"]
-    assert {case.name for case in suite.select(cases, tags=["depthwise"])} == {"convnext_dw7", "replknet_dw31"}
+    assert [case.name for case in suite.select(cases, tags=["stem"])] == ["resnet_stem", "alexnet_stem"]
+    assert {case.name for case in suite.select(cases, tags=["grouped", "stem"])} == {
+        "resnet_stem",
+        "alexnet_stem",
+        "resnext_g32",
+    }
     assert [case.name for case in suite.select(cases, ["A", "B"], ["dilated"])] == ["A"]
 
 

@@ -19,7 +19,7 @@ from haloconv.families.halo_sm80_wgrad_configs import layer_of
 from haloconv.jit import cache
 from tests import oracle
 from tests.cases import pick
-from tests.families import DIRECT, HALO_SM90, SUBJECTS, Subject
+from tests.families import DIRECT, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.gpu import sanitizer_driver as driver
 from tests.texts import compile_all, noted_texts
 from tests.tilings import chosen_texts
@@ -31,13 +31,13 @@ H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "no
 # the calls and their texts ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+@pytest.mark.parametrize("subject", (*SUBJECTS, *SPECIALS), ids=str)
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_part_of_the_calls_meets_every_case_dtype_and_result(subject: Subject, every: int) -> None:
     calls, whole = driver.calls_of(subject, every), driver.calls_of(subject)
     assert len(set(calls)) == len(calls) and set(calls) <= set(whole)
-    assert abs(len(calls) - len(whole) / every) <= 2
-    assert {call.one.name for call in calls} == {one.name for one in driver.TINY}
+    assert len(whole) / every - 2 <= len(calls) <= len(whole) / min(every, 2) + 2
+    assert {call.one.name for call in calls} == {one.name for one, _ in driver.results_of(subject)}
     for kind in ("dtype", "result"):
         assert {getattr(call, kind) for call in calls} == {getattr(call, kind) for call in whole}
 

@@ -18,7 +18,8 @@ from haloconv.env import DeviceFacts, device_facts
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
 from tests import oracle
 from tests.cases import Case, Tensors, make, pick, store
-from tests.families import SUBJECTS, Subject
+from tests.emulated import MODULES
+from tests.families import SPECIALS, SUBJECTS, Subject
 from tests.texts import compile_all, noted_texts
 
 TINY = pick(
@@ -52,24 +53,32 @@ class Call(NamedTuple):
     result: str
 
 
-def calls_of(subject: Subject, every: int = 1) -> list[Call]:
-    """Every tiny problem in one family; or one call in ``every``.
+def results_of(subject: Subject) -> list[tuple[Case, tuple[str, ...]]]:
+    """The tiny problems of a family and their results: those that all take, or a special family's own."""
+    if subject not in SPECIALS:
+        return [(one, subject.results) for one in TINY]
+    module = MODULES[subject.name]
+    return [(one, module.results_of(one)) for one in module.CASES]
 
-    That part goes diagonally through cases, dtypes and results: every case is in it up to ``every`` = 3.
+
+def calls_of(subject: Subject, every: int = 1) -> list[Call]:
+    """Every tiny problem in one family; or one call in ``every``, but at least one for each problem.
+
+    That part goes diagonally through cases, dtypes and results.
     """
     dtypes = [dtype for dtype in DTYPES if dtype in subject.dtypes]
     return [
         Call(subject.on(one, dtype), dtype, result)
-        for i, one in enumerate(TINY)
+        for i, (one, results) in enumerate(results_of(subject))
         for j, dtype in enumerate(dtypes)
-        for k, result in enumerate(subject.results)
-        if dtype in one.dtypes and (i + j + k) % every == 0
+        for k, result in enumerate(results)
+        if dtype in one.dtypes and (i + j + k) % min(every, len(dtypes) + len(results) - 1) == 0
     ]
 
 
 def calls_here(every: int = 1) -> list[Call]:
     """The calls of every family that the current device runs."""
-    return [call for subject in SUBJECTS if not subject.missing() for call in calls_of(subject, every)]
+    return [call for subject in (*SUBJECTS, *SPECIALS) if not subject.missing() for call in calls_of(subject, every)]
 
 
 def placed(call: Call, device: str) -> tuple[Tensors, Tensors]:
@@ -141,7 +150,7 @@ def main() -> None:
     if options.plant_fault:
         plant_fault()
         return
-    for missing in filter(None, (subject.missing() for subject in SUBJECTS)):
+    for missing in filter(None, (subject.missing() for subject in (*SUBJECTS, *SPECIALS))):
         print(f"left out: {missing}")
     calls = calls_here(options.every)
     if options.compile_only:

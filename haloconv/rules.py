@@ -1,0 +1,136 @@
+"""Which family takes a problem until choices are measured per problem: rules read off results on an NVIDIA H200.
+
+A family is named only for kinds of layers on which it was measured ahead of PyTorch at the same precision and in the
+same layout; everything else stays with ``aten``. The results are those of ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from haloconv import support
+from haloconv.families import FAMILIES
+from haloconv.problem import Conv2dProblem
+
+_FEW_TAPS = 16  # of one filter
+_MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
+_MANY_CHANNELS = 32  # per group, in and out
+_QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
+_MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
+_FEW_CHANNELS = 16  # per group
+_STEM_CHANNELS, _STEM_FILTERS = 4, 128
+_WIDE_ROW, _NARROW_ROW = 48, 28  # columns of the output
+
+
+class Rule(NamedTuple):
+    """``family`` takes the problems of which ``applies`` is true, because of ``reason``."""
+
+    family: str
+    applies: Callable[[Conv2dProblem], bool]
+    reason: str
+
+
+def by_rule(problem: Conv2dProblem, device: torch.device) -> tuple[str, str]:
+    """The family that runs ``problem`` on ``device``, and why."""
+    for family, applies, reason in RULES:
+        if applies(problem) and FAMILIES[family].why_not(problem, device) is None:
+            return family, f"by rule: {reason}"
+    return _by_cuda_cores(problem)
+
+
+def _is_depthwise(problem: Conv2dProblem) -> bool:
+    return problem.c_per_group == 1 and problem.groups > 1 and _outputs(problem) >= _MANY_OUTPUTS
+
+
+def _outputs(problem: Conv2dProblem) -> int:
+    return problem.n * problem.k * problem.p * problem.q
+
+
+def _has_few_taps(problem: Conv2dProblem) -> bool:
+    """Depthwise layers that ``depthwise`` was measured ahead on."""
+    if not _is_depthwise(problem) or max(problem.dilation) > 1 or max(problem.stride) > 2:
+        return False
+    taps, halves, strided = problem.r * problem.s, problem.dtype.itemsize == 2, max(problem.stride) == 2
+    if problem.direction == "wgrad":
+        if problem.q < _WIDE_ROW:
+            return False
+        return problem.layout == "nchw" or (taps > 25 if halves else strided or taps > 9)
+    if problem.layout == "nchw":
+        return not halves or taps > 9 or problem.q >= _NARROW_ROW
+    return halves or not strided or problem.direction == "dgrad"
+
+
+def _has_a_large_filter(problem: Conv2dProblem) -> bool:
+    """Depthwise layers that ``depthwise_window`` was measured ahead on."""
+    plain = max(problem.dilation) == max(problem.stride) == 1
+    return _is_depthwise(problem) and plain and problem.r * problem.s >= (81 if problem.direction == "wgrad" else 21)
+
+
+def _has_few_channels(problem: Conv2dProblem) -> bool:
+    """Stems and grouped layers that ``halo_sm80`` was measured ahead on."""
+    if support.why_no_tensor_cores(problem) is not None or _outputs(problem) < _MANY_OUTPUTS:
+        return False
+    if problem.groups == 1:
+        nchw_or_tf32 = problem.layout == "nchw" or problem.dtype == torch.float32
+        return problem.direction == "fprop" and problem.c <= _STEM_CHANNELS and nchw_or_tf32
+    few = min(problem.c_per_group, problem.k_per_group) >= 4
+    few = few and max(problem.c_per_group, problem.k_per_group) <= _FEW_CHANNELS
+    return few and problem.layout == "nchw" and (problem.direction == "fprop" or max(problem.stride) == 1)
+
+
+def _has_a_small_filter_gradient(problem: Conv2dProblem) -> bool:
+    """Stems and grouped layers whose weight gradient ``halo_sm80_wgrad`` was measured ahead on."""
+    if problem.direction != "wgrad" or problem.precision_label not in ("tf32", "fp16", "bf16"):
+        return False
+    if _outputs(problem) < _MANY_OUTPUTS or (problem.layout == "nhwc" and problem.dtype != torch.float32):
+        return False
+    if problem.groups == 1:
+        return problem.c <= _STEM_CHANNELS and problem.k <= _STEM_FILTERS
+    return 4 <= problem.c_per_group <= _FEW_CHANNELS and 4 <= problem.k_per_group <= _FEW_CHANNELS
+
+
+def _has_many_taps(problem: Conv2dProblem) -> bool:
+    """Layers of many taps, channels and pixels, that ``halo_sm90`` was measured ahead on."""
+    if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
+        return False
+    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
+    if min(problem.c_per_group, problem.k_per_group) < _MANY_CHANNELS:
+        return False
+    if problem.precision_label == "tf32" and problem.direction == "dgrad":
+        return taps >= _MANY_TAPS and pixels >= _QUITE_MANY_PIXELS
+    if problem.layout == "nhwc" and (problem.direction == "fprop" or pixels < _VERY_MANY_PIXELS):
+        return taps >= _VERY_MANY_TAPS and pixels >= _MANY_PIXELS
+    return taps >= _MANY_TAPS and pixels >= _MANY_PIXELS
+
+
+RULES = (
+    Rule("depthwise", _has_few_taps, "depthwise is faster on layers of one channel per group and few taps"),
+    Rule("depthwise_window", _has_a_large_filter, "depthwise_window is faster on depthwise layers of many taps"),
+    Rule("halo_sm80", _has_few_channels, "halo_sm80 is faster on layers of few channels per group on tensor cores"),
+    Rule(
+        "halo_sm80_wgrad",
+        _has_a_small_filter_gradient,
+        "halo_sm80_wgrad is faster on weight gradients of few channels per group on tensor cores",
+    ),
+    Rule("halo_sm90", _has_many_taps, "halo_sm90 is faster on layers of many taps on Hopper's tensor cores"),
+)
+
+
+def _by_cuda_cores(problem: Conv2dProblem) -> tuple[str, str]:
+    """``direct`` where the committed results show it ahead on fp32 layers of the kind, else ``aten``."""
+    if problem.precision_label != "fp32":
+        return "aten", f"by rule: {problem.precision_label} belongs on tensor cores, which direct does not use"
+    if problem.c_per_group == 1:
+        return "aten", "by rule: direct is slower on layers of one channel per group"
+    if problem.groups > 1 and problem.c_per_group <= _FEW_CHANNELS:
+        return "direct", "by rule: direct is faster on fp32 layers of few channels per group"
+    if problem.r * problem.s <= _FEW_TAPS:
+        return "aten", f"by rule: direct is no faster on dense fp32 layers of up to {_FEW_TAPS} taps"
+    if problem.direction == "dgrad" and max(problem.dilation) == 1:
+        return "aten", "by rule: direct is slower on dense fp32 input gradients without dilation"
+    if problem.direction == "wgrad" and problem.c_per_group < 4:
+        return "aten", "by rule: direct is slower on weight gradients of very few channels"
+    return "direct", f"by rule: direct is faster on dense fp32 layers of more than {_FEW_TAPS} taps"
