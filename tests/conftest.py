@@ -80,9 +80,30 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.stash[HASHES] = all_hashes()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """Take over what a worker of pytest-xdist found."""
+    found = getattr(node, "workeroutput", {}).get("gpu tests")
+    if found is None:
+        return
+    config = node.config
+    config.stash[COUNTS].update(found["counts"])
+    config.stash[CHECKS].update(found["checks"])
+    worst = config.stash[WORST]
+    for *key, value in found["worst"]:
+        worst[tuple(key)] = max(worst.get(tuple(key), 0.0), value)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write what the GPU tests found, with the hashes of the sources as they were when the session began."""
     counts, target = session.config.stash[COUNTS], session.config.getoption("--gpu-results")
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["gpu tests"] = {
+            "counts": dict(counts),
+            "checks": dict(session.config.stash[CHECKS]),
+            "worst": [(*key, error) for key, error in session.config.stash[WORST].items()],
+        }
+        return
     if not torch.cuda.is_available() or not counts["passed"] + counts["failed"]:
         return
     worst = session.config.stash[WORST]

@@ -11,7 +11,8 @@ from haloconv import plan
 from tests import oracle
 from tests.cases import Case, case, make
 from tests.emulated import Run, module_runs
-from tests.emulated_depthwise_window import DTYPES, RESULTS, forced
+from tests.emulated_depthwise_window import RESULTS, forced
+from tests.families import DEPTHWISE_WINDOW, Subject, each_dtype, name_of, over
 
 RUNS = tuple(module_runs("depthwise_window"))
 LAYERS = tuple(
@@ -28,8 +29,8 @@ LAYERS = tuple(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("run", RUNS, ids=str)
-def test_run(run: Run, record_error: Callable) -> None:
+@pytest.mark.parametrize(("subject", "run"), over(*((DEPTHWISE_WINDOW, run) for run in RUNS)), ids=str)
+def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
     """What the emulator runs, with the same cuts."""
     on_cpu = run.tensors
     t = type(on_cpu)(*(None if each is None else on_device(each) for each in on_cpu))
@@ -40,7 +41,7 @@ def test_run(run: Run, record_error: Callable) -> None:
     error = oracle.check(run.result, got, t, run.forced.spec)
     zones.check()
     if run.finite:
-        record_error("depthwise_window", run.result, oracle.DTYPE_NAMES[run.dtype], error.norm)
+        record_error(subject.name, run.result, oracle.DTYPE_NAMES[run.dtype], error.norm)
 
 
 def on_device(t: torch.Tensor) -> torch.Tensor:
@@ -49,15 +50,15 @@ def on_device(t: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(t.shape, t.stride(), t.storage_offset())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_WINDOW,)), ids=name_of)
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
-def test_layer(one: Case, result: str, dtype: torch.dtype, record_error: Callable) -> None:
+def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, record_error: Callable) -> None:
     """Right, and the same bits twice."""
-    special, t = one.on("depthwise_window"), make(one, dtype, "cuda")
+    special, t = subject.on(one, dtype), make(one, dtype, "cuda")
     with oracle.RedZones("cuda") as zones:
         got, again = (oracle.run(result, t, special) for _ in range(2))
     error = oracle.check(result, got, t, special.spec)
     assert oracle.same_bits(got, again)
     zones.check()
-    record_error("depthwise_window", result, oracle.DTYPE_NAMES[dtype], error.norm)
+    record_error(subject.name, result, oracle.DTYPE_NAMES[dtype], error.norm)
