@@ -21,7 +21,7 @@ _MANY_CHANNELS = 32  # per group, in and out
 _QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
 _MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
 _FEW_CHANNELS = 16  # per group
-_STEM_CHANNELS, _STEM_FILTERS = 4, 128
+_STEM_CHANNELS, _STEM_FILTERS, _STEM_TAPS = 4, 128, 49
 _WIDE_ROW, _NARROW_ROW = 48, 28  # columns of the output
 
 
@@ -88,7 +88,8 @@ def _has_a_small_filter_gradient(problem: Conv2dProblem) -> bool:
     if _outputs(problem) < _MANY_OUTPUTS or (problem.layout == "nhwc" and problem.dtype != torch.float32):
         return False
     if problem.groups == 1:
-        return problem.c <= _STEM_CHANNELS and problem.k <= _STEM_FILTERS
+        large_nhwc = problem.layout == "nhwc" and problem.r * problem.s > _STEM_TAPS
+        return problem.c <= _STEM_CHANNELS and problem.k <= _STEM_FILTERS and not large_nhwc
     return 4 <= problem.c_per_group <= _FEW_CHANNELS and 4 <= problem.k_per_group <= _FEW_CHANNELS
 
 

@@ -43,6 +43,7 @@ LEFT_OUT = {
 }
 # Cases of 65601 images or filters, 540000 rows or columns: on direct only, and without what takes ten seconds a seed.
 HUGE = ("many_more_images", "many_more_filters", "much_taller", "much_wider")
+MANY_GROUPS = ("depthwise_7x7", "large_depthwise")  # 64 rows of M for each of 24 filters: five seconds a seed
 HUGE_LEFT_OUT = (("many_more_filters", "bgrad"),)
 
 EXTRA = (
@@ -290,7 +291,7 @@ def direct_runs() -> Iterator[Run]:
 
 def halo_sm90_runs() -> Iterator[Run]:
     """Every case in TF32 and fp16 and, where a path depends on it, in bf16; the weight gradient is not its business."""
-    for one in (each for each in ON_EMULATOR if each.name not in HUGE):
+    for one in (each for each in ON_EMULATOR if each.name not in (*HUGE, *MANY_GROUPS)):
         dtypes = (torch.float32, torch.float16, torch.bfloat16) if one.name in EVERY_DTYPE else (torch.float32,)
         for dtype in dtypes:
             yield from (Run("halo_sm90", one, dtype, result) for result in ("fprop", "dgrad"))

@@ -60,6 +60,11 @@ SPECIALS = (DEPTHWISE, DEPTHWISE_WINDOW)  # those that take problems of their ow
 SUBJECTS = (DIRECT, HALO_SM80, HALO_SM80_WGRAD, HALO_SM90)  # those that take every problem of their dtypes and results
 
 
+def computing(*results: str) -> tuple[Subject, ...]:
+    """The subjects that compute all of these results."""
+    return tuple(subject for subject in SUBJECTS if set(results) <= set(subject.results))
+
+
 def name_of(value: object) -> str | None:
     """Readable pytest ids for families, cases and dtypes."""
     return str(value) if isinstance(value, Subject) else case_id(value)

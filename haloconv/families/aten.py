@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from haloconv.families.base import BoundCall, TensorForm
+from haloconv.families.base import BoundCall, TensorForm, strides_of
 from haloconv.precision import convolution_precision
 from haloconv.problem import Conv2dProblem
 
@@ -22,7 +24,7 @@ class AtenFamily:
     def bind(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> BoundCall:
-        run = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.direction]
+        run = {"fprop": _fprop, "dgrad": partial(_dgrad, result_layout), "wgrad": _wgrad}[problem.direction]
 
         def call(*tensors: torch.Tensor | None) -> torch.Tensor:
             if problem.dtype != torch.float32 or device.type != "cuda":
@@ -62,12 +64,15 @@ def _backward(
     )
 
 
-def _dgrad(problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _dgrad(result_layout: str, problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     top, bottom, left, right = problem.padding
     n, c, h, width = problem.x_shape
     padding = [top, left] if _symmetric(problem) else [0, 0]
     extents = (h, width) if _symmetric(problem) else (h + top + bottom, width + left + right)
-    like_x = dy.new_empty((1,)).expand(n, c, *extents)  # only its shape is read
+    if result_layout == "nhwc":  # PyTorch would copy an x that is not stored so; one that is costs its memory, no time
+        like_x = dy.new_empty_strided((n, c, *extents), strides_of((n, c, *extents), "nhwc"))
+    else:
+        like_x = dy.new_empty((1,)).expand(n, c, *extents)  # only its shape is read
     dx = _backward(problem, dy, like_x, w, padding, [True, False, False])[0]
     return dx if _symmetric(problem) else dx[:, :, top : top + h, left : left + width]
 

@@ -20,7 +20,7 @@ _MOST_VECTORS = 32  # of a thread's part of a row: a bit for each
 _VECTOR_BYTES = 16
 _REGISTER_FILE = 65536  # of a multiprocessor
 _MOST_REGISTERS = 255  # of a thread
-_OTHER_REGISTERS, _STRIDED_REGISTERS = 32, 8  # addresses, masks, counters
+_OTHER_REGISTERS, _STRIDED_REGISTERS = 32, 10  # addresses, masks, counters; what ptxas adds to four strided columns
 _WGRAD_REGISTERS, _WGRAD_SPREAD = 20, 1.25  # a second tensor's addresses and masks; what ptxas adds to spread taps
 _WGRAD_CHANNEL_REGISTERS = 6
 _WASTE = 1.35  # columns beyond the row's end that a better config may compute, against the config with the fewest
@@ -171,7 +171,7 @@ def registers(form: Form, config: Config) -> int:
     if problem.direction == "wgrad":
         needed += _WGRAD_REGISTERS + _WGRAD_CHANNEL_REGISTERS * config.channels
         return int(needed * (1 if plain else _WGRAD_SPREAD))
-    return int(needed) + (0 if form.scatters or plain else _STRIDED_REGISTERS)
+    return int(needed) + (0 if form.scatters or plain else _STRIDED_REGISTERS * config.cols // 4)
 
 
 def invalid(form: Form, config: Config) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from haloconv import reference, support
 from tests import oracle
 from tests.cases import Case, Tensors, case, case_id, generator, make
-from tests.families import Subject, each_subject
+from tests.families import Subject, computing, each_subject
 
 HALF = torch.float16
 WINDOW = 24
@@ -73,7 +73,7 @@ def y_window(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, one: Case, place
     ]
 
 
-@pytest.mark.parametrize("subject", each_subject(), ids=str)
+@pytest.mark.parametrize("subject", each_subject(computing("fprop")), ids=str)
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
 def test_fprop(one: Case, subject: Subject) -> None:
     forced, problem = subject.on(one, HALF), one.problem()
@@ -181,7 +181,7 @@ def check_input_gradient(dx: torch.Tensor, t: Tensors, one: Case, place: tuple[i
     return got
 
 
-@pytest.mark.parametrize("subject", each_subject(), ids=str)
+@pytest.mark.parametrize("subject", each_subject(computing("dgrad")), ids=str)
 def test_more_residues_than_a_launch_has_blocks(subject: Subject) -> None:
     """A stride of 70000 in both axes has 4.9e9 residue classes, of which few have pixels."""
     one = case("stride_beyond_image", "few residues have pixels", (1, 3, 6, 7), (4, 2, 2), stride=70000, padding=1)
