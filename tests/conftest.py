@@ -25,6 +25,7 @@ HASHES = pytest.StashKey[dict[str, str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-examples", type=int, default=300, help="random problems that the GPU fuzzer draws")
+    parser.addoption("--every-arch", action="store_true", help="compile for every architecture, not for some")
     parser.addoption(
         "--emulator-seeds", type=lambda text: tuple(map(int, text.split(","))), default=EMULATOR_SEEDS,
         help="the emulator's schedules, such as 0,1,2",

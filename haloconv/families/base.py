@@ -38,6 +38,11 @@ class Family(Protocol):
         """
 
 
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
 def strides_of(shape: tuple[int, int, int, int], layout: str) -> tuple[int, int, int, int]:
     """Strides in elements of a dense 4-D tensor stored as ``"nchw"`` or ``"nhwc"``."""
     _, c, h, w = shape

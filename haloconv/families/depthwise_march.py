@@ -8,9 +8,8 @@ import torch
 
 from haloconv.env import device_facts
 from haloconv.families import depthwise_march_form
-from haloconv.families.base import BoundCall, TensorForm, strides_of
-from haloconv.families.depthwise_march_form import Config, Form, ceil_div, column_constant, vectors
-from haloconv.families.direct_sums import ELEMENTS
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.depthwise_march_form import Config, Form, column_constant, common_constants, vectors
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
@@ -23,29 +22,14 @@ _PARAMS_FORMAT = "4Q14q11i"
 
 def source(form: Form, config: Config) -> KernelSource:
     """The specialised text of the kernel. No extent of the image takes part."""
-    problem, moved = form.problem, vectors(form, config)
     constants: dict[str, int | str] = {
+        **common_constants(form, config),
         "DGRAD": int(form.scatters),
-        "ELEM": ELEMENTS[problem.dtype],
-        "R": problem.r,
-        "S": problem.s,
-        "STRIDE_H": problem.stride[0],
-        "STRIDE_W": problem.stride[1],
-        "DIL_W": problem.dilation[1],
-        "MULTIPLIER": problem.k_per_group,
-        "COLS": config.cols,
-        "CHANNELS": config.channels,
-        "AHEAD": config.ahead,
-        "THREADS": config.threads,
-        "MIN_BLOCKS": config.min_blocks,
         "PHASE_W": form.phase,
-        "IN_VEC": moved.input,
-        "IN_LEAD": moved.lead,
-        "OUT_VEC": moved.output,
-        "IN_COL": column_constant(form, form.input, form.in_shape[1]),
+        "OUT_VEC": vectors(form, config).output,
         "OUT_COL": column_constant(form, form.output, form.out_shape[1]),
         "CHANNEL_LANES": int(form.channel_lanes),
-        "HAS_BIAS": int(problem.bias),
+        "HAS_BIAS": int(form.problem.bias),
     }
     return kernel_source("depthwise_march", "depthwise_march", constants)
 

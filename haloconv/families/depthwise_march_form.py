@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.families.base import TensorForm, strides_of
+from haloconv.families.base import TensorForm, ceil_div, strides_of
+from haloconv.families.direct_sums import ELEMENTS
 from haloconv.problem import Conv2dProblem
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -24,11 +25,6 @@ _OTHER_REGISTERS, _STRIDED_REGISTERS = 32, 10  # addresses, masks, counters; wha
 _WGRAD_REGISTERS, _WGRAD_SPREAD = 20, 1.25  # a second tensor's addresses and masks; what ptxas adds to spread taps
 _WGRAD_CHANNEL_REGISTERS = 6
 _WASTE = 1.35  # columns beyond the row's end that a better config may compute, against the config with the fewest
-
-
-def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -261,6 +257,28 @@ def why_not(problem: Conv2dProblem) -> str | None:
         axis = f"{problem.s} columns of taps with stride {problem.stride[1]} and dilation {problem.dilation[1]}"
         return f"{axis} are too many for the registers of a thread"
     return None
+
+
+def common_constants(form: Form, config: Config) -> dict[str, int | str]:
+    """What both kernels' texts are specialised by."""
+    problem, moved = form.problem, vectors(form, config)
+    return {
+        "ELEM": ELEMENTS[problem.dtype],
+        "R": problem.r,
+        "S": problem.s,
+        "STRIDE_H": problem.stride[0],
+        "STRIDE_W": problem.stride[1],
+        "DIL_W": problem.dilation[1],
+        "MULTIPLIER": problem.k_per_group,
+        "COLS": config.cols,
+        "CHANNELS": config.channels,
+        "AHEAD": config.ahead,
+        "THREADS": config.threads,
+        "MIN_BLOCKS": config.min_blocks,
+        "IN_VEC": moved.input,
+        "IN_LEAD": moved.lead,
+        "IN_COL": column_constant(form, form.input, form.in_shape[1]),
+    }
 
 
 def column_constant(form: Form, side: TensorForm, channels: int) -> int:

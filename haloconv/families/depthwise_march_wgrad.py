@@ -9,9 +9,9 @@ import torch
 
 from haloconv.env import device_facts
 from haloconv.families import depthwise_march_form
-from haloconv.families.base import BoundCall, TensorForm, strides_of
-from haloconv.families.depthwise_march_form import Config, Form, ceil_div, column_constant, vectors
-from haloconv.families.direct_sums import ELEMENTS, bind_sum
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.depthwise_march_form import Config, Form, column_constant, common_constants, vectors
+from haloconv.families.direct_sums import bind_sum
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
@@ -36,25 +36,10 @@ def lanes(form: Form, config: Config) -> int:
 
 def source(form: Form, config: Config) -> KernelSource:
     """The specialised text of the kernel. No extent of the image takes part."""
-    problem, moved = form.problem, vectors(form, config)
     constants: dict[str, int | str] = {
-        "ELEM": ELEMENTS[problem.dtype],
-        "R": problem.r,
-        "S": problem.s,
-        "STRIDE_H": problem.stride[0],
-        "STRIDE_W": problem.stride[1],
-        "DIL_W": problem.dilation[1],
-        "MULTIPLIER": problem.k_per_group,
-        "COLS": config.cols,
-        "CHANNELS": config.channels,
-        "AHEAD": config.ahead,
-        "THREADS": config.threads,
-        "MIN_BLOCKS": config.min_blocks,
+        **common_constants(form, config),
         "LANES": lanes(form, config),
-        "IN_VEC": moved.input,
-        "IN_LEAD": moved.lead,
-        "DY_VEC": moved.output,
-        "IN_COL": column_constant(form, form.input, form.in_shape[1]),
+        "DY_VEC": vectors(form, config).output,
         "DY_COL": column_constant(form, form.output, form.out_shape[1]),
     }
     return kernel_source("depthwise_march_wgrad", "depthwise_march_wgrad", constants)

@@ -13,7 +13,7 @@ import torch
 from haloconv import support
 from haloconv.env import device_facts
 from haloconv.families import depthwise_window_wgrad
-from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
 from haloconv.families.depthwise_window_cut import (
     Config,
     Cut,
@@ -22,7 +22,6 @@ from haloconv.families.depthwise_window_cut import (
     axis_fields,
     best_cut,
     blocks,
-    ceil_div,
     invalid,
     layout,
     smem_bytes,

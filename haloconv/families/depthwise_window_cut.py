@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil, gcd
 from typing import NamedTuple
 
+from haloconv.families.base import ceil_div
 from haloconv.problem import Conv2dProblem
 
 TILE_J = 8  # columns of a thread's tile
@@ -33,11 +34,6 @@ _BLOCK_CYCLES = 1500
 _LONE_WARP = 0.6  # what a scheduler's only warp waits, in its instructions
 _FEW_ROUNDS = 4
 _SCHEDULERS = 4
-
-
-def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
 
 
 def round_up(a: int, b: int) -> int:

@@ -12,7 +12,7 @@ from itertools import product
 import torch
 
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
 from haloconv.families.depthwise_window_cut import (
     RUN_PRODUCTS,
     TILE_J,
@@ -23,7 +23,6 @@ from haloconv.families.depthwise_window_cut import (
     Layout,
     Work,
     axis_fields,
-    ceil_div,
     layout,
     output_axis,
     round_up,

@@ -12,14 +12,14 @@ import torch
 
 from haloconv import support
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.halo_sm80_configs import configs, fits
-from haloconv.families.halo_sm80_tile import Layer, Tiling, ceil_div
+from haloconv.families.halo_sm80_tile import Layer, Tiling
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
-_ELEMENTS = {torch.float32: "float", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 _PARAMS_FORMAT = "4Q8q5q10i 3i 3i 5i iIiIiIi 4i 4i 2i iIiIiIiI 2i 3i i iIiI 5i".replace(" ", "")
 _PACK_FORMAT = "2Q6q10i 3i 4i 5i".replace(" ", "")
 _PACK_THREADS = 256
@@ -145,7 +145,7 @@ def _most_taps(taps: int, stride: int, dil: int) -> tuple[int, int]:
 def pack_source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
     """The text of the packing kernel."""
     constants = {
-        "ELEM": _ELEMENTS[problem.dtype],
+        "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "SPLIT": int(tiling.config.split),
     }
@@ -156,7 +156,7 @@ def source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
     """The text of the kernel: extents of images and filters are run-time values."""
     config = tiling.config
     constants = {
-        "ELEM": _ELEMENTS[problem.dtype],
+        "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "SPLIT": int(config.split),
         "UNIT_BYTES": config.unit_bytes,

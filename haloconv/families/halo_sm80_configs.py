@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 
+from haloconv.families.base import ceil_div
 from haloconv.families.halo_sm80_tile import (
     COLUMN_ISSUES,
     COPY_ISSUES,
@@ -13,7 +14,6 @@ from haloconv.families.halo_sm80_tile import (
     Config,
     Layer,
     Tiling,
-    ceil_div,
 )
 
 _LATENCY = 2500  # cycles from the first copy of a tile to its first product, and from its last one to the next tile

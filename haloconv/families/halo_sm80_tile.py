@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from haloconv.families.base import ceil_div
+
 SLICE_BYTES = 256  # of the weights of 8 filters
 _REGISTERS, _THREADS, _BLOCKS = 1 << 16, 2048, 32  # of a multiprocessor
 _RESERVED_BYTES = 1024  # of shared memory, for each block
@@ -19,11 +21,6 @@ _GATHER_REGISTERS = 96
 COLUMN_ISSUES, COPY_ISSUES = 30, 7
 """Instructions that stage a column, and each copy of it."""
 _MOST_INDEX = (1 << 16) - 1  # SmallDivisor of halo_sm80/shape.cuh is exact up to here
-
-
-def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ import torch
 
 from haloconv import support
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, strides_of
-from haloconv.families.direct_sums import bind_sum
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.direct_sums import ELEMENTS, bind_sum
 from haloconv.families.halo_sm80_wgrad_configs import (
     Config,
     Layer,
-    ceil_div,
     channels_inner,
     configs,
     layer_of,
@@ -29,7 +28,6 @@ from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
-_ELEMENTS = {torch.float32: "float", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 _PARAMS_FORMAT = "3Q9q15i"
 _MOST_WAVES = 4
 _BUSY = 0.95  # of the blocks that run at a time: what the last wave may leave
@@ -155,7 +153,7 @@ def source(problem: Conv2dProblem, layer: Layer, config: Config, dy: TensorForm,
     """The specialised text. The image takes part through the columns of a tile alone."""
     at = pitches(config, layer)
     constants: dict[str, int | str] = {
-        "ELEM": _ELEMENTS[problem.dtype],
+        "ELEM": ELEMENTS[problem.dtype],
         "C_PER_GROUP": layer.c,
         "K_PER_GROUP": layer.k,
         "R": layer.r,

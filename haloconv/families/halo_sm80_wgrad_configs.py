@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from haloconv.families.base import TensorForm
+from haloconv.families.base import TensorForm, ceil_div
 from haloconv.problem import Conv2dProblem
 
 STEP = 8  # pixels of one mma, in words
@@ -20,11 +20,6 @@ _SAMPLED_ROWS = 96  # of the product, by which pitches are judged
 _REGISTERS_BESIDE = 58  # of a thread, beside its sums, offsets and loads, so that nothing spills
 _MAX_WARP_TILES = 20  # of 16 rows x 8 columns: 80 sums a thread
 _WARP_TILES_ALONE = 36  # where nothing smaller holds all taps
-
-
-def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from haloconv.jit.source import KERNEL_FOLDER
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
 EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-SOME_ARCHS = ("sm_75", "sm_90a", "sm_120")  # the oldest, the newest, and where it was measured
+WITHOUT_BEING_ASKED = ("sm_75", "sm_90a", "sm_120")  # the oldest, the newest, and where kernels were measured
 SHIPPED = {
     "direct": direct.shipped_sources,
     "halo_sm80": halo_sm80_shipped.shipped_sources,
@@ -31,13 +31,14 @@ SHIPPED = {
     "depthwise_window": depthwise_window.shipped_sources,
     "depthwise": depthwise.shipped_sources,
 }
+TENSOR_CORE_ARCHS = EVERY_ARCH[1:]
 ARCHS = {
     "direct": EVERY_ARCH,
-    "halo_sm80": ("sm_80", "sm_90a", "sm_120"),
-    "halo_sm80_wgrad": ("sm_80", "sm_90a", "sm_120"),
+    "halo_sm80": TENSOR_CORE_ARCHS,
+    "halo_sm80_wgrad": TENSOR_CORE_ARCHS,
     "halo_sm90": ("sm_90a",),
-    "depthwise_window": SOME_ARCHS,
-    "depthwise": SOME_ARCHS,
+    "depthwise_window": EVERY_ARCH,
+    "depthwise": EVERY_ARCH,
 }
 OLD_NVRTCS = (12, 11)
 THREADS = 2
@@ -61,7 +62,16 @@ def test_every_kernel_file_is_in_the_matrix() -> None:
     assert len({source.digest for source in sources}) == len(sources)
 
 
-@pytest.mark.parametrize(("family", "arch"), [(family, arch) for family, archs in ARCHS.items() for arch in archs])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Some architectures, or with ``--every-arch`` all: a kernel takes a second for each."""
+    if "arch" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--every-arch")
+        wanted = [
+            (family, arch) for family, archs in ARCHS.items() for arch in archs if every or arch in WITHOUT_BEING_ASKED
+        ]
+        metafunc.parametrize(("family", "arch"), wanted)
+
+
 def test_no_kernel_spills(family: str, arch: str) -> None:
     assert _spills(SHIPPED[family](), lambda source: jit.compile_source(source, arch).spill_bytes) == []
 

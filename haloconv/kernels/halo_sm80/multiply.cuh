@@ -3,23 +3,13 @@
 
 #include "halo_sm80/stage.cuh"
 #include "halo_sm80/write.cuh"
-#include "ptx/mma.cuh"
+#include "products.cuh"
 
 namespace hc {
 
 constexpr int UNROLL = M_TILES * N_TILES <= 8 ? 2 : 1;                    // slices
 constexpr int HALF_BYTES = (Y_PAIRS == 2 ? 1 : 8) * MOVE_W * UNIT_BYTES;  // IN_ROW: between the halves of a fragment
 constexpr int TABLE_BYTES = SLICE_PAIRS * 4 * (SPLIT ? 2 : 1);            // of a slice
-
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], float) {
-    ptx::mma_m16n8k8_tf32(d, a, b);
-}
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], fp16) {
-    ptx::mma_m16n8k16_fp16(d, a, b);
-}
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], bf16) {
-    ptx::mma_m16n8k16_bf16(d, a, b);
-}
 
 // Where a lane's operands lie in shared memory: the input at its pixels, the table and the weights at its k.
 struct Operands {

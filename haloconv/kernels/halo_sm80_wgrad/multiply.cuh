@@ -2,19 +2,9 @@
 #pragma once
 
 #include "halo_sm80_wgrad/work.cuh"
-#include "ptx/mma.cuh"
+#include "products.cuh"
 
 namespace hc::wgrad {
-
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], float) {
-    ptx::mma_m16n8k8_tf32(d, a, b);
-}
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], fp16) {
-    ptx::mma_m16n8k16_fp16(d, a, b);
-}
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], bf16) {
-    ptx::mma_m16n8k16_bf16(d, a, b);
-}
 
 // Where a lane finds its operands of the tile's first pixel, in words. Rows and columns behind the last one read that
 // one, and are not written.

@@ -1,0 +1,19 @@
+// The products of mma.sync under one name, by the type that is multiplied: float stands for TF32.
+#pragma once
+
+#include "numeric.cuh"
+#include "ptx/mma.cuh"
+
+namespace hc {
+
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], float) {
+    ptx::mma_m16n8k8_tf32(d, a, b);
+}
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], fp16) {
+    ptx::mma_m16n8k16_fp16(d, a, b);
+}
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], bf16) {
+    ptx::mma_m16n8k16_bf16(d, a, b);
+}
+
+}  // namespace hc
