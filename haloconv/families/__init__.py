@@ -15,9 +15,9 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         AtenFamily(),
+        HaloSm80WgradFamily(),
         DirectFamily(),
         HaloSm80Family(),
-        HaloSm80WgradFamily(),
         HaloSm90Family(),
         DepthwiseWindowFamily(),
         DepthwiseFamily(),

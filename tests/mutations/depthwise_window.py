@@ -63,7 +63,7 @@ PRODUCTS = (
 )  # fmt: skip
 
 GEOMETRY = (
-    _fault("the filter is not flipped", "dgrad walks the taps as fprop does",
+    _fault("window: the filter is not flipped", "dgrad walks the taps as fprop does",
            ("            -axis.step,", "            axis.step,"), on="window_13x11", result="dgrad"),
     _fault("inner classes of a dilated gradient", "every class is computed where the first one stands",
            ("axis.residue + inner * axis.spacing", "axis.residue"), on="window_dilated", result="dgrad"),
@@ -87,7 +87,7 @@ GEOMETRY = (
            ("    __syncthreads();  // the windows are read\n", ""), on="window_nhwc"),
     _fault("long sums start anew", "only the last range of taps counts",
            ("m + row + col == 0,", "true,"), on="window_13x11", shape=_BOTH),
-    _fault("the totals are not taken back", "sums after the last range are cleared",
+    _fault("window: the totals are not taken back", "sums after the last range are cleared",
            ("sum = last ? total : 0.0f;", "sum = 0.0f;"), on="window_31x31", result="dgrad", shape=_BOTH),
     _fault("the first channel's bias", "the bias of a block's first channel is added to all",
            ("p.bias[channel]", "p.bias[0]"), on="window_13x11"),
@@ -101,7 +101,7 @@ GRADIENTS = (
            ("left < share.rows ? left : share.rows", "left"), on="window_13x11", result="wgrad", shape=_BOTH),
     _fault("the last share is lost", "one share is never added",
            ("share < p.shares;", "share < p.shares - 1;"), on="window_13x11", result="wgrad", shape=_BOTH),
-    _fault("the last part is as long as the others", "terms behind the last image are summed",
+    _fault("window: the last part is as long as the others", "terms behind the last image are summed",
            ("p.terms - first < p.part_terms ? p.terms : first + p.part_terms", "first + p.part_terms"),
            on="window_both", result="wgrad", shape=_BOTH),
     _fault("every part at the same place", "parts are written over each other",
