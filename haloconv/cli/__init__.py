@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from haloconv.cli import bench, doctor, run
+from haloconv.cli import bench, doctor, export, run
 
 app = typer.Typer(
     help="2-D convolutions on own CUDA kernels: check them, time them, look after them.",
@@ -14,3 +14,4 @@ app = typer.Typer(
 )
 for verb in (run.run, bench.bench, doctor.doctor):
     app.command()(verb)
+app.command("export")(export.export_file)
