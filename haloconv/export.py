@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import jinja2
 import torch
 
 from haloconv.env import DeviceFacts, device_facts, max_smem_bytes_of
-from haloconv.exporting.cpp import host_function, kernel_files, named_kernels, signature
-from haloconv.exporting.layers import Layer, choose_and_record, gpu_of, layers_of
+from haloconv.exporting.cpp import LINE_WIDTH, host_function, kernel_files, named_kernels, signature
+from haloconv.exporting.layers import Layer, choose_and_record, choose_on, gpu_of, layers_of
 from haloconv.exporting.model_source import NEW_MODEL, model_source
 from haloconv.exporting.record import recorder
 from haloconv.problem import FAMILIES, PRECISIONS
@@ -26,20 +27,21 @@ from haloconv.version import __version__
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 DEFAULT_ARCH = "sm_90a"
-SM_COUNTS = {
-    "sm_70": 80,  # V100
-    "sm_75": 40,  # T4
-    "sm_80": 108,  # A100
-    "sm_86": 84,  # RTX A6000
-    "sm_89": 128,  # RTX 4090
-    "sm_90a": 132,  # H100, H200
-    "sm_100": 148,  # B200
-    "sm_120": 170,  # RTX 5090
+ARCHS = {
+    "sm_70": ("V100", 80),
+    "sm_75": ("T4", 40),
+    "sm_80": ("A100", 108),
+    "sm_86": ("RTX A6000", 84),
+    "sm_89": ("RTX 4090", 128),
+    "sm_90a": ("H200", 132),
+    "sm_100": ("B200", 148),
+    "sm_120": ("RTX 5090", 170),
 }
-"""The architectures that can be named where no GPU of theirs is at hand, and the multiprocessors to fill there."""
+"""The architectures that can be named without a GPU of theirs: a usual one, and its multiprocessors."""
 
 _LEAST_CAPABILITIES = {"halo_sm80": (8, 0), "halo_sm80_wgrad": (8, 0)}
 _LEAST_CAPABILITY = (7, 0)
+_TF32_CAPABILITY = (8, 0)
 _ONLY_ARCHS = {"halo_sm90": "sm_90a"}
 _DIRECTION_NAMES = {"fprop": "forward", "dgrad": "input gradient", "wgrad": "weight gradient", "bgrad": "bias gradient"}
 
@@ -53,9 +55,10 @@ def export(path: str | Path, *, arch: str | None = None, family: str = "auto", p
 
     Args:
         path: a problem file, which defines Model, get_inputs() and get_init_inputs().
-        arch: the architecture the launches are made for, a name of SM_COUNTS; None for the current GPU's, or sm_90a.
+        arch: the architecture the launches are made for, a name of ARCHS; None for the current GPU's, or sm_90a.
         family: ``"auto"`` or the family that runs the directions it takes.
-        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
+        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting
+            (``"ieee"`` where the architecture has no TF32).
 
     Raises:
         ProblemFileError: the file cannot be used, or holds a layer that no kernel runs.
@@ -67,31 +70,42 @@ def export(path: str | Path, *, arch: str | None = None, family: str = "auto", p
         raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")
     facts = facts_of(arch)
     file = load_problem_file(path)
+    if precision is None and facts.capability < _TF32_CAPABILITY:
+        precision = "ieee"
     layers = layers_of(file, precision)
-    gpu = gpu_of(facts.arch)
-    with recorder(facts) as device:
-        for layer in layers:
-            choose_and_record(layer, device, gpu, family)
+    record(layers, facts, family)
     text = _rendered(file, layers, facts)
     _check_twin(file, text)
     return text
 
 
+def record(layers: list[Layer], facts: DeviceFacts, family: str) -> None:
+    """Choose a family for each direction of each layer, and record what it launches on a GPU of these facts."""
+    gpu = gpu_of(facts.arch)
+    if gpu is not None:
+        for layer in layers:
+            choose_on(gpu, layer)
+    with recorder(facts) as device:
+        for layer in layers:
+            choose_and_record(layer, device, family)
+
+
 def facts_of(arch: str | None) -> DeviceFacts:
     """Facts about the current GPU if it is of ``arch`` (None: any), else those of a usual GPU of the architecture.
 
-    Raises ValueError for an architecture that is not in SM_COUNTS.
+    Raises ValueError for an architecture that is not in ARCHS.
     """
     if torch.cuda.is_available():
         here = device_facts(torch.cuda.current_device())
         if arch in (None, here.arch):
             return here
     arch = DEFAULT_ARCH if arch is None else arch
-    if arch not in SM_COUNTS:
-        raise ValueError(f"arch must be one of {tuple(SM_COUNTS)}, or that of the GPU at hand, not {arch!r}")
+    if arch not in ARCHS:
+        raise ValueError(f"arch must be one of {tuple(ARCHS)}, or that of the GPU at hand, not {arch!r}")
     digits = arch.removeprefix("sm_").rstrip("a")
     capability = (int(digits[:-1]), int(digits[-1]))
-    return DeviceFacts(arch, arch, SM_COUNTS[arch], capability, 0, max_smem_bytes_of(capability), "none")
+    name, sm_count = ARCHS[arch]
+    return DeviceFacts(name, arch, sm_count, capability, 0, max_smem_bytes_of(capability), "none")
 
 
 def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str:
@@ -114,11 +128,12 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "files": files,
         "kernels": kernels,
         "hosts": hosts,
+        "has_clears": any("clear(" in host for host in hosts),
         "has_maps": any("box_map(" in host for host in hosts),
         "declarations": [f"{signature(name, tape)};" for name, tape in functions.items()],
         "functions": list(functions),
         "only_capability": facts.capability if only else None,
-        "least_capability": max((_LEAST_CAPABILITIES.get(each, _LEAST_CAPABILITY) for each in families)),
+        "least_capability": max(_LEAST_CAPABILITIES.get(each, _LEAST_CAPABILITY) for each in families),
         "formats": {"nchw": "contiguous_format", "nhwc": "channels_last"},
         "built_for": facts.arch if only else None,
         "precision": layers[0].fprop.precision_label,
@@ -127,10 +142,14 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "model": model_source(file.path, _module_of(file)),
     }
     loader = jinja2.FileSystemLoader(TEMPLATES)
-    environment = jinja2.Environment(
-        loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template("export.py.j2").render(content)
+    page = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    page.filters["folded"] = _folded
+    return page.get_template("export.py.j2").render(content)
+
+
+def _folded(text: str, indent: int) -> str:
+    """A paragraph whose lines after the first are indented by that many spaces."""
+    return textwrap.fill(text, LINE_WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent).strip()
 
 
 def _error_limit(layers: list[Layer]) -> float:
@@ -146,19 +165,24 @@ def _module_of(file: ProblemFile) -> types.ModuleType:
     """The module in which Model is defined. Raises ProblemFileError if that is another file."""
     module = sys.modules.get(getattr(file.model_class, "__module__", ""))
     if module is None or Path(getattr(module, "__file__", None) or "").resolve() != file.path.resolve():
-        raise ProblemFileError(f"{file.path}: Model is defined elsewhere; the export takes its class from the file itself")
+        raise ProblemFileError(
+            f"{file.path}: Model is defined elsewhere; the export takes its class from the file itself"
+        )
     return module
 
 
 def _check_twin(file: ProblemFile, text: str) -> None:
     """Raise ProblemFileError unless ModelNew has Model's parameters, the same values from the same seed, no Conv2d."""
     module = types.ModuleType("haloconv_exported")
-    exec(compile(text, f"{file.name}_new.py", "exec"), vars(module))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         theirs = file.model()
         torch.manual_seed(0)
-        ours = getattr(module, NEW_MODEL)(*file.get_init_inputs())
+        try:
+            exec(compile(text, f"{file.name}_new.py", "exec"), vars(module))
+            ours = getattr(module, NEW_MODEL)(*file.get_init_inputs())
+        except Exception as error:
+            raise ProblemFileError(f"{file.path}: {NEW_MODEL} raised {type(error).__name__}: {error}") from error
     left = [name for name, each in ours.named_modules() if isinstance(each, torch.nn.Conv2d)]
     if left:
         raise ProblemFileError(
@@ -167,4 +191,6 @@ def _check_twin(file: ProblemFile, text: str) -> None:
         )
     own, other = ours.state_dict(), theirs.state_dict()
     if list(own) != list(other) or not all(torch.equal(own[name], other[name]) for name in own):
-        raise ProblemFileError(f"{file.path}: ModelNew would not start with the parameters of Model under the same seed")
+        raise ProblemFileError(
+            f"{file.path}: ModelNew would not start with the parameters of Model under the same seed"
+        )

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from haloconv.cli.run import Precision, make_console
-from haloconv.export import SM_COUNTS, export
+from haloconv.export import ARCHS, export
 from haloconv.problem import FAMILIES
 from haloconv.problem_file import ProblemFileError
 
@@ -23,10 +23,10 @@ Family = Enum("Family", {name: name for name in FAMILIES if name != "aten"}, typ
 def export_file(
     problem: Annotated[Path, typer.Argument(help="A file that defines Model, get_inputs, get_init_inputs.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write [default: PROBLEM_new.py here].")
+        Path | None, typer.Option("--output", "-o", help="The file to write, by default PROBLEM_new.py here.")
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(help=f"The GPU's architecture, by default this GPU's: {', '.join(SM_COUNTS)}.")
+        str | None, typer.Option(help=f"The GPU's architecture, by default this GPU's: {', '.join(ARCHS)}.")
     ] = None,
     family: Annotated[Family, typer.Option(help="The family of kernels where it applies.")] = Family.auto,
     precision: Annotated[Precision, typer.Option(help="How fp32 products are formed.")] = Precision.auto,

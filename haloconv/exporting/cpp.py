@@ -1,4 +1,4 @@
-"""The C++ of an exported file: specialised kernels, each in a namespace of its own, and a host function per direction."""
+"""The C++ of an exported file: specialised kernels in namespaces of their own, and a host function per direction."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def signature(name: str, tape: Tape) -> str:
 def _statement(step: Step, namespaces: dict[str, str]) -> str:
     if isinstance(step, Clear):
         at = _address(step.address)
-        return f'    check(cudaMemsetAsync({at}, 0, {step.size_bytes}, reinterpret_cast<cudaStream_t>(stream)), "clearing");'
+        return f"    clear({at}, {step.size_bytes}, stream);"
     source = step.source
     kernel = f"{namespaces[source.digest]}::{source.entry}"
     head = f'    launch("{source.entry}", {kernel}, {step.grid}, {step.threads}, {step.smem_bytes}, stream,'
@@ -81,9 +81,11 @@ def _arguments(launch: LaunchRecord) -> str:
     """The initialiser of the kernel's struct: its fields in order, inner structs without braces of their own."""
     maps = [each for each in launch.arguments if each.field.is_map]
     plain = [each for each in launch.arguments if not each.field.is_map]
-    lines = [f"{_INDENT} {_map(each.value)},  // {each.field.name}" for each in maps]
+    lines = [f"{_INDENT} {line}" for each in maps for line in _map(each.value, each.field.name)]
     words = [f"/*\0{each.field.name}\0*/\0{_value(each.value)}" for each in plain]
-    folded = textwrap.wrap(", ".join(words), LINE_WIDTH - len(_INDENT) - 1, break_long_words=False, break_on_hyphens=False)
+    folded = textwrap.wrap(
+        ", ".join(words), LINE_WIDTH - len(_INDENT) - 4, break_long_words=False, break_on_hyphens=False
+    )
     lines += [f"{_INDENT} {line}" for line in folded]
     text = "\n".join(lines).replace("\0", " ")
     return f"{_INDENT}{{{text[len(_INDENT) + 1 :]}}}"
@@ -101,11 +103,18 @@ def _address(address: Address) -> str:
     return f"Address{{{address.tensor}}}" if not address.offset else f"Address{{{address.tensor} + {address.offset}}}"
 
 
-def _map(value: MapRecord | None) -> str:
+def _map(value: MapRecord | None, name: str) -> list[str]:
+    """The lines of a tensor map's argument."""
     if value is None:
-        return "{}"
+        return [f"/* {name} */ {{}},"]
     data_type = f"CU_TENSOR_MAP_DATA_TYPE_{DataType(value.data_type).name}"
     swizzle = Swizzle(value.swizzle).name
     swizzle = f"CU_TENSOR_MAP_SWIZZLE_{swizzle if swizzle == 'NONE' else swizzle[1:] + 'B'}"
-    lists = ", ".join("{" + ", ".join(map(str, each)) + "}" for each in (value.extents, value.strides, value.box))
-    return f"box_map({data_type}, {_address(value.address)}, {lists}, {swizzle})"
+    extents, strides, box = (
+        "{" + ", ".join(map(str, each)) + "}" for each in (value.extents, value.strides, value.box)
+    )
+    return [
+        f"/* {name} */ box_map({data_type}, {_address(value.address)}, /* extents */ {extents},",
+        f"    /* strides */ {strides}, /* box */ {box},",
+        f"    {swizzle}),",
+    ]

@@ -94,14 +94,20 @@ def _layer(file: ProblemFile, name: str, module: torch.nn.Conv2d, x: torch.Tenso
     return Layer(re.sub(r"\W+", "_", name) or "model", problem, spec, forms)
 
 
-def choose_and_record(layer: Layer, device: Recorder, gpu: torch.device | None, family: str) -> None:
-    """Fill in the layer's choices and tapes. ``gpu`` is the GPU that the recorder stands for, if it is at hand.
+def choose_on(gpu: torch.device, layer: Layer) -> None:
+    """Note what is chosen for the layer on a GPU that is at hand: nothing may stand in for it."""
+    for direction in DIRECTIONS:
+        layer.choices[direction] = choose(layer.fprop.toward(direction), gpu)
+
+
+def choose_and_record(layer: Layer, device: Recorder, family: str) -> None:
+    """Settle the layer's choices, also where none was made on a GPU, and record its tapes.
 
     Raises ProblemFileError if no kernel of ours takes the layer.
     """
     for direction in DIRECTIONS:
         problem = layer.fprop.toward(direction)
-        choice = layer.choices[direction] = _choice(problem, gpu, family)
+        choice = layer.choices[direction] = _choice(problem, layer.choices.get(direction), family)
         if choice.family == "aten":
             raise ProblemFileError(f"no kernel runs the layer {layer.name}: {choice.reason}")
         layer.tapes[direction] = tape_of(device, problem, choice.family, layer.forms)
@@ -109,11 +115,11 @@ def choose_and_record(layer: Layer, device: Recorder, gpu: torch.device | None, 
         layer.tapes["bgrad"] = bgrad_tape(device, layer.fprop, layer.forms)
 
 
-def _choice(problem: Conv2dProblem, gpu: torch.device | None, family: str) -> Choice:
-    """The family asked for if it takes the problem, else the choice for the GPU, else the best that is ours."""
+def _choice(problem: Conv2dProblem, chosen: Choice | None, family: str) -> Choice:
+    """The family asked for if it takes the problem, else the one chosen, else the most special one that is ours."""
     if family != "auto" and FAMILIES[family].why_not(problem, CPU) is None:
         return Choice(family, "asked for")
-    chosen = Choice(*by_rule(problem, CPU)) if gpu is None else choose(problem, gpu)
+    chosen = Choice(*by_rule(problem, CPU)) if chosen is None else chosen
     if chosen.family != "aten":
         return chosen
     own = choose(problem, CPU)

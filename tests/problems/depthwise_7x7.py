@@ -8,7 +8,7 @@ class Model(nn.Module):
     """A depthwise convolution between other modules, with defaults for every argument."""
 
     def __init__(self, channels=96, kernel_size=7):
-        super(Model, self).__init__()
+        super(Model, self).__init__()  # noqa: UP008  the old form names the class
         self.depthwise = nn.Conv2d(channels, channels, kernel_size, padding="same", groups=channels)
         self.norm = nn.GroupNorm(1, channels)
 

@@ -1,4 +1,4 @@
-"""The first layers of a network as in ResNeXt: a strided 7x7 stem of 3 channels, then a grouped 3x3 without a bias."""
+"""The first layers of a network as in ResNeXt: a strided 7x7 stem of 3 channels, then a grouped 3x3."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class Model(nn.Module):
     def __init__(self, width: int = 64, groups: int = 8):
         super().__init__()
         self.stem = torch.nn.Conv2d(3, width, 7, stride=2, padding=3)
-        self.body = nn.Sequential(nn.BatchNorm2d(width), make_activation(), Conv2d(width, width, 3, 2, 1, groups=groups, bias=False))
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(width), make_activation(), Conv2d(width, width, 3, 2, 1, groups=groups, bias=False)
+        )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.1)
