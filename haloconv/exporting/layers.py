@@ -17,6 +17,7 @@ from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec
 from haloconv.problem_file import ProblemFile, ProblemFileError
 from haloconv.rules import by_rule
 
+TENSOR_CORE_WGRAD = "halo_sm80_wgrad"
 ROUTED = "PyTorch's own convolution is the choice here, and an exported file has kernels alone"
 
 
@@ -122,8 +123,16 @@ def _choice(problem: Conv2dProblem, chosen: Choice | None, family: str) -> Choic
     chosen = Choice(*by_rule(problem, CPU)) if chosen is None else chosen
     if chosen.family != "aten":
         return chosen
-    own = choose(problem, CPU)
+    own = _own(problem)
     return own if own.family == "aten" else Choice(own.family, f"{ROUTED} ({chosen.reason})")
+
+
+def _own(problem: Conv2dProblem) -> Choice:
+    """The most special of our families; a weight gradient that none is special for goes to tensor cores if it can."""
+    own = choose(problem, CPU)
+    if own.family == "direct" and FAMILIES[TENSOR_CORE_WGRAD].why_not(problem, CPU) is None:
+        return Choice(TENSOR_CORE_WGRAD, own.reason)
+    return own
 
 
 def gpu_of(arch: str) -> torch.device | None:

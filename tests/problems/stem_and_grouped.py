@@ -16,10 +16,9 @@ class Model(nn.Module):
 
     def __init__(self, width: int = 64, groups: int = 8):
         super().__init__()
-        self.stem = torch.nn.Conv2d(3, width, 7, stride=2, padding=3)
-        self.body = nn.Sequential(
-            nn.BatchNorm2d(width), make_activation(), Conv2d(width, width, 3, 2, 1, groups=groups, bias=False)
-        )
+        self.stem = torch.nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        grouped = Conv2d(width, width, 3, 2, 1, groups=groups)
+        self.body = nn.Sequential(nn.BatchNorm2d(width), make_activation(), grouped)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.1)
