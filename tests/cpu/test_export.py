@@ -42,8 +42,8 @@ FORWARD = "    def forward(self, x):\n        return {forward}\n"
 
 
 @cache
-def text_of(name: str, arch: str = HOPPER) -> str:
-    return export(PROBLEMS[name], arch=arch)
+def text_of(name: str, arch: str = HOPPER, family: str = "auto") -> str:
+    return export(PROBLEMS[name], arch=arch, family=family)
 
 
 def problem(tmp_path: Path, conv: str = "nn.Conv2d(4, 8, 3)", forward: str = "self.conv(x)", head: str = HEAD) -> Path:
@@ -160,9 +160,9 @@ def test_kernels_are_the_library_s(name: str) -> None:
         assert {line.split()[0] for line in lines[count:-1]} == {"#undef"} and lines[-1] == "}"
 
 
-def device_source(name: str, arch: str) -> KernelSource:
+def device_source(name: str, arch: str, family: str = "auto") -> KernelSource:
     """All kernels of an exported file as one text, with an entry whose name is not mangled."""
-    module = load_text(text_of(name, arch))
+    module = load_text(text_of(name, arch, family))
     text = "\n".join(module.kernel_text(*kernel) for kernel in module.KERNELS) + PROBE
     return KernelSource("exported", "probe", (), text)
 
@@ -172,15 +172,25 @@ def test_kernels_compile_for_hopper(name: str) -> None:
     assert jit.compile_source(device_source(name, HOPPER), HOPPER).arch == HOPPER
 
 
-@pytest.mark.parametrize("name", ["a_5x9_dilated", "stem_and_grouped"])
-def test_kernels_compile_for_volta_with_cuda_11(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "arch", "family"),
+    [
+        ("a_5x9_dilated", PORTABLE, "direct"),
+        ("depthwise_7x7", PORTABLE, "depthwise"),
+        ("depthwise_7x7", PORTABLE, "depthwise_window"),
+        ("stem_and_grouped", "sm_80", "halo_sm80"),
+    ],
+)
+def test_kernels_compile_with_cuda_11(name: str, arch: str, family: str) -> None:
+    """For the oldest GPUs that a family runs on."""
+    assert set(families_of(text_of(name, arch, family)).values()) <= {family, "halo_sm80_wgrad"}
     folder = library_folder(11)
     if folder is None:
         message = "NVRTC 11 is not installed: `make test` does it, or set HALOCONV_TEST_NVRTC11 to its folder"
         if os.environ.get("CI", "").lower() == "true":
             pytest.fail(message)
         pytest.skip(message)
-    assert Nvrtc(folder).compile(device_source(name, PORTABLE), PORTABLE)[0]
+    assert Nvrtc(folder).compile(device_source(name, arch, family), arch)[0]
 
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
