@@ -16,7 +16,7 @@ import jinja2
 import torch
 
 from haloconv.env import DeviceFacts, device_facts, max_smem_bytes_of
-from haloconv.exporting.cpp import LINE_WIDTH, host_function, kernel_files, named_kernels, signature
+from haloconv.exporting.cpp import LINE_WIDTH, constants, host_function, kernel_files, named_kernels, signature
 from haloconv.exporting.layers import Layer, choose_and_record, choose_on, gpu_of, layers_of
 from haloconv.exporting.model_source import NEW_MODEL, model_source
 from haloconv.exporting.record import recorder
@@ -127,6 +127,7 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "facts": facts,
         "files": files,
         "kernels": kernels,
+        "constants": constants,
         "hosts": hosts,
         "has_clears": any("clear(" in host for host in hosts),
         "has_maps": any("box_map(" in host for host in hosts),

@@ -7,6 +7,7 @@ emulator. So what is tested is the whole file but for nvcc, pybind11 and the che
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,18 @@ from haloconv.exporting.record import Address, Clear, LaunchRecord, MapRecord, T
 
 STUB = Path(__file__).resolve().parent / "cuda_stub"
 STREAM = 0x5EED0
-_BUILD = ("g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-Wall", "-Wno-missing-braces", "-Werror", f"-I{STUB}")
+_BUILD = (
+    "g++",
+    "-std=c++17",
+    "-O0",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Wno-missing-braces",
+    "-Wno-psabi",
+    "-Werror",
+    f"-I{STUB}",
+)
 _TYPES = {"i": "int", "I": "unsigned", "q": "int64_t", "f": "float", "Q": "void*", "128s": "TensorMap"}
 _ENCODED_LISTS = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
 
@@ -41,11 +53,15 @@ def build_host(module: types.ModuleType, kernels: Iterable[NamedKernel], folder:
     """The file's host code built by g++ and loaded. Of the kernels it has the names and the structs that they take."""
     text = "\n".join([module.LAUNCHER, *map(_kernel_stub, kernels), module.LAUNCHES])
     (folder / "source.cpp").write_text(module.DECLARATIONS.join(["#include <cstdint>\n", text]), encoding="utf-8")
-    done = subprocess.run(
-        [*_BUILD, "source.cpp", "-o", "host.so"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    compiled([*_BUILD, "source.cpp", "-o", "host.so"], folder)
     return ctypes.CDLL(str(folder / "host.so"))
+
+
+def compiled(command: list[str], folder: Path) -> None:
+    """Run a compiler in the folder, in English."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[:3000]
 
 
 def _kernel_stub(kernel: NamedKernel) -> str:
@@ -81,12 +97,26 @@ class Host:
         self._library = build_host(module, named_kernels(self._tapes), folder)
         self._run, self._waiting, self._places, self._allowed = run, [], {}, 0
         self._encoded: list[MapRecord] = []
+        self._error: BaseException | None = None
         self.faults: list[str] = []
         self.launches = 0
         kinds = dict(_Callbacks._fields_)
         handlers = {"launch": self._launch, "allow": self._allow, "fill": self._fill, "encode": self._encode}
-        self._callbacks = _Callbacks(**{name: kinds[name](handler) for name, handler in handlers.items()})
+        self._callbacks = _Callbacks(**{name: kinds[name](self._kept(each)) for name, each in handlers.items()})
         _Callbacks.in_dll(self._library, "hc_callbacks").__init__(*(getattr(self._callbacks, name) for name in kinds))
+
+    def _kept(self, handler: Callable[..., None]) -> Callable[..., int]:
+        """The handler as a callback that fails nowhere: nothing may be thrown through the C code between."""
+
+        def call(*arguments: object) -> int:
+            if self._error is None:
+                try:
+                    handler(*arguments)
+                except BaseException as error:
+                    self._error = error
+            return 0
+
+        return call
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         tape: Tape = self.__dict__["_tapes"][name]
@@ -96,6 +126,8 @@ class Host:
         def call(*addresses: int) -> None:
             self._waiting, self._places = list(tape.steps), dict(zip(names, addresses, strict=True))
             function(*(ctypes.c_int64(each) for each in addresses))
+            if self._error is not None:
+                raise self._error
             if self._waiting:
                 self.faults.append(f"{name} left {len(self._waiting)} steps out")
 
@@ -104,16 +136,14 @@ class Host:
     def _place(self, address: Address | None) -> int:
         return 0 if address is None else self._places[address.tensor] + address.offset
 
-    def _launch(self, blocks: int, threads: int, smem_bytes: int, stream: int, arguments: ctypes.Array) -> int:
+    def _launch(self, blocks: int, threads: int, smem_bytes: int, stream: int, arguments: ctypes.Array) -> None:
         wanted = self._waiting.pop(0)
         if not isinstance(wanted, LaunchRecord):
-            self.faults.append(f"a launch in the place of {wanted}")
-            return 1
+            raise AssertionError(f"a launch in the place of {wanted}")
         block = ctypes.string_at(arguments[0], len(wanted.block))
         self._compare(wanted, (blocks, threads, smem_bytes, stream), block)
         self.launches += 1
         self._run(wanted, ctypes.addressof(arguments.contents))
-        return 0
 
     def _compare(self, wanted: LaunchRecord, geometry: tuple[int, ...], block: bytes) -> None:
         about = wanted.source.entry
@@ -135,21 +165,18 @@ class Host:
             if got != want:
                 self.faults.append(f"{about}.{each.field.name} is {got}, recorded {want}")
 
-    def _allow(self, smem_bytes: int) -> int:
+    def _allow(self, smem_bytes: int) -> None:
         self._allowed = smem_bytes
-        return 0
 
-    def _fill(self, first: int, value: int, size_bytes: int, stream: int) -> int:
+    def _fill(self, first: int, value: int, size_bytes: int, stream: int) -> None:
         wanted = self._waiting.pop(0)
         if not isinstance(wanted, Clear) or (first, size_bytes) != (self._place(wanted.address), wanted.size_bytes):
-            self.faults.append(f"a fill in the place of {wanted}")
-            return 1
+            raise AssertionError(f"a fill in the place of {wanted}")
         if (value, stream) != (0, STREAM):
             self.faults.append(f"filled with {value} on stream {stream}")
         ctypes.memset(first, value, size_bytes)
-        return 0
 
-    def _encode(self, to: int, kind: int, rank: int, address: int, lists: ctypes.Array, modes: ctypes.Array) -> int:
+    def _encode(self, to: int, kind: int, rank: int, address: int, lists: ctypes.Array, modes: ctypes.Array) -> None:
         counts = (rank, rank - 1, rank, rank)
         extents, strides, box, steps = (
             tuple((word * count).from_address(place))
@@ -163,7 +190,6 @@ class Host:
             l2_promotion=promotion, out_of_bounds=fill,
         )  # fmt: skip
         ctypes.memmove(to, encoded, len(encoded))
-        return 0
 
 
 @contextmanager

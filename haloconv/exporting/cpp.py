@@ -37,6 +37,17 @@ def kernel_files(sources: Iterable[KernelSource]) -> dict[str, str]:
     return files
 
 
+def constants(source: KernelSource) -> str:
+    """The constants as the inside of a Python dict."""
+    return ", ".join(f'"{name}": {_literal(value)}' for name, value in source.constants)
+
+
+def _literal(value: int | str) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value) if value >= 0 else f'"({value})"'
+
+
 def named_kernels(functions: dict[str, Tape]) -> list[NamedKernel]:
     """The kernels of all tapes, each once, named after the function that launches it first."""
     named: dict[str, NamedKernel] = {}

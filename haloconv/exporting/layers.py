@@ -56,7 +56,10 @@ def layers_of(file: ProblemFile, precision: str | None) -> list[Layer]:
     model = file.model().to("meta")
     names = {module: name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
     hooks = [
-        module.register_forward_pre_hook(lambda module, args: seen.append((names[module], module, args[0])))
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append((names[module], module, args[0] if args else kwargs["input"])),
+            with_kwargs=True,
+        )
         for module in names
     ]
     try:

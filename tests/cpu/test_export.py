@@ -20,11 +20,12 @@ from haloconv import jit
 from haloconv.cli import app
 from haloconv.emulator.build import INCLUDE_FOLDER
 from haloconv.export import ARCHS, export
+from haloconv.exporting.cpp import constants
 from haloconv.exporting.params import params_of, size_of
 from haloconv.jit.source import KernelSource, is_marker
 from haloconv.problem_file import ProblemFileError, load_problem_file
 from tests.cpu.test_arch_matrix import SHIPPED
-from tests.exported import load_text
+from tests.exported import compiled, load_text
 from tests.kernelbench_rules import offences
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
@@ -151,10 +152,9 @@ def plain(text: str) -> list[str]:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_kernels_are_the_library_s(name: str) -> None:
     module = load_text(text_of(name))
-    for namespace, file, constants in module.KERNELS:
-        values = {key: int(value) if value.isdigit() else value for key, value in constants.items()}
+    for namespace, file, values in module.KERNELS:
         source = jit.kernel_source(file.removesuffix(".cu"), "any", values)
-        first, *lines = plain(module.kernel_text(namespace, file, constants))
+        first, *lines = plain(module.kernel_text(namespace, file, values))
         count = len(plain(source.text))
         assert first == f"namespace {namespace} {{" and lines[:count] == plain(source.text)
         assert {line.split()[0] for line in lines[count:-1]} == {"#undef"} and lines[-1] == "}"
@@ -202,8 +202,7 @@ def test_the_whole_text_compiles_with_nvcc(standard: str, tmp_path: Path) -> Non
     module = load_text(text_of("a_5x9_dilated"))
     (tmp_path / "a.cu").write_text(f"#include <cstdint>\n{module.DECLARATIONS}{module.cuda_source()}", encoding="utf-8")
     command = ["nvcc", f"-std={standard}", "-gencode=arch=compute_90a,code=sm_90a", "-c", "a.cu", "-o", "a.o"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    compiled(command, tmp_path)
 
 
 def one_of_each_entry() -> list[KernelSource]:
@@ -230,8 +229,7 @@ def test_structs_are_read_as_a_compiler_reads_them(source: KernelSource, tmp_pat
         "-include",
         "emulator.h",
     ]
-    done = subprocess.run(["g++", *flags, "kernel.cpp"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
+    compiled(["g++", *flags, "kernel.cpp"], tmp_path)
 
 
 # What is chosen, and what is refused ----------------------------------------------------------------------------------
@@ -295,6 +293,17 @@ def test_layouts_are_those_that_the_model_runs_in(tmp_path: Path) -> None:
     text = export(problem(tmp_path, forward="self.conv(x.to(memory_format=torch.channels_last))"))
     formats = dict(re.findall(r"(\w)_format=torch\.(\w+),", text))
     assert formats == {"x": "channels_last", "w": "contiguous_format", "y": "channels_last"}
+
+
+def test_negative_constants_keep_their_brackets() -> None:
+    source = KernelSource("any", "any", (("COL", -3), ("ELEM", "hc::fp16"), ("VEC", 4)), "")
+    assert constants(source) == '"COL": "(-3)", "ELEM": "hc::fp16", "VEC": 4'
+
+
+def test_an_input_may_be_named(tmp_path: Path) -> None:
+    module = load_text(export(problem(tmp_path, forward="self.conv(input=x)")))
+    with pytest.raises(RuntimeError, match="the kernels run on CUDA devices"):
+        module.ModelNew()(torch.rand(1, 4, 8, 8))
 
 
 def test_one_image_and_one_layer_at_two_shapes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import locale
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from haloconv import emulator
 from haloconv.emulator import emulated_device
+from haloconv.emulator.build import _run
 from haloconv.export import export, facts_of, record
 from haloconv.exporting.layers import Layer, layers_of
 from haloconv.exporting.record import Clear
@@ -117,3 +119,13 @@ def test_a_wrong_field_would_be_found(tmp_path: Path) -> None:
             getattr(host, name)(*[(place + 1) << 44 for place in range(len(tape.operands) + 2)], 0x5EED0)
     assert any("pad_left is 3, recorded 2" in fault for fault in host.faults)
     assert any(".partials is" in fault for fault in host.faults)
+
+
+def test_a_build_s_messages_need_no_locale() -> None:
+    """NVRTC 11 sets the process's locale to C, in which g++'s quotation marks are no text."""
+    before = locale.setlocale(locale.LC_ALL)
+    locale.setlocale(locale.LC_ALL, "C")
+    try:
+        assert _run(["bash", "-c", r"printf '\342\200\230x\342\200\231' >&2; exit 1"]) == "\u2018x\u2019"
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
