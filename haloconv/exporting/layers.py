@@ -127,15 +127,18 @@ def _choice(problem: Conv2dProblem, chosen: Choice | None, family: str) -> Choic
     if chosen.family != "aten":
         return chosen
     own = _own(problem)
-    return own if own.family == "aten" else Choice(own.family, f"{ROUTED} ({chosen.reason})")
+    if own is None:
+        return Choice("aten", FAMILIES["direct"].why_not(problem, CPU), refused=True)
+    return Choice(own, f"{ROUTED} ({chosen.reason})")
 
 
-def _own(problem: Conv2dProblem) -> Choice:
+def _own(problem: Conv2dProblem) -> str | None:
     """The most special of our families; a weight gradient that none is special for goes to tensor cores if it can."""
-    own = choose(problem, CPU)
-    if own.family == "direct" and FAMILIES[TENSOR_CORE_WGRAD].why_not(problem, CPU) is None:
-        return Choice(TENSOR_CORE_WGRAD, own.reason)
-    return own
+    takes = [name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, CPU) is None]
+    takes.remove("aten")
+    if takes[:1] == ["direct"] and TENSOR_CORE_WGRAD in takes:
+        return TENSOR_CORE_WGRAD
+    return takes[0] if takes else None
 
 
 def gpu_of(arch: str) -> torch.device | None:
