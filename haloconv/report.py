@@ -26,7 +26,7 @@ class Row:
     ``direction`` is fprop, dgrad, wgrad, bgrad, forward (a whole model) or step (forward and backward). Both times are
     None if nothing was timed. ``flops`` and ``limit_ms`` are None where they are not defined. ``aten_best_ms`` is
     PyTorch's time in the better of both layouts. ``difference`` is the norm of haloconv minus PyTorch. ``complaint`` is
-    None exactly if every check passed.
+    None exactly if every check passed. ``config`` is the measured one, empty for the family's own choice.
     """
 
     case: str
@@ -47,6 +47,7 @@ class Row:
     limit_ms: float | None = None
     aten_best_ms: float | None = None
     complaint: str | None = None
+    config: str = ""
 
     @property
     def passed(self) -> bool:
@@ -99,6 +100,7 @@ class Row:
             "runs": self.runs,
             "passed": self.passed,
             "complaint": self.complaint,
+            "config": self.config,
         }
 
 

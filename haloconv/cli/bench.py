@@ -1,4 +1,4 @@
-"""``haloconv bench``: time the suite, the host side of a call, or compiling, against PyTorch; keep the records."""
+"""``haloconv bench``: time the suite, the host side of a call, or compiling, against PyTorch; keep the rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
 from haloconv.tune.costs import CompileTime, HostCost, compile_times, host_costs
 from haloconv.tune.layer import LAYOUTS, Layer
-from haloconv.tune.records import Record, append_records, gpu_folder, refresh_latest
+from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
 from haloconv.tune.suite import PRECISIONS, Case, SuiteError, load_suite, select
 from haloconv.tune.trial import Budget, try_step, try_training_step
 
@@ -38,7 +38,7 @@ def bench(
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
-    results: Annotated[Path | None, typer.Option(help="Where records go; beside the suite by default.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
 ) -> None:
@@ -53,10 +53,10 @@ def bench(
     try:
         cases = load_suite(suite)
         order = Order(
-            cases=select(cases, _listed(case), _listed(tag)),
-            directions=_choices("--direction", direction, (*DIRECTIONS, "step")),
-            precisions=_choices("--precision", precision, PRECISIONS),
-            layouts=_choices("--layout", layout, LAYOUTS),
+            cases=select(cases, listed(case), listed(tag)),
+            directions=choices("--direction", direction, (*DIRECTIONS, "step")),
+            precisions=choices("--precision", precision, PRECISIONS),
+            layouts=choices("--layout", layout, LAYOUTS),
             family=family.value,
             budget=Budget(budget, other_layout=other_layout),
         )
@@ -87,12 +87,14 @@ class Order:
     budget: Budget
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
+    """The words of an option that takes several, separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
-    chosen = _listed(text)
+def choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
+    """The words, all of them allowed. Raises typer.BadParameter."""
+    chosen = listed(text)
     unknown = [name for name in chosen if name not in allowed]
     if unknown or not chosen:
         raise typer.BadParameter(f"{option} takes some of {','.join(allowed)}, not {text!r}")
@@ -146,7 +148,7 @@ def _try(layer: Layer, direction: str, budget: Budget) -> Row:
 def _keep(row: Row, environment: dict[str, str], folder: Path) -> Path:
     """Write one row to the day's file; only rows that passed their checks become the latest."""
     record = row.record(environment)
-    path = append_records(folder, "suite", [record])
+    path = append_rows(folder, "suite", [record])
     if row.passed:
         refresh_latest(folder, [record])
     return path
@@ -189,5 +191,5 @@ def _table(title: str, first: str, *others: str) -> Table:
 
 def _keep_costs(what: str, costs: list[HostCost] | list[CompileTime], folder: Path, console: Console) -> None:
     environment = environment_stamp()
-    records: list[Record] = [{**cost.record(), **environment} for cost in costs]
-    console.print(f"wrote {append_records(folder, what, records)}", highlight=False, markup=False)
+    rows: list[ResultRow] = [{**cost.record(), **environment} for cost in costs]
+    console.print(f"wrote {append_rows(folder, what, rows)}", highlight=False, markup=False)
