@@ -109,11 +109,11 @@ def run(
         show_traffic(options.emulation, console)
     for path, text in ((json, report.to_json), (html, report.to_html)):
         if path is not None:
-            _write(path, text(), console)
+            write_text(path, text(), console)
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _write(path: Path, text: str, console: Console) -> None:
+def write_text(path: Path, text: str, console: Console) -> None:
     """Write the text, or exit with 2 and the reason."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
