@@ -14,7 +14,7 @@ from haloconv.tune import choice, measure, records
 from haloconv.tune.records import read_records, records_path, write_records
 from haloconv.tune.walk import problems_of
 from tests import oracle
-from tests.cases import Case, case, make
+from tests.cases import Case, case, case_id, make
 
 DEPTHWISE = case("depthwise", "ConvNeXt", (16, 96, 56, 56), (96, 7, 7), padding=3, groups=96)
 STEM = case("stem", "ResNet", (8, 3, 112, 112), (64, 7, 7), padding=3, stride=2)
@@ -50,7 +50,7 @@ def path_of_records() -> Path:
     return records_path(torch.cuda.get_device_name())
 
 
-@pytest.mark.parametrize("one", [DEPTHWISE, STEM, DENSE], ids=str)
+@pytest.mark.parametrize("one", [DEPTHWISE, STEM, DENSE], ids=case_id)
 def test_a_tuned_choice_is_right_and_used(one: Case) -> None:
     """Every direction has a row; what it names runs, and its result is right."""
     model, x = layer_of(one)
@@ -71,7 +71,7 @@ def test_a_tuned_choice_is_right_and_used(one: Case) -> None:
 def test_depthwise_layers_go_to_our_kernels() -> None:
     model, x = layer_of(DEPTHWISE)
     (row,) = haloconv.tune(model, x, directions=("fprop",), budget_s=0.05, progress=False).rows
-    assert row.family.startswith("depthwise") and row.ratio > 2 and row.share < 1.05
+    assert row.family.startswith("depthwise") and row.ratio > 2 and (row.share is None or row.share < 1.05)
 
 
 def test_other_sizes_follow_and_compile_nothing(compiles) -> None:
