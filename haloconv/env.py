@@ -120,13 +120,15 @@ class DeviceFacts:
 class StandIn(NamedTuple):
     """What runs kernels on CPU tensors for the time being: its facts; ``load(source, smem_bytes)``, which gives an
     object with ``launch`` as jit.LoadedKernel has it; ``watch(run)``, which wraps a bound call to learn its tensors;
-    ``encode_tiled``, which takes the place of jit.encode_tiled and gives the maps that its kernels read.
+    ``encode_tiled``, which takes the place of jit.encode_tiled and gives the maps that its kernels read. ``keeps_time``
+    if the times of its kernels mean anything.
     """
 
     facts: DeviceFacts
     load: Callable[..., Any]
     watch: Callable[..., Any]
     encode_tiled: Callable[..., bytes]
+    keeps_time: bool = False
 
 
 _stand_in: StandIn | None = None

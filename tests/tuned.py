@@ -87,7 +87,13 @@ class FakeFamily:
         if fault == "does not bind":
             raise RuntimeError("no such kernel")
         run = AtenFamily().bind(problem, first, second, result_layout, device)
+        if fault == "does not run":
+            return _failing
         return {"wrong": lambda *args: run(*args) * 1.01, "nan": lambda *args: _with_nan(run(*args))}.get(fault, run)
+
+
+def _failing(*_: object) -> torch.Tensor:
+    raise RuntimeError("the launch failed")
 
 
 def _with_nan(result: torch.Tensor) -> torch.Tensor:
@@ -97,4 +103,4 @@ def _with_nan(result: torch.Tensor) -> torch.Tensor:
 
 def fake_device(facts: DeviceFacts = FACTS) -> StandIn:
     """CPU tensors count as a GPU's; no kernel can be loaded, so that only fake families run."""
-    return StandIn(facts, load=None, watch=lambda run: run, encode_tiled=None)
+    return StandIn(facts, load=None, watch=lambda run: run, encode_tiled=None, keeps_time=True)

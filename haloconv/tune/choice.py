@@ -68,6 +68,9 @@ def config_named(
 
 def tune_now(problem: Conv2dProblem, forms: Forms, device: torch.device) -> str | None:
     """Measure a problem that no record serves and keep the record. None if that was done, else why it was not."""
+    emulated = env.stand_in()
+    if emulated is not None and not emulated.keeps_time:
+        return "nothing is measured on an emulator"
     if is_capturing(device):
         return "nothing is measured while a CUDA graph is captured"
     if in_a_group():

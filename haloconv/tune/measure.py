@@ -29,6 +29,7 @@ BUDGET_S = 0.3
 _FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
 _SCREENING_RUNS, _RUNS = 3, 10
 _THREADS = 16
+_TENSOR_CORES = "halo_"  # the names of families that multiply on them begin so
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 Operands = tuple[torch.Tensor | None, ...]
@@ -103,7 +104,11 @@ def candidates(problem: Conv2dProblem, device: torch.device) -> list[Candidate]:
     one_channel = problem.groups > 1 and problem.c_per_group == 1
     found = [ATEN]
     for name, family in FAMILIES.items():
-        if name == "aten" or (one_channel and name.startswith("halo_")) or family.why_not(problem, device) is not None:
+        if (
+            name == "aten"
+            or (one_channel and name.startswith(_TENSOR_CORES))
+            or family.why_not(problem, device) is not None
+        ):
             continue
         configs = candidates_of(family, problem, *forms_of(problem), problem.layout, device)
         found += [Candidate(name, config) for config in configs]
@@ -218,8 +223,8 @@ def _verified(
             continue
         try:
             verdict = judge.verdict(on_poisoned_memory(call, judge.theirs))
-        except torch.cuda.OutOfMemoryError:
-            entry.rejected.append(f"{candidate} does not fit memory")
+        except Exception as error:  # whatever it raises: it is out; what harms PyTorch, too, is raised by its own calls
+            entry.rejected.append(f"{candidate} cannot be run: {type(error).__name__}: {error}")
             continue
         if verdict.complaint is None:
             right[candidate] = verdict

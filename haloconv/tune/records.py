@@ -125,10 +125,14 @@ def _digits(value: float | None) -> float | None:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
+def records_folder() -> Path:
+    """The folder that HALOCONV_RECORDS_DIR names, else one in the user's data folder."""
+    return env.records_dir_override() or user_data_path("haloconv", appauthor=False) / "records"
+
+
 def records_path(gpu_name: str) -> Path:
-    """The user's file for a GPU model: in the folder of HALOCONV_RECORDS_DIR, else in the user's data folder."""
-    folder = env.records_dir_override() or user_data_path("haloconv", appauthor=False) / "records"
-    return folder / f"{gpu_stem(gpu_name)}.v{FORMAT}.json"
+    """The user's file for a GPU model."""
+    return records_folder() / f"{gpu_stem(gpu_name)}.v{FORMAT}.json"
 
 
 def shipped_path(gpu_name: str) -> Path:
@@ -253,6 +257,10 @@ class Shelf:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def counts(self) -> tuple[int, int]:
+        """How many records of the user and how many shipped ones hold here."""
+        return sum(map(len, self._own.values())), sum(map(len, self._shipped.values()))
 
     def discard(self, record: Record) -> None:
         """Forget a record that came with the package."""

@@ -58,7 +58,11 @@ def test_python_snippets_run(page: Path) -> None:
 
 
 def test_every_page_with_an_api_has_a_snippet() -> None:
-    assert {name_of(page) for page in PAGES if blocks(page, "python")} >= {"README.md", "docs/precision.md", "docs/tuning.md"}
+    assert {name_of(page) for page in PAGES if blocks(page, "python")} >= {
+        "README.md",
+        "docs/precision.md",
+        "docs/tuning.md",
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

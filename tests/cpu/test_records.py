@@ -14,11 +14,14 @@ import pytest
 import torch
 
 from haloconv import env
+from haloconv.families.kernel_files import kernel_hash
 from haloconv.problem import Conv2dProblem
 from haloconv.tune import records
 from haloconv.tune.buckets import bucket_of, layer_key
-from haloconv.tune.records import read_records, records_path, shelf_of, write_records
+from haloconv.tune.records import SHIPPED, read_records, records_path, shelf_of, write_records
+from haloconv.tune.results import gpu_stem
 from tests.tuned import FACTS, LAYER, record
+from tools.stamps import pending
 
 PROCESSES, EACH = 16, 5
 
@@ -178,6 +181,22 @@ def test_frozen_records_are_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=env.FROZEN):
         write_records(records_path(FACTS.name), [record()], FACTS)
     assert not records_path(FACTS.name).parent.exists()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SHIPPED.glob("*.json")) or [None], ids=lambda path: path.stem if path else "none"
+)
+def test_shipped_records_hold_or_their_family_is_pending(path: Path | None) -> None:
+    """Each names a family and its kernels as they are now; one that kernels left behind is of no use, and noticed."""
+    if path is None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_records(path)
+    assert found and {gpu_stem(each.gpu) for each in found} == {path.stem}
+    assert len({(each.layer, each.size, each.sm_count) for each in found}) == len(found)
+    stale = {each.family for each in found if each.kernels != kernel_hash(each.family)}
+    assert stale <= set(pending()), "measure again with `haloconv tune --ship`, or name the family in PENDING.md"
 
 
 def write_some(path: Path, number: int) -> None:

@@ -108,7 +108,7 @@ def test_ties_and_little_go_to_pytorch(special: FakeFamily, clock: Clock, ms: fl
 
 
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
-@pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind"])
+@pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind", "does not run"])
 def test_what_is_not_right_is_never_timed(special: FakeFamily, clock: Clock, fault: str, direction: str) -> None:
     special.configs = (FakeConfig(4, fault), FakeConfig(8))
     clock.ms_of = lambda name: 0.1 if "rows4" in name else 1.0 if name == "aten" else 0.5
@@ -280,6 +280,15 @@ def test_first_use_waits_where_it_must_not_measure(
     assert clock.rounds
 
 
+def test_an_emulator_times_nothing_at_first_use(special: FakeFamily, clock: Clock, first_use: None) -> None:
+    env.set_stand_in(fake_device()._replace(keeps_time=False))
+    layer, x = layer_and_input()
+    with torch.no_grad():
+        layer(x)
+    (made,) = plan._plans.values()
+    assert not clock.rounds and "emulator" in made.choice.reason
+
+
 def test_first_use_leaves_odd_tensors_to_the_rules(special: FakeFamily, clock: Clock, first_use: None) -> None:
     layer, x = layer_and_input()
     with torch.no_grad():
@@ -357,7 +366,7 @@ def test_a_shipped_record_is_looked_at_once(special: FakeFamily, shipped: Callab
     assert special.bound == [FakeConfig(8)]
 
 
-@pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind"])
+@pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind", "does not run"])
 def test_a_shipped_record_that_is_wrong_here_is_not_followed(
     special: FakeFamily, shipped: Callable, fault: str
 ) -> None:
