@@ -22,8 +22,8 @@ from rich.text import Text
 from haloconv import env, jit
 from haloconv.emulator.build import available, compiler_version
 from haloconv.jit.cache import prepare_root
-from haloconv.tune.records import records_folder, shelf_of
 from haloconv.jit.compile import install_command
+from haloconv.tune.records import records_folder, shelf_of
 from haloconv.version import __version__
 
 Facts = dict[str, dict[str, str]]
