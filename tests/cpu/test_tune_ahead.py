@@ -283,7 +283,7 @@ def test_the_verb_tunes_a_problem_file(verb: None, tmp_path: Path) -> None:
     kinds = {(row["direction"], row["precision"], row["layout"]) for row in content["rows"]}
     assert len(kinds) == len(content["rows"]) == 8 and {"fprop", "wgrad"} == {kind[0] for kind in kinds}
     assert {row["family"] for row in content["rows"]} == {"special"} and content["rows"][0]["config"] == "rows4"
-    assert "special: tuned: 2.00x PyTorch" in result.output and "records are in" in result.output
+    assert "special (rows4): tuned: 2.00x PyTorch" in result.output and "records are in" in result.output
 
 
 def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
