@@ -87,13 +87,17 @@ class FakeFamily:
         if fault == "does not bind":
             raise RuntimeError("no such kernel")
         run = AtenFamily().bind(problem, first, second, result_layout, device)
-        if fault == "does not run":
-            return _failing
+        if fault in ("does not run", "no memory"):
+            return _failing if fault == "does not run" else _out_of_memory
         return {"wrong": lambda *args: run(*args) * 1.01, "nan": lambda *args: _with_nan(run(*args))}.get(fault, run)
 
 
 def _failing(*_: object) -> torch.Tensor:
     raise RuntimeError("the launch failed")
+
+
+def _out_of_memory(*_: object) -> torch.Tensor:
+    raise torch.cuda.OutOfMemoryError("short")
 
 
 def _with_nan(result: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.records import read_records, records_path, shelf_of
 from haloconv.tune.targets import TargetError, load_target
 from haloconv.tune.walk import Posed, problems_of
-from tests.tuned import FACTS, LAYER, Clock, FakeFamily, fake_device, favouring
+from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring
 
 CPU = torch.device("cpu")
 RANKS = 3
@@ -182,6 +182,17 @@ def test_rejected_candidates_are_named(clock: Clock) -> None:
     )
     report = tune_problems("one", [Posed("a", LAYER, CPU)], Options(progress=False))
     assert any("special (rows2) is not right" in note for note in report.notes) and report.rows[0].config == "rows4"
+
+
+def test_without_memory_a_problem_is_left_out(clock: Clock) -> None:
+    """No record says that PyTorch is faster only because there was no room to see."""
+    FAMILIES["special"].configs = (FakeConfig(8, "no memory"),)
+    report = tune_problems(
+        "one", [Posed("a", LAYER, CPU), Posed("b", replace(LAYER, h=20), CPU)], Options(progress=False)
+    )
+    assert any("a: there was no memory" in note for note in report.notes)
+    assert [each.size.h for each in read_records(records_path(FACTS.name))] == [20]
+    assert "measured at 2 x 20 x 28" in plan.choose(LAYER, CPU).reason
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:
