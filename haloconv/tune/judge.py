@@ -25,6 +25,7 @@ def on_poisoned_memory(call: Callable[[], torch.Tensor], like: torch.Tensor) -> 
 
 def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     """|a - b| / |b| in norms; upcast a piece at a time, as whole activations in float64 may not fit memory."""
+    a, b = (each if each.dim() else each[None] for each in (a, b))
     rows = max(1, _SAMPLE_ELEMS // max(1, a[:1].numel()))
 
     def norm(piece: torch.Tensor) -> torch.Tensor:
