@@ -1,0 +1,60 @@
+"""Rows with the environment they were measured in: as JSON and as one self-contained page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from haloconv.report.page import page_of
+from haloconv.report.rows import Row
+
+
+@dataclass
+class Report:
+    """Rows with the environment they were measured in, and sentences that a reader must know.
+
+    ``launches`` are records of emulated launches (haloconv.tune.traffic).
+    """
+
+    title: str
+    environment: Mapping[str, str]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    launches: list[Mapping[str, object]] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """True if there are rows and every check of every row passed."""
+        return bool(self.rows) and all(row.passed for row in self.rows)
+
+    def complaints(self) -> list[str]:
+        """One sentence per row that failed."""
+        return [f"{row.case} {row.direction}: {row.complaint}" for row in self.rows if not row.passed]
+
+    def reasons(self) -> list[str]:
+        """Why each family was taken, one sentence per family and reason, with the rows that it holds for."""
+        places: dict[tuple[str, str], dict[str, list[str]]] = {}
+        for row in self.rows:
+            if row.reason:
+                places.setdefault((row.family, row.reason), {}).setdefault(row.case, []).append(row.direction)
+        return [
+            f"{family}: {reason} (" + "; ".join(f"{case} {', '.join(steps)}" for case, steps in cases.items()) + ")"
+            for (family, reason), cases in places.items()
+        ]
+
+    def to_json(self) -> str:
+        """One JSON object with the keys ``title passed environment notes rows``, and ``launches`` if there are any."""
+        content = {
+            "title": self.title,
+            "passed": self.passed,
+            "environment": dict(self.environment),
+            "notes": self.notes,
+            "rows": [row.record(self.environment) for row in self.rows],
+            **({"launches": [dict(launch) for launch in self.launches]} if self.launches else {}),
+        }
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+    def to_html(self) -> str:
+        """One page without outside references, readable on a phone, light or dark as the reader's device asks."""
+        return page_of(self)
