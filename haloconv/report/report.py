@@ -6,15 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from haloconv.report import summary
 from haloconv.report.page import page_of
 from haloconv.report.rows import Row
+from haloconv.report.summary import FileOutcome
 
 
 @dataclass
 class Report:
     """Rows with the environment they were measured in, and sentences that a reader must know.
 
-    ``launches`` are records of emulated launches (haloconv.tune.traffic).
+    ``launches`` are records of emulated launches (haloconv.tune.traffic). ``files`` says what came of each problem
+    file.
     """
 
     title: str
@@ -22,11 +25,13 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     launches: list[Mapping[str, object]] = field(default_factory=list)
+    files: list[FileOutcome] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """True if there are rows and every check of every row passed."""
-        return bool(self.rows) and all(row.passed for row in self.rows)
+        """True if there are rows, every check of every row passed, and no file was unusable."""
+        usable = all(file.unusable is None for file in self.files)
+        return bool(self.rows) and usable and all(row.passed for row in self.rows)
 
     def complaints(self) -> list[str]:
         """One sentence per row that failed."""
@@ -44,13 +49,14 @@ class Report:
         ]
 
     def to_json(self) -> str:
-        """One JSON object with the keys ``title passed environment notes rows``, and ``launches`` if there are any."""
+        """One JSON object: ``title passed environment notes rows``; ``files`` and ``scores``, ``launches`` if any."""
         content = {
             "title": self.title,
             "passed": self.passed,
             "environment": dict(self.environment),
             "notes": self.notes,
             "rows": [row.record(self.environment) for row in self.rows],
+            **(summary.as_json(self.files) if self.files else {}),
             **({"launches": [dict(launch) for launch in self.launches]} if self.launches else {}),
         }
         return json.dumps(content, indent=2, allow_nan=False) + "\n"

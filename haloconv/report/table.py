@@ -13,6 +13,8 @@ from haloconv.report.rows import Row
 
 UNKNOWN = "–"
 WIDEST = 1000
+NAME_WIDTH = 44
+"""Longer names of layers and files go on in the next line."""
 
 COLUMNS = (
     ("layer", "left"),
@@ -41,12 +43,12 @@ def cells(row: Row) -> list[str]:
         row.family,
         row.precision,
         row.layout,
-        f"{row.error:.1e}",
-        f"{row.aten_error:.1e}",
-        _ms(row.aten_ms),
-        _ms(row.aten_best_ms),
-        _ms(row.haloconv_ms),
-        UNKNOWN if row.ratio is None else f"{row.ratio:.2f}x",
+        error_text(row.error),
+        error_text(row.aten_error),
+        ms_text(row.aten_ms),
+        ms_text(row.aten_best_ms),
+        ms_text(row.haloconv_ms),
+        ratio_text(row.ratio),
         UNKNOWN if row.tflops is None else f"{row.tflops:.3g}",
         UNKNOWN if row.share is None else f"{row.share:.0%}",
         "passed" if row.passed else "FAILED",
@@ -66,11 +68,12 @@ def as_table(rows: Iterable[Row], title: str | None = None) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for i in shown:
         head, justify = COLUMNS[i]
-        table.add_column(head.replace(" ", "\n"), justify=justify, no_wrap=True)
+        width = NAME_WIDTH if i == 0 else None
+        table.add_column(head.replace(" ", "\n"), justify=justify, no_wrap=i != 0, max_width=width, overflow="fold")
     for row in rows:
         line = cells(row)
         styles = {CHECK: "green" if row.passed else "bold red"}
-        styles[RATIO] = "" if row.ratio is None else "green" if row.ratio > 1.02 else "red" if row.ratio < 0.98 else ""
+        styles[RATIO] = ratio_style(row.ratio)
         table.add_row(*(Text(line[i], style=styles.get(i, "")) for i in shown))
     return table
 
@@ -87,5 +90,21 @@ def _tells(column: int, texts: set[str]) -> bool:
     return not texts or not texts <= {UNKNOWN, "nchw" if column == LAYOUT else UNKNOWN}
 
 
-def _ms(value: float | None) -> str:
+def error_text(value: float) -> str:
+    """Two digits."""
+    return f"{value:.1e}"
+
+
+def ms_text(value: float | None) -> str:
+    """To the microsecond; from 10 ms on to ten of them."""
     return UNKNOWN if value is None else f"{value:.3f}" if value < 10 else f"{value:.2f}"
+
+
+def ratio_text(value: float | None) -> str:
+    """Two decimals; a dash for None."""
+    return UNKNOWN if value is None else f"{value:.2f}x"
+
+
+def ratio_style(value: float | None) -> str:
+    """Green for a win, red for a loss, nothing within 2 %."""
+    return "" if value is None else "green" if value > 1.02 else "red" if value < 0.98 else ""

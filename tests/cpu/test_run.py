@@ -132,11 +132,17 @@ def test_seed_fixes_the_tensors(one, tmp_path):
     assert errors[0] == errors[1] != errors[2]
 
 
-def test_model_without_convolutions(tmp_path):
+def test_model_without_convolutions_is_skipped(tmp_path):
     path = problem(tmp_path, "self.linear = nn.Linear(44, 3)", "return self.linear(x)")
-    content, rows = rows_of(tmp_path, path)
-    assert {direction for _, direction in rows} == {"forward", "step"}
-    assert any("no torch.nn.Conv2d ran" in note for note in content["notes"])
+    result = run(path, "--json", str(tmp_path / "rows.json"))
+    assert result.exit_code == 2 and "skipped problem: it holds no torch.nn.Conv2d" in result.output
+    assert "Nothing was checked" in result.output and not (tmp_path / "rows.json").exists()
+
+
+def test_convolution_that_does_not_run_is_skipped(tmp_path):
+    path = problem(tmp_path, "self.conv = nn.Conv2d(3, 4, 1)", "return x.sin()")
+    result = run(path)
+    assert result.exit_code == 2 and "no torch.nn.Conv2d of it ran" in result.output
 
 
 def spoil(monkeypatch, name, index):

@@ -1,0 +1,164 @@
+"""A model with swapped convolutions: each that runs as a Layer, and the rows of its layers and of the whole of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from haloconv.accelerate import Swap, accelerate
+from haloconv.emulator import EmulatorError
+from haloconv.module import Conv2d
+from haloconv.plan import Choice, layout_of
+from haloconv.problem import ConvSpec, as_four_sides, output_extent
+from haloconv.report import Row
+from haloconv.tune.emulated import EmulatedLayer, Emulation, failed_row, try_emulated_step
+from haloconv.tune.layer import Layer
+from haloconv.tune.trial import Budget, try_step
+from haloconv.tune.whole import Contest, try_model
+
+
+class ModelError(Exception):
+    """A model cannot be used; the message is a sentence for the person who wrote it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for. ``precision`` None follows PyTorch's TF32 setting.
+
+    ``emulation`` is set if our side runs on the emulator.
+    """
+
+    device: torch.device
+    precision: str | None
+    family: str
+    seed: int
+    budget: Budget
+    emulation: Emulation | None = None
+
+    @property
+    def model_precision(self) -> str | None:
+        """How whole models form fp32 products: beside the emulator stands no PyTorch with TF32 to judge a model by."""
+        return "ieee" if self.emulation is not None and self.precision is None else self.precision
+
+
+def swapped(model: torch.nn.Module, options: Options) -> list[Swap]:
+    """Swap the model's convolutions in place. Raises ModelError if that cannot be done."""
+    try:
+        return accelerate(model, family=options.family, precision=options.model_precision)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+
+
+def why_nothing_is_ours(model: torch.nn.Module) -> str | None:
+    """Why no module of the model is swapped, or None if there is a torch.nn.Conv2d."""
+    kinds = {type(module): None for module in model.modules()}
+    if torch.nn.Conv2d in kinds:
+        return None
+    subclasses = [kind.__name__ for kind in kinds if issubclass(kind, torch.nn.Conv2d)]
+    if subclasses:
+        return f"{', '.join(subclasses)} is a subclass of torch.nn.Conv2d and may compute something else"
+    others = [kind.__name__ for kind in kinds if issubclass(kind, torch.nn.modules.conv._ConvNd)]
+    return f"{', '.join(others)} is no torch.nn.Conv2d" if others else "it holds no torch.nn.Conv2d"
+
+
+def layers_of(
+    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: list[Swap], options: Options
+) -> list[Layer]:
+    """Every swapped convolution that runs, with the input of its first call. Raises ModelError if the model fails.
+
+    Layers are called ``name.module``, and ``name`` if the model has only one convolution.
+    """
+    seen: dict[Conv2d, torch.Tensor] = {}
+
+    def note(module: Conv2d, args: tuple, kwargs: dict) -> None:
+        seen.setdefault(module, (args[0] if args else kwargs["input"]).detach())
+
+    hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            if options.emulation is not None:  # no kernel of ours is meant to run in this pass
+                warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
+            model(*inputs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"Model's forward raised {type(error).__name__}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    many = len(swaps) > 1
+    return [
+        layer_of(f"{name}.{swap.name}" if many else name, swap.module, seen[swap.module], options)
+        for swap in swaps
+        if swap.module in seen
+    ]
+
+
+def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> Layer:
+    """The module's convolution of ``x`` as a Layer, with standard normal output gradients."""
+    stride, dilation = tuple(module.stride), tuple(module.dilation)
+    x = x if x.dim() == 4 else x.unsqueeze(0)
+    if module.padding_mode == "zeros":
+        padding = as_four_sides(module.padding, filter_extent=module.kernel_size, stride=stride, dilation=dilation)
+    else:
+        x = torch.nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+        padding = (0, 0, 0, 0)
+    spec = ConvSpec(stride, padding, dilation, module.groups, options.precision, options.family)
+    rows = output_extent(x.shape[2], padding[0] + padding[1], module.kernel_size[0], stride[0], dilation[0])
+    cols = output_extent(x.shape[3], padding[2] + padding[3], module.kernel_size[1], stride[1], dilation[1])
+    generator = torch.Generator(x.device).manual_seed(options.seed)
+    dy = torch.randn(x.shape[0], module.out_channels, rows, cols, generator=generator, device=x.device).to(x.dtype)
+    bias = None if module.bias is None else module.bias.detach()
+    return Layer(name, x, module.weight.detach(), bias, dy, spec).with_layout(layout_of(x))
+
+
+def try_layers(layers: list[Layer], options: Options, announce: Callable[[str], None]) -> list[Row]:
+    """A row for every direction of every layer; ``announce`` hears of each before it starts."""
+    rows = []
+    for layer in layers:
+        for step in layer.steps:
+            announce(f"{layer.name} {step}")
+            rows.append(
+                try_emulated_step(EmulatedLayer.of(layer, options.emulation), step)
+                if options.emulation is not None
+                else try_step(layer, step, options.budget)
+            )
+    return rows
+
+
+def try_whole(
+    name: str,
+    ours: torch.nn.Module,
+    theirs: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    rows: list[Row],
+    options: Options,
+) -> tuple[list[Row], list[str]]:
+    """The rows of the whole model, given the rows of its layers, and notes on how it was judged."""
+    alike = [row for row in rows if row.precision != "tf32" or options.model_precision != "ieee"]
+    labels = {row.precision for row in alike}
+    layer_names = {row.case for row in alike}
+    contest = Contest(
+        ours,
+        theirs,
+        inputs,
+        precision="tf32" if "tf32" in labels else "ieee",
+        family="+".join(dict.fromkeys(row.family for row in alike)),
+        label=labels.pop() if len(labels) == 1 else "mixed" if labels else "fp32",
+        norm_limit=len(layer_names) * max((row.error_limit for row in alike), default=0.0),
+        seed=options.seed,
+        surroundings=options.emulation.device if options.emulation is not None else nullcontext,
+    )
+    try:
+        model_rows, notes = try_model(contest, name, options.budget)
+    except EmulatorError as error:
+        choice = Choice(contest.family, "")
+        failure = failed_row(f"{name} (model)", "step", contest.label, rows[0].layout, choice, error)
+        model_rows, notes = [failure], []
+    if len(alike) < len(rows):
+        notes = [*notes, "The whole model ran in full fp32 precision: PyTorch on a CPU has no TF32 to judge it by."]
+    return model_rows, notes
