@@ -15,7 +15,7 @@ from haloconv import emulator
 from haloconv.env import environment_stamp
 from haloconv.problem import FAMILIES
 from haloconv.problem_file import Candidate, candidates
-from haloconv.report import Report, as_table, print_table, score_lines, summary_table
+from haloconv.report import Report, as_table, plots, print_table, score_lines, summary_table
 from haloconv.tune.emulated import UNTIMED, Emulation
 from haloconv.tune.problem_run import run_files
 from haloconv.tune.swapped import Options
@@ -71,12 +71,13 @@ def run(
     """
     console = make_console()
     try:
-        options = _options(device, precision, family, seed, budget, stats)
+        options = make_options(device, precision.value, family, seed, budget, stats=stats)
+        _check_page(html)
         files = _candidates(problems)
     except typer.BadParameter as error:
         console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
         raise typer.Exit(2) from None
-    report = Report(f"haloconv run: {_titled(files)}", environment_stamp(), notes=_where(options, device))
+    report = Report(f"haloconv run: {_titled(files)}", environment_stamp(), notes=where_it_ran(options, device))
     with make_progress(console) as progress:
         run_files(files, options, report, progress)
     if options.emulation is not None:
@@ -88,7 +89,7 @@ def run(
             show_traffic(options.emulation, console)
         for path, text in ((json, report.to_json), (html, report.to_html)):
             if path is not None:
-                _write(path, text(), console)
+                write_text(path, text(), console)
     raise typer.Exit(exit_code(report))
 
 
@@ -113,7 +114,7 @@ def _titled(files: list[Candidate]) -> str:
     return ", ".join(file.path.stem for file in files) if len(files) <= MOST_NAMES else f"{len(files)} files"
 
 
-def _write(path: Path, text: str, console: Console) -> None:
+def write_text(path: Path, text: str, console: Console) -> None:
     """Write the text, or exit with 2 and the reason."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,17 @@ def make_progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
 
 
-def _options(device: Device, precision: Precision, family: Family, seed: int, budget: float, stats: bool) -> Options:
+def make_options(
+    device: Device,
+    precision: str,
+    family: Family,
+    seed: int,
+    budget: float,
+    *,
+    stats: bool = False,
+    autocast: torch.dtype | None = None,
+) -> Options:
+    """The options of a run. Raises BadParameter for what does not go together or is not there."""
     has_gpu = torch.cuda.is_available()
     if stats and device is not Device.emulator:
         raise typer.BadParameter("--stats counts what the emulator executes: add --device emulator")
@@ -144,26 +155,36 @@ def _options(device: Device, precision: Precision, family: Family, seed: int, bu
         raise typer.BadParameter(
             "--device cuda: PyTorch sees no GPU; take --device auto or cpu, or ask `haloconv doctor`"
         )
+    if autocast is not None and device is Device.emulator:
+        raise typer.BadParameter("the emulator runs no whole model under torch.autocast: take another --precision")
     on_gpu = has_gpu and device in (Device.auto, Device.cuda)
     emulated = device is Device.emulator and emulator.available() is None
     return Options(
         device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"),
-        precision=_asked_precision(precision, on_gpu or emulated),
+        precision=_asked_precision("auto" if autocast else precision, on_gpu or emulated),
         family=family.value,
         seed=seed,
         budget=Budget(seconds=budget) if on_gpu else UNTIMED if emulated else CPU_BUDGET,
         emulation=Emulation(seed, stats) if emulated else None,
+        autocast=autocast,
     )
 
 
-def _asked_precision(precision: Precision, own_kernels: bool) -> str | None:
+def _asked_precision(precision: str, own_kernels: bool) -> str | None:
     """None follows PyTorch's TF32 setting, which means nothing to its own convolution on a CPU: there fp32 is fp32."""
-    if precision is Precision.auto:
+    if precision == "auto":
         return None if own_kernels else "ieee"
-    return precision.value
+    return precision
 
 
-def _where(options: Options, asked: Device) -> list[str]:
+def _check_page(html: Path | None) -> None:
+    reason = None if html is None else plots.missing()
+    if reason is not None:
+        raise typer.BadParameter(f"--html: {reason}")
+
+
+def where_it_ran(options: Options, asked: Device) -> list[str]:
+    """The notes on what ran where."""
     if options.device.type == "cuda":
         return [f"Ran at full size on {torch.cuda.get_device_name(options.device)}."]
     if options.emulation is not None:

@@ -80,18 +80,16 @@ def _ratio(outcome: FileOutcome, direction: str) -> float | None:
 
 
 def scores(outcomes: Sequence[FileOutcome]) -> dict[str, dict[str, object]]:
-    """fast_p and the geometric mean of ``forward`` and ``step``, for JSON."""
-    return {
-        direction: {
-            **{f"fast_{p}": _share(fast_p(outcomes, direction, p)) for p in THRESHOLDS},
-            "geometric_mean": None if (mean := geometric_mean(outcomes, direction)) is None else float(f"{mean:.6g}"),
+    """fast_p and the geometric mean of ``forward`` and ``step``, for JSON; None where nothing was timed."""
+    found = {}
+    for direction in ("forward", "step"):
+        mean = geometric_mean(outcomes, direction)
+        counts = {p: fast_p(outcomes, direction, p) for p in THRESHOLDS}
+        found[direction] = {
+            **{f"fast_{p}": None if mean is None else hits / ran for p, (hits, ran) in counts.items()},
+            "geometric_mean": None if mean is None else float(f"{mean:.6g}"),
         }
-        for direction in ("forward", "step")
-    }
-
-
-def _share(counts: tuple[int, int]) -> float | None:
-    return counts[0] / counts[1] if counts[1] else None
+    return found
 
 
 def score_lines(outcomes: Sequence[FileOutcome]) -> list[str]:

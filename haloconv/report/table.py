@@ -18,6 +18,7 @@ NAME_WIDTH = 44
 
 COLUMNS = (
     ("layer", "left"),
+    ("times", "right"),
     ("direction", "left"),
     ("family", "left"),
     ("precision", "left"),
@@ -29,16 +30,20 @@ COLUMNS = (
     ("haloconv ms", "right"),
     ("ratio", "right"),
     ("TFLOP/s", "right"),
+    ("GB/s", "right"),
     ("of the limit", "right"),
+    ("peak memory", "right"),
     ("check", "left"),
 )
-LAYOUT, RATIO, CHECK = 4, 10, 13
+COUNT, PRECISION, LAYOUT, RATIO, CHECK = 1, 4, 5, 11, 16
+USUAL = {COUNT: "1", LAYOUT: "nchw"}
 
 
 def cells(row: Row) -> list[str]:
     """The row as texts, in the order of ``COLUMNS``."""
     return [
         row.case,
+        f"{row.count}",
         row.direction,
         row.family,
         row.precision,
@@ -50,13 +55,15 @@ def cells(row: Row) -> list[str]:
         ms_text(row.haloconv_ms),
         ratio_text(row.ratio),
         UNKNOWN if row.tflops is None else f"{row.tflops:.3g}",
+        UNKNOWN if row.gbps is None else f"{row.gbps:.3g}" if row.gbps < 1000 else f"{row.gbps:.0f}",
         UNKNOWN if row.share is None else f"{row.share:.0%}",
+        ratio_text(row.memory_ratio),
         "passed" if row.passed else "FAILED",
     ]
 
 
 def telling_columns(rows: Iterable[Row]) -> list[int]:
-    """The places in ``COLUMNS`` that are worth showing: something is known there, and a layout is not the usual one."""
+    """The places in ``COLUMNS`` that are worth showing: something is known there that is not the usual."""
     texts = [cells(row) for row in rows]
     return [i for i in range(len(COLUMNS)) if _tells(i, {line[i] for line in texts})]
 
@@ -87,7 +94,7 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def _tells(column: int, texts: set[str]) -> bool:
-    return not texts or not texts <= {UNKNOWN, "nchw" if column == LAYOUT else UNKNOWN}
+    return not texts or not texts <= {UNKNOWN, USUAL.get(column, UNKNOWN)}
 
 
 def error_text(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +16,7 @@ from haloconv.plan import Choice, layout_of
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.report import Row
 from haloconv.tune.emulated import EmulatedLayer, Emulation, failed_row, try_emulated_step
-from haloconv.tune.layer import Layer
+from haloconv.tune.layer import LAYOUTS, Layer
 from haloconv.tune.trial import Budget, try_step
 from haloconv.tune.whole import Contest, try_model
 
@@ -29,7 +29,8 @@ class ModelError(Exception):
 class Options:
     """What the command line asked for. ``precision`` None follows PyTorch's TF32 setting.
 
-    ``emulation`` is set if our side runs on the emulator.
+    ``emulation`` is set if our side runs on the emulator. ``autocast`` is the dtype that both sides run in under
+    torch.autocast, or None; ``layout`` the memory order of weights and images, None leaving them as they are.
     """
 
     device: torch.device
@@ -38,11 +39,41 @@ class Options:
     seed: int
     budget: Budget
     emulation: Emulation | None = None
+    autocast: torch.dtype | None = None
+    layout: str | None = None
 
     @property
     def model_precision(self) -> str | None:
         """How whole models form fp32 products: beside the emulator stands no PyTorch with TF32 to judge a model by."""
         return "ieee" if self.emulation is not None and self.precision is None else self.precision
+
+    def in_layout(self, layout: str) -> Options:
+        """The same with another memory order."""
+        return replace(self, layout=layout)
+
+
+class Autocast(torch.nn.Module):
+    """A model that runs under torch.autocast. float64 stays float64 there, which the reference needs."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, *inputs: torch.Tensor) -> object:
+        with torch.autocast(inputs[0].device.type, self.dtype):
+            return self.model(*inputs)
+
+
+def placed(
+    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], options: Options
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """Model and inputs on the device, and in the memory order if one is asked for."""
+    order = None if options.layout is None else LAYOUTS[options.layout]
+    model, inputs = model.to(options.device), tuple(x.to(options.device) for x in inputs)
+    if order is None:
+        return model, inputs
+    inputs = tuple(x.to(memory_format=order) if x.dim() == 4 else x for x in inputs)
+    return model.to(memory_format=order), inputs
 
 
 def swapped(model: torch.nn.Module, options: Options) -> list[Swap]:
@@ -70,12 +101,14 @@ def layers_of(
 ) -> list[Layer]:
     """Every swapped convolution that runs, with the input of its first call. Raises ModelError if the model fails.
 
-    Layers are called ``name.module``, and ``name`` if the model has only one convolution.
+    Layers are called ``name.module``, and ``name`` if the model has only one convolution. Convolutions that pose the
+    same problems are one layer, whose ``count`` says how many they are.
     """
     seen: dict[Conv2d, torch.Tensor] = {}
 
     def note(module: Conv2d, args: tuple, kwargs: dict) -> None:
-        seen.setdefault(module, (args[0] if args else kwargs["input"]).detach())
+        x = (args[0] if args else kwargs["input"]).detach()
+        seen.setdefault(module, x if x.dim() == 4 else x.unsqueeze(0))
 
     hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
     try:
@@ -91,29 +124,40 @@ def layers_of(
         for hook in hooks:
             hook.remove()
     many = len(swaps) > 1
-    return [
-        layer_of(f"{name}.{swap.name}" if many else name, swap.module, seen[swap.module], options)
-        for swap in swaps
-        if swap.module in seen
-    ]
+    places: dict[tuple, list[Swap]] = {}
+    for swap in swaps:
+        if swap.module in seen:
+            places.setdefault(_problem_key(swap.module, seen[swap.module]), []).append(swap)
+    layers = []
+    for alike in places.values():
+        first = alike[0]
+        layer = layer_of(f"{name}.{first.name}" if many else name, first.module, seen[first.module], options)
+        layers.append(replace(layer, count=len(alike)))
+    return layers
+
+
+def _problem_key(module: Conv2d, x: torch.Tensor) -> tuple:
+    """Equal exactly for modules whose problems are equal in every direction."""
+    extents = tuple(x.shape), tuple(module.weight.shape), x.dtype, layout_of(x), module.bias is None
+    return *extents, module.stride, module.padding, module.padding_mode, module.dilation, module.groups
 
 
 def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> Layer:
-    """The module's convolution of ``x`` as a Layer, with standard normal output gradients."""
+    """The module's convolution of ``x`` (N, C, H, W) as a Layer, with standard normal output gradients."""
     stride, dilation = tuple(module.stride), tuple(module.dilation)
-    x = x if x.dim() == 4 else x.unsqueeze(0)
     if module.padding_mode == "zeros":
         padding = as_four_sides(module.padding, filter_extent=module.kernel_size, stride=stride, dilation=dilation)
     else:
         x = torch.nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
         padding = (0, 0, 0, 0)
+    dtype = options.autocast or x.dtype
     spec = ConvSpec(stride, padding, dilation, module.groups, options.precision, options.family)
     rows = output_extent(x.shape[2], padding[0] + padding[1], module.kernel_size[0], stride[0], dilation[0])
     cols = output_extent(x.shape[3], padding[2] + padding[3], module.kernel_size[1], stride[1], dilation[1])
     generator = torch.Generator(x.device).manual_seed(options.seed)
-    dy = torch.randn(x.shape[0], module.out_channels, rows, cols, generator=generator, device=x.device).to(x.dtype)
-    bias = None if module.bias is None else module.bias.detach()
-    return Layer(name, x, module.weight.detach(), bias, dy, spec).with_layout(layout_of(x))
+    dy = torch.randn(x.shape[0], module.out_channels, rows, cols, generator=generator, device=x.device).to(dtype)
+    bias = None if module.bias is None else module.bias.detach().to(dtype)
+    return Layer(name, x.to(dtype), module.weight.detach().to(dtype), bias, dy, spec).with_layout(layout_of(x))
 
 
 def try_layers(layers: list[Layer], options: Options, announce: Callable[[str], None]) -> list[Row]:
@@ -142,6 +186,8 @@ def try_whole(
     alike = [row for row in rows if row.precision != "tf32" or options.model_precision != "ieee"]
     labels = {row.precision for row in alike}
     layer_names = {row.case for row in alike}
+    if options.autocast is not None:
+        ours, theirs = Autocast(ours, options.autocast), Autocast(theirs, options.autocast)
     contest = Contest(
         ours,
         theirs,
