@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from haloconv import emulator
-from haloconv.accelerate import Swap, accelerate
+from haloconv.accelerate import Acceleration, accelerate
 from haloconv.emulator import EmulatorError
 from haloconv.env import environment_stamp
 from haloconv.module import Conv2d
@@ -216,7 +216,10 @@ def run_problem(file: ProblemFile, options: Options, report: Report, progress: P
     theirs = theirs.to(options.device)
     inputs = tuple(x.to(options.device) for x in inputs)
     ours = copy.deepcopy(theirs)
-    swaps = _swapped(file, ours, options)
+    swaps = accelerate(ours, family=options.family, precision=options.model_precision)
+    report.notes += [
+        f"{file.name}: {left.name} stays PyTorch's: {left.reason}." for left in swaps.left if left.convolution
+    ]
     layers = _layers(file, ours, inputs, swaps, options)
     if not layers:
         report.notes.append(f"{file.name}: no torch.nn.Conv2d ran in this model, so that nothing of haloconv is in it.")
@@ -242,15 +245,8 @@ def _try_layers(layers: list[Layer], options: Options, progress: Progress, task:
     return rows
 
 
-def _swapped(file: ProblemFile, model: torch.nn.Module, options: Options) -> list[Swap]:
-    try:
-        return accelerate(model, family=options.family, precision=options.model_precision)
-    except ValueError as error:
-        raise ProblemFileError(f"{file.path}: {error}") from error
-
-
 def _layers(
-    file: ProblemFile, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: list[Swap], options: Options
+    file: ProblemFile, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: Acceleration, options: Options
 ) -> list[Layer]:
     """Every swapped convolution that runs, with the input of its first call."""
     seen: dict[Conv2d, torch.Tensor] = {}
