@@ -103,7 +103,7 @@ def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: Con
         device_type = x.device.type
         if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
             x, w, b = cast_for_autocast(device_type, x, w, b)
-    if (_functorch_is_active() or forward_ad._current_level >= 0) and not _is_compiling():
+    if not _is_compiling() and (_functorch_is_active() or forward_ad._current_level >= 0):
         return transforms.fprop(x, w, b, spec)
     if (
         _is_compiling()

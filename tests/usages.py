@@ -39,12 +39,11 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a usage runs, which family has to run its convolutions, and what compiles the graphs of torch.compile."""
+    """Where a usage runs, and which family has to run its convolutions."""
 
     device: str
     family: str = "auto"
     strict: bool = False
-    backend: str = "aot_eager"
 
     def net(self) -> Net:
         """The network of always the same weights."""
@@ -245,11 +244,14 @@ def other_dtypes(on: Place) -> None:
 
 
 def compiled(on: Place) -> None:
-    """Accelerated first, or compiled first: what was compiled for PyTorch's class is compiled anew."""
+    """Accelerated first, or compiled first: what was compiled for PyTorch's class is compiled anew.
+
+    The graphs run as they are; tests/gpu/test_compile_export.py gives them to Inductor.
+    """
     ours, theirs = on.pair()
     torch._dynamo.reset()
-    assert_close(torch.compile(ours, fullgraph=True, backend=on.backend), theirs, on.image())
-    late = torch.compile(on.net(), fullgraph=True, backend=on.backend)
+    assert_close(torch.compile(ours, fullgraph=True, backend="aot_eager"), theirs, on.image())
+    late = torch.compile(on.net(), fullgraph=True, backend="aot_eager")
     results(late, on.image())
     on.accelerate(late)
     with torch.profiler.profile() as profile:
