@@ -75,7 +75,7 @@ def _why_not_class(module: torch.nn.Module, cls: type) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled by torch.jit, so that its Python class no longer runs"
     if isinstance(module, torch.nn.LazyConv2d):
-        return f"{name} has no weights before its first input; accelerate the model after that"
+        return f"{name} has no weights before its first input; accelerate again then"
     if isinstance(module, torch.nn.Conv2d):
         if name.startswith(_FAKE_QUANTISED):
             return f"its class {name} fakes the quantisation of weights and outputs"
