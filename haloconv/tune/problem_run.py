@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from rich.progress import Progress, TaskID
 
+from haloconv.accelerate import accelerate
 from haloconv.problem_file import (
     SMALLEST_OUTPUT,
     Candidate,
@@ -23,7 +24,6 @@ from haloconv.tune.swapped import (
     Options,
     layers_of,
     placed,
-    swapped,
     try_layers,
     try_whole,
     why_nothing_is_ours,
@@ -76,12 +76,16 @@ def _run(source: Source, options: Options, report: Report, progress: Progress, t
     name = source.name
     torch.manual_seed(options.seed)
     theirs = source.model()
-    reason = why_nothing_is_ours(theirs)
+    ours = copy.deepcopy(theirs)
+    acceleration = accelerate(ours, family=options.family, precision=options.model_precision)
+    reason = why_nothing_is_ours(acceleration)
     if reason is not None:
         return FileOutcome(name, skipped=reason)
+    lefts = [left for left in acceleration.left if left.convolution]
+    report.notes += [f"{name}: {left.name} stays PyTorch's: {left.reason}." for left in lefts]
     theirs, inputs = placed(theirs, _inputs(source, theirs, options, report), options)
-    ours = copy.deepcopy(theirs)
-    layers = layers_of(name, ours, inputs, swapped(ours, options), options)
+    ours, _ = placed(ours, (), options)
+    layers = layers_of(name, ours, inputs, [*acceleration.swaps, *acceleration.already], options)
     if not layers:
         return FileOutcome(name, skipped="no torch.nn.Conv2d of it ran")
     progress.update(task, total=sum(len(layer.steps) for layer in layers) + 1)

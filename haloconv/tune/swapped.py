@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
-from haloconv.accelerate import Swap, accelerate
+from haloconv.accelerate import Acceleration, Swap
 from haloconv.emulator import EmulatorError
 from haloconv.module import Conv2d
 from haloconv.plan import Choice, layout_of
@@ -76,28 +76,16 @@ def placed(
     return model.to(memory_format=order), inputs
 
 
-def swapped(model: torch.nn.Module, options: Options) -> list[Swap]:
-    """Swap the model's convolutions in place. Raises ModelError if that cannot be done."""
-    try:
-        return accelerate(model, family=options.family, precision=options.model_precision)
-    except ValueError as error:
-        raise ModelError(str(error)) from error
-
-
-def why_nothing_is_ours(model: torch.nn.Module) -> str | None:
-    """Why no module of the model is swapped, or None if there is a torch.nn.Conv2d."""
-    kinds = {type(module): None for module in model.modules()}
-    if torch.nn.Conv2d in kinds:
+def why_nothing_is_ours(acceleration: Acceleration) -> str | None:
+    """Why no layer of a model is ours, or None if one is."""
+    if acceleration.swaps or acceleration.already:
         return None
-    subclasses = [kind.__name__ for kind in kinds if issubclass(kind, torch.nn.Conv2d)]
-    if subclasses:
-        return f"{', '.join(subclasses)} is a subclass of torch.nn.Conv2d and may compute something else"
-    others = [kind.__name__ for kind in kinds if issubclass(kind, torch.nn.modules.conv._ConvNd)]
-    return f"{', '.join(others)} is no torch.nn.Conv2d" if others else "it holds no torch.nn.Conv2d"
+    reasons = dict.fromkeys(left.reason for left in acceleration.left)
+    return "; ".join(reasons) or "it holds no torch.nn.Conv2d"
 
 
 def layers_of(
-    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: list[Swap], options: Options
+    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: Sequence[Swap], options: Options
 ) -> list[Layer]:
     """Every swapped convolution that runs, with the input of its first call. Raises ModelError if the model fails.
 
