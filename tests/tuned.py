@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from haloconv.env import DeviceFacts, StandIn, software_stamp
+from haloconv.families import FAMILIES
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import BoundCall
+from haloconv.families.direct import DirectFamily
 from haloconv.families.kernel_files import kernel_hash
 from haloconv.problem import Conv2dProblem
 from haloconv.tune.buckets import bucket_of, layer_key, size_of
@@ -103,6 +106,19 @@ def _out_of_memory(*_: object) -> torch.Tensor:
 def _with_nan(result: torch.Tensor) -> torch.Tensor:
     result.view(-1)[-1] = float("nan")
     return result
+
+
+@contextmanager
+def only(*families: FakeFamily | DirectFamily) -> Iterator[None]:
+    """PyTorch and these are all families there are; afterwards all are back, in their order, which means something."""
+    before = dict(FAMILIES)
+    FAMILIES.clear()
+    FAMILIES.update({"aten": before["aten"], **{family.name: family for family in families}})
+    try:
+        yield
+    finally:
+        FAMILIES.clear()
+        FAMILIES.update(before)
 
 
 def fake_device(facts: DeviceFacts = FACTS) -> StandIn:

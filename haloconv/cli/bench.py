@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,8 @@ from haloconv.report import Report, Row
 from haloconv.tune.costs import CompileTime, HostCost, compile_times, host_costs
 from haloconv.tune.layer import LAYOUTS, Layer
 from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
+from haloconv.tune.sample import LEAST_RATIO, Drawn, compile_ahead, slower
+from haloconv.tune.sample import sample as draw
 from haloconv.tune.suite import PRECISIONS, Case, SuiteError, load_suite, select
 from haloconv.tune.trial import Budget, try_step, try_training_step
 
@@ -39,6 +41,8 @@ def bench(
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
+    sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers of few channels.")] = 0,
+    seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
 ) -> None:
@@ -68,6 +72,8 @@ def bench(
     folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
     if host_cost:
         passed = bench_host_cost(device, folder, console)
+    elif sample:
+        passed = bench_sample(draw(sample, seed), order.budget, device, folder, console)
     elif compile_time:
         passed = bench_compile_time(seeds, folder, console)
     else:
@@ -143,6 +149,34 @@ def _refusal(layer: Layer, direction: str) -> str | None:
 
 def _try(layer: Layer, direction: str, budget: Budget) -> Row:
     return try_training_step(layer, budget) if direction == "step" else try_step(layer, direction, budget)
+
+
+def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folder: Path, console: Console) -> bool:
+    """Time random problems with the choice of auto; True if all passed and none is far slower than PyTorch."""
+    environment = environment_stamp()
+    report = Report(f"haloconv bench --sample on {environment['gpu']}", environment)
+    budget = replace(budget, other_layout=False)
+    with make_progress(console) as progress:
+        task = progress.add_task("compiling", total=len(drawn))
+        if device.type == "cuda":
+            compile_ahead(drawn, device)
+        for each in drawn:
+            progress.update(task, description=each.case.name)
+            layer = each.case.layer(each.precision, each.layout, "auto", device)
+            report.rows.append(try_step(layer, each.direction, budget))
+            progress.advance(task)
+    path = append_rows(folder, "sample", [row.record(environment) for row in report.rows])
+    show(report, console)
+    slow = slower(report.rows)
+    own = sum(row.family != "aten" for row in report.rows)
+    console.print(
+        f"{len(slow)} of {len(report.rows)} problems below {LEAST_RATIO} times PyTorch's speed; {own} ran on our "
+        f"kernels; wrote {path}",
+        highlight=False,
+    )
+    for row in slow:
+        console.print(f"SLOWER {row.case} {row.direction} {row.precision} {row.layout}: {row.ratio:.2f}", style="red")
+    return report.passed and not slow
 
 
 def _keep(row: Row, environment: dict[str, str], folder: Path) -> Path:

@@ -76,6 +76,8 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         **measured(timings),
         flops=None if step == "bgrad" else problem.flops,
         limit_ms=own_limit,
+        bytes=None if step == "bgrad" else problem.bytes,
+        count=layer.count,
     )
     return replace(row, complaint=complaint_about(error, limits) or too_fast(row, problem, device))
 
@@ -150,6 +152,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         difference=worst[3],
         **measured(timings),
         flops=sum(problem.flops for problem in problems),
+        bytes=sum(problem.bytes for problem in problems),
         limit_ms=None if None in limits_ms else sum(limits_ms),
         complaint=complaint,
     )

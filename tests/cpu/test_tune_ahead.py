@@ -24,9 +24,8 @@ from haloconv.report import Report
 from haloconv.tune import choice, measure, records
 from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.records import read_records, records_path, shelf_of
-from haloconv.tune.targets import TargetError, load_target
 from haloconv.tune.walk import Posed, problems_of
-from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring
+from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only
 
 CPU = torch.device("cpu")
 RANKS = 3
@@ -52,16 +51,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """A fake GPU with the families aten, direct and special, and a clock that favours special."""
-    for name in set(FAMILIES) - {"aten"}:
-        monkeypatch.delitem(FAMILIES, name)
-    for name in ("direct", "special"):
-        monkeypatch.setitem(FAMILIES, name, FakeFamily(name))
     made = Clock(favouring("special"))
     monkeypatch.setattr(measure, "compare", made)
     env.set_stand_in(fake_device())
-    return made
+    with only(FakeFamily("direct"), FakeFamily("special")):
+        yield made
 
 
 class Net(torch.nn.Module):
@@ -176,10 +172,7 @@ def test_an_interrupted_run_keeps_what_it_measured(clock: Clock) -> None:
 
 
 def test_rejected_candidates_are_named(clock: Clock) -> None:
-    FAMILIES["special"].configs = (
-        *FAMILIES["special"].configs,
-        *(replace(each, rows=2, fault="wrong") for each in FAMILIES["special"].configs[:1]),
-    )
+    FAMILIES["special"].configs = (FakeConfig(2, "wrong"), FakeConfig(4))
     report = tune_problems("one", [Posed("a", LAYER, CPU)], Options(progress=False))
     assert any("special (rows2) is not right" in note for note in report.notes) and report.rows[0].config == "rows4"
 
@@ -315,22 +308,13 @@ def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "name a problem file"), (("no_such_model",), "no such file"), (("elsewhere:x",), "models come from"),
+        ((), "name a problem file"), (("no_such_model",), "no such file"), (("timm:no_such_model",), "timm"),
         (("--suite", "absent.toml"), "absent.toml"), (("x.py", "--layout", "chwn"), "--layout takes some of"),
     ],
 )  # fmt: skip
 def test_the_verb_says_what_it_cannot_use(verb: None, arguments: tuple[str, ...], says: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2 and says in result.output
-
-
-def test_models_by_name() -> None:
-    torchvision = pytest.importorskip("torchvision")
-    name = torchvision.models.list_models()[0]
-    target = load_target(f"torchvision:{name}", 1, 64)
-    assert target.name == name and target.inputs[0].shape == (1, 3, 64, 64) and not target.from_file
-    with pytest.raises(TargetError):
-        load_target("torchvision:no_such_model", 1, 64)
 
 
 # --- importing
