@@ -132,6 +132,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_records_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Choices of the person who runs the tests take no part in them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HALOCONV_RECORDS_DIR", str(tmp_path_factory.mktemp("records")))
+        yield
+
+
 @pytest.fixture
 def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty kernel cache of the test's own."""

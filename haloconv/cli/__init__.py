@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from haloconv.cli import bench, doctor, report, run
+from haloconv.cli import bench, doctor, report, run, tune
 
 app = typer.Typer(
     help="2-D convolutions on own CUDA kernels: check them, time them, look after them.",
@@ -12,5 +12,5 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for verb in (run.run, report.report, bench.bench, doctor.doctor):
+for verb in (run.run, report.report, tune.tune, bench.bench, doctor.doctor):
     app.command()(verb)

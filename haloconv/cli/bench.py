@@ -1,4 +1,4 @@
-"""``haloconv bench``: time the suite, the host side of a call, or compiling, against PyTorch; keep the records."""
+"""``haloconv bench``: time the suite, the host side of a call, or compiling, against PyTorch; keep the rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
 from haloconv.tune.costs import CompileTime, HostCost, compile_times, host_costs
 from haloconv.tune.layer import LAYOUTS, Layer
-from haloconv.tune.records import Record, append_records, gpu_folder, refresh_latest
+from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
 from haloconv.tune.sample import LEAST_RATIO, Drawn, compile_ahead, slower
 from haloconv.tune.sample import sample as draw
 from haloconv.tune.suite import PRECISIONS, Case, SuiteError, load_suite, select
@@ -40,7 +40,7 @@ def bench(
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
-    results: Annotated[Path | None, typer.Option(help="Where records go; beside the suite by default.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
     sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers of few channels.")] = 0,
     seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
@@ -57,10 +57,10 @@ def bench(
     try:
         cases = load_suite(suite)
         order = Order(
-            cases=select(cases, _listed(case), _listed(tag)),
-            directions=_choices("--direction", direction, (*DIRECTIONS, "step")),
-            precisions=_choices("--precision", precision, PRECISIONS),
-            layouts=_choices("--layout", layout, LAYOUTS),
+            cases=select(cases, listed(case), listed(tag)),
+            directions=choices("--direction", direction, (*DIRECTIONS, "step")),
+            precisions=choices("--precision", precision, PRECISIONS),
+            layouts=choices("--layout", layout, LAYOUTS),
             family=family.value,
             budget=Budget(budget, other_layout=other_layout),
         )
@@ -93,12 +93,14 @@ class Order:
     budget: Budget
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
+    """The words of an option that takes several, separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
-    chosen = _listed(text)
+def choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
+    """The words, all of them allowed. Raises typer.BadParameter."""
+    chosen = listed(text)
     unknown = [name for name in chosen if name not in allowed]
     if unknown or not chosen:
         raise typer.BadParameter(f"{option} takes some of {','.join(allowed)}, not {text!r}")
@@ -163,7 +165,7 @@ def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folde
             layer = each.case.layer(each.precision, each.layout, "auto", device)
             report.rows.append(try_step(layer, each.direction, budget))
             progress.advance(task)
-    path = append_records(folder, "sample", [row.record(environment) for row in report.rows])
+    path = append_rows(folder, "sample", [row.record(environment) for row in report.rows])
     show(report, console)
     slow = slower(report.rows)
     own = sum(row.family != "aten" for row in report.rows)
@@ -180,7 +182,7 @@ def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folde
 def _keep(row: Row, environment: dict[str, str], folder: Path) -> Path:
     """Write one row to the day's file; only rows that passed their checks become the latest."""
     record = row.record(environment)
-    path = append_records(folder, "suite", [record])
+    path = append_rows(folder, "suite", [record])
     if row.passed:
         refresh_latest(folder, [record])
     return path
@@ -223,5 +225,5 @@ def _table(title: str, first: str, *others: str) -> Table:
 
 def _keep_costs(what: str, costs: list[HostCost] | list[CompileTime], folder: Path, console: Console) -> None:
     environment = environment_stamp()
-    records: list[Record] = [{**cost.record(), **environment} for cost in costs]
-    console.print(f"wrote {append_records(folder, what, records)}", highlight=False, markup=False)
+    rows: list[ResultRow] = [{**cost.record(), **environment} for cost in costs]
+    console.print(f"wrote {append_rows(folder, what, rows)}", highlight=False, markup=False)

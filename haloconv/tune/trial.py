@@ -9,13 +9,13 @@ import torch
 
 from haloconv.functional import conv2d
 from haloconv.problem import DIRECTIONS, Conv2dProblem
-from haloconv.reference import Error, Limits, measure_error
+from haloconv.reference import measure_error
 from haloconv.report import Row
+from haloconv.tune.judge import UNLIMITED, complaint_about, on_poisoned_memory, relative_difference
 from haloconv.tune.layer import LAYOUTS, Layer, Step, rival_flags, torch_convolution
 from haloconv.tune.limits import limit_ms, memory_limit_ms
 from haloconv.tune.timing import Timing, compare
 
-UNLIMITED = Limits(float("inf"), float("inf"))
 OURS, RIVAL, RIVAL_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
 _ABOVE_CUBLAS = 1.05  # times its rate is still believed
 
@@ -52,14 +52,14 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         theirs = rival()
         aten_error = measure_error(theirs, oracle, UNLIMITED, border)
         limits = layer.limits(step, aten_error)
-        result = _on_poisoned_memory(ours, theirs)
+        result = on_poisoned_memory(ours, theirs)
         before = measure_error(result, oracle, limits, border)
         difference = relative_difference(result, theirs)
         del result, theirs
         error, timings = before, {}
         if budget.timed:
             timings = _timings(layer, step, budget)
-            after = measure_error(_on_poisoned_memory(ours, rival()), oracle, limits, border)
+            after = measure_error(on_poisoned_memory(ours, rival()), oracle, limits, border)
             error = before if not before.passed or after.passed else after
     own_limit = None if step == "bgrad" else _limit_ms(problem, device)
     row = Row(
@@ -96,19 +96,6 @@ def measured(timings: dict[str, Timing]) -> dict[str, object]:
     }
 
 
-def _on_poisoned_memory(call: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """The call's result, after a NaN-filled tensor of the same extent was handed back to the allocator."""
-    poison = torch.full_like(like, float("nan"))
-    del poison
-    return call()
-
-
-def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """|a - b| / |b| in norms."""
-    top = torch.linalg.vector_norm((a - b).to(torch.float64)).item()
-    return top / torch.linalg.vector_norm(b.to(torch.float64)).item() if top else 0.0
-
-
 def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
     """Both sides, and PyTorch in the other layout too if the budget has it, so that the best of both is known."""
     variants = {RIVAL: layer.rival(step), OURS: layer.ours(step)}
@@ -121,16 +108,6 @@ def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
 
 def _limit_ms(problem: Conv2dProblem, device: torch.device) -> float | None:
     return limit_ms(problem, torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-
-
-def complaint_about(error: Error, limits: Limits) -> str | None:
-    """What is wrong with a result, in one sentence; None if it is within its limits."""
-    if error.passed:
-        return None
-    norm = f"error {error.norm:.2e} of {limits.norm:.2e} allowed"
-    where = f"border {error.border_worst:.2e}, interior {error.interior_worst:.2e}"
-    worst = f"worst element {error.worst:.2e} of {limits.element:.2e} ({where})"
-    return f"{norm}, {worst}; first bad element {error.first_bad}"
 
 
 def too_fast(row: Row, problem: Conv2dProblem, device: torch.device) -> str | None:

@@ -13,9 +13,10 @@ from torch.utils import _pytree
 from haloconv.plan import layout_of
 from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error
 from haloconv.report import Row
+from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
 from haloconv.tune.layer import rival_flags
 from haloconv.tune.timing import compare
-from haloconv.tune.trial import OURS, RIVAL, UNLIMITED, Budget, complaint_about, measured, relative_difference
+from haloconv.tune.trial import OURS, RIVAL, Budget, measured
 
 Values = dict[str, torch.Tensor]
 
