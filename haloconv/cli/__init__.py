@@ -12,5 +12,5 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for verb in (run.run, tune.tune, report.report, bench.bench, doctor.doctor):
+for verb in (run.run, report.report, tune.tune, bench.bench, doctor.doctor):
     app.command()(verb)

@@ -24,13 +24,13 @@ from haloconv.cli.run import (
     write_text,
 )
 from haloconv.env import environment_stamp
-from haloconv.model_source import find_source
 from haloconv.problem_file import ProblemFileError
 from haloconv.report import Report, Row, plots
 from haloconv.tune.layer import LAYOUTS
 from haloconv.tune.problem_run import run_source
 from haloconv.tune.results import read_rows
 from haloconv.tune.suite import SuiteError, load_suite, with_bytes
+from haloconv.tune.targets import TargetError, find_source
 
 Layout = Enum("Layout", {name: name for name in LAYOUTS}, type=str)
 
@@ -48,13 +48,17 @@ AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
 
 def report(
     subject: Annotated[
-        str | None, typer.Argument(metavar="MODEL_OR_PROBLEM", help="timm:NAME, torchvision:NAME or a problem file.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL_OR_PROBLEM", help="A problem file, or a model of torchvision or timm: resnet50, timm:NAME."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="The page to write.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="Show stored rows instead: a .jsonl of benchmarks/results. Needs no GPU.")
     ] = None,
-    input: Annotated[str, typer.Option(metavar="N,C,H,W", help="The images of a timm or torchvision model.")] = "",
+    batch: Annotated[int, typer.Option(help="Models by name: images of a batch.")] = 8,
+    pixels: Annotated[int, typer.Option(help="Models by name: height and width of an image.")] = 224,
     device: Annotated[Device, typer.Option(help="As in `haloconv run`.")] = Device.auto,
     precision: Annotated[
         Precision, typer.Option(help="auto: PyTorch's TF32 setting. fp16, bf16: under torch.autocast.")
@@ -84,10 +88,10 @@ def report(
             options = make_options(device, precision.value, family, seed, budget, autocast=AUTOCAST.get(precision))
             options = options if layout is None else options.in_layout(layout.value)
             made = Report(f"haloconv report: {subject}", environment_stamp(), notes=where_it_ran(options, device))
-            source = find_source(subject, extents(input))
+            source = find_source(subject, batch, pixels)
             with make_progress(console) as progress:
                 run_source(source.name, lambda: source, options, made, progress)
-    except (typer.BadParameter, ProblemFileError) as error:
+    except (typer.BadParameter, ProblemFileError, TargetError) as error:
         console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
         raise typer.Exit(2) from None
     _show(made, results is None, console)
@@ -105,16 +109,6 @@ def _show(made: Report, fresh: bool, console: Console) -> None:
             show(made, console)
     else:
         console.print(f"{len(made.rows)} rows, {sum(row.passed for row in made.rows)} passed", highlight=False)
-
-
-def extents(text: str) -> tuple[int, ...] | None:
-    """The four numbers of ``--input``, None for no text. Raises typer.BadParameter."""
-    if not text:
-        return None
-    parts = text.split(",")
-    if len(parts) != 4 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"--input takes four positive numbers N,C,H,W, not {text!r}")
-    return tuple(int(part) for part in parts)
 
 
 def stored_report(path: Path, suite: Path) -> Report:

@@ -14,10 +14,8 @@ import typer
 from rich.console import Console
 
 from haloconv.cli.bench import choices, listed
-from haloconv.cli.report import extents
 from haloconv.cli.run import make_console, show, write_text
 from haloconv.env import device_facts
-from haloconv.model_source import find_source
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS
 from haloconv.problem_file import ProblemFileError
@@ -27,12 +25,13 @@ from haloconv.tune.layer import LAYOUTS
 from haloconv.tune.measure import BUDGET_S
 from haloconv.tune.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.tune.suite import PRECISIONS, SuiteError, load_suite, select
+from haloconv.tune.targets import TargetError, load_target
 from haloconv.tune.walk import Posed, problems_of
 
 
 def tune(
     targets: Annotated[
-        list[str] | None, typer.Argument(help="Problem files, or models: timm:NAME, torchvision:NAME.")
+        list[str] | None, typer.Argument(help="Problem files, or models of torchvision or timm: resnet50, timm:NAME.")
     ] = None,
     suite: Annotated[Path | None, typer.Option(help="Tune the layers of this suite file, too.")] = None,
     case: Annotated[str, typer.Option(help="Suite: names of cases, separated by commas; all by default.")] = "",
@@ -44,7 +43,8 @@ def tune(
         str, typer.Option(help="Of fp32,tf32,fp16,bf16 (autocast for models); auto: as PyTorch is set.")
     ] = "auto",
     layout: Annotated[str, typer.Option(help="Of nchw,nhwc (channels_last).")] = "nchw",
-    input: Annotated[str, typer.Option(metavar="N,C,H,W", help="The images of a timm or torchvision model.")] = "",
+    batch: Annotated[int, typer.Option(help="Models: images of a batch.")] = 32,
+    pixels: Annotated[int, typer.Option(help="Models: height and width of an image.")] = 224,
     budget: Annotated[float, typer.Option(help="Seconds of timing per problem.")] = BUDGET_S,
     limit: Annotated[float | None, typer.Option(help="Seconds after which no further problem is begun.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure what has a current record, too.")] = False,
@@ -72,12 +72,13 @@ def tune(
             directions=choices("--direction", direction, DIRECTIONS),
             precisions=choices("--precision", precision, ("auto", *PRECISIONS)),
             layouts=choices("--layout", layout, LAYOUTS),
-            input=extents(input),
+            batch=batch,
+            pixels=pixels,
         )
         posed = [*_of_suite(order, device), *_of_targets(order, device)]
         if not posed:
             raise typer.BadParameter("name a problem file or a model, or give --suite; nothing here has a convolution")
-    except (ProblemFileError, SuiteError, typer.BadParameter) as error:
+    except (ProblemFileError, TargetError, SuiteError, typer.BadParameter) as error:
         console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
         raise typer.Exit(2) from None
     report = tune_problems(f"haloconv tune: {order.title}", posed, Options(budget, limit, again))
@@ -96,7 +97,8 @@ class Order:
     directions: list[str]
     precisions: list[str]
     layouts: list[str]
-    input: tuple[int, ...] | None
+    batch: int
+    pixels: int
 
     @property
     def title(self) -> str:
@@ -125,18 +127,23 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
     """The problems of models and problem files."""
     for text in order.targets:
         torch.manual_seed(0)
-        source = find_source(text, order.input)
-        model, inputs = source.model().to(device), [x.to(device) for x in source.inputs()]
+        target = load_target(text, order.batch, order.pixels)
+        model = target.model.to(device)
         for layout, label in itertools.product(order.layouts, order.precisions):
             memory_format = LAYOUTS[layout]
-            stored = [x.to(memory_format=memory_format) if x.dim() == 4 else x for x in inputs]
+            inputs = [_stored(x.to(device), memory_format) for x in target.inputs]
             with ExitStack() as stack:
                 dtype, products = PRECISIONS.get(label, (torch.float32, None))
                 if dtype != torch.float32:
                     stack.enter_context(torch.autocast(device.type, dtype))
                 elif products is not None:
                     stack.enter_context(convolution_precision(products))
-                yield from problems_of(model.to(memory_format=memory_format), stored, order.directions)
+                yield from problems_of(model.to(memory_format=memory_format), inputs, order.directions)
+        del model, inputs
+
+
+def _stored(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
 
 
 def _tell(

@@ -14,9 +14,9 @@ class Row:
     ``direction`` is fprop, dgrad, wgrad, bgrad, forward (a whole model) or step (forward and backward). Both times are
     None if nothing was timed. ``flops`` and ``limit_ms`` are None where they are not defined. ``aten_best_ms`` is
     PyTorch's time in the better of both layouts. ``difference`` is the norm of haloconv minus PyTorch. ``complaint`` is
-    None exactly if every check passed. ``bytes`` are those of every tensor, once. ``count`` says how many layers of a
-    model are like this one. The peaks are bytes of device memory, of whole models only. ``config`` is the one that was
-    measured to be best, empty for the family's own choice.
+    None exactly if every check passed. ``config`` is the measured one, empty for the family's own choice. ``bytes`` are
+    those of every tensor, once. ``count`` says how many layers of a model are like this one. The peaks are bytes of
+    device memory, of whole models only.
     """
 
     case: str
@@ -37,11 +37,11 @@ class Row:
     limit_ms: float | None = None
     aten_best_ms: float | None = None
     complaint: str | None = None
+    config: str = ""
     bytes: int | None = None
     count: int = 1
     aten_peak_bytes: int | None = None
     haloconv_peak_bytes: int | None = None
-    config: str = ""
 
     @property
     def passed(self) -> bool:
@@ -126,18 +126,18 @@ class Row:
             "runs": self.runs,
             "passed": self.passed,
             "complaint": self.complaint,
+            "config": self.config,
             "bytes": self.bytes,
             "gbps": _number(self.gbps),
             "count": self.count,
             "aten_peak_bytes": self.aten_peak_bytes,
             "haloconv_peak_bytes": self.haloconv_peak_bytes,
             "memory_ratio": _number(self.memory_ratio),
-            "config": self.config,
         }
 
 
 _SAME_IN_RECORDS = (
-    "limit_ms", "aten_best_ms", "complaint", "bytes", "count", "aten_peak_bytes", "haloconv_peak_bytes", "config"
+    "limit_ms", "aten_best_ms", "complaint", "config", "bytes", "count", "aten_peak_bytes", "haloconv_peak_bytes"
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from haloconv.tune.swapped import (
     try_whole,
     why_nothing_is_ours,
 )
+from haloconv.tune.targets import TargetError
 
 SMALLEST_EMULATED = 32  # pixels of an output's side: several tiles, and seconds for each problem file
 
@@ -53,11 +54,11 @@ def run_files(files: Sequence[Candidate], options: Options, report: Report, prog
 
 
 def run_source(name: str, load: Callable[[], Source], options: Options, report: Report, progress: Progress) -> None:
-    """Add the outcome, the rows and the notes of one source to the report. ``load`` may raise ProblemFileError."""
+    """Add the outcome, the rows and the notes of one source to the report. What ``load`` raises is its outcome."""
     task = progress.add_task(f"{name}: building", total=None)
     try:
         outcome = _run(load(), options, report, progress, task)
-    except ProblemFileError as error:
+    except (ProblemFileError, TargetError) as error:
         outcome = FileOutcome(name, unusable=str(error))
     except ModelError as error:
         outcome = FileOutcome(name, unusable=f"{name}: {error}")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from haloconv.plan import problem_of
-from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Pair, output_extent
+from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction, Pair, output_extent
 from haloconv.report import Row
 from haloconv.tune.layer import Layer
 
@@ -47,6 +46,18 @@ class Case:
     tags: tuple[str, ...] = ()
     about: str = ""
 
+    def problem(self, direction: Direction, precision: str, layout: str) -> Conv2dProblem:
+        """One direction of the layer, without bias. ``precision`` is fp32, tf32, fp16 or bf16."""
+        dtype, products = PRECISIONS[precision]
+        return Conv2dProblem(
+            direction, *self.input, self.filters, *self.filter, self.stride, self._sides, self.dilation, self.groups,
+            dtype=dtype, layout=layout, precision=products,
+        )  # fmt: skip
+
+    @property
+    def _sides(self) -> tuple[int, int, int, int]:
+        return (self.padding[0], self.padding[0], self.padding[1], self.padding[1])
+
     def layer(self, precision: str, layout: str, family: str, device: torch.device, seed: int = 0) -> Layer:
         """The layer with standard normal tensors, without bias. ``precision`` is fp32, tf32, fp16 or bf16.
 
@@ -68,17 +79,8 @@ class Case:
 
         x, dy = normal(n, c, h, w).to(dtype), normal(n, self.filters, p, q).to(dtype)
         weight = (normal(self.filters, c // self.groups, *self.filter) * fan_in**-0.5).to(dtype)
-        return Layer(self.name, x, weight, None, dy, self._spec(products, family)).with_layout(layout)
-
-    def problem(self, direction: str, precision: str, layout: str) -> Conv2dProblem:
-        """One direction of the layer, without tensors."""
-        dtype, products = PRECISIONS[precision]
-        weight = (self.filters, self.input[1] // self.groups, *self.filter)
-        return problem_of(direction, self.input, weight, self._spec(products, "auto"), dtype, layout)
-
-    def _spec(self, products: str, family: str) -> ConvSpec:
-        padding = (self.padding[0], self.padding[0], self.padding[1], self.padding[1])
-        return ConvSpec(self.stride, padding, self.dilation, self.groups, products, family)
+        spec = ConvSpec(self.stride, self._sides, self.dilation, self.groups, products, family)
+        return Layer(self.name, x, weight, None, dy, spec).with_layout(layout)
 
 
 def load_suite(path: Path) -> list[Case]:

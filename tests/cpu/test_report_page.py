@@ -16,9 +16,9 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from haloconv import model_source
 from haloconv.cli import app
 from haloconv.report import FileOutcome, Report, plots
+from haloconv.tune import targets
 from haloconv.tune.limits import ceilings_of
 from haloconv.tune.suite import Case
 from tests.cpu.test_report import ENVIRONMENT, FAILED, LOSS, WIN, report
@@ -248,8 +248,8 @@ def test_a_problem_file_becomes_a_page(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("without_gpu")
 def test_named_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.5))
-    monkeypatch.setattr(model_source, "_from_timm", lambda name: net)
-    result = run("timm:tiny", "--input", "2,3,18,20", "--html", tmp_path / "p.html")
+    monkeypatch.setitem(targets._BUILDERS, "timm", lambda name: net)
+    result = run("timm:tiny", "--batch", 2, "--pixels", 18, "--html", tmp_path / "p.html")
     assert result.exit_code == 0 and "tiny" in result.output and net[1].p == 0.0, result.output
 
 
@@ -267,8 +267,7 @@ def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["--html", "p.html"], "give a model or a problem file"),
         (["x.py", "--results", "y.jsonl", "--html", "p.html"], "give a model or a problem file"),
         (["x.py", "--html", "p.html"], "there is no such file"),
-        (["timm:resnet50", "--input", "3,224", "--html", "p.html"], "takes four positive numbers"),
-        (["x.py", "--input", "1,3,8,8", "--html", "p.html"], "makes its own inputs"),
+        (["jax:resnet50", "--html", "p.html"], "not from jax"),
         (["--results", "y.jsonl", "--html", "p.html"], "no row of results"),
         (["x.py", "--device", "emulator", "--precision", "bf16", "--html", "p.html"], "no whole model under"),
     ],

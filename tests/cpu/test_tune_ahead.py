@@ -24,6 +24,7 @@ from haloconv.report import Report
 from haloconv.tune import choice, measure, records
 from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.records import read_records, records_path, shelf_of
+from haloconv.tune.targets import TargetError, load_target
 from haloconv.tune.walk import Posed, problems_of
 from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only
 
@@ -308,13 +309,22 @@ def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "name a problem file"), (("no_such_model",), "no such file"), (("timm:no_such_model",), "timm"),
+        ((), "name a problem file"), (("no_such_model",), "no such file"), (("elsewhere:x",), "models come from"),
         (("--suite", "absent.toml"), "absent.toml"), (("x.py", "--layout", "chwn"), "--layout takes some of"),
     ],
 )  # fmt: skip
 def test_the_verb_says_what_it_cannot_use(verb: None, arguments: tuple[str, ...], says: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2 and says in result.output
+
+
+def test_models_by_name() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    name = torchvision.models.list_models()[0]
+    target = load_target(f"torchvision:{name}", 1, 64)
+    assert target.name == name and target.inputs[0].shape == (1, 3, 64, 64) and not target.from_file
+    with pytest.raises(TargetError):
+        load_target("torchvision:no_such_model", 1, 64).model
 
 
 # --- importing
