@@ -324,7 +324,7 @@ def test_models_by_name() -> None:
     target = load_target(f"torchvision:{name}", 1, 64)
     assert target.name == name and target.inputs[0].shape == (1, 3, 64, 64) and not target.from_file
     with pytest.raises(TargetError):
-        load_target("torchvision:no_such_model", 1, 64).model
+        load_target("torchvision:no_such_model", 1, 64)
 
 
 # --- importing
