@@ -211,6 +211,12 @@ class Run:
         spec = self.case.spec._replace(family=self.family, precision=precision, strict=True)
         return replace(self.case, spec=spec)
 
+    @property
+    def pairs(self) -> set:
+        """What the run shows: its case, cut like this, with this dtype and with this result, and both on the family."""
+        way = (self.family, self.case.name, self.shape, self.finite)
+        return {(way, self.dtype), (way, self.result), (self.family, self.dtype, self.result)}
+
     def __str__(self) -> str:
         parts = (self.family, self.case.name, DTYPE_NAMES[self.dtype], self.result, self.shape)
         parts += () if self.finite else ("not finite",)

@@ -1,4 +1,8 @@
-"""Every shipped kernel compiles for every architecture of its family without a single spill; no GPU takes part."""
+"""Every shipped kernel compiles for every architecture of its family without a single spill; no GPU takes part.
+
+Without ``--every-arch`` all texts are compiled for one architecture, and for two others and Volta those in which every
+pair of constants' values occurs.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,12 @@ from haloconv.families import (
     halo_sm90_shipped,
 )
 from haloconv.jit.source import KERNEL_FOLDER
+from tests.covering import covering, pairs_of_constants
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
 EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-WITHOUT_BEING_ASKED = ("sm_75", "sm_90a", "sm_120")  # the oldest, the newest, and where kernels were measured
+MAIN_ARCH = "sm_90a"  # where kernels were measured: every text
+ALSO_WITHOUT_BEING_ASKED = ("sm_75", "sm_120")  # the oldest and the newest: a part of the texts
 SHIPPED = {
     "direct": direct.shipped_sources,
     "halo_sm80": halo_sm80_shipped.shipped_sources,
@@ -62,22 +68,54 @@ def test_every_kernel_file_is_in_the_matrix() -> None:
     assert len({source.digest for source in sources}) == len(sources)
 
 
+def _part(sources: list[jit.KernelSource]) -> list[jit.KernelSource]:
+    """What is compiled of a family's texts for another architecture than the main one."""
+    return covering(sources, pairs_of_constants)
+
+
+def test_the_part_for_other_architectures_has_every_pair_of_values() -> None:
+    for family, shipped in SHIPPED.items():
+        sources = shipped()
+        part = _part(sources)
+        assert set().union(*map(pairs_of_constants, part)) == set().union(*map(pairs_of_constants, sources)), family
+        assert part == _part(sources) and part == [source for source in sources if source in part], family
+    assert len(_part(direct.shipped_sources())) < len(direct.shipped_sources()) / 2
+
+
+def test_the_part_leaves_out_only_what_adds_no_pair() -> None:
+    def text(**constants: int) -> jit.KernelSource:
+        return jit.KernelSource("toy", "toy", tuple(constants.items()), "")
+
+    product = [text(A=a, B=b, C=c) for a in (0, 1) for b in (0, 1) for c in (0, 1)]
+    assert 4 <= len(_part(product)) < len(product)
+    assert _part(product[:2]) == product[:2] and _part([]) == []
+    sizes = [text(A=a, B=a, SMEM_BYTES=size) for a in (0, 1) for size in (0, 16)]
+    assert len(_part(sizes)) == 2, "each size once is enough"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Some architectures, or with ``--every-arch`` all: a kernel takes a second for each."""
     if "arch" in metafunc.fixturenames:
         every = metafunc.config.getoption("--every-arch")
-        wanted = [
-            (family, arch) for family, archs in ARCHS.items() for arch in archs if every or arch in WITHOUT_BEING_ASKED
-        ]
-        metafunc.parametrize(("family", "arch"), wanted)
+        named = EVERY_ARCH if every else (MAIN_ARCH, *ALSO_WITHOUT_BEING_ASKED)
+        metafunc.parametrize(
+            ("family", "arch"), [(family, arch) for family, archs in ARCHS.items() for arch in archs if arch in named]
+        )
 
 
-def test_no_kernel_spills(family: str, arch: str) -> None:
-    assert _spills(SHIPPED[family](), lambda source: jit.compile_source(source, arch).spill_bytes) == []
+@pytest.fixture
+def part(request: pytest.FixtureRequest) -> Callable[[list[jit.KernelSource]], list[jit.KernelSource]]:
+    """What is compiled of a family's texts for another architecture than the main one: with ``--every-arch`` all."""
+    return list if request.config.getoption("--every-arch") else _part
+
+
+def test_no_kernel_spills(family: str, arch: str, part: Callable) -> None:
+    sources = SHIPPED[family]() if arch == MAIN_ARCH else part(SHIPPED[family]())
+    assert _spills(sources, lambda source: jit.compile_source(source, arch).spill_bytes) == []
 
 
 @pytest.mark.parametrize("major", OLD_NVRTCS)
-def test_no_kernel_spills_on_volta(major: int) -> None:
+def test_no_kernel_spills_on_volta(major: int, part: Callable) -> None:
     folder = library_folder(major)
     if folder is None:
         message = (
@@ -88,4 +126,4 @@ def test_no_kernel_spills_on_volta(major: int) -> None:
         pytest.skip(message)
     nvrtc = Nvrtc(folder)
     assert nvrtc.version.split(".")[0] == str(major)
-    assert _spills(direct.shipped_sources(), lambda source: nvrtc.compile(source, "sm_70")[1].spill_bytes) == []
+    assert _spills(part(direct.shipped_sources()), lambda source: nvrtc.compile(source, "sm_70")[1].spill_bytes) == []
