@@ -1,4 +1,4 @@
-"""A part of a long list in which all that two of its choices can do together still happens."""
+"""A part of a long list in which all that a few of its choices can do together still happens."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def covering(items: Sequence[Item], features: Callable[[Item], set], kept: Colle
     return [item for place, item in enumerate(items) if place in taken]
 
 
-def pairs_of_constants(source: KernelSource) -> set:
-    """Every value of a constant in the text, and every two values of two constants; the entry counts as one."""
+def constants_together(source: KernelSource, number: int = 2) -> set:
+    """Every value of a constant in the text, and the values of every ``number`` of them; the entry counts as one."""
     free = [("entry", source.entry), *((name, value) for name, value in source.constants if name not in FOLLOWING)]
     follows = [(("entry", source.entry), each) for each in source.constants if each[0] in FOLLOWING]
-    return {(each,) for each in free} | set(combinations(free, 2)) | set(follows)
+    return {(each,) for each in free} | set(combinations(free, number)) | set(follows)

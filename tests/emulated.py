@@ -213,9 +213,9 @@ class Run:
 
     @property
     def pairs(self) -> set:
-        """What the run shows: its case, cut like this, with this dtype and with this result, and both on the family."""
-        way = (self.family, self.case.name, self.shape, self.finite)
-        return {(way, self.dtype), (way, self.result), (self.family, self.dtype, self.result)}
+        """What the run shows: its case with this dtype, with this result and cut like this, and each cut with both."""
+        case, cut = (self.family, self.case.name), (self.family, self.shape, self.finite)
+        return {(case, self.dtype), (case, self.result), (case, cut), (cut, self.dtype, self.result)}
 
     def __str__(self) -> str:
         parts = (self.family, self.case.name, DTYPE_NAMES[self.dtype], self.result, self.shape)
