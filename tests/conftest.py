@@ -25,7 +25,8 @@ HASHES = pytest.StashKey[dict[str, str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-examples", type=int, default=300, help="random problems that the GPU fuzzer draws")
-    parser.addoption("--every-arch", action="store_true", help="compile for every architecture, not for some")
+    parser.addoption("--every-arch", action="store_true", help="compile all for every architecture, not for one")
+    parser.addoption("--every-run", action="store_true", help="the emulator runs every case in every way, not a part")
     parser.addoption(
         "--emulator-seeds", type=lambda text: tuple(map(int, text.split(","))), default=EMULATOR_SEEDS,
         help="the emulator's schedules, such as 0,1,2",
