@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -169,8 +170,11 @@ def _judge(triples: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]], 
 def _flat_oracle(truth: torch.Tensor) -> Oracle:
     """Every element is judged against the largest one: a whole model has no convolution of absolute values."""
     value = truth.to(torch.float64)
-    finite = value[value.isfinite()]
-    return Oracle(value, torch.full_like(value, finite.abs().max().item() if finite.numel() else 1.0))
+    largest = torch.linalg.vector_norm(value, float("inf")).item() if value.numel() else 0.0
+    if not math.isfinite(largest):
+        finite = value[value.isfinite()]
+        largest = finite.abs().max().item() if finite.numel() else 1.0
+    return Oracle(value, value.new_tensor(largest).expand(value.shape))
 
 
 def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict) -> Row:
