@@ -14,12 +14,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.run import Family, make_console, make_progress, show
 from haloconv.env import environment_stamp
 from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
 from haloconv.tune.costs import CompileTime, HostCost, compile_times, host_costs
 from haloconv.tune.layer import LAYOUTS, Layer
+from haloconv.tune.network import Effort, NetworkCase, load_networks
 from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
 from haloconv.tune.sample import LEAST_RATIO, Drawn, compile_ahead, slower
 from haloconv.tune.sample import sample as draw
@@ -31,49 +33,59 @@ SEED_CASES = ("A", "B", "C")
 
 
 def bench(
-    suite: Annotated[Path, typer.Option(help="The cases.")] = BENCHMARKS / "suite.toml",
+    suite: Annotated[
+        Path | None, typer.Option(help="The cases; by default benchmarks/suite.toml, or models.toml for --models.")
+    ] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
     direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad,step.")] = ",".join(DIRECTIONS),
-    precision: Annotated[str, typer.Option(help="Of fp32,tf32,fp16,bf16.")] = "fp32",
-    layout: Annotated[str, typer.Option(help="Of nchw,nhwc.")] = "nchw",
+    precision: Annotated[
+        str | None, typer.Option(help="Of fp32,tf32,fp16,bf16; by default fp32, and tf32,bf16 for networks.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="Of nchw,nhwc; by default nchw, and both for networks.")] = None,
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
     sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers of few channels.")] = 0,
     seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
+    models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
+    tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
+    layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
+    limit: Annotated[float | None, typer.Option(help="Networks: seconds after which none is begun.")] = None,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
 ) -> None:
     """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
 
-    Exit code 0: every check passed and every budget was met. 1: not. 2: no GPU, or an option cannot be used.
+    With --models whole networks (resnet50, convnext_tiny, ...): inference, a training step, every layer, memory.
+
+    Exit code 0: every check passed, every budget and bar was met. 1: not. 2: no GPU, or an option cannot be used.
     """
     console = make_console()
     if not torch.cuda.is_available():
         console.print("[bold red]error:[/] bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
         raise typer.Exit(2)
+    suite = suite or BENCHMARKS / ("models.toml" if models else "suite.toml")
+    timing = Budget(budget, other_layout=other_layout)
     try:
-        cases = load_suite(suite)
-        order = Order(
-            cases=select(cases, listed(case), listed(tag)),
-            directions=choices("--direction", direction, (*DIRECTIONS, "step")),
-            precisions=choices("--precision", precision, PRECISIONS),
-            layouts=choices("--layout", layout, LAYOUTS),
-            family=family.value,
-            budget=Budget(budget, other_layout=other_layout),
-        )
-        seeds = select(cases, SEED_CASES) if compile_time else []
+        if models:
+            effort = Effort(timing, tune=tune, layers=layers)
+            order = _networks(load_networks(suite), listed(case), precision, layout, effort, limit)
+        else:
+            order = _order(load_suite(suite), case, tag, direction, precision, layout, family, timing)
+        seeds = select(load_suite(suite), SEED_CASES) if compile_time else []
     except (SuiteError, typer.BadParameter) as error:
         console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
         raise typer.Exit(2) from None
     device = torch.device("cuda", torch.cuda.current_device())
     folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
-    if host_cost:
+    if models:
+        passed = bench_models(order, device, folder, console)
+    elif host_cost:
         passed = bench_host_cost(device, folder, console)
     elif sample:
-        passed = bench_sample(draw(sample, seed), order.budget, device, folder, console)
+        passed = bench_sample(draw(sample, seed), timing, device, folder, console)
     elif compile_time:
         passed = bench_compile_time(seeds, folder, console)
     else:
@@ -91,6 +103,46 @@ class Order:
     layouts: list[str]
     family: str
     budget: Budget
+
+
+def _order(
+    cases: list[Case],
+    case: str,
+    tag: str,
+    direction: str,
+    precision: str | None,
+    layout: str | None,
+    family: Family,
+    budget: Budget,
+) -> Order:
+    return Order(
+        cases=select(cases, listed(case), listed(tag)),
+        directions=choices("--direction", direction, (*DIRECTIONS, "step")),
+        precisions=choices("--precision", "fp32" if precision is None else precision, PRECISIONS),
+        layouts=choices("--layout", "nchw" if layout is None else layout, LAYOUTS),
+        family=family.value,
+        budget=budget,
+    )
+
+
+def _networks(
+    cases: list[NetworkCase],
+    names: list[str],
+    precision: str | None,
+    layout: str | None,
+    effort: Effort,
+    limit: float | None,
+) -> NetworkOrder:
+    unknown = [name for name in names if name not in {each.name for each in cases}]
+    if unknown:
+        raise SuiteError(f"there is no network {', '.join(unknown)}; there are {', '.join(e.name for e in cases)}")
+    return NetworkOrder(
+        cases=[each for each in cases if not names or each.name in names],
+        precisions=choices("--precision", "tf32,bf16" if precision is None else precision, PRECISIONS),
+        layouts=choices("--layout", "nchw,nhwc" if layout is None else layout, LAYOUTS),
+        effort=effort,
+        limit_s=limit,
+    )
 
 
 def listed(text: str) -> list[str]:

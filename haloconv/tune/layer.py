@@ -23,7 +23,7 @@ class Layer:
     """A convolution as data. ``x`` (N, C, H, W), ``w`` (K, C/G, R, S), ``b`` (K,) or None, ``dy`` (N, K, P, Q).
 
     The tensors carry no graph. ``layout`` is the memory order of the activations. ``count`` says how many layers of a
-    model it stands for.
+    model it stands for. ``fed`` layers take the model's own input, for which training wants no gradient.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Layer:
     spec: ConvSpec
     layout: str = "nchw"
     count: int = 1
+    fed: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:

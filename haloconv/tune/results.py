@@ -37,12 +37,12 @@ def append_rows(folder: Path, what: str, rows: Iterable[ResultRow]) -> Path:
     return path
 
 
-def refresh_latest(folder: Path, rows: Iterable[ResultRow]) -> Path:
-    """Bring ``latest.jsonl`` up to date: the newest row per case, direction, precision and layout.
+def refresh_latest(folder: Path, rows: Iterable[ResultRow], name: str = "latest.jsonl") -> Path:
+    """Bring the file ``name`` up to date: the newest row per case, direction, precision and layout.
 
     Lines that cannot be read are dropped; a row replaces one of the same date.
     """
-    path = folder / "latest.jsonl"
+    path = folder / name
     newest: dict[tuple, ResultRow] = {}
     for row in [*read_rows(path), *rows]:
         key = tuple(row[name] for name in IDENTITY)

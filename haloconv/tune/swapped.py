@@ -18,6 +18,7 @@ from haloconv.report import Row
 from haloconv.tune.emulated import EmulatedLayer, Emulation, failed_row, try_emulated_step
 from haloconv.tune.layer import LAYOUTS, Layer
 from haloconv.tune.trial import Budget, try_step
+from haloconv.tune.walk import evaluating
 from haloconv.tune.whole import Contest, try_model
 
 
@@ -100,7 +101,7 @@ def layers_of(
 
     hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), evaluating(model), warnings.catch_warnings():
             if options.emulation is not None:  # no kernel of ours is meant to run in this pass
                 warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
             model(*inputs)
@@ -111,6 +112,7 @@ def layers_of(
     finally:
         for hook in hooks:
             hook.remove()
+    given = {x.data_ptr() for x in inputs}
     many = len(swaps) > 1
     places: dict[tuple, list[Swap]] = {}
     for swap in swaps:
@@ -120,7 +122,8 @@ def layers_of(
     for alike in places.values():
         first = alike[0]
         layer = layer_of(f"{name}.{first.name}" if many else name, first.module, seen[first.module], options)
-        layers.append(replace(layer, count=len(alike)))
+        fed = all(seen[each.module].data_ptr() in given for each in alike)
+        layers.append(replace(layer, count=len(alike), fed=fed))
     return layers
 
 
@@ -170,7 +173,7 @@ def try_whole(
     rows: list[Row],
     options: Options,
 ) -> tuple[list[Row], list[str]]:
-    """The rows of the whole model, given the rows of its layers, and notes on how it was judged."""
+    """The rows of the whole model, given those of its layers, and notes on how it was judged."""
     alike = [row for row in rows if row.precision != "tf32" or options.model_precision != "ieee"]
     labels = {row.precision for row in alike}
     layer_names = {row.case for row in alike}

@@ -49,7 +49,7 @@ def problems_of(
         wanted = [each for each in directions if each != "dgrad" or x.data_ptr() not in frozen_inputs]
         found.extend(Posed(name, problem, x.device) for problem in _problems(module, x, wanted))
 
-    with _noting(model, note), _evaluating(model), torch.no_grad():
+    with _noting(model, note), evaluating(model), torch.no_grad():
         model(*args, **kwargs)
     return list(dict.fromkeys(found))
 
@@ -115,7 +115,7 @@ def _is_ours_to_run(module: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Every module in evaluation mode, so that no running statistics change; afterwards as before."""
     training = [module for module in model.modules() if module.training]
     model.eval()

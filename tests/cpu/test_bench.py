@@ -148,6 +148,20 @@ def test_every_precision_has_its_limit(tmp_path, precision, limit):
     assert {row["error_limit"] for row in latest} == {limit}
 
 
+@pytest.mark.parametrize("family, passes", [("aten", True), ("direct", False)])
+def test_what_pytorch_ran_may_err_as_pytorch_does(monkeypatch, family, passes):
+    """A rival that is far off raises the limit of its own convolution on our side, and of no kernel of ours."""
+    layer = replace(SMALL.layer("tf32", "nchw", "aten", CPU), dy=torch.ones(2, 6, 5, 10))
+    off = {"wgrad": lambda: 1.001 * right()}
+    right = layer.rival("wgrad")
+    monkeypatch.setattr(type(layer), "rival", lambda self, step: off[step])
+    monkeypatch.setattr(type(layer), "ours", lambda self, step: off[step])
+    monkeypatch.setattr(type(layer), "choice", lambda self, step: plan.Choice(family, "a test"))
+    row = trial.try_step(layer, "wgrad", QUICK)
+    assert row.passed is passes and row.error == pytest.approx(1e-3, rel=1e-2)
+    assert row.error_limit == pytest.approx(2e-3 if passes else 5e-4, rel=1e-2)
+
+
 def test_failed_rows_are_recorded_but_never_latest(tmp_path, monkeypatch):
     right = plan.fprop
     monkeypatch.setattr(plan, "fprop", lambda *arguments: right(*arguments) * 1.01)
