@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from haloconv.cli import bench, doctor, report, run, tune
+from haloconv.cli import bench, doctor, export, report, run, tune
 
 app = typer.Typer(
     help="2-D convolutions on own CUDA kernels: check them, time them, look after them.",
@@ -14,3 +14,4 @@ app = typer.Typer(
 )
 for verb in (run.run, report.report, tune.tune, bench.bench, doctor.doctor):
     app.command()(verb)
+app.command("export")(export.export_file)

@@ -191,9 +191,13 @@ def _file_digest(path: Path) -> str:
 
 
 def _run(command: list[str], folder: str | None = None) -> str:
-    """Run a command; its messages, empty if it went well."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
-    return (done.stderr or f"exit status {done.returncode}") if done.returncode else ""
+    """Run a command; its messages, empty if it went well.
+
+    They are UTF-8 whatever Python thinks of the locale, which NVRTC 11 changes for the whole process.
+    """
+    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_BUILD_TIMEOUT_S, check=False)
+    log = done.stderr.decode("utf-8", errors="replace")
+    return (log or f"exit status {done.returncode}") if done.returncode else ""
 
 
 def _build_runtime(path: Path) -> None:
