@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from haloconv.accelerate import accelerate
+from haloconv.accelerate import accelerate, restore
 from haloconv.export import export
 from haloconv.functional import conv2d
 from haloconv.module import Conv2d
+from haloconv.tune.ahead import tune
 from haloconv.version import __version__
 
-__all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "export"]
+__all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "export", "restore", "tune"]

@@ -1,47 +1,188 @@
-"""Swap the convolutions of a model for ours, by type, keeping every weight."""
+"""Swap the convolutions of a model for ours and back: a layer changes its class and stays the same object.
+
+Because it stays the same object, all that refers to it holds: hooks and what they closed over, optimisers, shared
+modules, DDP and FSDP2 (which puts gathered weights into the very module that it was given), lists outside the model.
+"""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
-from haloconv.module import Conv2d
+from haloconv.module import OWN_NAMES, Conv2d, check_names
+from haloconv.reclass import change_class, is_convolution, own_class, why_not_plain
+
+_WIDTH = 160  # columns of the report as a str
+_ROOT = "(the model itself)"
 
 
 class Swap(NamedTuple):
-    """One replaced module. ``names`` are all the places in the model where it stands; shared modules have several."""
+    """One layer that is ours now. ``names`` are all the places in the model where it stands: shared ones have several.
+
+    ``before`` names settings that it had as a layer of ours and has no longer; None if there are none.
+    """
 
     names: tuple[str, ...]
     module: Conv2d
+    before: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def expected(self) -> str:
+        """The family that runs the layer and why, as far as that is known: fully only after its first input."""
+        choice = self.module.choice()
+        return "chosen at its first input" if choice is None else f"{choice.family}: {choice.reason}"
+
+
+class Left(NamedTuple):
+    """One module that was left as it is, and why. ``convolution`` if it is a 2-D convolution, which strict refuses."""
+
+    names: tuple[str, ...]
+    module: torch.nn.Module
+    reason: str
+    convolution: bool
 
     @property
     def name(self) -> str:
         return self.names[0]
 
 
-def accelerate(
-    model: torch.nn.Module, *, family: str = "auto", precision: str | None = None, strict: bool = False
-) -> list[Swap]:
-    """Replace every child of ``model`` whose type is exactly torch.nn.Conv2d by a haloconv.Conv2d, in place.
+@dataclass(frozen=True)
+class Acceleration(Sequence):
+    """What ``accelerate`` did: a sequence of the swaps; ``print`` shows them with all that was left, and why.
 
-    The new modules hold the same Parameters. A module that stands in several places stays one module. Subclasses of
-    torch.nn.Conv2d are left alone, because they may compute something else. ``family``, ``precision`` and ``strict``
-    mean what they mean for haloconv.Conv2d.
-
-    Raises ValueError if the model is itself a torch.nn.Conv2d: it has no parent in which it could be replaced.
+    ``swaps`` are the layers that became ours, ``already`` those that were, ``left`` what stays PyTorch's.
     """
-    if type(model) is torch.nn.Conv2d:
-        raise ValueError("the model is itself a torch.nn.Conv2d; use haloconv.Conv2d.from_torch(model) instead")
-    places: dict[torch.nn.Conv2d, list[str]] = {}
+
+    swaps: tuple[Swap, ...]
+    already: tuple[Swap, ...]
+    left: tuple[Left, ...]
+
+    def __len__(self) -> int:
+        return len(self.swaps)
+
+    def __getitem__(self, index: int | slice) -> Swap | tuple[Swap, ...]:
+        return self.swaps[index]
+
+    @property
+    def summary(self) -> str:
+        """One line of counts."""
+        missed = sum(each.convolution for each in self.left)
+        others = len(self.left) - missed
+        parts = [f"{len(self.swaps)} of {len(self.swaps) + missed} convolutions swapped"]
+        parts += [f"{len(self.already)} were haloconv's already"] if self.already else []
+        parts += [f"{others} of other kinds left"] if others else []
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<Acceleration: {self.summary}>"
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        console.print(self)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+    def __rich__(self) -> Group:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for head in ("layer", "of", "state", "family, or why not"):
+            table.add_column(head, overflow="fold")
+        for line in self._lines():
+            table.add_row(*(Text(cell) for cell in line))
+        return Group(Text(self.summary), *([table] if table.row_count else []))
+
+    def _lines(self) -> Iterator[tuple[str, str, str, str]]:
+        """The table row by row: name, extents, state, reason."""
+        for swap in self.swaps:
+            yield _shown(swap.names), _extents(swap.module), "swapped", swap.expected
+        for swap in self.already:
+            state = "haloconv's already" if swap.before is None else f"set anew: {swap.module.settings()}"
+            yield _shown(swap.names), _extents(swap.module), state, swap.expected
+        for left in self.left:
+            yield _shown(left.names), _extents(left.module), "left" if left.convolution else "other", left.reason
+
+
+def accelerate(
+    model: torch.nn.Module, *, strict: bool = False, family: str = "auto", precision: str | None = None
+) -> Acceleration:
+    """Turn every module of ``model`` that is exactly a torch.nn.Conv2d into a haloconv.Conv2d, in place.
+
+    A layer changes its class and stays the same object: parameters, hooks, names, device, memory format, mode, sharing
+    and parametrisations are untouched. Other kinds of convolution, and subclasses, which may compute something else,
+    are left and listed with the reason. ``family``, ``precision`` and ``strict`` mean what they mean for
+    haloconv.Conv2d; layers that were swapped before take them, too. ``restore`` undoes it.
+
+    Raises ValueError for an unknown precision or family and RuntimeError if ``strict`` is set and a 2-D convolution
+    cannot be swapped; nothing is changed then.
+    """
+    check_names(precision, family)
+    places = _places(model)
+    left = tuple(
+        Left(names, module, reason, is_convolution(module))
+        for module, names in places.items()
+        if not isinstance(module, Conv2d) and (reason := why_not_plain(module, OWN_NAMES)) is not None
+    )
+    missed = [each for each in left if each.convolution]
+    if strict and missed:
+        lines = "\n".join(f"  {_shown(each.names)}: {each.reason}" for each in missed)
+        raise RuntimeError(f"haloconv.accelerate(strict=True) cannot swap every convolution of the model:\n{lines}")
+    others = {each.module for each in left}
+    swaps, already = [], []
+    for module, names in places.items():
+        if isinstance(module, Conv2d):
+            before = module.settings()
+            if module.swapped:
+                module.set_up(precision, family, strict)
+            already.append(Swap(names, module, None if before == module.settings() else before))
+        elif module not in others:
+            change_class(module, torch.nn.Conv2d, Conv2d)
+            module.set_up(precision, family, strict)
+            module.swapped = True
+            swaps.append(Swap(names, module))
+    return Acceleration(tuple(swaps), tuple(already), left)
+
+
+def restore(model: torch.nn.Module) -> list[str]:
+    """Turn every layer that ``accelerate`` swapped back into a torch.nn.Conv2d, in place; all names of these layers.
+
+    Nothing of haloconv stays in them, and outputs are PyTorch's own again, bit by bit. Layers that were built as
+    haloconv.Conv2d are left. Calling it again changes nothing.
+    """
+    restored: list[str] = []
+    for module, names in _places(model).items():
+        if own_class(module) is Conv2d and module.swapped:
+            change_class(module, Conv2d, torch.nn.Conv2d)
+            for name in OWN_NAMES:
+                vars(module).pop(name, None)
+            restored.extend(names)
+    return restored
+
+
+def _places(model: torch.nn.Module) -> dict[torch.nn.Module, tuple[str, ...]]:
+    """Every convolution of any kind in the model, with all the names that it has there."""
+    places: dict[torch.nn.Module, tuple[str, ...]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if type(module) is torch.nn.Conv2d:
-            places.setdefault(module, []).append(name)
-    swaps = []
-    for conv, names in places.items():
-        module = Conv2d.from_torch(conv, precision=precision, family=family, strict=strict)
-        for name in names:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, module)
-        swaps.append(Swap(tuple(names), module))
-    return swaps
+        if isinstance(module, torch.nn.modules.conv._ConvNd) or is_convolution(module):
+            places[module] = (*places.get(module, ()), name)
+    return places
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return ", ".join(name or _ROOT for name in names)
+
+
+def _extents(module: torch.nn.Module) -> str:
+    """What the layer's constructor was told, as its repr has it."""
+    if not isinstance(module, torch.nn.Conv2d):
+        return type(module).__name__
+    return torch.nn.Conv2d.extra_repr(module)

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,10 +21,16 @@ from haloconv.version import __version__
 
 CACHE_DIR = "HALOCONV_CACHE_DIR"
 CACHE = "HALOCONV_CACHE"
+RECORDS_DIR = "HALOCONV_RECORDS_DIR"
+TUNE = "HALOCONV_TUNE"
+FROZEN = "HALOCONV_FROZEN"
 
 VARIABLES = {
     CACHE_DIR: "folder of the kernel cache, instead of the user's cache folder",
     CACHE: "0 turns the kernel cache on disk off: every process compiles its own kernels",
+    RECORDS_DIR: "folder of the tuning records, instead of the user's data folder",
+    TUNE: "first-use: measure a layer of a new kind at its first call; unset: choose by records and rules at once",
+    FROZEN: "1: tuning records are read only; nothing is measured and nothing is written",
 }
 """Every environment variable that the package reads, with its meaning."""
 
@@ -49,6 +56,30 @@ def cache_dir_override() -> Path | None:
 def disk_cache_enabled() -> bool:
     """False if HALOCONV_CACHE is ``0`` (or ``off``, ``no``, ``false``)."""
     return os.environ.get(CACHE, "1").strip().lower() not in ("0", "off", "no", "false")
+
+
+def records_dir_override() -> Path | None:
+    """The folder that HALOCONV_RECORDS_DIR names, or None if it is unset or empty."""
+    value = os.environ.get(RECORDS_DIR, "")
+    return Path(value).expanduser() if value else None
+
+
+@cache
+def tunes_at_first_use() -> bool:
+    """True if HALOCONV_TUNE is ``first-use`` and records are not frozen. Read once in a process.
+
+    Warns of a value that means nothing.
+    """
+    value = os.environ.get(TUNE, "").strip().lower()
+    if value not in ("", "0", "off", "no", "false", "first-use"):
+        warnings.warn(f"{TUNE}={value!r} means nothing; it may be first-use", RuntimeWarning, stacklevel=2)
+    return value == "first-use" and not frozen()
+
+
+@cache
+def frozen() -> bool:
+    """True if HALOCONV_FROZEN is set to anything but ``0``, ``off``, ``no`` or ``false``. Read once in a process."""
+    return os.environ.get(FROZEN, "").strip().lower() not in ("", "0", "off", "no", "false")
 
 
 def variables_in_force() -> dict[str, str]:
@@ -89,13 +120,15 @@ class DeviceFacts:
 class StandIn(NamedTuple):
     """What runs kernels on CPU tensors for the time being: its facts; ``load(source, smem_bytes)``, which gives an
     object with ``launch`` as jit.LoadedKernel has it; ``watch(run)``, which wraps a bound call to learn its tensors;
-    ``encode_tiled``, which takes the place of jit.encode_tiled and gives the maps that its kernels read.
+    ``encode_tiled``, which takes the place of jit.encode_tiled and gives the maps that its kernels read. ``keeps_time``
+    if the times of its kernels mean anything.
     """
 
     facts: DeviceFacts
     load: Callable[..., Any]
     watch: Callable[..., Any]
     encode_tiled: Callable[..., bytes]
+    keeps_time: bool = False
 
 
 _stand_in: StandIn | None = None
@@ -111,6 +144,12 @@ def set_stand_in(device: StandIn | None) -> None:
     global _stand_in
     _stand_in = device
     device_facts.cache_clear()
+
+
+def watched(run: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """``run``; on a stand-in for a GPU, which must know the tensors that kernels touch, wrapped by it."""
+    emulated = stand_in() if device.type == "cpu" else None
+    return run if emulated is None else emulated.watch(run)
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -177,20 +216,36 @@ def _driver_cuda_version() -> str:
 
 def environment_stamp() -> dict[str, str]:
     """Where and with what a measurement was taken; every value is a string, ``"none"`` where there is nothing."""
-    has_gpu = torch.cuda.is_available()
-    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    has_gpu, software = torch.cuda.is_available(), software_stamp()
     return {
         "gpu": torch.cuda.get_device_name() if has_gpu else "none",
+        "torch": software["torch"],
+        "cudnn": software["cudnn"],
+        "cuda_driver": _driver_cuda_version() or "none",
+        "cuda_runtime": software["cuda_runtime"],
+        "driver": software["driver"],
+        "python": platform.python_version(),
+        "haloconv": software["haloconv"],
+        "commit": _commit() or "none",
+        "date": now(),
+    }
+
+
+def software_stamp() -> dict[str, str]:
+    """The versions that decide how fast things run; every value is a string, ``"none"`` where there is nothing."""
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    return {
         "torch": torch.__version__,
         "cudnn": str(cudnn) if cudnn else "none",
-        "cuda_driver": _driver_cuda_version() or "none",
         "cuda_runtime": torch.version.cuda or "none",
         "driver": driver_version(),
-        "python": platform.python_version(),
         "haloconv": __version__,
-        "commit": _commit() or "none",
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+
+
+def now() -> str:
+    """The date and time in UTC."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _commit() -> str:

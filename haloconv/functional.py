@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from torch.autograd import forward_ad
 
-from haloconv import autograd
+from haloconv import autograd, transforms
 from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast
 from haloconv.problem import ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
 
@@ -16,6 +17,7 @@ _is_autocast_enabled = torch.is_autocast_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
 
 
 def conv2d(
@@ -31,7 +33,7 @@ def conv2d(
     family: str = "auto",
     strict: bool = False,
 ) -> torch.Tensor:
-    """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order.
+    """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order, in both modes.
 
     Args:
         input: (N, C, H, W), or (C, H, W) for one image; any strides.
@@ -92,7 +94,8 @@ _cached_spec = lru_cache(maxsize=4096, typed=True)(make_spec)
 def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
     """conv2d of tensors, with everything else in ``spec``.
 
-    Plain eager tensors go straight to our autograd; whatever traces or transforms goes through the operator.
+    Plain eager tensors go straight to our autograd; whatever traces goes through the operator, whatever transforms
+    through functions that PyTorch can transform.
     """
     if x.dim() == 3:
         return convolve(x.unsqueeze(0), w, b, spec).squeeze(0)
@@ -100,13 +103,15 @@ def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: Con
         device_type = x.device.type
         if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
             x, w, b = cast_for_autocast(device_type, x, w, b)
+    if not _is_compiling() and (_functorch_is_active() or forward_ad._current_level >= 0):
+        return transforms.fprop(x, w, b, spec)
     if (
         _is_compiling()
         or type(x) not in _PLAIN_TYPES
         or type(w) not in _PLAIN_TYPES
         or (b is not None and type(b) not in _PLAIN_TYPES)
-        or _functorch_is_active()
         or _dispatch_modes()
+        or _tracing_state() is not None
     ):
         return torch.ops.haloconv.fprop(x, w, b, *spec)
     return autograd.fprop(x, w, b, spec)

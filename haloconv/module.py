@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import torch
 
+from haloconv.families.base import is_channels_last
 from haloconv.functional import convolve, make_spec
-from haloconv.plan import choose, problem_of
+from haloconv.library import autocast_dtype
+from haloconv.plan import Choice, choose, problem_of
 from haloconv.precision import torch_precision
 from haloconv.problem import FAMILIES, PRECISIONS, ConvSpec, Pair
+from haloconv.reclass import change_class, why_not_plain
+from haloconv.support import why_not_elements
 
 _is_compiling = torch.compiler.is_compiling
+_any_autocast = torch._C._is_any_autocast_enabled
 _SPEC_NAMES = frozenset(
     ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "precision", "family", "strict")
 )
+OWN_NAMES = frozenset(("precision", "family", "strict", "swapped", "_spec", "_last_input"))
+"""What a layer of ours has on top of a torch.nn.Conv2d."""
 
 
 class Conv2d(torch.nn.Conv2d):
     """A drop-in for torch.nn.Conv2d: same constructor, parameters in the same order, same state_dict, same results.
 
     ``padding`` may also be four sides, ``(top, bottom, left, right)`` in pixels. The keyword-only arguments are those
-    of haloconv.conv2d, which see for shapes and errors raised.
+    of haloconv.conv2d, which see for shapes and errors raised. ``swapped`` is true for what haloconv.accelerate made of
+    a torch.nn.Conv2d, and haloconv.restore turns back.
     """
+
+    swapped = False
 
     def __init__(
         self,
@@ -40,7 +50,7 @@ class Conv2d(torch.nn.Conv2d):
         family: str = "auto",
         strict: bool = False,
     ) -> None:
-        _check_names(precision, family)
+        check_names(precision, family)
         sides = tuple(padding) if isinstance(padding, (tuple, list)) and len(padding) == 4 else None
         inherited = padding if sides is None else 0
         super().__init__(
@@ -59,7 +69,7 @@ class Conv2d(torch.nn.Conv2d):
         if sides is not None:
             top, bottom, left, right = self.padding = sides
             self._reversed_padding_repeated_twice = [left, right, top, bottom]
-        self.precision, self.family, self.strict = precision, family, strict
+        self.set_up(precision, family, strict)
 
     @classmethod
     def from_torch(
@@ -67,17 +77,30 @@ class Conv2d(torch.nn.Conv2d):
     ) -> Conv2d:
         """``conv`` as a haloconv layer that shares its parameters and keeps its hooks, mode, device and dtype.
 
-        Raises TypeError if ``conv`` is not a torch.nn.Conv2d, ValueError for an unknown precision or family.
+        Raises TypeError if ``conv`` is not a torch.nn.Conv2d, or a subclass that may compute something else; ValueError
+        for an unknown precision or family.
         """
         if not isinstance(conv, torch.nn.Conv2d):
             raise TypeError(f"from_torch() takes a torch.nn.Conv2d, not {type(conv).__name__}")
-        _check_names(precision, family)
-        layer = cls.__new__(cls)
+        check_names(precision, family)
+        ours = isinstance(conv, Conv2d)
+        reason = None if ours else why_not_plain(conv, OWN_NAMES)
+        if reason is not None:
+            raise TypeError(f"from_torch() takes what computes exactly what torch.nn.Conv2d does: {reason}")
+        layer = cls.__new__(cls) if ours else torch.nn.Conv2d.__new__(type(conv))
         layer.__dict__.update(
             {name: value.copy() if isinstance(value, dict) else value for name, value in vars(conv).items()}
         )
-        layer.precision, layer.family, layer.strict = precision, family, strict
+        layer._compiled_call_impl = None  # it would call ``conv``
+        if not ours:
+            change_class(layer, torch.nn.Conv2d, cls)
+        layer.set_up(precision, family, strict)
+        layer.__dict__.pop("swapped", None)
         return layer
+
+    def set_up(self, precision: str | None, family: str, strict: bool) -> None:
+        """Take these settings from the next call on."""
+        self.precision, self.family, self.strict = precision, family, strict
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -93,12 +116,15 @@ class Conv2d(torch.nn.Conv2d):
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not isinstance(input, torch.Tensor):
+            if isinstance(input, torch.fx.Proxy):  # torch.fx keeps the layers of torch.nn whole; ours, too
+                return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
             raise TypeError(f"conv2d(): input must be a Tensor, not {type(input).__name__}")
         spec = self.__dict__.get("_spec") or self._new_spec()
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-        if not _is_compiling():
-            self.__dict__["_last_input"] = (input.shape, input.dtype, input.device)
+        if type(input) is torch.Tensor and not _is_compiling():  # extents of fake tensors may be symbols
+            dtype = autocast_dtype(input) if _any_autocast() else input.dtype
+            self.__dict__["_last_input"] = (input.shape, input.stride(), dtype, input.device)
         return convolve(input, weight, bias, spec)
 
     def _new_spec(self) -> ConvSpec:
@@ -111,23 +137,42 @@ class Conv2d(torch.nn.Conv2d):
         return spec
 
     def extra_repr(self) -> str:
+        choice = self.choice() if "_last_input" in vars(self) else None
+        in_use = "" if choice is None or choice.family == self.family else f" -> {choice.family} ({choice.reason})"
+        return f"{super().extra_repr()}, {self.settings()}{in_use}"
+
+    def settings(self) -> str:
+        """Precision and family that are asked for, in words."""
         precision = self.precision or f"{torch_precision()} (PyTorch's setting)"
-        return f"{super().extra_repr()}, precision={precision}, family={self.family}{self._family_in_use()}"
+        return f"precision={precision}, family={self.family}" + (", strict" if self.strict else "")
 
-    def _family_in_use(self) -> str:
-        """The family that ran the last input, in words; empty before the first."""
-        seen = self.__dict__.get("_last_input")
-        if seen is None or self.family == "aten":
-            return ""
-        shape, dtype, device = seen
-        batched = tuple(shape) if len(shape) == 4 else (1, *shape)
-        bias = self.bias is not None
-        problem = problem_of("fprop", batched, tuple(self.weight.shape), self._new_spec(), dtype, "nchw", bias)
-        choice = choose(problem, device, self.family)
-        return "" if choice.family == self.family else f" -> {choice.family} ({choice.reason})"
+    def choice(self) -> Choice | None:
+        """The family that runs fprop of the last input, and why. None before the first, unless it is known without."""
+        seen = vars(self).get("_last_input")
+        if self.family == "aten":
+            return Choice("aten", "asked for")
+        if seen is None:
+            return self._choice_by_elements()
+        shape, strides, dtype, device = seen
+        if len(shape) == 3:
+            shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
+        weight = self.weight
+        nhwc = is_channels_last(shape, strides) or is_channels_last(weight.shape, weight.stride())
+        layout, bias = "nhwc" if nhwc else "nchw", self.bias is not None
+        problem = problem_of("fprop", tuple(shape), tuple(weight.shape), self._new_spec(), dtype, layout, bias)
+        return choose(problem, device, self.family)
+
+    def _choice_by_elements(self) -> Choice | None:
+        """PyTorch's convolution if no kernel of ours takes the parameters' dtype and device, else None."""
+        parameter = next(self.parameters(), None)
+        if parameter is None or parameter.device.type == "meta":
+            return None
+        reason = why_not_elements(parameter.dtype, parameter.device)
+        return None if reason is None else Choice("aten", reason, refused=True)
 
 
-def _check_names(precision: str | None, family: str) -> None:
+def check_names(precision: str | None, family: str) -> None:
+    """Raise ValueError for an unknown precision or family."""
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")
     if family not in FAMILIES:

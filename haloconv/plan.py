@@ -12,21 +12,27 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from haloconv import support
-from haloconv.env import runs_kernels, stand_in
+from haloconv.env import runs_kernels, stand_in, tunes_at_first_use, watched
 from haloconv.families import FAMILIES
-from haloconv.families.base import BoundCall, TensorForm, is_channels_last
+from haloconv.families.base import BoundCall, TensorForm, bind_config, is_channels_last
 from haloconv.families.direct_sums import bind_bgrad
 from haloconv.precision import torch_precision
-from haloconv.problem import Conv2dProblem, ConvSpec, Direction, check_tensors
+from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction, check_tensors
 from haloconv.rules import by_rule
+from haloconv.tune.choice import Forms, config_named, recorded, tune_now
 
 
 class Choice(NamedTuple):
-    """The family that runs a problem and why; ``refused`` if our kernels do not take the problem at all."""
+    """The family that runs a problem and why; ``refused`` if our kernels do not take the problem at all.
+
+    ``config`` is the key of the config that a record names (families.base.config_key), empty for the family's own
+    choice; None if the choice was not measured.
+    """
 
     family: str
     reason: str
     refused: bool = False
+    config: str | None = None
 
 
 class Plan:
@@ -62,26 +68,27 @@ _warned: set[tuple] = set()
 
 
 def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -> Choice:
-    """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for."""
+    """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for.
+
+    ``"auto"`` follows records of measurements where there are any, else rules; nothing is measured here.
+    """
     if family == "aten":
         return Choice("aten", "asked for")
-    if family == "auto" and stand_in() is not None:
-        return _choose_own(problem, device)
     reason = FAMILIES["direct" if family == "auto" else family].why_not(problem, device)
     if reason is not None:
         return Choice("aten", reason, refused=True)
     if family != "auto":
         return Choice(family, "asked for")
-    return Choice(*by_rule(problem, device))
+    found = recorded(problem, device)
+    if found is not None:
+        return Choice(found.family, found.reason, config=found.config)
+    return _choose_own(problem, device) if stand_in() is not None else Choice(*by_rule(problem, device))
 
 
 def _choose_own(problem: Conv2dProblem, device: torch.device) -> Choice:
     """On a stand-in for a GPU, where nothing is fast: the most special of our families that takes the problem."""
-    reasons = {name: family.why_not(problem, device) for name, family in reversed(FAMILIES.items()) if name != "aten"}
-    for name, reason in reasons.items():
-        if reason is None:
-            return Choice(name, "the most special of our families that takes the problem")
-    return Choice("aten", reasons["direct"], refused=True)
+    takes = (name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, device) is None)
+    return Choice(next(takes), "the most special of our families that takes the problem")
 
 
 def problem_of(
@@ -163,7 +170,7 @@ def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     key = (dy.shape, dy.stride(), dy.dtype, dy.device)
     run = _bgrads.get(key)
     if run is None:
-        run = _watched(bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device), dy.device)
+        run = watched(bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device), dy.device)
         _remember(_bgrads, key, run)
     return run(dy)
 
@@ -177,19 +184,30 @@ def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
 
 
 def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:
-    device = first.device
-    choice = choose(problem, device, spec.family)
-    if choice.refused:
+    device, forms = first.device, (_form(first), _form(second))
+    choice = _choose_or_tune(problem, forms, device, spec.family)
+    if choice.refused and device.type != "meta":  # there nothing is computed
         _report_refusal(problem, choice, spec)
-    run = _watched(FAMILIES[choice.family].bind(problem, _form(first), _form(second), layout, device), device)
+    config = config_named(choice.config or "", choice.family, problem, forms, layout, device)
+    run = watched(bind_config(FAMILIES[choice.family], problem, *forms, layout, device, config), device)
     native = problem.direction == "fprop" and _all_native(problem, device, spec)
     return Plan(problem, spec, choice, run, layout, layout_of(second), native)
 
 
-def _watched(run: BoundCall, device: torch.device) -> BoundCall:
-    """``run``; on a stand-in for a GPU, which must know the tensors that kernels touch, wrapped by it."""
-    emulated = stand_in() if device.type == "cpu" else None
-    return run if emulated is None else emulated.watch(run)
+def _choose_or_tune(problem: Conv2dProblem, forms: Forms, device: torch.device, family: str) -> Choice:
+    """The choice for tensors of these forms: measured now if the user asked for it and there is no record."""
+    choice = choose(problem, device, family)
+    if not _could_be_tuned(choice, family):
+        return choice
+    obstacle = tune_now(problem, forms, device)
+    return (
+        choose(problem, device, family) if obstacle is None else choice._replace(reason=f"{choice.reason}; {obstacle}")
+    )
+
+
+def _could_be_tuned(choice: Choice, family: str) -> bool:
+    """Whether measuring at first use has a say in the choice, and no record had."""
+    return family == "auto" and not choice.refused and choice.config is None and tunes_at_first_use()
 
 
 def _all_native(problem: Conv2dProblem, device: torch.device, spec: ConvSpec) -> bool:
@@ -197,9 +215,8 @@ def _all_native(problem: Conv2dProblem, device: torch.device, spec: ConvSpec) ->
     top, bottom, left, right = problem.padding
     if top != bottom or left != right or (spec.precision is not None and problem.dtype == torch.float32):
         return False
-    return all(
-        choose(problem.toward(each), device, spec.family).family == "aten" for each in ("fprop", "dgrad", "wgrad")
-    )
+    choices = [choose(problem.toward(each), device, spec.family) for each in DIRECTIONS]
+    return all(each.family == "aten" and not _could_be_tuned(each, spec.family) for each in choices)
 
 
 def _report_refusal(problem: Conv2dProblem, choice: Choice, spec: ConvSpec) -> None:

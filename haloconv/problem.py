@@ -45,6 +45,12 @@ class ConvSpec(NamedTuple):
     strict: bool = False
 
 
+def _met(extent: int, pad: int, outputs: int, stride: int, taps: int, dilation: int) -> int:
+    """Input rows (columns) inside the image that some tap of some output meets."""
+    starts = range(-pad, -pad + outputs * stride, stride)
+    return len({at for start in starts for at in range(start, start + taps * dilation, dilation) if 0 <= at < extent})
+
+
 @dataclass(frozen=True, slots=True)
 class Conv2dProblem:
     """One direction of one convolution: what is computed, not how.
@@ -106,8 +112,16 @@ class Conv2dProblem:
 
     @property
     def bytes(self) -> int:
-        """Device-memory bytes if every tensor of the problem is read or written exactly once."""
-        x_elems = self.n * self.c * self.h * self.w
+        """Device-memory bytes if every tensor of the problem is read or written exactly once.
+
+        Of x only pixels that some tap meets are read; dx is written as a whole.
+        """
+        top, _, left, _ = self.padding
+        rows, cols = self.h, self.w
+        if self.direction != "dgrad":
+            rows = _met(self.h, top, self.p, self.stride[0], self.r, self.dilation[0])
+            cols = _met(self.w, left, self.q, self.stride[1], self.s, self.dilation[1])
+        x_elems = self.n * self.c * rows * cols
         w_elems = self.k * self.c_per_group * self.r * self.s
         y_elems = self.n * self.k * self.p * self.q
         return (x_elems + w_elems + y_elems + (self.k if self.bias else 0)) * self.dtype.itemsize

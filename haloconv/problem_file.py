@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib.util
 import itertools
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +17,7 @@ import torch
 
 SMALLEST_OUTPUT = 16
 REDUCED_FLOPS = 2_000_000_000
+NAMES = ("Model", "get_inputs", "get_init_inputs")
 
 _counter = itertools.count()
 
@@ -74,7 +77,7 @@ def load_problem_file(path: str | Path) -> ProblemFile:
     if not path.is_file():
         raise ProblemFileError(f"{path}: there is no such file")
     module = _imported(path)
-    found = {name: getattr(module, name, None) for name in ("Model", "get_inputs", "get_init_inputs")}
+    found = {name: getattr(module, name, None) for name in NAMES}
     missing = [name for name, value in found.items() if not callable(value)]
     if missing:
         raise ProblemFileError(
@@ -108,6 +111,56 @@ def _called(path: Path, name: str, call: Callable[[], object]) -> object:
 
 def _kind(value: object) -> str:
     return "an empty list" if isinstance(value, (list, tuple)) else f"{type(value).__name__}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file that may hold a problem. ``reason`` says why it does not, None if it does as far as its text tells."""
+
+    path: Path
+    reason: str | None = None
+
+
+def candidates(paths: Iterable[Path]) -> list[Candidate]:
+    """The files among ``paths``, and of each folder the Python files directly in it, ``2_x.py`` before ``10_x.py``.
+
+    Files of a folder are read, not run: one whose text does not define the three names gets the reason, so that no
+    ``setup.py`` is executed by accident. A file that is named itself is taken as it is.
+    """
+    found: list[Candidate] = []
+    for path in paths:
+        if path.is_dir():
+            found += [Candidate(file, _why_no_problem(file)) for file in sorted(path.glob("*.py"), key=_counted)]
+        else:
+            found.append(Candidate(path))
+    return found
+
+
+def _counted(path: Path) -> list[tuple[int, str]]:
+    """A sorting key in which numbers count as numbers."""
+    return [(int(part), "") if part.isdigit() else (1 << 31, part) for part in re.split(r"(\d+)", path.name) if part]
+
+
+def _why_no_problem(path: Path) -> str | None:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"cannot be read as Python: {error}"
+    missing = [name for name in NAMES if name not in _defined(tree)]
+    return None if not missing else f"no problem file: it defines no {', no '.join(missing)}"
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """The names that the module's text binds at its top level; all three where it imports everything of another."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names | set(NAMES) if "*" in names else names
 
 
 @dataclass(frozen=True)

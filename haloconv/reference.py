@@ -19,6 +19,9 @@ IEEE_NORM = 5e-7
 NORM_LIMITS = {"tf32": 5e-4, "fp16": 1e-3, "bf16": 8e-3, "fp64": 1e-13}
 ELEMENT_FACTOR = 4.0
 RIVAL_FACTOR = 2.0
+_ELEMENTS_AT_ONCE = (
+    1 << 27
+)  # that are judged together: a gigabyte in float64, and a few times that for what is made of it
 
 
 class Oracle(NamedTuple):
@@ -191,6 +194,13 @@ def error_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
     return Limits(NORM_LIMITS[label], ELEMENT_FACTOR * NORM_LIMITS[label])
 
 
+def raised(limits: Limits, rival: Error) -> Limits:
+    """The limits, or twice the error of PyTorch's result where that is larger."""
+    if not (math.isfinite(rival.norm) and math.isfinite(rival.worst)):
+        return limits
+    return Limits(max(limits.norm, RIVAL_FACTOR * rival.norm), max(limits.element, RIVAL_FACTOR * rival.worst))
+
+
 def bgrad_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
     """The limits for the bias gradient: a sum without products, so that TF32 is no excuse."""
     if problem.dtype == torch.float32:
@@ -200,10 +210,8 @@ def bgrad_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
 
 def _ieee_limits(length: int, rival: Error | None) -> Limits:
     norm = IEEE_NORM * math.sqrt(math.log2(max(2, length)))
-    element = ELEMENT_FACTOR * norm
-    if rival is not None and math.isfinite(rival.norm) and math.isfinite(rival.worst):
-        norm, element = max(norm, RIVAL_FACTOR * rival.norm), max(element, RIVAL_FACTOR * rival.worst)
-    return Limits(norm, element)
+    limits = Limits(norm, ELEMENT_FACTOR * norm)
+    return limits if rival is None else raised(limits, rival)
 
 
 def measure_error(result: torch.Tensor, oracle: Oracle, limits: Limits, border: torch.Tensor | None = None) -> Error:
@@ -218,44 +226,78 @@ def measure_error(result: torch.Tensor, oracle: Oracle, limits: Limits, border: 
         raise ValueError(f"the result has shape {tuple(result.shape)}, the reference {tuple(oracle.value.shape)}")
     if not result.numel():
         return Error(0.0, 0.0, 0.0, 0.0, None)
-    value = result.detach().to(torch.float64)
-    rounded = oracle.value.to(result.dtype).to(torch.float64)
+    parts = [_measured(*part, limits.element) for part in _parts(result.detach(), oracle, border)]
+    top, bottom = math.hypot(*(part.top for part in parts)), math.hypot(*(part.bottom for part in parts))
+    norm = 0.0 if top == 0 else top / bottom if bottom else math.inf
+    worst = max(part.worst for part in parts)
+    outside, inside = max(part.outside for part in parts), max(part.inside for part in parts)
+    index = next((part.first_bad for part in parts if part.first_bad is not None), None)
+    if index is None and not norm <= limits.norm:
+        index = max(parts, key=lambda part: part.worst).worst_at
+    return Error(norm, worst, outside, inside, None if index is None else _bad_element(index, result, oracle.value))
+
+
+class _Part(NamedTuple):
+    """The figures of some images. ``top`` and ``bottom`` are the norms of difference and reference; ``first_bad`` and
+    ``worst_at`` are places in row-major order of the whole tensor, of the first element above its limit, if any, and of
+    the worst one.
+    """
+
+    top: float
+    bottom: float
+    worst: float
+    outside: float
+    inside: float
+    first_bad: int | None
+    worst_at: int
+
+
+def _parts(
+    result: torch.Tensor, oracle: Oracle, border: torch.Tensor | None
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """Result, answer, scale and border of some images at a time, because all that is made of them is float64."""
+    if result.dim() == 0:
+        yield 0, result, oracle.value, oracle.scale, border
+        return
+    rows = max(1, _ELEMENTS_AT_ONCE * result.shape[0] // result.numel())
+    for first in range(0, result.shape[0], rows):
+        some = slice(first, first + rows)
+        whole = border is None or border.shape[0] == 1 or border.dim() < result.dim()
+        start = first * (result.numel() // result.shape[0])
+        yield start, result[some], oracle.value[some], oracle.scale[some], border if whole else border[some]
+
+
+def _measured(
+    start: int,
+    result: torch.Tensor,
+    expected: torch.Tensor,
+    scale: torch.Tensor,
+    border: torch.Tensor | None,
+    element_limit: float,
+) -> _Part:
+    value = result.to(torch.float64)
+    rounded = expected.to(result.dtype).to(torch.float64)
     info = torch.finfo(result.dtype)
     regular = value.isfinite() & rounded.isfinite()
-    difference = ((value - oracle.value).abs_() - info.smallest_normal * info.eps).clamp_min_(0)
+    difference = ((value - expected).abs_() - info.smallest_normal * info.eps).clamp_min_(0)
     same = (value == rounded) | (value.isnan() & rounded.isnan())
     difference = torch.where(regular, difference, torch.where(same, 0.0, math.inf))
     del rounded, same
-    relative = torch.where(difference > 0, difference / oracle.scale, 0.0)
+    relative = torch.where(difference > 0, difference / scale, 0.0)
     relative = torch.where(difference.isinf(), math.inf, relative)
-    norm = _relative_norm(difference, torch.where(regular, oracle.value, 0.0))
+    top = torch.linalg.vector_norm(difference).item()
+    bottom = torch.linalg.vector_norm(torch.where(regular, expected, 0.0)).item()
     worst = relative.max().item()
     if border is None:
         inside, outside = worst, 0.0
     else:
         outside = torch.where(border, relative, 0.0).max().item()
         inside = torch.where(border, 0.0, relative).max().item()
-    bad = _first_bad(relative, norm, limits, value, oracle.value)
-    return Error(norm, worst, outside, inside, bad)
+    bad = (~(relative <= element_limit)).flatten()
+    first_bad = start + int(bad.to(torch.uint8).argmax()) if bad.any() else None
+    return _Part(top, bottom, worst, outside, inside, first_bad, start + int(relative.argmax()))
 
 
-def _relative_norm(difference: torch.Tensor, reference: torch.Tensor) -> float:
-    top, bottom = torch.linalg.vector_norm(difference).item(), torch.linalg.vector_norm(reference).item()
-    if top == 0:
-        return 0.0
-    return top / bottom if bottom else math.inf
-
-
-def _first_bad(
-    relative: torch.Tensor, norm: float, limits: Limits, value: torch.Tensor, expected: torch.Tensor
-) -> BadElement | None:
-    """The first element above its limit in row-major order; the worst one if only the norm is too large."""
-    bad = (~(relative <= limits.element)).flatten()
-    if bad.any():
-        index = int(bad.to(torch.uint8).argmax())
-    elif not norm <= limits.norm:
-        index = int(relative.argmax())
-    else:
-        return None
-    coordinate = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), value.shape))
-    return BadElement(coordinate, value[coordinate].item(), expected[coordinate].item())
+def _bad_element(index: int, result: torch.Tensor, expected: torch.Tensor) -> BadElement:
+    coordinate = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), result.shape))
+    return BadElement(coordinate, result[coordinate].double().item(), expected[coordinate].item())

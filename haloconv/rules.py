@@ -18,6 +18,7 @@ from haloconv.problem import Conv2dProblem
 _FEW_TAPS = 16  # of one filter
 _MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
 _MANY_CHANNELS = 32  # per group, in and out
+_FEW_PIXELS = 1 << 16  # of all images of the output
 _QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
 _MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
 _FEW_CHANNELS = 16  # per group
@@ -134,4 +135,6 @@ def _by_cuda_cores(problem: Conv2dProblem) -> tuple[str, str]:
         return "aten", "by rule: direct is slower on dense fp32 input gradients without dilation"
     if problem.direction == "wgrad" and problem.c_per_group < 4:
         return "aten", "by rule: direct is slower on weight gradients of very few channels"
+    if problem.direction == "wgrad" and problem.n * problem.p * problem.q < _FEW_PIXELS:
+        return "aten", "by rule: direct is slower on weight gradients of few pixels"
     return "direct", f"by rule: direct is faster on dense fp32 layers of more than {_FEW_TAPS} taps"

@@ -16,11 +16,9 @@ _PLANE_LIMIT = 1 << 31  # where rows are not aligned, tensor maps number the pix
 
 def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
     """None if kernels on CUDA cores can run the problem on the device, else a sentence that says why not."""
-    if not runs_kernels(device):
-        return f"the tensors are on {device.type}; our kernels run on CUDA devices"
-    if problem.dtype not in KERNEL_DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in KERNEL_DTYPES)
-        return f"the dtype is {problem.dtype}; our kernels take {names}"
+    reason = why_not_elements(problem.dtype, device)
+    if reason is not None:
+        return reason
     if problem.is_empty:
         return "a tensor has no elements, so there is nothing to multiply"
     height = problem.h + problem.padding[0] + problem.padding[1]
@@ -30,6 +28,16 @@ def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
     filter_elems = max(problem.c_per_group, problem.k_per_group) * problem.r * problem.s
     if filter_elems >= _FILTER_LIMIT:
         return f"one filter has {filter_elems} elements; our kernels index at most 2^31 - 1"
+    return None
+
+
+def why_not_elements(dtype: torch.dtype, device: torch.device) -> str | None:
+    """None if kernels of ours take elements of the dtype on the device, else a sentence that says why not."""
+    if not runs_kernels(device):
+        return f"the tensors are on {device.type}; our kernels run on CUDA devices"
+    if dtype not in KERNEL_DTYPES:
+        names = ", ".join(str(each).removeprefix("torch.") for each in KERNEL_DTYPES)
+        return f"the dtype is {dtype}; our kernels take {names}"
     return None
 
 

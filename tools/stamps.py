@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from haloconv.families import FAMILIES
-from haloconv.jit.source import KERNEL_FOLDER, family_sources
+from haloconv.families.kernel_files import belongs, kernel_files
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST_FOLDER = ROOT / "haloconv" / "families"
@@ -18,20 +18,13 @@ PENDING_LINE = re.compile(r"^[-*] `(?P<family>\w+)` \((?P<date>\d{4}-\d{2}-\d{2}
 
 def kernel_families() -> list[str]:
     """The families that have device code of their own."""
-    return sorted(name for name in FAMILIES if any(_belongs(file.stem, name) for file in KERNEL_FOLDER.glob("*.cu")))
+    return sorted(name for name in FAMILIES if kernel_files(name))
 
 
 def stamped_files(family: str) -> list[Path]:
     """``<family>`` and ``<family>_*`` on either side, the headers that the kernels include, and the launcher."""
-    kernels = [file.stem for file in sorted(KERNEL_FOLDER.glob("*.cu")) if _belongs(file.stem, family)]
-    host = [file for file in sorted(HOST_FOLDER.glob("*.py")) if _belongs(file.stem, family) or file.stem == "launch"]
-    return list(dict.fromkeys([*(file for kernel in kernels for file in family_sources(kernel)), *host]))
-
-
-def _belongs(stem: str, family: str) -> bool:
-    """Whether a file is the family's: ``<family>`` or ``<family>_*``, and no longer name of a family fits."""
-    fitting = [name for name in FAMILIES if stem == name or stem.startswith(f"{name}_")]
-    return max(fitting, key=len, default=None) == family
+    host = [file for file in sorted(HOST_FOLDER.glob("*.py")) if belongs(file.stem, family) or file.stem == "launch"]
+    return list(dict.fromkeys([*kernel_files(family), *host]))
 
 
 def family_hash(family: str) -> str:

@@ -1,10 +1,10 @@
-"""``haloconv bench``: time the suite, the host side of a call, or compiling, against PyTorch; keep the records."""
+"""``haloconv bench``: time the suite, the host side of a call, or compiling, against PyTorch; keep the rows."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +14,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.run import Family, make_console, make_progress, show
 from haloconv.env import environment_stamp
 from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
 from haloconv.tune.costs import CompileTime, HostCost, compile_times, host_costs
 from haloconv.tune.layer import LAYOUTS, Layer
-from haloconv.tune.records import Record, append_records, gpu_folder, refresh_latest
+from haloconv.tune.network import Effort, NetworkCase, load_networks
+from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
+from haloconv.tune.sample import LEAST_RATIO, Drawn, compile_ahead, slower
+from haloconv.tune.sample import sample as draw
 from haloconv.tune.suite import PRECISIONS, Case, SuiteError, load_suite, select
 from haloconv.tune.trial import Budget, try_step, try_training_step
 
@@ -29,45 +33,59 @@ SEED_CASES = ("A", "B", "C")
 
 
 def bench(
-    suite: Annotated[Path, typer.Option(help="The cases.")] = BENCHMARKS / "suite.toml",
+    suite: Annotated[
+        Path | None, typer.Option(help="The cases; by default benchmarks/suite.toml, or models.toml for --models.")
+    ] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
     direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad,step.")] = ",".join(DIRECTIONS),
-    precision: Annotated[str, typer.Option(help="Of fp32,tf32,fp16,bf16.")] = "fp32",
-    layout: Annotated[str, typer.Option(help="Of nchw,nhwc.")] = "nchw",
+    precision: Annotated[
+        str | None, typer.Option(help="Of fp32,tf32,fp16,bf16; by default fp32, and tf32,bf16 for networks.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="Of nchw,nhwc; by default nchw, and both for networks.")] = None,
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
-    results: Annotated[Path | None, typer.Option(help="Where records go; beside the suite by default.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
+    sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers of few channels.")] = 0,
+    seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
+    models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
+    tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
+    layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
+    limit: Annotated[float | None, typer.Option(help="Networks: seconds after which none is begun.")] = None,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
 ) -> None:
     """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
 
-    Exit code 0: every check passed and every budget was met. 1: not. 2: no GPU, or an option cannot be used.
+    With --models whole networks (resnet50, convnext_tiny, ...): inference, a training step, every layer, memory.
+
+    Exit code 0: every check passed, every budget and bar was met. 1: not. 2: no GPU, or an option cannot be used.
     """
     console = make_console()
     if not torch.cuda.is_available():
         console.print("[bold red]error:[/] bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
         raise typer.Exit(2)
+    suite = suite or BENCHMARKS / ("models.toml" if models else "suite.toml")
+    timing = Budget(budget, other_layout=other_layout)
     try:
-        cases = load_suite(suite)
-        order = Order(
-            cases=select(cases, _listed(case), _listed(tag)),
-            directions=_choices("--direction", direction, (*DIRECTIONS, "step")),
-            precisions=_choices("--precision", precision, PRECISIONS),
-            layouts=_choices("--layout", layout, LAYOUTS),
-            family=family.value,
-            budget=Budget(budget, other_layout=other_layout),
-        )
-        seeds = select(cases, SEED_CASES) if compile_time else []
+        if models:
+            effort = Effort(timing, tune=tune, layers=layers)
+            order = _networks(load_networks(suite), listed(case), precision, layout, effort, limit)
+        else:
+            order = _order(load_suite(suite), case, tag, direction, precision, layout, family, timing)
+        seeds = select(load_suite(suite), SEED_CASES) if compile_time else []
     except (SuiteError, typer.BadParameter) as error:
         console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
         raise typer.Exit(2) from None
     device = torch.device("cuda", torch.cuda.current_device())
     folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
-    if host_cost:
+    if models:
+        passed = bench_models(order, device, folder, console)
+    elif host_cost:
         passed = bench_host_cost(device, folder, console)
+    elif sample:
+        passed = bench_sample(draw(sample, seed), timing, device, folder, console)
     elif compile_time:
         passed = bench_compile_time(seeds, folder, console)
     else:
@@ -87,12 +105,54 @@ class Order:
     budget: Budget
 
 
-def _listed(text: str) -> list[str]:
+def _order(
+    cases: list[Case],
+    case: str,
+    tag: str,
+    direction: str,
+    precision: str | None,
+    layout: str | None,
+    family: Family,
+    budget: Budget,
+) -> Order:
+    return Order(
+        cases=select(cases, listed(case), listed(tag)),
+        directions=choices("--direction", direction, (*DIRECTIONS, "step")),
+        precisions=choices("--precision", "fp32" if precision is None else precision, PRECISIONS),
+        layouts=choices("--layout", "nchw" if layout is None else layout, LAYOUTS),
+        family=family.value,
+        budget=budget,
+    )
+
+
+def _networks(
+    cases: list[NetworkCase],
+    names: list[str],
+    precision: str | None,
+    layout: str | None,
+    effort: Effort,
+    limit: float | None,
+) -> NetworkOrder:
+    unknown = [name for name in names if name not in {each.name for each in cases}]
+    if unknown:
+        raise SuiteError(f"there is no network {', '.join(unknown)}; there are {', '.join(e.name for e in cases)}")
+    return NetworkOrder(
+        cases=[each for each in cases if not names or each.name in names],
+        precisions=choices("--precision", "tf32,bf16" if precision is None else precision, PRECISIONS),
+        layouts=choices("--layout", "nchw,nhwc" if layout is None else layout, LAYOUTS),
+        effort=effort,
+        limit_s=limit,
+    )
+
+
+def listed(text: str) -> list[str]:
+    """The words of an option that takes several, separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
-    chosen = _listed(text)
+def choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
+    """The words, all of them allowed. Raises typer.BadParameter."""
+    chosen = listed(text)
     unknown = [name for name in chosen if name not in allowed]
     if unknown or not chosen:
         raise typer.BadParameter(f"{option} takes some of {','.join(allowed)}, not {text!r}")
@@ -143,10 +203,38 @@ def _try(layer: Layer, direction: str, budget: Budget) -> Row:
     return try_training_step(layer, budget) if direction == "step" else try_step(layer, direction, budget)
 
 
+def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folder: Path, console: Console) -> bool:
+    """Time random problems with the choice of auto; True if all passed and none is far slower than PyTorch."""
+    environment = environment_stamp()
+    report = Report(f"haloconv bench --sample on {environment['gpu']}", environment)
+    budget = replace(budget, other_layout=False)
+    with make_progress(console) as progress:
+        task = progress.add_task("compiling", total=len(drawn))
+        if device.type == "cuda":
+            compile_ahead(drawn, device)
+        for each in drawn:
+            progress.update(task, description=each.case.name)
+            layer = each.case.layer(each.precision, each.layout, "auto", device)
+            report.rows.append(try_step(layer, each.direction, budget))
+            progress.advance(task)
+    path = append_rows(folder, "sample", [row.record(environment) for row in report.rows])
+    show(report, console)
+    slow = slower(report.rows)
+    own = sum(row.family != "aten" for row in report.rows)
+    console.print(
+        f"{len(slow)} of {len(report.rows)} problems below {LEAST_RATIO} times PyTorch's speed; {own} ran on our "
+        f"kernels; wrote {path}",
+        highlight=False,
+    )
+    for row in slow:
+        console.print(f"SLOWER {row.case} {row.direction} {row.precision} {row.layout}: {row.ratio:.2f}", style="red")
+    return report.passed and not slow
+
+
 def _keep(row: Row, environment: dict[str, str], folder: Path) -> Path:
     """Write one row to the day's file; only rows that passed their checks become the latest."""
     record = row.record(environment)
-    path = append_records(folder, "suite", [record])
+    path = append_rows(folder, "suite", [record])
     if row.passed:
         refresh_latest(folder, [record])
     return path
@@ -189,5 +277,5 @@ def _table(title: str, first: str, *others: str) -> Table:
 
 def _keep_costs(what: str, costs: list[HostCost] | list[CompileTime], folder: Path, console: Console) -> None:
     environment = environment_stamp()
-    records: list[Record] = [{**cost.record(), **environment} for cost in costs]
-    console.print(f"wrote {append_records(folder, what, records)}", highlight=False, markup=False)
+    rows: list[ResultRow] = [{**cost.record(), **environment} for cost in costs]
+    console.print(f"wrote {append_rows(folder, what, rows)}", highlight=False, markup=False)

@@ -23,6 +23,7 @@ from haloconv import env, jit
 from haloconv.emulator.build import available, compiler_version
 from haloconv.jit.cache import prepare_root
 from haloconv.jit.compile import install_command
+from haloconv.tune.records import records_folder, shelf_of
 from haloconv.version import __version__
 
 Facts = dict[str, dict[str, str]]
@@ -109,6 +110,7 @@ def gather_facts() -> Facts:
         },
         "GPUs": _gpus(),
         "cache": {"place": _told(lambda: str(jit.cache_root())), "size": _told(_cache_size)},
+        "tuning": {"records in": _told(lambda: str(records_folder())), **_records()},
         "precision flags of PyTorch": _precision_flags(),
         "environment variables": env.variables_in_force(),
     }
@@ -162,6 +164,18 @@ def _cache_size() -> str:
     entries, size_bytes = jit.cache_size()
     state = "" if env.disk_cache_enabled() else f" (turned off by {env.CACHE})"
     return f"{entries} entries, {size_bytes / 2**20:.1f} MiB{state}"
+
+
+def _records() -> dict[str, str]:
+    """How many tuning records hold on each GPU."""
+    indices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return {f"cuda:{index}": _told(lambda index=index: _held(index)) for index in indices}
+
+
+def _held(index: int) -> str:
+    own, shipped = shelf_of(env.device_facts(index)).counts()
+    mode = "read only" if env.frozen() else "measures at first use" if env.tunes_at_first_use() else "follows records"
+    return f"{own} of yours and {shipped} shipped ones hold here; {mode}"
 
 
 def _precision_flags() -> dict[str, str]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-from contextlib import nullcontext
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -13,25 +9,21 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from haloconv import emulator
-from haloconv.accelerate import Swap, accelerate
-from haloconv.emulator import EmulatorError
 from haloconv.env import environment_stamp
-from haloconv.module import Conv2d
-from haloconv.plan import Choice, layout_of
-from haloconv.problem import FAMILIES, ConvSpec, as_four_sides, output_extent
-from haloconv.problem_file import SMALLEST_OUTPUT, ProblemFile, ProblemFileError, load_problem_file, scaled_inputs
-from haloconv.report import Report, Row, as_table, print_table
-from haloconv.tune.emulated import UNTIMED, EmulatedLayer, Emulation, failed_row, try_emulated_step
-from haloconv.tune.layer import Layer
+from haloconv.problem import FAMILIES
+from haloconv.problem_file import Candidate, candidates
+from haloconv.report import Report, as_table, plots, print_table, score_lines, summary_table
+from haloconv.tune.emulated import UNTIMED, Emulation
+from haloconv.tune.problem_run import run_files
+from haloconv.tune.swapped import Options
 from haloconv.tune.traffic import conflict_table, traffic_table
-from haloconv.tune.trial import Budget, try_step
-from haloconv.tune.whole import Contest, try_model
+from haloconv.tune.trial import Budget
 
 LINE_WIDTH = 132
-SMALLEST_EMULATED = 32  # pixels of an output's side: several tiles, and seconds for each problem file
+MOST_NAMES = 4  # of files in a title
 CPU_BUDGET = Budget(seconds=0.05, min_runs=5)
 
 
@@ -51,28 +43,8 @@ class Precision(str, Enum):
 Family = Enum("Family", {name: name for name in FAMILIES}, type=str)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the command line asked for. ``precision`` None follows PyTorch's TF32 setting.
-
-    ``emulation`` is set if our side runs on the emulator.
-    """
-
-    device: torch.device
-    precision: str | None
-    family: str
-    seed: int
-    budget: Budget
-    emulation: Emulation | None = None
-
-    @property
-    def model_precision(self) -> str | None:
-        """How whole models form fp32 products: beside the emulator stands no PyTorch with TF32 to judge a model by."""
-        return "ieee" if self.emulation is not None and self.precision is None else self.precision
-
-
 def run(
-    problems: Annotated[list[Path], typer.Argument(help="Files that define Model, get_inputs, get_init_inputs.")],
+    problems: Annotated[list[Path], typer.Argument(help="Problem files, or folders of them.")],
     device: Annotated[
         Device, typer.Option(help="auto: the GPU if there is one. emulator: our kernels, on the CPU.")
     ] = Device.auto,
@@ -88,32 +60,61 @@ def run(
 ) -> None:
     """Check and time the convolutions of problem files against float64 and against PyTorch.
 
-    Exit code 0: every check passed. 1: a check failed. 2: a file or an option cannot be used.
+    A problem file is what KernelBench calls one: it defines Model, get_inputs and get_init_inputs. Its torch.nn.Conv2d
+    layers are swapped for ours. Every layer is checked in every direction, then the whole model; on a GPU all is timed.
+
+    Of a folder every Python file is taken. Files in it that define no problem, and problems without a torch.nn.Conv2d
+    (transposed, 1-D and 3-D convolutions, other operations), are named with the reason and skipped.
+
+    Exit code 0: every check passed; skipped files do not count. 1: a check failed. 2: an option or a file cannot be
+    used (the other files run all the same), or there was nothing to check.
     """
     console = make_console()
     try:
-        options = _options(device, precision, family, seed, budget, stats)
-        files = [load_problem_file(path) for path in problems]
-        report = Report("haloconv run: " + ", ".join(file.name for file in files), environment_stamp())
-        report.notes += _where(options, device)
-        with make_progress(console) as progress:
-            for file in files:
-                run_problem(file, options, report, progress)
-        if options.emulation is not None:
-            _add_emulation(options.emulation, report)
-    except (ProblemFileError, typer.BadParameter) as error:
+        options = make_options(device, precision.value, family, seed, budget, stats=stats)
+        _check_page(html)
+        files = _candidates(problems)
+    except typer.BadParameter as error:
         console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
         raise typer.Exit(2) from None
-    show(report, console)
+    report = Report(f"haloconv run: {_titled(files)}", environment_stamp(), notes=where_it_ran(options, device))
+    with make_progress(console) as progress:
+        run_files(files, options, report, progress)
     if options.emulation is not None:
-        show_traffic(options.emulation, console)
-    for path, text in ((json, report.to_json), (html, report.to_html)):
-        if path is not None:
-            _write(path, text(), console)
-    raise typer.Exit(0 if report.passed else 1)
+        _add_emulation(options.emulation, report)
+    show_left_out(report, console)
+    if report.rows:
+        show(report, console)
+        if options.emulation is not None:
+            show_traffic(options.emulation, console)
+        for path, text in ((json, report.to_json), (html, report.to_html)):
+            if path is not None:
+                write_text(path, text(), console)
+    raise typer.Exit(exit_code(report))
 
 
-def _write(path: Path, text: str, console: Console) -> None:
+def exit_code(report: Report) -> int:
+    """0: all is well. 1: a check failed. 2: a file could not be used, or there was nothing to check."""
+    if any(not row.passed for row in report.rows):
+        return 1
+    return 0 if report.passed else 2
+
+
+def _candidates(problems: list[Path]) -> list[Candidate]:
+    for path in problems:
+        if not path.exists():
+            raise typer.BadParameter(f"{path}: there is no such file")
+    found = candidates(problems)
+    if not found:
+        raise typer.BadParameter(f"{', '.join(map(str, problems))}: no Python file in there")
+    return found
+
+
+def _titled(files: list[Candidate]) -> str:
+    return ", ".join(file.path.stem for file in files) if len(files) <= MOST_NAMES else f"{len(files)} files"
+
+
+def write_text(path: Path, text: str, console: Console) -> None:
     """Write the text, or exit with 2 and the reason."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,17 @@ def make_progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
 
 
-def _options(device: Device, precision: Precision, family: Family, seed: int, budget: float, stats: bool) -> Options:
+def make_options(
+    device: Device,
+    precision: str,
+    family: Family,
+    seed: int,
+    budget: float,
+    *,
+    stats: bool = False,
+    autocast: torch.dtype | None = None,
+) -> Options:
+    """The options of a run. Raises BadParameter for what does not go together or is not there."""
     has_gpu = torch.cuda.is_available()
     if stats and device is not Device.emulator:
         raise typer.BadParameter("--stats counts what the emulator executes: add --device emulator")
@@ -144,26 +155,36 @@ def _options(device: Device, precision: Precision, family: Family, seed: int, bu
         raise typer.BadParameter(
             "--device cuda: PyTorch sees no GPU; take --device auto or cpu, or ask `haloconv doctor`"
         )
+    if autocast is not None and device is Device.emulator:
+        raise typer.BadParameter("the emulator runs no whole model under torch.autocast: take another --precision")
     on_gpu = has_gpu and device in (Device.auto, Device.cuda)
     emulated = device is Device.emulator and emulator.available() is None
     return Options(
         device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"),
-        precision=_asked_precision(precision, on_gpu or emulated),
+        precision=_asked_precision("auto" if autocast else precision, on_gpu or emulated),
         family=family.value,
         seed=seed,
         budget=Budget(seconds=budget) if on_gpu else UNTIMED if emulated else CPU_BUDGET,
         emulation=Emulation(seed, stats) if emulated else None,
+        autocast=autocast,
     )
 
 
-def _asked_precision(precision: Precision, own_kernels: bool) -> str | None:
+def _asked_precision(precision: str, own_kernels: bool) -> str | None:
     """None follows PyTorch's TF32 setting, which means nothing to its own convolution on a CPU: there fp32 is fp32."""
-    if precision is Precision.auto:
+    if precision == "auto":
         return None if own_kernels else "ieee"
-    return precision.value
+    return precision
 
 
-def _where(options: Options, asked: Device) -> list[str]:
+def _check_page(html: Path | None) -> None:
+    reason = None if html is None else plots.missing()
+    if reason is not None:
+        raise typer.BadParameter(f"--html: {reason}")
+
+
+def where_it_ran(options: Options, asked: Device) -> list[str]:
+    """The notes on what ran where."""
     if options.device.type == "cuda":
         return [f"Ran at full size on {torch.cuda.get_device_name(options.device)}."]
     if options.emulation is not None:
@@ -198,136 +219,15 @@ def show_traffic(emulation: Emulation, console: Console) -> None:
         print_table(conflicts, console)
 
 
-def run_problem(file: ProblemFile, options: Options, report: Report, progress: Progress) -> None:
-    """Add the rows and notes of one problem file to the report.
-
-    Raises ProblemFileError if the file's functions or its model fail.
-    """
-    task = progress.add_task(f"{file.name}: building", total=None)
-    torch.manual_seed(options.seed)
-    theirs = file.model()
-    inputs = file.inputs()
-    if options.device.type == "cpu":
-        smallest = SMALLEST_OUTPUT if options.emulation is None else SMALLEST_EMULATED
-        reduced = scaled_inputs(theirs, inputs, smallest_output=smallest)
-        inputs = reduced.inputs
-        if reduced.note:
-            report.notes.append(f"{file.name}: {reduced.note}.")
-    theirs = theirs.to(options.device)
-    inputs = tuple(x.to(options.device) for x in inputs)
-    ours = copy.deepcopy(theirs)
-    swaps = _swapped(file, ours, options)
-    layers = _layers(file, ours, inputs, swaps, options)
-    if not layers:
-        report.notes.append(f"{file.name}: no torch.nn.Conv2d ran in this model, so that nothing of haloconv is in it.")
-    progress.update(task, total=sum(len(layer.steps) for layer in layers) + 1)
-    rows = _try_layers(layers, options, progress, task)
-    layers.clear()
-    progress.update(task, description=f"{file.name}: whole model")
-    _whole_model(file, ours, theirs, inputs, rows, options, report)
-    progress.advance(task)
-
-
-def _try_layers(layers: list[Layer], options: Options, progress: Progress, task: TaskID) -> list[Row]:
-    rows = []
-    for layer in layers:
-        for step in layer.steps:
-            progress.update(task, description=f"{layer.name} {step}")
-            rows.append(
-                try_emulated_step(EmulatedLayer.of(layer, options.emulation), step)
-                if options.emulation is not None
-                else try_step(layer, step, options.budget)
-            )
-            progress.advance(task)
-    return rows
-
-
-def _swapped(file: ProblemFile, model: torch.nn.Module, options: Options) -> list[Swap]:
-    try:
-        return accelerate(model, family=options.family, precision=options.model_precision)
-    except ValueError as error:
-        raise ProblemFileError(f"{file.path}: {error}") from error
-
-
-def _layers(
-    file: ProblemFile, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: list[Swap], options: Options
-) -> list[Layer]:
-    """Every swapped convolution that runs, with the input of its first call."""
-    seen: dict[Conv2d, torch.Tensor] = {}
-
-    def note(module: Conv2d, args: tuple, kwargs: dict) -> None:
-        seen.setdefault(module, (args[0] if args else kwargs["input"]).detach())
-
-    hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            if options.emulation is not None:  # no kernel of ours is meant to run in this pass
-                warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
-            model(*inputs)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ProblemFileError(f"{file.path}: Model's forward raised {type(error).__name__}: {error}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-    many = len(swaps) > 1
-    return [
-        layer_of(f"{file.name}.{swap.name}" if many else file.name, swap.module, seen[swap.module], options)
-        for swap in swaps
-        if swap.module in seen
-    ]
-
-
-def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> Layer:
-    """The module's convolution of ``x`` as a Layer, with standard normal output gradients."""
-    stride, dilation = tuple(module.stride), tuple(module.dilation)
-    x = x if x.dim() == 4 else x.unsqueeze(0)
-    if module.padding_mode == "zeros":
-        padding = as_four_sides(module.padding, filter_extent=module.kernel_size, stride=stride, dilation=dilation)
-    else:
-        x = torch.nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
-        padding = (0, 0, 0, 0)
-    spec = ConvSpec(stride, padding, dilation, module.groups, options.precision, options.family)
-    rows = output_extent(x.shape[2], padding[0] + padding[1], module.kernel_size[0], stride[0], dilation[0])
-    cols = output_extent(x.shape[3], padding[2] + padding[3], module.kernel_size[1], stride[1], dilation[1])
-    generator = torch.Generator(x.device).manual_seed(options.seed)
-    dy = torch.randn(x.shape[0], module.out_channels, rows, cols, generator=generator, device=x.device).to(x.dtype)
-    bias = None if module.bias is None else module.bias.detach()
-    return Layer(name, x, module.weight.detach(), bias, dy, spec).with_layout(layout_of(x))
-
-
-def _whole_model(
-    file: ProblemFile,
-    ours: torch.nn.Module,
-    theirs: torch.nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    rows: list[Row],
-    options: Options,
-    report: Report,
-) -> None:
-    alike = [row for row in rows if row.precision != "tf32" or options.model_precision != "ieee"]
-    labels = {row.precision for row in alike}
-    layer_names = {row.case for row in alike}
-    contest = Contest(
-        ours,
-        theirs,
-        inputs,
-        precision="tf32" if "tf32" in labels else "ieee",
-        family="+".join(dict.fromkeys(row.family for row in alike)),
-        label=labels.pop() if len(labels) == 1 else "mixed" if labels else "fp32",
-        norm_limit=len(layer_names) * max((row.error_limit for row in alike), default=0.0),
-        seed=options.seed,
-        surroundings=options.emulation.device if options.emulation is not None else nullcontext,
-    )
-    try:
-        model_rows, notes = try_model(contest, file.name, options.budget)
-    except EmulatorError as error:
-        choice = Choice(contest.family, "")
-        failure = failed_row(f"{file.name} (model)", "step", contest.label, rows[0].layout, choice, error)
-        model_rows, notes = [failure], []
-    if len(alike) < len(rows):
-        notes = [*notes, "The whole model ran in full fp32 precision: PyTorch on a CPU has no TF32 to judge it by."]
-    report.rows += [*rows, *model_rows]
-    report.notes += [f"{file.name}: {note}" for note in notes]
+def show_left_out(report: Report, console: Console) -> None:
+    """Name the files that did not run, each with its reason."""
+    for file in report.files:
+        if file.skipped is not None:
+            console.print(f"skipped {file.name}: {file.skipped}", style="dim", highlight=False, markup=False)
+        elif file.unusable is not None:
+            console.print(f"error: {file.unusable}", style="bold red", highlight=False, markup=False)
+    if not report.rows:
+        console.print("Nothing was checked.", style="bold red", highlight=False)
 
 
 def show(report: Report, console: Console) -> None:
@@ -342,3 +242,7 @@ def show(report: Report, console: Console) -> None:
     passed = sum(row.passed for row in report.rows)
     verdict = f"{passed} of {len(report.rows)} rows passed every check."
     console.print(verdict, style="green" if report.passed else "bold red", highlight=False)
+    if len(report.files) > 1:
+        print_table(summary_table(report.files), console)
+        for line in score_lines(report.files):
+            console.print(line, highlight=False)

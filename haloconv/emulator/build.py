@@ -37,7 +37,11 @@ RUNTIME_FLAGS = (*_COMMON, "-O3", "-fno-semantic-interposition", "-Wall", "-Wext
 """How the runtime is compiled: without instrumentation."""
 KERNEL_FLAGS = (
     *_COMMON,
-    "-O2",
+    "-O1",  # and two passes of -O2 that shorten runs: with all of them a build takes two thirds longer
+    "-ftree-vrp",
+    "-fthread-jumps",
+    "-fira-algorithm=priority",  # registers given out quickly rather than well
+    "-fira-region=one",
     "-DHALOCONV_EMULATOR",
     "-fsanitize=thread",  # every access calls the runtime; the thread sanitizer's own library is never linked
     "--param=tsan-instrument-func-entry-exit=0",
@@ -189,7 +193,7 @@ def _file_digest(path: Path) -> str:
 def _run(command: list[str], folder: str | None = None) -> str:
     """Run a command; its messages, empty if it went well.
 
-    They are UTF-8 whatever Python thinks of the locale, which NVRTC 11 changes for the whole process.
+    They are UTF-8 whatever Python thinks of the locale, which libraries change: NVRTC 11 does.
     """
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_BUILD_TIMEOUT_S, check=False)
     log = done.stderr.decode("utf-8", errors="replace")

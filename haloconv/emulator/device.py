@@ -36,11 +36,17 @@ _guard = threading.Lock()
 
 
 class _Known:
-    """A live tensor that kernels may see."""
+    """A tensor that kernels may see as long as it lives, and has the memory that it had when it became known."""
 
     def __init__(self, tensor: torch.Tensor, writable: bool) -> None:
-        self.alive = weakref.ref(tensor)
-        self.region = Region(*_span(tensor), writable)
+        self._tensor = weakref.ref(tensor)
+        self._span = _span(tensor)
+        self.region = Region(*self._span, writable)
+
+    def alive(self) -> bool:
+        """FSDP2 gives the memory of gathered weights back while it keeps the tensors."""
+        tensor = self._tensor()
+        return tensor is not None and _span(tensor) == self._span
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -100,13 +106,14 @@ class EmulatedDevice(TorchFunctionMode):
 
     def regions(self) -> list[Region]:
         """What kernels may touch now."""
-        self._known = {span: known for span, known in self._known.items() if known.alive() is not None}
+        with torch._C.DisableTorchFunction():  # to look at a tensor is not to show it to a kernel
+            self._known = {span: known for span, known in self._known.items() if known.alive()}
         return [known.region for known in self._known.values()]
 
     def _expose(self, tensor: torch.Tensor, writable: bool) -> None:
         span = _span(tensor)
         known = self._known.get(span)
-        if known is None or known.alive() is None:
+        if known is None or not known.alive():
             self._known[span] = _Known(tensor, writable)
 
 

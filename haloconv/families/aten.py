@@ -34,8 +34,18 @@ class AtenFamily:
 
         if problem.direction == "fprop":
             return call
-        memory_format = _MEMORY_FORMATS[result_layout]
-        return lambda *tensors: call(*tensors).contiguous(memory_format=memory_format)
+        return lambda *tensors: _stored_as(result_layout, call(*tensors))
+
+
+def _stored_as(layout: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with exactly the strides of a dense one in the layout.
+
+    To PyTorch, strides of dimensions of size 1 do not matter; DistributedDataParallel compares those of a gradient with
+    its parameter's, and copies what differs, with a warning.
+    """
+    tensor = tensor.contiguous(memory_format=_MEMORY_FORMATS[layout])
+    strides = strides_of(tensor.shape, layout)
+    return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
 
 def _symmetric(problem: Conv2dProblem) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import fields, is_dataclass
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -36,6 +37,89 @@ class Family(Protocol):
         ``first`` and ``second`` are the forms of (x, w) in fprop, (dy, w) in dgrad, (dy, x) in wgrad. ``result_layout``
         is the memory order of the result, ``"nchw"`` or ``"nhwc"``.
         """
+
+
+@runtime_checkable
+class SeveralConfigs(Family, Protocol):
+    """A family that has more than one config to offer, so that measuring may find a better one than its model does."""
+
+    def candidates(
+        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> list[Hashable]:
+        """At most ``MOST_CANDIDATES`` configs that run the problem, the model's best first; none twice.
+
+        The arguments are those of ``bind``. A config is a frozen dataclass or a tuple of such.
+        """
+
+    def bind(
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        config: Hashable | None = None,
+    ) -> BoundCall:
+        """As ``Family.bind``, with one of ``candidates`` of the same arguments; None is the model's best."""
+
+
+MOST_CANDIDATES = 3
+Item = TypeVar("Item")
+
+
+def candidates_of(
+    family: Family,
+    problem: Conv2dProblem,
+    first: TensorForm,
+    second: TensorForm,
+    result_layout: str,
+    device: torch.device,
+) -> list[Hashable | None]:
+    """What a family offers for a problem that it takes; ``[None]`` if it has one config for it."""
+    if isinstance(family, SeveralConfigs):
+        return list(family.candidates(problem, first, second, result_layout, device))
+    return [None]
+
+
+def bind_config(
+    family: Family,
+    problem: Conv2dProblem,
+    first: TensorForm,
+    second: TensorForm,
+    result_layout: str,
+    device: torch.device,
+    config: Hashable | None,
+) -> BoundCall:
+    """``family.bind`` with one of its candidates; None is the model's best."""
+    if config is None:
+        return family.bind(problem, first, second, result_layout, device)
+    return family.bind(problem, first, second, result_layout, device, config=config)
+
+
+def config_key(config: object) -> str:
+    """A config as one line that is the same in every process: ``run128 runs2 boxes``; empty for None.
+
+    Fields are named, flags stand there if they are set; parts of a tuple are joined by `` | ``, or said once if they
+    are all the same. A config class may have a ``__str__`` of its own.
+    """
+    if config is None:
+        return ""
+    if isinstance(config, tuple):
+        keys = [config_key(part) for part in config]
+        return keys[0] if len(set(keys)) == 1 else " | ".join(keys)
+    if not is_dataclass(config) or type(config).__str__ is not object.__str__:
+        return str(config)
+    values = [(field.name, getattr(config, field.name)) for field in fields(config)]
+    return " ".join(name if value is True else f"{name}{value}" for name, value in values if value is not False)
+
+
+def few_apart(ordered: Iterable[Item], kind: Callable[[Item], Hashable], most: int = MOST_CANDIDATES) -> list[Item]:
+    """The first of each kind, in their order, ``most`` at most: neighbours in a model's order are often the same."""
+    found: dict[Hashable, Item] = {}
+    for item in ordered:
+        if found.setdefault(kind(item), item) is item and len(found) == most:
+            break
+    return list(found.values())
 
 
 def ceil_div(a: int, b: int) -> int:

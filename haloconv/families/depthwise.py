@@ -8,8 +8,15 @@ import torch
 
 from haloconv import support
 from haloconv.families import depthwise_march, depthwise_march_wgrad
-from haloconv.families.base import BoundCall, TensorForm, strides_of
-from haloconv.families.depthwise_march_form import DTYPES, Form, best_config, why_not
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, strides_of
+from haloconv.families.depthwise_march_form import (
+    DTYPES,
+    Config,
+    Form,
+    best_config,
+    good_configs,
+    why_not,
+)
 from haloconv.jit import KernelSource
 from haloconv.problem import DIRECTIONS, Conv2dProblem
 
@@ -29,11 +36,24 @@ class DepthwiseFamily:
             return f"the depthwise kernels do not take {problem.dtype}"
         return why_not(problem)
 
-    def bind(
+    def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> list[Config]:
+        """The config that ``bind`` prefers, then others of few idle columns."""
+        way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
+        return good_configs(way.form_of(problem, first, second, result_layout))[:MOST_CANDIDATES]
+
+    def bind(
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        config: Config | None = None,
     ) -> BoundCall:
         way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
-        return way.bind(problem, first, second, result_layout, device)
+        return way.bind(problem, first, second, result_layout, device, config)
 
 
 def shipped_sources() -> list[KernelSource]:

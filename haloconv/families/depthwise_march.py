@@ -72,14 +72,24 @@ def strips(form: Form, config: Config, blocks: int, sm_count: int) -> Strips:
     return min(cuts, key=cost)
 
 
-def bind(
-    problem: Conv2dProblem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device
-) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+def form_of(problem: Conv2dProblem, first: TensorForm, w: TensorForm, result_layout: str) -> Form:
+    """What is marched over, and the result, which is dense and aligned."""
     out_shape = problem.x_shape if problem.direction == "dgrad" else problem.y_shape
-    out_strides = strides_of(out_shape, result_layout)
-    form = Form(problem, first, TensorForm(out_strides, True), result_layout == "nhwc")
-    config = depthwise_march_form.best_config(form)
+    return Form(problem, first, TensorForm(strides_of(out_shape, result_layout), True), result_layout == "nhwc")
+
+
+def bind(
+    problem: Conv2dProblem,
+    first: TensorForm,
+    w: TensorForm,
+    result_layout: str,
+    device: torch.device,
+    config: Config | None = None,
+) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx; without a config with the best."""
+    form = form_of(problem, first, w, result_layout)
+    out_shape, out_strides = form.out_shape, form.output.strides
+    config = config or depthwise_march_form.best_config(form)
     n, channels, rows, cols = out_shape
     groups = (channels // config.channels, ceil_div(cols, config.cols))
     threads = n * groups[0] * groups[1]

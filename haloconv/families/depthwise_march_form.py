@@ -236,12 +236,17 @@ def configs(form: Form) -> tuple[Config, ...]:
     return tuple(config for config in (*_measured(form), *others) if invalid(form, config) is None)
 
 
-def best_config(form: Form) -> Config:
-    """The first that computes few columns beyond the end of a row."""
-    found = configs(form)
+def good_configs(form: Form) -> list[Config]:
+    """Those that compute few columns beyond the end of a row, best first; none twice."""
+    found = dict.fromkeys(configs(form))
     cols = form.out_shape[3]
     fewest = min(ceil_div(cols, config.cols) * config.cols for config in found)
-    return next(each for each in found if ceil_div(cols, each.cols) * each.cols <= _WASTE * fewest)
+    return [each for each in found if ceil_div(cols, each.cols) * each.cols <= _WASTE * fewest]
+
+
+def best_config(form: Form) -> Config:
+    """The first of them."""
+    return good_configs(form)[0]
 
 
 def why_not(problem: Conv2dProblem) -> str | None:

@@ -83,10 +83,22 @@ def cut(form: Form, config: Config, sm_count: int) -> Cut:
     return min(_cuts(form, config), key=cost)
 
 
-def bind(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
-    """wgrad(dy, x) -> dw."""
-    form = Form(problem, x, dy, problem.layout == "nhwc")
-    config = depthwise_march_form.best_config(form)
+def form_of(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: str) -> Form:
+    """What is marched over. The filter's memory order takes no part."""
+    return Form(problem, x, dy, problem.layout == "nhwc")
+
+
+def bind(
+    problem: Conv2dProblem,
+    dy: TensorForm,
+    x: TensorForm,
+    result_layout: str,
+    device: torch.device,
+    config: Config | None = None,
+) -> BoundCall:
+    """wgrad(dy, x) -> dw; without a config with the best."""
+    form = form_of(problem, dy, x, result_layout)
+    config = config or depthwise_march_form.best_config(form)
     work = cut(form, config, device_facts(device.index).sm_count)
     dil, elem_bytes = problem.dilation[0], problem.dtype.itemsize
     fields = (

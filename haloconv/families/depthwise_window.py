@@ -13,7 +13,7 @@ import torch
 from haloconv import support
 from haloconv.env import device_facts
 from haloconv.families import depthwise_window_wgrad
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, ceil_div, strides_of
 from haloconv.families.depthwise_window_cut import (
     Config,
     Cut,
@@ -22,13 +22,14 @@ from haloconv.families.depthwise_window_cut import (
     axis_fields,
     best_cut,
     blocks,
+    cost,
     invalid,
     layout,
     smem_bytes,
     totals_words,
     window_fields,
 )
-from haloconv.families.depthwise_window_wgrad import DTYPES, bind_wgrad
+from haloconv.families.depthwise_window_wgrad import DTYPES, Plan, bind_wgrad, channels_inner
 from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
@@ -66,6 +67,14 @@ def choose(problem: Conv2dProblem, result_layout: str, limits: tuple[int, int]) 
     return best
 
 
+def good_cuts(problem: Conv2dProblem, result_layout: str, limits: tuple[int, int]) -> list[tuple[Config, Cut]]:
+    """The best cut with each config that has one, best first. ``limits`` as in ``choose``."""
+    inner, both, planes = result_layout == "nhwc", axes(problem), result_planes(problem)
+    found = [best_cut((config,), both, planes, inner, limits) for config in CONFIGS]
+    fitting = [each for each in found if each is not None]
+    return sorted(fitting, key=lambda each: cost(*each, both, planes, inner, limits))
+
+
 def source(problem: Conv2dProblem, config: Config, result_layout: str) -> KernelSource:
     """The specialised text. No extent of image, filter, stride or dilation takes part."""
     constants: dict[str, int | str] = {
@@ -97,12 +106,28 @@ class DepthwiseWindowFamily:
             return f"{both[0].steps} x {both[1].steps} residues of the stride do not fit shared memory"
         return None
 
-    def bind(
+    def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> list[tuple[Config, Cut] | Plan]:
+        """The best cut for each size of a block, best first."""
+        facts = device_facts(device.index)
+        limits = (facts.sm_count, facts.max_smem_bytes)
+        if problem.direction == "wgrad":
+            return depthwise_window_wgrad.good_plans(problem, channels_inner(second), limits)
+        return good_cuts(problem, result_layout, limits)[:MOST_CANDIDATES]
+
+    def bind(
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        config: tuple[Config, Cut] | Plan | None = None,
     ) -> BoundCall:
         if problem.direction == "wgrad":
-            return bind_wgrad(problem, first, second, result_layout, device)
-        return _bind(problem, first, second, result_layout, device)
+            return bind_wgrad(problem, first, second, result_layout, device, config)
+        return _bind(problem, first, second, result_layout, device, config)
 
 
 def _fields(
@@ -125,10 +150,15 @@ def _fields(
 
 
 def _bind(
-    problem: Conv2dProblem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device
+    problem: Conv2dProblem,
+    first: TensorForm,
+    w: TensorForm,
+    result_layout: str,
+    device: torch.device,
+    wanted: tuple[Config, Cut] | None,
 ) -> BoundCall:
     facts = device_facts(device.index)
-    chosen = config, cut = choose(problem, result_layout, (facts.sm_count, facts.max_smem_bytes))
+    chosen = config, cut = wanted or choose(problem, result_layout, (facts.sm_count, facts.max_smem_bytes))
     channels_inner = result_layout == "nhwc"
     shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
     out_strides = strides_of(shape, result_layout)

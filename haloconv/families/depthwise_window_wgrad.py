@@ -12,7 +12,7 @@ from itertools import product
 import torch
 
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of
 from haloconv.families.depthwise_window_cut import (
     RUN_PRODUCTS,
     TILE_J,
@@ -169,6 +169,22 @@ def _split(
     return Split(shares, share_rows, ceil_div(count, parts))
 
 
+def channels_inner(x: TensorForm) -> bool:
+    """Whether channels of x, not columns, are neighbours in memory."""
+    return x.strides[1] == 1 and x.strides[3] != 1
+
+
+def good_plans(problem: Conv2dProblem, inner: bool, limits: tuple[int, int]) -> list[Plan]:
+    """The best plan with each config that has one, best first. ``limits`` as in ``choose``; empty if nothing fits."""
+    both = axes(problem)
+    for most_results in (64, 32, 16, 8):  # a filter that is cut is staged in parts: only if it does not fit
+        plans = _plans(problem, both, inner, limits, most_results)
+        costs = [(_cost(problem, plan, both, inner, limits), plan) for plan in plans]
+        if costs:
+            return few_apart((plan for _, plan in sorted(costs, key=lambda each: each[0])), lambda plan: plan[0])
+    return []
+
+
 def choose(problem: Conv2dProblem, inner: bool, limits: tuple[int, int]) -> Plan:
     """What is compiled and how the launch is cut. ``limits`` are multiprocessors and bytes of shared memory.
 
@@ -180,11 +196,9 @@ def choose(problem: Conv2dProblem, inner: bool, limits: tuple[int, int]) -> Plan
         if reason is not None:
             raise RuntimeError(f"the forced cut does not run {problem}: {reason}")
         return FORCED[-1]
-    for most_results in (64, 32, 16, 8):  # a filter that is cut is staged in parts: only if it does not fit
-        found = _plans(problem, both, inner, limits, most_results)
-        best = min(found, key=lambda plan: _cost(problem, plan, both, inner, limits), default=None)
-        if best is not None:
-            return best
+    best = next(iter(good_plans(problem, inner, limits)), None)
+    if best is not None:
+        return best
     raise RuntimeError(f"no cut of depthwise_window fits {limits[1]} bytes of shared memory for {problem}")
 
 
@@ -216,12 +230,17 @@ def _fields(problem: Conv2dProblem, plan: Plan, strides: tuple[int, ...], inner:
 
 
 def bind_wgrad(
-    problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: str, device: torch.device
+    problem: Conv2dProblem,
+    dy: TensorForm,
+    x: TensorForm,
+    result_layout: str,
+    device: torch.device,
+    wanted: Plan | None = None,
 ) -> BoundCall:
-    """``wgrad(dy, x) -> dw`` (K, 1, R, S), stored as ``result_layout``."""
+    """``wgrad(dy, x) -> dw`` (K, 1, R, S), stored as ``result_layout``; without ``wanted`` as the model prefers."""
     facts = device_facts(device.index)
-    inner = x.strides[1] == 1 and x.strides[3] != 1
-    plan = config, cut, split = choose(problem, inner, (facts.sm_count, facts.max_smem_bytes))
+    inner = channels_inner(x)
+    plan = config, cut, split = wanted or choose(problem, inner, (facts.sm_count, facts.max_smem_bytes))
     both = axes(problem)
     smem = smem_bytes(cut, split, layout(config, cut, both, inner))
     parts = ceil_div(terms(problem, cut), split.part_terms)

@@ -12,10 +12,10 @@ import torch
 
 from haloconv import support
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of
 from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.halo_sm80_configs import configs, fits
-from haloconv.families.halo_sm80_tile import Layer, Tiling
+from haloconv.families.halo_sm80_tile import Config, Layer, Tiling
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
@@ -44,10 +44,25 @@ class HaloSm80Family:
             return "no tile of halo_sm80 fits shared memory"
         return None
 
-    def bind(
+    def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> list[Config]:
+        """The best tile of each way to multiply: other tiles of the same way are close to it."""
+        facts = device_facts(device.index)
+        tilings = configs(layer_of(problem, first, result_layout), facts.sm_count, facts.max_smem_bytes)
+        found = few_apart(tilings, lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
+        return [tiling.config for tiling in found]
+
+    def bind(
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        config: Config | None = None,
     ) -> BoundCall:
-        bound = Bound(problem, first, second, result_layout, device)
+        bound = Bound(problem, first, second, result_layout, device, config)
         return bound.fprop if problem.direction == "fprop" else bound.dgrad
 
 
@@ -55,13 +70,21 @@ class Bound:
     """A problem bound to its launches: pack the filter, unless there is little of it, then multiply."""
 
     def __init__(
-        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        wanted: Config | None = None,
     ) -> None:
         facts = device_facts(device.index)
         self._shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
         self._strides = strides_of(self._shape, result_layout)
-        tiling = configs(layer_of(problem, first, result_layout), facts.sm_count, facts.max_smem_bytes)[0]
-        config, layer = tiling.config, tiling.layer
+        layer = layer_of(problem, first, result_layout)
+        best = None if wanted else configs(layer, facts.sm_count, facts.max_smem_bytes)[0]
+        tiling = best or Tiling(layer, wanted)
+        config = tiling.config
         self._packed_bytes, self._pack = 0, None
         if tiling.packed:
             tiles = layer.classes * tiling.group_tiles * tiling.filter_tiles * tiling.chunks

@@ -13,7 +13,7 @@ import torch
 
 from haloconv import support
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of
 from haloconv.families.direct_sums import ELEMENTS, bind_sum
 from haloconv.families.halo_sm80_wgrad_configs import (
     Config,
@@ -58,12 +58,26 @@ class HaloSm80WgradFamily:
             return "no tile of halo_sm80_wgrad fits shared memory and registers"
         return None
 
-    def bind(
+    def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> list[Config]:
+        """The best of each way to share a block out among warps."""
+        layer, facts = layer_of(problem, first, second), device_facts(device.index)
+        found = configs(problem, layer, facts.max_smem_bytes)
+        return few_apart(found, lambda each: (each.warps_m, each.warps_n, each.warps_e, each.tile_g))
+
+    def bind(
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        config: Config | None = None,
     ) -> BoundCall:
         facts = device_facts(device.index)
         layer = layer_of(problem, first, second)
-        config = best_config(problem, layer, facts.max_smem_bytes)
+        config = config or best_config(problem, layer, facts.max_smem_bytes)
         cut = Cut(problem, layer, config, facts.sm_count)
         launch = Launch(
             source(problem, layer, config, first, second), device, cut.grid, 32 * config.warps,

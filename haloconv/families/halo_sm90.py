@@ -13,7 +13,7 @@ import torch
 
 from haloconv import support
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, strides_of
 from haloconv.families.halo_sm90_configs import all_configs, configs, storage_of
 from haloconv.families.halo_sm90_form import Form, forms
 from haloconv.families.halo_sm90_shape import (
@@ -67,10 +67,27 @@ class HaloSm90Family:
             return "no tile of halo_sm90 fits shared memory"
         return None
 
-    def bind(
+    def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+    ) -> list[tuple[Config, ...]]:
+        """One config for each launch: the best of all launches, the second best of all, and so on."""
+        sm_count = device_facts(device.index).sm_count
+        shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
+        storage = storage_of(problem, first, strides_of(shape, result_layout), result_layout)
+        found = [configs(form, storage, sm_count) for form in forms(problem) if form.taps]
+        ranks = range(min(MOST_CANDIDATES, max(map(len, found), default=0)))
+        return [tuple(tilings[min(rank, len(tilings) - 1)].config for tilings in found) for rank in ranks]
+
+    def bind(
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        config: tuple[Config, ...] | None = None,
     ) -> BoundCall:
-        bound = Bound(problem, first, second, result_layout, device)
+        bound = Bound(problem, first, second, result_layout, device, config)
         return bound.fprop if problem.direction == "fprop" else bound.dgrad
 
 
@@ -89,7 +106,13 @@ class Bound:
     """A problem bound to its launches: pack the filter, then one launch per residue class."""
 
     def __init__(
-        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+        self,
+        problem: Conv2dProblem,
+        first: TensorForm,
+        second: TensorForm,
+        result_layout: str,
+        device: torch.device,
+        wanted: tuple[Config, ...] | None = None,
     ) -> None:
         sm_count = device_facts(device.index).sm_count
         self._shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
@@ -102,7 +125,9 @@ class Bound:
             if form.taps == 0:
                 self._has_gaps = True
                 continue
-            tiling = configs(form, operands.storage, sm_count)[0]
+            tilings = configs(form, operands.storage, sm_count)
+            config = tilings[0].config if wanted is None else wanted[len(self._launches)]
+            tiling = next(each for each in tilings if each.config == config)
             pack = _pack_launch(problem, tiling, operands, device)
             launch = _launch(problem, tiling, operands, device, sm_count)
             repair = repair_launch(problem, form, operands, device) if tiling.config.packs > 1 else None

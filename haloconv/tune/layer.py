@@ -22,7 +22,8 @@ LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 class Layer:
     """A convolution as data. ``x`` (N, C, H, W), ``w`` (K, C/G, R, S), ``b`` (K,) or None, ``dy`` (N, K, P, Q).
 
-    The tensors carry no graph. ``layout`` is the memory order of the activations.
+    The tensors carry no graph. ``layout`` is the memory order of the activations. ``count`` says how many layers of a
+    model it stands for. ``fed`` layers take the model's own input, for which training wants no gradient.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Layer:
     dy: torch.Tensor
     spec: ConvSpec
     layout: str = "nchw"
+    count: int = 1
+    fed: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from haloconv.problem import ConvSpec, Pair, output_extent
+from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction, Pair, output_extent
+from haloconv.report import Row
 from haloconv.tune.layer import Layer
 
 if sys.version_info >= (3, 11):
@@ -45,6 +46,18 @@ class Case:
     tags: tuple[str, ...] = ()
     about: str = ""
 
+    def problem(self, direction: Direction, precision: str, layout: str) -> Conv2dProblem:
+        """One direction of the layer, without bias. ``precision`` is fp32, tf32, fp16 or bf16."""
+        dtype, products = PRECISIONS[precision]
+        return Conv2dProblem(
+            direction, *self.input, self.filters, *self.filter, self.stride, self._sides, self.dilation, self.groups,
+            dtype=dtype, layout=layout, precision=products,
+        )  # fmt: skip
+
+    @property
+    def _sides(self) -> tuple[int, int, int, int]:
+        return (self.padding[0], self.padding[0], self.padding[1], self.padding[1])
+
     def layer(self, precision: str, layout: str, family: str, device: torch.device, seed: int = 0) -> Layer:
         """The layer with standard normal tensors, without bias. ``precision`` is fp32, tf32, fp16 or bf16.
 
@@ -66,8 +79,7 @@ class Case:
 
         x, dy = normal(n, c, h, w).to(dtype), normal(n, self.filters, p, q).to(dtype)
         weight = (normal(self.filters, c // self.groups, *self.filter) * fan_in**-0.5).to(dtype)
-        padding = (self.padding[0], self.padding[0], self.padding[1], self.padding[1])
-        spec = ConvSpec(self.stride, padding, self.dilation, self.groups, products, family)
+        spec = ConvSpec(self.stride, self._sides, self.dilation, self.groups, products, family)
         return Layer(self.name, x, weight, None, dy, spec).with_layout(layout)
 
 
@@ -109,3 +121,14 @@ def select(cases: list[Case], names: Collection[str] = (), tags: Collection[str]
     if not chosen:
         raise SuiteError(f"none of the cases {', '.join(names)} has one of the tags {', '.join(tags)}")
     return chosen
+
+
+def with_bytes(rows: list[Row], cases: list[Case]) -> list[Row]:
+    """The rows, with the bytes of their problems where a record does not tell them and the suite knows the case."""
+    known = {case.name: case for case in cases}
+    return [_with_bytes(row, known[row.case]) if row.bytes is None and row.case in known else row for row in rows]
+
+
+def _with_bytes(row: Row, case: Case) -> Row:
+    directions = DIRECTIONS if row.direction == "step" else (row.direction,)
+    return replace(row, bytes=sum(case.problem(each, row.precision, row.layout).bytes for each in directions))

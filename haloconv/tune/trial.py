@@ -9,13 +9,13 @@ import torch
 
 from haloconv.functional import conv2d
 from haloconv.problem import DIRECTIONS, Conv2dProblem
-from haloconv.reference import Error, Limits, measure_error
+from haloconv.reference import Error, Limits, measure_error, raised
 from haloconv.report import Row
+from haloconv.tune.judge import UNLIMITED, complaint_about, on_poisoned_memory, relative_difference
 from haloconv.tune.layer import LAYOUTS, Layer, Step, rival_flags, torch_convolution
 from haloconv.tune.limits import limit_ms, memory_limit_ms
 from haloconv.tune.timing import Timing, compare
 
-UNLIMITED = Limits(float("inf"), float("inf"))
 OURS, RIVAL, RIVAL_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
 _ABOVE_CUBLAS = 1.05  # times its rate is still believed
 
@@ -51,15 +51,15 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         ours, rival = layer.ours(step), layer.rival(step)
         theirs = rival()
         aten_error = measure_error(theirs, oracle, UNLIMITED, border)
-        limits = layer.limits(step, aten_error)
-        result = _on_poisoned_memory(ours, theirs)
+        limits = _limits(layer, step, aten_error)
+        result = on_poisoned_memory(ours, theirs)
         before = measure_error(result, oracle, limits, border)
         difference = relative_difference(result, theirs)
         del result, theirs
         error, timings = before, {}
         if budget.timed:
             timings = _timings(layer, step, budget)
-            after = measure_error(_on_poisoned_memory(ours, rival()), oracle, limits, border)
+            after = measure_error(on_poisoned_memory(ours, rival()), oracle, limits, border)
             error = before if not before.passed or after.passed else after
     own_limit = None if step == "bgrad" else _limit_ms(problem, device)
     row = Row(
@@ -76,8 +76,19 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         **measured(timings),
         flops=None if step == "bgrad" else problem.flops,
         limit_ms=own_limit,
+        bytes=None if step == "bgrad" else problem.bytes,
+        count=layer.count,
     )
     return replace(row, complaint=complaint_about(error, limits) or too_fast(row, problem, device))
+
+
+def _limits(layer: Layer, step: Step, aten_error: Error) -> Limits:
+    """What passes. Where PyTorch's own convolution is the choice, nothing of ours is judged, and it may err as it does.
+
+    cuDNN's weight gradient in TF32 errs by more than 5e-4 on inputs that are all positive.
+    """
+    limits = layer.limits(step, aten_error)
+    return raised(limits, aten_error) if layer.choice(step).family == "aten" else limits
 
 
 def measured(timings: dict[str, Timing]) -> dict[str, object]:
@@ -94,19 +105,6 @@ def measured(timings: dict[str, Timing]) -> dict[str, object]:
     }
 
 
-def _on_poisoned_memory(call: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """The call's result, after a NaN-filled tensor of the same extent was handed back to the allocator."""
-    poison = torch.full_like(like, float("nan"))
-    del poison
-    return call()
-
-
-def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """|a - b| / |b| in norms."""
-    top = torch.linalg.vector_norm((a - b).to(torch.float64)).item()
-    return top / torch.linalg.vector_norm(b.to(torch.float64)).item() if top else 0.0
-
-
 def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
     """Both sides, and PyTorch in the other layout too if the budget has it, so that the best of both is known."""
     variants = {RIVAL: layer.rival(step), OURS: layer.ours(step)}
@@ -119,16 +117,6 @@ def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
 
 def _limit_ms(problem: Conv2dProblem, device: torch.device) -> float | None:
     return limit_ms(problem, torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-
-
-def complaint_about(error: Error, limits: Limits) -> str | None:
-    """What is wrong with a result, in one sentence; None if it is within its limits."""
-    if error.passed:
-        return None
-    norm = f"error {error.norm:.2e} of {limits.norm:.2e} allowed"
-    where = f"border {error.border_worst:.2e}, interior {error.interior_worst:.2e}"
-    worst = f"worst element {error.worst:.2e} of {limits.element:.2e} ({where})"
-    return f"{norm}, {worst}; first bad element {error.first_bad}"
 
 
 def too_fast(row: Row, problem: Conv2dProblem, device: torch.device) -> str | None:
@@ -173,6 +161,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         difference=worst[3],
         **measured(timings),
         flops=sum(problem.flops for problem in problems),
+        bytes=sum(problem.bytes for problem in problems),
         limit_ms=None if None in limits_ms else sum(limits_ms),
         complaint=complaint,
     )
@@ -212,7 +201,7 @@ def _judge_gradients(
     for direction, result, their_result in zip(DIRECTIONS, ours, theirs, strict=True):
         oracle, border = layer.oracle(direction), layer.border(direction)
         aten_error = measure_error(their_result, oracle, UNLIMITED, border)
-        limits = layer.limits(direction, aten_error)
+        limits = _limits(layer, direction, aten_error)
         error = measure_error(result, oracle, limits, border)
         if not error.passed and complaint is None:
             complaint = f"{direction}: {complaint_about(error, limits)}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils import _pytree
@@ -13,9 +14,10 @@ from torch.utils import _pytree
 from haloconv.plan import layout_of
 from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error
 from haloconv.report import Row
+from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
 from haloconv.tune.layer import rival_flags
 from haloconv.tune.timing import compare
-from haloconv.tune.trial import OURS, RIVAL, UNLIMITED, Budget, complaint_about, measured, relative_difference
+from haloconv.tune.trial import OURS, RIVAL, Budget, measured
 
 Values = dict[str, torch.Tensor]
 
@@ -44,39 +46,45 @@ class Contest:
         return self.inputs[0].device
 
 
-def try_model(contest: Contest, name: str, budget: Budget) -> tuple[list[Row], list[str]]:
+def try_model(
+    contest: Contest, name: str, budget: Budget, directions: Collection[str] = ("forward", "step")
+) -> tuple[list[Row], list[str]]:
     """The rows ``forward`` and ``step`` (forward and backward) of the model ``name``, and notes on how it was judged.
 
-    A budget without runs times nothing. Raises what the model raises.
+    A budget without runs times nothing. On a GPU the rows tell the peaks of memory, too. Raises what the model raises.
     """
     notes = []
     with rival_flags(contest.precision):
-        theirs = values_of(contest.theirs, contest.inputs, contest.seed)
+        gradients = "step" in directions
+        theirs = values_of(contest.theirs, contest.inputs, contest.seed, gradients)
         with contest.surroundings():
-            ours = values_of(contest.ours, contest.inputs, contest.seed)
-        truth = _truth(contest)
+            ours = values_of(contest.ours, contest.inputs, contest.seed, gradients)
+        truth = _truth(contest, gradients)
         if truth is None:
             notes.append("The model does not run in float64, so its outputs were compared with PyTorch's only.")
         rows = []
-        for direction, call in (("forward", _forward), ("step", _step)):
+        for direction in directions:
+            call = {"forward": _forward, "step": _step}[direction]
             chosen = [name for name in ours if direction == "step" or name.startswith("output")]
             errors = _judge({name: (ours[name], theirs[name], (truth or theirs)[name]) for name in chosen}, contest)
             times = {}
             if budget.timed:
                 calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
                 times = compare(calls, device=contest.device, budget_s=budget.seconds, min_runs=budget.min_runs)
-            rows.append(_row(contest, f"{name} (model)", direction, errors, times))
+            peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
+            rows.append(replace(_row(contest, f"{name} (model)", direction, errors, times), **peaks))
     return rows, notes
 
 
-def values_of(model: torch.nn.Module, inputs: Sequence[torch.Tensor], seed: int) -> Values:
-    """The outputs, the gradients of the inputs and the gradients of the parameters, by name.
+def values_of(model: torch.nn.Module, inputs: Sequence[torch.Tensor], seed: int, gradients: bool = True) -> Values:
+    """The outputs, the gradients of the inputs and the gradients of the parameters, by name; or the outputs alone.
 
     The output gradients are standard normal, the same for every dtype.
     """
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     torch.manual_seed(seed)
-    outputs = _tensors(model(*leaves))
+    with torch.set_grad_enabled(gradients):
+        outputs = _tensors(model(*leaves))
     _backward(outputs, seed)
     values = {name: tensor.detach() for name, tensor in outputs.items()}
     values |= {f"gradient of input {i}": x.grad for i, x in enumerate(leaves) if x.grad is not None}
@@ -103,17 +111,38 @@ def _normal(like: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
 
 
-def _truth(contest: Contest) -> Values | None:
+def _truth(contest: Contest, gradients: bool) -> Values | None:
     """The values of the model in float64, or None if it does not run there. Raises OutOfMemoryError."""
     model = copy.deepcopy(contest.theirs).double()
     inputs = [x.double() if x.is_floating_point() else x for x in contest.inputs]
     try:
         with cudnn_search(False):
-            return values_of(model, inputs, contest.seed)
+            return values_of(model, inputs, contest.seed, gradients)
     except torch.cuda.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError):
         return None
+
+
+def _peaks(contest: Contest, call: Callable[[torch.nn.Module, Contest], Callable[[], object]]) -> dict[str, int]:
+    """The fields of a Row that tell the most device memory that each side's call holds, model and inputs included."""
+    return {
+        "aten_peak_bytes": peak_bytes(call(contest.theirs, contest), contest.theirs, contest.inputs),
+        "haloconv_peak_bytes": peak_bytes(call(contest.ours, contest), contest.ours, contest.inputs),
+    }
+
+
+def peak_bytes(call: Callable[[], object], model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> int:
+    """The most bytes that PyTorch's allocator holds during a warm call, with the model and its inputs, on a GPU."""
+    device = inputs[0].device
+    call()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    own = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), *inputs))
+    return torch.cuda.max_memory_allocated(device) - before + own
 
 
 def _forward(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
@@ -168,8 +197,11 @@ def _judge(triples: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]], 
 def _flat_oracle(truth: torch.Tensor) -> Oracle:
     """Every element is judged against the largest one: a whole model has no convolution of absolute values."""
     value = truth.to(torch.float64)
-    finite = value[value.isfinite()]
-    return Oracle(value, torch.full_like(value, finite.abs().max().item() if finite.numel() else 1.0))
+    largest = torch.linalg.vector_norm(value, float("inf")).item() if value.numel() else 0.0
+    if not math.isfinite(largest):
+        finite = value[value.isfinite()]
+        largest = finite.abs().max().item() if finite.numel() else 1.0
+    return Oracle(value, value.new_tensor(largest).expand(value.shape))
 
 
 def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict) -> Row:

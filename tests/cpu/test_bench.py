@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from haloconv import plan
 from haloconv.cli import app, bench
-from haloconv.tune import costs, first_use, records, suite, trial
+from haloconv.tune import costs, first_use, results, suite, trial
 
 CPU = torch.device("cpu")
 SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "suite.toml"
@@ -148,6 +148,20 @@ def test_every_precision_has_its_limit(tmp_path, precision, limit):
     assert {row["error_limit"] for row in latest} == {limit}
 
 
+@pytest.mark.parametrize("family, passes", [("aten", True), ("direct", False)])
+def test_what_pytorch_ran_may_err_as_pytorch_does(monkeypatch, family, passes):
+    """A rival that is far off raises the limit of its own convolution on our side, and of no kernel of ours."""
+    layer = replace(SMALL.layer("tf32", "nchw", "aten", CPU), dy=torch.ones(2, 6, 5, 10))
+    off = {"wgrad": lambda: 1.001 * right()}
+    right = layer.rival("wgrad")
+    monkeypatch.setattr(type(layer), "rival", lambda self, step: off[step])
+    monkeypatch.setattr(type(layer), "ours", lambda self, step: off[step])
+    monkeypatch.setattr(type(layer), "choice", lambda self, step: plan.Choice(family, "a test"))
+    row = trial.try_step(layer, "wgrad", QUICK)
+    assert row.passed is passes and row.error == pytest.approx(1e-3, rel=1e-2)
+    assert row.error_limit == pytest.approx(2e-3 if passes else 5e-4, rel=1e-2)
+
+
 def test_failed_rows_are_recorded_but_never_latest(tmp_path, monkeypatch):
     right = plan.fprop
     monkeypatch.setattr(plan, "fprop", lambda *arguments: right(*arguments) * 1.01)
@@ -265,31 +279,31 @@ def record(date: str, **changes) -> dict:
 
 
 def test_latest_keeps_the_newest_of_each(tmp_path):
-    records.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=1.0), record("2026-11-19", layout="nhwc")])
-    records.refresh_latest(tmp_path, [record("2026-11-19T23:00:00Z", ratio=2.0)])
-    records.refresh_latest(tmp_path, [record("2026-11-21T10:00:00Z", direction="dgrad", ratio=3.0)])
-    path = records.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=4.0)])
-    found = {(row["direction"], row["layout"]): row["ratio"] for row in records.read_records(path)}
+    results.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=1.0), record("2026-11-19", layout="nhwc")])
+    results.refresh_latest(tmp_path, [record("2026-11-19T23:00:00Z", ratio=2.0)])
+    results.refresh_latest(tmp_path, [record("2026-11-21T10:00:00Z", direction="dgrad", ratio=3.0)])
+    path = results.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=4.0)])
+    found = {(row["direction"], row["layout"]): row["ratio"] for row in results.read_rows(path)}
     assert found == {("fprop", "nchw"): 4.0, ("fprop", "nhwc"): 1.0, ("dgrad", "nchw"): 3.0}
 
 
 def test_damaged_lines_are_dropped(tmp_path):
     path = tmp_path / "latest.jsonl"
     path.write_text('{"case": "A"\n[1]\n{"case": "A"}\n\n' + json.dumps(record("2026-11-20")) + "\n")
-    assert records.read_records(path) == [record("2026-11-20")]
-    assert records.read_records(tmp_path / "absent.jsonl") == []
+    assert results.read_rows(path) == [record("2026-11-20")]
+    assert results.read_rows(tmp_path / "absent.jsonl") == []
 
 
 def test_daily_file_grows(tmp_path):
     for _ in range(2):
-        path = records.append_records(tmp_path / "new", "suite", [record("2026-11-20T10:00:00Z")])
+        path = results.append_rows(tmp_path / "new", "suite", [record("2026-11-20T10:00:00Z")])
     assert path.name == "2026-11-20-suite.jsonl" and len(lines_of(path)) == 2
-    with pytest.raises(ValueError, match="no record"):
-        records.append_records(tmp_path, "suite", [])
+    with pytest.raises(ValueError, match="no row"):
+        results.append_rows(tmp_path, "suite", [])
 
 
 def test_folder_of_a_gpu():
-    assert records.gpu_folder(Path("r"), "NVIDIA GeForce RTX 4090 (24 GB)") == Path("r/nvidia-geforce-rtx-4090-24-gb")
+    assert results.gpu_folder(Path("r"), "NVIDIA GeForce RTX 4090 (24 GB)") == Path("r/nvidia-geforce-rtx-4090-24-gb")
 
 
 # --- the costs

@@ -15,9 +15,10 @@ import haloconv
 from haloconv.cli import app
 from haloconv.env import VARIABLES, DeviceFacts
 from haloconv.families import halo_sm80, halo_sm80_wgrad, halo_sm90
-from haloconv.plan import choose, problem_of
+from haloconv.plan import problem_of
 from haloconv.problem import ConvSpec
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
+from haloconv.rules import by_rule
 from haloconv.tune.suite import PRECISIONS, load_suite
 from haloconv.version import __version__
 from tools import readme_results
@@ -57,7 +58,11 @@ def test_python_snippets_run(page: Path) -> None:
 
 
 def test_every_page_with_an_api_has_a_snippet() -> None:
-    assert {name_of(page) for page in PAGES if blocks(page, "python")} >= {"README.md", "docs/precision.md"}
+    assert {name_of(page) for page in PAGES if blocks(page, "python")} >= {
+        "README.md",
+        "docs/precision.md",
+        "docs/tuning.md",
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -170,6 +175,6 @@ def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None
         spec = ConvSpec(case.stride, padding, case.dilation, case.groups, products)
         w_shape = (case.filters, case.input[1] // case.groups, *case.filter)
         problem = problem_of(row["direction"], case.input, w_shape, spec, dtype, row["layout"])
-        choice = choose(problem, torch.device("cuda", 0))
+        family, _ = by_rule(problem, torch.device("cuda", 0))
         about = f"{row['case']} {row['direction']} {row['precision']} {row['layout']}: {row['family']} {row['ratio']}"
-        assert (choice.family == row["family"]) == clear, f"{about}, now {choice.family}"
+        assert (family == row["family"]) == clear, f"{about}, now {family}"

@@ -48,7 +48,10 @@ def test_output_extent_counts_filter_positions(
 
 @pytest.mark.parametrize("one", [c for c in CASES if sum(c.extents) < 120], ids=case_id)
 def test_flops_and_bytes_by_brute_force(one: Case) -> None:
-    """Two flops for each product of the dense definition, padding included; each element of each tensor once."""
+    """Two flops for each product of the dense definition, padding included; each element of each tensor once.
+
+    Of x only elements on which the outputs depend are read.
+    """
     problem = one.problem()
     x = torch.ones(problem.x_shape, dtype=torch.float64)
     (top, bottom, left, right), spec = one.spec.padding, one.spec
@@ -57,12 +60,17 @@ def test_flops_and_bytes_by_brute_force(one: Case) -> None:
     products = torch.nn.functional.conv2d(x, w, None, spec.stride, 0, spec.dilation, spec.groups).sum().item()
     for direction in ("fprop", "dgrad", "wgrad"):
         assert problem.toward(direction).flops == 2 * products
+    leaf = torch.ones(problem.x_shape, dtype=torch.float64, requires_grad=True)
+    padded = torch.nn.functional.pad(leaf, (left, right, top, bottom))
+    torch.nn.functional.conv2d(padded, w, None, spec.stride, 0, spec.dilation, spec.groups).sum().backward()
     for dtype in DTYPE_NAMES:
         t = make(one, dtype)
-        tensors = [t.x, t.w, t.dy] + ([t.b] if one.bias else [])
-        assert one.problem(dtype=dtype).bytes == sum(v.numel() * v.element_size() for v in tensors)
+        others = t.w.numel() + t.dy.numel()
+        read, bias = int(leaf.grad.count_nonzero()), one.problem().k if one.bias else 0
+        assert one.problem(dtype=dtype).bytes == (read + others + bias) * t.x.element_size()
+        assert one.problem(dtype=dtype).toward("wgrad").bytes == (read + others) * t.x.element_size()
         gradient = one.problem(dtype=dtype).toward("dgrad")
-        assert gradient.bytes == sum(v.numel() * v.element_size() for v in tensors[:3]) and not gradient.bias
+        assert gradient.bytes == (t.x.numel() + others) * t.x.element_size() and not gradient.bias
 
 
 @pytest.mark.parametrize(

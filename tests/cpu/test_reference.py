@@ -222,3 +222,29 @@ def test_cudnn_search_is_put_back():
     with reference.cudnn_search(not before):
         assert torch.backends.cudnn.benchmark is not before
     assert torch.backends.cudnn.benchmark is before
+
+
+def test_large_results_are_judged_some_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures are those of the whole tensor, and the first bad element is found in the right image."""
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(7, 3, 4, 5, generator=generator, dtype=torch.float64)
+    oracle = reference.Oracle(value, value.abs() + 1)
+    border = torch.zeros(4, 5, dtype=torch.bool)
+    border[0] = True
+    result = value.float()
+    result[4, 1, 0, 3] += 0.25
+    result[6, 2, 3, 4] += 1.0
+    whole = [reference.measure_error(result, oracle, limits, border) for limits in (TIGHT, reference.Limits(0.0, 9.0))]
+    monkeypatch.setattr(reference, "_ELEMENTS_AT_ONCE", 120)
+    assert len(list(reference._parts(result, oracle, border))) == 4
+    for error, limits in zip(whole, (TIGHT, reference.Limits(0.0, 9.0)), strict=True):
+        again = reference.measure_error(result, oracle, limits, border)
+        assert again.norm == pytest.approx(error.norm, rel=1e-12) and again[1:] == error[1:]
+    assert whole[0].first_bad.coordinate == (4, 1, 0, 3) and whole[1].first_bad.coordinate == (6, 2, 3, 4)
+
+
+def test_limits_are_raised_to_twice_pytorchs_error() -> None:
+    limits = reference.Limits(1e-4, 1e-3)
+    error = reference.Error(3e-4, 1e-4, 0.0, 1e-4, None)
+    assert reference.raised(limits, error) == reference.Limits(6e-4, 1e-3)
+    assert reference.raised(limits, error._replace(norm=float("inf"))) == limits

@@ -1,13 +1,11 @@
-"""Rows and what is made of them: figures, records, the terminal's table, JSON and HTML."""
+"""Rows and what is made of them: figures, records and back, the terminal's table, JSON."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
@@ -92,6 +90,35 @@ def test_record_has_the_keys_of_result_files():
     assert record["gpu"] == "NVIDIA H200" and record["passed"] is True
 
 
+def test_records_become_rows_again():
+    whole = replace(WIN, bytes=5_000_000, count=3, aten_peak_bytes=100, haloconv_peak_bytes=104, complaint=None)
+    for row in (WIN, LOSS, whole, replace(FAILED, error=1e-3)):
+        back = Row.of_record(json.loads(json.dumps(row.record(ENVIRONMENT))))
+        assert replace(back, flops=row.flops) == row
+        assert back.tflops == pytest.approx(row.tflops) if row.tflops else back.tflops is None
+    assert math.isnan(Row.of_record(FAILED.record(ENVIRONMENT)).error)
+    with pytest.raises(KeyError):
+        Row.of_record({"case": "A"})
+
+
+def test_traffic_and_memory():
+    row = replace(WIN, bytes=40_000_000, aten_peak_bytes=200, haloconv_peak_bytes=150)
+    assert row.gbps == pytest.approx(4.0) and row.memory_ratio == 0.75
+    assert WIN.gbps is None and WIN.memory_ratio is None
+    text = text_of([row])
+    assert "GB/s" in text and "0.75x" in text and "GB/s" not in text_of([WIN])
+
+
+def test_alike_layers_are_counted():
+    assert "times" not in text_of([WIN]).split() and "times" in text_of([WIN, replace(WIN, count=3)]).split()
+
+
+def test_long_names_go_on_in_the_next_line():
+    name = "layer" + "1" * 60
+    lines = [line.split()[0] for line in text_of([replace(WIN, case=name)]).splitlines() if "1111" in line]
+    assert "".join(lines) == name and len(lines) == 2
+
+
 def test_infinite_errors_are_null_in_json():
     content = json.loads(report(WIN, FAILED).to_json())
     assert content["passed"] is False
@@ -152,49 +179,3 @@ def test_narrow_terminals_cut_nothing_off():
 def test_reasons_are_grouped():
     reasons = report(WIN, LOSS, replace(WIN, case="B"), replace(WIN, case="C", family="aten", reason="dtype")).reasons()
     assert reasons == ["direct: asked for (A fprop, bgrad; B fprop)", "aten: dtype (C fprop)"]
-
-
-class Page(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.cells: list[str] = []
-        self.widths: list[float] = []
-        self.references: list[str] = []
-        self.tags: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        attributes = dict(attrs)
-        if tag == "rect":
-            self.widths.append(float(attributes["width"]))
-        self.references += [attributes[name] for name in ("src", "href") if name in attributes]
-
-    def handle_data(self, data):
-        if self.tags and self.tags[-1] == "td" and data.strip():
-            self.cells.append(data)
-
-
-def test_page_is_self_contained_and_escaped():
-    text = report(WIN, LOSS, FAILED).to_html()
-    page = Page(text)
-    assert page.references == [] and "script" not in page.tags and "url(" not in text
-    assert "b" not in page.tags and "&lt;b&gt;" in text
-    assert {"1.60x", "0.80x", "73%", "FAILED"} <= set(page.cells)
-    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
-    assert "NVIDIA H200" in text and "a note" in text and "Not every check passed" in text
-    assert "Every check passed" in report(WIN).to_html()
-
-
-def test_page_shows_the_columns_of_the_table():
-    assert "better layout ms" in report(replace(WIN, aten_best_ms=1.5)).to_html()
-    assert "better layout ms" not in report(replace(WIN, aten_best_ms=None)).to_html()
-
-
-def test_bars_share_one_scale():
-    widths = Page(report(WIN, LOSS).to_html()).widths
-    assert widths == [80.0, 50.0, 80.0, 100.0]
-
-
-def test_page_without_rows_is_still_a_page():
-    assert re.search(r"</html>\s*$", Report("empty", ENVIRONMENT).to_html())

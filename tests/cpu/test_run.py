@@ -132,11 +132,17 @@ def test_seed_fixes_the_tensors(one, tmp_path):
     assert errors[0] == errors[1] != errors[2]
 
 
-def test_model_without_convolutions(tmp_path):
+def test_model_without_convolutions_is_skipped(tmp_path):
     path = problem(tmp_path, "self.linear = nn.Linear(44, 3)", "return self.linear(x)")
-    content, rows = rows_of(tmp_path, path)
-    assert {direction for _, direction in rows} == {"forward", "step"}
-    assert any("no torch.nn.Conv2d ran" in note for note in content["notes"])
+    result = run(path, "--json", str(tmp_path / "rows.json"))
+    assert result.exit_code == 2 and "skipped problem: it holds no torch.nn.Conv2d" in result.output
+    assert "Nothing was checked" in result.output and not (tmp_path / "rows.json").exists()
+
+
+def test_convolution_that_does_not_run_is_skipped(tmp_path):
+    path = problem(tmp_path, "self.conv = nn.Conv2d(3, 4, 1)", "return x.sin()")
+    result = run(path)
+    assert result.exit_code == 2 and "no torch.nn.Conv2d of it ran" in result.output
 
 
 def spoil(monkeypatch, name, index):
@@ -217,8 +223,8 @@ def test_bare_convolution(tmp_path):
         "import torch\nfrom torch.nn import Conv2d as Model\n"
         "def get_inputs():\n    return [torch.rand(1, 3, 9, 9)]\ndef get_init_inputs():\n    return [3, 4, 3]\n"
     )
-    result = run(str(path))
-    assert result.exit_code == 2 and "from_torch" in result.output
+    _, rows = rows_of(tmp_path, str(path))
+    assert {("bare", "fprop"), ("bare", "wgrad"), ("bare (model)", "step")} <= rows.keys()
 
 
 def test_cuda_is_refused_without_a_gpu(one):

@@ -1,0 +1,102 @@
+"""``haloconv bench --models``: whole networks against PyTorch, setting by setting, recorded as they come."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from haloconv.cli.run import make_progress
+from haloconv.env import environment_stamp
+from haloconv.problem_file import ProblemFileError
+from haloconv.report import Report, Row, network_table, networks_of, print_table
+from haloconv.tune.network import Effort, NetworkCase, Setting, bench_network
+from haloconv.tune.results import append_rows, refresh_latest
+from haloconv.tune.swapped import ModelError
+from haloconv.tune.targets import TargetError
+
+LATEST = "latest-models.jsonl"
+
+
+@dataclass(frozen=True)
+class NetworkOrder:
+    """Every network in every precision and layout; after ``limit_s`` seconds no further one is begun."""
+
+    cases: list[NetworkCase]
+    precisions: list[str]
+    layouts: list[str]
+    effort: Effort
+    limit_s: float | None = None
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Precision by precision and layout by layout, so that a cut leaves every network something."""
+        combinations = itertools.product(self.precisions, self.layouts, self.cases)
+        return [Setting(case, precision, layout) for precision, layout, case in combinations]
+
+
+def bench_models(order: NetworkOrder, device: torch.device, folder: Path, console: Console) -> bool:
+    """True if every check passed, every bar was met, and nothing was cut or could not be used."""
+    environment = environment_stamp()
+    report = Report(f"haloconv bench --models on {environment['gpu']}", environment)
+    left: list[str] = []
+    start = time.perf_counter()
+    with make_progress(console) as progress:
+        task = progress.add_task("models", total=len(order.settings))
+        for setting in order.settings:
+            if order.limit_s is not None and time.perf_counter() - start > order.limit_s:
+                left.append(f"{setting}: cut, --limit {order.limit_s:g} was used up")
+                continue
+            try:
+                outcome = bench_network(
+                    setting, order.effort, device, lambda what: progress.update(task, description=what)
+                )
+            except (ModelError, ProblemFileError, TargetError) as error:
+                left.append(f"{setting}: {error}")
+                continue
+            except torch.cuda.OutOfMemoryError:
+                left.append(f"{setting}: the GPU's memory does not hold it beside its copy in float64")
+                continue
+            finally:
+                progress.advance(task)
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+            report.rows += outcome.rows
+            report.notes += outcome.notes
+            _keep(outcome.rows, environment, folder)
+    return _tell(report, left, folder, console)
+
+
+def _keep(rows: list[Row], environment: dict[str, str], folder: Path) -> None:
+    """Write the rows to the day's file; only those that passed their checks become the latest."""
+    records = [row.record(environment) for row in rows]
+    if records:
+        append_rows(folder, "models", records)
+        refresh_latest(folder, [record for record in records if record["passed"]], LATEST)
+
+
+def _tell(report: Report, left: list[str], folder: Path, console: Console) -> bool:
+    for note in report.notes:
+        console.print(note, highlight=False, markup=False)
+    networks = networks_of(report.rows)
+    print_table(network_table(networks), console)
+    missed = [sentence for network in networks for sentence in network.missed()]
+    for style, word, sentences in (
+        ("bold red", "FAILED", report.complaints()),
+        ("red", "MISSED", missed),
+        ("yellow", "LEFT", left),
+    ):
+        for sentence in sentences:
+            console.print(f"{word} {sentence}", style=style, highlight=False, markup=False)
+    layers = [row for network in networks for row in network.layers]
+    console.print(
+        f"{len(networks)} networks, {len(layers)} rows of layers; {len(report.complaints())} checks failed, "
+        f"{len(missed)} bars missed, {len(left)} settings left out; rows are in {folder / LATEST}",
+        highlight=False,
+        markup=False,
+    )
+    return report.passed and not missed and not left

@@ -1,0 +1,133 @@
+"""``haloconv report``: a model, a problem file or stored results as one page for a person to read."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from haloconv.cli.bench import BENCHMARKS
+from haloconv.cli.run import (
+    Device,
+    Family,
+    exit_code,
+    make_console,
+    make_options,
+    make_progress,
+    show,
+    show_left_out,
+    where_it_ran,
+    write_text,
+)
+from haloconv.env import environment_stamp
+from haloconv.problem_file import ProblemFileError
+from haloconv.report import Report, Row, plots
+from haloconv.tune.layer import LAYOUTS
+from haloconv.tune.problem_run import run_source
+from haloconv.tune.results import read_rows
+from haloconv.tune.suite import SuiteError, load_suite, with_bytes
+from haloconv.tune.targets import TargetError, find_source
+
+Layout = Enum("Layout", {name: name for name in LAYOUTS}, type=str)
+
+
+class Precision(str, Enum):
+    auto = "auto"
+    ieee = "ieee"
+    tf32 = "tf32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+AUTOCAST = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
+
+
+def report(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL_OR_PROBLEM", help="A problem file, or a model of torchvision or timm: resnet50, timm:NAME."
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="The page to write.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Show stored rows instead: a .jsonl of benchmarks/results. Needs no GPU.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Models by name: images of a batch.")] = 8,
+    pixels: Annotated[int, typer.Option(help="Models by name: height and width of an image.")] = 224,
+    device: Annotated[Device, typer.Option(help="As in `haloconv run`.")] = Device.auto,
+    precision: Annotated[
+        Precision, typer.Option(help="auto: PyTorch's TF32 setting. fp16, bf16: under torch.autocast.")
+    ] = Precision.auto,
+    layout: Annotated[Layout | None, typer.Option(help="nhwc: the model in channels_last.")] = None,
+    family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
+    seed: Annotated[int, typer.Option(help="For weights, inputs and output gradients.")] = 0,
+    budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.")] = 0.5,
+    json: Annotated[Path | None, typer.Option(help="Also write rows and environment to this file.")] = None,
+    suite: Annotated[
+        Path, typer.Option(help="The cases of the stored rows, for bytes that older rows do not tell.")
+    ] = BENCHMARKS / "suite.toml",
+) -> None:
+    """Write one page about every layer: family, reason, times, TFLOP/s, GB/s, share of the limit, error, ratio; plots.
+
+    Exit code 0: every check passed. 1: a check failed. 2: something cannot be used, or there was nothing to check.
+    """
+    console = make_console()
+    try:
+        if (subject is None) == (results is None) or html is None:
+            raise typer.BadParameter("give a model or a problem file, or --results FILE; and --html FILE")
+        if reason := plots.missing():
+            raise typer.BadParameter(reason)
+        if results is not None:
+            made = stored_report(results, suite)
+        else:
+            options = make_options(device, precision.value, family, seed, budget, autocast=AUTOCAST.get(precision))
+            options = options if layout is None else options.in_layout(layout.value)
+            made = Report(f"haloconv report: {subject}", environment_stamp(), notes=where_it_ran(options, device))
+            source = find_source(subject, batch, pixels)
+            with make_progress(console) as progress:
+                run_source(source.name, lambda: source, options, made, progress)
+    except (typer.BadParameter, ProblemFileError, TargetError) as error:
+        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
+        raise typer.Exit(2) from None
+    _show(made, results is None, console)
+    if made.rows:
+        write_text(html, made.to_html(), console)
+        if json is not None:
+            write_text(json, made.to_json(), console)
+    raise typer.Exit(exit_code(made))
+
+
+def _show(made: Report, fresh: bool, console: Console) -> None:
+    if fresh:
+        show_left_out(made, console)
+        if made.rows:
+            show(made, console)
+    else:
+        console.print(f"{len(made.rows)} rows, {sum(row.passed for row in made.rows)} passed", highlight=False)
+
+
+def stored_report(path: Path, suite: Path) -> Report:
+    """The rows of a result file as a report. Raises BadParameter if there is none in it."""
+    records = read_rows(path)
+    try:
+        rows = [Row.of_record(record) for record in records]
+        rows = with_bytes(rows, load_suite(suite) if suite.exists() else [])
+    except (KeyError, TypeError) as error:
+        raise typer.BadParameter(f"{path}: a row lacks {error}") from error
+    except SuiteError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not rows:
+        raise typer.BadParameter(f"{path}: there is no row of results in it")
+    environment = {key: _span(records, key) for key in ("gpu", "torch", "cudnn", "cuda", "commit")}
+    days = sorted({str(record["date"])[:10] for record in records})
+    environment |= {"date": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}", "rows": path.name}
+    return Report(f"haloconv on {environment['gpu']}", environment, rows)
+
+
+def _span(records: list[dict[str, object]], key: str) -> str:
+    return ", ".join(sorted({str(record.get(key, "none")) for record in records}))

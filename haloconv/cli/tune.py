@@ -1,0 +1,173 @@
+"""``haloconv tune``: measure the convolutions of models, problem files or the suite once, and keep the choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from haloconv.cli.bench import choices, listed
+from haloconv.cli.run import make_console, show, write_text
+from haloconv.env import device_facts
+from haloconv.precision import convolution_precision
+from haloconv.problem import DIRECTIONS
+from haloconv.problem_file import ProblemFileError
+from haloconv.report import Report
+from haloconv.tune.ahead import Options, tune_problems
+from haloconv.tune.layer import LAYOUTS
+from haloconv.tune.measure import BUDGET_S
+from haloconv.tune.records import records_path, shelf_of, shipped_path, write_records
+from haloconv.tune.suite import PRECISIONS, SuiteError, load_suite, select
+from haloconv.tune.targets import TargetError, load_target
+from haloconv.tune.walk import Posed, problems_of
+
+
+def tune(
+    targets: Annotated[
+        list[str] | None, typer.Argument(help="Problem files, or models of torchvision or timm: resnet50, timm:NAME.")
+    ] = None,
+    suite: Annotated[Path | None, typer.Option(help="Tune the layers of this suite file, too.")] = None,
+    case: Annotated[str, typer.Option(help="Suite: names of cases, separated by commas; all by default.")] = "",
+    tag: Annotated[str, typer.Option(help="Suite: only cases with one of these tags.")] = "",
+    direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad; fprop is enough for inference.")] = ",".join(
+        DIRECTIONS
+    ),
+    precision: Annotated[
+        str, typer.Option(help="Of fp32,tf32,fp16,bf16 (autocast for models); auto: as PyTorch is set.")
+    ] = "auto",
+    layout: Annotated[str, typer.Option(help="Of nchw,nhwc (channels_last).")] = "nchw",
+    batch: Annotated[int, typer.Option(help="Models: images of a batch.")] = 32,
+    pixels: Annotated[int, typer.Option(help="Models: height and width of an image.")] = 224,
+    budget: Annotated[float, typer.Option(help="Seconds of timing per problem.")] = BUDGET_S,
+    limit: Annotated[float | None, typer.Option(help="Seconds after which no further problem is begun.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure what has a current record, too.")] = False,
+    ship: Annotated[
+        bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write rows and environment to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+) -> None:
+    """Measure the layers of models once, verified against float64, so that each runs on what is fastest here.
+
+    The choices are kept for this GPU model in a file of yours; what has a record is not measured again, so that a run
+    that was cut short goes on where it stopped. Layers that were never tuned follow fixed rules.
+
+    Exit code 0: done. 1: a check failed. 2: no GPU, or a target or an option cannot be used.
+    """
+    console = make_console()
+    try:
+        device = current_device()
+        order = Order(
+            targets=targets or [],
+            suite=suite,
+            cases=listed(case),
+            tags=listed(tag),
+            directions=choices("--direction", direction, DIRECTIONS),
+            precisions=choices("--precision", precision, ("auto", *PRECISIONS)),
+            layouts=choices("--layout", layout, LAYOUTS),
+            batch=batch,
+            pixels=pixels,
+        )
+        posed = [*_of_suite(order, device), *_of_targets(order, device)]
+        if not posed:
+            raise typer.BadParameter("name a problem file or a model, or give --suite; nothing here has a convolution")
+    except (ProblemFileError, TargetError, SuiteError, typer.BadParameter) as error:
+        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    report = tune_problems(f"haloconv tune: {order.title}", posed, Options(budget, limit, again))
+    _tell(report, posed if ship else [], device, {json: report.to_json, html: report.to_html}, console)
+    raise typer.Exit(0 if all(row.passed for row in report.rows) else 1)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to tune: targets, cases of a suite, and every combination of the other lists."""
+
+    targets: list[str]
+    suite: Path | None
+    cases: list[str]
+    tags: list[str]
+    directions: list[str]
+    precisions: list[str]
+    layouts: list[str]
+    batch: int
+    pixels: int
+
+    @property
+    def title(self) -> str:
+        """What is tuned, in words."""
+        return ", ".join([*self.targets, *([self.suite.stem] if self.suite else [])])
+
+
+def current_device() -> torch.device:
+    """The GPU to measure on. Raises typer.BadParameter without one."""
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("tune needs an NVIDIA GPU; `haloconv doctor` says why there is none")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _of_suite(order: Order, device: torch.device) -> Iterator[Posed]:
+    """The problems of the suite's cases; "auto" is TF32, PyTorch's default. No tensor is made."""
+    if order.suite is None:
+        return
+    cases = select(load_suite(order.suite), order.cases, order.tags)
+    labels = ["tf32" if each == "auto" else each for each in order.precisions]
+    for case, label, layout, direction in itertools.product(cases, labels, order.layouts, order.directions):
+        yield Posed(case.name, case.problem(direction, label, layout), device)
+
+
+def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
+    """The problems of models and problem files."""
+    for text in order.targets:
+        torch.manual_seed(0)
+        target = load_target(text, order.batch, order.pixels)
+        model = target.model.to(device)
+        for layout, label in itertools.product(order.layouts, order.precisions):
+            memory_format = LAYOUTS[layout]
+            inputs = [_stored(x.to(device), memory_format) for x in target.inputs]
+            with ExitStack() as stack:
+                dtype, products = PRECISIONS.get(label, (torch.float32, None))
+                if dtype != torch.float32:
+                    stack.enter_context(torch.autocast(device.type, dtype))
+                elif products is not None:
+                    stack.enter_context(convolution_precision(products))
+                yield from problems_of(model.to(memory_format=memory_format), inputs, order.directions)
+        del model, inputs
+
+
+def _stored(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
+
+
+def _tell(
+    report: Report,
+    shipped: list[Posed],
+    device: torch.device,
+    files: dict[Path | None, Callable[[], str]],
+    console: Console,
+) -> None:
+    """Print the report, say where records are, write the files that were asked for."""
+    show(report, console)
+    gpu = device_facts(device.index).name
+    console.print(f"records are in {records_path(gpu)}", highlight=False, markup=False)
+    if shipped:
+        console.print(f"wrote {_ship(shipped, device)} of them to {shipped_path(gpu)}", highlight=False, markup=False)
+    for path, text in files.items():
+        if path is not None:
+            write_text(path, text(), console)
+
+
+def _ship(posed: list[Posed], device: torch.device) -> int:
+    """Write the records of these problems into the package; how many there are."""
+    facts = device_facts(device.index)
+    found = (shelf_of(facts).exact(each.problem) for each in posed)
+    records = [record for record in dict.fromkeys(found) if record is not None]
+    write_records(shipped_path(facts.name), records, facts)
+    return len(records)

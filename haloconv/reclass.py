@@ -1,0 +1,97 @@
+"""Giving a layer another class while it stays the same object, and which layers this may be done to.
+
+PyTorch itself puts classes that it makes at run time above a layer's own: parametrisations hang their properties on
+one, FSDP2 its methods. They are made again above the new class, with all that they had above the old one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import torch
+
+_MAKERS = ("torch.nn.utils.parametrize", "torch.distributed.")  # modules whose functions make classes of layers
+_NOT_COPIED = ("__dict__", "__weakref__")
+_BODIES = ("forward", "_conv_forward")
+_NAMED_AS_2D = re.compile(r"conv(?!transpose)\w*2d", re.IGNORECASE)
+_FAKE_QUANTISED = ("torch.ao.nn.qat", "torch.ao.nn.intrinsic.qat", "torch.nn.qat", "torch.nn.intrinsic.qat")
+
+
+def own_class(module: torch.nn.Module) -> type:
+    """The class of the module below those that PyTorch made for it at run time."""
+    cls = type(module)
+    while _is_made(cls):
+        cls = cls.__bases__[-1]
+    return cls
+
+
+def change_class(module: torch.nn.Module, old: type, new: type) -> None:
+    """Make ``module`` an instance of ``new`` where it is one of ``old``, its ``own_class``."""
+    module.__class__ = _rebuilt(type(module), old, new)
+
+
+def _rebuilt(cls: type, old: type, new: type) -> type:
+    """``cls`` with ``new`` in the place of ``old``. A class made at run time may be that of copies, so it stays."""
+    if cls is old:
+        return new
+    *others, last = cls.__bases__
+    body = {name: value for name, value in vars(cls).items() if name not in _NOT_COPIED}
+    return type(cls)(cls.__name__, (*others, _rebuilt(last, old, new)), body)
+
+
+def _is_made(cls: type) -> bool:
+    """True for a class that a function of PyTorch made, so that its module does not have it under its name."""
+    module = sys.modules.get(cls.__module__)
+    return cls.__module__.startswith(_MAKERS) and getattr(module, cls.__name__, None) is not cls
+
+
+def is_convolution(module: torch.nn.Module) -> bool:
+    """Whether the module is a 2-D convolution, be it in name only."""
+    if isinstance(module, torch.nn.Conv2d):
+        return True
+    if isinstance(module, torch.nn.modules.conv._ConvNd) or next(module.children(), None) is not None:
+        return False
+    return _NAMED_AS_2D.search(_plain_name(module)) is not None
+
+
+def why_not_plain(module: torch.nn.Module, taken: frozenset[str]) -> str | None:
+    """None if the module computes exactly what torch.nn.Conv2d does, else a sentence that says why this is not known.
+
+    ``taken`` are names of attributes that the module must not have for purposes of its own.
+    """
+    cls = own_class(module)
+    if cls is not torch.nn.Conv2d:
+        return _why_not_class(module, cls)
+    for name in _BODIES:
+        if name in vars(module):
+            return f"its {name} is replaced on the instance, so that no class decides what it computes"
+    own = sorted(taken & vars(module).keys())
+    return f"it has an attribute {own[0]!r} of its own, which means something else in haloconv.Conv2d" if own else None
+
+
+def _why_not_class(module: torch.nn.Module, cls: type) -> str:
+    name = _name_of(cls)
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by torch.jit, so that its Python class no longer runs"
+    if isinstance(module, torch.nn.LazyConv2d):
+        return f"{name} has no weights before its first input; accelerate again then"
+    if isinstance(module, torch.nn.Conv2d):
+        if name.startswith(_FAKE_QUANTISED):
+            return f"its class {name} fakes the quantisation of weights and outputs"
+        makes = [body for body in _BODIES if getattr(cls, body) is not getattr(torch.nn.Conv2d, body)]
+        return f"its class {name} " + (f"has a {makes[0]} of its own" if makes else "may compute something else")
+    if isinstance(module, torch.nn.modules.conv._ConvNd):
+        return f"{name} is no 2-D convolution, or a transposed one"
+    return f"{name} is no torch.nn.Conv2d"
+
+
+def _plain_name(module: torch.nn.Module) -> str:
+    return getattr(module, "original_name", type(module).__name__)  # torch.jit keeps the name of what it compiled
+
+
+def _name_of(cls: type) -> str:
+    """Where users find the class: without the private modules in which PyTorch defines its layers."""
+    if cls.__module__ == "torch.nn.modules.conv":
+        return f"torch.nn.{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,97 @@
+"""Whole networks as rows: what each network came to in each precision and layout, held against the bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from haloconv.report.rows import Row
+from haloconv.report.table import UNKNOWN, ms_text, ratio_style, ratio_text
+
+LAYER_BAR, NETWORK_BAR, MEMORY_BAR = 0.97, 1.0, 1.05
+"""The least speed of a layer and of a network, PyTorch's being 1, and the most memory. Two decimals count."""
+
+WHOLE = " (model)"
+
+
+@dataclass
+class Network:
+    """One network in one precision and layout: rows of its distinct layers, ``forward`` and ``step``, None if cut."""
+
+    name: str
+    precision: str
+    layout: str
+    layers: list[Row] = field(default_factory=list)
+    forward: Row | None = None
+    step: Row | None = None
+
+    @property
+    def whole(self) -> list[Row]:
+        return [row for row in (self.forward, self.step) if row is not None]
+
+    @property
+    def slowest(self) -> Row | None:
+        """The layer row with the smallest ratio; None if no layer was timed."""
+        return min((row for row in self.layers if row.ratio is not None), key=lambda row: row.ratio, default=None)
+
+    def missed(self) -> list[str]:
+        """One sentence for each bar that is missed."""
+        what = f"{self.name} {self.precision} {self.layout}"
+        slow = [row for row in self.layers if row.ratio is not None and round(row.ratio, 2) < LAYER_BAR]
+        sentences = [f"{what}: {row.case} {row.direction} at {ratio_text(row.ratio)}" for row in slow]
+        for row in self.whole:
+            if row.ratio is not None and round(row.ratio, 2) < NETWORK_BAR:
+                sentences.append(f"{what}: {row.direction} of the network at {ratio_text(row.ratio)}")
+            if row.memory_ratio is not None and round(row.memory_ratio, 2) > MEMORY_BAR:
+                sentences.append(f"{what}: {row.direction} takes {ratio_text(row.memory_ratio)} PyTorch's memory")
+        return sentences
+
+
+def networks_of(rows: Iterable[Row]) -> list[Network]:
+    """The rows of networks, put together."""
+    found: dict[tuple[str, str, str], Network] = {}
+    for row in rows:
+        is_whole = row.case.endswith(WHOLE)
+        name = row.case.removesuffix(WHOLE) if is_whole else row.case.partition(".")[0]
+        network = found.setdefault((name, row.precision, row.layout), Network(name, row.precision, row.layout))
+        if not is_whole:
+            network.layers.append(row)
+        elif row.direction == "forward":
+            network.forward = row
+        else:
+            network.step = row
+    return list(found.values())
+
+
+def network_table(networks: Sequence[Network]) -> Table:
+    """One line per network: speed and memory of inference and training step, and its slowest layer."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("network", "precision", "layout"):
+        table.add_column(head, no_wrap=True)
+    for head in ("forward\nPyTorch ms", "ratio", "memory", "step\nPyTorch ms", "ratio", "memory", "layers", "slowest"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("which", overflow="fold")
+    for network in networks:
+        cells = [Text(network.name), Text(network.precision), Text(network.layout)]
+        for row in (network.forward, network.step):
+            cells += _whole_cells(row)
+        slowest = network.slowest
+        cells.append(Text(str(len({row.case for row in network.layers}))))
+        cells.append(_ratio(None if slowest is None else slowest.ratio))
+        where = "" if slowest is None else f"{slowest.case.partition('.')[2] or slowest.case} {slowest.direction}"
+        table.add_row(*cells, Text(where))
+    return table
+
+
+def _whole_cells(row: Row | None) -> list[Text]:
+    if row is None:
+        return [Text(UNKNOWN)] * 3
+    return [Text(ms_text(row.aten_ms)), _ratio(row.ratio), Text(ratio_text(row.memory_ratio))]
+
+
+def _ratio(value: float | None) -> Text:
+    return Text(ratio_text(value), style=ratio_style(value))

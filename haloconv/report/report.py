@@ -1,0 +1,67 @@
+"""Rows with the environment they were measured in: as JSON and as one self-contained page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from haloconv.report import summary
+from haloconv.report.page import page_of
+from haloconv.report.rows import Row
+from haloconv.report.summary import FileOutcome
+
+
+@dataclass
+class Report:
+    """Rows with the environment they were measured in, and sentences that a reader must know.
+
+    ``launches`` are records of emulated launches (haloconv.tune.traffic). ``files`` says what came of each problem
+    file.
+    """
+
+    title: str
+    environment: Mapping[str, str]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    launches: list[Mapping[str, object]] = field(default_factory=list)
+    files: list[FileOutcome] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """True if there are rows, every check of every row passed, and no file was unusable."""
+        usable = all(file.unusable is None for file in self.files)
+        return bool(self.rows) and usable and all(row.passed for row in self.rows)
+
+    def complaints(self) -> list[str]:
+        """One sentence per row that failed."""
+        return [f"{row.case} {row.direction}: {row.complaint}" for row in self.rows if not row.passed]
+
+    def reasons(self) -> list[str]:
+        """Why each family and config was taken, one sentence per reason, with the rows that it holds for."""
+        places: dict[tuple[str, str], dict[str, list[str]]] = {}
+        for row in self.rows:
+            if row.reason:
+                chosen = f"{row.family} ({row.config})" if row.config else row.family
+                places.setdefault((chosen, row.reason), {}).setdefault(row.case, []).append(row.direction)
+        return [
+            f"{chosen}: {reason} (" + "; ".join(f"{case} {', '.join(steps)}" for case, steps in cases.items()) + ")"
+            for (chosen, reason), cases in places.items()
+        ]
+
+    def to_json(self) -> str:
+        """One JSON object: ``title passed environment notes rows``; ``files`` and ``scores``, ``launches`` if any."""
+        content = {
+            "title": self.title,
+            "passed": self.passed,
+            "environment": dict(self.environment),
+            "notes": self.notes,
+            "rows": [row.record(self.environment) for row in self.rows],
+            **(summary.as_json(self.files) if self.files else {}),
+            **({"launches": [dict(launch) for launch in self.launches]} if self.launches else {}),
+        }
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+    def to_html(self) -> str:
+        """One page without outside references, readable on a phone, light or dark as the reader's device asks."""
+        return page_of(self)

@@ -1,0 +1,150 @@
+"""What was measured, as rows; and the rows as the records that result files hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison of haloconv with PyTorch at equal precision. Times are medians in ms, errors relative norms.
+
+    ``direction`` is fprop, dgrad, wgrad, bgrad, forward (a whole model) or step (forward and backward). Both times are
+    None if nothing was timed. ``flops`` and ``limit_ms`` are None where they are not defined. ``aten_best_ms`` is
+    PyTorch's time in the better of both layouts. ``difference`` is the norm of haloconv minus PyTorch. ``complaint`` is
+    None exactly if every check passed. ``config`` is the measured one, empty for the family's own choice. ``bytes`` are
+    those of every tensor, once. ``count`` says how many layers of a model are like this one. The peaks are bytes of
+    device memory, of whole models only.
+    """
+
+    case: str
+    direction: str
+    precision: str
+    layout: str
+    family: str
+    reason: str
+    error: float
+    aten_error: float
+    error_limit: float
+    difference: float
+    aten_ms: float | None
+    haloconv_ms: float | None
+    spread: float
+    runs: int
+    flops: int | None = None
+    limit_ms: float | None = None
+    aten_best_ms: float | None = None
+    complaint: str | None = None
+    config: str = ""
+    bytes: int | None = None
+    count: int = 1
+    aten_peak_bytes: int | None = None
+    haloconv_peak_bytes: int | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.complaint is None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than PyTorch; below 1 is a loss."""
+        if self.aten_ms is None or self.haloconv_ms is None:
+            return None
+        return self.aten_ms / self.haloconv_ms if self.haloconv_ms else math.nan
+
+    @property
+    def share(self) -> float | None:
+        """The share of the limit that is reached, 1 being the limit."""
+        return self.limit_ms / self.haloconv_ms if self.limit_ms is not None and self.haloconv_ms else None
+
+    @property
+    def tflops(self) -> float | None:
+        """TFLOP/s of the dense definition."""
+        return self.flops / self.haloconv_ms * 1e-9 if self.flops is not None and self.haloconv_ms else None
+
+    @property
+    def gbps(self) -> float | None:
+        """GB/s if every tensor were read or written once."""
+        return self.bytes / self.haloconv_ms * 1e-6 if self.bytes is not None and self.haloconv_ms else None
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Our peak of device memory over PyTorch's."""
+        if self.aten_peak_bytes is None or self.haloconv_peak_bytes is None:
+            return None
+        return self.haloconv_peak_bytes / self.aten_peak_bytes if self.aten_peak_bytes else math.nan
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, object]) -> Row:
+        """The row of a record from a result file. Raises KeyError or TypeError if it is none.
+
+        An error that was infinite or NaN is NaN; FLOP are known again from the rate and the time.
+        """
+        tflops, ours = record.get("tflops"), record["haloconv_ms"]
+        known = {name: record.get(name) for name in _SAME_IN_RECORDS if record.get(name) is not None}
+        return cls(
+            **{name: record[name] for name in ("case", "direction", "precision", "layout", "family")},
+            reason=record.get("reason") or "",
+            **{name: _figure(record.get(name)) for name in ("error", "aten_error", "error_limit", "difference")},
+            aten_ms=record["aten_ms"],
+            haloconv_ms=ours,
+            spread=record.get("spread") or 0.0,
+            runs=record.get("runs") or 0,
+            flops=round(tflops * ours * 1e9) if tflops and ours else None,
+            **known,
+        )
+
+    def record(self, environment: Mapping[str, str]) -> dict[str, object]:
+        """The row as the record that result files hold, stamped with the environment."""
+        return {
+            "case": self.case,
+            "direction": self.direction,
+            "precision": self.precision,
+            "layout": self.layout,
+            "aten_ms": _number(self.aten_ms),
+            "haloconv_ms": _number(self.haloconv_ms),
+            "ratio": _number(self.ratio),
+            "spread": _number(self.spread),
+            "limit_ms": _number(self.limit_ms),
+            "share": _number(self.share),
+            "error": _number(self.error),
+            "aten_error": _number(self.aten_error),
+            "family": self.family,
+            "gpu": environment.get("gpu", "none"),
+            "torch": environment.get("torch", "none"),
+            "cudnn": environment.get("cudnn", "none"),
+            "cuda": environment.get("cuda_runtime", "none"),
+            "commit": environment.get("commit", "none"),
+            "date": environment.get("date", "none"),
+            "reason": self.reason,
+            "error_limit": _number(self.error_limit),
+            "difference": _number(self.difference),
+            "aten_best_ms": _number(self.aten_best_ms),
+            "tflops": _number(self.tflops),
+            "runs": self.runs,
+            "passed": self.passed,
+            "complaint": self.complaint,
+            "config": self.config,
+            "bytes": self.bytes,
+            "gbps": _number(self.gbps),
+            "count": self.count,
+            "aten_peak_bytes": self.aten_peak_bytes,
+            "haloconv_peak_bytes": self.haloconv_peak_bytes,
+            "memory_ratio": _number(self.memory_ratio),
+        }
+
+
+_SAME_IN_RECORDS = (
+    "limit_ms", "aten_best_ms", "complaint", "config", "bytes", "count", "aten_peak_bytes", "haloconv_peak_bytes"
+)  # fmt: skip
+
+
+def _number(value: float | None) -> float | None:
+    """The value as JSON can hold it: six significant digits, None for NaN and infinity."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _figure(value: float | None) -> float:
+    return math.nan if value is None else value

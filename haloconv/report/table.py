@@ -1,0 +1,117 @@
+"""Rows as texts, and as one table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from haloconv.report.rows import Row
+
+UNKNOWN = "–"
+WIDEST = 1000
+NAME_WIDTH = 44
+"""Longer names of layers and files go on in the next line."""
+
+COLUMNS = (
+    ("layer", "left"),
+    ("times", "right"),
+    ("direction", "left"),
+    ("family", "left"),
+    ("precision", "left"),
+    ("layout", "left"),
+    ("haloconv error", "right"),
+    ("PyTorch error", "right"),
+    ("PyTorch ms", "right"),
+    ("better layout ms", "right"),
+    ("haloconv ms", "right"),
+    ("ratio", "right"),
+    ("TFLOP/s", "right"),
+    ("GB/s", "right"),
+    ("of the limit", "right"),
+    ("peak memory", "right"),
+    ("check", "left"),
+)
+COUNT, PRECISION, LAYOUT, RATIO, CHECK = 1, 4, 5, 11, 16
+USUAL = {COUNT: "1", LAYOUT: "nchw"}
+
+
+def cells(row: Row) -> list[str]:
+    """The row as texts, in the order of ``COLUMNS``."""
+    return [
+        row.case,
+        f"{row.count}",
+        row.direction,
+        row.family,
+        row.precision,
+        row.layout,
+        error_text(row.error),
+        error_text(row.aten_error),
+        ms_text(row.aten_ms),
+        ms_text(row.aten_best_ms),
+        ms_text(row.haloconv_ms),
+        ratio_text(row.ratio),
+        UNKNOWN if row.tflops is None else f"{row.tflops:.3g}",
+        UNKNOWN if row.gbps is None else f"{row.gbps:.3g}" if row.gbps < 1000 else f"{row.gbps:.0f}",
+        UNKNOWN if row.share is None else f"{row.share:.0%}",
+        ratio_text(row.memory_ratio),
+        "passed" if row.passed else "FAILED",
+    ]
+
+
+def telling_columns(rows: Iterable[Row]) -> list[int]:
+    """The places in ``COLUMNS`` that are worth showing: something is known there that is not the usual."""
+    texts = [cells(row) for row in rows]
+    return [i for i in range(len(COLUMNS)) if _tells(i, {line[i] for line in texts})]
+
+
+def as_table(rows: Iterable[Row], title: str | None = None) -> Table:
+    """The rows as one table, without columns that tell nothing; wins green, losses and failures red."""
+    rows = list(rows)
+    shown = telling_columns(rows)
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for i in shown:
+        head, justify = COLUMNS[i]
+        width = NAME_WIDTH if i == 0 else None
+        table.add_column(head.replace(" ", "\n"), justify=justify, no_wrap=i != 0, max_width=width, overflow="fold")
+    for row in rows:
+        line = cells(row)
+        styles = {CHECK: "green" if row.passed else "bold red"}
+        styles[RATIO] = ratio_style(row.ratio)
+        table.add_row(*(Text(line[i], style=styles.get(i, "")) for i in shown))
+    return table
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print the table as wide as it needs to be: a narrow terminal wraps its lines, no figure is cut off."""
+    before = console.width
+    console.width = max(before, console.measure(table, options=console.options.update(max_width=WIDEST)).maximum)
+    console.print(table, crop=False)
+    console.width = before
+
+
+def _tells(column: int, texts: set[str]) -> bool:
+    return not texts or not texts <= {UNKNOWN, USUAL.get(column, UNKNOWN)}
+
+
+def error_text(value: float) -> str:
+    """Two digits."""
+    return f"{value:.1e}"
+
+
+def ms_text(value: float | None) -> str:
+    """To the microsecond; from 10 ms on to ten of them."""
+    return UNKNOWN if value is None else f"{value:.3f}" if value < 10 else f"{value:.2f}"
+
+
+def ratio_text(value: float | None) -> str:
+    """Two decimals; a dash for None."""
+    return UNKNOWN if value is None else f"{value:.2f}x"
+
+
+def ratio_style(value: float | None) -> str:
+    """Green for a win, red for a loss, nothing within 2 %."""
+    return "" if value is None else "green" if value > 1.02 else "red" if value < 0.98 else ""

@@ -1,0 +1,268 @@
+"""Tuning ahead of time: each problem of a model measured once, the records kept, and a report of what was chosen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from haloconv import env, plan
+from haloconv.problem import DIRECTIONS, Conv2dProblem, Direction
+from haloconv.report import Report, Row
+from haloconv.tune.buckets import size_of
+from haloconv.tune.choice import in_a_group
+from haloconv.tune.limits import limit_ms
+from haloconv.tune.measure import BUDGET_S, measure, prepared
+from haloconv.tune.records import Record, shelf_of
+from haloconv.tune.walk import Inputs, Posed, problems_of
+
+_AT_ONCE = 8  # problems whose kernels are compiled side by side, and whose records are written together
+_NAMES_SHOWN = 2
+Work = tuple[Conv2dProblem, torch.device]
+Advance = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to tune: ``budget_s`` seconds of timing per problem, ``limit_s`` seconds in all (None: no limit).
+
+    ``again`` measures problems that have a current record, too. ``progress`` shows a bar on a terminal.
+    """
+
+    budget_s: float = BUDGET_S
+    limit_s: float | None = None
+    again: bool = False
+    progress: bool = True
+
+
+@dataclass
+class Tally:
+    """What one run of tuning came to: the records made, and those that now hold for the problems asked for.
+
+    ``known`` problems had a record, ``left`` ones were not measured.
+    """
+
+    measured: list[Record] = field(default_factory=list)
+    in_force: list[Record] = field(default_factory=list)
+    known: int = 0
+    left: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def tune(
+    model: torch.nn.Module,
+    example_inputs: Inputs,
+    *,
+    directions: Collection[Direction] = DIRECTIONS,
+    budget_s: float = BUDGET_S,
+    limit_s: float | None = None,
+    again: bool = False,
+    progress: bool = True,
+) -> Report:
+    """Measure the convolutions of a model ahead of time, so that its layers run on what is fastest here.
+
+    Of every convolution that a forward pass meets, each direction is one problem. Each family's best few configs and
+    PyTorch are verified against float64 and timed against each other; one of ours is chosen if it is 3 % faster than
+    PyTorch. The choices are kept in a file of the user and hold for later processes, too. What has a record already is
+    not measured again. The model is not changed: ``haloconv.accelerate`` swaps its layers, before or after.
+
+    Under torch.distributed every rank must call this; rank 0 measures and its choices hold on all.
+
+    Args:
+        model: any module, on the device where it will run.
+        example_inputs: what it is called with: a tensor, a sequence of arguments, or a mapping of keyword arguments.
+            The batch size and the image sizes should be those of later use.
+        directions: ``"fprop"`` alone is enough for inference.
+        budget_s: seconds of timing per problem.
+        limit_s: seconds after which no further problem is begun.
+        again: measure what has a current record, too.
+        progress: show a progress bar, on a terminal.
+
+    Returns:
+        A Report with a row per problem: family, config, times, errors and the reason. Its notes say what was left out.
+
+    Raises:
+        ValueError: a direction is none. Whatever the model raises for its inputs.
+    """
+    posed = problems_of(model, example_inputs, directions)
+    return tune_problems(f"haloconv tune: {type(model).__name__}", posed, Options(budget_s, limit_s, again, progress))
+
+
+def tune_problems(title: str, posed: Sequence[Posed], options: Options = Options()) -> Report:
+    """As ``tune``, for problems. Plans are forgotten, so that layers choose anew."""
+    start = time.perf_counter()
+    takes = [each for each in posed if not plan.choose(each.problem, each.device, "direct").refused]
+    tally = _on_rank_0(takes, options)
+    for device in {each.device for each in takes}:
+        shelf_of(env.device_facts(device.index)).add(tally.in_force)
+    plan.clear_plans()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    report = Report(title, env.environment_stamp())
+    report.rows += [row for group in _grouped(posed) for row in _rows(group)]
+    report.notes += [*_summary(tally, time.perf_counter() - start), *_refusals(posed), *tally.notes]
+    return report
+
+
+# --- measuring
+
+
+def _on_rank_0(posed: Sequence[Posed], options: Options) -> Tally:
+    """The tally of this process, or, under torch.distributed, that of rank 0 for the problems of all."""
+    if not in_a_group():
+        return _tune(posed, options)
+    distributed = torch.distributed
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    asked: list[list[Conv2dProblem]] = [[] for _ in range(world)]
+    distributed.all_gather_object(asked, [each.problem for each in posed])
+    outcome: list[Tally | str | None] = [None]
+    if rank == 0:
+        device = posed[0].device if posed else torch.device("cuda", torch.cuda.current_device())
+        everything = [*posed, *(Posed("another rank's", problem, device) for each in asked[1:] for problem in each)]
+        try:
+            outcome = [_tune(everything, options)]
+        except Exception as error:  # the others wait for an answer, whatever happens
+            outcome = [f"{type(error).__name__}: {error}"]
+            distributed.broadcast_object_list(outcome, src=0)
+            raise
+    distributed.broadcast_object_list(outcome, src=0)
+    if not isinstance(outcome[0], Tally):
+        raise RuntimeError(f"tuning failed on rank 0: {outcome[0]}")
+    return outcome[0]
+
+
+def _tune(posed: Sequence[Posed], options: Options) -> Tally:
+    """Measure what has no record, a few problems at a time; each few are written when they are done."""
+    start = time.perf_counter()
+    names: dict[Work, str] = {(each.problem, each.device): each.layer or "the model" for each in reversed(posed)}
+    everything = list(dict.fromkeys((each.problem, each.device) for each in posed))
+    work = [each for each in everything if options.again or not _is_known(*each)]
+    tally = Tally(known=len(everything) - len(work))
+    if env.frozen():
+        tally.left = len(work)
+        tally.notes += [f"{env.FROZEN} is set: nothing was measured."] if work else []
+        work = []
+    with _bar(len(work), options.progress) as advance:
+        for few in (work[first : first + _AT_ONCE] for first in range(0, len(work), _AT_ONCE)):
+            if options.limit_s is not None and time.perf_counter() - start >= options.limit_s:
+                tally.left += len(few)
+            else:
+                _tune_few(few, names, options, tally, advance)
+    found = [shelf_of(env.device_facts(device.index)).find(problem) for problem, device in everything]
+    tally.in_force = [each[0] for each in found if each is not None and not each[1]]
+    return tally
+
+
+def _is_known(problem: Conv2dProblem, device: torch.device) -> bool:
+    """Whether exactly this problem has a current record."""
+    return shelf_of(env.device_facts(device.index)).exact(problem) is not None
+
+
+def _tune_few(few: list[Work], names: dict[Work, str], options: Options, tally: Tally, advance: Advance) -> None:
+    """Measure a few problems; records are kept even if a later problem fails."""
+    for device in {device for _, device in few}:
+        advance(f"compiling for {names[few[0]]}", 0)
+        done: list[Record] = []
+        try:
+            for entry in prepared([problem for problem, where in few if where == device], device):
+                name = names[entry.problem, device]
+                advance(f"{name} {entry.problem.direction}", 0)
+                try:
+                    outcome = measure(entry, device, options.budget_s)
+                except torch.cuda.OutOfMemoryError:
+                    tally.notes.append(f"{name}: there was no memory to measure {entry.problem}.")
+                else:
+                    done.append(outcome.record)
+                    tally.notes += [f"{outcome.problem}: {sentence}." for sentence in outcome.rejected]
+                entry.bound.clear()
+                advance("", 1)
+        finally:
+            if done:
+                shelf_of(env.device_facts(device.index)).keep(done)
+            tally.measured += done
+
+
+@contextmanager
+def _bar(total: int, wanted: bool) -> Iterator[Advance]:
+    """``advance(text, steps)`` moves a progress bar, which is there on a terminal only and leaves nothing behind."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    shown = wanted and console.is_terminal
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task("tune", total=total)
+
+        def advance(text: str, steps: int) -> None:
+            progress.update(task, advance=steps, **({"description": text} if text else {}))
+
+        yield advance
+
+
+# --- reporting
+
+
+def _grouped(posed: Sequence[Posed]) -> list[list[Posed]]:
+    """Layers that pose the same problem, together."""
+    groups: dict[tuple, list[Posed]] = {}
+    for each in posed:
+        groups.setdefault((each.problem, each.device), []).append(each)
+    return list(groups.values())
+
+
+def _rows(group: list[Posed]) -> list[Row]:
+    """The row of a problem, if there is a record for it."""
+    problem, device = group[0].problem, group[0].device
+    if plan.choose(problem, device).config is None:
+        return []
+    facts = env.device_facts(device.index)
+    record, shipped = shelf_of(facts).find(problem)
+    row = Row(
+        case=_names([each.layer for each in group]),
+        direction=problem.direction,
+        precision=problem.precision_label,
+        layout=problem.layout,
+        family=record.family,
+        reason=record.why(size_of(problem), shipped),
+        error=record.error,
+        aten_error=record.aten_error,
+        error_limit=record.error_limit,
+        difference=record.difference,
+        aten_ms=record.aten_ms,
+        haloconv_ms=record.ms,
+        spread=record.spread,
+        runs=int(record.runs),
+        flops=problem.flops,
+        limit_ms=limit_ms(problem, facts.name),
+        bytes=problem.bytes,
+        count=len(group),
+        config=record.config,
+    )
+    return [row]
+
+
+def _names(layers: list[str]) -> str:
+    """Layers as a table has room for them: ``layer1.0.conv2, layer1.1.conv2 and 3 more``."""
+    layers = [layer or "the model" for layer in layers]
+    more = len(layers) - _NAMES_SHOWN
+    return ", ".join(layers[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _summary(tally: Tally, seconds: float) -> list[str]:
+    own = sum(record.family != "aten" for record in tally.measured)
+    text = f"{len(tally.measured)} problems were measured in {seconds:.0f} s, and {own} go to kernels of ours"
+    text += f"; {tally.known} had records" if tally.known else ""
+    return [f"{text}." if not tally.left else f"{text}; {tally.left} were left to the rules."]
+
+
+def _refusals(posed: Sequence[Posed]) -> list[str]:
+    """Why PyTorch runs what our kernels do not take, a sentence per reason."""
+    reasons: dict[str, list[str]] = {}
+    for each in posed:
+        choice = plan.choose(each.problem, each.device)
+        if choice.refused:
+            reasons.setdefault(choice.reason, []).append(f"{each.layer or 'the model'} {each.problem.direction}")
+    return [f"PyTorch's own convolution runs {_names(places)}: {reason}." for reason, places in reasons.items()]

@@ -1,0 +1,256 @@
+"""One problem measured: every family's best few configs and PyTorch, right first and then fast. It gives a record.
+
+A candidate is timed only if its result is right. Of our families the fastest is chosen if it is 3 % faster than
+PyTorch; otherwise, and in a tie, PyTorch is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from haloconv import env, reference
+from haloconv.families import FAMILIES
+from haloconv.families.base import BoundCall, TensorForm, bind_config, candidates_of, config_key, strides_of
+from haloconv.precision import convolution_precision
+from haloconv.problem import Conv2dProblem
+from haloconv.tune.judge import Judge, Verdict, on_poisoned_memory
+from haloconv.tune.records import Record, make_record
+from haloconv.tune.timing import Timing, compare
+
+MARGIN = 1.03  # by which one of our families must be faster than PyTorch
+BUDGET_S = 0.3
+_FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
+_SCREENING_RUNS, _RUNS = 3, 10
+_THREADS = 16
+_TENSOR_CORES = "halo_"  # the names of families that multiply on them begin so
+_AUTOCAST_DEVICES = ("cuda", "cpu")
+
+Operands = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A family with one of its configs; ``config`` None is the family's own choice, the only one it has."""
+
+    family: str
+    config: Hashable | None = None
+
+    @property
+    def key(self) -> str:
+        """The config as records name it."""
+        return config_key(self.config)
+
+    def __str__(self) -> str:
+        return f"{self.family} ({self.key})" if self.key else self.family
+
+
+ATEN = Candidate("aten")
+
+
+@dataclass
+class Prepared:
+    """A problem, its candidates, and what binding them gave; ``rejected`` has a sentence per candidate that is out."""
+
+    problem: Conv2dProblem
+    candidates: list[Candidate]
+    bound: dict[Candidate, BoundCall] = field(default_factory=dict)
+    rejected: list[str] = field(default_factory=list)
+
+
+class Outcome(NamedTuple):
+    """What measuring a problem gave; ``rejected`` has a sentence per candidate that was not timed."""
+
+    problem: Conv2dProblem
+    record: Record
+    rejected: tuple[str, ...] = ()
+
+
+def forms_of(problem: Conv2dProblem) -> tuple[TensorForm, TensorForm]:
+    """The operands' forms that problems are measured in: dense, aligned, all in the problem's layout."""
+    x, w, y = (strides_of(shape, problem.layout) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+    first, second = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[problem.direction]
+    return TensorForm(first, True), TensorForm(second, True)
+
+
+def operands_of(problem: Conv2dProblem, device: torch.device, seed: int = 0) -> Operands:
+    """Standard normal operands in those forms; weights are scaled so that y is about standard normal, too."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(shape: tuple[int, ...], scale: float = 1.0) -> torch.Tensor:
+        strides = strides_of(shape, problem.layout) if len(shape) == 4 else (1,)
+        tensor = torch.empty_strided(shape, strides, dtype=problem.dtype, device=device)
+        return tensor.normal_(generator=generator).mul_(scale)
+
+    if problem.direction == "wgrad":
+        return normal(problem.y_shape), normal(problem.x_shape)
+    w_scale = (problem.c_per_group * problem.r * problem.s) ** -0.5
+    if problem.direction == "dgrad":
+        return normal(problem.y_shape), normal(problem.w_shape, w_scale)
+    return normal(problem.x_shape), normal(problem.w_shape, w_scale), normal((problem.k,)) if problem.bias else None
+
+
+def candidates(problem: Conv2dProblem, device: torch.device) -> list[Candidate]:
+    """PyTorch, then every family that takes the problem with its best few configs.
+
+    Of one channel in a group, a tensor core would multiply seven zeros of eight: families for it are left out.
+    """
+    one_channel = problem.groups > 1 and problem.c_per_group == 1
+    found = [ATEN]
+    for name, family in FAMILIES.items():
+        if (
+            name == "aten"
+            or (one_channel and name.startswith(_TENSOR_CORES))
+            or family.why_not(problem, device) is not None
+        ):
+            continue
+        configs = candidates_of(family, problem, *forms_of(problem), problem.layout, device)
+        found += [Candidate(name, config) for config in configs]
+    return found
+
+
+def bind(problem: Conv2dProblem, candidate: Candidate, device: torch.device) -> BoundCall:
+    """The candidate bound to operands in the measured forms. Raises what compiling and loading raise."""
+    family, forms = FAMILIES[candidate.family], forms_of(problem)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        run = bind_config(family, problem, *forms, problem.layout, device, candidate.config)
+    return env.watched(run, device)
+
+
+def prepared(problems: Iterable[Conv2dProblem], device: torch.device) -> list[Prepared]:
+    """The problems with all their candidates bound; on a GPU, kernels are compiled side by side."""
+    entries = [Prepared(problem, candidates(problem, device)) for problem in problems]
+    pairs = [(entry, candidate) for entry in entries for candidate in entry.candidates]
+    threads = min(_THREADS, os.cpu_count() or 1) if device.type == "cuda" else 1
+
+    def attempt(pair: tuple[Prepared, Candidate]) -> BoundCall | str:
+        entry, candidate = pair
+        try:
+            return bind(entry.problem, candidate, device)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a family raises: it is out, and the report says why
+            return f"{candidate} cannot be used: {type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(threads) as pool:
+        results = list(pool.map(attempt, pairs)) if threads > 1 else [attempt(pair) for pair in pairs]
+    for (entry, candidate), result in zip(pairs, results, strict=True):
+        if isinstance(result, str):
+            entry.rejected.append(result)
+        else:
+            entry.bound[candidate] = result
+    return entries
+
+
+@contextmanager
+def plain_surroundings(problem: Conv2dProblem) -> Iterator[None]:
+    """No graph, no autocast, the problem's precision: inside, PyTorch computes what it is asked for."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(convolution_precision(problem.precision))
+        for device_type in _AUTOCAST_DEVICES:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
+
+
+def measure(entry: Prepared, device: torch.device, budget_s: float = BUDGET_S, seed: int = 0) -> Outcome:
+    """Verify every candidate, time those that are right, choose. ``budget_s`` are the seconds of timing, about.
+
+    Raises RuntimeError if PyTorch's own convolution fails, torch.cuda.OutOfMemoryError if memory is short.
+    """
+    problem = entry.problem
+    with plain_surroundings(problem), reference.cudnn_search(True):
+        operands = operands_of(problem, device, seed)
+        calls = {candidate: _closed(run, operands) for candidate, run in entry.bound.items()}
+        judge = Judge(problem, operands, calls[ATEN]())
+        right = _verified(entry, calls, judge)
+        timings = _timed({candidate: calls[candidate] for candidate in (ATEN, *right)}, device, budget_s)
+        own = min((each for each in timings if each is not ATEN), key=lambda each: timings[each].ms, default=None)
+        if own is not None and judge.verdict(on_poisoned_memory(calls[own], judge.theirs)).complaint is not None:
+            entry.rejected.append(f"{own} gave another, wrong result after timing")
+            own = None
+    won = own is not None and timings[ATEN].ms >= MARGIN * timings[own].ms
+    return _outcome(entry, own, won, timings, right, judge, env.device_facts(device.index))
+
+
+def _outcome(
+    entry: Prepared,
+    own: Candidate | None,
+    won: bool,
+    timings: dict[Candidate, Timing],
+    right: dict[Candidate, Verdict],
+    judge: Judge,
+    facts: env.DeviceFacts,
+) -> Outcome:
+    chosen = own if won and own is not None else ATEN
+    verdict = right[chosen] if chosen in right else Verdict(judge.aten_error.norm, 0.0, None)
+    record = make_record(
+        entry.problem,
+        facts,
+        chosen.family,
+        chosen.key,
+        None if own is None else own.family,
+        own_ms=None if own is None else timings[own].ms,
+        ms=timings[chosen].ms,
+        aten_ms=timings[ATEN].ms,
+        error=verdict.error,
+        aten_error=judge.aten_error.norm,
+        error_limit=judge.limits.norm,
+        difference=verdict.difference,
+        spread=max(timings[chosen].spread, timings[ATEN].spread),
+        runs=timings[chosen].runs,
+    )
+    return Outcome(entry.problem, record, tuple(entry.rejected))
+
+
+def _closed(run: BoundCall, operands: Operands) -> Callable[[], torch.Tensor]:
+    return lambda: run(*operands)
+
+
+def _verified(
+    entry: Prepared, calls: dict[Candidate, Callable[[], torch.Tensor]], judge: Judge
+) -> dict[Candidate, Verdict]:
+    """Our candidates whose results are right; the others are rejected with the reason."""
+    right = {}
+    for candidate, call in calls.items():
+        if candidate is ATEN:
+            continue
+        try:
+            verdict = judge.verdict(on_poisoned_memory(call, judge.theirs))
+        except torch.cuda.OutOfMemoryError:
+            raise  # says nothing about the candidate
+        except Exception as error:  # whatever it raises: it is out; what harms PyTorch, too, is raised by its own calls
+            entry.rejected.append(f"{candidate} cannot be run: {type(error).__name__}: {error}")
+            continue
+        if verdict.complaint is None:
+            right[candidate] = verdict
+        else:
+            entry.rejected.append(f"{candidate} is not right: {verdict.complaint}")
+    return right
+
+
+def _timed(
+    calls: dict[Candidate, Callable[[], torch.Tensor]], device: torch.device, budget_s: float
+) -> dict[Candidate, Timing]:
+    """A few runs of all; then PyTorch and those near the fastest of ours against each other. Both by one protocol."""
+    if len(calls) > 2:
+        screened = _compare(calls, device, 0.0, _SCREENING_RUNS)
+        own = sorted((each for each in calls if each is not ATEN), key=lambda each: screened[each].ms)
+        near = [each for each in own if screened[each].ms <= _CLOSE * screened[own[0]].ms]
+        calls = {each: calls[each] for each in (ATEN, *near[:_FINALISTS])}
+    return _compare(calls, device, budget_s, _RUNS)
+
+
+def _compare(
+    calls: dict[Candidate, Callable[[], torch.Tensor]], device: torch.device, budget_s: float, min_runs: int
+) -> dict[Candidate, Timing]:
+    names: Sequence[str] = [str(candidate) for candidate in calls]
+    variants = dict(zip(names, calls.values(), strict=True))
+    timings = compare(variants, device=device, budget_s=budget_s, min_runs=min_runs)
+    return {candidate: timings[name] for candidate, name in zip(calls, names, strict=True)}

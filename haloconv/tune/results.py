@@ -1,0 +1,73 @@
+"""Result files: one JSON object per line, a file per day and purpose, and ``latest.jsonl`` with the newest of each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+ResultRow = dict[str, object]
+
+IDENTITY = ("case", "direction", "precision", "layout")
+
+
+def gpu_stem(gpu_name: str) -> str:
+    """A GPU's name in file names: ``NVIDIA H200`` is ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-")
+
+
+def gpu_folder(results: Path, gpu_name: str) -> Path:
+    """The folder of one GPU's results."""
+    return results / gpu_stem(gpu_name)
+
+
+def append_rows(folder: Path, what: str, rows: Iterable[ResultRow]) -> Path:
+    """Add the rows to ``<date>-<what>.jsonl`` in ``folder``; the date is that of the first row.
+
+    Raises ValueError if there is no row.
+    """
+    rows = list(rows)
+    if not rows:
+        raise ValueError("there is no row to write")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{str(rows[0]['date'])[:10]}-{what}.jsonl"
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(_line(row) for row in rows)
+    return path
+
+
+def refresh_latest(folder: Path, rows: Iterable[ResultRow], name: str = "latest.jsonl") -> Path:
+    """Bring the file ``name`` up to date: the newest row per case, direction, precision and layout.
+
+    Lines that cannot be read are dropped; a row replaces one of the same date.
+    """
+    path = folder / name
+    newest: dict[tuple, ResultRow] = {}
+    for row in [*read_rows(path), *rows]:
+        key = tuple(row[name] for name in IDENTITY)
+        if key not in newest or str(row["date"]) >= str(newest[key]["date"]):
+            newest[key] = row
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(_line(newest[key]) for key in sorted(newest)), encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def read_rows(path: Path) -> list[ResultRow]:
+    """The rows of a result file; none if there is no file. Lines that are no row are left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and all(name in row for name in (*IDENTITY, "date")):
+            rows.append(row)
+    return rows
+
+
+def _line(row: ResultRow) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"

@@ -1,0 +1,111 @@
+"""What families offer to be measured: few configs, each with a key of its own, each right on the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from haloconv import emulator
+from haloconv.emulator import emulated_device
+from haloconv.families import FAMILIES
+from haloconv.families.base import (
+    MOST_CANDIDATES,
+    SeveralConfigs,
+    TensorForm,
+    bind_config,
+    candidates_of,
+    config_key,
+    few_apart,
+)
+from haloconv.plan import problem_of
+from tests import oracle
+from tests.cases import Case, case, make
+
+MISSING = emulator.available()
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+DENSE = case("dense", "few channels per group", (2, 8, 18, 22), (8, 3, 3), padding=1, groups=2)
+STRIDED = case("strided", "several launches in dgrad", (1, 32, 16, 20), (40, 3, 3), padding=1, stride=2)
+DEPTHWISE = case("depthwise", "one channel a group", (2, 8, 17, 20), (8, 3, 3), padding=1, groups=8)
+TAKES = {
+    "direct": (DENSE, DIRECTIONS),
+    "halo_sm80": (DENSE, ("fprop", "dgrad")),
+    "halo_sm80_wgrad": (DENSE, ("wgrad",)),
+    "halo_sm90": (STRIDED, ("fprop", "dgrad")),
+    "depthwise": (DEPTHWISE, DIRECTIONS),
+    "depthwise_window": (DEPTHWISE, DIRECTIONS),
+}
+RUNS = [(family, direction) for family, (_, directions) in TAKES.items() for direction in directions]
+
+
+@dataclass(frozen=True)
+class Bindable:
+    """The arguments of ``bind`` for one direction of a case in fp16, and its operands."""
+
+    one: Case
+    direction: str
+
+    @property
+    def operands(self) -> tuple[torch.Tensor | None, ...]:
+        t = make(self.one, torch.float16)
+        return {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[self.direction]
+
+    def arguments(self) -> tuple:
+        t = make(self.one, torch.float16)
+        bias = self.direction == "fprop"
+        problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, torch.float16, "nchw", bias)
+        first, second = (TensorForm(each.stride(), True) for each in self.operands[:2])
+        return problem, first, second, "nchw", torch.device("cpu")
+
+
+def test_every_family_is_asked() -> None:
+    assert set(TAKES) == set(FAMILIES) - {"aten"}
+    assert {name for name, family in FAMILIES.items() if isinstance(family, SeveralConfigs)} == set(TAKES) - {"direct"}
+
+
+@pytest.mark.usefixtures("emulator_cache")
+@pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
+@pytest.mark.parametrize(("family", "direction"), RUNS)
+def test_every_candidate_is_right(family: str, direction: str) -> None:
+    one = Bindable(TAKES[family][0], direction)
+    t = make(one.one, torch.float16)
+    with emulated_device(sm_count=2) as device:
+        arguments = one.arguments()
+        assert FAMILIES[family].why_not(arguments[0], arguments[-1]) is None
+        candidates = candidates_of(FAMILIES[family], *arguments)
+        assert 1 <= len(candidates) <= MOST_CANDIDATES
+        keys = [config_key(config) for config in candidates]
+        assert len(set(keys)) == len(keys) and all("\n" not in key for key in keys)
+        assert keys == [config_key(config) for config in candidates_of(FAMILIES[family], *arguments)]
+        for config in candidates:
+            call = device.watch(bind_config(FAMILIES[family], *arguments, config))
+            operands = {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[direction]
+            oracle.check(direction, call(*operands), t, one.one.spec)
+
+
+@dataclass(frozen=True)
+class Example:
+    tile_p: int
+    boxes: bool = False
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
+class Named:
+    cols: int
+
+    def __str__(self) -> str:
+        return f"q{self.cols}"
+
+
+def test_keys_of_configs() -> None:
+    assert config_key(None) == ""
+    assert config_key(Example(4, boxes=True)) == "tile_p4 boxes"
+    assert config_key((Example(4), Named(8))) == "tile_p4 | q8"
+    assert config_key((Example(4), Example(4))) == "tile_p4"
+
+
+def test_few_apart_takes_the_first_of_each_kind() -> None:
+    assert few_apart(["a1", "a2", "b1", "c1", "d1"], lambda item: item[0]) == ["a1", "b1", "c1"]
+    assert few_apart(["a1", "a2"], lambda item: item[0]) == ["a1"]

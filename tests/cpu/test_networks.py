@@ -1,0 +1,238 @@
+"""``haloconv bench --models``: networks as data, what is measured of them, the bars, and what is recorded."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from haloconv import plan
+from haloconv.cli import app, bench, bench_models
+from haloconv.problem_file import load_problem_file
+from haloconv.report import Row, networks_of
+from haloconv.tune import network
+from haloconv.tune.network import Effort, NetworkCase, Setting, bench_network, load_networks
+from haloconv.tune.suite import SuiteError
+from haloconv.tune.trial import Budget
+from haloconv.tune.whole import try_model
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "benchmarks" / "models.toml"
+OWN = ROOT / "examples" / "models"
+CPU = torch.device("cpu")
+QUICK = Effort(Budget(seconds=0.0, min_runs=1), tune=False)
+ROW = Row("net (model)", "forward", "tf32", "nchw", "direct", "", 1e-6, 1e-6, 1e-5, 0.0, 2.0, 1.0, 0.0, 9)
+
+pytestmark = pytest.mark.filterwarnings("ignore:haloconv. PyTorch's own convolution runs:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def reduced(folder: Path, name: str, *lines: str) -> NetworkCase:
+    """One of our own models with other numbers at its top."""
+    text = (OWN / f"{name}.py").read_text("utf-8")
+    for line in lines:
+        variable = line.split(" =")[0]
+        (old,) = [each for each in text.splitlines() if each.startswith(f"{variable} =")]
+        text = text.replace(old, line)
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    return NetworkCase(name, str(path))
+
+
+@pytest.fixture
+def unet(tmp_path: Path) -> NetworkCase:
+    return reduced(tmp_path, "unet", "batch_size = 2", "channels, classes = 4, 2", "height = width = 16")
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> NetworkCase:
+    return reduced(tmp_path, "vae_decoder", "batch_size = 1", "latent_channels, channels = 4, 4", "height = width = 4")
+
+
+# --- the networks
+
+
+def test_shipped_networks() -> None:
+    cases = {case.name: case for case in load_networks(MODELS)}
+    assert list(cases) == [
+        "resnet50", "convnext_tiny", "efficientnet_b0", "regnety_016", "deeplabv3_resnet50", "unet", "vae_decoder"
+    ]  # fmt: skip
+    assert cases["deeplabv3_resnet50"].pixels == 512
+    assert all(Path(cases[name].target).is_file() for name in ("unet", "vae_decoder"))
+
+
+@pytest.mark.parametrize(
+    "name, shape, convolutions", [("unet", (4, 2, 512, 512), 15), ("vae_decoder", (2, 3, 384, 384), 23)]
+)
+def test_own_networks_at_full_size(name: str, shape: tuple[int, ...], convolutions: int) -> None:
+    with torch.device("meta"):
+        file = load_problem_file(OWN / f"{name}.py")
+        model = file.model()
+        assert model(*file.inputs()).shape == shape
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == convolutions
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[[model]]\nname = 3 =", '[[model]]\nname = "x"\n', '[[model]]\nname = "x"\ntarget = "y"\n' * 2]
+)
+def test_wrong_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "models.toml").write_text(text)
+    with pytest.raises(SuiteError, match="models.toml: "):
+        load_networks(tmp_path / "models.toml")
+
+
+# --- what is measured
+
+
+@pytest.mark.parametrize("precision, layout", [("fp32", "nchw"), ("bf16", "nhwc")])
+def test_a_unet(unet: NetworkCase, precision: str, layout: str) -> None:
+    outcome = bench_network(Setting(unet, precision, layout), QUICK, CPU)
+    assert all(row.passed for row in outcome.rows), [row.complaint for row in outcome.rows]
+    assert {(row.precision, row.layout) for row in outcome.rows} == {(precision, layout)}
+    (net,) = networks_of(outcome.rows)
+    assert net.name == "unet" and net.forward.ratio and net.step.ratio
+    directions = {}
+    for row in net.layers:
+        directions.setdefault(row.case, set()).add(row.direction)
+    assert directions.pop("unet.down.0.0") == {"fprop", "wgrad"}  # nobody wants the gradient of the image
+    assert directions.pop("unet.head") == {"fprop", "dgrad", "wgrad", "bgrad"}
+    assert set(map(frozenset, directions.values())) == {frozenset({"fprop", "dgrad", "wgrad"})}
+    assert sum(row.count for row in net.layers if row.direction == "fprop") == 15
+
+
+def test_a_decoder(decoder: NetworkCase) -> None:
+    outcome = bench_network(Setting(decoder, "fp32", "nchw"), replace(QUICK, layers=False), CPU)
+    assert [row.direction for row in outcome.rows] == ["forward", "step"] and all(row.passed for row in outcome.rows)
+
+
+def test_inference_is_in_evaluation_mode(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = {}
+
+    def note(contest, name, budget, directions):
+        modes[directions[0]] = (contest.ours.training, contest.theirs.training)
+        return try_model(contest, name, budget, directions)
+
+    monkeypatch.setattr(network, "try_model", note)
+    bench_network(Setting(unet, "fp32", "nchw"), replace(QUICK, layers=False), CPU)
+    assert modes == {"forward": (False, False), "step": (True, True)}
+
+
+def test_wrong_kernels_fail_layers_and_network(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = plan.wgrad
+    monkeypatch.setattr(plan, "wgrad", lambda *arguments: right(*arguments) * 1.01)
+    outcome = bench_network(Setting(unet, "fp32", "nchw"), QUICK, CPU)
+    assert {row.direction for row in outcome.rows if not row.passed} == {"wgrad", "step"}
+
+
+def test_tuning_comes_first_in_the_precision_of_the_setting(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = network.tune
+
+    def note(model, inputs, **options):
+        seen.append((torch.is_autocast_enabled("cpu"), inputs[0].is_contiguous(memory_format=torch.channels_last)))
+        return real(model, inputs, **options)
+
+    monkeypatch.setattr(network, "tune", note)
+    outcome = bench_network(Setting(unet, "bf16", "nhwc"), replace(QUICK, tune=True, layers=False), CPU)
+    assert seen == [(True, True)] and any(note.startswith("unet bf16 nhwc: ") for note in outcome.notes)
+
+
+def test_what_seems_slow_is_timed_again_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = []
+
+    def measured(layer, step, budget):
+        budgets.append(budget.seconds)
+        return replace(ROW, case="net.a", haloconv_ms=2.2 if len(budgets) == 1 else 2.0)
+
+    monkeypatch.setattr(network, "try_step", measured)
+    assert network._settled_layer(None, "fprop", Budget(seconds=1.0)).ratio == 1.0 and budgets == [1.0, 4.0]
+    assert network._settled_layer(None, "fprop", Budget(seconds=1.0)).ratio == 1.0 and budgets == [1.0, 4.0, 1.0]
+
+
+# --- the bars
+
+
+def test_bars() -> None:
+    def whole(direction: str, ours: float, memory: float) -> Row:
+        peaks = {"aten_peak_bytes": 100, "haloconv_peak_bytes": round(100 * memory)}
+        return replace(ROW, direction=direction, haloconv_ms=ours, **peaks)
+
+    layers = [
+        replace(ROW, case=f"net.{name}", direction="dgrad", haloconv_ms=ms) for name, ms in (("a", 1.0), ("b", 2.07))
+    ]
+    (net,) = networks_of([*layers, whole("forward", 2.005, 1.05), whole("step", 2.02, 1.06)])
+    assert net.slowest.case == "net.b" and [row.direction for row in net.whole] == ["forward", "step"]
+    assert net.missed() == [
+        "net tf32 nchw: step of the network at 0.99x",
+        "net tf32 nchw: step takes 1.06x PyTorch's memory",
+    ]
+    slow = replace(layers[1], haloconv_ms=2.1)
+    assert networks_of([slow])[0].missed() == ["net tf32 nchw: net.b dgrad at 0.95x"]
+
+
+def test_rows_of_several_settings_stay_apart() -> None:
+    rows = [replace(ROW, precision=p, layout=layout) for p in ("tf32", "bf16") for layout in ("nchw", "nhwc")]
+    assert [(net.precision, net.layout) for net in networks_of(rows)] == [
+        ("tf32", "nchw"), ("tf32", "nhwc"), ("bf16", "nchw"), ("bf16", "nhwc")
+    ]  # fmt: skip
+
+
+# --- the verb
+
+
+def order(*cases: NetworkCase, **changes) -> bench_models.NetworkOrder:
+    return replace(bench_models.NetworkOrder(list(cases), ["fp32"], ["nchw"], replace(QUICK, layers=False)), **changes)
+
+
+def test_rows_are_printed_and_recorded(unet: NetworkCase, tmp_path: Path) -> None:
+    console = Console(width=160, file=io.StringIO())
+    bench_models.bench_models(order(unet), CPU, tmp_path, console)
+    (daily,) = tmp_path.glob("20*-models.jsonl")
+    latest = tmp_path / "latest-models.jsonl"
+    assert daily.read_text() == latest.read_text()
+    rows = [json.loads(line) for line in latest.read_text().splitlines()]
+    assert {(row["case"], row["direction"]) for row in rows} == {("unet (model)", "forward"), ("unet (model)", "step")}
+    assert "1 networks, 0 rows of layers; 0 checks failed" in console.file.getvalue()
+
+
+def test_what_is_cut_or_cannot_be_had_is_named(
+    unet: NetworkCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    console = Console(width=160, file=io.StringIO())
+    absent = NetworkCase("resnet50", "timm:resnet50")
+    assert not bench_models.bench_models(order(absent, unet, limit_s=-1.0), CPU, tmp_path, console)
+    assert not bench_models.bench_models(order(absent), CPU, tmp_path, console)
+    text = " ".join(console.file.getvalue().split())
+    assert "LEFT unet fp32 nchw: cut, --limit -1 was used up" in text and "pip install timm" in text
+    assert list(tmp_path.glob("*.jsonl")) == []
+
+
+def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    orders = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    monkeypatch.setattr(bench, "bench_models", lambda order, *others: orders.append((order, *others)) or True)
+    runner = CliRunner()
+    assert runner.invoke(app, ["bench", "--models"]).exit_code == 0
+    options = ["--case", "unet,resnet50", "--precision", "fp32", "--layout", "nhwc", "--no-tune", "--no-layers"]
+    assert runner.invoke(app, ["bench", "--models", *options, "--limit", "60"]).exit_code == 0
+    (full, _, folder, _), (some, *_) = orders
+    assert [case.name for case in full.cases] == [case.name for case in load_networks(MODELS)]
+    assert (full.precisions, full.layouts, full.limit_s) == (["tf32", "bf16"], ["nchw", "nhwc"], None)
+    assert full.effort.tune and full.effort.layers and folder == ROOT / "benchmarks" / "results" / "nvidia-h200"
+    assert [str(setting) for setting in some.settings] == ["resnet50 fp32 nhwc", "unet fp32 nhwc"]
+    assert not some.effort.tune and not some.effort.layers and some.limit_s == 60
+    result = runner.invoke(app, ["bench", "--models", "--case", "vgg"])
+    assert result.exit_code == 2 and "there is no network vgg" in result.output

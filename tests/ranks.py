@@ -1,0 +1,74 @@
+"""Run a scenario of tests/distributed.py in several processes, one per rank, and collect what they say.
+
+python -m tests.ranks SCENARIO DEVICE FAMILY RANK WORLD_SIZE MEETING_FILE     # one rank; DEVICE: cpu, emulator or cuda
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from haloconv.emulator import emulated_device
+from haloconv.env import child_environment
+from tests import distributed
+from tests.usages import Place
+
+STRIDE_WARNING = "Grad strides do not match bucket view strides"
+DONE = "rank done"
+
+
+def run_ranks(scenario: str, device: str, family: str, meeting: Path, limit_s: float, world_size: int = 2) -> str:
+    """What all ranks wrote to their error streams. Raises AssertionError if a rank fails or is not done in time."""
+    command = [sys.executable, "-m", "tests.ranks", scenario, device, family]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world_size), str(meeting)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment(OMP_NUM_THREADS="1"),
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    deadline, said, failed = time.monotonic() + limit_s, [], []
+    for number, rank in enumerate(ranks):
+        try:
+            output, errors = rank.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            output, errors = rank.communicate()
+            errors += f"\nnot done after {limit_s} s"
+        said.append(errors)
+        if rank.returncode != 0 or DONE not in output:
+            failed.append(f"rank {number} of {scenario} on {device} exited with {rank.returncode}:\n{errors[-4000:]}")
+    assert not failed, "\n".join(failed)
+    return "\n".join(said)
+
+
+def main(scenario: str, device: str, family: str, rank: str, world_size: str, meeting: str) -> None:
+    """One rank: meet the others, run the scenario, say so."""
+    if device == "cuda":
+        torch.cuda.set_device(int(rank))
+        torch.backends.cudnn.allow_tf32 = False
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=int(rank),
+        world_size=int(world_size),
+        timeout=timedelta(seconds=60),
+    )
+    place = Place("cpu" if device == "emulator" else device, family, strict=device != "cpu" and family != "auto")
+    try:
+        with emulated_device() if device == "emulator" else nullcontext():
+            getattr(distributed, scenario)(place)
+    finally:
+        dist.destroy_process_group()
+    print(DONE, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+"""What the tests of tuning share: records made up for a device, and a clock that says what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from haloconv.env import DeviceFacts, StandIn, software_stamp
+from haloconv.families import FAMILIES
+from haloconv.families.aten import AtenFamily
+from haloconv.families.base import BoundCall
+from haloconv.families.direct import DirectFamily
+from haloconv.families.kernel_files import kernel_hash
+from haloconv.problem import Conv2dProblem
+from haloconv.tune.buckets import bucket_of, layer_key, size_of
+from haloconv.tune.records import Record
+from haloconv.tune.timing import Timing
+
+FACTS = DeviceFacts("Test GPU 9000", "sm_90a", 4, (9, 0), 1 << 33, 232_448, "none")
+LAYER = Conv2dProblem("fprop", 2, 8, 24, 28, 16, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16)
+
+
+def record(problem: Conv2dProblem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:
+    """A record that holds on ``facts`` and is current, unless ``changes`` say otherwise."""
+    made = Record(
+        layer=layer_key(problem), size=size_of(problem), bucket=bucket_of(problem), family=family, config="",
+        ms=0.5, aten_ms=1.0, own=family if family != "aten" else "direct", own_ms=0.5, error=1e-4, aten_error=1e-4,
+        error_limit=1e-3, difference=1e-4, spread=0.01, runs=10, kernels=kernel_hash(family), gpu=facts.name,
+        sm_count=facts.sm_count, software=software_stamp(), date="2026-01-02T03:04:05Z",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+@dataclass
+class Clock:
+    """Stands in for timing.compare: runs every variant once and reports the ms that ``ms_of`` gives its name."""
+
+    ms_of: Callable[[str], float]
+    rounds: list[tuple[str, ...]] = field(default_factory=list)
+
+    def __call__(
+        self, variants: Mapping[str, Callable[[], object]], *, device: object, budget_s: float, min_runs: int
+    ) -> dict[str, Timing]:
+        for call in variants.values():
+            call()
+        self.rounds.append(tuple(variants))
+        return {name: Timing(self.ms_of(name), 0.01, min_runs) for name in variants}
+
+
+def favouring(family: str, ms: float = 0.5) -> Callable[[str], float]:
+    """PyTorch takes 1 ms, the family ``ms``, everything else 2 ms."""
+    return lambda name: 1.0 if name == "aten" else ms if name.split(" ")[0] == family else 2.0
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    """A config of the fake family: ``rows`` is its name, ``fault`` what goes wrong."""
+
+    rows: int
+    fault: str = ""
+
+    def __str__(self) -> str:
+        return f"rows{self.rows}"
+
+
+@dataclass
+class FakeFamily:
+    """PyTorch's convolution under another name, with configs, some of which are wrong or do not bind.
+
+    ``bound`` are the configs that were bound, in order; None stands for the family's own choice.
+    """
+
+    name: str
+    configs: tuple[FakeConfig, ...] = (FakeConfig(4), FakeConfig(8))
+    takes: Callable[[Conv2dProblem], bool] = lambda problem: True
+    bound: list[FakeConfig | None] = field(default_factory=list)
+
+    def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
+        return None if self.takes(problem) else "this fake does not take it"
+
+    def candidates(self, problem, first, second, result_layout, device) -> list[FakeConfig]:
+        return [each for each in self.configs if problem.h % each.rows == 0]
+
+    def bind(self, problem, first, second, result_layout, device, config: FakeConfig | None = None) -> BoundCall:
+        self.bound.append(config)
+        fault = config.fault if config is not None else ""
+        if fault == "does not bind":
+            raise RuntimeError("no such kernel")
+        run = AtenFamily().bind(problem, first, second, result_layout, device)
+        if fault in ("does not run", "no memory"):
+            return _failing if fault == "does not run" else _out_of_memory
+        return {"wrong": lambda *args: run(*args) * 1.01, "nan": lambda *args: _with_nan(run(*args))}.get(fault, run)
+
+
+def _failing(*_: object) -> torch.Tensor:
+    raise RuntimeError("the launch failed")
+
+
+def _out_of_memory(*_: object) -> torch.Tensor:
+    raise torch.cuda.OutOfMemoryError("short")
+
+
+def _with_nan(result: torch.Tensor) -> torch.Tensor:
+    result.view(-1)[-1] = float("nan")
+    return result
+
+
+@contextmanager
+def only(*families: FakeFamily | DirectFamily) -> Iterator[None]:
+    """PyTorch and these are all families there are; afterwards all are back, in their order, which means something."""
+    before = dict(FAMILIES)
+    FAMILIES.clear()
+    FAMILIES.update({"aten": before["aten"], **{family.name: family for family in families}})
+    try:
+        yield
+    finally:
+        FAMILIES.clear()
+        FAMILIES.update(before)
+
+
+def fake_device(facts: DeviceFacts = FACTS) -> StandIn:
+    """CPU tensors count as a GPU's; no kernel can be loaded, so that only fake families run."""
+    return StandIn(facts, load=None, watch=lambda run: run, encode_tiled=None, keeps_time=True)
