@@ -22,6 +22,7 @@ _FEW_PIXELS = 1 << 16  # of all images of the output
 _QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
 _MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
 _FEW_CHANNELS = 16  # per group
+_NHWC_CHANNELS = 8  # per group: of the only grouped layer that was measured in nhwc
 _STEM_CHANNELS, _STEM_FILTERS, _STEM_TAPS = 4, 128, 49
 _WIDE_ROW, _NARROW_ROW = 48, 28  # columns of the output
 
@@ -79,7 +80,10 @@ def _has_few_channels(problem: Conv2dProblem) -> bool:
         return problem.direction == "fprop" and problem.c <= _STEM_CHANNELS and nchw_or_tf32
     few = min(problem.c_per_group, problem.k_per_group) >= 4
     few = few and max(problem.c_per_group, problem.k_per_group) <= _FEW_CHANNELS
-    return few and problem.layout == "nchw" and (problem.direction == "fprop" or max(problem.stride) == 1)
+    if problem.layout == "nhwc":
+        eight = problem.c_per_group == problem.k_per_group == _NHWC_CHANNELS
+        return eight and max(problem.stride) == 1 and problem.q <= _NARROW_ROW
+    return few and (problem.direction == "fprop" or max(problem.stride) == 1)
 
 
 def _has_a_small_filter_gradient(problem: Conv2dProblem) -> bool:

@@ -18,6 +18,7 @@ from haloconv.families.halo_sm80_tile import Layer, Tiling
 from tests.cases import case
 
 SM_COUNT, SMEM_BYTES = 4, 227 * 1024  # of the emulated device
+CHUNKS_SMEM_BYTES = 32 * 1024  # that leave no room for all channels
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 BOTH = ("fprop", "dgrad")
 
@@ -30,6 +31,12 @@ CASES = (
     case("four_by_four_nhwc", "groups of 4, a last tile of groups that is not full", (2, 20, 9, 14), (20, 3, 3),
          padding=1, groups=5, storage="channels_last"),
     case("patches", "patches as a vision transformer takes them", (2, 3, 32, 48), (40, 8, 8), stride=8),
+    case("aligned_stem", "rows of whole copies: in 16 bits a word is two taps, of which the first is none",
+         (3, 3, 18, 40), (20, 7, 7), stride=2, padding=3),
+    case("aligned_stride_4", "such rows with stride 4: in 16 bits the last word of a row is half a tap too many",
+         (2, 3, 27, 40), (24, 11, 11), stride=4, padding=2),
+    case("stem_of_pairs", "rows of which no more than two pixels are a copy, an even filter, four different paddings",
+         (2, 2, 12, 26), (8, 4, 6), stride=2, padding=(0, 2, 2, 1)),
     case("stem_stride_4", "an odd filter with stride 4", (2, 3, 43, 47), (24, 11, 11), stride=4),
     case("wide_groups", "groups of 24 channels: chunks, and a unit that is not full", (2, 48, 7, 14), (48, 3, 3),
          padding=1, groups=2),
@@ -52,11 +59,12 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "one buffer": lambda tiling: tiling.config.depth == 1 and tiling.chunks == 1,
     "several tiles": lambda tiling: tiling.config.depth == 2 and _tiles_of_a_block(tiling) > 2,
     "several tiles in one buffer": lambda tiling: tiling.config.depth == 1 and _tiles_of_a_block(tiling) > 1,
-    "strips": lambda tiling: tiling.tiles[2] > 1,
+    "strips": lambda tiling: tiling.tiles[2] > 1 and tiling.layer.cols % tiling.config.tile_q > 0,
     "groups": lambda tiling: tiling.config.tile_groups == 4,
     "images": lambda tiling: tiling.config.tile_n == 2,
     "items": lambda tiling: tiling.items > tiling.config.warps and tiling.config.n_items > 1,
     "wide": lambda tiling: tiling.chunks == 1,
+    "late": lambda tiling: tiling.late and _tiles_of_a_block(tiling) > 1,
 }
 
 # case, dtypes, results, shape ("": what the cost model puts first)
@@ -69,17 +77,22 @@ _RUNS: tuple[tuple[str, tuple[torch.dtype, ...], tuple[str, ...], str], ...] = (
     ("many_tiles", (FP32,), ("fprop",), "several tiles in one buffer"),
     ("eight_by_eight", (FP32,), ("dgrad",), "wide"),
     ("eight_by_eight_nhwc", (FP32,), BOTH, ""),
-    ("eight_by_eight_nhwc", (FP16,), ("fprop",), ""),
+    ("eight_by_eight_nhwc", (FP16,), BOTH, ""),
+    ("wide_groups_nhwc", (BF16,), ("fprop",), ""),
     ("four_by_four_nhwc", (FP16,), ("fprop",), "groups"),
     ("groups_32", (FP32,), ("fprop",), ""),
     ("rgb_stem", (FP32,), BOTH, ""),
     ("rgb_stem", (FP16,), ("fprop",), ""),
-    ("stem_stride_4", (FP32,), ("fprop",), ""),
+    ("aligned_stem", (FP32, FP16, BF16), ("fprop",), ""),
+    ("aligned_stride_4", (FP32, FP16), ("fprop",), ""),
+    ("aligned_stride_4", (FP32,), ("fprop",), "late"),
+    ("stem_of_pairs", (FP32, FP16), ("fprop",), ""),
+    ("stem_stride_4", (FP32, FP16), ("fprop",), ""),
     ("patches", (FP32,), ("dgrad",), ""),
     ("patches", (FP32,), ("fprop",), "chunks in two buffers"),
     ("wide_groups", (FP16,), ("fprop",), "chunks in one buffer"),
     ("wide_groups_nhwc", (FP32,), ("fprop",), "chunks in two buffers"),
-    ("wide_groups_nhwc", (FP32,), ("fprop",), "items"),
+    ("rgb_stem", (FP32,), ("fprop",), "items"),
     ("odd_plane", (FP32, FP16), ("fprop",), "images"),
     ("odd_plane", (FP32,), ("fprop",), "one buffer"),
     ("many_images", (FP32,), BOTH, ""),
@@ -102,7 +115,13 @@ _RUNS: tuple[tuple[str, tuple[torch.dtype, ...], tuple[str, ...], str], ...] = (
     ("unaligned_channels_last", (FP32,), ("fprop",), ""),
     ("channel_slice", (FP32,), ("dgrad",), ""),
 )  # fmt: skip
-_NOT_FINITE = (("one_channel_in", (FP32,)), ("large_3x3", (FP16,)), ("eight_by_eight_nhwc", (FP32,)))
+_NOT_FINITE = (
+    ("one_channel_in", (FP32,)),
+    ("large_3x3", (FP16,)),
+    ("eight_by_eight_nhwc", (FP32,)),
+    ("aligned_stem", (FP16,)),
+    ("aligned_stride_4", (FP16,)),
+)
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
@@ -122,7 +141,8 @@ def forced(shape: str) -> Iterator[None]:
 
     def only(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
         layer = replace(layer, wide=layer.wide or shape == "wide")
-        return tuple(each for each in configs(layer, sm_count, max_smem_bytes) if SHAPES[shape](each))
+        smem_bytes = CHUNKS_SMEM_BYTES if shape.startswith("chunks") else max_smem_bytes
+        return tuple(each for each in configs(layer, sm_count, smem_bytes) if SHAPES[shape](each))
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm80, "configs", only)

@@ -9,7 +9,8 @@ import torch
 from pytest import MonkeyPatch
 
 from haloconv.families import halo_sm80_wgrad
-from haloconv.families.halo_sm80_wgrad_configs import Config, Layer, configs
+from haloconv.families.halo_sm80_wgrad_configs import Config, configs
+from haloconv.families.halo_sm80_wgrad_layer import Layer
 from haloconv.problem import Conv2dProblem
 from tests.cases import case
 
@@ -30,12 +31,28 @@ CASES = (
          groups=7, storage="channels_last"),
     case("wgrad_one_image", "one image: in 16 bits two bands of its rows share words", (1, 16, 21, 12), (16, 3, 3),
          padding=(1, 0, 2, 1), groups=2),
+    case("wgrad_one_image_odd", "the same with rows of odd widths", (1, 16, 21, 13), (16, 3, 3), padding=(1, 0, 2, 1),
+         groups=2),
+    case("wgrad_stem_odd", "a stem with rows of odd widths: several strips, an odd image", (3, 3, 18, 71), (20, 7, 7),
+         stride=2, padding=3),
+    case("wgrad_even_filter", "rows that are copied two pixels at a time, an even filter with an odd padding",
+         (2, 2, 5, 18), (8, 2, 2), padding=(1, 0, 1, 0)),
+    case("wgrad_long_rows", "several strips of columns, where rows are copied", (2, 2, 5, 300), (8, 3, 3), padding=1),
+    case("wgrad_long_rows_nhwc", "the same where channels are neighbours", (2, 16, 5, 150), (8, 3, 3), padding=1,
+         storage="channels_last"),
+    case("wgrad_pieces_strided", "groups of 16 channels and 24 filters that are neighbours, strided", (2, 32, 11, 14),
+         (48, 3, 3), stride=2, padding=1, groups=2, storage="channels_last"),
+    case("wgrad_pieces_dilated", "the same dilated", (2, 32, 11, 14), (48, 3, 3), padding=2, dilation=2, groups=2,
+         storage="channels_last"),
     case("wgrad_wide_groups", "channels and filters of a group that are no multiples of a block's",
          (2, 40, 7, 10), (44, 3, 3), padding=1, groups=2),
     case("wgrad_wide_groups_nhwc", "the same where channels are neighbours", (2, 40, 7, 10), (40, 3, 3), padding=1,
          groups=2, storage="channels_last"),
     case("wgrad_loose_end", "pixels of x that meet outputs behind the last column, which do not exist", (5, 2, 6, 5),
          (4, 3, 3)),
+    case("wgrad_loose_pairs", "the same in rows that are copied", (5, 2, 6, 6), (4, 3, 5)),
+    case("wgrad_loose_pieces", "the same where channels are neighbours", (3, 8, 6, 7), (8, 3, 3),
+         storage="channels_last"),
     case("wgrad_strips", "several strips of columns, and several stages for each block", (9, 2, 3, 200), (4, 3, 3),
          padding=1),
 )  # fmt: skip
@@ -44,12 +61,13 @@ _EVERY = (torch.float32, torch.float16, torch.bfloat16)
 _BOTH = (torch.float32, torch.float16)
 _RUNS = (
     (("large_filter_gradient", "wgrad_stem"), _EVERY),
-    (("wgrad_pairs", "wgrad_groups_nhwc", "wgrad_one_image"), _BOTH),
+    (("wgrad_pairs", "wgrad_groups_nhwc", "wgrad_one_image", "wgrad_long_rows", "wgrad_long_rows_nhwc",
+      "wgrad_pieces_strided", "wgrad_stem_odd", "wgrad_even_filter"), _BOTH),
     (("four_sides", "dilated_strided_coprime", "wgrad_strips", "expanded", "every_other_pixel", "huge_filter",
       "many_images", "groups_many_to_one", "channels_last_sliced", "channels_last_odd", "wgrad_patches",
       "padding_with_stride"), (torch.float32,)),
     (("tall", "sliced", "transposed", "unaligned", "groups_odd", "wgrad_stem_nhwc", "wgrad_stride_4",
-      "one_by_one_everything"), (torch.float16,)),
+      "wgrad_one_image_odd", "wgrad_patches", "wgrad_pieces_dilated", "one_by_one_everything"), (torch.float16,)),
 )  # fmt: skip
 
 # Blocks that the cost model takes for larger problems, and the cases that run with them here.
@@ -67,7 +85,7 @@ SHAPED = {
     "warps side by side": ("wgrad_stem",),
     "long distances": ("wgrad_groups_nhwc",),
 }
-NOT_FINITE = ("wgrad_loose_end", "wgrad_groups", "odd_widths")
+NOT_FINITE = ("wgrad_loose_end", "wgrad_loose_pairs", "wgrad_loose_pieces", "wgrad_groups", "odd_widths")
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:

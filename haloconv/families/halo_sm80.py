@@ -40,7 +40,7 @@ class HaloSm80Family:
         if facts.capability < _LEAST_CAPABILITY:
             return "the device has no tensor cores for TF32 and bf16 (compute capability 8.0)"
         inner = problem.layout == "nhwc"
-        if not fits(_layer(problem, 0, False, inner), facts.max_smem_bytes):
+        if not fits(_layer(problem, 0, 1, inner), facts.max_smem_bytes):
             return "no tile of halo_sm80 fits shared memory"
         return None
 
@@ -131,15 +131,16 @@ def layer_of(problem: Conv2dProblem, x: TensorForm, result_layout: str) -> Layer
         copy = next((each for each in whole if x.aligned or each <= size), 0)
     width = problem.w if problem.direction == "fprop" else problem.q
     steps = (width, x_n, x_c, x_h)
-    runs = x.aligned and x_w == 1 and all(step * size % 16 == 0 for step in steps)
+    runs = [px for px in (8, 4, 2) if px * size <= 16 and all(step % px == 0 for step in steps)]
+    run = next(iter(runs), 1) if x.aligned and x_w == 1 else 1
     shape = problem.x_shape if problem.direction == "fprop" else problem.y_shape
     span = sum((extent - 1) * stride for extent, stride in zip(shape, x.strides, strict=True))
-    return _layer(problem, copy, runs, result_layout == "nhwc", span)
+    return _layer(problem, copy, run, result_layout == "nhwc", span)
 
 
-def _layer(problem: Conv2dProblem, x_copy: int, x_runs: bool, y_inner: bool, span: int = 0) -> Layer:
+def _layer(problem: Conv2dProblem, x_copy: int, x_run: int, y_inner: bool, span: int = 0) -> Layer:
     elems = max(span, *(n * c * h * w for n, c, h, w in (problem.x_shape, problem.y_shape)))
-    stored = {"elem_bytes": problem.dtype.itemsize, "x_copy": x_copy, "x_runs": x_runs, "y_inner": y_inner}
+    stored = {"elem_bytes": problem.dtype.itemsize, "x_copy": x_copy, "x_run": x_run, "y_inner": y_inner}
     stored["wide"] = elems >= _WIDE_ELEMS
     common = {"n": problem.n, "groups": problem.groups, **stored}
     if problem.direction == "fprop":
@@ -147,14 +148,15 @@ def _layer(problem: Conv2dProblem, x_copy: int, x_runs: bool, y_inner: bool, spa
             channels=problem.c_per_group, filters=problem.k_per_group, rows=problem.p, cols=problem.q,
             taps_r=problem.r, taps_s=problem.s, reach_h=(problem.r - 1) * problem.dilation[0],
             reach_w=(problem.s - 1) * problem.dilation[1], move_h=problem.stride[0], move_w=problem.stride[1],
-            classes=1, **common,
+            pad_w=problem.padding[2], classes=1, **common,
         )  # fmt: skip
     taps_r, reach_h = _most_taps(problem.r, problem.stride[0], problem.dilation[0])
     taps_s, reach_w = _most_taps(problem.s, problem.stride[1], problem.dilation[1])
     return Layer(
         channels=problem.k_per_group, filters=problem.c_per_group, rows=ceil_div(problem.h, problem.stride[0]),
         cols=ceil_div(problem.w, problem.stride[1]), taps_r=taps_r, taps_s=taps_s, reach_h=reach_h, reach_w=reach_w,
-        move_h=1, move_w=1, classes=min(problem.stride[0], problem.h) * min(problem.stride[1], problem.w), **common,
+        move_h=1, move_w=1, pad_w=0, classes=min(problem.stride[0], problem.h) * min(problem.stride[1], problem.w),
+        **common,
     )  # fmt: skip
 
 
@@ -184,15 +186,17 @@ def source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "SPLIT": int(config.split),
         "UNIT_BYTES": config.unit_bytes,
         "COPY_BYTES": config.copy_bytes,
+        "STAGED_PX": config.run,
         "M_TILES": config.m_tiles,
         "N_TILES": config.n_tiles,
         "WARPS": config.warps,
         "DEPTH": config.depth,
-        "MIN_BLOCKS": config.min_blocks,
+        "MIN_BLOCKS": tiling.min_blocks,
         "Y_PAIRS": tiling.y_pairs,
         "IN_ROW": int(config.in_row),
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),
+        "LATE": int(tiling.late),
         "WIDE": int(tiling.layer.wide),
         "HAS_BIAS": int(problem.bias),
     }

@@ -20,7 +20,10 @@ _LATENCY = 2500  # cycles from the first copy of a tile to its first product, an
 _MOST_ISSUES, _WARP_ISSUES = 0.8, 0.2  # instructions per cycle: of a scheduler, of a warp that waits for its operands
 _MEMORY_RATE = 18  # bytes of device memory per cycle
 _SHORT_BYTES = 12  # what a piece of a pixel, or of a row, costs beside its bytes
+_MOST_HALO = 1.05  # times the least that a tile stages, where pieces of a pixel are copied
+_MANY_WARPS = 16  # of a multiprocessor
 _GATHER_ISSUES = 20  # instructions that stage a piece through registers
+_AHEAD, _LATE = 1.7, 1.5  # blocks that a second buffer, or outputs that go while the next tile comes, are worth
 _MOST_COLS, _MOST_PIXELS = 512, 2048  # of a tile
 
 
@@ -34,7 +37,7 @@ def cost(tiling: Tiling, sm_count: int, max_smem_bytes: int) -> float:
     loads, products = _multiply_cycles(tiling)
     compute = max(_issues(tiling) / rate, loads + products * 0.2, products + loads * 0.2)
     memory = _memory_bytes(tiling) / _MEMORY_RATE
-    overlap = resident * config.depth
+    overlap = resident * (_LATE if tiling.late else _AHEAD if config.depth == 2 else 1.0)
     step = max(memory, compute) + (min(memory, compute) + _LATENCY) / overlap
     waves = tiles / (sm_count * resident)
     waves = ceil_div(tiles, sm_count * resident) if tiling.persists else max(1.0, waves + 0.3)
@@ -72,57 +75,65 @@ def _memory_bytes(tiling: Tiling) -> float:
     outputs = tiling.pixels * tiling.tile_filters * config.tile_groups * layer.elem_bytes / tiling.chunks
     line_bytes = tiling.runs * tiling.run * layer.elem_bytes * config.tile_groups * config.chunk_channels
     own = min(1.0, config.tile_p * layer.move_h / tiling.lines)
+    weights = tiling.weight_bytes if tiling.chunks > tiling.weight_buffers or not tiling.persists else 0
     read = config.tile_n * tiling.lines * line_bytes * (0.4 + 0.6 * own)
-    if layer.x_copy:  # short pieces of a pixel, or of a row, waste what memory brings at a time
-        read *= 1 + _SHORT_BYTES / (config.tile_groups * config.chunk_channels * layer.elem_bytes)
-    elif config.tile_q < layer.cols:
+    if not layer.x_copy and config.tile_q < layer.cols:
         read *= 1 + _SHORT_BYTES / (tiling.runs * tiling.run * layer.elem_bytes)
     if layer.y_inner:
         outputs *= 1 + _SHORT_BYTES / (config.tile_groups * min(layer.filters, tiling.tile_filters) * layer.elem_bytes)
     elif config.tile_q < layer.cols:
         outputs *= 1 + _SHORT_BYTES / (config.tile_q * layer.elem_bytes)
-    weights = tiling.weight_bytes if tiling.chunks > 1 or not tiling.persists else 0
     return outputs + read + 0.5 * weights
 
 
-def _cuts(extent: int) -> list[int]:
-    """The extent cut into few equal parts, and powers of two, largest first."""
-    equal = {ceil_div(extent, parts) for parts in (1, 2, 3, 4, 6, 8)}
-    return sorted(equal | {1 << bits for bits in range(0, 10, 2) if 1 << bits < extent}, reverse=True)
+def _cuts(extent: int, parts: tuple[int, ...], sizes: tuple[int, ...]) -> list[int]:
+    """The extent cut into equal ``parts``, and the ``sizes`` below it, largest first."""
+    equal = {ceil_div(extent, count) for count in parts}
+    return sorted(equal | {each for each in sizes if each < extent}, reverse=True)
 
 
-def staging(layer: Layer) -> list[tuple[bool, int, int]]:
-    """SPLIT, UNIT_BYTES and COPY_BYTES that fit how x is stored, best first."""
+def staging(layer: Layer) -> list[tuple[bool, int, int, int]]:
+    """SPLIT, UNIT_BYTES, COPY_BYTES and STAGED_PX that fit how x is stored, best first."""
     group_bytes = layer.channels * layer.elem_bytes
     unit = 8 if group_bytes <= 8 else 16 if group_bytes <= 16 else 32
     if layer.elem_bytes == 4 and (layer.x_copy == 0 or layer.channels < 4):
-        return [(True, 4, 16 if layer.x_runs and layer.move_w == 1 else 4)]
-    return [(False, unit, min(unit, layer.x_copy))]
+        return [(True, 4, 4 * layer.x_run, layer.x_run)]
+    pairs = layer.move_w % 2 == 0 and layer.reach_w == layer.taps_s - 1 and layer.channels < 4
+    if layer.elem_bytes == 2 and pairs and layer.x_run > 1:
+        return [(True, 2, 2 * layer.x_run, layer.x_run)]
+    return [(False, unit, min(unit, layer.x_copy), 1 if layer.x_copy else min(4, layer.x_run))]
 
 
-def _chunks(layer: Layer, unit_elems: int) -> list[int]:
-    """Channels of a chunk: all, or whole units."""
+def _chunks(layer: Layer) -> list[int]:
+    """Channels of a chunk: all, or whole units, most first."""
+    unit_elems = staging(layer)[0][1] // layer.elem_bytes
     step = max(unit_elems, 4 if unit_elems == 1 and layer.channels % 4 == 0 else 1)
     parts = [ceil_div(ceil_div(layer.channels, count), step) * step for count in (2, 3, 4, 8)]
     few = [step * count for count in (1, 2, 4)]
     return sorted({layer.channels, *(each for each in (*parts, *few) if each < layer.channels)}, reverse=True)
 
 
-def all_configs(layer: Layer) -> Iterator[Config]:
-    """Every candidate, whether it fits or not."""
+def _warp_tiles(eights: int) -> list[tuple[int, int]]:
+    """M_TILES and N_TILES for so many eights of filters: those that leave few of them out, and are not too small."""
+
+    def padded(n_tiles: int) -> int:
+        return ceil_div(eights, n_tiles) * n_tiles
+
+    tiles = [tile for tile in WARP_TILES if tile[1] >= min(eights, 3)]
+    least = min(padded(n_tiles) for _, n_tiles in tiles)
+    return [tile for tile in tiles if 4 * padded(tile[1]) <= 5 * least]
+
+
+def all_configs(layer: Layer, chunk: int) -> Iterator[Config]:
+    """Every candidate that takes ``chunk`` channels at once, whether it fits or not."""
     eights = ceil_div(layer.filters, 8)
-    for split, unit, copy in staging(layer):
-        chunks = _chunks(layer, unit // layer.elem_bytes)
-        for (m_tiles, n_tiles), warps, depth in product(WARP_TILES, (4, 8), (1, 2)):
-            if n_tiles > 1 and n_tiles >= 2 * eights:
+    shapes = product(staging(layer), _warp_tiles(eights), (4, 8), (1, 2))
+    for (split, unit, copy, run), (m_tiles, n_tiles), warps, depth in shapes:
+        for n_items in sorted({1, 2, ceil_div(eights, n_tiles)}):
+            if (n_items - 1) * n_tiles >= eights or n_items > 8:
                 continue
-            for n_items, chunk in product(sorted({1, 2, ceil_div(eights, n_tiles)}), chunks):
-                if (n_items - 1) * n_tiles >= eights or n_items > 8:
-                    continue
-                shape = (m_tiles, n_tiles, warps, depth, split, unit, copy)
-                yield from (
-                    Config(*shape, *pixels, n_items, chunk) for pixels in _pixel_tiles(layer, n_items * n_tiles)
-                )
+            shape = (m_tiles, n_tiles, warps, depth, split, unit, copy, run)
+            yield from (Config(*shape, *pixels, n_items, chunk) for pixels in _pixel_tiles(layer, n_items * n_tiles))
 
 
 @lru_cache(maxsize=64)
@@ -130,10 +141,10 @@ def _pixel_tiles(layer: Layer, eights: int) -> tuple[tuple[int, int, int, int], 
     """Images, rows, columns and groups of a tile, of 16 to 2048 pixels where the layer has as many."""
     found = []
     groups = [each for each in (1, 2, 4, 8) if each == 1 or (each <= layer.groups and eights == 1)]
-    for tile_q in _cuts(layer.cols):
+    for tile_q in _cuts(layer.cols, (1, 2, 3, 4), (16, 64)):
         if tile_q > _MOST_COLS or tile_q < min(8, layer.cols):
             continue
-        for tile_p in _cuts(layer.rows):
+        for tile_p in _cuts(layer.rows, (1, 2, 4, 8), (1, 2, 4, 16)):
             whole = tile_p == layer.rows and tile_q == layer.cols
             images = [1, 2, 4, 8, 16, 32] if whole else [1]
             for tile_n, tile_groups in product(images, groups):
@@ -143,14 +154,37 @@ def _pixel_tiles(layer: Layer, eights: int) -> tuple[tuple[int, int, int, int], 
     return tuple(found)
 
 
+@lru_cache(maxsize=1024)
 def fits(layer: Layer, max_smem_bytes: int) -> bool:
     """Whether some tile fits a device."""
-    return any(Tiling(layer, config).invalid(max_smem_bytes) is None for config in all_configs(layer))
+    return any(
+        Tiling(layer, config).invalid(max_smem_bytes) is None
+        for chunk in reversed(_chunks(layer))
+        for config in all_configs(layer, chunk)
+    )
+
+
+def _of_least_halo(fitting: list[Tiling], max_smem_bytes: int) -> list[Tiling]:
+    """Those that stage least beyond their outputs: pieces of a pixel cost about the same wherever they come from.
+
+    With two buffers and enough warps, where that is possible.
+    """
+    ahead = [each for each in fitting if each.config.depth == 2]
+    busy = [each for each in ahead if each.resident(max_smem_bytes) * each.config.warps >= _MANY_WARPS]
+    fitting = busy or ahead or fitting
+    least = min((each.staged for each in fitting), default=0.0)
+    return [each for each in fitting if each.staged <= _MOST_HALO * least]
 
 
 @lru_cache(maxsize=1024)
 def configs(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
-    """The tilings that fit a device, best first."""
-    tilings = (Tiling(layer, config) for config in all_configs(layer))
-    fitting = [each for each in tilings if each.invalid(max_smem_bytes) is None]
+    """The tilings that fit a device, best first. Smaller chunks only where larger ones leave no room for two blocks."""
+    fitting: list[Tiling] = []
+    for chunk in _chunks(layer):
+        tilings = (Tiling(layer, config) for config in all_configs(layer, chunk))
+        fitting += [each for each in tilings if each.invalid(max_smem_bytes) is None]
+        if any(each.resident(max_smem_bytes) > 1 for each in fitting):
+            break
+    if layer.x_copy and layer.groups > 1:
+        fitting = _of_least_halo(fitting, max_smem_bytes)
     return tuple(sorted(fitting, key=lambda each: cost(each, sm_count, max_smem_bytes)))

@@ -17,7 +17,9 @@ _SM_COUNT, _SMEM_BYTES = 132, 99 * 1024  # what every device of the family has
 _LAYERS = (  # direction, dtype, layout, channels and filters, groups, filter and stride, warp tile
     ("fprop", torch.float32, "nchw", 3, 64, 1, 7, 2, (2, 8)),
     ("fprop", torch.float16, "nchw", 3, 64, 1, 7, 2, (2, 8)),
+    ("fprop", torch.float16, "nchw", 3, 64, 1, 7, 2, (4, 4)),
     ("fprop", torch.float32, "nchw", 3, 96, 1, 5, 4, (2, 6)),
+    ("fprop", torch.float32, "nchw", 3, 96, 1, 11, 4, (4, 6)),
     ("fprop", torch.float32, "nhwc", 64, 64, 1, 3, 1, (1, 8)),
     ("fprop", torch.float32, "nchw", 64, 64, 8, 3, 1, (4, 1)),
     ("dgrad", torch.float32, "nhwc", 64, 64, 4, 3, 1, (4, 2)),

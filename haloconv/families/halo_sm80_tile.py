@@ -7,17 +7,20 @@ A tile is ``tile_n`` images, ``tile_p`` rows and ``tile_q`` columns of the outpu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
 
 from haloconv.families.base import ceil_div
 
 SLICE_BYTES = 256  # of the weights of 8 filters
 _REGISTERS, _THREADS, _BLOCKS = 1 << 16, 2048, 32  # of a multiprocessor
 _RESERVED_BYTES = 1024  # of shared memory, for each block
+_MOST_SMEM_BYTES = 228 * 1024  # of a multiprocessor, on any device
 _MADE_WORDS = 12  # pairs of weights that a thread makes at most
-WARP_TILES = {(4, 1): 80, (4, 2): 112, (2, 4): 96, (2, 6): 128, (2, 8): 128, (1, 8): 96}
+WARP_TILES = {(4, 1): 96, (4, 2): 112, (2, 4): 96, (2, 6): 128, (2, 8): 128, (1, 8): 96, (4, 4): 168, (4, 6): 208}
 """Registers of a thread by M_TILES and N_TILES."""
 _GATHER_REGISTERS = 96
+_WORD_REGISTERS = 8  # more where words of fp32 planes are read one by one
 COLUMN_ISSUES, COPY_ISSUES = 30, 7
 """Instructions that stage a column, and each copy of it."""
 _MOST_INDEX = (1 << 16) - 1  # SmallDivisor of halo_sm80/shape.cuh is exact up to here
@@ -29,8 +32,9 @@ class Layer:
 
     ``rows`` and ``cols`` are those of the largest of ``classes`` of output pixels; a tap adds up to ``reach_h`` and
     ``reach_w`` to a pixel's position, and the next pixel ``move_h`` and ``move_w``. ``x_copy`` is the size in bytes of
-    a copy along channels (0: they are no neighbours, or not aligned); ``x_runs``: rows begin at multiples of 16 bytes
-    and their pixels are neighbours. ``wide``: a tensor has 2^31 elements or more.
+    a copy along channels (0: they are no neighbours, or not aligned); ``x_run`` are the pixels of the largest
+    load along a row, whole and aligned wherever a row is cut into such; ``pad_w`` those left of the image that the
+    first tap of the first pixel meets. ``wide``: a tensor has 2^31 elements or more.
     """
 
     n: int
@@ -48,7 +52,8 @@ class Layer:
     classes: int
     elem_bytes: int
     x_copy: int
-    x_runs: bool
+    x_run: int
+    pad_w: int
     y_inner: bool
     wide: bool
 
@@ -64,6 +69,7 @@ class Config:
     split: bool
     unit_bytes: int
     copy_bytes: int
+    run: int
     tile_n: int
     tile_p: int
     tile_q: int
@@ -81,6 +87,8 @@ class Config:
         registers = WARP_TILES[self.m_tiles, self.n_tiles]
         if self.copy_bytes == 0:
             registers = max(registers, _GATHER_REGISTERS)
+        if self.unit_bytes == 4 and self.n_tiles == 8:
+            registers += _WORD_REGISTERS
         return _REGISTERS // (self.threads * registers)
 
     @property
@@ -135,7 +143,22 @@ class Tiling:
 
     @cached_property
     def slices(self) -> int:
-        return ceil_div(self.parts * self.layer.taps_r * self.layer.taps_s, 8 if self.config.split else 4)
+        return ceil_div(self.parts * self.layer.taps_r * self.row_words, 8 if self.config.split else 4)
+
+    @property
+    def word_px(self) -> int:
+        """Taps of a row that share a word."""
+        return 4 // self.layer.elem_bytes if self.config.split else 1
+
+    @property
+    def first_half(self) -> int:
+        """The half of its word in which the first tap of a row lies."""
+        return self.layer.pad_w % self.word_px
+
+    @property
+    def row_words(self) -> int:
+        """Taps of a row of the filter, or words of two."""
+        return ceil_div(self.layer.taps_s + self.first_half, self.word_px)
 
     @property
     def taps_first(self) -> bool:
@@ -144,8 +167,8 @@ class Tiling:
 
     @property
     def run(self) -> int:
-        """Pixels of one copy."""
-        return 4 if self.config.split and self.config.copy_bytes == 16 else 1
+        """Pixels of one copy, or of one load through registers."""
+        return self.config.run
 
     @cached_property
     def lines(self) -> int:
@@ -155,7 +178,11 @@ class Tiling:
     @cached_property
     def runs(self) -> int:
         """Runs of pixels of a line; the first may begin ``run - 1`` pixels early."""
-        return ceil_div((self.config.row_slots - 1) * self.layer.move_w + self.layer.reach_w + self.run, self.run)
+        layer = self.layer
+        reach = layer.reach_w
+        if self.config.split:
+            reach = max(reach, self.row_words * self.word_px - self.first_half - 1)
+        return ceil_div((self.config.row_slots - 1) * layer.move_w + reach + self.run, self.run)
 
     @cached_property
     def pieces(self) -> int:
@@ -187,8 +214,9 @@ class Tiling:
         """Pitch of a line: such that the four k of a slice use different banks also where they meet two rows."""
         layer, unit = self.layer, self.config.unit_bytes
         px = self.runs * self.run
-        if self.taps_first and self.run == 1:
-            return (px + (7 * layer.move_w + layer.taps_s - px) % 32) * 4
+        if self.taps_first:
+            step = unit * layer.move_w * (2 if self.y_pairs == 2 else 1) // 4
+            return _row_pitch(px * unit, unit * self.run, self.row_words, step)
         row = unit * layer.move_w * (2 if self.y_pairs == 2 else 1)  # between the rows of a fragment
         if unit == 8 and row == 32:
             px += (layer.taps_s - px) % 4
@@ -207,14 +235,19 @@ class Tiling:
             return ceil_div(used, 16) * 16 + (wanted - ceil_div(used, 16) * 16) % 128
         wanted = 32
         if self.taps_first:
-            wanted = (self.layer.taps_r - 1) * self.row_bytes + 4 * (7 * self.layer.move_w + self.layer.taps_s)
-            if self.run > 1:
-                wanted = wanted // 16 * 16
+            wanted = self.layer.taps_r * self.row_bytes
         return used + (wanted - used) % 128
 
     @property
+    def staged(self) -> float:
+        """Input pixels for each of the output."""
+        n, p, q = self.tiles
+        pixels = n * p * q * self.config.tile_n * self.lines * self.runs * self.run
+        return pixels / (self.layer.n * self.layer.rows * self.layer.cols)
+
+    @property
     def k_bytes(self) -> int:
-        return self.slices * (32 if self.config.split else 16)
+        return self.slices * ((32 if self.layer.elem_bytes == 4 else 64) if self.config.split else 16)
 
     @property
     def table_bytes(self) -> int:
@@ -233,7 +266,7 @@ class Tiling:
 
     @property
     def weight_buffers(self) -> int:
-        return self.config.depth if self.chunks > 1 else 1
+        return min(self.config.depth, self.chunks)
 
     @cached_property
     def x_bytes(self) -> int:
@@ -264,7 +297,7 @@ class Tiling:
         layer, config = self.layer, self.config
         if layer.y_inner:
             return int(layer.filters % 2 == 0)
-        if config.split or layer.classes > 1:
+        if layer.elem_bytes == 4 or layer.classes > 1:
             return 0
         if layer.cols % 2 == 0 and config.tile_q % 2 == 0:
             return 2
@@ -283,10 +316,15 @@ class Tiling:
             return f"{self.items} items need a warp each to keep their sums from chunk to chunk"
         return None
 
+    @property
+    def min_blocks(self) -> int:
+        """Blocks per multiprocessor that registers must allow: no more than shared memory ever does."""
+        return max(1, min(self.config.min_blocks, _MOST_SMEM_BYTES // (self.smem_bytes + _RESERVED_BYTES)))
+
     def resident(self, max_smem_bytes: int) -> int:
         """Blocks on a multiprocessor."""
         smem = (max_smem_bytes + _RESERVED_BYTES) // (self.smem_bytes + _RESERVED_BYTES)
-        return max(1, min(smem, self.config.min_blocks, _THREADS // self.config.threads, _BLOCKS))
+        return max(1, min(smem, self.min_blocks, _THREADS // self.config.threads, _BLOCKS))
 
     def blocks(self, sm_count: int, max_smem_bytes: int) -> int:
         """Blocks that share the tiles of one class, groups and filters: as many as run at once, evenly loaded."""
@@ -296,6 +334,32 @@ class Tiling:
         return ceil_div(n * p * q, max(1, each if self.persists else 1))
 
     @property
+    def late(self) -> bool:
+        """Whether outputs go while the next tile comes: where a block is alone, and a warp has but one item."""
+        return self.config.depth == 1 and self.min_blocks == 1 and self.items <= self.config.warps
+
+    @property
     def persists(self) -> bool:
         """Blocks take several tiles where that saves staging: weights, or the wait for the next tile."""
         return self.config.depth == 2 or not self.packed or 4 * self.weight_bytes > self.x_bytes
+
+
+@lru_cache(maxsize=1 << 12)
+def _row_pitch(row_bytes: int, copy_bytes: int, row_words: int, step: int) -> int:
+    """The pitch of rows of at least ``row_bytes`` under which the fewest reads of a slice meet a bank twice.
+
+    Rows of a fragment are ``step`` words apart, four neighbouring k are words of one row or of two.
+    """
+
+    def passes(pitch: int) -> int:
+        total = 0
+        for first in range(0, 4 * row_words, 4):
+            banks: dict[int, set[int]] = {}
+            for k, row in product(range(first, first + 4), range(8)):
+                at = k // row_words * (pitch // 4) + k % row_words + row * step
+                banks.setdefault(at % 32, set()).add(at)
+            total += max(map(len, banks.values()))
+        return total
+
+    start = ceil_div(row_bytes, copy_bytes) * copy_bytes
+    return min(range(start, start + 128, max(4, copy_bytes)), key=passes)

@@ -17,13 +17,12 @@ from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, s
 from haloconv.families.direct_sums import ELEMENTS, bind_sum
 from haloconv.families.halo_sm80_wgrad_configs import (
     Config,
-    Layer,
     channels_inner,
     configs,
-    layer_of,
     pitches,
     smem_bytes,
 )
+from haloconv.families.halo_sm80_wgrad_layer import Layer, layer_of
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
@@ -52,18 +51,20 @@ class HaloSm80WgradFamily:
             return reason
         if int(device_facts(device.index).arch.removeprefix("sm_").rstrip("a")) < 80:
             return "the device is older than compute capability 8.0"
-        shapes = (problem.y_shape, problem.x_shape)
-        dy, x = (TensorForm(strides_of(shape, problem.layout), True) for shape in shapes)
-        if not configs(problem, layer_of(problem, dy, x), device_facts(device.index).max_smem_bytes):
-            return "no tile of halo_sm80_wgrad fits shared memory and registers"
+        smem_bytes = device_facts(device.index).max_smem_bytes
+        for aligned in (True, False):
+            shapes = (problem.y_shape, problem.x_shape)
+            dy, x = (TensorForm(strides_of(shape, problem.layout), aligned) for shape in shapes)
+            if not configs(problem, fitting_layer(problem, dy, x, smem_bytes), smem_bytes):
+                return "no tile of halo_sm80_wgrad fits shared memory and registers"
         return None
 
     def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> list[Config]:
         """The best of each way to share a block out among warps."""
-        layer, facts = layer_of(problem, first, second), device_facts(device.index)
-        found = configs(problem, layer, facts.max_smem_bytes)
+        smem_bytes = device_facts(device.index).max_smem_bytes
+        found = configs(problem, fitting_layer(problem, first, second, smem_bytes), smem_bytes)
         return few_apart(found, lambda each: (each.warps_m, each.warps_n, each.warps_e, each.tile_g))
 
     def bind(
@@ -76,7 +77,7 @@ class HaloSm80WgradFamily:
         config: Config | None = None,
     ) -> BoundCall:
         facts = device_facts(device.index)
-        layer = layer_of(problem, first, second)
+        layer = fitting_layer(problem, first, second, facts.max_smem_bytes)
         config = config or best_config(problem, layer, facts.max_smem_bytes)
         cut = Cut(problem, layer, config, facts.sm_count)
         launch = Launch(
@@ -104,6 +105,12 @@ class HaloSm80WgradFamily:
             return dw
 
         return wgrad
+
+
+def fitting_layer(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, max_smem_bytes: int) -> Layer:
+    """The layer as raw copies, which need two buffers, or as words made of loads where no two buffers fit."""
+    layer = layer_of(problem, dy, x)
+    return layer if configs(problem, layer, max_smem_bytes) else layer_of(problem, dy, x, copied=False)
 
 
 def best_config(problem: Conv2dProblem, layer: Layer, max_smem_bytes: int) -> Config:
@@ -185,6 +192,9 @@ def source(problem: Conv2dProblem, layer: Layer, config: Config, dy: TensorForm,
         "WARPS_N": config.warps_n,
         "WARPS_E": config.warps_e,
         "MIN_BLOCKS": config.min_blocks,
+        "NEIGHBOURS": int(layer.neighbours),
+        "FIRST_HALF": layer.first_half,
+        "PIECES": int(layer.pieces),
         "CHANNELS_INNER": int(channels_inner(config)),
         "X_INNER": int(layer.x.inner),
         "X_VEC": layer.x.vec,
@@ -230,7 +240,9 @@ def _representative() -> Iterator[tuple[Conv2dProblem, bool]]:
         (stem, torch.float16, "nchw", True),
         (stem, torch.bfloat16, "nhwc", True),
         (thin, torch.float32, "nchw", True),
+        (thin, torch.float16, "nchw", True),
         (thin, torch.float16, "nchw", False),
+        (thin, torch.bfloat16, "nhwc", True),
         (thin, torch.float32, "nhwc", True),
         (wide, torch.float32, "nchw", True),
         (wide | {"stride": (2, 2)}, torch.float16, "nhwc", True),

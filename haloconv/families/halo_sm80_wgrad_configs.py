@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from haloconv.families.base import TensorForm, ceil_div
+from haloconv.families.base import ceil_div
+from haloconv.families.halo_sm80_wgrad_layer import Layer
 from haloconv.problem import Conv2dProblem
 
 STEP = 8  # pixels of one mma, in words
@@ -20,34 +21,6 @@ _SAMPLED_ROWS = 96  # of the product, by which pitches are judged
 _REGISTERS_BESIDE = 58  # of a thread, beside its sums, offsets and loads, so that nothing spills
 _MAX_WARP_TILES = 20  # of 16 rows x 8 columns: 80 sums a thread
 _WARP_TILES_ALONE = 36  # where nothing smaller holds all taps
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a tensor is staged: ``inner`` if neighbouring lanes read channels, else columns; ``vec`` elements a load."""
-
-    inner: bool
-    vec: int
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What kernels are compiled for: one layer in one type, read in one way. Image extents take no part."""
-
-    c: int  # channels and filters of a group
-    k: int
-    r: int
-    s: int
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    elem_bytes: int
-    x: Reading
-    y: Reading
-
-    @property
-    def halves(self) -> int:
-        """Tiles in a word."""
-        return 4 // self.elem_bytes
 
 
 @dataclass(frozen=True)
@@ -75,7 +48,10 @@ class Config:
     def warp_tiles(self, layer: Layer) -> tuple[int, int]:
         """Blocks of 16 rows and of 8 columns of a warp."""
         rows = self.tile_c * layer.r * layer.s
-        return ceil_div(ceil_div(rows, 16), self.warps_m), ceil_div(ceil_div(self.tile_k, 8), self.warps_n)
+        m = ceil_div(ceil_div(rows, 16), self.warps_m)
+        if layer.neighbours:
+            m = ceil_div(ceil_div(self.tile_c * layer.r, 8), self.warps_m) * layer.tap_pairs
+        return m, ceil_div(ceil_div(self.tile_k, 8), self.warps_n)
 
 
 @dataclass(frozen=True)
@@ -100,6 +76,8 @@ def invalid(config: Config, layer: Layer, max_smem_bytes: int) -> str | None:
     for name, reading, tile in (("channels", layer.x, config.tile_c), ("filters", layer.y, config.tile_k)):
         if reading.inner and config.tile_g * tile % reading.vec:
             return f"has {config.tile_g * tile} {name}, which are no whole loads of {reading.vec}"
+        if layer.pieces and tile % 8:
+            return f"has {tile} {name}, which are no whole pieces of 8"
     needed = smem_bytes(config, layer)
     if needed > max_smem_bytes:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
@@ -110,6 +88,7 @@ def _x_window(config: Config, layer: Layer) -> tuple[int, int]:
     """Lines and columns of x that a tile stages."""
     lines = (config.tile_p - 1) * layer.stride[0] + (layer.r - 1) * layer.dilation[0] + 1
     cols = (config.tile_q - 1) * layer.stride[1] + (layer.s - 1) * layer.dilation[1] + 1
+    cols += 2 if layer.neighbours else 0  # of words whose taps do not exist
     return lines, cols if layer.x.inner else ceil_div(cols + layer.x.vec - 1, layer.x.vec) * layer.x.vec
 
 
@@ -121,7 +100,12 @@ def channels_inner(config: Config) -> bool:
 def pitches(config: Config, layer: Layer) -> Pitches:
     """The pitches under which reading the operands of an mma meets the fewest banks twice."""
     lines, cols = _x_window(config, layer)
-    y = config.tile_p * config.tile_q
+    y = config.tile_p * config.tile_q // layer.word_px
+    if layer.pieces:
+        planes = (4 * lines * cols, 4 * y + 4)
+        return Pitches(0, 4 * cols, *(words + (4 - words) % BANKS for words in planes))
+    if layer.neighbours:
+        return Pitches(0, *_neighbours_pitches(layer, lines, cols, config.tile_c), y + (4 - y) % 8)
     return Pitches(*_x_pitches(layer, lines, cols, config.tile_c, channels_inner(config)), y + (4 - y) % 8)
 
 
@@ -140,6 +124,26 @@ def _x_pitches(layer: Layer, lines: int, cols: int, tile_c: int, inner: bool) ->
         return _passes(layer, tile_c, inner, *(pitch % BANKS for pitch in at)), at[2]
 
     return min((place(pads) for pads in product(planes, line_pads, range(0, BANKS, 4))), key=order)
+
+
+@lru_cache(maxsize=1 << 12)
+def _neighbours_pitches(layer: Layer, lines: int, cols: int, tile_c: int) -> tuple[int, int]:
+    """Pitches of lines and channels, multiples of whole copies."""
+    unit = 4
+
+    def passes(pitch: tuple[int, int]) -> tuple[int, int]:
+        total = 0
+        for first in range(0, tile_c * layer.r, 8):
+            banks: dict[int, set[int]] = {}
+            for row, word in product(range(first, min(first + 8, tile_c * layer.r)), range(4)):
+                at = row // layer.r * pitch[1] + row % layer.r * layer.dilation[0] * pitch[0] + word * layer.stride[1]
+                banks.setdefault(at % BANKS, set()).add(at)
+            total += max(map(len, banks.values()))
+        return total, pitch[1]
+
+    start = ceil_div(cols // 2, unit) * unit
+    every = product(range(start, start + BANKS, unit), range(0, BANKS, unit))
+    return min(((line, lines * line + pad) for line, pad in every), key=passes)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -166,35 +170,13 @@ def _passes(layer: Layer, tile_c: int, inner: bool, plane: int, line: int, chann
 def smem_bytes(config: Config, layer: Layer) -> int:
     """Size of ``Smem``, or of ``Exchange`` if that is larger (halo_sm80_wgrad/work.cuh)."""
     at = pitches(config, layer)
-    words = ceil_div(config.tile_g * config.tile_c * at.x, 4) * 4 + config.tile_g * config.tile_k * at.y
+    channels, filters = config.tile_g * config.tile_c, config.tile_g * config.tile_k
+    if layer.pieces:
+        channels, filters = channels // 8, filters // 8
+    words = ceil_div(channels * at.x, 4) * 4 + filters * at.y
     m, n = config.warp_tiles(layer)
     exchanged = config.warps // config.warps_e * m * n * 512 if config.warps_e > 1 else 0
-    return max(ceil_div(words, 4) * 16, exchanged)
-
-
-def reading_of(form: TensorForm, channels: int, width: int, stride: int) -> Reading:
-    """The widest loads, of at most four elements, that are whole and aligned: ``channels`` of a group, or columns.
-
-    Columns go to ``stride`` planes, in the same way from every load.
-    """
-    strides = form.strides
-    inner = strides[1] == 1 and strides[3] != 1
-    axis, extent = (1, channels) if inner else (3, width)
-    others = [stride for index, stride in enumerate(strides) if index != axis]
-    for vec in (4, 2):
-        whole = strides[axis] == 1 and not any(value % vec for value in (extent, *others))
-        if form.aligned and whole and (inner or vec % stride == 0 or stride % vec == 0):
-            return Reading(inner, vec)
-    return Reading(inner, 1)
-
-
-def layer_of(problem: Conv2dProblem, dy: TensorForm, x: TensorForm) -> Layer:
-    """The layer of a weight gradient of tensors of these forms."""
-    return Layer(
-        problem.c_per_group, problem.k_per_group, problem.r, problem.s, problem.stride, problem.dilation,
-        problem.dtype.itemsize, reading_of(x, problem.c_per_group, problem.w, problem.stride[1]),
-        reading_of(dy, problem.k_per_group, problem.q, 1),
-    )  # fmt: skip
+    return max(ceil_div(words, 4) * 16 * (2 if layer.copied else 1), exchanged)
 
 
 def _block_extents(layer: Layer, groups: int) -> Iterator[tuple[int, int, int]]:
@@ -207,8 +189,11 @@ def _block_extents(layer: Layer, groups: int) -> Iterator[tuple[int, int, int]]:
     yield from ((c, k, 1) for c, k in product(sorted(cs), sorted(ks)) if (c, k) != (layer.c, layer.k))
 
 
-def _tile_cols(q: int) -> int:
-    """Columns of a tile for rows of ``q`` outputs: of four sizes, so that many image sizes share a kernel."""
+def _tile_cols(q: int, layer: Layer) -> int:
+    """Columns of a tile for rows of ``q`` outputs: of few sizes, so that many image sizes share a kernel."""
+    if layer.copied:
+        whole = 16 if layer.neighbours else 4
+        return ceil_div(ceil_div(q, ceil_div(q, 128 if layer.neighbours else 64)), whole) * whole
     return next((cols for cols in (8, 16, 32) if q <= cols), 32 if ceil_div(q, 32) * 32 < ceil_div(q, 64) * 64 else 64)
 
 
@@ -216,10 +201,12 @@ def _tile_cols(q: int) -> int:
 def all_configs(layer: Layer, groups: int, tile_q: int, max_smem_bytes: int) -> tuple[Config, ...]:
     """Every config that runs the layer, with as many blocks to a multiprocessor as fit."""
     found = []
-    warps = [w for w in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)) if w[0] * w[1] * w[2] <= 8]
-    for (c, k, g), (m, n, e), tile_p in product(_block_extents(layer, groups), warps, (1, 2, 4, 8, 16)):
+    along_m, rows = ((1, 2, 3, 4), (1, 2, 4, 7, 8, 14, 16)) if layer.copied else ((1, 2, 4, 8), (1, 2, 4, 8, 16))
+    warps = [w for w in product(along_m, (1, 2, 4), (1, 2, 4, 8)) if w[0] * w[1] * w[2] <= 8]
+    for (c, k, g), (m, n, e), tile_p in product(_block_extents(layer, groups), warps, rows):
         config = Config(tile_p, tile_q, c, k, g, m, n, e)
-        if not 4 <= config.warps <= 8 or e > tile_p or m > ceil_div(c * layer.r * layer.s, 16) or n > ceil_div(k, 8):
+        most_m = ceil_div(c * layer.r, 8) if layer.neighbours else ceil_div(c * layer.r * layer.s, 16)
+        if not 4 <= config.warps <= 8 or e > tile_p or m > most_m or n > ceil_div(k, 8):
             continue
         tiles = config.warp_tiles(layer)
         if (
@@ -242,7 +229,7 @@ def _blocks(config: Config, layer: Layer, max_smem_bytes: int) -> int:
 
 def configs(problem: Conv2dProblem, layer: Layer, max_smem_bytes: int) -> list[Config]:
     """Configs of a problem, best first by the cost model."""
-    found = all_configs(layer, problem.groups, _tile_cols(problem.q), max_smem_bytes)
+    found = all_configs(layer, problem.groups, _tile_cols(problem.q, layer), max_smem_bytes)
     return sorted(found, key=lambda config: cost(config, problem, layer))
 
 
@@ -252,8 +239,33 @@ def cost(config: Config, problem: Conv2dProblem, layer: Layer) -> float:
     blocks *= ceil_div(problem.groups, config.tile_g)
     images = problem.n / layer.halves if problem.n > 1 else 1 / layer.halves
     stages = images * ceil_div(problem.p, config.tile_p) * ceil_div(problem.q, config.tile_q)
-    steps = images * problem.p * ceil_div(problem.q, STEP) / stages
-    return blocks * stages * _stage_cost(config, layer, problem.groups, steps)
+    steps = images * problem.p * ceil_div(problem.q, STEP * layer.word_px) / stages
+    if layer.pieces:
+        steps = images * problem.p * problem.q / 16 / stages
+    stage = _copied_cost(config, layer, steps) if layer.copied else None
+    return blocks * stages * (stage or _stage_cost(config, layer, problem.groups, steps))
+
+
+@lru_cache(maxsize=1 << 14)
+def _copied_cost(config: Config, layer: Layer, steps: float) -> float:
+    """The same where rows are copied as they are, while the stage before is multiplied."""
+    m, n = config.warp_tiles(layer)
+    warps_mn = config.warps // config.warps_e
+    reads = 2 * m // layer.tap_pairs * (layer.tap_pairs + max(1, layer.stride[1] // 2)) + 2 * n
+    if layer.pieces:
+        reads = 4 * m + 2 * n
+    lines, cols = _x_window(config, layer)
+    x, y = config.tile_g * config.tile_c * lines * cols, config.tile_g * config.tile_k * config.tile_p * config.tile_q
+    copies = (x / layer.x.vec + y / layer.y.vec) / 32
+    units = (
+        steps * warps_mn * reads + (x + y) / 64,  # shared memory
+        steps * warps_mn * m * n * 1.6,  # tensor cores
+        (steps * warps_mn * (reads + 4 * m + m * n + 8) + copies * 18) / 4,
+        (x + y) * 2 / 20,  # device memory
+    )
+    alone = steps / config.warps_e * (1.2 * reads + 70 + 6.4 * m * n) + copies / config.warps * 40 + 400
+    waiting = max(alone, 2000) / config.min_blocks
+    return max(*units, waiting) + 0.2 * (sum(units) + waiting)
 
 
 @lru_cache(maxsize=1 << 14)

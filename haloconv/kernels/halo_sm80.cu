@@ -16,14 +16,16 @@
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
 //   DGRAD                        1: the output is x, in one class of pixels per residue of the stride
-//   SPLIT                        1: planes of single channels (fp32); 0: units of neighbouring channels
-//   UNIT_BYTES                   of one pixel in a plane: 4 if SPLIT, else 8, 16 or 32
+//   SPLIT                        1: planes of single channels; 0: units of neighbouring channels
+//   UNIT_BYTES                   of one pixel in a plane: an element if SPLIT, else 8, 16 or 32
 //   COPY_BYTES                   of an asynchronous copy: pixels if SPLIT, else channels; 0: through registers
+//   STAGED_PX                    pixels of a copy, or of a load through registers
 //   M_TILES N_TILES              fragments of a warp: 16 pixels, 8 filters each
 //   WARPS DEPTH MIN_BLOCKS       of a block; buffers of the input; blocks per multiprocessor that registers must allow
 //   Y_PAIRS                      stores of two: 0 none, 1 neighbouring filters, 2 neighbouring pixels
 //   IN_ROW MOVE_W                1: the rows of a fragment are neighbours; input columns between neighbours
 //   PACKED                       0: a block makes its weights from the filter
+//   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most
 //   WIDE                         1: offsets inside a tensor are 64-bit integers
 //   HAS_BIAS                     adds bias[k]
 namespace hc {
@@ -54,6 +56,7 @@ __device__ __forceinline__ void convolve(const Params& p, char* smem) {
             __syncthreads();
             stage(p, work, next, step + 1, x_smem, w_smem);
         }
+        if (LATE && at.chunk == p.chunks - 1) write_late(sums, p, work, at.tile, tables);
     }
 }
 

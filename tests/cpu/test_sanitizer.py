@@ -15,7 +15,7 @@ from haloconv.env import DeviceFacts
 from haloconv.families import direct, halo_sm80, halo_sm80_wgrad
 from haloconv.families.base import TensorForm
 from haloconv.families.halo_sm80_configs import configs
-from haloconv.families.halo_sm80_wgrad_configs import layer_of
+from haloconv.families.halo_sm80_wgrad_layer import layer_of
 from haloconv.jit import cache
 from tests import oracle
 from tests.cases import pick

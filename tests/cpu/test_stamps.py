@@ -33,8 +33,9 @@ HOST_AND_DEVICE = {
         "halo_sm80.py", "halo_sm80_configs.py", "halo_sm80_tile.py", "launch.py",
     },
     "halo_sm80_wgrad": {
-        "halo_sm80_wgrad.cu", "multiply.cuh", "sums.cuh", "window.cuh", "work.cuh", "mma.cuh", "halo_sm80_wgrad.py",
-        "halo_sm80_wgrad_configs.py", "launch.py",
+        "halo_sm80_wgrad.cu", "multiply.cuh", "neighbours.cuh", "pieces.cuh", "source.cuh", "sums.cuh", "window.cuh",
+        "work.cuh", "mma.cuh", "halo_sm80_wgrad.py", "halo_sm80_wgrad_configs.py", "halo_sm80_wgrad_layer.py",
+        "launch.py",
     },
     "depthwise_window": {
         "depthwise_window.cu", "depthwise_window_wgrad.cu", "geometry.cuh", "line.cuh", "product.cuh", "windows.cuh",

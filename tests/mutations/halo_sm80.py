@@ -32,7 +32,7 @@ STEPS = (
            ("            __syncthreads();\n            stage(p, work, next", "            stage(p, work, next"),
            on="many_tiles", shape="several tiles in one buffer"),
     _fault("the first chunk's weights for all", "weights are not staged anew for each chunk",
-           ("if (PACKED && (p.chunks > 1 || step == 0))", "if (step == 0)"),
+           ("if (PACKED && (step < p.chunks || p.chunks > p.weight_buffers))", "if (step == 0)"),
            on="patches", shape="chunks in two buffers"),
     _fault("sums of the tile before", "sums are not cleared for each tile", ("if (at.chunk == 0) clear(sums);",
            "if (at.tile.n == 0) clear(sums);"),
@@ -64,10 +64,17 @@ STAGING = (
 
 PRODUCTS = (
     _fault("k beyond the last one", "the last slice multiplies what lies at the first k by weights that are zero",
-           ("if (MASKED && k >= ks) words.word[0] = 0;\n", ""),
-           ("if (MASKED && (SPLIT ? k + 4 : k) >= ks) words.word[1] = 0;\n", ""), on="one_channel_in", finite=False),
+           ("    if (!TAP_PAIRS && ks % WHOLE) mask_slice(a, used - 1, ks);\n", ""), on="one_channel_in",
+           finite=False),
+    _fault("halves of words that are no taps", "a tap that does not exist multiplies an infinity by a weight of zero",
+           ("words.word[i] &= entry.word[TAP_PAIRS ? 2 + i : 0];", ";"), on="aligned_stem", dtype=torch.float16,
+           finite=False),
+    _fault("taps one off", "a row of the filter begins with the other half of its first word",
+           ("return TAP_PAIRS ? horizontal.base & 1 : 0;", "return 0;"), on="aligned_stem", dtype=torch.float16),
+    _fault("the next slice's words", "fragments are multiplied a slice late",
+           ("entry_of(from, used > 1 ? 1 : 0)", "entry_of(from, 0)"), on="eight_by_eight"),
     _fault("the last slice is lost", "k that do not fill a slice are left out",
-           ("if (work.ks % (SPLIT ? 8 : 4)) multiply_slice<true>(sums, from, whole, p.slices, work.ks);", ""),
+           ("    multiply_slice(sums, a, from, used - 1, slices);\n}", "}"),
            on="four_sides"),
     _fault("taps from the wrong end", "offsets of a gradient's taps do not start at the lowest one",
            ("(at.row * v.tap_move - work.low_h)", "at.row * v.tap_move"), on="eight_by_eight", result="dgrad"),
@@ -79,6 +86,9 @@ PRODUCTS = (
 )  # fmt: skip
 
 STORES = (
+    _fault("late outputs of a place too far", "outputs that go late are written where the next tile's belong",
+           ("write_late(sums, p, work, at.tile, tables)", "write_late(sums, p, work, next.tile, tables)"),
+           on="aligned_stride_4", shape="late"),
     _fault("columns beyond the image", "a tile at the border writes columns that do not exist",
            (" && at.col < output.cols", ""), on="eight_by_eight", dtype=torch.float16, shape="strips"),
     _fault("images beyond the last one", "the last tile writes images that do not exist",

@@ -2,7 +2,9 @@
 //
 // A lane's k come in pairs of words, one pair for each slice of four lanes' pairs (32 bytes of a row). Units: a pair is
 // an atom, 8 bytes of neighbouring channels of one tap; atoms of a tap follow each other. SPLIT: the words 8 * slice +
-// lane % 4 and the fourth after it, which count channels, then taps, or taps, then channels.
+// lane % 4 and the fourth after it, which count channels, then taps, or taps, then channels. A word of 16-bit elements
+// is two taps that are neighbours in a row; as it begins at an even column, a row may have half a word too much at
+// either end.
 #pragma once
 
 #include "geometry.cuh"
@@ -10,7 +12,10 @@
 
 namespace hc {
 
+using elem_t = ELEM;
+
 constexpr int SLICE_PAIRS = 4;
+constexpr bool TAP_PAIRS = SPLIT && sizeof(elem_t) == 2;
 
 struct alignas(8) Words2 {
     unsigned word[2];
@@ -47,15 +52,23 @@ __device__ __forceinline__ Axes axes_of(const Extents& e, int index) {
 }
 
 struct Place {
-    int row, col;  // of the tap, as the axes count
+    int row, col;  // of the tap, as the axes count; TAP_PAIRS: col counts the words of a row
     int part;      // channel of the chunk, or atom of the tap
 };
 
+// TAP_PAIRS: the half of its word in which the first tap of a row lies.
+__device__ __forceinline__ int first_half(const Axis& horizontal) { return TAP_PAIRS ? horizontal.base & 1 : 0; }
+
+// Taps, or words of two, of a row of the filter.
+__device__ __forceinline__ int row_words(const Axis& horizontal) {
+    return TAP_PAIRS ? (horizontal.taps + first_half(horizontal) + 1) / 2 : horizontal.taps;
+}
+
 // Where k number `index` stands, counted in words or atoms. `parts` are the chunk's channels or atoms.
 __device__ __forceinline__ Place place_at(int index, int parts, const Axes& axes, bool taps_first) {
-    const int taps = axes.vertical.taps * axes.horizontal.taps;
+    const int words = row_words(axes.horizontal), taps = axes.vertical.taps * words;
     const int tap = taps_first ? index % taps : index / parts;
-    return {tap / axes.horizontal.taps, tap % axes.horizontal.taps, taps_first ? index / taps : index % parts};
+    return {tap / words, tap % words, taps_first ? index / taps : index % parts};
 }
 
 }  // namespace hc

@@ -11,12 +11,14 @@
 namespace hc {
 
 constexpr int THREADS = 32 * WARPS;
+constexpr int TABLE_WORDS = TAP_PAIRS ? 4 : SPLIT ? 2 : 1;  // that a lane has of a slice
 constexpr int UNIT_ELEMS = UNIT_BYTES / (int)sizeof(elem_t);
-constexpr int STAGED_PX = SPLIT && COPY_BYTES == 16 ? 4 : 1;                   // of a copy
 constexpr int PIECE_BYTES = SPLIT ? UNIT_BYTES : COPY_BYTES ? COPY_BYTES : 8;  // of a pixel, staged at a time
 
-static_assert(!SPLIT || (sizeof(elem_t) == 4 && UNIT_BYTES == 4 && (COPY_BYTES == 4 || COPY_BYTES == 16)),
-              "planes of single channels are fp32, copied by one or four pixels");
+static_assert(!SPLIT || (UNIT_BYTES == sizeof(elem_t) && COPY_BYTES == STAGED_PX * UNIT_BYTES && COPY_BYTES >= 4),
+              "planes of single channels are copied by runs of pixels");
+static_assert(!TAP_PAIRS || MOVE_W % 2 == 0, "pixels begin at whole words");
+static_assert(SPLIT || COPY_BYTES == 0 || STAGED_PX == 1, "copies of neighbouring channels are of one pixel");
 static_assert(SPLIT || UNIT_BYTES == 8 || UNIT_BYTES == 16 || UNIT_BYTES == 32, "a unit is 1, 2 or 4 atoms");
 static_assert(SPLIT || COPY_BYTES <= UNIT_BYTES, "a copy stays inside a unit");
 static_assert(DEPTH == 1 || DEPTH == 2, "one buffer, or one that is filled while the other is multiplied");
@@ -88,7 +90,7 @@ __device__ __forceinline__ Work this_work(const Params& p) {
     work.tiles = (p.tiles_n * p.tiles_p * p.tiles_q - work.first + p.blocks - 1) / p.blocks;
     work.axes = axes_of<DGRAD>(p.extents, work.cls);
     work.low_h = lowest(work.axes.vertical), work.low_w = lowest(work.axes.horizontal);
-    work.ks = p.parts * work.axes.vertical.taps * work.axes.horizontal.taps;
+    work.ks = p.parts * work.axes.vertical.taps * row_words(work.axes.horizontal);
     return work;
 }
 
@@ -102,7 +104,7 @@ __device__ __forceinline__ Pixel pixel_of(const Params& p, int m) {
 // STAGED_PX.
 struct Step {
     Pixel tile;      // first image, row and column of the class
-    int h, w, lead;  // row and column of the input, which may be outside; pixels that the tile does not need
+    int h, w, lead;  // row and column of the input, which may be outside; pixels before the first word
     int chunk;
     const elem_t* x;  // the address, if it were there
 };
@@ -117,6 +119,7 @@ __device__ __forceinline__ Step step_at(const Params& p, const Work& work, int s
     const int col = h.base + at.tile.col * h.pixel_move + work.low_w;
     at.lead = col & (STAGED_PX - 1);
     at.h = v.base + at.tile.row * v.pixel_move + work.low_h, at.w = col - at.lead;
+    at.lead -= first_half(h);
     const i64 channel = (i64)work.group * p.channels + at.chunk * p.chunk_channels;
     at.x = p.x + at.tile.n * p.x_n + channel * p.x_c + at.h * p.x_h + at.w * p.x_w;
     return at;

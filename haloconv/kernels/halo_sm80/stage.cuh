@@ -15,20 +15,28 @@ constexpr bool SETTLES = sizeof(elem_t) == 4 && COPY_BYTES > 0;
 constexpr int UNIT_PIECES = UNIT_BYTES / PIECE_BYTES;
 constexpr int GATHER_ROWS = 4;  // in flight
 
-// Offsets of all k from a pixel's first tap; those behind the last have the first one's.
+// Offsets of all k from a pixel's first tap; those behind the last have the first one's. TAP_PAIRS: a lane's two
+// offsets of a slice, then the bits of their words that are taps.
 __device__ __forceinline__ void write_ks(const Params& p, const Work& work, int* table) {
     const Axis &v = work.axes.vertical, &h = work.axes.horizontal;
     constexpr int WORDS = SPLIT ? 2 : 1;  // that a lane has of a slice
     for (int i = threadIdx.x; i < p.slices * SLICE_PAIRS * WORDS; i += THREADS) {
         const int k = SPLIT ? i / 8 * 8 + i % 2 * 4 + i / 2 % 4 : i;
         int offset = 0;
+        unsigned mask = 0;
         if (k < work.ks) {
             const Place at = place_at(k, p.parts, work.axes, p.taps_first);
             const int channel = SPLIT ? at.part : at.part * PAIR_ELEMS;
             offset = channel / UNIT_ELEMS * p.plane_bytes + channel % UNIT_ELEMS * (int)sizeof(elem_t) +
-                     (at.row * v.tap_move - work.low_h) * p.row_bytes + (at.col * h.tap_move - work.low_w) * UNIT_BYTES;
+                     (at.row * v.tap_move - work.low_h) * p.row_bytes +
+                     (TAP_PAIRS ? at.col * 4 : (at.col * h.tap_move - work.low_w) * UNIT_BYTES);
+            const int tap = 2 * at.col - first_half(h);
+            mask = (tap >= 0 ? 0xffffu : 0u) | (tap + 1 < h.taps ? 0xffff0000u : 0u);
         }
-        table[i] = offset;
+        if (TAP_PAIRS)
+            table[i / 2 * TABLE_WORDS + i % 2] = offset, table[i / 2 * TABLE_WORDS + 2 + i % 2] = mask;
+        else
+            table[i] = offset;
     }
 }
 
@@ -91,22 +99,37 @@ __device__ __forceinline__ void copy_column(const Params& p, const Step& at, con
     }
 }
 
+// Pixels of one channel that are neighbours in memory.
+struct alignas(STAGED_PX * sizeof(elem_t)) Run {
+    elem_t px[STAGED_PX];
+};
+
+// Their atoms, from the same pixels of neighbouring channels.
+__device__ __forceinline__ void store_atoms(char* to, const Run (&run)[PAIR_ELEMS]) {
+#pragma unroll
+    for (int px = 0; px < STAGED_PX; ++px) {
+        elem_t elem[PAIR_ELEMS];
+#pragma unroll
+        for (int j = 0; j < PAIR_ELEMS; ++j) elem[j] = run[j].px[px];
+        *reinterpret_cast<Words2*>(to + px * UNIT_BYTES) = to_atom(elem);
+    }
+}
+
 // The same through registers: the loads of some rows, then their stores.
 __device__ __forceinline__ void gather_column(const Params& p, const Step& at, const Column& column) {
     for (int first = column.first; first < column.end; first += GATHER_ROWS) {
-        elem_t elem[GATHER_ROWS][PAIR_ELEMS] = {};
+        Run run[GATHER_ROWS][PAIR_ELEMS] = {};
 #pragma unroll
         for (int i = 0; i < GATHER_ROWS; ++i) {
             const elem_t* const from = column.from + (first + i) * (offset_t)p.x_h;
             const bool there = first + i < column.end && (unsigned)(at.h + first + i) < (unsigned)p.h;
 #pragma unroll
             for (int j = 0; j < PAIR_ELEMS; ++j)
-                if (there && j < column.channels) elem[i][j] = from[j * (offset_t)p.x_c];
+                if (there && j < column.channels) run[i][j] = *reinterpret_cast<const Run*>(from + j * (offset_t)p.x_c);
         }
 #pragma unroll
         for (int i = 0; i < GATHER_ROWS; ++i)
-            if (first + i < column.end)
-                *reinterpret_cast<Words2*>(column.to + (first + i) * p.row_bytes) = to_atom(elem[i]);
+            if (first + i < column.end) store_atoms(column.to + (first + i) * p.row_bytes, run[i]);
     }
 }
 
@@ -136,7 +159,7 @@ __device__ __forceinline__ void make_weights(const Params& p, const Work& work, 
 // Everything that step number `step` of the block multiplies. Closes a group of copies.
 __device__ __forceinline__ void stage(const Params& p, const Work& work, const Step& at, int step, char* x_smem,
                                       char* w_smem) {
-    if (PACKED && (p.chunks > 1 || step == 0))
+    if (PACKED && (step < p.chunks || p.chunks > p.weight_buffers))
         stage_weights(p, work, at.chunk, w_smem + step % p.weight_buffers * p.weight_bytes);
     char* const buffer = x_smem + step % DEPTH * p.x_bytes;
     if (work.ks > 0) {

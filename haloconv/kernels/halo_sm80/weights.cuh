@@ -5,8 +5,6 @@
 
 namespace hc {
 
-using elem_t = ELEM;
-
 constexpr int PAIR_ELEMS = 8 / (int)sizeof(elem_t);  // of an atom
 constexpr int SLICE_BYTES = 256;                     // of the weights of 8 filters
 
@@ -24,16 +22,31 @@ struct FilterRow {
 
 __device__ __forceinline__ elem_t element_of(const FilterStrides& w, const Axes& axes, FilterRow row, Place at,
                                              int channel) {
-    if (!row.there || row.first_channel + channel >= row.channels) return elem_t{};
+    const bool tap = !TAP_PAIRS || (unsigned)at.col < (unsigned)axes.horizontal.taps;
+    if (!row.there || !tap || row.first_channel + channel >= row.channels) return elem_t{};
     const i64 r = axes.vertical.first + at.row * axes.vertical.step;
     const i64 s = axes.horizontal.first + at.col * axes.horizontal.step;
     return row.from[(row.first_channel + channel) * w.channel + r * w.r + s * w.s];
 }
 
+__device__ __forceinline__ unsigned to_word(float tap, float) { return to_tf32(tap); }
+template <class Half>
+__device__ __forceinline__ unsigned to_word(Half tap, Half next) {
+    return tap.bits | unsigned(next.bits) << 16;
+}
+
+// The word of a tap, or of a pair of them.
+__device__ __forceinline__ unsigned tap_word(const FilterStrides& w, const Axes& axes, FilterRow row, Place at) {
+    if (TAP_PAIRS) at.col = 2 * at.col - first_half(axes.horizontal);
+    const elem_t tap = element_of(w, axes, row, at, at.part);
+    ++at.col;
+    return to_word(tap, TAP_PAIRS ? element_of(w, axes, row, at, at.part) : elem_t{});
+}
+
 // Those of `lane` of four in a slice.
 __device__ __forceinline__ Words2 weights_of(const FilterStrides& w, const Axes& axes, FilterRow row, int parts,
                                              bool taps_first, int slice, int lane) {
-    const int ks = parts * axes.vertical.taps * axes.horizontal.taps;
+    const int ks = parts * axes.vertical.taps * row_words(axes.horizontal);
     Words2 words = {};
 #if SPLIT
 #pragma unroll
@@ -41,7 +54,7 @@ __device__ __forceinline__ Words2 weights_of(const FilterStrides& w, const Axes&
         const int k = slice * 8 + i * 4 + lane;
         if (k >= ks) continue;
         const Place at = place_at(k, parts, axes, taps_first);
-        words.word[i] = to_tf32(element_of(w, axes, row, at, at.part));
+        words.word[i] = tap_word(w, axes, row, at);
     }
 #else
     const int k = slice * SLICE_PAIRS + lane;

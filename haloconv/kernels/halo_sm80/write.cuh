@@ -108,4 +108,12 @@ __device__ __forceinline__ void write_item(const Sums& sums, const Params& p, co
     }
 }
 
+// LATE: those of the warp's only item.
+__device__ __forceinline__ void write_late(const Sums& sums, const Params& p, const Work& work, Pixel tile,
+                                           const Tables& tables) {
+    const int index = threadIdx.x / 32;
+    if (index >= p.m_items.value * p.n_items.value * p.tile_groups) return;
+    write_item(sums, p, work, output_of(p, work, tile), tables, item_at(p, index));
+}
+
 }  // namespace hc

@@ -32,10 +32,10 @@ struct Rows {
 // Eight pixels from `col` of row `row` on. `masks` of the lane's two pixels: pixels outside the output are no zeros of
 // dy alone, because x may be infinite there.
 template <bool MASKED>
-__device__ __forceinline__ void multiply_step(Sums& sums, const Smem& smem, const Rows& rows, int row, int col,
+__device__ __forceinline__ void multiply_step(Sums& sums, const Tiles& tiles, const Rows& rows, int row, int col,
                                               const unsigned (&masks)[2]) {
-    const unsigned* const x = smem.x + row * (STRIDE_H * LINE_PITCH) + col;
-    const unsigned* const y = smem.y + row * TILE_Q + col;
+    const unsigned* const x = tiles.x + row * (STRIDE_H * LINE_PITCH) + col;
+    const unsigned* const y = tiles.y + row * TILE_Q + col;
     unsigned b[WARP_N][2];
 #pragma unroll
     for (int j = 0; j < WARP_N; ++j) b[j][0] = y[rows.b[j]], b[j][1] = y[rows.b[j] + 4];
@@ -51,17 +51,17 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Smem& smem, cons
     }
 }
 
-__device__ __forceinline__ void multiply(Sums& sums, const Smem& smem, const Rows& rows, const Tile& tile,
+__device__ __forceinline__ void multiply(Sums& sums, const Tiles& tiles, const Rows& rows, const Tile& tile,
                                          const Place& place) {
     const int pixel = place.lane % 4;
     for (int row = place.part; row < tile.most_rows(); row += WARPS_E) {
         const unsigned mask = tile.mask(row);
         const int whole = mask == 0xffffffffu ? tile.cols / STEP * STEP : 0;
 #pragma unroll(WARP_M* WARP_N > 5 ? 1 : 2)
-        for (int col = 0; col < whole; col += STEP) multiply_step<false>(sums, smem, rows, row, col, {});
+        for (int col = 0; col < whole; col += STEP) multiply_step<false>(sums, tiles, rows, row, col, {});
         for (int col = whole; col < tile.cols; col += STEP) {
             const unsigned masks[2] = {col + pixel < tile.cols ? mask : 0u, col + pixel + 4 < tile.cols ? mask : 0u};
-            multiply_step<true>(sums, smem, rows, row, col, masks);
+            multiply_step<true>(sums, tiles, rows, row, col, masks);
         }
     }
 }

@@ -30,10 +30,9 @@ __device__ __forceinline__ void write_sums(const Sums& sums, const Params& p, co
     float* const to = p.partials + ((i64)work.part * p.groups + group) * ((i64)K_PER_GROUP * C_PER_GROUP * R * S);
 #pragma unroll
     for (int i = 0; i < 2 * WARP_M; ++i) {
-        const int index = (place.m + i / 2) * 16 + i % 2 * 8 + place.lane / 4;
-        const Row row(index);
+        const Row row((place.m + i / 2) * 16 + i % 2 * 8 + place.lane / 4);
         const int c = work.c + row.c;
-        if (index >= ROWS || c >= C_PER_GROUP) continue;
+        if (!row.there || c >= C_PER_GROUP) continue;
 #pragma unroll
         for (int j = 0; j < 2 * WARP_N; ++j) {
             const int col = (place.n + j / 2) * 8 + place.lane % 4 * 2 + j % 2, k = work.k + col;
