@@ -231,7 +231,8 @@ def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (full, _, folder, _), (some, *_) = orders
     assert [case.name for case in full.cases] == [case.name for case in load_networks(MODELS)]
     assert (full.precisions, full.layouts, full.limit_s) == (["tf32", "bf16"], ["nchw", "nhwc"], None)
-    assert full.effort.tune and full.effort.layers and folder == ROOT / "benchmarks" / "results" / "nvidia-h200"
+    assert not full.effort.budget.other_layout and full.effort.tune and full.effort.layers
+    assert folder == ROOT / "benchmarks" / "results" / "nvidia-h200"
     assert [str(setting) for setting in some.settings] == ["resnet50 fp32 nhwc", "unet fp32 nhwc"]
     assert not some.effort.tune and not some.effort.layers and some.limit_s == 60
     result = runner.invoke(app, ["bench", "--models", "--case", "vgg"])
