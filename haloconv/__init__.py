@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from haloconv.accelerate import accelerate, restore
+from haloconv.export import export
 from haloconv.functional import conv2d
 from haloconv.module import Conv2d
 from haloconv.tune.ahead import tune
 from haloconv.version import __version__
 
-__all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "restore", "tune"]
+__all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "export", "restore", "tune"]

@@ -33,7 +33,7 @@ def conv2d(
     family: str = "auto",
     strict: bool = False,
 ) -> torch.Tensor:
-    """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order.
+    """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order, in both modes.
 
     Args:
         input: (N, C, H, W), or (C, H, W) for one image; any strides.

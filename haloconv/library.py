@@ -143,13 +143,20 @@ torch.library.register_autograd("haloconv::bgrad", _bgrad_backward, setup_contex
 def cast_for_autocast(device_type: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Floating-point tensors of the device, fp64 excepted, in autocast's dtype; everything else unchanged."""
     dtype = torch.get_autocast_dtype(device_type)
+    return tuple(
+        tensor.to(dtype) if tensor is not None and _is_cast(tensor, device_type) else tensor for tensor in tensors
+    )
 
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or tensor.device.type != device_type:
-            return tensor
-        return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
-    return tuple(cast(tensor) for tensor in tensors)
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype that conv2d has the tensor in under the autocast in force."""
+    device_type = tensor.device.type
+    cast = device_type in AUTOCAST_DEVICES and torch.is_autocast_enabled(device_type) and _is_cast(tensor, device_type)
+    return torch.get_autocast_dtype(device_type) if cast else tensor.dtype
+
+
+def _is_cast(tensor: Tensor, device_type: str) -> bool:
+    return tensor.device.type == device_type and tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
 def _autocast_fprop(device_type: str, x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from haloconv.families.base import is_channels_last
 from haloconv.functional import convolve, make_spec
+from haloconv.library import autocast_dtype
 from haloconv.plan import Choice, choose, problem_of
 from haloconv.precision import torch_precision
 from haloconv.problem import FAMILIES, PRECISIONS, ConvSpec, Pair
@@ -13,6 +14,7 @@ from haloconv.reclass import change_class, why_not_plain
 from haloconv.support import why_not_elements
 
 _is_compiling = torch.compiler.is_compiling
+_any_autocast = torch._C._is_any_autocast_enabled
 _SPEC_NAMES = frozenset(
     ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "precision", "family", "strict")
 )
@@ -114,16 +116,15 @@ class Conv2d(torch.nn.Conv2d):
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not isinstance(input, torch.Tensor):
-            if isinstance(
-                input, torch.fx.Proxy
-            ):  # layers of torch.nn stay whole in the graphs of torch.fx; so does ours
+            if isinstance(input, torch.fx.Proxy):  # torch.fx keeps the layers of torch.nn whole; ours, too
                 return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
             raise TypeError(f"conv2d(): input must be a Tensor, not {type(input).__name__}")
         spec = self.__dict__.get("_spec") or self._new_spec()
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-        if not _is_compiling():
-            self.__dict__["_last_input"] = (input.shape, input.stride(), input.dtype, input.device)
+        if type(input) is torch.Tensor and not _is_compiling():  # extents of fake tensors may be symbols
+            dtype = autocast_dtype(input) if _any_autocast() else input.dtype
+            self.__dict__["_last_input"] = (input.shape, input.stride(), dtype, input.device)
         return convolve(input, weight, bias, spec)
 
     def _new_spec(self) -> ConvSpec:

@@ -16,7 +16,7 @@ from haloconv.problem import Conv2dProblem, ConvSpec, Direction, FourSides, Pair
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
-EMULATOR_SEEDS = (0, 1, 2)
+EMULATOR_SEEDS = (0, 1)  # every planted fault shows under one of them
 
 
 class Tensors(NamedTuple):

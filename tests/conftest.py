@@ -17,6 +17,7 @@ from tools.stamps import all_hashes
 ROOT = Path(__file__).resolve().parent.parent
 GPU_TESTS = Path(__file__).resolve().parent / "gpu"
 NO_CUDA = "no CUDA device: torch.cuda.is_available() is False"
+ONE_GPU = "needs two GPUs, this machine has one"
 WORST = pytest.StashKey[dict[tuple[str, str, str], float]]()
 COUNTS = pytest.StashKey[Counter]()
 CHECKS = pytest.StashKey[Counter]()
@@ -25,7 +26,8 @@ HASHES = pytest.StashKey[dict[str, str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-examples", type=int, default=300, help="random problems that the GPU fuzzer draws")
-    parser.addoption("--every-arch", action="store_true", help="compile for every architecture, not for some")
+    parser.addoption("--every-arch", action="store_true", help="compile all for every architecture, not for one")
+    parser.addoption("--every-run", action="store_true", help="the emulator runs every case in every way, not a part")
     parser.addoption(
         "--emulator-seeds", type=lambda text: tuple(map(int, text.split(","))), default=EMULATOR_SEEDS,
         help="the emulator's schedules, such as 0,1,2",
@@ -125,11 +127,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     yield
     skipped = terminalreporter.stats.get("skipped", [])
-    count = sum(NO_CUDA in str(report.longrepr) for report in skipped)
-    if count:
-        terminalreporter.write_sep(
-            "!", f"{count} GPU tests were SKIPPED, nothing was verified on a GPU: {NO_CUDA}", red=True
-        )
+    for reason, lacking in ((NO_CUDA, "on a GPU"), (ONE_GPU, "on two GPUs")):
+        count = sum(reason in str(report.longrepr) for report in skipped)
+        if count:
+            terminalreporter.write_sep(
+                "!", f"{count} GPU tests were SKIPPED, nothing was verified {lacking}: {reason}", red=True
+            )
 
 
 @pytest.fixture(autouse=True, scope="session")

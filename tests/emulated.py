@@ -211,6 +211,12 @@ class Run:
         spec = self.case.spec._replace(family=self.family, precision=precision, strict=True)
         return replace(self.case, spec=spec)
 
+    @property
+    def pairs(self) -> set:
+        """What the run shows: its case with this dtype, with this result and cut like this, and each cut with both."""
+        case, cut = (self.family, self.case.name), (self.family, self.shape, self.finite)
+        return {(case, self.dtype), (case, self.result), (case, cut), (cut, self.dtype, self.result)}
+
     def __str__(self) -> str:
         parts = (self.family, self.case.name, DTYPE_NAMES[self.dtype], self.result, self.shape)
         parts += () if self.finite else ("not finite",)

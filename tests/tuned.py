@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from haloconv.env import DeviceFacts, StandIn, software_stamp
+from haloconv.families import FAMILIES
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import BoundCall
+from haloconv.families.direct import DirectFamily
 from haloconv.families.kernel_files import kernel_hash
 from haloconv.problem import Conv2dProblem
 from haloconv.tune.buckets import bucket_of, layer_key, size_of
@@ -87,8 +90,8 @@ class FakeFamily:
         if fault == "does not bind":
             raise RuntimeError("no such kernel")
         run = AtenFamily().bind(problem, first, second, result_layout, device)
-        if fault == "does not run":
-            return _failing
+        if fault in ("does not run", "no memory"):
+            return _failing if fault == "does not run" else _out_of_memory
         return {"wrong": lambda *args: run(*args) * 1.01, "nan": lambda *args: _with_nan(run(*args))}.get(fault, run)
 
 
@@ -96,9 +99,26 @@ def _failing(*_: object) -> torch.Tensor:
     raise RuntimeError("the launch failed")
 
 
+def _out_of_memory(*_: object) -> torch.Tensor:
+    raise torch.cuda.OutOfMemoryError("short")
+
+
 def _with_nan(result: torch.Tensor) -> torch.Tensor:
     result.view(-1)[-1] = float("nan")
     return result
+
+
+@contextmanager
+def only(*families: FakeFamily | DirectFamily) -> Iterator[None]:
+    """PyTorch and these are all families there are; afterwards all are back, in their order, which means something."""
+    before = dict(FAMILIES)
+    FAMILIES.clear()
+    FAMILIES.update({"aten": before["aten"], **{family.name: family for family in families}})
+    try:
+        yield
+    finally:
+        FAMILIES.clear()
+        FAMILIES.update(before)
 
 
 def fake_device(facts: DeviceFacts = FACTS) -> StandIn:

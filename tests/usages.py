@@ -21,6 +21,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 import haloconv
+from haloconv.accelerate import Acceleration
 
 
 class Net(nn.Module):
@@ -56,7 +57,7 @@ class Place:
         self.accelerate(ours)
         return ours, self.net()
 
-    def accelerate(self, model: nn.Module) -> haloconv.accelerate.Acceleration:
+    def accelerate(self, model: nn.Module) -> Acceleration:
         return haloconv.accelerate(model, family=self.family, strict=self.strict)
 
     def image(self, dtype: torch.dtype = torch.float32, n: int = 2) -> torch.Tensor:

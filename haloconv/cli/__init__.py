@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from haloconv.cli import bench, doctor, report, run, tune
+from haloconv.cli import bench, doctor, export, report, run, tune
 
 VERBS = {
     "run": (
@@ -31,6 +31,10 @@ VERBS = {
             ("haloconv tune resnet50 --precision bf16 --layout nhwc --batch 64", "a model under autocast"),
             ("haloconv tune --suite benchmarks/suite.toml --tag depthwise --limit 120", "at most two minutes"),
         ),
+    ),
+    "export": (
+        export.export_file,
+        (("haloconv export my_model.py -o model_new.py", "one file that needs PyTorch and nvcc, not haloconv"),),
     ),
     "bench": (
         bench.bench,

@@ -38,14 +38,15 @@ class Report:
         return [f"{row.case} {row.direction}: {row.complaint}" for row in self.rows if not row.passed]
 
     def reasons(self) -> list[str]:
-        """Why each family was taken, one sentence per family and reason, with the rows that it holds for."""
+        """Why each family and config was taken, one sentence per reason, with the rows that it holds for."""
         places: dict[tuple[str, str], dict[str, list[str]]] = {}
         for row in self.rows:
             if row.reason:
-                places.setdefault((row.family, row.reason), {}).setdefault(row.case, []).append(row.direction)
+                chosen = f"{row.family} ({row.config})" if row.config else row.family
+                places.setdefault((chosen, row.reason), {}).setdefault(row.case, []).append(row.direction)
         return [
-            f"{family}: {reason} (" + "; ".join(f"{case} {', '.join(steps)}" for case, steps in cases.items()) + ")"
-            for (family, reason), cases in places.items()
+            f"{chosen}: {reason} (" + "; ".join(f"{case} {', '.join(steps)}" for case, steps in cases.items()) + ")"
+            for (chosen, reason), cases in places.items()
         ]
 
     def to_json(self) -> str:

@@ -237,6 +237,8 @@ def _rows(group: list[Posed]) -> list[Row]:
         runs=int(record.runs),
         flops=problem.flops,
         limit_ms=limit_ms(problem, facts.name),
+        bytes=problem.bytes,
+        count=len(group),
         config=record.config,
     )
     return [row]

@@ -24,9 +24,16 @@ def on_poisoned_memory(call: Callable[[], torch.Tensor], like: torch.Tensor) -> 
 
 
 def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """|a - b| / |b| in norms."""
-    top = torch.linalg.vector_norm((a - b).to(torch.float64)).item()
-    return top / torch.linalg.vector_norm(b.to(torch.float64)).item() if top else 0.0
+    """|a - b| / |b| in norms; upcast a piece at a time, as whole activations in float64 may not fit memory."""
+    a, b = (each if each.dim() else each[None] for each in (a, b))
+    rows = max(1, _SAMPLE_ELEMS // max(1, a[:1].numel()))
+
+    def norm(piece: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(piece.to(torch.float64))
+
+    norms = [(norm(x - y), norm(y)) for x, y in zip(a.split(rows), b.split(rows), strict=True)]
+    top, bottom = (torch.linalg.vector_norm(torch.stack(each)).item() for each in zip(*norms, strict=True))
+    return top / bottom if top else 0.0
 
 
 def complaint_about(error: Error, limits: Limits) -> str | None:

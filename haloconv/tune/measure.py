@@ -223,6 +223,8 @@ def _verified(
             continue
         try:
             verdict = judge.verdict(on_poisoned_memory(call, judge.theirs))
+        except torch.cuda.OutOfMemoryError:
+            raise  # says nothing about the candidate
         except Exception as error:  # whatever it raises: it is out; what harms PyTorch, too, is raised by its own calls
             entry.rejected.append(f"{candidate} cannot be run: {type(error).__name__}: {error}")
             continue

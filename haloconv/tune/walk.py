@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 
 from haloconv.functional import make_spec
-from haloconv.module import Conv2d
+from haloconv.module import OWN_NAMES, Conv2d
 from haloconv.plan import layout_of, problem_of
 from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction
+from haloconv.reclass import why_not_plain
 
 Inputs = torch.Tensor | Sequence[object] | Mapping[str, object]
 
@@ -98,13 +99,19 @@ def _noting(model: torch.nn.Module, note: object) -> Iterator[None]:
     def hook_of(name: str):
         return lambda module, args, kwargs: note(name, module, args[0] if args else kwargs["input"])
 
-    modules = [(name, module) for name, module in model.named_modules() if type(module) in (torch.nn.Conv2d, Conv2d)]
+    modules = [(name, module) for name, module in model.named_modules() if _is_ours_to_run(module)]
     hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in modules]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _is_ours_to_run(module: torch.nn.Module) -> bool:
+    """Whether the module is a layer of ours, or one that ``haloconv.accelerate`` would make so."""
+    plain = isinstance(module, torch.nn.Conv2d) and why_not_plain(module, OWN_NAMES) is None
+    return plain or isinstance(module, Conv2d)
 
 
 @contextmanager

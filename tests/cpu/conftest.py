@@ -8,16 +8,31 @@ from contextlib import contextmanager
 
 import pytest
 
+from haloconv.emulator import build
 
-@pytest.fixture(scope="module")
-def emulator_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Builds go to a folder that starts empty and that all processes of this test run share."""
+
+@contextmanager
+def _builds_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if base.name.startswith("popen-gw") else base  # pytest-xdist gives each process its own folder
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HALOCONV_CACHE_DIR", str(shared / "emulator"))
         patch.delenv("HALOCONV_CACHE", raising=False)
         yield
+
+
+@pytest.fixture(scope="module")
+def emulator_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Builds go to a folder that starts empty and that all processes of this test run share."""
+    with _builds_shared(tmp_path_factory):
+        yield
+
+
+@pytest.fixture
+def emulator_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The emulator's runtime, which takes ten seconds to build, from that folder; the test's own cache is another."""
+    with _builds_shared(tmp_path_factory):
+        build.runtime_library()
 
 
 @pytest.fixture
@@ -35,7 +50,8 @@ def replay(request: pytest.FixtureRequest) -> Callable:
         try:
             yield
         except BaseException:
-            print(f"seed {seed} failed; replay: python -m pytest '{request.node.nodeid}' --emulator-seeds {seed}")
+            more = " --every-run" if request.config.getoption("--every-run") else ""
+            print(f"seed {seed} failed; replay: python -m pytest '{request.node.nodeid}' --emulator-seeds {seed}{more}")
             raise
 
     return report

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations
 
 import haloconv
 from haloconv import accelerate, restore
+from haloconv.plan import choose
 
 
 class Block(nn.Module):
@@ -304,6 +305,23 @@ def test_the_report_knows_the_family_after_the_first_input():
     model(torch.randn(3, 8, 8))
     assert report[0].expected == "aten: the tensors are on cpu; our kernels run on CUDA devices"
     assert "-> aten" in repr(model)
+
+
+def test_the_family_is_that_of_the_layout_and_the_dtype_that_ran(monkeypatch):
+    """As the planner saw them: channels_last by the weights, too, and in autocast's dtype."""
+    asked = []
+    monkeypatch.setattr(haloconv.module, "choose", lambda problem, *_: asked.append(problem) or choose(problem, *_))
+    layer = haloconv.Conv2d(4, 6, 3)
+    x = torch.randn(2, 4, 8, 8)
+    for image in (x, x.contiguous(memory_format=torch.channels_last), x[0], x.double()):
+        layer.to(image.dtype)(image), repr(layer)
+    layer.float().to(memory_format=torch.channels_last)(x), repr(layer)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x)
+    repr(layer)
+    nchw, nhwc = "nchw", "nhwc"
+    assert [each.layout for each in asked] == [nchw, nhwc, nchw, nchw, nhwc, nhwc]
+    assert [each.precision_label for each in asked] == ["tf32", "tf32", "tf32", "fp64", "tf32", "bf16"]
 
 
 def test_wrong_options_are_refused():

@@ -289,3 +289,20 @@ def test_training_stays_next_to_torchs(own_autograd: None) -> None:
             optimizer.step()
         losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("shape, groups", [((6, 4, 1, 1), 1), ((4, 1, 3, 3), 4), ((1, 4, 3, 3), 1)], ids=str)
+def test_gradients_have_all_strides_of_their_filter(
+    shape: tuple[int, ...], groups: int, order: torch.memory_format, own_autograd: None
+) -> None:
+    """Also in dimensions of size 1, where strides mean nothing: DistributedDataParallel compares them.
+
+    The input's gradient is stored like the input, unless the filter alone is channels_last.
+    """
+    w = torch.randn(shape).to(memory_format=order).requires_grad_()
+    for x_order in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 4, 6, 6).to(memory_format=x_order).requires_grad_()
+        dx, dw = torch.autograd.grad(haloconv.conv2d(x, w, groups=groups).sum(), [x, w])
+        assert dw.stride() == w.stride()
+        assert dx.stride() == x.stride() or x_order != order

@@ -251,7 +251,7 @@ def test_clearing_empties_the_emulators_folder(cache_dir: Path) -> None:
 
 
 @pytest.mark.skipif(available() is not None, reason=str(available()))
-def test_a_module_of_the_emulator_outlives_clearing(cache_dir: Path) -> None:
+def test_a_module_of_the_emulator_outlives_clearing(emulator_loaded: None, cache_dir: Path) -> None:
     body = "extern __shared__ char dynamic_smem[];\ndynamic_smem[0] = 1;"
     text = f'//@ begin toy.cu\nextern "C" __global__ void toy() {{\n{body}\n}}\n//@ end toy.cu\n'
     module = Module(jit.KernelSource("toy", "toy", (), text))

@@ -1,4 +1,8 @@
-"""Every family on the emulator: its real kernels, under several schedules, against float64. No GPU takes part."""
+"""Every family on the emulator: its real kernels, under several schedules, against float64. No GPU takes part.
+
+Without ``--every-run`` a case that the list has in several dtypes and with several results runs with each of them, but
+not with each pair of them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,14 @@ from haloconv import emulator
 from haloconv.families import FAMILIES
 from tests import oracle
 from tests.cases import CASES
+from tests.covering import covering
 from tests.emulated import FAMILY_RUNS, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR, Run, execute
+from tests.mutations import MUTATIONS
+from tests.mutations.runner import run_of
 
 MISSING = emulator.available()
 RUNS = [run for runs in FAMILY_RUNS.values() for run in runs()]
+JUDGES = {run_of(mutation) for mutation in MUTATIONS}  # what a planted fault is judged by is right without it
 
 pytestmark = [
     pytest.mark.usefixtures("emulator_cache"),
@@ -23,7 +31,16 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=str)
+def part() -> list[Run]:
+    """The runs that are enough without being asked for all."""
+    return covering(RUNS, lambda run: run.pairs, JUDGES)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "run" in metafunc.fixturenames:
+        metafunc.parametrize("run", RUNS if metafunc.config.getoption("--every-run") else part(), ids=str)
+
+
 def test_run(run: Run, emulator_seeds: tuple[int, ...], replay: Callable, record_property: Callable) -> None:
     """Right under every seed, without a finding; the same bits each time; no input changed."""
     tensors = run.tensors
@@ -49,6 +66,12 @@ def test_the_list_reaches_everything() -> None:
         large = [run for run in runs() if _outputs(run) >= LARGE_OUTPUTS]
         assert {run.result for run in large} == {run.result for run in runs()} - {"bgrad"}, family
         assert {run.dtype for run in large} == {run.dtype for run in runs()}, family
+
+
+def test_the_part_has_every_pair_and_every_judge() -> None:
+    runs = part()
+    assert set().union(*(run.pairs for run in runs)) == set().union(*(run.pairs for run in RUNS))
+    assert JUDGES <= set(runs) < set(RUNS)
 
 
 def _outputs(run: Run) -> int:

@@ -13,12 +13,12 @@ import torch
 
 import haloconv
 from haloconv import env, plan
-from haloconv.families import FAMILIES
+from haloconv.families.direct import DirectFamily
 from haloconv.problem import Conv2dProblem
 from haloconv.tune import choice, measure, records
 from haloconv.tune.buckets import bucket_of
 from haloconv.tune.records import read_records, records_path, shelf_of, write_records
-from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, record
+from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only, record
 
 CPU = torch.device("cpu")
 NCHW = replace(LAYER, dtype=torch.float32)
@@ -26,14 +26,13 @@ NCHW = replace(LAYER, dtype=torch.float32)
 
 @pytest.fixture(autouse=True)
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A fake GPU with the families aten, direct (one config) and special, and a folder of records of its own."""
+    """A fake GPU with the families aten and direct, and a folder of records of its own."""
     monkeypatch.setenv(env.RECORDS_DIR, str(tmp_path / "records"))
     monkeypatch.setattr(records, "SHIPPED", tmp_path / "shipped")
-    for name in set(FAMILIES) - {"aten", "direct"}:
-        monkeypatch.delitem(FAMILIES, name)
     env.set_stand_in(fake_device())
     _forget()
-    yield
+    with only(DirectFamily()):
+        yield
     env.set_stand_in(None)
     _forget()
 
@@ -48,11 +47,11 @@ def _forget() -> None:
 
 
 @pytest.fixture
-def special(monkeypatch: pytest.MonkeyPatch) -> FakeFamily:
-    monkeypatch.setitem(FAMILIES, "direct", FakeFamily("direct", configs=()))
+def special() -> Iterator[FakeFamily]:
+    """Beside it a direct without configs of its own."""
     family = FakeFamily("special")
-    monkeypatch.setitem(FAMILIES, "special", family)
-    return family
+    with only(FakeFamily("direct", configs=()), family):
+        yield family
 
 
 @pytest.fixture
@@ -139,11 +138,11 @@ def test_a_candidate_that_turns_wrong_while_it_is_timed_loses(special: FakeFamil
     assert outcome.record.family == "aten" and "after timing" in outcome.rejected[0]
 
 
-def test_tensor_cores_are_not_tried_on_one_channel(special: FakeFamily, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, "halo_sm99", FakeFamily("halo_sm99"))
+def test_tensor_cores_are_not_tried_on_one_channel(special: FakeFamily) -> None:
     depthwise = replace(LAYER, c=16, groups=16)
-    assert {each.family for each in measure.candidates(depthwise, CPU)} == {"aten", "special"}
-    assert {each.family for each in measure.candidates(LAYER, CPU)} == {"aten", "special", "halo_sm99"}
+    with only(special, FakeFamily("halo_sm99")):
+        assert {each.family for each in measure.candidates(depthwise, CPU)} == {"aten", "special"}
+        assert {each.family for each in measure.candidates(LAYER, CPU)} == {"aten", "special", "halo_sm99"}
 
 
 def test_directions_and_precisions_are_measured_apart(special: FakeFamily, clock: Clock) -> None:

@@ -26,7 +26,7 @@ from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.records import read_records, records_path, shelf_of
 from haloconv.tune.targets import TargetError, load_target
 from haloconv.tune.walk import Posed, problems_of
-from tests.tuned import FACTS, LAYER, Clock, FakeFamily, fake_device, favouring
+from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only
 
 CPU = torch.device("cpu")
 RANKS = 3
@@ -52,16 +52,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """A fake GPU with the families aten, direct and special, and a clock that favours special."""
-    for name in set(FAMILIES) - {"aten"}:
-        monkeypatch.delitem(FAMILIES, name)
-    for name in ("direct", "special"):
-        monkeypatch.setitem(FAMILIES, name, FakeFamily(name))
     made = Clock(favouring("special"))
     monkeypatch.setattr(measure, "compare", made)
     env.set_stand_in(fake_device())
-    return made
+    with only(FakeFamily("direct"), FakeFamily("special")):
+        yield made
 
 
 class Net(torch.nn.Module):
@@ -176,12 +173,20 @@ def test_an_interrupted_run_keeps_what_it_measured(clock: Clock) -> None:
 
 
 def test_rejected_candidates_are_named(clock: Clock) -> None:
-    FAMILIES["special"].configs = (
-        *FAMILIES["special"].configs,
-        *(replace(each, rows=2, fault="wrong") for each in FAMILIES["special"].configs[:1]),
-    )
+    FAMILIES["special"].configs = (FakeConfig(2, "wrong"), FakeConfig(4))
     report = tune_problems("one", [Posed("a", LAYER, CPU)], Options(progress=False))
     assert any("special (rows2) is not right" in note for note in report.notes) and report.rows[0].config == "rows4"
+
+
+def test_without_memory_a_problem_is_left_out(clock: Clock) -> None:
+    """No record says that PyTorch is faster only because there was no room to see."""
+    FAMILIES["special"].configs = (FakeConfig(8, "no memory"),)
+    report = tune_problems(
+        "one", [Posed("a", LAYER, CPU), Posed("b", replace(LAYER, h=20), CPU)], Options(progress=False)
+    )
+    assert any("a: there was no memory" in note for note in report.notes)
+    assert [each.size.h for each in read_records(records_path(FACTS.name))] == [20]
+    assert "measured at 2 x 20 x 28" in plan.choose(LAYER, CPU).reason
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:
@@ -283,7 +288,7 @@ def test_the_verb_tunes_a_problem_file(verb: None, tmp_path: Path) -> None:
     kinds = {(row["direction"], row["precision"], row["layout"]) for row in content["rows"]}
     assert len(kinds) == len(content["rows"]) == 8 and {"fprop", "wgrad"} == {kind[0] for kind in kinds}
     assert {row["family"] for row in content["rows"]} == {"special"} and content["rows"][0]["config"] == "rows4"
-    assert "special: tuned: 2.00x PyTorch" in result.output and "records are in" in result.output
+    assert "special (rows4): tuned: 2.00x PyTorch" in result.output and "records are in" in result.output
 
 
 def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,6 +14,14 @@ from haloconv.jit import cache
 from tests import oracle
 from tests.cases import Case, make
 from tests.families import Subject
+
+
+def pytest_configure() -> None:
+    """Workers of pytest-xdist take turns on the GPUs: each sees all of them and has another one first."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), torch.cuda.device_count()
+    if worker.startswith("gw") and count > 1 and not torch.cuda.is_initialized():
+        order = [str((int(worker[2:]) + i) % count) for i in range(count)]
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(order))
 
 
 @pytest.fixture(autouse=True, scope="session")

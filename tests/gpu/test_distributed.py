@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.conftest import ONE_GPU
 from tests.ranks import STRIDE_WARNING, run_ranks
 from tests.usages import Place, assert_close
 
-GPUS = torch.cuda.device_count()
-pytestmark = pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, this machine has {GPUS}: nothing was verified")
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason=ONE_GPU)
 LIMIT_S = 120
 
 

@@ -1,0 +1,58 @@
+"""``haloconv export``: one Python file with ModelNew and its kernels, for torch.utils.cpp_extension.load_inline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from haloconv.cli.run import Precision, make_console
+from haloconv.export import ARCHS, export
+from haloconv.problem import FAMILIES
+from haloconv.problem_file import ProblemFileError
+
+Family = Enum("Family", {name: name for name in FAMILIES if name != "aten"}, type=str)
+
+
+def export_file(
+    problem: Annotated[Path, typer.Argument(help="A file that defines Model, get_inputs, get_init_inputs.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write, by default PROBLEM_new.py here.")
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(help=f"The GPU's architecture, by default this GPU's: {', '.join(ARCHS)}.")
+    ] = None,
+    family: Annotated[Family, typer.Option(help="The family of kernels where it applies.")] = Family.auto,
+    precision: Annotated[Precision, typer.Option(help="How fp32 products are formed.")] = Precision.auto,
+    check: Annotated[bool, typer.Option("--check", help="Build the file on this GPU; print errors and times.")] = False,
+) -> None:
+    """Write a problem file's model with its kernels as one Python file that needs PyTorch and nvcc alone.
+
+    Exit code 0: written, and right if checked. 1: the check failed. 2: a file or an option cannot be used.
+    """
+    console = make_console()
+    output = output or Path(f"{problem.stem}_new.py")
+    try:
+        if check and not torch.cuda.is_available():
+            raise ValueError("--check runs the kernels, and PyTorch sees no GPU")
+        asked = None if precision is Precision.auto else precision.value
+        text = export(problem, arch=arch, family=family.value, precision=asked)
+        output.write_text(text, encoding="utf-8")
+    except (ProblemFileError, ValueError, OSError) as error:
+        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
+        raise typer.Exit(2) from None
+    console.print(f"wrote {output} ({text.count(chr(10))} lines)", highlight=False, markup=False)
+    if check:
+        raise typer.Exit(_checked(output, problem, console))
+
+
+def _checked(output: Path, problem: Path, console: Console) -> int:
+    """Run the file's own check in a process of its own, which does not import haloconv."""
+    console.print("building the kernels, which takes about a minute", highlight=False)
+    return 0 if subprocess.run([sys.executable, str(output), str(problem)], check=False).returncode == 0 else 1

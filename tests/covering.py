@@ -1,0 +1,35 @@
+"""A part of a long list in which all that a few of its choices can do together still happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from itertools import combinations
+from typing import TypeVar
+
+from haloconv.jit import KernelSource
+
+FOLLOWING = ("SMEM_BYTES",)  # constants that follow from the others: each value has to appear, in whatever company
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+def covering(items: Sequence[Item], features: Callable[[Item], set], kept: Collection[Item] = ()) -> list[Item]:
+    """A part of ``items``, in their order, that has every feature that they have, and ``kept``.
+
+    Greedy: the item that adds the most features, the first of equals, until none is missing. The same each time.
+    """
+    of = [features(item) for item in items]
+    taken = {place for place, item in enumerate(items) if item in kept}
+    missing = set().union(*of).difference(*(of[place] for place in taken))
+    while missing:
+        best = max(range(len(of)), key=lambda place: (len(of[place] & missing), -place))
+        taken.add(best)
+        missing -= of[best]
+    return [item for place, item in enumerate(items) if place in taken]
+
+
+def constants_together(source: KernelSource, number: int = 2) -> set:
+    """Every value of a constant in the text, and the values of every ``number`` of them; the entry counts as one."""
+    free = [("entry", source.entry), *((name, value) for name, value in source.constants if name not in FOLLOWING)]
+    follows = [(("entry", source.entry), each) for each in source.constants if each[0] in FOLLOWING]
+    return {(each,) for each in free} | set(combinations(free, number)) | set(follows)

@@ -1,0 +1,131 @@
+"""An exported file's C++ and kernels without a GPU: its launches are the families', its results are right."""
+
+from __future__ import annotations
+
+import locale
+from pathlib import Path
+
+import pytest
+import torch
+
+from haloconv import emulator
+from haloconv.emulator import emulated_device
+from haloconv.emulator.build import _run
+from haloconv.export import export, facts_of, record
+from haloconv.exporting.layers import Layer, layers_of
+from haloconv.exporting.record import Clear
+from haloconv.problem_file import load_problem_file
+from tests.exported import Host, emulate, load_text, on_emulator
+
+MISSING = emulator.available()
+ROOT = Path(__file__).resolve().parents[2]
+PROBLEMS = [
+    *sorted((ROOT / "examples" / "problems").glob("*.py")),
+    *sorted((ROOT / "tests" / "problems").glob("[!_]*.py")),
+]
+NORM_LIMIT = 2e-3  # TF32 in every layer
+
+pytestmark = [
+    pytest.mark.usefixtures("emulator_cache"),
+    pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}"),
+]
+
+SMALL = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(6, 24, (1, 3), stride=(2, 1), padding=(0, 2), dilation=(1, 2))
+
+    def forward(self, x):
+        return torch.tanh(self.conv(x))  # smooth: a rounded sum changes no slope by much
+
+
+def get_inputs():
+    return [torch.randn(2, 6, 9, 24)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def recorded(path: Path, arch: str, family: str = "auto") -> list[Layer]:
+    """The layers as ``export`` records them."""
+    layers = layers_of(load_problem_file(path), None)
+    record(layers, facts_of(arch), family)
+    return layers
+
+
+def names_of(layers: list[Layer]) -> set[str]:
+    return {choice.family for layer in layers for choice in layer.choices.values()}
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda path: path.stem)
+def test_the_file_launches_what_the_families_launch(path: Path, tmp_path: Path) -> None:
+    """Geometry, every field of every kernel's struct, maps, fills and streams, for the full sizes."""
+    layers = recorded(path, "sm_90a")
+    host = Host(load_text(export(path, arch="sm_90a")), layers, tmp_path, lambda launch, address: None)
+    for layer in layers:
+        for name, tape in layer.functions.items():
+            places = [(place + 1) << 44 for place in range(len(tape.operands) + 2)]
+            getattr(host, name)(*places, 0x5EED0)
+    assert host.faults == []
+    assert host.launches == sum(len(tape.launches) for layer in layers for tape in layer.tapes.values()) > 0
+
+
+@pytest.mark.parametrize(("arch", "family"), [("sm_90a", "auto"), ("sm_70", "direct")])
+def test_results_are_right(arch: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "small.py"
+    path.write_text(SMALL, encoding="utf-8")
+    layers = recorded(path, arch, family)
+    expected = {"direct"} if family == "direct" else {"halo_sm90", "halo_sm80_wgrad"}
+    assert names_of(layers) == expected
+    if family == "auto":  # rows that no tap reaches are filled with zeros
+        assert any(isinstance(step, Clear) for step in layers[0].tapes["dgrad"].steps)
+    module = load_text(export(path, arch=arch, family=family))
+    host = Host(module, layers, tmp_path, emulate)
+    torch.manual_seed(0)
+    (x,), model, theirs = module.get_inputs(), module.ModelNew(), load_problem_file(path).model()
+    theirs.load_state_dict(model.state_dict())
+    x.requires_grad_()
+    exact_x = x.detach().double().requires_grad_()
+    want = theirs.double()(exact_x)
+    dy = torch.randn(want.shape)
+    with emulated_device(arch=arch) as device, on_emulator(module, host, device, monkeypatch):
+        y = model(x)
+        gradients = torch.autograd.grad(y, [x, *model.parameters()], dy)
+    assert host.faults == []
+    exact = torch.autograd.grad(want, [exact_x, *theirs.parameters()], dy.double())
+    names = ["y", "x", *dict(model.named_parameters())]
+    for name, got, right in zip(names, [y, *gradients], [want, *exact], strict=True):
+        error = (got.double() - right).norm() / right.norm()
+        assert error < NORM_LIMIT, f"{name}: {error:.2e}"
+
+
+def test_a_wrong_field_would_be_found(tmp_path: Path) -> None:
+    """The comparison is of the bytes that the C++ passes on."""
+    path = tmp_path / "small.py"
+    path.write_text(SMALL, encoding="utf-8")
+    layers = recorded(path, "sm_70", "direct")
+    text = export(path, arch="sm_70", family="direct").replace("/* pad_left */ 2", "/* pad_left */ 3")
+    text = text.replace("Address{workspace}", "Address{workspace + 8}")
+    host = Host(load_text(text), layers, tmp_path, lambda launch, address: None)
+    for layer in layers:
+        for name, tape in layer.functions.items():
+            getattr(host, name)(*[(place + 1) << 44 for place in range(len(tape.operands) + 2)], 0x5EED0)
+    assert any("pad_left is 3, recorded 2" in fault for fault in host.faults)
+    assert any(".partials is" in fault for fault in host.faults)
+
+
+def test_a_build_s_messages_need_no_locale() -> None:
+    """NVRTC 11 sets the process's locale to C, in which g++'s quotation marks are no text."""
+    before = locale.setlocale(locale.LC_ALL)
+    locale.setlocale(locale.LC_ALL, "C")
+    try:
+        assert _run(["bash", "-c", r"printf '\342\200\230x\342\200\231' >&2; exit 1"]) == "\u2018x\u2019"
+    finally:
+        locale.setlocale(locale.LC_ALL, before)

@@ -1,0 +1,135 @@
+"""The wheel holds the whole package, and works where nothing of this folder is seen."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from haloconv import emulator
+from haloconv.version import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+MISSING = emulator.available()
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
+
+USE = """
+import sys
+import torch
+import haloconv
+
+assert haloconv.__file__.startswith(sys.prefix), haloconv.__file__
+layer = haloconv.Conv2d(3, 5, 3, padding=1)
+x = torch.rand(2, 3, 8, 9)
+torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
+layer(x).sum().backward()
+print(haloconv.__version__, layer.weight.grad.shape)
+"""
+
+PROBLEM = """
+from torch import nn, rand
+
+class Model(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 5, 3))
+
+def get_inputs():
+    return [rand(2, 3, 9, 10)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+class Installed(NamedTuple):
+    """A wheel, and an environment whose only haloconv comes from it; what it depends on is lent by our own."""
+
+    wheel: Path
+    environment: Path
+
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, from a folder and with variables that show nothing of this one."""
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return subprocess.run(
+            [str(self.environment / "bin" / program), *arguments],
+            cwd=self.environment, env={**variables, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    if importlib.util.find_spec("hatchling") is None:
+        message = "hatchling builds the wheel and is not installed: `make test` does it"
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ("wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    subprocess.run([*PIP, *build], check=True, timeout=300)
+    (wheel,) = folder.glob("*.whl")
+    bare = folder / "bare"
+    venv.create(bare)
+    subprocess.run([*PIP, "--python", str(bare), "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    (packages,) = bare.glob("lib/python*/site-packages")
+    for lender in (Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")):
+        for each in lender.iterdir():  # links, for NVRTC is looked for beside its loader; .pth files may lead back here
+            link = packages / each.name
+            if each.suffix != ".pth" and "haloconv" not in each.name and not link.exists():
+                link.symlink_to(each)
+    return Installed(wheel, bare)
+
+
+def test_the_wheel_holds_every_file_of_the_package(installed: Installed) -> None:
+    """Kernels, headers, the emulator's sources, templates, shipped data and ``py.typed``, and nothing beside."""
+    package = ROOT / "haloconv"
+    files = [file for file in package.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    expected = {file.relative_to(ROOT).as_posix() for file in files}
+    with zipfile.ZipFile(installed.wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        metadata = archive.read(f"haloconv-{__version__}.dist-info/METADATA").decode()
+    assert found == expected
+    assert {"haloconv/py.typed", "haloconv/kernels/direct.cu", "haloconv/report/templates/report.html.j2"} <= found
+    assert "haloconv/tune/shipped/nvidia-h200.json" in found
+    assert {Path(name).suffix for name in found} >= {".py", ".cu", ".cuh", ".h", ".cpp", ".j2", ".json"}
+    assert "License-File: LICENSE" in metadata and "Requires-Dist: torch" in metadata
+
+
+def test_a_layer_of_the_installed_package_runs(installed: Installed) -> None:
+    run = installed.run("python", "-c", USE)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.split() == [__version__, "torch.Size([5,", "3,", "3,", "3])"]
+
+
+def test_the_command_is_installed(installed: Installed) -> None:
+    run = installed.run("haloconv", "--help")
+    assert run.returncode == 0 and "doctor" in run.stdout, run.stdout + run.stderr
+
+
+def test_the_doctor_of_the_installed_package_is_content(installed: Installed, cache_dir: Path, tmp_path: Path) -> None:
+    """It compiles a kernel with NVRTC."""
+    run = installed.run("haloconv", "doctor", "--json", str(tmp_path / "findings.json"))
+    assert run.returncode == 0, run.stdout + run.stderr
+    checks = {check["name"]: check for check in json.loads((tmp_path / "findings.json").read_text())["checks"]}
+    assert [name for name, check in checks.items() if not check["ok"]] == []
+    assert "sm_90a" in checks["compile a kernel"]["detail"]
+
+
+@pytest.mark.usefixtures("emulator_cache")
+@pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
+def test_kernels_of_the_installed_package_run_on_the_emulator(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    options = ("--device", "emulator", "--precision", "ieee", "--json", str(tmp_path / "rows.json"))
+    run = installed.run("haloconv", "run", *options, str(tmp_path / "problem.py"))
+    assert run.returncode == 0, run.stdout + run.stderr
+    content = json.loads((tmp_path / "rows.json").read_text())
+    assert content["passed"]
+    assert {row["direction"]: row["family"] for row in content["rows"]}["fprop"] == "direct"
