@@ -39,7 +39,10 @@ VERBS = {
     "bench": (
         bench.bench,
         (
-            ("haloconv bench --case A,resnet_stem --precision tf32,fp16 --layout nchw,nhwc", "some layers of the suite"),
+            (
+                "haloconv bench --case A,resnet_stem --precision tf32,fp16 --layout nchw,nhwc",
+                "some layers of the suite",
+            ),
             ("haloconv bench --models --case resnet50,unet --limit 300", "whole networks, tuned first"),
             ("haloconv bench --host-cost", "what a call costs the host"),
         ),
