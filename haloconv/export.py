@@ -60,6 +60,8 @@ def export(path: str | Path, *, arch: str | None = None, family: str = "auto", p
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting
             (``"ieee"`` where the architecture has no TF32).
 
+    Plans are forgotten, and no other thread may run layers on the CPU meanwhile (exporting/record.py).
+
     Raises:
         ProblemFileError: the file cannot be used, or holds a layer that no kernel runs.
         ValueError: ``arch``, ``family`` or ``precision`` is not one of the names above.

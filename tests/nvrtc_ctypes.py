@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from haloconv.jit.compile import COMPILE_FLAGS, Resources, parse_resources
@@ -17,6 +19,18 @@ def library_folder(major: int) -> Path | None:
     folder = Path(os.environ.get(f"HALOCONV_TEST_NVRTC{major}") or ROOT / ".nvrtc" / str(major))
     found = sorted(folder.glob(f"**/libnvrtc.so.{major}*"))
     return found[0].parent if found else None
+
+
+@contextmanager
+def _own_locale() -> Iterator[None]:
+    """Put the thread's locale back: NVRTC 11 leaves C behind, and files would be read as ASCII from then on."""
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.argtypes, uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = uselocale(None)
+    try:
+        yield
+    finally:
+        uselocale(before)
 
 
 class Nvrtc:
@@ -39,7 +53,8 @@ class Nvrtc:
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.text.encode(), b"joined.cu", 0, None, None)
         try:
             flags = [f"--gpu-architecture={arch}".encode(), *(flag.encode() for flag in COMPILE_FLAGS)]
-            status = self._library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
+            with _own_locale():
+                status = self._library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
             log = self._bytes("nvrtcGetProgramLogSize", "nvrtcGetProgramLog", program).rstrip(b"\0").decode()
             if status:
                 raise RuntimeError(f"NVRTC {self.version}, {arch}, {source.entry}, {source.constants}:\n{log}")

@@ -193,7 +193,7 @@ def _file_digest(path: Path) -> str:
 def _run(command: list[str], folder: str | None = None) -> str:
     """Run a command; its messages, empty if it went well.
 
-    They are UTF-8 whatever Python thinks of the locale, which NVRTC 11 changes for the whole process.
+    They are UTF-8 whatever Python thinks of the locale, which libraries change: NVRTC 11 does.
     """
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_BUILD_TIMEOUT_S, check=False)
     log = done.stderr.decode("utf-8", errors="replace")

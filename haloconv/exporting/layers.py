@@ -114,7 +114,7 @@ def choose_and_record(layer: Layer, device: Recorder, family: str) -> None:
         choice = layer.choices[direction] = _choice(problem, layer.choices.get(direction), family)
         if choice.family == "aten":
             raise ProblemFileError(f"no kernel runs the layer {layer.name}: {choice.reason}")
-        layer.tapes[direction] = tape_of(device, problem, choice.family, layer.forms)
+        layer.tapes[direction] = tape_of(device, problem, choice.family, layer.forms, choice.config or "")
     if layer.fprop.bias:
         layer.tapes["bgrad"] = bgrad_tape(device, layer.fprop, layer.forms)
 

@@ -18,10 +18,11 @@ from torch.overrides import TorchFunctionMode
 from haloconv import env, plan
 from haloconv.exporting.params import Field, params_of, size_of, unpacked
 from haloconv.families import FAMILIES
-from haloconv.families.base import TensorForm, strides_of
+from haloconv.families.base import TensorForm, bind_config, strides_of
 from haloconv.families.direct_sums import bind_bgrad
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
 from haloconv.problem import Conv2dProblem
+from haloconv.tune.choice import config_named
 
 CPU = torch.device("cpu")
 WORKSPACE = "workspace"
@@ -198,8 +199,8 @@ class Forms:
         object.__setattr__(self, "y", "nhwc" if "nhwc" in (self.x, self.w) else "nchw")
 
 
-def tape_of(device: Recorder, problem: Conv2dProblem, family: str, forms: Forms) -> Tape:
-    """What ``family`` does for the problem."""
+def tape_of(device: Recorder, problem: Conv2dProblem, family: str, forms: Forms, config: str = "") -> Tape:
+    """What ``family`` does for the problem, with the config of that key if it offers it, else with its model's best."""
     x = (problem.x_shape, TensorForm(strides_of(problem.x_shape, forms.x), True))
     w = (problem.w_shape, TensorForm(strides_of(problem.w_shape, forms.w), True))
     y = (problem.y_shape, TensorForm(strides_of(problem.y_shape, forms.y), True))
@@ -209,7 +210,10 @@ def tape_of(device: Recorder, problem: Conv2dProblem, family: str, forms: Forms)
         "wgrad": (y, x, forms.w),
     }[problem.direction]
     names = {"fprop": ("x", "w", "b"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}[problem.direction]
-    run = FAMILIES[family].bind(problem, first[1], second[1], layout, CPU)
+    stored = (first[1], second[1])
+    run = bind_config(
+        FAMILIES[family], problem, *stored, layout, CPU, config_named(config, family, problem, stored, layout, CPU)
+    )
     operands = [device.place(shape, problem.dtype) for shape, _ in (first, second)]
     if problem.direction == "fprop":
         operands.append(device.place(problem.k, problem.dtype) if problem.bias else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import locale
 import os
 import re
 import shutil
@@ -190,7 +191,9 @@ def test_kernels_compile_with_cuda_11(name: str, arch: str, family: str) -> None
         if os.environ.get("CI", "").lower() == "true":
             pytest.fail(message)
         pytest.skip(message)
+    before = locale.nl_langinfo(locale.CODESET)
     assert Nvrtc(folder).compile(device_source(name, arch, family), arch)[0]
+    assert locale.nl_langinfo(locale.CODESET) == before
 
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])

@@ -12,8 +12,11 @@ from haloconv import emulator
 from haloconv.emulator import emulated_device
 from haloconv.emulator.build import _run
 from haloconv.export import export, facts_of, record
-from haloconv.exporting.layers import Layer, layers_of
-from haloconv.exporting.record import Clear
+from haloconv.exporting.layers import Layer, choose_and_record, layers_of
+from haloconv.exporting.record import CPU, Clear, recorder
+from haloconv.families import FAMILIES
+from haloconv.families.base import TensorForm, candidates_of, config_key, strides_of
+from haloconv.plan import Choice
 from haloconv.problem_file import load_problem_file
 from tests.exported import Host, emulate, load_text, on_emulator
 
@@ -121,8 +124,23 @@ def test_a_wrong_field_would_be_found(tmp_path: Path) -> None:
     assert any(".partials is" in fault for fault in host.faults)
 
 
+def test_a_config_that_was_measured_is_the_one_exported() -> None:
+    """Not the one that the family's model prefers."""
+    (layer,) = layers_of(load_problem_file(PROBLEMS[0]), "tf32")
+    problem = layer.fprop
+    dense = [TensorForm(strides_of(shape, "nchw"), True) for shape in (problem.x_shape, problem.w_shape)]
+    with recorder(facts_of("sm_90a")) as device:
+        best, other = candidates_of(FAMILIES["halo_sm90"], problem, *dense, "nchw", CPU)[:2]
+        tapes = []
+        for config in (best, other):
+            layer.choices["fprop"] = Choice("halo_sm90", "measured", config=config_key(config))
+            choose_and_record(layer, device, "auto")
+            tapes.append(layer.tapes["fprop"])
+    assert tapes[0] != tapes[1] and layer.choices["fprop"].reason == "measured"
+
+
 def test_a_build_s_messages_need_no_locale() -> None:
-    """NVRTC 11 sets the process's locale to C, in which g++'s quotation marks are no text."""
+    """In the locale C, which a library may leave behind, g++'s quotation marks are no text."""
     before = locale.setlocale(locale.LC_ALL)
     locale.setlocale(locale.LC_ALL, "C")
     try:
