@@ -1,7 +1,7 @@
 """Fill the tables of README.md from the committed results and stamps; `--check` only reports whether they are current.
 
-Results come from benchmarks/results/<gpu>/latest.jsonl, verified families from benchmarks/verified. Run as
-`python -m tools.readme_results`.
+Results come from benchmarks/results/<gpu>/latest.jsonl, those of networks from latest-models.jsonl beside it, verified
+families from benchmarks/verified. Run as `python -m tools.readme_results`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,24 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from haloconv.report import Network, Row, networks_of
+from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR
 from tools.stamps import ROOT, VERIFIED, pending
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad", "step")
 MAIN_CASES = ("A", "B", "C")
+HEADLINE = (
+    ("A", "tf32", "nhwc", "dilated 5x9, 32 to 64 channels, 512x512"),
+    ("C", "tf32", "nchw", "3x3, 64 to 128 channels, 512x1024"),
+    ("resnet_stem", "tf32", "nchw", "ResNet's 7x7 stem"),
+    ("resnext_g32", "fp16", "nchw", "ResNeXt's 3x3 in 32 groups"),
+    ("convnext_dw7", "bf16", "nhwc", "ConvNeXt's 7x7 depthwise"),
+    ("mobilenet_dw3_s2", "fp32", "nchw", "MobileNet's 3x3 depthwise, stride 2"),
+    ("resnet_14", "tf32", "nchw", "ResNet's 3x3 on 14x14 images"),
+)
+"""The layers that the README shows first, one of every kind and a loss among them, whatever their figures are."""
 NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine writes them."
+NO_NETWORKS = "No networks are measured yet: `haloconv bench --models` on a GPU machine measures them."
 NO_STAMPS = "No family has been verified on a GPU yet: `make gpu` on a GPU machine writes the stamps."
 
 
@@ -115,6 +128,91 @@ def results_section(root: Path = ROOT) -> str:
     return "\n\n".join("\n".join(gpu_results(path, root)) for path in paths) or NO_RESULTS
 
 
+def headline_section(root: Path = ROOT) -> str:
+    """The Markdown between the headline markers: how many times PyTorch's speed, of the first GPU with results."""
+    path = next((path for path in sorted(root.glob("benchmarks/results/*/latest.jsonl")) if read_rows(path)), None)
+    if path is None:
+        return NO_RESULTS
+    rows = read_rows(path)
+    places = {(row["case"], row["precision"], row["layout"], row["direction"]): row for row in rows}
+    body = [
+        [
+            about,
+            precision,
+            layout,
+            *(ratio_cell(places.get((case, precision, layout, each))) for each in DIRECTIONS[:3]),
+        ]
+        for case, precision, layout, about in HEADLINE
+    ]
+    shown = [row for row in rows if (row["case"], row["precision"], row["layout"]) in {case[:3] for case in HEADLINE}]
+    lost = any(row["ratio"] is not None and row["ratio"] < 1 and row.get("reason") == "asked for" for row in shown)
+    note = " Losses here asked for a family by name; by itself haloconv leaves such layers to PyTorch." if lost else ""
+    lines = [
+        f"Times PyTorch's speed (cuDNN with its search on, same precision and layout): {span(rows, 'gpu')}.",
+        "",
+        *table(["layer", "precision", "layout", "output", "input gradient", "weight gradient"], body),
+        "",
+        f"–: not measured.{note} All layers: {summary(rows)}.",
+    ]
+    return "\n".join(lines)
+
+
+def ratio_cell(row: dict | None) -> str:
+    """A ratio, bold where ours is faster; a dash where there is none."""
+    if row is None or row["ratio"] is None:
+        return "–"
+    return f"**{row['ratio']:.2f}×**" if round(row["ratio"], 2) > 1 else f"{row['ratio']:.2f}×"
+
+
+def models_section(root: Path = ROOT) -> str:
+    """The Markdown between the models markers: a line per network, precision and layout."""
+    paths = [path for path in sorted(root.glob("benchmarks/results/*/latest-models.jsonl")) if read_rows(path)]
+    return "\n\n".join("\n".join(gpu_models(path, root)) for path in paths) or NO_NETWORKS
+
+
+def gpu_models(path: Path, root: Path) -> list[str]:
+    """The networks of one GPU, with the bars that they miss."""
+    rows = read_rows(path)
+    networks = networks_of([Row.of_record(row) for row in rows])
+    body = [
+        [network.name, network.precision, network.layout, *whole_cells(network.forward), *whole_cells(network.step),
+         *slowest_cells(network)]
+        for network in networks
+    ]  # fmt: skip
+    header = ["network", "precision", "layout", "inference", "memory", "training step", "memory", "layers", "slowest"]
+    missed = [sentence for network in networks for sentence in network.missed()]
+    bars = f"every layer at {LAYER_BAR:g}×, a network at {NETWORK_BAR:g}×, memory at most {MEMORY_BAR:g}×"
+    source = f"commit {span(rows, 'commit')}, {span(rows, 'date')}; rows from `{path.relative_to(root).as_posix()}`"
+    return [
+        f"**{span(rows, 'gpu')}**, PyTorch {span(rows, 'torch')}; {source}.",
+        "",
+        "Milliseconds, PyTorch → haloconv (ratio); peak memory over PyTorch's; distinct layers and the slowest.",
+        "",
+        *table(header, body),
+        "",
+        f"The bars ({bars}): {f'{len(missed)} missed' if missed else 'all met'} by these rows.",
+        *(f"- {sentence}" for sentence in missed),
+    ]
+
+
+def whole_cells(row: Row | None) -> list[str]:
+    """Time and memory of one direction of a whole network."""
+    if row is None or row.ratio is None:
+        return ["–", "–"]
+    ratio = f"**{row.ratio:.2f}×**" if round(row.ratio, 2) > 1 else f"{row.ratio:.2f}×"
+    memory = "–" if row.memory_ratio is None else f"{row.memory_ratio:.2f}×"
+    return [f"{number(row.aten_ms)} → {number(row.haloconv_ms)} ({ratio})", memory]
+
+
+def slowest_cells(network: Network) -> list[str]:
+    """How many distinct layers were timed, and the smallest ratio with its layer."""
+    slowest = network.slowest
+    if slowest is None:
+        return ["–", "–"]
+    where = f"{slowest.case.partition('.')[2] or slowest.case} {slowest.direction}"
+    return [str(len({row.case for row in network.layers})), f"{slowest.ratio:.2f}× {where}"]
+
+
 def verified_section(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> str:
     """The Markdown between the verified markers: one line per family that has a stamp or waits for one.
 
@@ -139,8 +237,14 @@ def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:
 
 
 def filled(readme: str) -> str:
-    """The README's text with both sections replaced. Raises ValueError if a pair of markers is missing."""
-    for name, text in (("results", results_section()), ("verified", verified_section(read_stamps(), pending()))):
+    """The README's text with every section replaced. Raises ValueError if a pair of markers is missing."""
+    sections = {
+        "headline": headline_section(),
+        "models": models_section(),
+        "results": results_section(),
+        "verified": verified_section(read_stamps(), pending()),
+    }
+    for name, text in sections.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         if readme.count(begin) != 1 or readme.count(end) != 1:
             raise ValueError(f"README.md must hold {begin} and {end} exactly once")

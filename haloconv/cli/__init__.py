@@ -6,12 +6,77 @@ import typer
 
 from haloconv.cli import bench, doctor, export, report, run, tune
 
+VERBS = {
+    "run": (
+        run.run,
+        (
+            ("haloconv run my_model.py", "every layer in every direction, then the whole model"),
+            ("haloconv run KernelBench/level1", "a folder; what holds no torch.nn.Conv2d is skipped"),
+            ("haloconv run --precision ieee my_model.py", "full fp32 on both sides, without TF32"),
+            ("haloconv run --device emulator --stats my_model.py", "our kernels without a GPU; bytes, bank conflicts"),
+        ),
+    ),
+    "report": (
+        report.report,
+        (
+            ("haloconv report timm:resnet50 --precision bf16 --layout nhwc --html page.html", "a model by name"),
+            ("haloconv report my_model.py --html page.html", "a problem file"),
+            ("haloconv report --results rows.jsonl --html page.html", "stored rows, without a GPU"),
+        ),
+    ),
+    "tune": (
+        tune.tune,
+        (
+            ("haloconv tune my_model.py", "measure its layers; later processes know the choices"),
+            ("haloconv tune resnet50 --precision bf16 --layout nhwc --batch 64", "a model under autocast"),
+            ("haloconv tune --suite benchmarks/suite.toml --tag depthwise --limit 120", "at most two minutes"),
+        ),
+    ),
+    "export": (
+        export.export_file,
+        (("haloconv export my_model.py -o model_new.py", "one file that needs PyTorch and nvcc, not haloconv"),),
+    ),
+    "bench": (
+        bench.bench,
+        (
+            (
+                "haloconv bench --case A,resnet_stem --precision tf32,fp16 --layout nchw,nhwc",
+                "some layers of the suite",
+            ),
+            ("haloconv bench --models --case resnet50,unet --limit 300", "whole networks, tuned first"),
+            ("haloconv bench --host-cost", "what a call costs the host"),
+        ),
+    ),
+    "doctor": (
+        doctor.doctor,
+        (
+            ("haloconv doctor", "what works here, what does not, and the remedy"),
+            ("haloconv doctor --clear-cache", "forget every compiled kernel"),
+        ),
+    ),
+}
+"""Every verb, with the examples that its help ends with: a command and what it does."""
+
+
+def epilog(examples: tuple[tuple[str, str], ...]) -> str:
+    """The examples as the last paragraphs of a help page."""
+    return "\n\n".join(["Examples:", *(f"{command}  ({meaning})" for command, meaning in examples)])
+
+
 app = typer.Typer(
-    help="2-D convolutions on own CUDA kernels: check them, time them, look after them.",
+    help="2-D convolutions of PyTorch on own CUDA kernels: check them, time them, choose, and see why.",
+    epilog=epilog(
+        (
+            ("haloconv doctor", "1. is everything here?"),
+            ("haloconv run my_model.py", "2. is it right, and faster?"),
+            ("haloconv tune my_model.py", "3. measure once which kernels its layers run on"),
+            ("haloconv report my_model.py --html page.html", "4. a page about every layer"),
+            ("haloconv VERB --help", "more examples"),
+        )
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for verb in (run.run, report.report, tune.tune, bench.bench, doctor.doctor):
-    app.command()(verb)
-app.command("export")(export.export_file)
+for name, (verb, examples) in VERBS.items():
+    app.command(name, epilog=epilog(examples))(verb)

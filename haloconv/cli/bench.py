@@ -70,7 +70,7 @@ def bench(
     timing = Budget(budget, other_layout=other_layout)
     try:
         if models:
-            effort = Effort(timing, tune=tune, layers=layers)
+            effort = Effort(Budget(budget), tune=tune, layers=layers)  # the bars are PyTorch in the same layout
             order = _networks(load_networks(suite), listed(case), precision, layout, effort, limit)
         else:
             order = _order(load_suite(suite), case, tag, direction, precision, layout, family, timing)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 72
+MOST_BARS = 42
 """Bars of one plot; the layers that do not fit go on in the next one."""
 
 _WIDTH_IN, _BAR_IN, _GAP_IN, _FRAME_IN = 4.3, 0.145, 0.09, 0.62
@@ -111,7 +111,7 @@ def _draw_bars(figure: Figure, cases: Mapping[str, list[Row]]) -> None:
         ticks.append((top + y - _BAR_IN) / 2)
         y += _GAP_IN
     axes.set_xscale("log", base=2)
-    axes.set_yticks(ticks, [_shortened(case) for case in cases])
+    axes.set_yticks(ticks, _labels(list(cases)))
     axes.set_ylim(y - _GAP_IN / 2, -_BAR_IN)
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.7) / 1.45, max(high, 1.5) * 1.45)  # room for the figures at the bars' ends
@@ -140,9 +140,12 @@ def _logarithmic_ticks(axes: Axes) -> None:
     axes.minorticks_off()
 
 
-def _shortened(name: str) -> str:
-    """The name's end, which is what tells layers apart."""
-    return name if len(name) <= _LABEL_CHARS else "…" + name[-_LABEL_CHARS + 1 :]
+def _labels(cases: Sequence[str]) -> list[str]:
+    """The names without the model's, if all share it, and of long ones the end, which is what tells layers apart."""
+    models = {case.partition(".")[0].removesuffix(" (model)") for case in cases}
+    prefix = f"{next(iter(models))}." if len(models) == 1 else None
+    names = [case.removeprefix(prefix) if prefix else case for case in cases]
+    return [name if len(name) <= _LABEL_CHARS else "…" + name[-_LABEL_CHARS + 1 :] for name in names]
 
 
 def roofline(rows: Sequence[Row], ceilings: Ceilings, precision: str, name: str) -> Plot | None:

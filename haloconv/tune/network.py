@@ -131,6 +131,8 @@ def bench_network(
         outcome.rows += [
             _settled_layer(layer, step, effort.budget) for layer, step in _steps(layers, setting, announce)
         ]
+    # one layout for all rows: a layer's own would be unclear where an image is one pixel
+    outcome.rows = [replace(row, layout=setting.layout) for row in outcome.rows]
     return outcome
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
 import haloconv
-from haloconv.cli import app
+from haloconv.cli import VERBS, app
 from haloconv.env import VARIABLES, DeviceFacts
 from haloconv.families import halo_sm80, halo_sm80_wgrad, halo_sm90
 from haloconv.plan import problem_of
@@ -79,6 +80,11 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= used <= targets
 
 
+def options_of(verb: object) -> set[str]:
+    """Every spelling of every option, `--no-tune` beside `--tune`."""
+    return {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
 def test_command_lines_exist() -> None:
     """Each `haloconv VERB --option` of the pages is known to the command line."""
     verbs = typer.main.get_command(app).commands
@@ -86,8 +92,30 @@ def test_command_lines_exist() -> None:
     assert used
     for verb, *arguments in used:
         assert verb in verbs
-        options = {option for parameter in verbs[verb].params for option in parameter.opts}
-        assert {argument for argument in arguments if argument.startswith("--")} <= options
+        assert {argument for argument in arguments if argument.startswith("--")} <= options_of(verbs[verb])
+
+
+def test_help_pages_end_with_commands_that_exist() -> None:
+    """Every verb has examples, with options that it has, and its help shows them."""
+    verbs = typer.main.get_command(app).commands
+    assert verbs.keys() == VERBS.keys()
+    for name, (_, examples) in VERBS.items():
+        shown = " ".join(CliRunner().invoke(app, [name, "--help"]).output.split())
+        assert examples
+        for command, meaning in examples:
+            program, verb, *arguments = shlex.split(command)
+            assert (program, verb) == ("haloconv", name)
+            assert {argument for argument in arguments if argument.startswith("-")} <= options_of(verbs[name]), command
+            assert f"{command} ({meaning})" in shown
+
+
+def test_readme_shows_a_result_by_line_30_and_links_every_page() -> None:
+    text = README.read_text("utf-8")
+    lines = text.splitlines()
+    assert 1 < lines.index("<!-- headline:begin -->") < lines.index("<!-- headline:end -->") < 30
+    assert re.search(r"\*\*\d+\.\d\d×\*\*", "\n".join(lines[:30]))
+    linked = {match["target"] for match in LINK.finditer(text[text.index("## More") :])}
+    assert linked >= {name_of(page) for page in PAGES if page != README}
 
 
 def test_design_page_names_files_that_exist() -> None:
@@ -151,9 +179,50 @@ def test_verified_section_shows_stamps_and_pending_families() -> None:
     assert "| `new` | pending since x | – |" in readme_results.verified_section({}, {"new": "x"})
 
 
-def test_missing_markers_are_refused() -> None:
-    with pytest.raises(ValueError, match="results:begin"):
-        readme_results.filled("# no markers\n")
+def write_rows(folder: Path, name: str, rows: list[dict]) -> None:
+    (folder / "benchmarks" / "results" / "gpu").mkdir(parents=True, exist_ok=True)
+    (folder / "benchmarks" / "results" / "gpu" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_headline_shows_its_layers_whatever_their_figures(tmp_path: Path) -> None:
+    assert readme_results.headline_section(tmp_path) == readme_results.NO_RESULTS
+    (case, precision, layout, about), *_ = readme_results.HEADLINE
+    place = {"case": case, "precision": precision, "layout": layout}
+    rows = [{**RECORD, **place, "reason": "asked for"}, {**RECORD, **place, "direction": "wgrad", "ratio": 2.5}]
+    write_rows(tmp_path, "latest.jsonl", rows)
+    text = readme_results.headline_section(tmp_path)
+    assert f"| {about} | {precision} | {layout} | 0.80× | – | **2.50×** |" in text
+    assert text.count("| – | – | – |") == len(readme_results.HEADLINE) - 1
+    assert "Losses here asked for a family by name" in text and "layout): Some GPU." in text
+    write_rows(tmp_path, "latest.jsonl", rows[1:])
+    assert "Losses here" not in readme_results.headline_section(tmp_path)
+
+
+def test_networks_and_the_bars_they_miss(tmp_path: Path) -> None:
+    assert readme_results.models_section(tmp_path) == readme_results.NO_NETWORKS
+    whole = {**RECORD, "case": "net (model)", "family": "direct", "error": 0.0}
+    peaks = {"aten_peak_bytes": 100, "haloconv_peak_bytes": 104}
+    rows = [
+        {**whole, "direction": "forward", "aten_ms": 3.0, "haloconv_ms": 2.0, "ratio": 1.5, **peaks},
+        {**whole, "direction": "step", "aten_ms": 2.0, "haloconv_ms": 2.5, "ratio": 0.8},
+        {**RECORD, "case": "net.stem", "error": 0.0, "aten_ms": 0.99, "haloconv_ms": 1.0},
+    ]
+    write_rows(tmp_path, "latest-models.jsonl", rows)
+    text = readme_results.models_section(tmp_path)
+    assert (
+        "| net | fp32 | nchw | 3.00 → 2.00 (**1.50×**) | 1.04× | 2.00 → 2.50 (0.80×) | – | 1 | 0.99× stem fprop |"
+        in text
+    )
+    assert "1 missed by these rows" in text and "- net fp32 nchw: step of the network at 0.80x" in text
+    write_rows(tmp_path, "latest-models.jsonl", [rows[0], rows[2]])
+    assert "all met by these rows" in readme_results.models_section(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["headline", "models", "results", "verified"])
+def test_missing_markers_are_refused(name: str) -> None:
+    text = README.read_text("utf-8").replace(f"<!-- {name}:begin -->", "")
+    with pytest.raises(ValueError, match=f"{name}:begin"):
+        readme_results.filled(text)
 
 
 def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:

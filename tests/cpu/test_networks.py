@@ -115,6 +115,21 @@ def test_a_decoder(decoder: NetworkCase) -> None:
     assert [row.direction for row in outcome.rows] == ["forward", "step"] and all(row.passed for row in outcome.rows)
 
 
+def test_layers_of_one_pixel_belong_to_their_network(tmp_path: Path) -> None:
+    """Squeeze-and-excitation: to strides alone, an image of one pixel is stored either way."""
+    text = (
+        "import torch\nfrom torch import nn\n"
+        "class Mean(nn.Module):\n    def forward(self, x):\n        return x.mean((2, 3), keepdim=True)\n"
+        "def Model():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), Mean(), nn.Conv2d(4, 6, 1))\n"
+        "def get_inputs():\n    return [torch.randn(2, 3, 9, 9)]\ndef get_init_inputs():\n    return []\n"
+    )
+    (tmp_path / "squeeze.py").write_text(text)
+    case = NetworkCase("squeeze", str(tmp_path / "squeeze.py"))
+    for layout in ("nchw", "nhwc"):
+        (net,) = networks_of(bench_network(Setting(case, "fp32", layout), QUICK, CPU).rows)
+        assert net.layout == layout and {row.case for row in net.layers} == {"squeeze.0", "squeeze.2"}
+
+
 def test_inference_is_in_evaluation_mode(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = {}
 
@@ -231,7 +246,8 @@ def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (full, _, folder, _), (some, *_) = orders
     assert [case.name for case in full.cases] == [case.name for case in load_networks(MODELS)]
     assert (full.precisions, full.layouts, full.limit_s) == (["tf32", "bf16"], ["nchw", "nhwc"], None)
-    assert full.effort.tune and full.effort.layers and folder == ROOT / "benchmarks" / "results" / "nvidia-h200"
+    assert not full.effort.budget.other_layout and full.effort.tune and full.effort.layers
+    assert folder == ROOT / "benchmarks" / "results" / "nvidia-h200"
     assert [str(setting) for setting in some.settings] == ["resnet50 fp32 nhwc", "unet fp32 nhwc"]
     assert not some.effort.tune and not some.effort.layers and some.limit_s == 60
     result = runner.invoke(app, ["bench", "--models", "--case", "vgg"])

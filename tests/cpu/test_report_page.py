@@ -180,7 +180,13 @@ def test_bars_end_at_their_ratios() -> None:
 def test_many_layers_make_several_plots() -> None:
     rows = [replace(WIN, case=f"layer{i}", direction=d) for i in range(50) for d in ("fprop", "dgrad", "wgrad")]
     parts = plots.bars(rows, "tf32", "x")
-    assert [len(re.findall("1.60x</text>|>1.60x<", part.svg)) for part in parts] == [72, 72, 6]
+    assert [len(re.findall("1.60x</text>|>1.60x<", part.svg)) for part in parts] == [42, 42, 42, 24]
+
+
+def test_labels_leave_out_the_model_that_all_layers_share() -> None:
+    assert plots._labels(["net.stem", "net.layer1.0.conv1", "net (model)"]) == ["stem", "layer1.0.conv1", "net (model)"]
+    assert plots._labels(["one.stem", "two.stem"]) == ["one.stem", "two.stem"]
+    assert plots._labels(["A", "B" * 30]) == ["A", "…" + "B" * 21]
 
 
 def test_roofline_shows_rows_with_flops_and_bytes() -> None:

@@ -115,6 +115,16 @@ def test_gpu_round_flushes_outside_the_events_and_waits_once(fake_gpu):
     assert times == [[3.0, 3.0], [5.0, 5.0]]
 
 
+def test_calls_of_many_launches_get_a_sleeping_kernel_each(fake_gpu):
+    """Behind one, those that no longer fit into the driver's queue would be timed at the host's pace."""
+    calls = [call_of("A", 3.0), call_of("B", 5.0)]
+    fake_gpu.turns, fake_gpu.host_ms = 2, timing.LONG_TURN_HOST_MS + 0.1
+    FakeEvent.log.clear()
+    times = fake_gpu.round(calls)
+    alone = [["wait", "sleep", "flush", "event", name, "event", "wait"] for name in "ABAB"]
+    assert FakeEvent.log == sum(alone, []) and times == [[3.0, 3.0], [5.0, 5.0]]
+
+
 def test_gpu_rounds_are_bounded(fake_gpu):
     fake_gpu.warm_up([call_of("A", 0.001), call_of("B", 0.001)])
     assert 1 <= fake_gpu.turns <= timing.MAX_RUNS_PER_ROUND // 2
