@@ -7,11 +7,18 @@ from collections.abc import Iterator
 import torch
 
 from haloconv import support
-from haloconv.families import depthwise_march, depthwise_march_wgrad
+from haloconv.env import device_facts
+from haloconv.families import (
+    depthwise_band,
+    depthwise_band_wgrad,
+    depthwise_march,
+    depthwise_march_wgrad,
+    depthwise_tile,
+)
 from haloconv.families.base import BoundCall, TensorForm, strides_of
 from haloconv.families.depthwise_march_form import DTYPES, Form, best_config, why_not
 from haloconv.jit import KernelSource
-from haloconv.problem import DIRECTIONS, Conv2dProblem
+from haloconv.problem import DIRECTIONS, Conv2dProblem, Direction
 
 
 class DepthwiseFamily:
@@ -32,7 +39,14 @@ class DepthwiseFamily:
     def bind(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> BoundCall:
-        way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
+        facts = device_facts(device.index)
+        if problem.direction == "wgrad":
+            refused = depthwise_band_wgrad.why_not(problem, first, second, facts)
+            way = depthwise_band_wgrad if refused is None else depthwise_march_wgrad
+        else:
+            ways = (depthwise_band, depthwise_tile)
+            takes = (way for way in ways if way.why_not(problem, first, result_layout, facts) is None)
+            way = next(takes, depthwise_march)
         return way.bind(problem, first, second, result_layout, device)
 
 
@@ -46,7 +60,17 @@ def shipped_sources() -> list[KernelSource]:
         way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
         text = way.source(form, best_config(form))
         sources[text.digest] = text
-    return list(sources.values())
+    return [*sources.values(), *(_staged_source(problem) for problem in _staged_problems())]
+
+
+def _staged_source(problem: Conv2dProblem) -> KernelSource:
+    if problem.dtype == torch.float32:
+        return depthwise_tile.source(problem, depthwise_tile.best_config(problem))
+    if problem.direction != "wgrad":
+        return depthwise_band.source(problem, depthwise_band.best_config(problem))
+    config = depthwise_band_wgrad.best_config(problem)
+    assert config is not None
+    return depthwise_band_wgrad.source(problem, config)
 
 
 def _representative_problems() -> Iterator[Conv2dProblem]:
@@ -59,9 +83,22 @@ def _representative_problems() -> Iterator[Conv2dProblem]:
         (torch.float16, "nhwc", 7, 1, ("fprop",)),
     )
     for dtype, layout, taps, stride, directions in layers:
-        layer = {"c": 96, "k": 96, "groups": 96, "r": taps, "s": taps, "stride": (stride,) * 2}
-        for direction in directions:
-            yield Conv2dProblem(
-                direction, n=2, h=56, w=56, padding=(taps // 2,) * 4, bias=direction == "fprop", dtype=dtype,
-                layout=layout, **layer,
-            )  # fmt: skip
+        yield from (_layer(direction, dtype, layout, taps, stride) for direction in directions)
+
+
+def _staged_problems() -> Iterator[Conv2dProblem]:
+    """For the kernels that need compute capability 8.0."""
+    for dtype, taps, directions in (
+        (torch.float16, 5, DIRECTIONS),
+        (torch.bfloat16, 7, ("fprop", "wgrad")),
+        (torch.float32, 5, ("fprop",)),
+        (torch.float32, 7, ("dgrad",)),
+    ):
+        yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in directions)
+
+
+def _layer(direction: Direction, dtype: torch.dtype, layout: str, taps: int, stride: int) -> Conv2dProblem:
+    return Conv2dProblem(
+        direction, n=2, c=96, h=56, w=56, k=96, r=taps, s=taps, stride=(stride,) * 2, padding=(taps // 2,) * 4,
+        groups=96, bias=direction == "fprop", dtype=dtype, layout=layout,
+    )  # fmt: skip

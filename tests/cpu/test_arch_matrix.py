@@ -40,6 +40,11 @@ ARCHS = {
     "depthwise_window": EVERY_ARCH,
     "depthwise": EVERY_ARCH,
 }
+NEWER = (
+    "depthwise_band",
+    "depthwise_band_wgrad",
+    "depthwise_tile",
+)  # kernels of a family for every architecture that need sm_80
 OLD_NVRTCS = (12, 11)
 THREADS = 2
 
@@ -73,7 +78,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_no_kernel_spills(family: str, arch: str) -> None:
-    assert _spills(SHIPPED[family](), lambda source: jit.compile_source(source, arch).spill_bytes) == []
+    sources = [source for source in SHIPPED[family]() if arch != "sm_75" or source.kernel not in NEWER]
+    assert _spills(sources, lambda source: jit.compile_source(source, arch).spill_bytes) == []
 
 
 @pytest.mark.parametrize("major", OLD_NVRTCS)
