@@ -53,13 +53,18 @@ def _outputs(problem: Conv2dProblem) -> int:
 
 def _has_few_taps(problem: Conv2dProblem) -> bool:
     """Depthwise layers that ``depthwise`` was measured ahead on."""
-    if not _is_depthwise(problem) or max(problem.dilation) > 1 or max(problem.stride) > 2:
+    if not _is_depthwise(problem):
         return False
     taps, halves, strided = problem.r * problem.s, problem.dtype.itemsize == 2, max(problem.stride) == 2
+    if max(problem.dilation) > 1 or max(problem.stride) > 2:
+        rival_ahead = halves and problem.layout == "nhwc" and taps <= 9 and max(problem.dilation) == 2
+        return not (problem.direction == "wgrad" and rival_ahead)
     if problem.direction == "wgrad":
         if problem.q < _WIDE_ROW:
             return False
-        return problem.layout == "nchw" or (taps > 25 if halves else strided or taps > 9)
+        if problem.layout == "nchw" or problem.dtype == torch.bfloat16:
+            return True
+        return taps > 25 if halves else strided or taps > 9
     if problem.layout == "nchw":
         return not halves or taps > 9 or problem.q >= _NARROW_ROW
     return halves or not strided or problem.direction == "dgrad"

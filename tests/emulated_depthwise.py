@@ -19,6 +19,10 @@ CASES = (
          (2, 4, 16, 32), (4, 3, 3), padding=1, stride=2, groups=4),
     case("march_stride_even", "the same where the columns alternate the other way, in rows that are not aligned",
          (2, 3, 15, 23), (3, 4, 3), padding=(2, 1, 2, 1), stride=2, groups=3),
+    case("march_stride_three", "columns of the gradient come in threes", (2, 4, 14, 21), (4, 3, 3), padding=1, stride=3,
+         groups=4),
+    case("march_nhwc_three", "the same, four channels of a thread", (2, 8, 10, 13), (8, 3, 3), padding=1, stride=3,
+         groups=8, storage="channels_last"),
     case("march_stride_mixed", "strides that differ by axis, one beyond the filter", (2, 2, 13, 22), (2, 1, 5),
          padding=(0, 1, 1, 2), stride=(2, 1), groups=2),
     case("march_dilated", "classes of rows of different lengths", (1, 3, 13, 16), (3, 3, 3), padding=(3, 1, 4, 2),
@@ -35,6 +39,19 @@ CASES = (
          (6, 3, 3), padding=1, groups=6, storage="channels_last_sliced"),
     case("march_many_filters", "at least 10,000 filter elements, groups of lanes of which the last is not full",
          (1, 1120, 4, 5), (1120, 3, 3), padding=1, groups=1120, storage="channels_last"),
+    case("band_3x5", "rows of seven pieces, at least 10,000 outputs", (2, 3, 40, 56), (3, 3, 5), padding=(1, 2),
+         groups=3),
+    case("band_7x7", "64 columns, several blocks of a channel", (5, 3, 21, 64), (3, 7, 7), padding=3, groups=3),
+    case("band_5x5_multiplier", "several steps of columns, of which the last is not full; two filters of a channel",
+         (1, 2, 11, 88), (4, 5, 5), padding=2, groups=2),
+    case("band_strips", "a plane that does not fit a buffer: strips, of which the last is shorter", (3, 3, 70, 136),
+         (3, 3, 5), padding=(1, 2), groups=3),
+    case("band_many", "blocks of all images of a channel, and gradients of another extent", (3, 29, 10, 48),
+         (29, 3, 5), padding=(0, 0, 2, 2), groups=29),
+    case("band_sides", "even extents, dilation, and padding that differs on every side", (2, 2, 13, 56), (2, 4, 6),
+         padding=(2, 5, 3, 7), dilation=(2, 2), groups=2),
+    case("band_cut", "no padding on the left and more than the filter reaches on the right", (2, 2, 9, 48), (2, 5, 3),
+         padding=(0, 0, 0, 10), groups=2),
 )  # fmt: skip
 
 # Cases of the shared list that the family takes.
@@ -45,6 +62,8 @@ HALVES = {
     "march_stride": (torch.float16,),
     "march_nhwc": (torch.bfloat16,),
 }
+# Those whose planes are staged, by other kernels in 16 bits than in fp32.
+STAGED = ("band_3x5", "band_7x7", "band_5x5_multiplier", "band_strips", "band_many", "band_sides", "band_cut")
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
@@ -59,10 +78,13 @@ def results_of(one: Case) -> tuple[str, ...]:
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, no shape, and whether all inputs are finite."""
     for one in (*SHARED, *CASES):
-        for dtype in (torch.float32, *HALVES.get(one.name, ())):
+        halves = (torch.float16, torch.bfloat16) if one.name in STAGED else HALVES.get(one.name, ())
+        for dtype in (torch.float32, *halves):
             yield from ((one.name, dtype, result, "", True) for result in results_of(one))
     for name in NOT_FINITE:
         yield from ((name, torch.float32, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
+    for name in ("band_many", "band_sides"):
+        yield from ((name, torch.bfloat16, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
 
 
 def forced(shape: str) -> AbstractContextManager[None]:

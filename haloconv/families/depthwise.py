@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from haloconv import support
-from haloconv.families import depthwise_march, depthwise_march_wgrad
-from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, strides_of
-from haloconv.families.depthwise_march_form import (
-    DTYPES,
-    Config,
-    Form,
-    best_config,
-    good_configs,
-    why_not,
+from haloconv.env import device_facts
+from haloconv.families import (
+    depthwise_band,
+    depthwise_band_wgrad,
+    depthwise_march,
+    depthwise_march_wgrad,
+    depthwise_tile,
 )
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, strides_of
+from haloconv.families.depthwise_march_form import DTYPES, Config, Form, best_config, good_configs, why_not
 from haloconv.jit import KernelSource
-from haloconv.problem import DIRECTIONS, Conv2dProblem
+from haloconv.problem import DIRECTIONS, Conv2dProblem, Direction
 
 
 class DepthwiseFamily:
@@ -38,10 +39,12 @@ class DepthwiseFamily:
 
     def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> list[Config]:
-        """The config that ``bind`` prefers, then others of few idle columns."""
-        way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
-        return good_configs(way.form_of(problem, first, second, result_layout))[:MOST_CANDIDATES]
+    ) -> list[Way]:
+        """The way that ``bind`` prefers first; of the march the configs that compute few idle columns."""
+        march = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
+        marches = good_configs(march.form_of(problem, first, second, result_layout))
+        special = [Way(name) for name in _special_ways(problem, first, second, result_layout, device)]
+        return [*special, *(Way("march", config) for config in marches)][:MOST_CANDIDATES]
 
     def bind(
         self,
@@ -50,10 +53,39 @@ class DepthwiseFamily:
         second: TensorForm,
         result_layout: str,
         device: torch.device,
-        config: Config | None = None,
+        config: Way | None = None,
     ) -> BoundCall:
-        way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
-        return way.bind(problem, first, second, result_layout, device, config)
+        special = _special_ways(problem, first, second, result_layout, device) if config is None else []
+        way = config or Way(next(iter(special), "march"))
+        if way.name == "march":
+            march = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
+            return march.bind(problem, first, second, result_layout, device, way.config)
+        module = depthwise_band_wgrad if problem.direction == "wgrad" else _SPECIAL[way.name]
+        return module.bind(problem, first, second, result_layout, device)
+
+
+_SPECIAL = {"band": depthwise_band, "tile": depthwise_tile}  # best first, of fprop and dgrad
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the family's kernels: ``band``, ``tile``, or ``march`` with the config of a thread (None: the best)."""
+
+    name: str
+    config: Config | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.config is None else f"{self.name} {self.config}"
+
+
+def _special_ways(
+    problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+) -> list[str]:
+    """The kernels beside the march that take the problem, best first."""
+    facts = device_facts(device.index)
+    if problem.direction == "wgrad":
+        return ["band"] if depthwise_band_wgrad.why_not(problem, first, second, facts) is None else []
+    return [name for name, way in _SPECIAL.items() if way.why_not(problem, first, result_layout, facts) is None]
 
 
 def shipped_sources() -> list[KernelSource]:
@@ -66,7 +98,17 @@ def shipped_sources() -> list[KernelSource]:
         way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
         text = way.source(form, best_config(form))
         sources[text.digest] = text
-    return list(sources.values())
+    return [*sources.values(), *(_staged_source(problem) for problem in _staged_problems())]
+
+
+def _staged_source(problem: Conv2dProblem) -> KernelSource:
+    if problem.dtype == torch.float32:
+        return depthwise_tile.source(problem, depthwise_tile.best_config(problem))
+    if problem.direction != "wgrad":
+        return depthwise_band.source(problem, depthwise_band.best_config(problem))
+    config = depthwise_band_wgrad.best_config(problem)
+    assert config is not None
+    return depthwise_band_wgrad.source(problem, config)
 
 
 def _representative_problems() -> Iterator[Conv2dProblem]:
@@ -79,9 +121,22 @@ def _representative_problems() -> Iterator[Conv2dProblem]:
         (torch.float16, "nhwc", 7, 1, ("fprop",)),
     )
     for dtype, layout, taps, stride, directions in layers:
-        layer = {"c": 96, "k": 96, "groups": 96, "r": taps, "s": taps, "stride": (stride,) * 2}
-        for direction in directions:
-            yield Conv2dProblem(
-                direction, n=2, h=56, w=56, padding=(taps // 2,) * 4, bias=direction == "fprop", dtype=dtype,
-                layout=layout, **layer,
-            )  # fmt: skip
+        yield from (_layer(direction, dtype, layout, taps, stride) for direction in directions)
+
+
+def _staged_problems() -> Iterator[Conv2dProblem]:
+    """For the kernels that need compute capability 8.0."""
+    for dtype, taps, directions in (
+        (torch.float16, 5, DIRECTIONS),
+        (torch.bfloat16, 7, ("fprop", "wgrad")),
+        (torch.float32, 5, ("fprop",)),
+        (torch.float32, 7, ("dgrad",)),
+    ):
+        yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in directions)
+
+
+def _layer(direction: Direction, dtype: torch.dtype, layout: str, taps: int, stride: int) -> Conv2dProblem:
+    return Conv2dProblem(
+        direction, n=2, c=96, h=56, w=56, k=96, r=taps, s=taps, stride=(stride,) * 2, padding=(taps // 2,) * 4,
+        groups=96, bias=direction == "fprop", dtype=dtype, layout=layout,
+    )  # fmt: skip

@@ -23,7 +23,7 @@ _REGISTER_FILE = 65536  # of a multiprocessor
 _MOST_REGISTERS = 255  # of a thread
 _OTHER_REGISTERS, _STRIDED_REGISTERS = 32, 10  # addresses, masks, counters; what ptxas adds to four strided columns
 _WGRAD_REGISTERS, _WGRAD_SPREAD = 20, 1.25  # a second tensor's addresses and masks; what ptxas adds to spread taps
-_WGRAD_CHANNEL_REGISTERS = 6
+_WGRAD_CHANNEL_REGISTERS = 4
 _WASTE = 1.35  # columns beyond the row's end that a better config may compute, against the config with the fewest
 
 
@@ -210,17 +210,18 @@ _MEASURED: dict[tuple[bool, int, str], tuple[Config | None, Config | None, Confi
     (True, 2, "plain"): (Config(2, 4, 3, 4), Config(8, 1, 2, 3), Config(4, 1, 3, 3)),
     (True, 2, "strided fprop"): (Config(4, 2, 3, 4), None, None),
     (True, 2, "strided dgrad"): (Config(4, 2, 3, 4), None, None),
-    (True, 2, "wgrad"): (Config(4, 2, 1, 4), None, Config(8, 1, 3, 2)),
+    (True, 2, "wgrad"): (Config(4, 2, 2, 4), None, Config(8, 1, 3, 2)),
+    (True, 2, "strided wgrad"): (Config(4, 4, 1, 2), None, None),
 }
 
 
 def _measured(form: Form) -> tuple[Config, ...]:
     problem = form.problem
-    role = "plain" if max(problem.stride) == 1 else f"strided {problem.direction}"
-    if problem.direction == "wgrad":
-        role = "wgrad"
+    lanes, elem_bytes, role = form.channel_lanes, problem.dtype.itemsize, f"strided {problem.direction}"
+    if max(problem.stride) == 1 or (lanes, elem_bytes, role) not in _MEASURED:
+        role = "wgrad" if problem.direction == "wgrad" else "plain"
     taps = problem.r * problem.s
-    best = _MEASURED[form.channel_lanes, problem.dtype.itemsize, role][0 if taps <= 9 else 1 if taps <= 25 else 2]
+    best = _MEASURED[lanes, elem_bytes, role][0 if taps <= 9 else 1 if taps <= 25 else 2]
     return () if best is None else (best,)
 
 
@@ -233,6 +234,9 @@ def configs(form: Form) -> tuple[Config, ...]:
         others = (*_MANY_COLUMNS, *_FEW_COLUMNS)
     else:
         others = _FEW_COLUMNS
+    if strided and 8 % form.problem.stride[1]:  # columns are multiples of the stride
+        step = form.problem.stride[1]
+        others = (Config(step, 4, 2, 3), Config(step, 2, 2, 4), Config(2 * step, 1, 2, 4), Config(step, 1, 1, 2))
     return tuple(config for config in (*_measured(form), *others) if invalid(form, config) is None)
 
 

@@ -48,6 +48,11 @@ ARCHS = {
     "depthwise_window": EVERY_ARCH,
     "depthwise": EVERY_ARCH,
 }
+NEWER = (
+    "depthwise_band",
+    "depthwise_band_wgrad",
+    "depthwise_tile",
+)  # kernels of a family for every architecture that need sm_80
 OLD_NVRTCS = (12, 11)
 THREADS = 2
 
@@ -112,7 +117,7 @@ def every(request: pytest.FixtureRequest) -> bool:
 
 
 def test_no_kernel_spills(family: str, arch: str, every: bool) -> None:
-    sources = SHIPPED[family]()
+    sources = [source for source in SHIPPED[family]() if arch != "sm_75" or source.kernel not in NEWER]
     if not every and (arch != MAIN_ARCH or family in TOGETHER_ON_MAIN):
         sources = _part(sources, TOGETHER_ON_MAIN[family] if arch == MAIN_ARCH else 2)
     assert _spills(sources, lambda source: jit.compile_source(source, arch).spill_bytes) == []

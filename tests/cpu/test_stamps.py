@@ -48,7 +48,9 @@ HOST_AND_DEVICE = {
     },
     "depthwise": {
         "depthwise_march.cu", "depthwise_march_wgrad.cu", "march_axes.cuh", "march_row.cuh", "geometry.cuh",
-        "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py", "launch.py",
+        "depthwise_band.cu", "depthwise_band_wgrad.cu", "depthwise_tile.cu", "strips.cuh", "mma.cuh",
+        "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py",
+        "depthwise_band.py", "depthwise_band_wgrad.py", "depthwise_strips.py", "depthwise_tile.py", "launch.py",
     },
 }  # fmt: skip
 

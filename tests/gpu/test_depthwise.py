@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from haloconv import plan
-from haloconv.families import depthwise_march_form
+from haloconv.families import depthwise_band, depthwise_band_wgrad, depthwise_march_form, depthwise_tile
 from haloconv.families.depthwise_march_form import Config, Form
 from tests import oracle
 from tests.cases import Case, case, case_id, make
@@ -64,7 +64,9 @@ def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) ->
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
 @pytest.mark.parametrize("one", [one for one in (*LARGE, *LARGE_NHWC) if one.name in CONFIGS], ids=case_id)
 def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that fit, not only the one that is put first; cut into strips of five rows."""
+    """All of the marches that fit, not only the one that is put first, also where planes would be staged."""
+    for other in (depthwise_band, depthwise_band_wgrad, depthwise_tile):
+        monkeypatch.setattr(other, "why_not", lambda *_: "a march is asked for")
     forced, t, configs = subject.on(one, dtype), make(one, dtype, "cuda"), depthwise_march_form.configs
     for result in results_of(one):
         want, index, most = oracle.expected(result, t, forced.spec), 0, 1

@@ -8,6 +8,7 @@ of the seeds. Every entry changes what the kernel may do: an edit without conseq
 from __future__ import annotations
 
 from tests.mutations import (
+    depthwise_band,
     depthwise_march,
     depthwise_window,
     direct,
@@ -30,6 +31,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_staging.MUTATIONS,
     *halo_sm90_stores.MUTATIONS,
     *halo_sm90_streams.MUTATIONS,
+    *depthwise_band.MUTATIONS,
     *depthwise_march.MUTATIONS,
     *depthwise_window.MUTATIONS,
 )
