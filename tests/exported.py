@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import subprocess
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -65,7 +66,12 @@ def compiled(command: list[str], folder: Path) -> None:
 
 
 def _kernel_stub(kernel: NamedKernel) -> str:
-    members = "".join(f" {_TYPES[field.code]} _{i};" for i, field in enumerate(params_of(kernel.source)))
+    """A kernel that does nothing, of the same struct without inner ones: what follows one is aligned as it was."""
+    members, end = "", 0
+    for i, field in enumerate(params_of(kernel.source)):
+        gap = next((f"alignas({each}) " for each in (8, 64) if end < field.offset == end + -end % each), "")
+        members += f" {gap}{_TYPES[field.code]} _{i};"
+        end = field.offset + struct.calcsize(field.code)
     return (
         f"namespace {kernel.namespace} {{\nstruct alignas(64) TensorMap {{ uint64_t opaque[16]; }};\n"
         f"struct Params {{{members} }};\nvoid {kernel.source.entry}(Params) {{}}\n}}"

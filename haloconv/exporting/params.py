@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ _NAMESPACE = re.compile(r"\w+::")
 _MEMBER = re.compile(r"(?:const )?(unsigned (?:char|short|int)|[\w:]+)(\*?) (.*)")
 _DECLARATOR = re.compile(r"(\**)\s*(\w+)\s*(?:\[(\d+)\])?")
 _SCALARS = {"int": "i", "unsigned": "I", "i64": "q", "float": "f"}
-_POINTER, _MAP = "Q", f"{TENSOR_MAP_BYTES}s"
+_POINTER, _MAP, _MAP_ALIGNMENT = "Q", f"{TENSOR_MAP_BYTES}s", 64
 
 
 class ParamsError(RuntimeError):
@@ -58,14 +58,7 @@ def params_of(source: KernelSource) -> tuple[Field, ...]:
     """
     text = _COMMENT.sub("", source.text)
     aliases, structs = dict(_ALIAS.findall(text)), dict(_bodies(text))
-    fields, offset = [], 0
-    for name, code in _flat(_parameter_type(source, text), "", aliases, structs):
-        size = struct.calcsize(code)
-        alignment = 64 if code == _MAP else size
-        offset += -offset % alignment
-        fields.append(Field(name, code, offset))
-        offset += size
-    return tuple(fields)
+    return _layout(_parameter_type(source, text), aliases, structs).fields
 
 
 def _parameter_type(source: KernelSource, text: str) -> str:
@@ -94,24 +87,47 @@ def _bodies(text: str) -> Iterator[tuple[str, str]]:
         yield found[1], "".join(kept)
 
 
-def _flat(kind: str, prefix: str, aliases: dict[str, str], structs: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Name and format of every scalar of a type, those of inner structs and arrays one by one."""
+class _Layout(NamedTuple):
+    """The scalars of a type, those of inner structs and arrays one by one; its bytes, padded to its alignment."""
+
+    fields: tuple[Field, ...]
+    size: int
+    alignment: int
+
+
+def _layout(kind: str, aliases: dict[str, str], structs: dict[str, str]) -> _Layout:
     plain = _NAMESPACE.sub("", kind)
     if plain in _SCALARS:
-        yield prefix, _SCALARS[plain]
-    elif plain == "TensorMap":
-        yield prefix, _MAP
-    elif plain in structs:
-        for member, name, is_pointer in _members(structs[plain]):
-            path = f"{prefix}.{name}" if prefix else name
-            if is_pointer:
-                yield path, _POINTER
-            else:
-                yield from _flat(member, path, aliases, structs)
-    elif plain in aliases:
-        yield from _flat(aliases[plain], prefix, aliases, structs)
-    else:
-        raise ParamsError(f"a kernel's parameter has the type {kind}, of which no definition was found")
+        return _single(_SCALARS[plain])
+    if plain == "TensorMap":
+        return _single(_MAP, _MAP_ALIGNMENT)
+    if plain in structs:
+        return _joined(
+            (name, _single(_POINTER) if is_pointer else _layout(member, aliases, structs))
+            for member, name, is_pointer in _members(structs[plain])
+        )
+    if plain in aliases:
+        return _layout(aliases[plain], aliases, structs)
+    raise ParamsError(f"a kernel's parameter has the type {kind}, of which no definition was found")
+
+
+def _single(code: str, alignment: int = 0) -> _Layout:
+    size = struct.calcsize(code)
+    return _Layout((Field("", code, 0),), size, alignment or size)
+
+
+def _joined(members: Iterable[tuple[str, _Layout]]) -> _Layout:
+    """A struct of these members: each at its alignment, and the end at the struct's."""
+    fields, at, alignment = [], 0, 1
+    for name, member in members:
+        at += -at % member.alignment
+        fields += [
+            Field(f"{name}.{inner.name}" if inner.name else name, inner.code, at + inner.offset)
+            for inner in member.fields
+        ]
+        at += member.size
+        alignment = max(alignment, member.alignment)
+    return _Layout(tuple(fields), at + -at % alignment, alignment)
 
 
 def _members(body: str) -> Iterator[tuple[str, str, bool]]:

@@ -149,7 +149,8 @@ def _pixel_tiles(layer: Layer, eights: int) -> tuple[tuple[int, int, int, int], 
             images = [1, 2, 4, 8, 16, 32] if whole else [1]
             for tile_n, tile_groups in product(images, groups):
                 pixels = tile_n * tile_p * tile_q
-                if pixels <= _MOST_PIXELS and (pixels >= 96 or whole or tile_q == layer.cols) and tile_n < 2 * layer.n:
+                enough = pixels >= 96 or tile_p == layer.rows or tile_q == layer.cols
+                if enough and pixels <= _MOST_PIXELS and tile_n < 2 * layer.n:
                     found.append((tile_n, tile_p, tile_q, tile_groups))
     return tuple(found)
 

@@ -79,15 +79,15 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLS], const Filter
     }
 }
 
-// What a thread computes of each strip: a group of columns, and every `pass`-th group of rows.
+// What a thread computes of each strip: a group of columns, and every `hop`-th group of rows.
 struct Own {
-    int row, pass;  // in rows
-    int from;       // bytes from a buffer to its first window
-    float* out;     // its first output in the first strip of the first image
+    int row, hop;  // in rows
+    int from;      // bytes from a buffer to its first window
+    float* out;    // its first output in the first strip of the first image
 
     __device__ __forceinline__ Own(const Params& p, int channel) {
         const int groups = THREADS / p.col_groups, thread = threadIdx.x, col = thread % p.col_groups;
-        pass = groups * ROWS;
+        hop = groups * ROWS;
         row = thread < groups * p.col_groups ? thread / p.col_groups * ROWS : 1 << 30;
         from = row * p.staged.row_bytes + col * (COLS * (int)sizeof(float));
         out = p.out + channel * p.out_c + row * p.out_h + col * COLS;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
     float* out = own.out + unit.image * p.out_n + first_row * p.out_h;
     const char* window = buffer + own.from;
 #pragma unroll 1
-    for (int row = own.row; row < rows; row += own.pass) {
+    for (int row = own.row; row < rows; row += own.hop) {
         float sums[ROWS][COLS];
         multiply(sums, filter, window, p.staged.row_bytes);
         float* to = out;
@@ -111,8 +111,8 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
             if (row + i < rows) *reinterpret_cast<Vector*>(to) = leaving;
             to += p.out_h;
         }
-        window += own.pass * p.staged.row_bytes;
-        out += own.pass * p.out_h;
+        window += own.hop * p.staged.row_bytes;
+        out += own.hop * p.out_h;
     }
 }
 

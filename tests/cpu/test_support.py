@@ -1,12 +1,18 @@
-"""What the tensor-core kernels refuse, by the sentence that says why."""
+"""What kernels refuse, by the sentence that says why; and what they must take."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from haloconv import support
-from haloconv.problem import Conv2dProblem
+from haloconv.emulator import emulated_device
+from haloconv.families import FAMILIES
+from haloconv.problem import DIRECTIONS, Conv2dProblem
+from tests.cases import FULL_CASES, case_dtypes
+from tests.families import SUBJECTS, Subject
 
 
 def _problem(**change: object) -> Conv2dProblem:
@@ -39,3 +45,17 @@ def test_refused(change: dict[str, object], sentence: str) -> None:
 )
 def test_taken(change: dict[str, object]) -> None:
     assert support.why_no_tensor_cores(_problem(**change)) is None
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+def test_every_case_is_taken(subject: Subject) -> None:
+    """What the GPU tests force upon a family it takes, however odd the extents: without a GPU nothing else says so."""
+    refused = {}
+    with emulated_device():
+        for one, dtype in case_dtypes(FULL_CASES):
+            precision = "tf32" if subject.label(dtype) == "tf32" else "ieee"
+            for direction in set(DIRECTIONS) & set(subject.results) if dtype in subject.dtypes else ():
+                problem = replace(one.problem(direction, dtype), precision=precision)
+                reason = FAMILIES[subject.name].why_not(problem, torch.device("cpu"))
+                refused |= {f"{one.name} {direction} {dtype}": reason} if reason is not None else {}
+    assert refused == {}

@@ -20,7 +20,7 @@ STAGING = (
     _fault("band: rows outside are read", "the rows above and below the image count as inside",
            ("(unsigned)(first + at) < (unsigned)s.extent ? PIECE_BYTES : 0", "PIECE_BYTES"), on="band_3x5"),
     _fault("band: pieces in the wrong row", "a thread goes down its rows one by one",
-           ("buffer += pass * s.row_bytes;", "buffer += s.row_bytes;"), on="band_3x5"),
+           ("buffer += hop * s.row_bytes;", "buffer += s.row_bytes;"), on="band_3x5"),
     _fault("band: no columns of zeros", "rows begin where the zeros belong",
            ("(s.left + piece) * PIECE_BYTES;", "piece * PIECE_BYTES;"), on="band_3x5"),
     _fault("band: zeros on the left only", "what lies behind a row is what memory held",

@@ -42,18 +42,18 @@ struct Unit {
     }
 };
 
-// What one of COPIERS threads copies: one piece of every `pass`-th row.
+// What one of COPIERS threads copies: one piece of every `hop`-th row.
 template <class Elem, int COPIERS>
 struct Copier {
-    int row, pass;     // its first row; rows between its rows
+    int row, hop;      // its first row; rows between its rows
     int to;            // bytes from a buffer to its first piece
     const Elem* from;  // that piece in the first strip of the first image
 
     // Threads that are left over have no row.
     __device__ __forceinline__ Copier(const Staged& s, const Elem* tensor, int channel) {
         const int thread = threadIdx.x, piece = thread % s.width;
-        pass = COPIERS / s.width;
-        row = thread < pass * s.width ? thread / s.width : s.rows;
+        hop = COPIERS / s.width;
+        row = thread < hop * s.width ? thread / s.width : s.rows;
         to = row * s.row_bytes + (s.left + piece) * PIECE_BYTES;
         from = tensor + channel * s.channel + (row - s.pad_top) * s.row + piece * (PIECE_BYTES / (int)sizeof(Elem));
     }
@@ -61,7 +61,7 @@ struct Copier {
     // Asks for a strip that begins `first` rows after the first one; rows outside the plane become zeros.
     __device__ __forceinline__ void copy(const Staged& s, char* buffer, int image, int first) const {
         const Elem* source = from + image * s.image + first * s.row;
-        const i64 step = pass * s.row;
+        const i64 step = hop * s.row;
         buffer += to;
         first -= s.pad_top;
         for (int at = row; at < s.rows;) {
@@ -69,9 +69,9 @@ struct Copier {
             for (int i = 0; i < COPIES; ++i) {
                 if (at < s.rows)
                     ptx::cp_async_16(buffer, source, (unsigned)(first + at) < (unsigned)s.extent ? PIECE_BYTES : 0);
-                at += pass;
+                at += hop;
                 source += step;
-                buffer += pass * s.row_bytes;
+                buffer += hop * s.row_bytes;
             }
         }
     }
