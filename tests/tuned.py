@@ -25,10 +25,11 @@ LAYER = Conv2dProblem("fprop", 2, 8, 24, 28, 16, 3, 3, padding=(1, 1, 1, 1), dty
 
 def record(problem: Conv2dProblem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:
     """A record that holds on ``facts`` and is current, unless ``changes`` say otherwise."""
+    own = family if family != "aten" else "direct"
     made = Record(
         layer=layer_key(problem), size=size_of(problem), bucket=bucket_of(problem), family=family, config="",
-        ms=0.5, aten_ms=1.0, own=family if family != "aten" else "direct", own_ms=0.5, error=1e-4, aten_error=1e-4,
-        error_limit=1e-3, difference=1e-4, spread=0.01, runs=10, kernels=kernel_hash(family), gpu=facts.name,
+        ms=0.5, aten_ms=1.0, own=own, own_ms=0.5, error=1e-4, aten_error=1e-4,
+        error_limit=1e-3, difference=1e-4, spread=0.01, runs=10, kernels=kernel_hash(own), gpu=facts.name,
         sm_count=facts.sm_count, software=software_stamp(), date="2026-01-02T03:04:05Z",
     )  # fmt: skip
     return replace(made, **changes)

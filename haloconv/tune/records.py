@@ -40,7 +40,7 @@ class Record:
     ``family`` was chosen, with ``config`` (families.base.config_key), and took ``ms``; ``own`` is the fastest of our
     families, chosen or not, None if no result of ours was right. ``error`` and ``difference`` (from PyTorch's result)
     are the chosen family's, ``error_limit`` is what passes; ``spread`` and ``runs`` are those of its times. ``kernels``
-    is the hash of its kernels, ``software`` the versions in force.
+    is the hash of the kernels of ``own``, which decided also where PyTorch won; ``software`` the versions in force.
     """
 
     layer: str
@@ -84,7 +84,8 @@ class Record:
     def holds_on(self, facts: env.DeviceFacts) -> bool:
         """Whether the record says anything here: the same GPU model, and kernels unchanged since."""
         same_gpu = (self.gpu, self.sm_count) == (facts.name, facts.sm_count)
-        return same_gpu and self.family in FAMILIES and self.kernels == kernel_hash(self.family)
+        own = self.own or "aten"
+        return same_gpu and {self.family, own} <= set(FAMILIES) and self.kernels == kernel_hash(own)
 
     @property
     def is_current(self) -> bool:
@@ -111,7 +112,7 @@ def make_record(
         family=family,
         config=config,
         own=own,
-        kernels=kernel_hash(family),
+        kernels=kernel_hash(own or "aten"),
         gpu=facts.name,
         sm_count=facts.sm_count,
         software=env.software_stamp(),
