@@ -24,9 +24,14 @@ def _recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
     return wanted and torch.is_grad_enabled()
 
 
-def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> Tensor:
-    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop."""
+def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, notes: dict | None = None) -> Tensor:
+    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop.
+
+    ``notes["is_native"]`` becomes true if every direction of the layer goes to PyTorch.
+    """
     plan = plans.plan_fprop(x, w, b, spec)
+    if plan.native and notes is not None:
+        notes["is_native"] = True
     if not _recording(x, w, b):
         return plan.run(x, w, b)
     if plan.native:

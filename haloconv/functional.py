@@ -91,11 +91,13 @@ def make_spec(
 _cached_spec = lru_cache(maxsize=4096, typed=True)(make_spec)
 
 
-def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
+def convolve(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, notes: dict | None = None
+) -> torch.Tensor:
     """conv2d of tensors, with everything else in ``spec``.
 
     Plain eager tensors go straight to our autograd; whatever traces goes through the operator, whatever transforms
-    through functions that PyTorch can transform.
+    through functions that PyTorch can transform. ``notes`` gets what autograd.fprop has to say.
     """
     if x.dim() == 3:
         return convolve(x.unsqueeze(0), w, b, spec).squeeze(0)
@@ -114,4 +116,4 @@ def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: Con
         or _tracing_state() is not None
     ):
         return torch.ops.haloconv.fprop(x, w, b, *spec)
-    return autograd.fprop(x, w, b, spec)
+    return autograd.fprop(x, w, b, spec, notes)

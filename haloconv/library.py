@@ -144,7 +144,10 @@ def cast_for_autocast(device_type: str, *tensors: Tensor | None) -> tuple[Tensor
     """Floating-point tensors of the device, fp64 excepted, in autocast's dtype; everything else unchanged."""
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(
-        tensor.to(dtype) if tensor is not None and _is_cast(tensor, device_type) else tensor for tensor in tensors
+        [
+            each if each is None or each.dtype is dtype or not _is_cast(each, device_type) else each.to(dtype)
+            for each in tensors
+        ]
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from haloconv import plan as plans
 from haloconv.families.base import is_channels_last
 from haloconv.functional import convolve, make_spec
 from haloconv.library import autocast_dtype
@@ -18,7 +19,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _SPEC_NAMES = frozenset(
     ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "precision", "family", "strict")
 )
-OWN_NAMES = frozenset(("precision", "family", "strict", "swapped", "_spec", "_last_input"))
+OWN_NAMES = frozenset(("precision", "family", "strict", "swapped", "_spec", "_last_input", "_native"))
 """What a layer of ours has on top of a torch.nn.Conv2d."""
 
 
@@ -106,6 +107,7 @@ class Conv2d(torch.nn.Conv2d):
         super().__setattr__(name, value)
         if name in _SPEC_NAMES:
             self.__dict__.pop("_spec", None)
+            self.__dict__.pop("_native", None)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """(N, K, P, Q) of ``input`` (N, C, H, W), or (K, P, Q) of (C, H, W). Raises as haloconv.conv2d."""
@@ -115,6 +117,15 @@ class Conv2d(torch.nn.Conv2d):
         return self._conv_forward(input, self.weight if weight is None else weight, bias)
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        native = self.__dict__.get("_native")
+        if native is not None and not _is_compiling() and native[0] == _circumstances(input, weight):
+            return torch.conv2d(input, weight, bias, *native[1])
+        return self._convolve(input, weight, bias)
+
+    def _convolve(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The convolution with a family chosen. Where all directions go to PyTorch, the layer notes it: from then on
+        its calls are PyTorch's own, autocast and all, as long as nothing changes that the choice depends on.
+        """
         if not isinstance(input, torch.Tensor):
             if isinstance(input, torch.fx.Proxy):  # torch.fx keeps the layers of torch.nn whole; ours, too
                 return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
@@ -125,7 +136,13 @@ class Conv2d(torch.nn.Conv2d):
         if type(input) is torch.Tensor and not _is_compiling():  # extents of fake tensors may be symbols
             dtype = autocast_dtype(input) if _any_autocast() else input.dtype
             self.__dict__["_last_input"] = (input.shape, input.stride(), dtype, input.device)
-        return convolve(input, weight, bias, spec)
+        notes: dict[str, bool] = {}
+        y = convolve(input, weight, bias, spec, notes)
+        if notes and self.padding_mode == "zeros":
+            top, _, left, _ = spec.padding
+            arguments = (spec.stride, (top, left), spec.dilation, spec.groups)
+            self.__dict__["_native"] = (_circumstances(input, weight), arguments)
+        return y
 
     def _new_spec(self) -> ConvSpec:
         """What the attributes ask for; kept until one of them is assigned."""
@@ -169,6 +186,18 @@ class Conv2d(torch.nn.Conv2d):
             return None
         reason = why_not_elements(parameter.dtype, parameter.device)
         return None if reason is None else Choice("aten", reason, refused=True)
+
+
+def _circumstances(x: torch.Tensor, w: torch.Tensor) -> tuple | None:
+    """What the choice of a family depends on, as far as it changes between a layer's calls; None for other tensors.
+
+    PyTorch's precision of fp32 products is in it; autocast's dtype is not: with another one PyTorch still gives what it
+    would give by itself.
+    """
+    if type(x) is not torch.Tensor:
+        return None
+    settings = (torch_precision(), _any_autocast(), plans.generation)
+    return (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, *settings)
 
 
 def check_names(precision: str | None, family: str) -> None:

@@ -106,8 +106,14 @@ def problem_of(
     return Conv2dProblem(direction, *x_shape, w_shape[0], *w_shape[2:], *parameters, bias, dtype, layout, precision)
 
 
+generation = 0
+"""How often all plans were forgotten: what was derived from a plan holds within a generation."""
+
+
 def clear_plans() -> None:
     """Forget every plan; the next call of each layer chooses and binds again."""
+    global generation
+    generation += 1
     _plans.clear()
     _bgrads.clear()
 

@@ -62,9 +62,9 @@ def _has_few_taps(problem: Conv2dProblem) -> bool:
     if problem.direction == "wgrad":
         if problem.q < _WIDE_ROW:
             return False
-        if problem.layout == "nchw" or problem.dtype == torch.bfloat16:
+        if problem.layout == "nchw":
             return True
-        return taps > 25 if halves else strided or taps > 9
+        return taps > 25 if problem.dtype == torch.float16 else strided or taps > 9
     if problem.layout == "nchw":
         return not halves or taps > 9 or problem.q >= _NARROW_ROW
     return halves or not strided or problem.direction == "dgrad"

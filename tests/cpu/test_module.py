@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import haloconv
+from haloconv import module as module_file
+from haloconv import plan
+from haloconv.emulator import emulated_device
 
 LAYERS: tuple[tuple[tuple, dict[str, Any]], ...] = (
     ((4, 6, 3), {}),
@@ -224,3 +228,53 @@ def test_from_torch_refuses_what_is_no_conv2d() -> None:
     for other in (torch.nn.Linear(3, 4), torch.nn.Conv1d(3, 4, 3), torch.nn.ConvTranspose2d(3, 4, 3)):
         with pytest.raises(TypeError, match=type(other).__name__):
             haloconv.Conv2d.from_torch(other)
+
+
+# --- layers whose directions all go to PyTorch
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each call of a layer in which a family is chosen."""
+    calls: list[int] = []
+    real = module_file.convolve
+    monkeypatch.setattr(module_file, "convolve", lambda *args: calls.append(1) or real(*args))
+    return calls
+
+
+def test_a_layer_left_to_pytorch_costs_no_choice_after_the_first_call(chosen: list[int]) -> None:
+    layer, x = haloconv.Conv2d(4, 6, 3, padding=(1, 2), stride=2, dilation=2, groups=2), torch.randn(2, 4, 12, 15)
+    want = torch.nn.Conv2d.forward(layer, x)
+    assert all(torch.equal(layer(x), want) for _ in range(3)) and len(chosen) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second = layer(x), layer(x)
+    assert first.dtype == second.dtype == torch.bfloat16 and torch.equal(first, second) and len(chosen) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer, "precision", "tf32"),
+        lambda layer: setattr(layer, "family", "direct"),
+        lambda layer: setattr(layer, "stride", (2, 2)),
+        lambda layer: layer.to(memory_format=torch.channels_last),
+        lambda layer: plan.clear_plans(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:haloconv")
+def test_a_family_is_chosen_anew_after_a_change(chosen: list[int], change: Callable) -> None:
+    layer, x = haloconv.Conv2d(4, 6, 3), torch.randn(2, 4, 12, 15)
+    layer(x), layer(x)
+    change(layer)
+    y = layer(x)
+    assert len(chosen) == 2 and torch.allclose(y, torch.nn.functional.conv2d(x, layer.weight, layer.bias, layer.stride))
+
+
+def test_other_inputs_are_chosen_for_and_kernels_are_found_where_there_are_any(chosen: list[int]) -> None:
+    layer, x = haloconv.Conv2d(4, 6, 3, dtype=torch.float64), torch.randn(2, 4, 12, 15, dtype=torch.float64)
+    want = layer(x)
+    assert torch.equal(layer(x[:1]), want[:1]) and torch.equal(layer(x[0]), want[0]) and len(chosen) == 3
+    with emulated_device(), torch.no_grad():
+        y = layer(x)
+        assert layer.choice().family == "direct"
+    assert len(chosen) == 4 and torch.allclose(y, want)
