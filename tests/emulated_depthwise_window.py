@@ -108,8 +108,8 @@ def forced(shape: str) -> Iterator[None]:
     with MonkeyPatch.context() as patch:
         if shape in CUTS:
             gradient, filter_gradient = CUTS[shape]
-            patch.setattr(depthwise_window, "FORCED", [gradient])
-            patch.setattr(depthwise_window_wgrad, "FORCED", [filter_gradient])
+            patch.setattr(depthwise_window, "choose", lambda *_: gradient)
+            patch.setattr(depthwise_window_wgrad, "choose", lambda *_: filter_gradient)
         else:
             patch.setattr(depthwise_window, "CONFIGS", depthwise_window.CONFIGS[:1])
             patch.setattr(depthwise_window_wgrad, "CONFIGS", depthwise_window_wgrad.CONFIGS[:1])

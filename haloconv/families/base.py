@@ -149,3 +149,23 @@ def is_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         least = strides[dim] * max(shape[dim], 1)
     return True
+
+
+def dense_call(
+    launch: Callable[..., None], problem: Conv2dProblem, out_shape: tuple[int, ...], out_strides: tuple[int, ...]
+) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel that takes (input, w, bias, output)."""
+
+    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        y = x.new_empty_strided(out_shape, out_strides)
+        if b is not None and not b.is_contiguous():
+            b = b.contiguous()
+        launch(x.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), y.data_ptr())
+        return y
+
+    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        dx = dy.new_empty_strided(out_shape, out_strides)
+        launch(dy.data_ptr(), w.data_ptr(), 0, dx.data_ptr())
+        return dx
+
+    return dgrad if problem.direction == "dgrad" else fprop

@@ -1,4 +1,8 @@
-"""The ``depthwise`` family: layers of one channel a group, on CUDA cores, with fp32 sums."""
+"""The ``depthwise`` family: layers of one channel a group, with fp32 sums.
+
+Threads march down rows in registers; filters of more than 9 taps on aligned rows are staged in shared memory and run
+on tensor cores (16 bits) or in register tiles (fp32).
+"""
 
 from __future__ import annotations
 

@@ -9,22 +9,18 @@ import torch
 
 from haloconv.env import DeviceFacts, device_facts
 from haloconv.families import depthwise_strips
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div
 from haloconv.families.depthwise_strips import (
     PIECE_BYTES,
-    SHARE_FORMAT,
-    STAGED_FORMAT,
-    Staged,
-    bound,
+    Cut,
+    bind_strips,
     padding,
     shapes,
-    share,
     slots,
     staged,
     strips,
 )
 from haloconv.families.direct_sums import ELEMENTS
-from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
@@ -33,7 +29,6 @@ _ROWS, _TILE = 8, 16  # output rows of a warp's step, output columns of a tile
 _MOST_BANDS = 18  # slices of all filter rows: four registers each
 _MOST_ABOVE = 16  # columns of a window before the first that a filter meets
 _FILTER_BYTES = 4096  # about what a filter between zeros takes
-_PARAMS_FORMAT = f"4Q6q{STAGED_FORMAT}{SHARE_FORMAT}3i"
 
 
 @dataclass(frozen=True)
@@ -103,16 +98,7 @@ def source(problem: Conv2dProblem, config: Config) -> KernelSource:
     return kernel_source("depthwise_band", "depthwise_band", constants)
 
 
-class _Cut(NamedTuple):
-    """Strips of the output, how those of the input are staged, bytes of shared memory, blocks that run at a time."""
-
-    strips: tuple[int, int]
-    side: Staged
-    smem_bytes: int
-    slots: int
-
-
-def _cut(problem: Conv2dProblem, first: TensorForm, config: Config, facts: DeviceFacts) -> _Cut:
+def _cut(problem: Conv2dProblem, first: TensorForm, config: Config, facts: DeviceFacts) -> Cut:
     in_shape, out_shape = shapes(problem)
     (left, slices), (pad_top, pad_left) = columns(problem), padding(problem)
     halo_h, halo_w = ((n - 1) * dil for n, dil in zip((problem.r, problem.s), problem.dilation, strict=True))
@@ -121,23 +107,14 @@ def _cut(problem: Conv2dProblem, first: TensorForm, config: Config, facts: Devic
     read = ceil_div(out_shape[3], step_cols) * step_cols + _TILE * (slices - 1)
     side = staged(first, in_shape, pad_top, cut[1] + halo_h, left // _PIECE, width, read, 2)
     smem = config.buffers * side.buffer_bytes + config.warps * _ROWS * (2 * config.tiles + 1) * PIECE_BYTES
-    return _Cut(cut, side, smem, slots(facts, smem + _FILTER_BYTES, config.min_blocks))
+    return Cut(cut, side, smem, slots(facts, smem + _FILTER_BYTES, config.min_blocks))
 
 
 def bind(
     problem: Conv2dProblem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device
 ) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    out_shape = shapes(problem)[1]
-    out_strides = strides_of(out_shape, result_layout)
-    config = best_config(problem)
+    out_shape, config = shapes(problem)[1], best_config(problem)
     cut = _cut(problem, first, config, device_facts(device.index))
-    shared = share(out_shape[1], out_shape[0], cut.strips, cut.side.buffer_bytes, cut.slots)
-    fields = (
-        *(w.strides[0], *w.strides[2:], *out_strides[:3], *cut.side, *shared),
-        *(*out_shape[2:], padding(problem)[1]),
-    )
-    grid = shared.channels * shared.parts
-    text = source(problem, config)
-    launch = Launch(text, device, grid, 32 * config.warps, cut.smem_bytes, _PARAMS_FORMAT, fields)
-    return bound(launch, problem, out_shape, out_strides)
+    text, own = source(problem, config), (*out_shape[2:], padding(problem)[1])
+    return bind_strips(text, 32 * config.warps, problem, w, result_layout, device, cut, own)

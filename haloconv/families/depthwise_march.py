@@ -8,7 +8,7 @@ import torch
 
 from haloconv.env import device_facts
 from haloconv.families import depthwise_march_form
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, dense_call, strides_of
 from haloconv.families.depthwise_march_form import Config, Form, column_constant, common_constants, vectors
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
@@ -103,17 +103,4 @@ def bind(
     )
     grid = blocks * cut.count * dil
     launch = Launch(source(form, config), device, grid, config.threads, 0, _PARAMS_FORMAT, fields)
-
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        y = x.new_empty_strided(out_shape, out_strides)
-        if b is not None and not b.is_contiguous():
-            b = b.contiguous()
-        launch(x.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), y.data_ptr())
-        return y
-
-    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        dx = dy.new_empty_strided(out_shape, out_strides)
-        launch(dy.data_ptr(), w.data_ptr(), 0, dx.data_ptr())
-        return dx
-
-    return dgrad if form.scatters else fprop
+    return dense_call(launch, problem, out_shape, out_strides)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from haloconv.env import DeviceFacts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, dense_call, strides_of
+from haloconv.families.launch import Launch
+from haloconv.jit import KernelSource
 from haloconv.problem import Conv2dProblem
 
 PIECE_BYTES = 16  # of one copy
@@ -134,21 +135,35 @@ def slots(facts: DeviceFacts, smem_bytes: int, min_blocks: int) -> int:
     return facts.sm_count * min(min_blocks, fit)
 
 
-def bound(
-    launch: Callable[..., None], problem: Conv2dProblem, out_shape: tuple[int, ...], out_strides: tuple[int, ...]
+class Cut(NamedTuple):
+    """Strips of the output, how those of the input are staged, bytes of shared memory, blocks that run at a time."""
+
+    strips: tuple[int, int]
+    side: Staged
+    smem_bytes: int
+    slots: int
+
+
+def bind_strips(
+    text: KernelSource,
+    threads: int,
+    problem: Conv2dProblem,
+    w: TensorForm,
+    result_layout: str,
+    device: torch.device,
+    cut: Cut,
+    own: tuple[int, ...],
 ) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel that takes (input, w, bias, output)."""
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel of ``threads`` a block.
 
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        y = x.new_empty_strided(out_shape, out_strides)
-        if b is not None and not b.is_contiguous():
-            b = b.contiguous()
-        launch(x.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), y.data_ptr())
-        return y
-
-    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        dx = dy.new_empty_strided(out_shape, out_strides)
-        launch(dy.data_ptr(), w.data_ptr(), 0, dx.data_ptr())
-        return dx
-
-    return dgrad if problem.direction == "dgrad" else fprop
+    Its struct has the four pointers, strides of the filter and of the output, Staged, Share, and the kernel's ``own``
+    ints.
+    """
+    out_shape = shapes(problem)[1]
+    out_strides = strides_of(out_shape, result_layout)
+    shared = share(out_shape[1], out_shape[0], cut.strips, cut.side.buffer_bytes, cut.slots)
+    fields = (w.strides[0], *w.strides[2:], *out_strides[:3], *cut.side, *shared, *own)
+    params_format = f"4Q6q{STAGED_FORMAT}{SHARE_FORMAT}{len(own)}i"
+    grid = shared.channels * shared.parts
+    launch = Launch(text, device, grid, threads, cut.smem_bytes, params_format, fields)
+    return dense_call(launch, problem, out_shape, out_strides)

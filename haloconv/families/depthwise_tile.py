@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from haloconv.env import DeviceFacts, device_facts
 from haloconv.families import depthwise_strips
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div
 from haloconv.families.depthwise_strips import (
-    SHARE_FORMAT,
-    STAGED_FORMAT,
-    Staged,
-    bound,
+    Cut,
+    bind_strips,
     padding,
     shapes,
-    share,
     slots,
     staged,
     strips,
 )
-from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
 _COLS = 4  # columns of a thread, and of one copy
 _MOST_TAPS = 49  # that stand in registers
-_PARAMS_FORMAT = f"4Q6q{STAGED_FORMAT}{SHARE_FORMAT}2i"
 
 
 @dataclass(frozen=True)
@@ -85,16 +79,7 @@ def source(problem: Conv2dProblem, config: Config) -> KernelSource:
     return kernel_source("depthwise_tile", "depthwise_tile", constants)
 
 
-class _Cut(NamedTuple):
-    """Strips of the output, how those of the input are staged, bytes of shared memory, blocks that run at a time."""
-
-    strips: tuple[int, int]
-    side: Staged
-    smem_bytes: int
-    slots: int
-
-
-def _cut(problem: Conv2dProblem, first: TensorForm, config: Config, facts: DeviceFacts) -> _Cut:
+def _cut(problem: Conv2dProblem, first: TensorForm, config: Config, facts: DeviceFacts) -> Cut:
     in_shape, out_shape = shapes(problem)
     pad_top, pad_left = padding(problem)
     left, groups = ceil_div(pad_left, _COLS), out_shape[3] // _COLS
@@ -104,23 +89,14 @@ def _cut(problem: Conv2dProblem, first: TensorForm, config: Config, facts: Devic
     read = (groups - 1 + vectors) * _COLS
     side = staged(first, in_shape, pad_top, cut[1] + problem.r - 1, left, width, read, 4)
     smem = config.buffers * side.buffer_bytes
-    return _Cut(cut, side, smem, slots(facts, smem, config.min_blocks))
+    return Cut(cut, side, smem, slots(facts, smem, config.min_blocks))
 
 
 def bind(
     problem: Conv2dProblem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device
 ) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    out_shape = shapes(problem)[1]
-    out_strides = strides_of(out_shape, result_layout)
-    config = best_config(problem)
+    out_shape, config = shapes(problem)[1], best_config(problem)
     cut = _cut(problem, first, config, device_facts(device.index))
-    shared = share(out_shape[1], out_shape[0], cut.strips, cut.side.buffer_bytes, cut.slots)
-    fields = (
-        *(w.strides[0], *w.strides[2:], *out_strides[:3], *cut.side, *shared),
-        *(out_shape[2], out_shape[3] // _COLS),
-    )
-    grid = shared.channels * shared.parts
-    text = source(problem, config)
-    launch = Launch(text, device, grid, 32 * config.warps, cut.smem_bytes, _PARAMS_FORMAT, fields)
-    return bound(launch, problem, out_shape, out_strides)
+    text, own = source(problem, config), (out_shape[2], out_shape[3] // _COLS)
+    return bind_strips(text, 32 * config.warps, problem, w, result_layout, device, cut, own)

@@ -23,7 +23,6 @@ from haloconv.families.depthwise_window_cut import (
     best_cut,
     blocks,
     cost,
-    invalid,
     layout,
     smem_bytes,
     totals_words,
@@ -36,8 +35,6 @@ from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
 CONFIGS = (Config(4, 128, 4), Config(4, 256, 2), Config(4, 512, 1))
-FORCED: list[tuple[Config, Cut]] = []
-"""For timing: while it has an entry, each new plan takes the last one. Clear the plans after a change."""
 
 _MOST_STEPS = 96  # each takes at least 256 bytes of a plane; a block of the smallest GPUs has 48 KiB
 _PARAMS_FORMAT = "4Q11q44i"
@@ -56,11 +53,6 @@ def choose(problem: Conv2dProblem, result_layout: str, limits: tuple[int, int]) 
 
     Raises RuntimeError if nothing fits.
     """
-    if FORCED:
-        reason = invalid(*FORCED[-1], axes(problem), result_layout == "nhwc", limits[1])
-        if reason is not None:
-            raise RuntimeError(f"the forced cut does not run {problem}: {reason}")
-        return FORCED[-1]
     best = best_cut(CONFIGS, axes(problem), result_planes(problem), result_layout == "nhwc", limits)
     if best is None:
         raise RuntimeError(f"no cut of depthwise_window fits {limits[1]} bytes of shared memory for {problem}")

@@ -55,8 +55,6 @@ class Split:
 
 
 Plan = tuple[Config, Cut, Split]
-FORCED: list[Plan] = []
-"""For timing: while it has an entry, each new plan takes the last one. Clear the plans after a change."""
 
 
 def axes(problem: Conv2dProblem) -> tuple[Axis, Axis]:
@@ -190,12 +188,6 @@ def choose(problem: Conv2dProblem, inner: bool, limits: tuple[int, int]) -> Plan
 
     Raises RuntimeError if nothing fits.
     """
-    both = axes(problem)
-    if FORCED:
-        reason = invalid(FORCED[-1], both, inner, limits[1])
-        if reason is not None:
-            raise RuntimeError(f"the forced cut does not run {problem}: {reason}")
-        return FORCED[-1]
     best = next(iter(good_plans(problem, inner, limits)), None)
     if best is not None:
         return best
