@@ -84,13 +84,13 @@ def grouped(rows: list[dict]) -> list[str]:
 
 
 def summary(rows: list[dict]) -> str:
-    """Wins, ties (to two decimals of the ratio) and losses in one sentence."""
-    ratios = [round(row["ratio"], 2) for row in rows if row["ratio"] is not None]
+    """Wins, ties (within 2 %, as reports count them) and losses in one sentence."""
+    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
     if not ratios:
         return f"{len(rows)} measurements, none with PyTorch's time"
-    wins, losses = sum(ratio > 1 for ratio in ratios), sum(ratio < 1 for ratio in ratios)
+    wins, losses = sum(ratio > 1.02 for ratio in ratios), sum(ratio < 0.98 for ratio in ratios)
     ties, middle = len(ratios) - wins - losses, statistics.median(ratios)
-    counts = f"haloconv faster in {wins}, equal in {ties}, slower in {losses}"
+    counts = f"haloconv faster in {wins}, within 2 % in {ties}, slower in {losses}"
     return f"{len(ratios)} measurements, {counts}; median ratio {middle:.2f}×"
 
 

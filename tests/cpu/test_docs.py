@@ -162,7 +162,7 @@ def test_results_section_shows_losses_and_dashes(tmp_path: Path) -> None:
     text = readme_results.results_section(tmp_path)
     assert "| A | fp32 | nchw | direct | 16.4 → 20.5 (0.80×, 35 %) | – → 20.5 |" in text
     assert "| unet | fp32 | nchw | direct | 41.0 → 20.5 (**2.00×**, 1.00× of its better layout, 70 %) |" in text
-    assert "2 measurements, haloconv faster in 1, equal in 0, slower in 1" in text
+    assert "2 measurements, haloconv faster in 1, within 2 % in 0, slower in 1" in text
     assert "**Some GPU**" in text and "commit abc1234, 2026-01-02;" in text
 
 
