@@ -247,7 +247,7 @@ def test_rank_0_chooses_for_all(clock: Clock, tmp_path: Path) -> None:
     workers = [context.Process(target=one_rank, args=(rank, tmp_path, answers)) for rank in range(RANKS)]
     for worker in workers:
         worker.start()
-    found = sorted(answers.get(timeout=60) for _ in workers)
+    found = sorted(answers.get(timeout=150) for _ in workers)
     for worker in workers:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0] * RANKS
