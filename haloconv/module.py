@@ -117,8 +117,8 @@ class Conv2d(torch.nn.Conv2d):
         return self._conv_forward(input, self.weight if weight is None else weight, bias)
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        native = self.__dict__.get("_native")
-        if native is not None and not _is_compiling() and native[0] == _circumstances(input, weight):
+        native = None if _is_compiling() else self.__dict__.get("_native")
+        if native is not None and native[0] == _circumstances(input, weight):
             return torch.conv2d(input, weight, bias, *native[1])
         return self._convolve(input, weight, bias)
 
