@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from haloconv import env, plan
 from haloconv.env import DeviceFacts, StandIn, software_stamp
 from haloconv.families import FAMILIES
 from haloconv.families.aten import AtenFamily
@@ -15,12 +16,22 @@ from haloconv.families.base import BoundCall
 from haloconv.families.direct import DirectFamily
 from haloconv.families.kernel_files import kernel_hash
 from haloconv.problem import Conv2dProblem
+from haloconv.tune import choice, records
 from haloconv.tune.buckets import bucket_of, layer_key, size_of
 from haloconv.tune.records import Record
 from haloconv.tune.timing import Timing
 
 FACTS = DeviceFacts("Test GPU 9000", "sm_90a", 4, (9, 0), 1 << 33, 232_448, "none")
 LAYER = Conv2dProblem("fprop", 2, 8, 24, 28, 16, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16)
+
+
+def forget() -> None:
+    """As if another process began."""
+    records.forget_shelves()
+    choice.forget_choices()
+    plan.clear_plans()
+    env.tunes_at_first_use.cache_clear()
+    env.frozen.cache_clear()
 
 
 def record(problem: Conv2dProblem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:

@@ -9,7 +9,7 @@ import torch
 
 from haloconv.env import DeviceFacts, device_facts
 from haloconv.families import depthwise_strips
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of, summed_call
 from haloconv.families.depthwise_band import columns
 from haloconv.families.depthwise_strips import (
     SHARE_FORMAT,
@@ -144,12 +144,4 @@ def bind(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: s
     dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
     sum_parts = bind_sum(problem.dtype, dw_shape, dw_strides, shared.parts, device)
     partial_elems = shared.parts * problem.k * problem.r * problem.s
-
-    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        partials = x.new_empty(partial_elems, dtype=torch.float32)
-        launch(x.data_ptr(), dy.data_ptr(), partials.data_ptr())
-        dw = x.new_empty_strided(dw_shape, dw_strides)
-        sum_parts(dw.data_ptr(), partials.data_ptr())
-        return dw
-
-    return wgrad
+    return summed_call(launch, sum_parts, partial_elems, dw_shape, dw_strides)

@@ -12,7 +12,7 @@ from itertools import product
 import torch
 
 from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of
+from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of, summed_call
 from haloconv.families.depthwise_window_cut import (
     RUN_PRODUCTS,
     TILE_J,
@@ -242,15 +242,7 @@ def bind_wgrad(
     shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
     sum_parts = bind_sum(problem.dtype, shape, dw_strides, parts, device)
     partial_elems = parts * problem.k * problem.r * problem.s
-
-    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        partials = x.new_empty(partial_elems, dtype=torch.float32)
-        launch(x.data_ptr(), dy.data_ptr(), partials.data_ptr())
-        dw = x.new_empty_strided(shape, dw_strides)
-        sum_parts(dw.data_ptr(), partials.data_ptr())
-        return dw
-
-    return wgrad
+    return summed_call(launch, sum_parts, partial_elems, shape, dw_strides)
 
 
 def shipped_sources() -> list[KernelSource]:

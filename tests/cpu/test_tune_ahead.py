@@ -21,24 +21,15 @@ from haloconv.cli import tune as tune_verb
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.report import Report
-from haloconv.tune import choice, measure, records
+from haloconv.tune import measure, records
 from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.records import read_records, records_path, shelf_of
 from haloconv.tune.targets import TargetError, load_target
 from haloconv.tune.walk import Posed, problems_of
-from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only
+from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only
 
 CPU = torch.device("cpu")
 RANKS = 3
-
-
-def forget() -> None:
-    """As if another process began."""
-    records.forget_shelves()
-    choice.forget_choices()
-    plan.clear_plans()
-    env.tunes_at_first_use.cache_clear()
-    env.frozen.cache_clear()
 
 
 @pytest.fixture(autouse=True)

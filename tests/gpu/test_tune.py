@@ -10,24 +10,16 @@ import torch
 
 import haloconv
 from haloconv import env, plan
-from haloconv.tune import choice, measure, records
+from haloconv.tune import measure, records
 from haloconv.tune.records import read_records, records_path, write_records
 from haloconv.tune.walk import problems_of
 from tests import oracle
 from tests.cases import Case, case, case_id, make
+from tests.tuned import forget
 
 DEPTHWISE = case("depthwise", "ConvNeXt", (16, 96, 56, 56), (96, 7, 7), padding=3, groups=96)
 STEM = case("stem", "ResNet", (8, 3, 112, 112), (64, 7, 7), padding=3, stride=2)
 DENSE = case("dense", "three by three", (8, 64, 56, 56), (64, 3, 3), padding=1)
-
-
-def forget() -> None:
-    """As if another process began."""
-    records.forget_shelves()
-    choice.forget_choices()
-    plan.clear_plans()
-    env.tunes_at_first_use.cache_clear()
-    env.frozen.cache_clear()
 
 
 @pytest.fixture(autouse=True)
