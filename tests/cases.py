@@ -152,6 +152,8 @@ CASES: tuple[Case, ...] = (
          storage="channels_last"),
     case("channels_last_depthwise", "NHWC depthwise", (1, 20, 12, 13), (20, 3, 3), groups=20, padding=1,
          storage="channels_last"),
+    case("channels_last_many_pixels", "NHWC, so many pixels that their sum comes in parts", (1, 4, 50, 61), (9, 1, 1),
+         storage="channels_last"),
     case("channels_last_sliced", "a channel slice of an NHWC tensor: rows not dense, not aligned",
          (2, 6, 9, 10), (8, 3, 3), padding=1, storage="channels_last_sliced"),
     case("mixed_layouts", "NCHW activations with a channels_last filter", (2, 8, 10, 12), (8, 3, 3), padding=1,

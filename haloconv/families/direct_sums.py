@@ -14,8 +14,9 @@ from haloconv.jit import KernelSource, kernel_source
 ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 SUM_THREADS = 256
 
-_CHUNK_PIXELS = 8192
 _BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads
+_MANY_LOADS = 64  # of a lane: about 5 us, more than a second launch takes
+_CHANNEL_LANES = (8, 32)  # few channels of a block leave its lanes fewer pixels each, many make whole lines of memory
 
 
 def source(entry: str, dtype: torch.dtype, channel_lanes: int) -> KernelSource:
@@ -24,7 +25,6 @@ def source(entry: str, dtype: torch.dtype, channel_lanes: int) -> KernelSource:
         "ELEM": ELEMENTS[dtype],
         "THREADS": SUM_THREADS,
         "CHANNEL_LANES": channel_lanes,
-        "CHUNK_PIXELS": _CHUNK_PIXELS,
     }
     return kernel_source("direct_sums", entry, constants)
 
@@ -53,37 +53,67 @@ def bind_bgrad(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """``bgrad(dy) -> db``: sum of dy (N, K, P, Q) over images and pixels, (K,), in a fixed order."""
     n, k, p, q = shape
-    y_n, y_k, y_p, y_q = dy.strides
-    if y_p == q * y_q:  # rows follow one another: one long row
-        p, q, y_p = 1, p * q, 0
-    channel_lanes = 32 if y_k == 1 and y_q != 1 else 1
-    chunks = -(-q // _CHUNK_PIXELS)
-    groups = -(-k // channel_lanes)
-    resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
-    parts = max(1, min(n * p * chunks, -(-resident // groups)))
-    launch = Launch(
-        source("direct_bgrad", dtype, channel_lanes),
-        device,
-        groups * parts,
-        SUM_THREADS,
-        0,
-        "2Q8q2i",
-        (y_n, y_k, y_p, y_q, n, p, q, chunks, k, parts),
-    )
-    sum_parts = bind_sum(dtype, (k, 1, 1, 1), (1, 1, 1, 1), parts, device)
-    acc_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    pixels, acc_dtype = n * p * q, torch.float64 if dtype == torch.float64 else torch.float32
+    few = [lanes for lanes in _lane_counts(shape, dy) if pixels <= _MANY_LOADS * (SUM_THREADS // lanes)]
+    if few:
+        in_one = _channel_sums("bgrad", dtype, few[0], shape, dy.strides, 1, device)
 
-    def bgrad(dy: torch.Tensor) -> torch.Tensor:
+        def bgrad(dy: torch.Tensor) -> torch.Tensor:
+            db = dy.new_empty(k)
+            in_one(dy.data_ptr(), db.data_ptr())
+            return db
+
+        return bgrad
+
+    lanes = _lane_counts(shape, dy)[-1]
+    resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
+    parts = max(1, min(-(-pixels // (_MANY_LOADS * (SUM_THREADS // lanes))), -(-resident // -(-k // lanes))))
+    sum_parts = _channel_sums("bgrad_parts", dtype, lanes, shape, dy.strides, parts, device)
+    sum_ends = _channel_sums("bgrad_ends", dtype, _CHANNEL_LANES[0], (parts, k, 1, 1), (k, 1, 1, 1), 1, device)
+
+    def bgrad_of_parts(dy: torch.Tensor) -> torch.Tensor:
         partials = dy.new_empty(parts * k, dtype=acc_dtype)
-        launch(dy.data_ptr(), partials.data_ptr())
+        sum_parts(dy.data_ptr(), partials.data_ptr())
         db = dy.new_empty(k)
-        sum_parts(db.data_ptr(), partials.data_ptr())
+        sum_ends(partials.data_ptr(), db.data_ptr())
         return db
 
-    return bgrad
+    return bgrad_of_parts
+
+
+def _lane_counts(shape: tuple[int, int, int, int], dy: TensorForm) -> tuple[int, ...]:
+    """How many channels neighbouring lanes may read: one where pixels are neighbours in memory."""
+    _, _, p, q = shape
+    _, y_k, _, y_q = dy.strides
+    return _CHANNEL_LANES if y_k == 1 and (y_q != 1 or p * q == 1) else (1,)
+
+
+def _channel_sums(
+    entry: str,
+    dtype: torch.dtype,
+    lanes: int,
+    shape: tuple[int, int, int, int],
+    strides: tuple[int, ...],
+    parts: int,
+    device: torch.device,
+) -> Launch:
+    """``run(from_pointer, to_pointer)``: the sums (parts, K) of a (N, K, P, Q) tensor over images and pixels."""
+    n, k, p, q = shape
+    n_stride, k_stride, p_stride, q_stride = strides
+    if p_stride == q * q_stride:  # rows follow one another: one long row
+        p, q, p_stride = 1, p * q, 0
+    rows, step_cols = divmod(SUM_THREADS // lanes, q)
+    images, step_rows = divmod(rows, p)
+    step = images * n_stride + step_rows * p_stride + step_cols * q_stride
+    walk = (step_rows, step_cols, step, p_stride - q * q_stride, n_stride - p * p_stride)
+    fields = (n_stride, k_stride, p_stride, q_stride, n, p, q, *walk, k, parts)
+    grid = -(-k // lanes) * parts
+    return Launch(source(entry, dtype, lanes), device, grid, SUM_THREADS, 0, "2Q12q2i", fields)
 
 
 def shipped_sources() -> list[KernelSource]:
     """One source per entry, dtype and lane order."""
     sums = [source("sum_partials", dtype, 1) for dtype in ELEMENTS]
-    return sums + [source("direct_bgrad", dtype, lanes) for dtype in ELEMENTS for lanes in (1, 32)]
+    of_pixels = [(entry, lanes) for entry in ("bgrad", "bgrad_parts") for lanes in (1, *_CHANNEL_LANES)]
+    entries = [*of_pixels, ("bgrad_ends", _CHANNEL_LANES[0])]
+    return sums + [source(entry, dtype, lanes) for entry, lanes in entries for dtype in ELEMENTS]
