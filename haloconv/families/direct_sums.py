@@ -16,7 +16,8 @@ SUM_THREADS = 256
 
 _BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads
 _MANY_LOADS = 64  # of a lane: about 5 us, more than a second launch takes
-_CHANNEL_LANES = (8, 32)  # few channels of a block leave its lanes fewer pixels each, many make whole lines of memory
+_CHANNEL_LANES = (4, 8, 32)  # few of them leave a lane fewer pixels, many read whole lines of memory
+_END_LANES = 8
 
 
 def source(entry: str, dtype: torch.dtype, channel_lanes: int) -> KernelSource:
@@ -54,9 +55,9 @@ def bind_bgrad(
     """``bgrad(dy) -> db``: sum of dy (N, K, P, Q) over images and pixels, (K,), in a fixed order."""
     n, k, p, q = shape
     pixels, acc_dtype = n * p * q, torch.float64 if dtype == torch.float64 else torch.float32
-    few = [lanes for lanes in _lane_counts(shape, dy) if pixels <= _MANY_LOADS * (SUM_THREADS // lanes)]
-    if few:
-        in_one = _channel_sums("bgrad", dtype, few[0], shape, dy.strides, 1, device)
+    lanes, lanes_of_many = _lane_counts(shape, dy)
+    if pixels <= _MANY_LOADS * (SUM_THREADS // lanes):
+        in_one = _channel_sums("bgrad", dtype, lanes, shape, dy.strides, 1, device)
 
         def bgrad(dy: torch.Tensor) -> torch.Tensor:
             db = dy.new_empty(k)
@@ -65,11 +66,11 @@ def bind_bgrad(
 
         return bgrad
 
-    lanes = _lane_counts(shape, dy)[-1]
+    lanes = lanes_of_many
     resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
     parts = max(1, min(-(-pixels // (_MANY_LOADS * (SUM_THREADS // lanes))), -(-resident // -(-k // lanes))))
     sum_parts = _channel_sums("bgrad_parts", dtype, lanes, shape, dy.strides, parts, device)
-    sum_ends = _channel_sums("bgrad_ends", dtype, _CHANNEL_LANES[0], (parts, k, 1, 1), (k, 1, 1, 1), 1, device)
+    sum_ends = _channel_sums("bgrad_ends", dtype, _END_LANES, (parts, k, 1, 1), (k, 1, 1, 1), 1, device)
 
     def bgrad_of_parts(dy: torch.Tensor) -> torch.Tensor:
         partials = dy.new_empty(parts * k, dtype=acc_dtype)
@@ -81,11 +82,14 @@ def bind_bgrad(
     return bgrad_of_parts
 
 
-def _lane_counts(shape: tuple[int, int, int, int], dy: TensorForm) -> tuple[int, ...]:
-    """How many channels neighbouring lanes may read: one where pixels are neighbours in memory."""
-    _, _, p, q = shape
+def _lane_counts(shape: tuple[int, int, int, int], dy: TensorForm) -> tuple[int, int]:
+    """How many channels neighbouring lanes read, of few pixels, of many: one where pixels are neighbours in memory."""
+    _, k, p, q = shape
     _, y_k, _, y_q = dy.strides
-    return _CHANNEL_LANES if y_k == 1 and (y_q != 1 or p * q == 1) else (1,)
+    if y_k != 1 or (y_q == 1 and p * q > 1):
+        return 1, 1
+    least, some, most = _CHANNEL_LANES
+    return (least, least) if k <= least else (some, some if k <= some else most)
 
 
 def _channel_sums(
@@ -115,5 +119,5 @@ def shipped_sources() -> list[KernelSource]:
     """One source per entry, dtype and lane order."""
     sums = [source("sum_partials", dtype, 1) for dtype in ELEMENTS]
     of_pixels = [(entry, lanes) for entry in ("bgrad", "bgrad_parts") for lanes in (1, *_CHANNEL_LANES)]
-    entries = [*of_pixels, ("bgrad_ends", _CHANNEL_LANES[0])]
+    entries = [*of_pixels, ("bgrad_ends", _END_LANES)]
     return sums + [source(entry, dtype, lanes) for entry, lanes in entries for dtype in ELEMENTS]
