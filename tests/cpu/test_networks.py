@@ -16,11 +16,11 @@ from haloconv import plan
 from haloconv.cli import app, bench, bench_models
 from haloconv.problem_file import load_problem_file
 from haloconv.report import Row, networks_of
-from haloconv.tune import network
+from haloconv.tune import network, whole
 from haloconv.tune.network import Effort, NetworkCase, Setting, bench_network, load_networks
 from haloconv.tune.suite import SuiteError
 from haloconv.tune.trial import Budget
-from haloconv.tune.whole import try_model
+from haloconv.tune.whole import Contest, try_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "benchmarks" / "models.toml"
@@ -147,6 +147,36 @@ def test_wrong_kernels_fail_layers_and_network(unet: NetworkCase, monkeypatch: p
     monkeypatch.setattr(plan, "wgrad", lambda *arguments: right(*arguments) * 1.01)
     outcome = bench_network(Setting(unet, "fp32", "nchw"), QUICK, CPU)
     assert {row.direction for row in outcome.rows if not row.passed} == {"wgrad", "step"}
+
+
+def test_a_second_run_of_pytorch_is_a_second_draw(monkeypatch: pytest.MonkeyPatch, unet: NetworkCase) -> None:
+    contests: list[Contest] = []
+
+    def note(contest, name, budget, directions):
+        contests.append(contest)
+        return try_model(contest, name, budget, directions)
+
+    monkeypatch.setattr(network, "try_model", note)
+    bench_network(Setting(unet, "fp32", "nchw"), replace(QUICK, layers=False), CPU)
+    contest, truth = contests[0], {"gradient of w": torch.ones(50), "gradient of zero": torch.full((50,), 1e-15)}
+
+    def off_by(error: float, zero: float = 1e-7) -> dict[str, torch.Tensor]:
+        return {"gradient of w": torch.full((50,), 1 + error), "gradient of zero": torch.full((50,), zero)}
+
+    one = whole._judge(off_by(0.3), truth, [off_by(0.1)], contest)
+    two = whole._judge(off_by(0.3), truth, [off_by(0.1), off_by(0.2)], contest)
+    assert (one.complaint or "").startswith("gradient of w") and two.complaint is None
+    assert (one.norm, two.aten_norm) == (pytest.approx(0.3), pytest.approx(0.2))
+    of_zero = whole._judge(off_by(0.1, 1e-6), truth, [off_by(0.1)], contest)
+    assert (of_zero.complaint or "").startswith("gradient of zero") and of_zero.norm == pytest.approx(0.1)
+
+    rivals_seen: list = []
+    monkeypatch.setattr(whole, "_judge", lambda ours, truth, rivals, contest: rivals_seen.append(rivals) or one)
+    try_model(contest, "unet", Budget(seconds=0.0, min_runs=0), ("forward",))
+    (first,), (again, other) = rivals_seen
+    assert again is first and list(other) == ["output"]
+    torch.testing.assert_close(other["output"], first["output"])
+    assert other["output"].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_tuning_comes_first_in_the_precision_of_the_setting(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
