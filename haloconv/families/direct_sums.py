@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import torch
 
@@ -15,16 +16,17 @@ ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc:
 SUM_THREADS = 256
 
 _BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads
-_MANY_LOADS = 64  # of a lane: about 5 us, more than a second launch takes
-_CHANNEL_LANES = (4, 8, 32)  # few of them leave a lane fewer pixels, many read whole lines of memory
+_FEW_LOADS = 16  # of a lane: they take about as long as a second launch
+_ONE_LAUNCH_THREADS = (256, 1024)  # more threads where each would have more than a few loads
+_CHANNEL_LANES = (4, 8, 16, 32)  # few of them leave a lane fewer pixels, many read whole lines of memory
 _END_LANES = 8
 
 
-def source(entry: str, dtype: torch.dtype, channel_lanes: int) -> KernelSource:
-    """The specialised text; it depends on dtype and on which index runs along the lanes only."""
+def source(entry: str, dtype: torch.dtype, channel_lanes: int, threads: int = SUM_THREADS) -> KernelSource:
+    """The specialised text; it depends on dtype, the threads of a block and which index runs along the lanes only."""
     constants = {
         "ELEM": ELEMENTS[dtype],
-        "THREADS": SUM_THREADS,
+        "THREADS": threads,
         "CHANNEL_LANES": channel_lanes,
     }
     return kernel_source("direct_sums", entry, constants)
@@ -56,8 +58,9 @@ def bind_bgrad(
     n, k, p, q = shape
     pixels, acc_dtype = n * p * q, torch.float64 if dtype == torch.float64 else torch.float32
     lanes, lanes_of_many = _lane_counts(shape, dy)
-    if pixels <= _MANY_LOADS * (SUM_THREADS // lanes):
-        in_one = _channel_sums("bgrad", dtype, lanes, shape, dy.strides, 1, device)
+    threads = next((each for each in _ONE_LAUNCH_THREADS if pixels <= _FEW_LOADS * (each // lanes)), None)
+    if threads is not None:
+        in_one = _channel_sums("bgrad", dtype, (lanes, threads), shape, dy.strides, 1, device)
 
         def bgrad(dy: torch.Tensor) -> torch.Tensor:
             db = dy.new_empty(k)
@@ -66,11 +69,12 @@ def bind_bgrad(
 
         return bgrad
 
-    lanes = lanes_of_many
     resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
-    parts = max(1, min(-(-pixels // (_MANY_LOADS * (SUM_THREADS // lanes))), -(-resident // -(-k // lanes))))
-    sum_parts = _channel_sums("bgrad_parts", dtype, lanes, shape, dy.strides, parts, device)
-    sum_ends = _channel_sums("bgrad_ends", dtype, _END_LANES, (parts, k, 1, 1), (k, 1, 1, 1), 1, device)
+    wanted = -(-pixels // (_FEW_LOADS * (SUM_THREADS // lanes_of_many)))
+    parts = min(wanted, -(-resident // -(-k // lanes_of_many)))
+    block, end_block = (lanes_of_many, SUM_THREADS), (_END_LANES, SUM_THREADS)
+    sum_parts = _channel_sums("bgrad_parts", dtype, block, shape, dy.strides, parts, device)
+    sum_ends = _channel_sums("bgrad_ends", dtype, end_block, (parts, k, 1, 1), (k, 1, 1, 1), 1, device)
 
     def bgrad_of_parts(dy: torch.Tensor) -> torch.Tensor:
         partials = dy.new_empty(parts * k, dtype=acc_dtype)
@@ -88,36 +92,43 @@ def _lane_counts(shape: tuple[int, int, int, int], dy: TensorForm) -> tuple[int,
     _, y_k, _, y_q = dy.strides
     if y_k != 1 or (y_q == 1 and p * q > 1):
         return 1, 1
-    least, some, most = _CHANNEL_LANES
-    return (least, least) if k <= least else (some, some if k <= some else most)
+    few, *_, many = _CHANNEL_LANES
+    return few if k <= few else _END_LANES, next((each for each in _CHANNEL_LANES if k <= each), many)
 
 
 def _channel_sums(
     entry: str,
     dtype: torch.dtype,
-    lanes: int,
+    block: tuple[int, int],
     shape: tuple[int, int, int, int],
     strides: tuple[int, ...],
     parts: int,
     device: torch.device,
 ) -> Launch:
-    """``run(from_pointer, to_pointer)``: the sums (parts, K) of a (N, K, P, Q) tensor over images and pixels."""
+    """``run(from_pointer, to_pointer)``: the sums (parts, K) of a (N, K, P, Q) tensor over images and pixels.
+
+    ``block`` is how many channels its lanes read, and its threads.
+    """
     n, k, p, q = shape
     n_stride, k_stride, p_stride, q_stride = strides
+    lanes, threads = block
     if p_stride == q * q_stride:  # rows follow one another: one long row
         p, q, p_stride = 1, p * q, 0
-    rows, step_cols = divmod(SUM_THREADS // lanes, q)
+    rows, step_cols = divmod(threads // lanes, q)
     images, step_rows = divmod(rows, p)
     step = images * n_stride + step_rows * p_stride + step_cols * q_stride
     walk = (step_rows, step_cols, step, p_stride - q * q_stride, n_stride - p * p_stride)
     fields = (n_stride, k_stride, p_stride, q_stride, n, p, q, *walk, k, parts)
     grid = -(-k // lanes) * parts
-    return Launch(source(entry, dtype, lanes), device, grid, SUM_THREADS, 0, "2Q12q2i", fields)
+    return Launch(source(entry, dtype, lanes, threads), device, grid, threads, 0, "2Q12q2i", fields)
 
 
 def shipped_sources() -> list[KernelSource]:
-    """One source per entry, dtype and lane order."""
-    sums = [source("sum_partials", dtype, 1) for dtype in ELEMENTS]
-    of_pixels = [(entry, lanes) for entry in ("bgrad", "bgrad_parts") for lanes in (1, *_CHANNEL_LANES)]
-    entries = [*of_pixels, ("bgrad_ends", _END_LANES)]
-    return sums + [source(entry, dtype, lanes) for entry, lanes in entries for dtype in ELEMENTS]
+    """One source per entry, dtype, lane order and threads of a block."""
+    blocks = {
+        "sum_partials": [(1, SUM_THREADS)],
+        "bgrad": list(product((1, *_CHANNEL_LANES[:2]), _ONE_LAUNCH_THREADS)),
+        "bgrad_parts": list(product((1, *_CHANNEL_LANES), [SUM_THREADS])),
+        "bgrad_ends": [(_END_LANES, SUM_THREADS)],
+    }
+    return [source(entry, dtype, *block) for entry, each in blocks.items() for block in each for dtype in ELEMENTS]

@@ -17,7 +17,7 @@ using elem_t = ELEM;
 using acc_t = hc::AccOf<elem_t>::type;
 
 constexpr int PIXEL_LANES = THREADS / CHANNEL_LANES;
-constexpr int AT_ONCE = 16;  // a power of two
+constexpr int AT_ONCE = 8;  // a power of two
 static_assert(THREADS % CHANNEL_LANES == 0 && (PIXEL_LANES & (PIXEL_LANES - 1)) == 0,
               "the tree halves the pixel lanes");
 

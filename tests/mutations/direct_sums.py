@@ -29,7 +29,7 @@ MUTATIONS = (
            ("col -= p.q, ++row, offset += p.next_row;", "col -= p.q, ++row;"), on="channels_last_sliced"),
     _fault("no carry into the next image", "images follow each other as their rows do",
            ("row -= p.p, offset += p.next_image;", "row -= p.p;"), on="border_3x3"),
-    _fault("sixteen pixels across the end of a row", "what lies between rows is summed",
+    _fault("eight pixels across the end of a row", "what lies between rows is summed",
            ("at.col + ALL_BUT_ONE < p.q", "at.col < p.q"),
            on="sliced_many_pixels"),
     _fault("channels beyond the last one", "lanes without a channel write partial sums",
