@@ -58,8 +58,8 @@ def bind_bgrad(
     n, k, p, q = shape
     pixels, acc_dtype = n * p * q, torch.float64 if dtype == torch.float64 else torch.float32
     lanes, lanes_of_many = _lane_counts(shape, dy)
-    threads = next((each for each in _ONE_LAUNCH_THREADS if pixels <= _FEW_LOADS * (each // lanes)), None)
-    if threads is not None:
+    threads = _threads_for(pixels, lanes)
+    if pixels <= _FEW_LOADS * (threads // lanes):
         in_one = _channel_sums("bgrad", dtype, (lanes, threads), shape, dy.strides, 1, device)
 
         def bgrad(dy: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def bind_bgrad(
     resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
     wanted = -(-pixels // (_FEW_LOADS * (SUM_THREADS // lanes_of_many)))
     parts = min(wanted, -(-resident // -(-k // lanes_of_many)))
-    block, end_block = (lanes_of_many, SUM_THREADS), (_END_LANES, SUM_THREADS)
+    block, end_block = (lanes_of_many, SUM_THREADS), (_END_LANES, _threads_for(parts, _END_LANES))
     sum_parts = _channel_sums("bgrad_parts", dtype, block, shape, dy.strides, parts, device)
     sum_ends = _channel_sums("bgrad_ends", dtype, end_block, (parts, k, 1, 1), (k, 1, 1, 1), 1, device)
 
@@ -94,6 +94,12 @@ def _lane_counts(shape: tuple[int, int, int, int], dy: TensorForm) -> tuple[int,
         return 1, 1
     few, *_, many = _CHANNEL_LANES
     return few if k <= few else _END_LANES, next((each for each in _CHANNEL_LANES if k <= each), many)
+
+
+def _threads_for(pixels: int, lanes: int) -> int:
+    """Threads of a block that sums all pixels of its channels: the fewest to which they are few, else many."""
+    few, many = _ONE_LAUNCH_THREADS
+    return few if pixels <= _FEW_LOADS * (few // lanes) else many
 
 
 def _channel_sums(
@@ -129,6 +135,6 @@ def shipped_sources() -> list[KernelSource]:
         "sum_partials": [(1, SUM_THREADS)],
         "bgrad": list(product((1, *_CHANNEL_LANES[:2]), _ONE_LAUNCH_THREADS)),
         "bgrad_parts": list(product((1, *_CHANNEL_LANES), [SUM_THREADS])),
-        "bgrad_ends": [(_END_LANES, SUM_THREADS)],
+        "bgrad_ends": list(product([_END_LANES], _ONE_LAUNCH_THREADS)),
     }
     return [source(entry, dtype, *block) for entry, each in blocks.items() for block in each for dtype in ELEMENTS]
