@@ -131,6 +131,19 @@ JOINED = (
           ("% PIECE == 0 && rows.count == WARP_ROWS)", "% PIECE == 0)"), on="joined_pairs", shape="rows without packs"),
 )  # fmt: skip
 
+_STRIPS = {"on": "joined_rows", "shape": "two runs of 64"}
+
+STRIPS = (
+    fault("the first strip for every block", "the others are not computed",
+          ("strip = block / own,", "strip = 0,"), **_STRIPS),
+    fault("one strip's end for a spare block", "the others' ends are not computed",
+          ("(spare + 1) * strips / spares - strip - 1;", "0;"), **_STRIPS),
+    fault("runs that end where they begin", "only the ends of strips are computed",
+          ("end = strip * whole + run(p, i + 1);", "end = index;"), **_STRIPS),
+    fault("the ends of strips begin too late", "what is left begins a step after the runs before it",
+          ("index += run(p, p.strip_blocks), end", "index += run(p, p.strip_blocks) + 1, end"), **_STRIPS),
+)  # fmt: skip
+
 SUMS = (
     fault("pixels in plain order", "groups of pixels are added to an address that is swizzled",
           ("(to ^ group << 5)", "(to + (group << 5))"), on="border_3x3"),
@@ -157,4 +170,4 @@ SUMS = (
           ("PACK_FILTERS + row % PACK_FILTERS", "PACK_FILTERS + row"), on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip
 
-MUTATIONS = (*BOXES, *STORES, *JOINED, *SUMS)
+MUTATIONS = (*BOXES, *STORES, *JOINED, *STRIPS, *SUMS)
