@@ -218,6 +218,7 @@ def pack_source(problem: Conv2dProblem, config: Config, storage: Storage) -> Ker
         "BLOCK_M": BLOCK_M,
         "CHUNK_BYTES": config.chunk_bytes,
         "PLANES": joined_planes(config, storage),
+        "SPREAD": int(storage.elem_bytes == 4 and not storage.y_inner),
     }
     return kernel_source("halo_sm90_pack", "halo_sm90_pack", constants)
 

@@ -1,4 +1,4 @@
-"""Steps of halo_sm90 shared among blocks of threads."""
+"""Steps of halo_sm90 shared among blocks of threads; sums that enter their buffers without bank conflicts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections import Counter
 import pytest
 import torch
 
+from haloconv import conv2d
+from haloconv.emulator import emulated_device
 from haloconv.families.base import TensorForm, strides_of
 from haloconv.families.halo_sm90_configs import storage_of
 from haloconv.families.halo_sm90_form import forms
 from haloconv.families.halo_sm90_tile import Tiling
 from haloconv.problem import Conv2dProblem
+from tests.emulated import tiles_of
 from tests.tilings import all_tilings
 
 H200 = 132
@@ -54,3 +57,16 @@ def test_unaligned_rows_leave_no_multiprocessor_idle() -> None:
     share = tiling.share(H200)
     assert (share.grid, share.strip_blocks) == (H200, 16)
     assert share.most == -(-tiling.total // H200)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("storage", [torch.contiguous_format, torch.channels_last])
+def test_sums_enter_their_buffers_without_bank_conflicts(dtype: torch.dtype, storage: torch.memory_format) -> None:
+    x = torch.randn(1, 16, 6, 72).to(dtype).contiguous(memory_format=storage)
+    w = torch.randn(64, 16, 3, 3).to(dtype).contiguous(memory_format=storage)
+    with emulated_device(statistics=True) as device, tiles_of("boxes in rows"):
+        precision = "tf32" if dtype == torch.float32 else None
+        conv2d(x, w, padding=1, family="halo_sm90", precision=precision, strict=True)
+    sites = [site for each in device.statistics for site in each.sites if site.place.startswith("halo_sm90/write.cuh")]
+    filled = [site for site in sites if site.write]
+    assert filled and all(site.worst_degree == 1 for site in filled), filled

@@ -145,6 +145,16 @@ STRIPS = (
 )  # fmt: skip
 
 SUMS = (
+    fault("rows of M packed in order", "sums go to the rows of other filters",
+          ("SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;", "m;"), on="border_3x3", kernel="halo_sm90_pack"),
+    fault("rows of a buffer in order", "sums go to the rows of other filters",
+          ("unit_offset<128>(spread_row(lane / 4),", "unit_offset<128>(lane / 4,"), on="border_3x3"),
+    fault("the bias of rows in order", "rows take other filters' bias",
+          ("(SPREAD ? hc::spread_row(threadIdx.x % 32 / 4) : threadIdx.x % 32 / 4)", "threadIdx.x % 32 / 4"),
+          on="large_3x3", shape="boxes in rows"),
+    fault("fp32 by filters takes rows as spread", "rows take other filters' bias",
+          ("SPREAD = sizeof(elem_t) == 4 && !Y_CHANNELS_INNER;", "SPREAD = sizeof(elem_t) == 4;"), on="large_nhwc",
+          shape="flat"),
     fault("pixels in plain order", "groups of pixels are added to an address that is swizzled",
           ("(to ^ group << 5)", "(to + (group << 5))"), on="border_3x3"),
     fault("rows in each other's half", "rows 0 to 7 of a warp are exchanged with rows 8 to 15",
