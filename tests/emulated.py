@@ -154,7 +154,7 @@ SHAPED = {
     "rows in passing": ("rows_5x5", "strips_3x5", "aligned_nhwc", "stride_2"),
     "runs of 64": ("large_3x3",),
     "two runs of 128": ("large_3x3", "large_nhwc", "aligned_3x5"),
-    "two runs of 64": ("large_3x3", "large_nhwc"),
+    "two runs of 64": ("large_3x3", "large_nhwc", "joined_rows"),
     "runs of 256": ("large_3x3",),
     "two short runs in rows": ("aligned_3x5", "aligned_nhwc", "joined_pairs"),
     "boxes in flat tiles": (

@@ -40,7 +40,7 @@ _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
 _STORED_TYPES = {**_MAP_TYPES, torch.float32: DataType.FLOAT32}
 _SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
 _X_POINTER, _Y_POINTER = 0, 2  # of a launch
-_PARAMS_FORMAT = "5Q9q23i iIi iIi iIi 5i iIi 13i iIi 3i".replace(" ", "")
+_PARAMS_FORMAT = "5Q9q23i iIi iIi iIi 5i iIi 13i iIi 4i".replace(" ", "")
 _PACK_FORMAT = "3Q5q18i"
 _REPAIR_FORMAT = "5Q15q19i"
 _REPAIR_BLOCKS = 1024
@@ -218,6 +218,7 @@ def pack_source(problem: Conv2dProblem, config: Config, storage: Storage) -> Ker
         "BLOCK_M": BLOCK_M,
         "CHUNK_BYTES": config.chunk_bytes,
         "PLANES": joined_planes(config, storage),
+        "SPREAD": int(storage.elem_bytes == 4 and not storage.y_inner),
     }
     return kernel_source("halo_sm90_pack", "halo_sm90_pack", constants)
 
@@ -276,10 +277,10 @@ def divisor(value: int) -> tuple[int, int, int]:
 
 def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device, sm_count: int) -> Launch:
     text = source(problem, tiling, operands.storage)
-    grid, block = tiling.grid(sm_count), threads(tiling.config, operands.storage)
+    share, block = tiling.share(sm_count), threads(tiling.config, operands.storage)
     maps = (_x_map(problem, tiling, operands), _y_map(problem, tiling, operands))
-    fields = _fields(tiling, operands)
-    return Launch(text, device, grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
+    fields = (*_fields(tiling, operands), share.strip_blocks)
+    return Launch(text, device, share.grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
 
 
 def _x_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMap | None:
@@ -325,7 +326,7 @@ def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
 
 
 def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
-    """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order."""
+    """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order, but for the last."""
     form, config, vertical = tiling.form, tiling.config, tiling.vertical
     rows, cols = form.vertical, form.horizontal
     phases = tiling.phases

@@ -94,11 +94,7 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     streamed = taps * config.streams * config.stage_bytes + tiling.staged_lines * tiling.slot_px * config.chunk_bytes
     units = tiling.boxes * tiling.box_units if config.boxes else ceil_div(tiling.slot_px, UNIT_PX)
     staging = tiling.staged_lines * units * _unit_cycles(config, storage)
-    return (
-        ceil_div(tiling.total, tiling.grid(sm_count))
-        * max(multiply, consumer, streamed / 30, staging)
-        * _sharing(tiling)
-    )
+    return tiling.share(sm_count).most * max(multiply, consumer, streamed / 30, staging) * _sharing(tiling)
 
 
 def _sharing(tiling: Tiling) -> float:

@@ -5,7 +5,9 @@ Names are those of kernels/halo_sm90.cu and kernels/halo_sm90/tile.cuh, where ea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
 
 from haloconv.families.halo_sm90_form import Axis, Form
@@ -70,6 +72,30 @@ def segment(outputs: int, halo: int, extent: int, pad: int, stride: int) -> int:
 
 
 @dataclass(frozen=True)
+class Share:
+    """How a launch's steps are shared among blocks of threads (``Segments`` in kernels/halo_sm90/tile.cuh).
+
+    ``grid`` blocks, one on each multiprocessor, of which each strip has ``strip_blocks`` for itself (0: strips are cut
+    anywhere). The busiest has ``most`` steps.
+    """
+
+    grid: int
+    strip_blocks: int
+    most: int
+
+    def runs(self, total: int, strips: int) -> Iterator[tuple[int, int]]:
+        """The first step of each run, and the one after its last; a block that is left over has several."""
+        cuts = [total * block // self.grid for block in range(self.grid + 1)]
+        if self.strip_blocks == 0:
+            yield from pairwise(cuts)
+            return
+        whole = total // strips
+        for before in range(0, total, whole):
+            own = [before + cut for cut in cuts[: self.strip_blocks + 1]]
+            yield from pairwise((*own, before + whole) if own[-1] < before + whole else own)
+
+
+@dataclass(frozen=True)
 class Tiling:
     """The numbers of one launch with one configuration."""
 
@@ -124,17 +150,25 @@ class Tiling:
         """Steps of the launch: a tile for each consumer."""
         return self.steps * self.vertical.classes * self.bands * self.strips * self.blocks * self.form.groups
 
-    def grid(self, sm_count: int) -> int:
-        """Blocks of threads of the launch, one on each multiprocessor.
+    def share(self, sm_count: int) -> Share:
+        """Who does which steps.
 
-        Each gets a run of ``total / grid`` steps. Neighbouring strips of unaligned rows share sectors of memory of 32
-        bytes: where it costs few steps, all strips are cut at the same rows, so that both halves of a sector are
-        written at about the same time and meet in the L2.
+        Neighbouring strips of unaligned rows share sectors of memory of 32 bytes: where it costs few steps, all strips
+        are cut at the same rows, so that both halves of a sector are written at about the same time and meet in the L2.
         """
-        even = sm_count - sm_count % self.strips
-        if self.lead and even and ceil_div(self.total, even) <= _FEW_MORE * ceil_div(self.total, sm_count):
-            return even
-        return min(sm_count, self.total)
+        grid, strips = min(sm_count, self.total), self.strips * self.form.groups
+        anywhere = Share(grid, 0, ceil_div(self.total, grid))
+        if not self.lead or grid < strips:
+            return anywhere
+        found = min((self._cut_strips(grid), self._cut_strips(grid - grid % strips)), key=lambda each: each.most)
+        return found if found.most <= _FEW_MORE * anywhere.most else anywhere
+
+    def _cut_strips(self, grid: int) -> Share:
+        strips = self.strips * self.form.groups
+        own, left = divmod(grid, strips)
+        rest = self.total // strips - self.total * own // grid  # at a strip's end, for the blocks that are left over
+        ends = ceil_div(strips, left) if left else 0
+        return Share(grid, own, max(ceil_div(self.total, grid), ends * rest))
 
     @property
     def staged_lines(self) -> int:

@@ -6,13 +6,15 @@
 // m / pack_filters of a pack; its taps are then shifted, and those that fall off the filter are zero. One thread makes
 // one 16-byte piece. Nothing is kept between calls, so that weights changed in any way are never served stale.
 //
+// SPREAD: row m of each eight stands for filter spread_row(m), for which the epilogue's buffers have that row.
+//
 // The channels of a chunk are in the order in which halo_sm90 stages them: every PLANES-th from the first on, then from
 // the second on, and so forth.
 #include "halo_sm90/piece.cuh"
 #include "halo_sm90/swizzle.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row;
-// PLANES is 1, or X_JOINED of halo_sm90.cu.
+// PLANES is 1, or X_JOINED of halo_sm90.cu; SPREAD is 1 where fp32 sums leave by pixels.
 using hc::i64;
 using elem_t = ELEM;
 
@@ -43,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
     const int tap = index / (PIECES * BLOCK_M);
     const int s = tap % p.taps_s, r = tap / p.taps_s % p.taps_r, chunk = tap / (p.taps_s * p.taps_r);
     const bool packs = p.pack_h * p.pack_w > 1;
-    const int phase = packs ? m / p.pack_filters : 0;
-    const int filter = packs ? m % p.pack_filters : int(block % p.blocks) * BLOCK_M + m;
+    const int phase = packs ? m / p.pack_filters : 0, row = SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;
+    const int filter = packs ? row % p.pack_filters : int(block % p.blocks) * BLOCK_M + row;
     const int tap_r = r - p.shift_r * (phase / p.pack_w), tap_s = s - p.shift_s * (phase % p.pack_w);
     const bool there = filter < p.filters && phase < p.pack_h * p.pack_w && (unsigned)tap_r < (unsigned)p.count_r &&
                        (unsigned)tap_s < (unsigned)p.count_s;
@@ -56,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
 #pragma unroll
     for (int i = 0; i < ELEMS; ++i)
         channel[i] = there && first_channel + i * PLANES < p.channels ? from[i * PLANES * p.w_channel] : elem_t{};
-    const i64 row = (block * (p.pieces_per_block / (PIECES * BLOCK_M)) + tap) * BLOCK_M;  // of the first m
-    unsigned char* to = p.packed + row * CHUNK_BYTES + hc::unit_offset<CHUNK_BYTES>(m, piece);
+    const i64 first = (block * (p.pieces_per_block / (PIECES * BLOCK_M)) + tap) * BLOCK_M;  // row m = 0 of the tap
+    unsigned char* to = p.packed + first * CHUNK_BYTES + hc::unit_offset<CHUNK_BYTES>(m, piece);
     *reinterpret_cast<hc::Piece*>(to) = hc::to_piece(channel);
 }

@@ -46,9 +46,7 @@ def modelled(problem: Conv2dProblem, gathered: torch.Tensor) -> Modelled:
 
 def _segments(tiling: Tiling, sm_count: int) -> Iterator[int]:
     """Steps of each segment of each block (``Segments`` in kernels/halo_sm90/tile.cuh)."""
-    grid = tiling.grid(sm_count)
-    for block in range(grid):
-        begin, end = tiling.total * block // grid, tiling.total * (block + 1) // grid
+    for begin, end in tiling.share(sm_count).runs(tiling.total, tiling.strips * tiling.form.groups):
         while begin < end:
             steps = min(tiling.steps - begin % tiling.steps, end - begin)
             yield steps

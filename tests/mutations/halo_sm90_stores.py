@@ -131,7 +131,30 @@ JOINED = (
           ("% PIECE == 0 && rows.count == WARP_ROWS)", "% PIECE == 0)"), on="joined_pairs", shape="rows without packs"),
 )  # fmt: skip
 
+_STRIPS = {"on": "joined_rows", "shape": "two runs of 64"}
+
+STRIPS = (
+    fault("the first strip for every block", "the others are not computed",
+          ("strip = block / own,", "strip = 0,"), **_STRIPS),
+    fault("one strip's end for a spare block", "the others' ends are not computed",
+          ("(spare + 1) * strips / spares - strip - 1;", "0;"), **_STRIPS),
+    fault("runs that end where they begin", "only the ends of strips are computed",
+          ("end = strip * whole + run(p, i + 1);", "end = index;"), **_STRIPS),
+    fault("the ends of strips begin too late", "what is left begins a step after the runs before it",
+          ("index += run(p, p.strip_blocks), end", "index += run(p, p.strip_blocks) + 1, end"), **_STRIPS),
+)  # fmt: skip
+
 SUMS = (
+    fault("rows of M packed in order", "sums go to the rows of other filters",
+          ("SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;", "m;"), on="border_3x3", kernel="halo_sm90_pack"),
+    fault("rows of a buffer in order", "sums go to the rows of other filters",
+          ("unit_offset<128>(spread_row(lane / 4),", "unit_offset<128>(lane / 4,"), on="border_3x3"),
+    fault("the bias of rows in order", "rows take other filters' bias",
+          ("(SPREAD ? hc::spread_row(threadIdx.x % 32 / 4) : threadIdx.x % 32 / 4)", "threadIdx.x % 32 / 4"),
+          on="large_3x3", shape="boxes in rows"),
+    fault("fp32 by filters takes rows as spread", "rows take other filters' bias",
+          ("SPREAD = sizeof(elem_t) == 4 && !Y_CHANNELS_INNER;", "SPREAD = sizeof(elem_t) == 4;"), on="large_nhwc",
+          shape="flat"),
     fault("pixels in plain order", "groups of pixels are added to an address that is swizzled",
           ("(to ^ group << 5)", "(to + (group << 5))"), on="border_3x3"),
     fault("rows in each other's half", "rows 0 to 7 of a warp are exchanged with rows 8 to 15",
@@ -157,4 +180,4 @@ SUMS = (
           ("PACK_FILTERS + row % PACK_FILTERS", "PACK_FILTERS + row"), on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip
 
-MUTATIONS = (*BOXES, *STORES, *JOINED, *SUMS)
+MUTATIONS = (*BOXES, *STORES, *JOINED, *STRIPS, *SUMS)

@@ -35,6 +35,8 @@ constexpr int PRODUCER_REGISTERS = MANY ? 104 : BOXED ? 56 : WIDE ? 88 : 152;
 constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168;  // what is left
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
 
+constexpr bool SPREAD = sizeof(elem_t) == 4 && !Y_CHANNELS_INNER;  // which filter a row of M is
+
 using PixelBuffer = hc::PixelBuffer<elem_t>;
 constexpr int FILTER_ROW_BYTES = PACK_FILTERS * sizeof(elem_t) < 128 ? PACK_FILTERS * sizeof(elem_t) : 128;
 using FilterBuffer = hc::FilterBuffer<elem_t, FILTER_ROW_BYTES>;

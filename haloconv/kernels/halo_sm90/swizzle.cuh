@@ -13,4 +13,9 @@ __device__ __forceinline__ int unit_offset(int row, int unit) {
     return row_bytes ^ ((unit ^ (row_bytes >> 7 & (ROW_BYTES / 16 - 1))) << 4);
 }
 
+// Where fp32 sums leave by pixels: the row of a swizzled buffer, of eight, to which row `row` of eight rows of M goes.
+// A store of 8 bytes a lane takes half a warp at a time, rows 0 to 3, then 4 to 7. Spread, each has banks of its own;
+// rows 0 and 1 of a buffer share theirs.
+__device__ __forceinline__ int spread_row(int row) { return row % 4 * 2 + row / 4; }
+
 }  // namespace hc

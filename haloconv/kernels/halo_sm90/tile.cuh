@@ -66,6 +66,7 @@ struct HaloParams {
     Divisor ring;                          // slots of a ring
     int slot_bytes, stages;                // bytes of a slot; stages of the ring of weights
     int total;                             // steps of the launch
+    int strip_blocks;                      // blocks of threads of a strip, or 0: strips are cut anywhere
 };
 
 // A step. Steps are numbered along nested loops of group, strip, band, class, block and step: blocks of filters that
@@ -89,19 +90,47 @@ __device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
 
 // The steps of one block of threads: a run of neighbours, as equal as whole steps allow, cut where columns end. Each
 // segment's steps are done in order, and the second consumer ends with a step more.
+//
+// strip_blocks: every strip is cut at the same steps. So many blocks take its runs from its first step on, and each of
+// the spare blocks takes what remains at the ends of some strips.
 struct Segments {
     Tile first;  // of the current segment
     int steps;   // of it; 0 after the last
     int index, end;
+    int ends_left;  // of strips, after this one's
 
     template <class P>
     __device__ __forceinline__ explicit Segments(const P& p)
-        : index((i64)p.total * blockIdx.x / gridDim.x), end((i64)p.total * (blockIdx.x + 1) / gridDim.x) {
+        : index(run(p, blockIdx.x)), end(run(p, blockIdx.x + 1)), ends_left(0) {
+        if (p.strip_blocks > 0) cut_strips(p);
         locate(p);
+    }
+    // The step where run `i` begins.
+    template <class P>
+    static __device__ __forceinline__ int run(const P& p, int i) {
+        return int((i64)p.total * i / gridDim.x);
+    }
+    template <class P>
+    static __device__ __forceinline__ int steps_of_strip(const P& p) {
+        return p.bands * p.classes * p.blocks * p.steps;
+    }
+    template <class P>
+    __device__ __forceinline__ void cut_strips(const P& p) {
+        const int whole = steps_of_strip(p), strips = p.total / whole, own = p.strip_blocks;
+        const int block = blockIdx.x, spare = block - strips * own;
+        if (spare < 0) {
+            const int strip = block / own, i = block - strip * own;
+            index = strip * whole + run(p, i), end = strip * whole + run(p, i + 1);
+        } else {
+            const int spares = gridDim.x - strips * own, strip = spare * strips / spares;
+            index = strip * whole + run(p, own), end = (strip + 1) * whole;
+            ends_left = (spare + 1) * strips / spares - strip - 1;
+        }
     }
     template <class P>
     __device__ __forceinline__ void advance(const P& p) {
         index += steps;
+        if (index == end && ends_left > 0) index += run(p, p.strip_blocks), end += steps_of_strip(p), --ends_left;
         locate(p);
     }
     template <class P>

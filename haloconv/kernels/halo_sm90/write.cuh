@@ -1,9 +1,10 @@
 // Epilogue: the sums of a consumer through small buffers in shared memory to the output.
 //
 // A warp holds 16 rows of M. Lane l holds rows l / 4 and l / 4 + 8 of pixels 2 * (l % 4) and the next, in every group
-// of eight pixels. A buffer turns that into rows of neighbours in memory, swizzled: pixels of one filter (by pixels,
-// every warp for itself) or filters of one pixel (by filters, the four warps of a consumer together). From there the
-// copy engine moves boxes, or lanes store what is inside.
+// of eight pixels. A row is a filter: row m is filter m, or of each eight filter spread_row(m), where fp32 leaves by
+// pixels. A buffer turns that into rows of neighbours in memory, swizzled: pixels of one filter (by pixels, every warp
+// for itself) or filters of one pixel (by filters, the four warps of a consumer together). From there the copy engine
+// moves boxes, or lanes store what is inside.
 #pragma once
 
 #include "halo_sm90/swizzle.cuh"
@@ -60,7 +61,7 @@ __device__ __forceinline__ void fill_by_pixels(char* buffer, const float (&sums)
     constexpr int PX = PixelBuffer<Elem>::PIXELS;
     const int lane = threadIdx.x % 32;
     if constexpr (sizeof(Elem) == 4) {
-        const int to = unit_offset<128>(lane / 4, lane % 4 / 2) + lane % 2 * 8;
+        const int to = unit_offset<128>(spread_row(lane / 4), lane % 4 / 2) + lane % 2 * 8;
 #pragma unroll
         for (int i = 0; i < PX / 4; ++i) {
             const int group = i / 2, half = i % 2, first = 4 * (first_group + group) + 2 * half;

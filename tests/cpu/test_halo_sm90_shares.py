@@ -1,0 +1,72 @@
+"""Steps of halo_sm90 shared among blocks of threads; sums that enter their buffers without bank conflicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from haloconv import conv2d
+from haloconv.emulator import emulated_device
+from haloconv.families.base import TensorForm, strides_of
+from haloconv.families.halo_sm90_configs import storage_of
+from haloconv.families.halo_sm90_form import forms
+from haloconv.families.halo_sm90_tile import Tiling
+from haloconv.problem import Conv2dProblem
+from tests.emulated import tiles_of
+from tests.tilings import all_tilings
+
+H200 = 132
+
+
+def _tilings(n: int, height: int, width: int, groups: int = 1) -> list[Tiling]:
+    """Every tiling of a 3x3 layer without padding, in TF32 and nchw."""
+    extents = {"n": n, "c": 64 * groups, "h": height, "w": width, "k": 128 * groups, "r": 3, "s": 3, "groups": groups}
+    problem = Conv2dProblem("fprop", **extents, dtype=torch.float32, layout="nchw", precision="tf32")
+    form = TensorForm(strides_of(problem.x_shape, "nchw"), True)
+    storage = storage_of(problem, form, strides_of(problem.y_shape, "nchw"), "nchw")
+    return all_tilings(forms(problem)[0], storage)
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 512, 1024), (1, 66, 1024), (3, 34, 164), (2, 10, 500), (1, 4, 150), (4, 66, 660)]
+)
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("sm_count", [H200, 114, 7, 4, 1])
+def test_every_step_is_in_one_run_and_none_is_longer_than_the_busiest(
+    shape: tuple[int, int, int], groups: int, sm_count: int
+) -> None:
+    for tiling in _tilings(*shape, groups):
+        share, strips = tiling.share(sm_count), tiling.strips * groups
+        runs = list(share.runs(tiling.total, strips))
+        assert [begin for begin, _ in runs] == [0, *(end for _, end in runs[:-1])] and runs[-1][1] == tiling.total
+        assert all(0 < end - begin <= share.most for begin, end in runs) and 0 < share.grid <= sm_count
+        if share.strip_blocks:
+            whole = tiling.total // strips
+            cuts = Counter(begin % whole for begin, _ in runs)
+            assert set(cuts.values()) == {strips}, "every strip is cut at the same steps"
+            assert len(runs) - strips * share.strip_blocks in (0, strips) and share.grid >= strips * share.strip_blocks
+        else:
+            assert len(runs) == share.grid
+
+
+def test_unaligned_rows_leave_no_multiprocessor_idle() -> None:
+    """Eight strips on 132 multiprocessors: 16 blocks each, and four that share the ends of two."""
+    tiling = next(each for each in _tilings(8, 512, 1024) if each.lead and each.strips == 8 and each.config.shared_tile)
+    share = tiling.share(H200)
+    assert (share.grid, share.strip_blocks) == (H200, 16)
+    assert share.most == -(-tiling.total // H200)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("storage", [torch.contiguous_format, torch.channels_last])
+def test_sums_enter_their_buffers_without_bank_conflicts(dtype: torch.dtype, storage: torch.memory_format) -> None:
+    x = torch.randn(1, 16, 6, 72).to(dtype).contiguous(memory_format=storage)
+    w = torch.randn(64, 16, 3, 3).to(dtype).contiguous(memory_format=storage)
+    with emulated_device(statistics=True) as device, tiles_of("boxes in rows"):
+        precision = "tf32" if dtype == torch.float32 else None
+        conv2d(x, w, padding=1, family="halo_sm90", precision=precision, strict=True)
+    sites = [site for each in device.statistics for site in each.sites if site.place.startswith("halo_sm90/write.cuh")]
+    filled = [site for site in sites if site.write]
+    assert filled and all(site.worst_degree == 1 for site in filled), filled
