@@ -22,6 +22,7 @@ FAMILIES = (
     "halo_sm80_wgrad",
     "halo_sm90",
     "depthwise_window",
+    "depthwise_toeplitz",
     "depthwise",
 )
 

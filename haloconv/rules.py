@@ -16,6 +16,7 @@ from haloconv.families import FAMILIES
 from haloconv.problem import Conv2dProblem
 
 _FEW_TAPS = 16  # of one filter
+_MARCHED_TAPS, _TALL = 49, 31  # of one depthwise filter: what marches and small bands take; rows of one column of taps
 _MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
 _MANY_CHANNELS = 32  # per group, in and out
 _FEW_PIXELS = 1 << 16  # of all images of the output
@@ -70,6 +71,24 @@ def _has_few_taps(problem: Conv2dProblem) -> bool:
     return halves or not strided or problem.direction == "dgrad"
 
 
+def _bands_are_ahead(problem: Conv2dProblem) -> bool:
+    """Filters of few taps in 16 bits on which bands were measured ahead of marches: 31x1, and 7x7 on narrow maps.
+
+    A march's ring has a row for each row of the filter, and its rows must be aligned to be staged.
+    """
+    if problem.dtype.itemsize != 2 or problem.layout != "nchw":
+        return False
+    narrow = problem.q <= _NARROW_ROW and problem.r * problem.s >= _MARCHED_TAPS and problem.direction != "wgrad"
+    return narrow or (problem.s == 1 and problem.r >= _TALL)
+
+
+def _has_bands(problem: Conv2dProblem) -> bool:
+    """Depthwise layers that ``depthwise_toeplitz`` was measured ahead on."""
+    if not _is_depthwise(problem) or max(*problem.stride, *problem.dilation) > 1:
+        return False
+    return problem.r * problem.s > _MARCHED_TAPS or _bands_are_ahead(problem)
+
+
 def _has_a_large_filter(problem: Conv2dProblem) -> bool:
     """Depthwise layers that ``depthwise_window`` was measured ahead on."""
     plain = max(problem.dilation) == max(problem.stride) == 1
@@ -118,6 +137,7 @@ def _has_many_taps(problem: Conv2dProblem) -> bool:
 
 
 RULES = (
+    Rule("depthwise_toeplitz", _has_bands, "depthwise_toeplitz is faster on depthwise layers of large filters"),
     Rule("depthwise", _has_few_taps, "depthwise is faster on layers of one channel per group and few taps"),
     Rule("depthwise_window", _has_a_large_filter, "depthwise_window is faster on depthwise layers of many taps"),
     Rule("halo_sm80", _has_few_channels, "halo_sm80 is faster on layers of few channels per group on tensor cores"),

@@ -24,6 +24,7 @@ from haloconv.families.halo_sm90_shape import Config, Storage
 from haloconv.families.halo_sm90_tile import Tiling, tile
 from tests import (
     emulated_depthwise,
+    emulated_depthwise_toeplitz,
     emulated_depthwise_window,
     emulated_halo_sm80,
     emulated_halo_sm80_wgrad,
@@ -33,7 +34,7 @@ from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generat
 
 SM_COUNT = 4
 LARGE_OUTPUTS = 10_000
-TENSOR_CORES = ("halo_sm80", "halo_sm80_wgrad", "halo_sm90")  # form fp32 products in TF32
+TENSOR_CORES = ("halo_sm80", "halo_sm80_wgrad", "halo_sm90", "depthwise_toeplitz")  # form fp32 products in TF32
 
 # Cases left out, with the reason.
 LEFT_OUT = {
@@ -106,6 +107,7 @@ MODULES = {
     "halo_sm80": emulated_halo_sm80,
     "halo_sm80_wgrad": emulated_halo_sm80_wgrad,
     "depthwise_window": emulated_depthwise_window,
+    "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
 BY_NAME = {one.name: one for one in (*ON_EMULATOR, *(each for module in MODULES.values() for each in module.CASES))}

@@ -56,7 +56,10 @@ HALO_SM90 = Subject("halo_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, c
 HALO_SM80_WGRAD = Subject("halo_sm80_wgrad", TENSOR_CORE_DTYPES, ("wgrad",), True, capability=(8, 0), newer=True)
 DEPTHWISE = Subject("depthwise", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
 DEPTHWISE_WINDOW = Subject("depthwise_window", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
-SPECIALS = (DEPTHWISE, DEPTHWISE_WINDOW)  # those that take problems of their own alone
+DEPTHWISE_TOEPLITZ = Subject(
+    "depthwise_toeplitz", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"), True, capability=(8, 0), newer=True
+)
+SPECIALS = (DEPTHWISE, DEPTHWISE_WINDOW, DEPTHWISE_TOEPLITZ)  # those that take problems of their own alone
 SUBJECTS = (DIRECT, HALO_SM80, HALO_SM80_WGRAD, HALO_SM90)  # those that take every problem of their dtypes and results
 
 

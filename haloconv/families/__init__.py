@@ -5,6 +5,7 @@ from __future__ import annotations
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import Family
 from haloconv.families.depthwise import DepthwiseFamily
+from haloconv.families.depthwise_toeplitz import DepthwiseToeplitzFamily
 from haloconv.families.depthwise_window import DepthwiseWindowFamily
 from haloconv.families.direct import DirectFamily
 from haloconv.families.halo_sm80 import HaloSm80Family
@@ -20,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         HaloSm80Family(),
         HaloSm90Family(),
         DepthwiseWindowFamily(),
+        DepthwiseToeplitzFamily(),
         DepthwiseFamily(),
     )
 }

@@ -104,12 +104,19 @@ def _matrices() -> Setup:
     return Setup((image, rows, registers), (np.concatenate(loads), np.stack(stores)))
 
 
-def _mma(kind: str, exact: bool) -> Setup:
-    """``exact``: small integers, whose sums no order of additions can change; tf32 with noise in the ignored bits."""
-    random, depth, products = Random(f"mma {kind} {exact}"), formats.DEPTH[kind], 8
+def _mma(kind: str, exact: bool, half: bool = False) -> Setup:
+    """``exact``: small integers, whose sums no order of additions can change; tf32 with noise in the ignored bits.
+
+    ``half``: the first half of k, that is, of the registers of a and b.
+    """
+    random = Random(f"mma {kind} {exact}{' half' if half else ''}")
+    depth, products = formats.DEPTH[kind], 8
     rows_a, ks_a = formats.mma_a(depth)
     ks_b, cols_b = formats.mma_b(depth)
     rows_d, cols_d = formats.mma_d()
+    if half:
+        depth //= 2
+        rows_a, ks_a, ks_b, cols_b = (each[: len(each) // 2] for each in (rows_a, ks_a, ks_b, cols_b))
     words_a, words_b, words_d, sums, bounds = [], [], [], [], []
     for _ in range(products):
         if exact:
@@ -145,3 +152,5 @@ def cases() -> Iterator[Case]:
     for kind in formats.TYPES:
         yield Case(f"mma_{kind}_integers", "mma", 32, partial(_mma, kind, True))
         yield Case(f"mma_{kind}_floats", "mma", 32, partial(_mma, kind, False))
+        yield Case(f"mma_half_k_{kind}_integers", "mma_half_k", 32, partial(_mma, kind, True, True))
+        yield Case(f"mma_half_k_{kind}_floats", "mma_half_k", 32, partial(_mma, kind, False, True))

@@ -7,6 +7,7 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/mma_half_k.cuh"
 #include "ptx/register.cuh"
 #include "ptx/tensor_map.cuh"
 #include "ptx/wgmma.cuh"

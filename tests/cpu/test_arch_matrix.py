@@ -17,6 +17,7 @@ from haloconv import jit
 from haloconv.families import (
     FAMILIES,
     depthwise,
+    depthwise_toeplitz,
     depthwise_window,
     direct,
     halo_sm80_shipped,
@@ -37,6 +38,7 @@ SHIPPED = {
     "halo_sm80_wgrad": halo_sm80_wgrad.shipped_sources,
     "halo_sm90": halo_sm90_shipped.shipped_sources,
     "depthwise_window": depthwise_window.shipped_sources,
+    "depthwise_toeplitz": depthwise_toeplitz.shipped_sources,
     "depthwise": depthwise.shipped_sources,
 }
 TENSOR_CORE_ARCHS = EVERY_ARCH[1:]
@@ -46,6 +48,7 @@ ARCHS = {
     "halo_sm80_wgrad": TENSOR_CORE_ARCHS,
     "halo_sm90": ("sm_90a",),
     "depthwise_window": EVERY_ARCH,
+    "depthwise_toeplitz": TENSOR_CORE_ARCHS,
     "depthwise": EVERY_ARCH,
 }
 NEWER = (

@@ -28,6 +28,7 @@ DIRECTIONS = ("fprop", "dgrad", "wgrad")
 DENSE = case("dense", "few channels per group", (2, 8, 18, 22), (8, 3, 3), padding=1, groups=2)
 STRIDED = case("strided", "several launches in dgrad", (1, 32, 16, 20), (40, 3, 3), padding=1, stride=2)
 DEPTHWISE = case("depthwise", "one channel a group", (2, 8, 17, 20), (8, 3, 3), padding=1, groups=8)
+LARGE = case("large", "one channel a group, a large filter", (2, 3, 17, 20), (3, 9, 9), padding=4, groups=3)
 TAKES = {
     "direct": (DENSE, DIRECTIONS),
     "halo_sm80": (DENSE, ("fprop", "dgrad")),
@@ -35,6 +36,7 @@ TAKES = {
     "halo_sm90": (STRIDED, ("fprop", "dgrad")),
     "depthwise": (DEPTHWISE, DIRECTIONS),
     "depthwise_window": (DEPTHWISE, DIRECTIONS),
+    "depthwise_toeplitz": (LARGE, DIRECTIONS),
 }
 RUNS = [(family, direction) for family, (_, directions) in TAKES.items() for direction in directions]
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import haloconv
 from haloconv.cli import VERBS, app
 from haloconv.env import VARIABLES, DeviceFacts
-from haloconv.families import halo_sm80, halo_sm80_wgrad, halo_sm90
+from haloconv.families import depthwise_toeplitz, halo_sm80, halo_sm80_wgrad, halo_sm90
 from haloconv.plan import problem_of
 from haloconv.problem import ConvSpec
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
@@ -228,7 +228,7 @@ def test_missing_markers_are_refused(name: str) -> None:
 def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """And gives a family for special layers what it won clearly."""
     h200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 1 << 37, 232_448, "none")
-    for module in (halo_sm80, halo_sm80_wgrad, halo_sm90):
+    for module in (depthwise_toeplitz, halo_sm80, halo_sm80_wgrad, halo_sm90):
         monkeypatch.setattr(module, "device_facts", lambda index: h200)
     cases = {case.name: case for case in load_suite(ROOT / "benchmarks" / "suite.toml")}
     lines = (ROOT / "benchmarks" / "results" / "nvidia-h200" / "latest.jsonl").read_text("utf-8").splitlines()

@@ -22,6 +22,7 @@ VERIFIED = {
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
     "halo_sm80_wgrad": ({"wgrad"}, {"tf32", "fp16", "bf16"}),
     "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
+    "depthwise_toeplitz": ({"fprop", "dgrad", "wgrad"}, {"tf32", "fp16", "bf16"}),
     "halo_sm90": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
     "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
 }
@@ -40,6 +41,11 @@ HOST_AND_DEVICE = {
     "depthwise_window": {
         "depthwise_window.cu", "depthwise_window_wgrad.cu", "geometry.cuh", "line.cuh", "product.cuh", "windows.cuh",
         "depthwise_window.py", "depthwise_window_cut.py", "depthwise_window_wgrad.py", "launch.py",
+    },
+    "depthwise_toeplitz": {
+        "depthwise_toeplitz.cu", "depthwise_toeplitz_wgrad.cu", "bands.cuh", "planes.cuh", "strips.cuh", "mma.cuh",
+        "mma_half_k.cuh",
+        "depthwise_toeplitz.py", "depthwise_toeplitz_planes.py", "depthwise_toeplitz_wgrad.py", "launch.py",
     },
     "halo_sm90": {
         "halo_sm90.cu", "halo_sm90_pack.cu", "halo_sm90_repair.cu", "stage.cuh", "tile.cuh", "write.cuh",

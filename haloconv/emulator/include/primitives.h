@@ -221,6 +221,15 @@ __device__ __forceinline__ void mma_m16n8k16_fp16(float (&d)[4], const u32 (&a)[
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     hc_emu_mma(d, a, b, 2);
 }
+__device__ __forceinline__ void mma_m16n8k4_tf32(float (&d)[4], const u32 (&a)[2], u32 b) {
+    mma_m16n8k8_tf32(d, {a[0], a[1], 0, 0}, {b, 0});
+}
+__device__ __forceinline__ void mma_m16n8k8_fp16(float (&d)[4], const u32 (&a)[2], u32 b) {
+    mma_m16n8k16_fp16(d, {a[0], a[1], 0, 0}, {b, 0});
+}
+__device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b) {
+    mma_m16n8k16_bf16(d, {a[0], a[1], 0, 0}, {b, 0});
+}
 __device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], const void* smem) { hc_emu_ldmatrix(r, smem, 1, false); }
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], const void* smem) { hc_emu_ldmatrix(r, smem, 2, false); }
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], const void* smem) { hc_emu_ldmatrix(r, smem, 4, false); }

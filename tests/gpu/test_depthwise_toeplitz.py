@@ -1,0 +1,93 @@
+"""Large depthwise filters on tensor cores of a GPU: what the emulator runs too, and layers of real size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from haloconv import plan
+from haloconv.env import device_facts
+from haloconv.families import depthwise_toeplitz, depthwise_toeplitz_wgrad
+from tests import oracle
+from tests.cases import Case, case, case_id, make
+from tests.emulated import Run, module_runs
+from tests.emulated_depthwise_toeplitz import forced
+from tests.families import DEPTHWISE_TOEPLITZ, Subject, each_dtype, name_of, over
+from tests.gpu.test_depthwise_window import on_device
+from tests.specials import special_activations
+
+RESULTS = ("fprop", "dgrad", "wgrad")
+RUNS = tuple(module_runs("depthwise_toeplitz"))
+LAYERS = tuple(
+    case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
+    for storage in ("contiguous", "channels_last")
+    for name, reason, shape, layer in (
+        ("replk_31", "RepLKNet, first stage", ((6, 32, 56, 56), (32, 31, 31)), {"padding": 15, "groups": 32}),
+        ("replk_29", "RepLKNet, second stage", ((12, 32, 28, 28), (32, 29, 29)), {"padding": 14, "groups": 32}),
+        ("replk_27", "RepLKNet, third stage", ((20, 32, 14, 14), (32, 27, 27)), {"padding": 13, "groups": 32}),
+        ("replk_13", "RepLKNet, last stage", ((33, 32, 7, 7), (32, 13, 13)), {"padding": 6, "groups": 32}),
+        ("slak_51x5", "SLaK's tall filter", ((4, 32, 56, 56), (32, 51, 5)), {"padding": (25, 2), "groups": 32}),
+        ("slak_5x51", "SLaK's wide filter", ((4, 32, 56, 56), (32, 5, 51)), {"padding": (2, 25), "groups": 32}),
+        ("wide", "several half tiles and strips of a row", ((2, 8, 112, 128), (8, 31, 31)),
+         {"padding": 15, "groups": 8}),
+        ("one_image", "half tiles of one image", ((1, 64, 56, 56), (64, 21, 21)), {"padding": 10, "groups": 64}),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("subject", "run"), over(*((DEPTHWISE_TOEPLITZ, run) for run in RUNS)), ids=str)
+def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
+    """What the emulator runs, with the same configs."""
+    on_cpu = run.tensors
+    t = type(on_cpu)(*(None if each is None else on_device(each) for each in on_cpu))
+    plan.clear_plans()
+    with forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+        got = oracle.run(run.result, t, run.forced)
+    plan.clear_plans()
+    error = oracle.check(run.result, got, t, run.forced.spec)
+    zones.check()
+    if run.finite:
+        record_error(subject.name, run.result, subject.label(run.dtype), error.norm)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("one", LAYERS, ids=case_id)
+def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, record_error: Callable) -> None:
+    """Right, and the same bits twice."""
+    special = subject.on(one, dtype)
+    t = make(special, dtype, "cuda")
+    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+        got, again = (oracle.run(result, t, special) for _ in range(2))
+    error = oracle.check(result, got, t, special.spec)
+    assert oracle.same_bits(got, again)
+    zones.check()
+    record_error(subject.name, result, subject.label(dtype), error.norm)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)
+@pytest.mark.parametrize("one", LAYERS[2:4], ids=case_id)
+def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) -> None:
+    """NaN and infinities in x (fprop, wgrad) or dy (dgrad) reach exactly the elements that sum over them."""
+    forced_on = subject.on(one, dtype)
+    for result in RESULTS:
+        t, want = special_activations(result, forced_on, dtype, "cuda")
+        oracle.check(result, oracle.run(result, t, forced_on), t, forced_on.spec, want=want)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)
+@pytest.mark.parametrize("direction", ("fprop", "wgrad"))
+def test_every_config(subject: Subject, dtype: torch.dtype, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``candidates`` offers is right, also behind the first one."""
+    one = subject.on(LAYERS[0], dtype)
+    module = depthwise_toeplitz_wgrad if direction == "wgrad" else depthwise_toeplitz
+    problem = one.problem(direction, dtype)
+    configs = module.good_configs(problem, device_facts(torch.cuda.current_device()).max_smem_bytes)
+    t = make(one, dtype, "cuda")
+    for config in configs:
+        monkeypatch.setattr(module, "good_configs", lambda *_, config=config: [config])
+        plan.clear_plans()
+        oracle.check(direction, oracle.run(direction, t, one), t, one.spec)
+    plan.clear_plans()
