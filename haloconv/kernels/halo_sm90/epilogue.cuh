@@ -162,7 +162,7 @@ __device__ __forceinline__ void write_tile(const Params& p, Consumer& self, cons
     hc::Finish<HAS_BIAS> finish{};
 #pragma unroll
     for (int half = 0; HAS_BIAS && half < 2; ++half) {
-        const int row = (SPREAD ? hc::spread_row(threadIdx.x % 32 / 4) : threadIdx.x % 32 / 4) + 8 * half;
+        const int own_row = threadIdx.x % 32 / 4, row = (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
         if (row < own.count) finish.bias[half] = hc::to_acc(p.bias[(i64)own.group * p.filters + own.first + row]);
     }
 #pragma unroll
