@@ -16,4 +16,12 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const
     ptx::mma_m16n8k16_bf16(d, a, b);
 }
 
+// Half the k of the product above.
+__device__ __forceinline__ void mma_half(float (&d)[4], const unsigned (&a)[2], unsigned b, fp16) {
+    ptx::mma_m16n8k8_fp16(d, a, b);
+}
+__device__ __forceinline__ void mma_half(float (&d)[4], const unsigned (&a)[2], unsigned b, bf16) {
+    ptx::mma_m16n8k8_bf16(d, a, b);
+}
+
 }  // namespace hc

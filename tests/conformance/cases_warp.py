@@ -104,11 +104,14 @@ def _matrices() -> Setup:
     return Setup((image, rows, registers), (np.concatenate(loads), np.stack(stores)))
 
 
-def _mma(kind: str, exact: bool) -> Setup:
-    """``exact``: small integers, whose sums no order of additions can change; tf32 with noise in the ignored bits."""
-    random, depth, products = Random(f"mma {kind} {exact}"), formats.DEPTH[kind], 8
-    rows_a, ks_a = formats.mma_a(depth)
-    ks_b, cols_b = formats.mma_b(depth)
+def _mma(kind: str, exact: bool, halves: int = 2) -> Setup:
+    """``exact``: small integers, whose sums no order of additions can change; tf32 with noise in the ignored bits.
+
+    ``halves`` 1: the products of half the depth.
+    """
+    random, depth, products = Random(f"mma {kind} {exact}"), formats.DEPTH[kind] * halves // 2, 8
+    rows_a, ks_a = formats.mma_a(depth, 2 * halves)
+    ks_b, cols_b = formats.mma_b(depth, halves)
     rows_d, cols_d = formats.mma_d()
     words_a, words_b, words_d, sums, bounds = [], [], [], [], []
     for _ in range(products):
@@ -129,7 +132,7 @@ def _mma(kind: str, exact: bool) -> Setup:
         bounds.append(formats.sum_bound(a, b, d)[rows_d, cols_d])
     inputs = tuple(np.concatenate(words).view(np.uint32) for words in (words_a, words_b, words_d))
     tolerance = None if exact else np.concatenate(bounds)
-    return Setup(inputs, (np.concatenate(sums),), (formats.TYPES.index(kind), products), tolerance=tolerance)
+    return Setup(inputs, (np.concatenate(sums),), (formats.TYPES.index(kind) + (2 if halves == 1 else 0), products), tolerance=tolerance)
 
 
 def cases() -> Iterator[Case]:
@@ -145,3 +148,6 @@ def cases() -> Iterator[Case]:
     for kind in formats.TYPES:
         yield Case(f"mma_{kind}_integers", "mma", 32, partial(_mma, kind, True))
         yield Case(f"mma_{kind}_floats", "mma", 32, partial(_mma, kind, False))
+    for kind in ("fp16", "bf16"):
+        yield Case(f"mma_{kind}_half_integers", "mma", 32, partial(_mma, kind, True, 1))
+        yield Case(f"mma_{kind}_half_floats", "mma", 32, partial(_mma, kind, False, 1))

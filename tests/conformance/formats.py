@@ -71,19 +71,19 @@ def sum_bound(a: np.ndarray, b: np.ndarray, d: np.ndarray, chain: int = 1) -> np
 _LANES = np.arange(32)
 
 
-def mma_a(depth: int) -> tuple[np.ndarray, np.ndarray]:
+def mma_a(depth: int, registers: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """Rows and k of a's elements, [register * elements of a register][lane]."""
-    per = depth // 8
-    rows = [_LANES // 4 + i % 2 * 8 for i in range(4) for _ in range(per)]
-    ks = [_LANES % 4 * per + i // 2 * (depth // 2) + e for i in range(4) for e in range(per)]
+    per = depth // (2 * registers)
+    rows = [_LANES // 4 + i % 2 * 8 for i in range(registers) for _ in range(per)]
+    ks = [_LANES % 4 * per + i // 2 * (4 * per) + e for i in range(registers) for e in range(per)]
     return np.array(rows), np.array(ks)
 
 
-def mma_b(depth: int) -> tuple[np.ndarray, np.ndarray]:
+def mma_b(depth: int, registers: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """k and columns of b's elements, likewise."""
-    per = depth // 8
-    ks = [_LANES % 4 * per + i * (depth // 2) + e for i in range(2) for e in range(per)]
-    return np.array(ks), np.array([_LANES // 4] * (2 * per))
+    per = depth // (4 * registers)
+    ks = [_LANES % 4 * per + i * (4 * per) + e for i in range(registers) for e in range(per)]
+    return np.array(ks), np.array([_LANES // 4] * (registers * per))
 
 
 def mma_d() -> tuple[np.ndarray, np.ndarray]:

@@ -35,7 +35,7 @@ void hc_emu_cp_async(void* dst_smem, const void* src, unsigned bytes, unsigned s
 void hc_emu_cp_async_commit_group();
 void hc_emu_cp_async_wait_group(int youngest);
 void hc_emu_cp_async_mbarrier_arrive_noinc(void* bar);
-void hc_emu_mma(float* d, const unsigned* a, const unsigned* b, int type);
+void hc_emu_mma(float* d, const unsigned* a, const unsigned* b, int type, int quarters);
 void hc_emu_ldmatrix(unsigned* r, const void* smem, int matrices, bool transpose);
 void hc_emu_stmatrix(void* smem, const unsigned* r, int matrices, bool transpose);
 void hc_emu_wgmma_fence();
@@ -213,13 +213,19 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u64* bar) { hc_em
 // ---- Warp-wide products and matrices. Types: 0 tf32, 1 fp16, 2 bf16 ----
 
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    hc_emu_mma(d, a, b, 0);
+    hc_emu_mma(d, a, b, 0, 2);
 }
 __device__ __forceinline__ void mma_m16n8k16_fp16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    hc_emu_mma(d, a, b, 1);
+    hc_emu_mma(d, a, b, 1, 2);
 }
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    hc_emu_mma(d, a, b, 2);
+    hc_emu_mma(d, a, b, 2, 2);
+}
+__device__ __forceinline__ void mma_m16n8k8_fp16(float (&d)[4], const u32 (&a)[2], u32 b) {
+    hc_emu_mma(d, a, &b, 1, 1);
+}
+__device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b) {
+    hc_emu_mma(d, a, &b, 2, 1);
 }
 __device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], const void* smem) { hc_emu_ldmatrix(r, smem, 1, false); }
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], const void* smem) { hc_emu_ldmatrix(r, smem, 2, false); }

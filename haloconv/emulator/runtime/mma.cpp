@@ -28,15 +28,16 @@ void check_whole_warp(const char* what, Site site) {
     if (warp_threads() != 32) fatal("collective", site, "%s in a warp of %u threads", what, warp_threads());
 }
 
-void multiply(const Lane* warp, MatrixType type) {
-    const u32 depth = type == TF32 ? 8 : 16, per_register = type == TF32 ? 1 : 2, quarter = 4 * per_register;
+// `quarters` of k, each of four lanes' words: those that a lane has of b, and half of those that it has of a.
+void multiply(const Lane* warp, MatrixType type, u32 quarters) {
+    const u32 per_register = type == TF32 ? 1 : 2, quarter = 4 * per_register, depth = quarters * quarter;
     float a[16][16], b[16][8];
     for (u32 lane = 0; lane < 32; ++lane) {
         const u32 group = lane / 4, first = lane % 4 * per_register;
-        for (u32 i = 0; i < 4; ++i)
+        for (u32 i = 0; i < 2 * quarters; ++i)
             for (u32 e = 0; e < per_register; ++e)
                 a[group + i % 2 * 8][first + i / 2 * quarter + e] = element(&warp[lane].a[i], e, type);
-        for (u32 i = 0; i < 2; ++i)
+        for (u32 i = 0; i < quarters; ++i)
             for (u32 e = 0; e < per_register; ++e)
                 b[first + i * quarter + e][group] = element(&warp[lane].b[i], e, type);
     }
@@ -115,12 +116,12 @@ using namespace hc::emu;
 
 extern "C" {
 
-void hc_emu_mma(float* d, const unsigned* a, const unsigned* b, int type) {
+void hc_emu_mma(float* d, const unsigned* a, const unsigned* b, int type, int quarters) {
     const Site site = HC_EMU_SITE;
     check_whole_warp("mma.sync", site);
     Lane* const warp = own_warp();
     warp[lane_id()] = {d, a, b, nullptr, nullptr};
-    meet_warp("mma.sync", site, [=] { multiply(warp, MatrixType(type)); });
+    meet_warp("mma.sync", site, [=] { multiply(warp, MatrixType(type), quarters); });
 }
 
 void hc_emu_ldmatrix(unsigned* r, const void* smem, int matrices, bool transpose) {

@@ -29,5 +29,19 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 
 #undef HC_MMA
 
+#define HC_MMA_HALF(TYPES)                                                  \
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." TYPES              \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])           \
+                 : "r"(a[0]), "r"(a[1]), "r"(b))
+
+// mma.sync m16n8k8, two fp16 in a register, the lower k in the low half.
+__device__ __forceinline__ void mma_m16n8k8_fp16(float (&d)[4], const u32 (&a)[2], u32 b) { HC_MMA_HALF("f16.f16"); }
+
+// mma.sync m16n8k8, two bf16 in a register, the lower k in the low half.
+__device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b) { HC_MMA_HALF("bf16.bf16"); }
+
+#undef HC_MMA_HALF
+
 }  // namespace hc::ptx
 #endif
