@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import halo_sm80
+from haloconv.families import halo_sm80, halo_sm80_march
 from haloconv.families.halo_sm80_configs import configs
 from haloconv.families.halo_sm80_tile import Layer, Tiling
 from tests.cases import case
@@ -42,6 +42,15 @@ CASES = (
          padding=1, groups=2),
     case("wide_groups_nhwc", "the same where channels are neighbours", (2, 48, 7, 14), (48, 3, 3), padding=1,
          groups=2, storage="channels_last"),
+    case("aligned_stem_nhwc", "a stem whose pixels and taps are neighbours, folded into one of a single channel",
+         (3, 3, 18, 40), (20, 7, 7), stride=2, padding=(3, 2, 1, 4), storage="channels_last",
+         w_storage="channels_last"),
+    case("group_march_strips", "two strips, a last slab that is not full, an even filter, four different paddings",
+         (2, 80, 7, 45), (80, 2, 3), padding=(1, 0, 2, 1), groups=10, storage="channels_last"),
+    case("group_march_wide", "groups of 16 channels, a filter of one column, padding beyond it", (3, 48, 8, 13),
+         (48, 3, 1), padding=(3, 3, 1, 0), groups=3, storage="channels_last"),
+    case("group_march_on", "blocks that go on in the next image, more rows than the ring has", (5, 16, 23, 9),
+         (16, 5, 3), padding=(2, 1), groups=2, storage="channels_last"),
     case("odd_plane", "an odd number of columns, and of pixels in whole tiles", (2, 16, 7, 7), (16, 3, 3), padding=1,
          groups=2),
 )  # fmt: skip
@@ -64,6 +73,7 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "images": lambda tiling: tiling.config.tile_n == 2,
     "items": lambda tiling: tiling.items > tiling.config.warps and tiling.config.n_items > 1,
     "wide": lambda tiling: tiling.chunks == 1,
+    "tiles": lambda tiling: True,
     "late": lambda tiling: tiling.late and _tiles_of_a_block(tiling) > 1,
 }
 
@@ -76,8 +86,12 @@ _RUNS: tuple[tuple[str, tuple[torch.dtype, ...], tuple[str, ...], str], ...] = (
     ("many_tiles", (FP32,), ("fprop",), "several tiles"),
     ("many_tiles", (FP32,), ("fprop",), "several tiles in one buffer"),
     ("eight_by_eight", (FP32,), ("dgrad",), "wide"),
-    ("eight_by_eight_nhwc", (FP32,), BOTH, ""),
-    ("eight_by_eight_nhwc", (FP16,), BOTH, ""),
+    ("eight_by_eight_nhwc", (FP32, FP16), BOTH, "tiles"),
+    ("eight_by_eight_nhwc", (FP32, FP16), BOTH, ""),
+    ("group_march_strips", (FP32, FP16, BF16), BOTH, ""),
+    ("group_march_wide", (FP32, BF16), BOTH, ""),
+    ("group_march_on", (FP32, FP16), BOTH, ""),
+    ("aligned_stem_nhwc", (FP32, FP16), ("fprop",), ""),
     ("wide_groups_nhwc", (BF16,), ("fprop",), ""),
     ("four_by_four_nhwc", (FP16,), ("fprop",), "groups"),
     ("groups_32", (FP32,), ("fprop",), ""),
@@ -119,6 +133,8 @@ _NOT_FINITE = (
     ("one_channel_in", (FP32,)),
     ("large_3x3", (FP16,)),
     ("eight_by_eight_nhwc", (FP32,)),
+    ("group_march_strips", (FP32, FP16)),
+    ("aligned_stem_nhwc", (FP16,)),
     ("aligned_stem", (FP16,)),
     ("aligned_stride_4", (FP16,)),
 )
@@ -134,7 +150,10 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, halo_sm80 takes the best of its tilings of that shape; "wide": with 64-bit offsets."""
+    """While active, halo_sm80 takes the best of its tilings of that shape; "wide": with 64-bit offsets.
+
+    It never marches then.
+    """
     if not shape:
         yield
         return
@@ -146,4 +165,5 @@ def forced(shape: str) -> Iterator[None]:
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm80, "configs", only)
+        patch.setattr(halo_sm80_march, "configs", lambda problem, facts: [])
         yield

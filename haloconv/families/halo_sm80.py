@@ -11,10 +11,12 @@ from math import gcd
 import torch
 
 from haloconv import support
-from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of
+from haloconv.env import DeviceFacts, device_facts
+from haloconv.families import halo_sm80_march as march
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, ceil_div, few_apart, strides_of
 from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.halo_sm80_configs import configs, fits
+from haloconv.families.halo_sm80_fold import fold, folded, has_folds
 from haloconv.families.halo_sm80_tile import Config, Layer, Tiling
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
@@ -46,12 +48,14 @@ class HaloSm80Family:
 
     def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> list[Config]:
-        """The best tile of each way to multiply: other tiles of the same way are close to it."""
+    ) -> list[Config | march.Config]:
+        """The best march, then the best tile of each way to multiply: other tiles of the same way are close to it."""
         facts = device_facts(device.index)
+        marches = _marches(problem, first, result_layout, facts)[:1]
+        problem, first, second = _folded(problem, first, second, facts)
         tilings = configs(layer_of(problem, first, result_layout), facts.sm_count, facts.max_smem_bytes)
         found = few_apart(tilings, lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
-        return [tiling.config for tiling in found]
+        return [*marches, *(tiling.config for tiling in found)][:MOST_CANDIDATES]
 
     def bind(
         self,
@@ -60,8 +64,14 @@ class HaloSm80Family:
         second: TensorForm,
         result_layout: str,
         device: torch.device,
-        config: Config | None = None,
+        config: Config | march.Config | None = None,
     ) -> BoundCall:
+        facts = device_facts(device.index)
+        if config is None:
+            config = next(iter(_marches(problem, first, result_layout, facts)), None)
+        if isinstance(config, march.Config):
+            return march.bind(problem, first, second, result_layout, device, config)
+        problem, first, second = _folded(problem, first, second, facts)
         bound = Bound(problem, first, second, result_layout, device, config)
         return bound.fprop if problem.direction == "fprop" else bound.dgrad
 
@@ -118,6 +128,23 @@ class Bound:
     def dgrad(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """dx (N, C, H, W) of dy (N, K, P, Q) and w (K, C/G, R, S)."""
         return self._run(dy, w, 0)
+
+
+def _marches(problem: Conv2dProblem, x: TensorForm, result_layout: str, facts: DeviceFacts) -> list[march.Config]:
+    """The configs of kernels/halo_sm80_march.cu where it takes the problem, best first."""
+    return [] if march.why_not(problem, x, result_layout, facts) else march.configs(problem, facts)
+
+
+def _folded(
+    problem: Conv2dProblem, x: TensorForm, w: TensorForm, facts: DeviceFacts
+) -> tuple[Conv2dProblem, TensorForm, TensorForm]:
+    """A channels_last stem as one of a single channel, where its rows can then be copied as they lie in memory."""
+    words = problem.dtype.itemsize == 4 or problem.stride[1] * problem.c % 2 == 0  # 16 bits: pixels begin at words
+    if problem.direction != "fprop" or not words or not has_folds(problem, x, w):
+        return problem, x, w
+    one, *forms = fold(problem), *(folded(form) for form in (x, w))
+    layer = layer_of(one, forms[0], "nhwc")
+    return (one, *forms) if layer.x_run > 1 and fits(layer, facts.max_smem_bytes) else (problem, x, w)
 
 
 def layer_of(problem: Conv2dProblem, x: TensorForm, result_layout: str) -> Layer:
