@@ -136,7 +136,7 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "declarations": [f"{signature(name, tape)};" for name, tape in functions.items()],
         "functions": list(functions),
         "only_capability": facts.capability if only else None,
-        "least_capability": max(_LEAST_CAPABILITIES.get(each, _LEAST_CAPABILITY) for each in families),
+        "least_capability": max(_least_capability(kernels), *(_LEAST_CAPABILITIES.get(each, _LEAST_CAPABILITY) for each in families)),
         "formats": {"nchw": "contiguous_format", "nhwc": "channels_last"},
         "built_for": facts.arch if only else None,
         "precision": layers[0].fprop.precision_label,

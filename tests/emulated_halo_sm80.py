@@ -165,5 +165,5 @@ def forced(shape: str) -> Iterator[None]:
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm80, "configs", only)
-        patch.setattr(halo_sm80_march, "configs", lambda problem, facts: [])
+        patch.setattr(halo_sm80_march, "configs", lambda problem, max_smem_bytes: [])
         yield

@@ -126,7 +126,7 @@ def forced(shape: str) -> Iterator[None]:
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm80_wgrad, "best_config", only)
-        patch.setattr(halo_sm80_wgrad_march, "best_config", lambda problem, facts: None)
+        patch.setattr(halo_sm80_wgrad_march, "best_config", lambda problem, max_smem_bytes: None)
         if shape == "long distances":
             patch.setattr(halo_sm80_wgrad, "_INT_LIMIT", 0)
         yield

@@ -17,6 +17,7 @@ _LEAST_CAPABILITY = (9, 0)
 _RESERVED_BYTES = 1 << 10  # of shared memory, for each block
 _BARRIER_BYTES = 16  # of a buffer: its two barriers
 _MOST_STAGES = 8
+_SCHEDULERS, _SCHEDULER_REGISTERS, _MOST_REGISTERS = 4, 1 << 14, 255  # of a multiprocessor, of each, of a thread
 _MOST_CHANNELS = 16  # of a group: PyTorch and the tiles of halo_sm80 were measured ahead on groups of 32
 _LOADED = {torch.float32: DataType.TFLOAT32, torch.float16: DataType.FLOAT16, torch.bfloat16: DataType.BFLOAT16}
 _STORED = _LOADED | {torch.float32: DataType.FLOAT32}
@@ -114,10 +115,16 @@ class Cut:
         return BoxMap(kind, (c, w, h, n), steps, (SLAB_BYTES // size, cols, self.rows, 1), Swizzle.B128, pointer)
 
 
-def stages(facts: DeviceFacts, blocks: int, stage_bytes: int, other_bytes: int) -> int:
+def stages(max_smem_bytes: int, blocks: int, stage_bytes: int, other_bytes: int) -> int:
     """Buffers that ``blocks`` blocks of a multiprocessor have room for; fewer than two are none."""
-    room = (facts.max_smem_bytes + _RESERVED_BYTES) // blocks - _RESERVED_BYTES - other_bytes
+    room = (max_smem_bytes + _RESERVED_BYTES) // blocks - _RESERVED_BYTES - other_bytes
     return min(_MOST_STAGES, room // (stage_bytes + _BARRIER_BYTES))
+
+
+def registers(warps: int, blocks: int) -> int:
+    """Of a thread, where ``blocks`` blocks of ``warps`` warps run on a multiprocessor."""
+    of_scheduler = ceil_div(warps * blocks, _SCHEDULERS) * 32
+    return min(_MOST_REGISTERS, _SCHEDULER_REGISTERS // of_scheduler // 8 * 8)
 
 
 def smem_bytes(stages: int, stage_bytes: int, buffers: int, buffer_bytes: int) -> int:

@@ -19,8 +19,7 @@ _PARAMS_FORMAT = "4Q6q11i"
 _X_POINTER, _Y_POINTER = 0, 3
 _Y_BUFFERS = 2
 _OTHER_WARPS = 2  # one asks for x, one sends y
-_SM_REGISTERS = 1 << 16
-_REGISTERS_BESIDE = 40  # of a thread, beside its filter, sums and fragments
+_REGISTERS_BESIDE = 26  # of a thread, beside its filter, sums and fragments
 
 
 @dataclass(frozen=True)
@@ -38,46 +37,39 @@ class Config:
 def why_not(problem: Conv2dProblem, x: TensorForm, result_layout: str, facts: DeviceFacts) -> str | None:
     """None if the kernel takes the problem with ``x`` (dy in dgrad) on the device, else why not."""
     reason = group_march.why_not(problem, (x,), result_layout, facts)
-    if reason is None and best_config(problem, facts) is None:
+    if reason is None and not configs(problem, facts.max_smem_bytes):
         reason = "the filter does not fit registers, or a stage shared memory"
     return reason
 
 
-def best_config(problem: Conv2dProblem, facts: DeviceFacts) -> Config | None:
-    """The config that is fastest by a sweep on an NVIDIA H200 (2026-11-22); None where none fits."""
-    return next(iter(configs(problem, facts)), None)
-
-
-def configs(problem: Conv2dProblem, facts: DeviceFacts) -> list[Config]:
-    """The configs that fit the device, best first."""
+def configs(problem: Conv2dProblem, max_smem_bytes: int) -> list[Config]:
+    """The configs that fit registers and shared memory, best first by a sweep on an NVIDIA H200 (2026-11-22)."""
     cols = problem.q if problem.direction == "fprop" else problem.w
     single = problem.dtype == torch.float32
     wide = cols > 16
     warp = (1, 2 if wide else 1) if single else (2 if wide else 1, 1)  # fragments, warps beside each other
-    found = (_config(problem, facts, rows, *warp, blocks) for rows, blocks in ((2, 2), (2, 1), (1, 1)))
+    found = (_config(problem, max_smem_bytes, rows, *warp, blocks) for rows, blocks in ((2, 2), (2, 1), (1, 1)))
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
 def _config(
-    problem: Conv2dProblem, facts: DeviceFacts, rows: int, m_tiles: int, warps_m: int, blocks: int
+    problem: Conv2dProblem, max_smem_bytes: int, rows: int, m_tiles: int, warps_m: int, blocks: int
 ) -> Config | None:
     """With as many stages as fit; None if the registers or the memory for ``blocks`` blocks do not suffice."""
     cut = Cut(problem, rows, 16 * m_tiles * warps_m)
     atoms = problem.s * group_march.atoms(problem)
-    fragments = 4 * rows * m_tiles * ((atoms + 1) // 2)
-    registers = problem.r * atoms + 4 * problem.r * m_tiles + fragments + _REGISTERS_BESIDE
-    config = Config(rows, m_tiles, 1, warps_m, 0, blocks)
-    if blocks * _threads(problem, config) * registers > _SM_REGISTERS:
+    registers = problem.r * atoms + 4 * problem.r * m_tiles + 2 * rows * atoms * m_tiles + _REGISTERS_BESIDE
+    if registers > group_march.registers(_warps(problem, Config(rows, m_tiles, 1, warps_m, 0, blocks)), blocks):
         return None
     y_bytes = _Y_BUFFERS * (cut.box_bytes(cut.strip_cols) + 16)
-    stages = group_march.stages(facts, blocks, cut.box_bytes(cut.x_cols), y_bytes)
+    stages = group_march.stages(max_smem_bytes, blocks, cut.box_bytes(cut.x_cols), y_bytes)
     return Config(rows, m_tiles, 1, warps_m, stages, blocks) if stages > 1 else None
 
 
-def _threads(problem: Conv2dProblem, config: Config) -> int:
+def _warps(problem: Conv2dProblem, config: Config) -> int:
+    """Of a block."""
     groups = group_march.Cut(problem, config.rows, 16).slab_groups
-    consumers = groups * group_march.group_tiles(problem) // config.n_tiles * config.warps_m
-    return 32 * (consumers + _OTHER_WARPS)
+    return groups * group_march.group_tiles(problem) // config.n_tiles * config.warps_m + _OTHER_WARPS
 
 
 def source(problem: Conv2dProblem, config: Config) -> KernelSource:
@@ -120,7 +112,7 @@ def bind(
         config.stages, cut.box_bytes(cut.x_cols), _Y_BUFFERS, cut.box_bytes(cut.strip_cols)
     )
     text, grid = source(problem, config), cut.slabs * parts
-    launch = Launch(text, device, grid, _threads(problem, config), smem_bytes, _PARAMS_FORMAT, fields, maps)
+    launch = Launch(text, device, grid, 32 * _warps(problem, config), smem_bytes, _PARAMS_FORMAT, fields, maps)
     return dense_call(launch, problem, y_shape, y_strides)
 
 

@@ -34,6 +34,7 @@ _MOST_WAVES = 4
 _BUSY = 0.95  # of the blocks that run at a time: what the last wave may leave
 _PARTS_AT_ONCE = 40  # more are summed in runs
 _SHIPPED_SMEM_BYTES = 99 << 10  # of the architectures that have least
+_MARCH_SMEM_BYTES = 227 << 10  # of the devices that march
 _INT_LIMIT = 1 << 31
 
 
@@ -124,7 +125,7 @@ class HaloSm80WgradFamily:
 
 def _marches(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, facts: DeviceFacts) -> list[march.Config]:
     """The config of kernels/halo_sm80_wgrad_march.cu, if it takes the problem."""
-    best = None if march.why_not(problem, dy, x, facts) else march.best_config(problem, facts)
+    best = None if march.why_not(problem, dy, x, facts) else march.best_config(problem, facts.max_smem_bytes)
     return [] if best is None else [best]
 
 
@@ -258,7 +259,21 @@ def shipped_sources() -> list[KernelSource]:
         layer = layer_of(problem, dy, x)
         text = source(problem, layer, best_config(problem, layer, _SHIPPED_SMEM_BYTES), dy, x)
         sources[text.digest] = text
+    for problem in _marching():
+        config = march.best_config(problem, _MARCH_SMEM_BYTES)
+        assert config is not None
+        for text in (march.source(problem, config), march.sum_source(problem, config)):
+            sources[text.digest] = text
     return list(sources.values())
+
+
+def _marching() -> Iterator[Conv2dProblem]:
+    """Layers of 8 and of 16 channels per group in channels_last."""
+    for dtype, channels, extent in ((torch.float16, 8, 28), (torch.bfloat16, 16, 14)):
+        yield Conv2dProblem(
+            "wgrad", n=32, c=8 * channels, h=extent, w=extent, k=8 * channels, r=3, s=3, padding=(1, 1, 1, 1),
+            groups=8, dtype=dtype, layout="nhwc",
+        )  # fmt: skip
 
 
 def _representative() -> Iterator[tuple[Conv2dProblem, bool]]:

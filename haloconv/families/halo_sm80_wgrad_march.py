@@ -17,8 +17,7 @@ from haloconv.problem import Conv2dProblem
 
 _PARAMS_FORMAT, _SUM_FORMAT = "3Q13i", "2Q4q3i"
 _X_POINTER, _Y_POINTER = 0, 1
-_SM_REGISTERS = 1 << 16
-_REGISTERS_BESIDE = 48  # of a thread, beside its sums and fragments
+_REGISTERS_BESIDE = 52  # of a thread, beside its sums and fragments
 _PART_WARPS = 8  # that share the parts of a sum
 
 
@@ -38,21 +37,20 @@ def why_not(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, facts: Device
     if problem.dtype.itemsize != 2:
         return "fp32 cannot be turned by ldmatrix"
     reason = group_march.why_not(problem, (dy, x), "nhwc", facts)
-    if reason is None and best_config(problem, facts) is None:
+    if reason is None and best_config(problem, facts.max_smem_bytes) is None:
         reason = "the sums do not fit registers, or a stage shared memory"
     return reason
 
 
-def best_config(problem: Conv2dProblem, facts: DeviceFacts) -> Config | None:
+def best_config(problem: Conv2dProblem, max_smem_bytes: int) -> Config | None:
     """The config that is fastest by a sweep on an NVIDIA H200 (2026-11-22); None where it does not fit."""
     rows, k_steps, n_tiles, blocks = 2, 2 if problem.q > 16 else 1, 1, 1
     cut = Cut(problem, rows, 16 * k_steps)
     pairs = _pairs(problem)
-    registers = 4 * problem.r * pairs * n_tiles + 2 * problem.r * k_steps * n_tiles + 4 * k_steps * pairs
-    config = Config(rows, k_steps, n_tiles, 0, blocks)
-    if blocks * _threads(problem, config) * (registers + _REGISTERS_BESIDE) > _SM_REGISTERS:
+    registers = 4 * problem.r * pairs + 2 * problem.r * k_steps + 4 * k_steps * pairs + _REGISTERS_BESIDE
+    if registers > group_march.registers(_warps(problem, Config(rows, k_steps, n_tiles, 0, blocks)), blocks):
         return None
-    stages = group_march.stages(facts, blocks, cut.box_bytes(cut.x_cols + cut.strip_cols), 0)
+    stages = group_march.stages(max_smem_bytes, blocks, cut.box_bytes(cut.x_cols + cut.strip_cols), 0)
     return Config(rows, k_steps, n_tiles, stages, blocks) if stages > 1 else None
 
 
@@ -66,8 +64,9 @@ def _consumers(problem: Conv2dProblem, config: Config) -> int:
     return Cut(problem, config.rows, 16).slab_groups * group_march.group_tiles(problem) // config.n_tiles
 
 
-def _threads(problem: Conv2dProblem, config: Config) -> int:
-    return 32 * (_consumers(problem, config) + 1)
+def _warps(problem: Conv2dProblem, config: Config) -> int:
+    """Of a block: one asks for rows."""
+    return _consumers(problem, config) + 1
 
 
 def source(problem: Conv2dProblem, config: Config) -> KernelSource:
@@ -113,7 +112,7 @@ def bind(
     top, left = problem.padding[0], problem.padding[2]
     fields = (*cut.fields(parts, top, left, config.stages), problem.p, problem.q)
     launch = Launch(
-        source(problem, config), device, cut.slabs * parts, _threads(problem, config),
+        source(problem, config), device, cut.slabs * parts, 32 * _warps(problem, config),
         group_march.smem_bytes(config.stages, stage_bytes, 0, 0), _PARAMS_FORMAT, fields, maps,
     )  # fmt: skip
     strides = strides_of(problem.w_shape, result_layout)

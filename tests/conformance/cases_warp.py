@@ -132,7 +132,12 @@ def _mma(kind: str, exact: bool, halves: int = 2) -> Setup:
         bounds.append(formats.sum_bound(a, b, d)[rows_d, cols_d])
     inputs = tuple(np.concatenate(words).view(np.uint32) for words in (words_a, words_b, words_d))
     tolerance = None if exact else np.concatenate(bounds)
-    return Setup(inputs, (np.concatenate(sums),), (formats.TYPES.index(kind) + (2 if halves == 1 else 0), products), tolerance=tolerance)
+    return Setup(
+        inputs,
+        (np.concatenate(sums),),
+        (formats.TYPES.index(kind) + (2 if halves == 1 else 0), products),
+        tolerance=tolerance,
+    )
 
 
 def cases() -> Iterator[Case]:
