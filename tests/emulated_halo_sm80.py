@@ -45,6 +45,8 @@ CASES = (
     case("aligned_stem_nhwc", "a stem whose pixels and taps are neighbours, folded into one of a single channel",
          (3, 3, 18, 40), (20, 7, 7), stride=2, padding=(3, 2, 1, 4), storage="channels_last",
          w_storage="channels_last"),
+    case("stem_with_gaps", "rows that fragments fill with places without a pixel, which read on behind the planes",
+         (2, 3, 18, 28), (20, 7, 7), stride=2, padding=3),
     case("group_march_strips", "two strips, a last slab that is not full, an even filter, four different paddings",
          (2, 80, 7, 45), (80, 2, 3), padding=(1, 0, 2, 1), groups=10, storage="channels_last"),
     case("group_march_wide", "groups of 16 channels, a filter of one column, padding beyond it", (3, 48, 8, 13),
@@ -74,6 +76,8 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "items": lambda tiling: tiling.items > tiling.config.warps and tiling.config.n_items > 1,
     "wide": lambda tiling: tiling.chunks == 1,
     "tiles": lambda tiling: True,
+    "copies": lambda tiling: not tiling.boxes,
+    "boxes one after the other": lambda tiling: tiling.boxes and _tiles_of_a_block(tiling) > 2,
     "late": lambda tiling: tiling.late and _tiles_of_a_block(tiling) > 1,
 }
 
@@ -98,7 +102,11 @@ _RUNS: tuple[tuple[str, tuple[torch.dtype, ...], tuple[str, ...], str], ...] = (
     ("rgb_stem", (FP32,), BOTH, ""),
     ("rgb_stem", (FP16,), ("fprop",), ""),
     ("aligned_stem", (FP32, FP16, BF16), ("fprop",), ""),
+    ("aligned_stem", (FP32, FP16), ("fprop",), "copies"),
+    ("aligned_stem", (FP32, FP16), ("fprop",), "boxes one after the other"),
+    ("stem_with_gaps", (FP32,), ("fprop",), ""),
     ("aligned_stride_4", (FP32, FP16), ("fprop",), ""),
+    ("aligned_stride_4", (FP32, FP16), ("fprop",), "copies"),
     ("aligned_stride_4", (FP32,), ("fprop",), "late"),
     ("stem_of_pairs", (FP32, FP16), ("fprop",), ""),
     ("stem_stride_4", (FP32, FP16), ("fprop",), ""),
@@ -146,6 +154,7 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
         yield from ((name, dtype, result, shape, True) for dtype in dtypes for result in results)
     for name, dtypes in _NOT_FINITE:
         yield from ((name, dtype, result, "", False) for dtype in dtypes for result in BOTH)
+    yield "one_channel_in", FP32, "fprop", "copies", False
 
 
 @contextmanager
@@ -159,7 +168,7 @@ def forced(shape: str) -> Iterator[None]:
         return
 
     def only(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
-        layer = replace(layer, wide=layer.wide or shape == "wide")
+        layer = replace(layer, wide=layer.wide or shape == "wide", x_boxes=layer.x_boxes and shape != "copies")
         smem_bytes = CHUNKS_SMEM_BYTES if shape.startswith("chunks") else max_smem_bytes
         return tuple(each for each in configs(layer, sm_count, smem_bytes) if SHAPES[shape](each))
 

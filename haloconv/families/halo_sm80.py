@@ -213,6 +213,7 @@ def pack_source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "SPLIT": int(tiling.config.split),
+        "FOURS": int(tiling.fours),
     }
     return kernel_source("halo_sm80_pack", "halo_sm80_pack", constants)
 
@@ -234,6 +235,7 @@ def source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "DEPTH": config.depth,
         "MIN_BLOCKS": tiling.min_blocks,
         "Y_PAIRS": tiling.y_pairs,
+        "FOURS": int(tiling.fours),
         "IN_ROW": int(config.in_row),
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),

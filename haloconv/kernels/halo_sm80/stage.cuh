@@ -149,7 +149,8 @@ __device__ __forceinline__ void make_weights(const Params& p, const Work& work, 
     const int lane = threadIdx.x % 32, eights = p.tile_filters / 8;
     for (int i = threadIdx.x / 32; i < p.tile_groups * eights * p.slices; i += WARPS) {
         const int rest = i / p.slices, tile_group = rest / eights;
-        const int group = work.group + tile_group, filter = work.filter + (rest - tile_group * eights) * 8 + lane / 4;
+        const int group = work.group + tile_group;
+        const int filter = work.filter + filter_of(rest - tile_group * eights, lane / 4);
         const FilterRow row = {
             reinterpret_cast<const elem_t*>(p.w) + group * p.strides.group + filter * p.strides.filter, 0, p.channels,
             group < p.groups && filter < p.filters};

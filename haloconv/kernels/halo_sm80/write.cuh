@@ -33,6 +33,10 @@ struct alignas(2 * sizeof(elem_t)) Pair {
     elem_t elem[2];
 };
 
+struct alignas(4 * sizeof(elem_t)) Four {
+    elem_t elem[4];
+};
+
 __device__ __forceinline__ void store_pair(elem_t* to, float first, float second) {
     *reinterpret_cast<Pair*>(to) = {from_acc<elem_t>(first), from_acc<elem_t>(second)};
 }
@@ -87,17 +91,44 @@ __device__ __forceinline__ void write_filter(const Sums& sums, const Offsets& of
         }
 }
 
+// Stores the lane's four neighbouring filters of eights 2 * pair and the next one. The host has seen to it that of four
+// neighbours all are there or none.
+__device__ __forceinline__ void write_fours(const Sums& sums, const Offsets& offsets, int pair, elem_t* y,
+                                            const float (&bias)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) {
+        const offset_t offset = offsets[i / 2][i % 2];
+        if (offset < 0) continue;
+        Four four;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float sum = sums[i / 2][(2 * pair + e / 2) % N_TILES][i % 2 * 2 + e % 2];
+            if (HAS_BIAS) sum += bias[e];
+            four.elem[e] = from_acc<elem_t>(sum);
+        }
+        *reinterpret_cast<Four*>(y + offset) = four;
+    }
+}
+
 __device__ __forceinline__ void write_item(const Sums& sums, const Params& p, const Work& work, const Output& output,
                                            const Tables& tables, Item item) {
     const int group = work.group + item.group;
     if (group >= p.groups) return;
-    const int first = work.filter + item.n * N_TILES * 8 + threadIdx.x % 4 * 2, left = p.filters - first;
+    const int first = work.filter + item.n * N_TILES * 8 + threadIdx.x % 4 * (FOURS ? 4 : 2), left = p.filters - first;
     const i64 filter = (i64)group * p.filters + first;
     elem_t* const y = output.y + filter * p.y_k;
     Offsets offsets;
     offsets_of(offsets, p, output, tables, item);
 #pragma unroll
-    for (int j = 0; j < N_TILES; ++j) {
+    for (int pair = 0; pair < (FOURS ? N_TILES / 2 : 0); ++pair) {
+        float bias[4] = {};
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (HAS_BIAS && pair * 16 < left) bias[e] = to_acc(p.bias[filter + pair * 16 + e]);
+        if (pair * 16 < left) write_fours(sums, offsets, pair, y + pair * 16, bias);
+    }
+#pragma unroll
+    for (int j = 0; j < (FOURS ? 0 : N_TILES); ++j) {
         float bias[2] = {};
 #pragma unroll
         for (int e = 0; e < 2; ++e)
