@@ -139,7 +139,7 @@ BOXES = (
            ("column / 2 * 4 + eight % 2 * 2 + column % 2", "eight % 2 * 8 + column"), on="aligned_stem_nhwc",
            dtype=torch.float16),
     _fault("the bias of the eight", "four neighbours take the biases of two",
-           ("if (HAS_BIAS) sum += bias[e];", "if (HAS_BIAS) sum += bias[e % 2];"), on="aligned_stem_nhwc"),
+           ("if (HAS_BIAS) four[e] += bias[e];", "if (HAS_BIAS) four[e] += bias[e % 2];"), on="aligned_stem_nhwc"),
     _fault("fours behind the last filter", "filters that do not exist are written",
            ("if (pair * 16 < left) write_fours", "write_fours"), on="aligned_stem_nhwc", dtype=torch.float16),
 )  # fmt: skip

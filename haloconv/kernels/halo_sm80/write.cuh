@@ -29,16 +29,29 @@ __device__ __forceinline__ int row_of(int item_m, int i, int half) {
     return (item_m * M_TILES + i) * 16 + (Y_PAIRS == 2 ? 2 * lane_row + half : lane_row + 8 * half);
 }
 
-struct alignas(2 * sizeof(elem_t)) Pair {
-    elem_t elem[2];
+// Stores of two or four neighbours; 16-bit elements are rounded two at a time.
+struct alignas(8) Floats2 {
+    float of[2];
 };
 
-struct alignas(4 * sizeof(elem_t)) Four {
-    elem_t elem[4];
+struct alignas(16) Floats4 {
+    float of[4];
 };
 
-__device__ __forceinline__ void store_pair(elem_t* to, float first, float second) {
-    *reinterpret_cast<Pair*>(to) = {from_acc<elem_t>(first), from_acc<elem_t>(second)};
+__device__ __forceinline__ void store_pair(float* to, float first, float second) {
+    *reinterpret_cast<Floats2*>(to) = {first, second};
+}
+template <class Half>
+__device__ __forceinline__ void store_pair(Half* to, float first, float second) {
+    *reinterpret_cast<unsigned*>(to) = from_acc_pair<Half>(first, second);
+}
+
+__device__ __forceinline__ void store_four(float* to, const float (&sum)[4]) {
+    *reinterpret_cast<Floats4*>(to) = {sum[0], sum[1], sum[2], sum[3]};
+}
+template <class Half>
+__device__ __forceinline__ void store_four(Half* to, const float (&sum)[4]) {
+    *reinterpret_cast<Words2*>(to) = {from_acc_pair<Half>(sum[0], sum[1]), from_acc_pair<Half>(sum[2], sum[3])};
 }
 
 // A tile in the output.
@@ -99,14 +112,13 @@ __device__ __forceinline__ void write_fours(const Sums& sums, const Offsets& off
     for (int i = 0; i < 2 * M_TILES; ++i) {
         const offset_t offset = offsets[i / 2][i % 2];
         if (offset < 0) continue;
-        Four four;
+        float four[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            float sum = sums[i / 2][(2 * pair + e / 2) % N_TILES][i % 2 * 2 + e % 2];
-            if (HAS_BIAS) sum += bias[e];
-            four.elem[e] = from_acc<elem_t>(sum);
+            four[e] = sums[i / 2][(2 * pair + e / 2) % N_TILES][i % 2 * 2 + e % 2];
+            if (HAS_BIAS) four[e] += bias[e];
         }
-        *reinterpret_cast<Four*>(y + offset) = four;
+        store_four(y + offset, four);
     }
 }
 
