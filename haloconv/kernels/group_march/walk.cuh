@@ -29,7 +29,7 @@ struct Cut {
     int slabs, images, strips, bands;  // bands: of a strip
     int share, longer;                 // bands of a block; blocks of a slab that have one more
     int groups;
-    int top, left;       // from the first output up and left to the first row (LEAD included) and column of x
+    int top, left;       // from the first output up to the first row of the first stage, and left to the first column
     int x_cols, stages;  // of a stage of x, a multiple of 8; buffers of x
 };
 
@@ -59,7 +59,7 @@ struct Walk {
     }
 };
 
-// Bytes of column `col`, atom `atom` in a row of a box with swizzle of 128 bytes, whose rows are multiples of 8 columns.
+// Bytes of column `col`, atom `atom` in a row of a box with a swizzle of 128 bytes. Rows are multiples of 8 columns.
 __device__ __forceinline__ int place_in_row(int col, int atom) {
     return col * SLAB_BYTES + (atom ^ (col & 7)) * ATOM_BYTES;
 }
