@@ -54,7 +54,8 @@ def why_not(problem: Conv2dProblem, forms: Iterable[TensorForm], result_layout: 
 
 def _has_boxes(form: TensorForm, size: int) -> bool:
     steps = (form.strides[0], *form.strides[2:])
-    return form.aligned and form.strides[1] == 1 and not any(step * size % ATOM_BYTES for step in steps)
+    whole = min(steps) > 0 and not any(step * size % ATOM_BYTES for step in steps)  # 0: one image seen as several
+    return form.aligned and form.strides[1] == 1 and whole
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,9 @@ def layer_of(problem: Conv2dProblem, x: TensorForm, result_layout: str, facts: D
     run = next(iter(runs), 1) if x.aligned and x_w == 1 else 1
     shape = problem.x_shape if problem.direction == "fprop" else problem.y_shape
     span = sum((extent - 1) * stride for extent, stride in zip(shape, x.strides, strict=True))
-    aligned = x.aligned and x_w == 1 and not any(step * size % 16 for step in (x_n, x_c, x_h))
-    boxes = aligned and facts is not None and facts.capability >= _BOX_CAPABILITY and problem.groups == 1
+    planes = x.aligned and x_w == 1 and problem.groups == 1
+    planes = planes and min(steps[1:]) > 0 and not any(step * size % 16 for step in steps[1:])
+    boxes = planes and facts is not None and facts.capability >= _BOX_CAPABILITY
     return _layer(problem, copy, run, result_layout == "nhwc", span, boxes)
 
 
@@ -213,7 +214,7 @@ def pack_source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "SPLIT": int(tiling.config.split),
-        "FOURS": int(tiling.fours),
+        "FOUR_FILTERS": int(tiling.four_filters),
     }
     return kernel_source("halo_sm80_pack", "halo_sm80_pack", constants)
 
@@ -235,7 +236,7 @@ def source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "DEPTH": config.depth,
         "MIN_BLOCKS": tiling.min_blocks,
         "Y_PAIRS": tiling.y_pairs,
-        "FOURS": int(tiling.fours),
+        "FOUR_FILTERS": int(tiling.four_filters),
         "IN_ROW": int(config.in_row),
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),

@@ -317,8 +317,8 @@ class Tiling:
         """Y_PAIRS of halo_sm80.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
         layer, config = self.layer, self.config
         if layer.y_inner:
-            return int(layer.filters % 2 == 0 and not self.fours)
-        if layer.elem_bytes == 4 or layer.classes > 1:
+            return int(layer.filters % 2 == 0 and not self.four_filters)
+        if layer.classes > 1 or (layer.elem_bytes == 4 and not self._single_pairs):
             return 0
         if layer.cols % 2 == 0 and config.tile_q % 2 == 0:
             return 2
@@ -328,9 +328,14 @@ class Tiling:
         return 2 if whole_rows and (config.tile_p % 2 == 0 or config.tile_p == layer.rows) else 0
 
     @property
-    def fours(self) -> bool:
-        """FOURS of halo_sm80.cu: stores of four neighbouring filters, whole, aligned, and inside or outside as one."""
+    def four_filters(self) -> bool:
+        """FOUR_FILTERS of halo_sm80.cu: stores of four of them, whole, aligned, and inside or outside as one."""
         return self.layer.y_inner and self.layer.filters % 4 == 0 and self.config.n_tiles % 2 == 0
+
+    @property
+    def _single_pairs(self) -> bool:
+        """Whether stores of two fp32 pixels were measured ahead: stems of stride 2, whose reads keep to their banks."""
+        return self.config.split and self.layer.groups == 1 and self.layer.move_w == 2
 
     def invalid(self, max_smem_bytes: int) -> str | None:
         """Why a block of this tile cannot run on a device with ``max_smem_bytes`` per block, or None."""

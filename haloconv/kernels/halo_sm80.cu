@@ -24,7 +24,7 @@
 //   M_TILES N_TILES              fragments of a warp: 16 pixels, 8 filters each
 //   WARPS DEPTH MIN_BLOCKS       of a block; buffers of the input; blocks per multiprocessor that registers must allow
 //   Y_PAIRS                      stores of two: 0 none, 1 neighbouring filters, 2 neighbouring pixels
-//   FOURS                        1: stores of four neighbouring filters
+//   FOUR_FILTERS                 1: stores of four neighbouring filters
 //   IN_ROW MOVE_W                1: the rows of a fragment are neighbours; input columns between neighbours
 //   PACKED                       0: a block makes its weights from the filter
 //   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most

@@ -126,13 +126,14 @@ __device__ __forceinline__ void write_item(const Sums& sums, const Params& p, co
                                            const Tables& tables, Item item) {
     const int group = work.group + item.group;
     if (group >= p.groups) return;
-    const int first = work.filter + item.n * N_TILES * 8 + threadIdx.x % 4 * (FOURS ? 4 : 2), left = p.filters - first;
+    const int first = work.filter + item.n * N_TILES * 8 + threadIdx.x % 4 * (FOUR_FILTERS ? 4 : 2);
+    const int left = p.filters - first;
     const i64 filter = (i64)group * p.filters + first;
     elem_t* const y = output.y + filter * p.y_k;
     Offsets offsets;
     offsets_of(offsets, p, output, tables, item);
 #pragma unroll
-    for (int pair = 0; pair < (FOURS ? N_TILES / 2 : 0); ++pair) {
+    for (int pair = 0; pair < (FOUR_FILTERS ? N_TILES / 2 : 0); ++pair) {
         float bias[4] = {};
 #pragma unroll
         for (int e = 0; e < 4; ++e)
@@ -140,7 +141,7 @@ __device__ __forceinline__ void write_item(const Sums& sums, const Params& p, co
         if (pair * 16 < left) write_fours(sums, offsets, pair, y + pair * 16, bias);
     }
 #pragma unroll
-    for (int j = 0; j < (FOURS ? 0 : N_TILES); ++j) {
+    for (int j = 0; j < (FOUR_FILTERS ? 0 : N_TILES); ++j) {
         float bias[2] = {};
 #pragma unroll
         for (int e = 0; e < 2; ++e)
