@@ -40,7 +40,7 @@ ARCHS = {
 """The architectures that can be named without a GPU of theirs: a usual one, and its multiprocessors."""
 
 _LEAST_CAPABILITIES = {"halo_sm80": (8, 0), "halo_sm80_wgrad": (8, 0)}
-_LEAST_CAPABILITY = (7, 0)
+_LEAST_CAPABILITY, _MAPS_CAPABILITY = (7, 0), (9, 0)
 _TF32_CAPABILITY = (8, 0)
 _ONLY_ARCHS = {"halo_sm90": "sm_90a"}
 _DIRECTION_NAMES = {"fprop": "forward", "dgrad": "input gradient", "wgrad": "weight gradient", "bgrad": "bias gradient"}
@@ -122,6 +122,7 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
     }
     hosts = [host_function(name, comments[name], tape, kernels) for name, tape in functions.items()]
     files = kernel_files(kernel.source for kernel in kernels)
+    has_maps = any("box_map(" in host for host in hosts)
     content = {
         "version": __version__,
         "file": file,
@@ -132,11 +133,14 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "constants": constants,
         "hosts": hosts,
         "has_clears": any("clear(" in host for host in hosts),
-        "has_maps": any("box_map(" in host for host in hosts),
+        "has_maps": has_maps,
         "declarations": [f"{signature(name, tape)};" for name, tape in functions.items()],
         "functions": list(functions),
         "only_capability": facts.capability if only else None,
-        "least_capability": max(_LEAST_CAPABILITIES.get(each, _LEAST_CAPABILITY) for each in families),
+        "least_capability": max(
+            _MAPS_CAPABILITY if has_maps else _LEAST_CAPABILITY,
+            *(_LEAST_CAPABILITIES.get(each, _LEAST_CAPABILITY) for each in families),
+        ),
         "formats": {"nchw": "contiguous_format", "nhwc": "channels_last"},
         "built_for": facts.arch if only else None,
         "precision": layers[0].fprop.precision_label,

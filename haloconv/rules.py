@@ -23,8 +23,10 @@ _FEW_PIXELS = 1 << 16  # of all images of the output
 _QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
 _MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
 _FEW_CHANNELS = 16  # per group
-_NHWC_CHANNELS = 8  # per group: of the only grouped layer that was measured in nhwc
+_NHWC_CHANNELS = (8, 16)  # per group: of the grouped layers that were measured in nhwc
+_MARCH_ROW = 14  # columns of the output, of the same
 _STEM_CHANNELS, _STEM_FILTERS, _STEM_TAPS = 4, 128, 49
+_FOLDED_CHANNELS = 3  # of stems in 16-bit nhwc
 _WIDE_ROW, _NARROW_ROW = 48, 28  # columns of the output
 
 
@@ -100,25 +102,37 @@ def _has_few_channels(problem: Conv2dProblem) -> bool:
     if support.why_no_tensor_cores(problem) is not None or _outputs(problem) < _MANY_OUTPUTS:
         return False
     if problem.groups == 1:
-        nchw_or_tf32 = problem.layout == "nchw" or problem.dtype == torch.float32
-        return problem.direction == "fprop" and problem.c <= _STEM_CHANNELS and nchw_or_tf32
+        folded = problem.c <= _FOLDED_CHANNELS and problem.k % 4 == 0 and problem.stride[1] % 2 == 0
+        measured = problem.layout == "nchw" or problem.dtype == torch.float32 or folded
+        return problem.direction == "fprop" and problem.c <= _STEM_CHANNELS and measured
     few = min(problem.c_per_group, problem.k_per_group) >= 4
     few = few and max(problem.c_per_group, problem.k_per_group) <= _FEW_CHANNELS
     if problem.layout == "nhwc":
-        eight = problem.c_per_group == problem.k_per_group == _NHWC_CHANNELS
-        return eight and max(problem.stride) == 1 and problem.q <= _NARROW_ROW
+        eight = problem.c_per_group == problem.k_per_group == _NHWC_CHANNELS[0]
+        dilated = max(problem.stride) == 1 < max(problem.dilation)
+        return _marches(problem) or (eight and dilated and problem.q <= _NARROW_ROW)
     return few and (problem.direction == "fprop" or max(problem.stride) == 1)
+
+
+def _marches(problem: Conv2dProblem) -> bool:
+    """Grouped layers in nhwc whose kernels march, and were measured ahead."""
+    plain = max(problem.stride) == max(problem.dilation) == 1 and problem.q >= _MARCH_ROW
+    return plain and problem.c_per_group == problem.k_per_group and problem.c_per_group in _NHWC_CHANNELS
 
 
 def _has_a_small_filter_gradient(problem: Conv2dProblem) -> bool:
     """Stems and grouped layers whose weight gradient ``halo_sm80_wgrad`` was measured ahead on."""
     if problem.direction != "wgrad" or problem.precision_label not in ("tf32", "fp16", "bf16"):
         return False
-    if _outputs(problem) < _MANY_OUTPUTS or (problem.layout == "nhwc" and problem.dtype != torch.float32):
+    if _outputs(problem) < _MANY_OUTPUTS:
         return False
+    halves_nhwc = problem.layout == "nhwc" and problem.dtype != torch.float32
     if problem.groups == 1:
-        large_nhwc = problem.layout == "nhwc" and problem.r * problem.s > _STEM_TAPS
-        return problem.c <= _STEM_CHANNELS and problem.k <= _STEM_FILTERS and not large_nhwc
+        rival_ahead = halves_nhwc and problem.dtype == torch.float16 and problem.r * problem.s <= _STEM_TAPS
+        few = problem.c <= (_FOLDED_CHANNELS if halves_nhwc else _STEM_CHANNELS)
+        return few and problem.k <= _STEM_FILTERS and not rival_ahead
+    if halves_nhwc:
+        return _marches(problem)
     return 4 <= problem.c_per_group <= _FEW_CHANNELS and 4 <= problem.k_per_group <= _FEW_CHANNELS
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import halo_sm80_wgrad
+from haloconv.families import halo_sm80_wgrad, halo_sm80_wgrad_march
 from haloconv.families.halo_sm80_wgrad_configs import Config, configs
 from haloconv.families.halo_sm80_wgrad_layer import Layer
 from haloconv.problem import Conv2dProblem
@@ -51,15 +51,25 @@ CASES = (
     case("wgrad_loose_end", "pixels of x that meet outputs behind the last column, which do not exist", (5, 2, 6, 5),
          (4, 3, 3)),
     case("wgrad_loose_pairs", "the same in rows that are copied", (5, 2, 6, 6), (4, 3, 5)),
-    case("wgrad_loose_pieces", "the same where channels are neighbours", (3, 8, 6, 7), (8, 3, 3),
+    case("wgrad_loose_pieces", "the same where channels are neighbours", (3, 8, 6, 7), (16, 3, 3),
          storage="channels_last"),
+    case("wgrad_march_strips", "two strips, a last slab that is not full, an even filter, four different paddings",
+         (2, 80, 7, 45), (80, 2, 3), padding=(1, 0, 2, 1), groups=10, storage="channels_last"),
+    case("wgrad_march_wide_groups", "groups of 16 channels, a filter of one column, padding beyond it", (3, 48, 8, 13),
+         (48, 3, 1), padding=(3, 3, 1, 0), groups=3, storage="channels_last"),
+    case("wgrad_march_on", "blocks that go on in the next image, more rows than the ring has", (5, 16, 23, 9),
+         (16, 5, 3), padding=(2, 1), groups=2, storage="channels_last"),
+    case("wgrad_loose_march", "pixels that meet rows and columns behind the last output", (3, 16, 5, 9), (16, 2, 6),
+         groups=2, storage="channels_last"),
     case("wgrad_strips", "several strips of columns, and several stages for each block", (9, 2, 3, 200), (4, 3, 3),
          padding=1),
 )  # fmt: skip
 
 _EVERY = (torch.float32, torch.float16, torch.bfloat16)
 _BOTH = (torch.float32, torch.float16)
+_HALVES = (torch.float16, torch.bfloat16)
 _RUNS = (
+    (("wgrad_march_strips", "wgrad_march_wide_groups", "wgrad_march_on"), _HALVES),
     (("large_filter_gradient", "wgrad_stem"), _EVERY),
     (("wgrad_pairs", "wgrad_groups_nhwc", "wgrad_one_image", "wgrad_long_rows", "wgrad_long_rows_nhwc",
       "wgrad_pieces_strided", "wgrad_stem_odd", "wgrad_even_filter"), _BOTH),
@@ -77,6 +87,7 @@ SHAPES: dict[str, Callable[[Config, Layer], bool]] = {
     "shared pixels": lambda config, layer: config.warps_e >= 4,
     "warps side by side": lambda config, layer: config.warps_m >= 2 and config.warps_n >= 2,
     "long distances": lambda config, layer: True,
+    "tiles": lambda config, layer: True,
 }
 SHAPED = {
     "several groups": ("wgrad_groups", "wgrad_groups_nhwc"),
@@ -84,8 +95,11 @@ SHAPED = {
     "shared pixels": ("wgrad_stem", "wgrad_one_image"),
     "warps side by side": ("wgrad_stem",),
     "long distances": ("wgrad_groups_nhwc",),
+    "tiles": ("wgrad_groups_nhwc",),
 }
-NOT_FINITE = ("wgrad_loose_end", "wgrad_loose_pairs", "wgrad_loose_pieces", "wgrad_groups", "odd_widths")
+NOT_FINITE = (
+    "wgrad_loose_end", "wgrad_loose_pairs", "wgrad_loose_pieces", "wgrad_loose_march", "wgrad_groups", "odd_widths",
+)  # fmt: skip
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
@@ -99,7 +113,10 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, halo_sm80_wgrad takes the best of its configs of that shape, whatever its cost model prefers."""
+    """While active, halo_sm80_wgrad takes the best of its configs of that shape, whatever its cost model prefers.
+
+    It never marches then.
+    """
     if not shape:
         yield
         return
@@ -109,6 +126,7 @@ def forced(shape: str) -> Iterator[None]:
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm80_wgrad, "best_config", only)
+        patch.setattr(halo_sm80_wgrad_march, "best_config", lambda problem, max_smem_bytes: None)
         if shape == "long distances":
             patch.setattr(halo_sm80_wgrad, "_INT_LIMIT", 0)
         yield

@@ -11,20 +11,29 @@ from math import gcd
 import torch
 
 from haloconv import support
-from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of
+from haloconv.env import DeviceFacts, device_facts
+from haloconv.families import halo_sm80_march as march
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, ceil_div, few_apart, strides_of
 from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.halo_sm80_configs import configs, fits
+from haloconv.families.halo_sm80_fold import fold, folded, has_folds
 from haloconv.families.halo_sm80_tile import Config, Layer, Tiling
 from haloconv.families.launch import Launch
-from haloconv.jit import KernelSource, kernel_source
+from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.problem import Conv2dProblem
 
+_X_POINTER = 0
+_MAP_TYPES = {
+    torch.float32: DataType.TFLOAT32,  # rounds on the way
+    torch.float16: DataType.FLOAT16,
+    torch.bfloat16: DataType.BFLOAT16,
+}
 _PARAMS_FORMAT = "4Q8q5q10i 3i 3i 5i iIiIiIi 4i 4i 2i iIiIiIiI 2i 3i i iIiI 5i".replace(" ", "")
 _PACK_FORMAT = "2Q6q10i 3i 4i 5i".replace(" ", "")
 _PACK_THREADS = 256
 _WIDE_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
 _LEAST_CAPABILITY = (8, 0)
+_BOX_CAPABILITY = (9, 0)  # of the copy engine that takes tensor maps
 
 
 class HaloSm80Family:
@@ -46,12 +55,14 @@ class HaloSm80Family:
 
     def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> list[Config]:
-        """The best tile of each way to multiply: other tiles of the same way are close to it."""
+    ) -> list[Config | march.Config]:
+        """The best march, then the best tile of each way to multiply: other tiles of the same way are close to it."""
         facts = device_facts(device.index)
-        tilings = configs(layer_of(problem, first, result_layout), facts.sm_count, facts.max_smem_bytes)
+        marches = _marches(problem, first, result_layout, facts)[:1]
+        problem, first, second = _folded(problem, first, second, facts)
+        tilings = configs(layer_of(problem, first, result_layout, facts), facts.sm_count, facts.max_smem_bytes)
         found = few_apart(tilings, lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
-        return [tiling.config for tiling in found]
+        return [*marches, *(tiling.config for tiling in found)][:MOST_CANDIDATES]
 
     def bind(
         self,
@@ -60,8 +71,14 @@ class HaloSm80Family:
         second: TensorForm,
         result_layout: str,
         device: torch.device,
-        config: Config | None = None,
+        config: Config | march.Config | None = None,
     ) -> BoundCall:
+        facts = device_facts(device.index)
+        if config is None:
+            config = next(iter(_marches(problem, first, result_layout, facts)), None)
+        if isinstance(config, march.Config):
+            return march.bind(problem, first, second, result_layout, device, config)
+        problem, first, second = _folded(problem, first, second, facts)
         bound = Bound(problem, first, second, result_layout, device, config)
         return bound.fprop if problem.direction == "fprop" else bound.dgrad
 
@@ -81,7 +98,7 @@ class Bound:
         facts = device_facts(device.index)
         self._shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
         self._strides = strides_of(self._shape, result_layout)
-        layer = layer_of(problem, first, result_layout)
+        layer = layer_of(problem, first, result_layout, facts)
         best = None if wanted else configs(layer, facts.sm_count, facts.max_smem_bytes)[0]
         tiling = best or Tiling(layer, wanted)
         config = tiling.config
@@ -96,7 +113,8 @@ class Bound:
         grid = layer.classes * tiling.filter_tiles * tiling.group_tiles * blocks
         fields = _fields(problem, tiling, blocks, first.strides, second.strides, self._strides)
         text = source(problem, tiling)
-        self._launch = Launch(text, device, grid, config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields)
+        maps = (_x_map(problem, tiling, first) if tiling.boxes else None,)
+        self._launch = Launch(text, device, grid, config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
 
     def _run(self, x: torch.Tensor, w: torch.Tensor, bias: int) -> torch.Tensor:
         y = x.new_empty_strided(self._shape, self._strides)
@@ -120,8 +138,25 @@ class Bound:
         return self._run(dy, w, 0)
 
 
-def layer_of(problem: Conv2dProblem, x: TensorForm, result_layout: str) -> Layer:
-    """The layer whose gathered tensor is stored as ``x``."""
+def _marches(problem: Conv2dProblem, x: TensorForm, result_layout: str, facts: DeviceFacts) -> list[march.Config]:
+    """The configs of kernels/halo_sm80_march.cu where it takes the problem, best first."""
+    return [] if march.why_not(problem, x, result_layout, facts) else march.configs(problem, facts.max_smem_bytes)
+
+
+def _folded(
+    problem: Conv2dProblem, x: TensorForm, w: TensorForm, facts: DeviceFacts
+) -> tuple[Conv2dProblem, TensorForm, TensorForm]:
+    """A channels_last stem as one of a single channel, where its rows can then be copied as they lie in memory."""
+    words = problem.dtype.itemsize == 4 or problem.stride[1] * problem.c % 2 == 0  # 16 bits: pixels begin at words
+    if problem.direction != "fprop" or not words or not has_folds(problem, x, w):
+        return problem, x, w
+    one, *forms = fold(problem), *(folded(form) for form in (x, w))
+    layer = layer_of(one, forms[0], "nhwc", facts)
+    return (one, *forms) if layer.x_run > 1 and fits(layer, facts.max_smem_bytes) else (problem, x, w)
+
+
+def layer_of(problem: Conv2dProblem, x: TensorForm, result_layout: str, facts: DeviceFacts | None = None) -> Layer:
+    """The layer whose gathered tensor is stored as ``x``; without ``facts`` for a device without a copy engine."""
     size = problem.dtype.itemsize
     channels = problem.c_per_group if problem.direction == "fprop" else problem.k_per_group
     x_n, x_c, x_h, x_w = x.strides
@@ -135,12 +170,18 @@ def layer_of(problem: Conv2dProblem, x: TensorForm, result_layout: str) -> Layer
     run = next(iter(runs), 1) if x.aligned and x_w == 1 else 1
     shape = problem.x_shape if problem.direction == "fprop" else problem.y_shape
     span = sum((extent - 1) * stride for extent, stride in zip(shape, x.strides, strict=True))
-    return _layer(problem, copy, run, result_layout == "nhwc", span)
+    planes = x.aligned and x_w == 1 and problem.groups == 1
+    planes = planes and min(steps[1:]) > 0 and not any(step * size % 16 for step in steps[1:])
+    boxes = planes and facts is not None and facts.capability >= _BOX_CAPABILITY
+    return _layer(problem, copy, run, result_layout == "nhwc", span, boxes)
 
 
-def _layer(problem: Conv2dProblem, x_copy: int, x_run: int, y_inner: bool, span: int = 0) -> Layer:
+def _layer(
+    problem: Conv2dProblem, x_copy: int, x_run: int, y_inner: bool, span: int = 0, x_boxes: bool = False
+) -> Layer:
     elems = max(span, *(n * c * h * w for n, c, h, w in (problem.x_shape, problem.y_shape)))
     stored = {"elem_bytes": problem.dtype.itemsize, "x_copy": x_copy, "x_run": x_run, "y_inner": y_inner}
+    stored["x_boxes"] = x_boxes
     stored["wide"] = elems >= _WIDE_ELEMS
     common = {"n": problem.n, "groups": problem.groups, **stored}
     if problem.direction == "fprop":
@@ -173,6 +214,7 @@ def pack_source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "SPLIT": int(tiling.config.split),
+        "FOUR_FILTERS": int(tiling.four_filters),
     }
     return kernel_source("halo_sm80_pack", "halo_sm80_pack", constants)
 
@@ -187,12 +229,14 @@ def source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "UNIT_BYTES": config.unit_bytes,
         "COPY_BYTES": config.copy_bytes,
         "STAGED_PX": config.run,
+        "BOXES": int(tiling.boxes),
         "M_TILES": config.m_tiles,
         "N_TILES": config.n_tiles,
         "WARPS": config.warps,
         "DEPTH": config.depth,
         "MIN_BLOCKS": tiling.min_blocks,
         "Y_PAIRS": tiling.y_pairs,
+        "FOUR_FILTERS": int(tiling.four_filters),
         "IN_ROW": int(config.in_row),
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),
@@ -201,6 +245,15 @@ def source(problem: Conv2dProblem, tiling: Tiling) -> KernelSource:
         "HAS_BIAS": int(problem.bias),
     }
     return kernel_source("halo_sm80", "halo_sm80", constants)
+
+
+def _x_map(problem: Conv2dProblem, tiling: Tiling, x: TensorForm) -> BoxMap:
+    """Boxes of one channel: the lines of a tile."""
+    size = problem.dtype.itemsize
+    n, c, h, w = problem.x_shape if problem.direction == "fprop" else problem.y_shape
+    x_n, x_c, x_h, _ = (stride * size for stride in x.strides)
+    box = (tiling.row_bytes // size, tiling.lines, 1, 1)
+    return BoxMap(_MAP_TYPES[problem.dtype], (w, h, c, n), (x_h, x_c, x_n), box, Swizzle.NONE, pointer=_X_POINTER)
 
 
 def _extents(problem: Conv2dProblem) -> tuple[int, ...]:

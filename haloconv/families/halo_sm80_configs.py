@@ -51,10 +51,10 @@ def _issues(tiling: Tiling) -> float:
     copied = COPY_ISSUES + (3 + config.copy_bytes if single else 0)
     column = COLUMN_ISSUES * (2 if single else 1)
     column += tiling.part_rows * (copied if config.copy_bytes else _GATHER_ISSUES)
-    staging = ceil_div(tiling.columns, config.threads) * config.warps * column
+    staging = 0 if tiling.boxes else ceil_div(tiling.columns, config.threads) * config.warps * column
     loads = config.m_tiles * ((6 if config.in_row else 8) if config.split else (3 if config.in_row else 4))
     slice_issues = loads + config.n_tiles * (1 + config.m_tiles) + 5
-    stores = config.m_tiles * config.n_tiles * (8 if tiling.y_pairs else 16)
+    stores = config.m_tiles * config.n_tiles * (4 if tiling.four_filters else 8 if tiling.y_pairs else 16)
     write = (40 + 8 * config.m_tiles + stores) / tiling.chunks
     return staging + 120 * config.warps + tiling.items * (tiling.slices * slice_issues + write)
 

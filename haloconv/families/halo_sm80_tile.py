@@ -12,6 +12,7 @@ from itertools import product
 
 from haloconv.families.base import ceil_div
 
+_ATOM_BYTES = 16  # of a copy, where boxes are possible
 SLICE_BYTES = 256  # of the weights of 8 filters
 _REGISTERS, _THREADS, _BLOCKS = 1 << 16, 2048, 32  # of a multiprocessor
 _RESERVED_BYTES = 1024  # of shared memory, for each block
@@ -23,6 +24,8 @@ _GATHER_REGISTERS = 96
 _WORD_REGISTERS = 8  # more where words of fp32 planes are read one by one
 COLUMN_ISSUES, COPY_ISSUES = 30, 7
 """Instructions that stage a column, and each copy of it."""
+_MOST_BOX = 256  # rows or columns of a box of the copy engine
+_BOX_BYTES = 128  # where boxes begin in shared memory
 _MOST_INDEX = (1 << 16) - 1  # SmallDivisor of halo_sm80/shape.cuh is exact up to here
 
 
@@ -34,7 +37,8 @@ class Layer:
     ``reach_w`` to a pixel's position, and the next pixel ``move_h`` and ``move_w``. ``x_copy`` is the size in bytes of
     a copy along channels (0: they are no neighbours, or not aligned); ``x_run`` are the pixels of the largest
     load along a row, whole and aligned wherever a row is cut into such; ``pad_w`` those left of the image that the
-    first tap of the first pixel meets. ``wide``: a tensor has 2^31 elements or more.
+    first tap of the first pixel meets. ``x_boxes``: the copy engine takes boxes of planes. ``wide``: a tensor has 2^31
+    elements or more.
     """
 
     n: int
@@ -54,6 +58,7 @@ class Layer:
     x_copy: int
     x_run: int
     pad_w: int
+    x_boxes: bool
     y_inner: bool
     wide: bool
 
@@ -175,14 +180,24 @@ class Tiling:
         """Rows of one image that are staged."""
         return (self.config.tile_p - 1) * self.layer.move_h + self.layer.reach_h + 1
 
-    @cached_property
-    def runs(self) -> int:
-        """Runs of pixels of a line; the first may begin ``run - 1`` pixels early."""
-        layer = self.layer
-        reach = layer.reach_w
+    def _px(self, slots: int) -> int:
+        """Pixels that so many places of a row meet, whole runs; the first may begin ``run - 1`` pixels early."""
+        reach = self.layer.reach_w
         if self.config.split:
             reach = max(reach, self.row_words * self.word_px - self.first_half - 1)
-        return ceil_div((self.config.row_slots - 1) * layer.move_w + reach + self.run, self.run)
+        return ceil_div((slots - 1) * self.layer.move_w + reach + self.run, self.run) * self.run
+
+    @cached_property
+    def boxes(self) -> bool:
+        """Whether the copy engine brings the tile: a plane is one box."""
+        config = self.config
+        planes = self.layer.x_boxes and config.split and config.copy_bytes == _ATOM_BYTES and config.tile_n == 1
+        return planes and self._px(config.tile_q) <= _MOST_BOX and self.lines <= _MOST_BOX
+
+    @cached_property
+    def runs(self) -> int:
+        """Runs of pixels of a line: of all its places, or (boxes) of those that are pixels of the tile."""
+        return self._px(self.config.tile_q if self.boxes else self.config.row_slots) // self.run
 
     @cached_property
     def pieces(self) -> int:
@@ -216,7 +231,8 @@ class Tiling:
         px = self.runs * self.run
         if self.taps_first:
             step = unit * layer.move_w * (2 if self.y_pairs == 2 else 1) // 4
-            return _row_pitch(px * unit, unit * self.run, self.row_words, step)
+            most = _MOST_BOX * unit if self.boxes else px * unit + 124
+            return _row_pitch(px * unit, most, unit * self.run, self.row_words, step)
         row = unit * layer.move_w * (2 if self.y_pairs == 2 else 1)  # between the rows of a fragment
         if unit == 8 and row == 32:
             px += (layer.taps_s - px) % 4
@@ -230,6 +246,9 @@ class Tiling:
     def plane_bytes(self) -> int:
         """Pitch of a plane. SPLIT: so that the four planes of a slice use different banks; else neighbours' copies."""
         used = self.config.tile_n * self.lines * self.row_bytes
+        if self.boxes:  # places without a pixel read on behind the last line
+            behind = max(0, self._px(self.config.row_slots) * self.config.unit_bytes - self.row_bytes)
+            return ceil_div(used + behind, _BOX_BYTES) * _BOX_BYTES
         if not self.config.split:
             wanted = max(self.config.unit_bytes, 128 // (self.config.tile_groups * self.planes) // 16 * 16)
             return ceil_div(used, 16) * 16 + (wanted - ceil_div(used, 16) * 16) % 128
@@ -252,7 +271,8 @@ class Tiling:
     @property
     def table_bytes(self) -> int:
         """The offsets of k, and those of each pixel in the input and in the output."""
-        return self.k_bytes + self.m_items * 16 * self.config.m_tiles * (12 if self.layer.wide else 8)
+        used = self.k_bytes + self.m_items * 16 * self.config.m_tiles * (12 if self.layer.wide else 8)
+        return ceil_div(used, _BOX_BYTES) * _BOX_BYTES if self.boxes else used
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -274,7 +294,8 @@ class Tiling:
 
     @cached_property
     def smem_bytes(self) -> int:
-        return self.table_bytes + self.weight_buffers * self.weight_bytes + self.config.depth * self.x_bytes
+        barriers = 8 * self.config.depth if self.boxes else 0
+        return self.table_bytes + self.weight_buffers * self.weight_bytes + self.config.depth * self.x_bytes + barriers
 
     @property
     def group_tiles(self) -> int:
@@ -296,8 +317,8 @@ class Tiling:
         """Y_PAIRS of halo_sm80.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
         layer, config = self.layer, self.config
         if layer.y_inner:
-            return int(layer.filters % 2 == 0)
-        if layer.elem_bytes == 4 or layer.classes > 1:
+            return int(layer.filters % 2 == 0 and not self.four_filters)
+        if layer.classes > 1 or (layer.elem_bytes == 4 and not self._single_pairs):
             return 0
         if layer.cols % 2 == 0 and config.tile_q % 2 == 0:
             return 2
@@ -305,6 +326,16 @@ class Tiling:
             return 0
         whole_rows = config.tile_q == layer.cols and layer.rows * layer.cols % 2 == 0
         return 2 if whole_rows and (config.tile_p % 2 == 0 or config.tile_p == layer.rows) else 0
+
+    @property
+    def four_filters(self) -> bool:
+        """FOUR_FILTERS of halo_sm80.cu: stores of four of them, whole, aligned, and inside or outside as one."""
+        return self.layer.y_inner and self.layer.filters % 4 == 0 and self.config.n_tiles % 2 == 0
+
+    @property
+    def _single_pairs(self) -> bool:
+        """Whether stores of two fp32 pixels were measured ahead: stems of stride 2, whose reads keep to their banks."""
+        return self.config.split and self.layer.groups == 1 and self.layer.move_w == 2
 
     def invalid(self, max_smem_bytes: int) -> str | None:
         """Why a block of this tile cannot run on a device with ``max_smem_bytes`` per block, or None."""
@@ -345,8 +376,8 @@ class Tiling:
 
 
 @lru_cache(maxsize=1 << 12)
-def _row_pitch(row_bytes: int, copy_bytes: int, row_words: int, step: int) -> int:
-    """The pitch of rows of at least ``row_bytes`` under which the fewest reads of a slice meet a bank twice.
+def _row_pitch(row_bytes: int, most_bytes: int, copy_bytes: int, row_words: int, step: int) -> int:
+    """The pitch of rows, from ``row_bytes`` on, under which the fewest reads of a slice meet a bank twice.
 
     Rows of a fragment are ``step`` words apart, four neighbouring k are words of one row or of two.
     """
@@ -362,4 +393,4 @@ def _row_pitch(row_bytes: int, copy_bytes: int, row_words: int, step: int) -> in
         return total
 
     start = ceil_div(row_bytes, copy_bytes) * copy_bytes
-    return min(range(start, start + 128, max(4, copy_bytes)), key=passes)
+    return min(range(start, min(start + 124, most_bytes) + 1, max(4, copy_bytes)), key=passes)

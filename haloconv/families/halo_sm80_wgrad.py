@@ -12,9 +12,11 @@ from collections.abc import Iterator
 import torch
 
 from haloconv import support
-from haloconv.env import device_facts
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of
+from haloconv.env import DeviceFacts, device_facts
+from haloconv.families import halo_sm80_wgrad_march as march
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, ceil_div, few_apart, strides_of
 from haloconv.families.direct_sums import ELEMENTS, bind_sum
+from haloconv.families.halo_sm80_fold import fold, folded, has_folds
 from haloconv.families.halo_sm80_wgrad_configs import (
     Config,
     channels_inner,
@@ -32,6 +34,7 @@ _MOST_WAVES = 4
 _BUSY = 0.95  # of the blocks that run at a time: what the last wave may leave
 _PARTS_AT_ONCE = 40  # more are summed in runs
 _SHIPPED_SMEM_BYTES = 99 << 10  # of the architectures that have least
+_MARCH_SMEM_BYTES = 227 << 10  # of the devices that march
 _INT_LIMIT = 1 << 31
 
 
@@ -61,11 +64,17 @@ class HaloSm80WgradFamily:
 
     def candidates(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> list[Config]:
-        """The best of each way to share a block out among warps."""
-        smem_bytes = device_facts(device.index).max_smem_bytes
-        found = configs(problem, fitting_layer(problem, first, second, smem_bytes), smem_bytes)
-        return few_apart(found, lambda each: (each.warps_m, each.warps_n, each.warps_e, each.tile_g))
+    ) -> list[Config | march.Config]:
+        """The march, then the best of each way to share a block out among warps."""
+        facts = device_facts(device.index)
+        marches = _marches(problem, first, second, facts)
+        problem, second = _folded(problem, first, second, result_layout, facts)
+        layer = fitting_layer(problem, first, second, facts.max_smem_bytes)
+        found = few_apart(
+            configs(problem, layer, facts.max_smem_bytes),
+            lambda each: (each.warps_m, each.warps_n, each.warps_e, each.tile_g),
+        )
+        return [*marches, *found][:MOST_CANDIDATES]
 
     def bind(
         self,
@@ -74,9 +83,15 @@ class HaloSm80WgradFamily:
         second: TensorForm,
         result_layout: str,
         device: torch.device,
-        config: Config | None = None,
+        config: Config | march.Config | None = None,
     ) -> BoundCall:
         facts = device_facts(device.index)
+        if config is None:
+            config = next(iter(_marches(problem, first, second, facts)), None)
+        if isinstance(config, march.Config):
+            return march.bind(problem, first, second, result_layout, device, config)
+        dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
+        problem, second = _folded(problem, first, second, result_layout, facts)
         layer = fitting_layer(problem, first, second, facts.max_smem_bytes)
         config = config or best_config(problem, layer, facts.max_smem_bytes)
         cut = Cut(problem, layer, config, facts.sm_count)
@@ -84,13 +99,14 @@ class HaloSm80WgradFamily:
             source(problem, layer, config, first, second), device, cut.grid, 32 * config.warps,
             smem_bytes(config, layer), _PARAMS_FORMAT, cut.fields(first, second),
         )  # fmt: skip
-        w_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
-        k, c, r, s = w_shape
+        k, c, r, s = problem.w_shape
         sum_runs = None
         if cut.run_parts > 1:  # of the parts at runs * i + j the sum goes to place j
             runs_shape = (cut.runs * k, c, r, s)
             sum_runs = bind_sum(torch.float32, runs_shape, strides_of(runs_shape, "nchw"), cut.run_parts, device)
-        sum_parts = bind_sum(problem.dtype, w_shape, dw_strides, cut.runs, device)
+        sum_parts = bind_sum(
+            problem.dtype, problem.w_shape, strides_of(problem.w_shape, result_layout), cut.runs, device
+        )
         part_elems = k * c * r * s
 
         def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -100,11 +116,27 @@ class HaloSm80WgradFamily:
                 sums = x.new_empty(cut.runs * part_elems, dtype=torch.float32)
                 sum_runs(sums.data_ptr(), partials.data_ptr())
                 partials = sums
-            dw = x.new_empty_strided(w_shape, dw_strides)
+            dw = x.new_empty_strided(dw_shape, dw_strides)
             sum_parts(dw.data_ptr(), partials.data_ptr())
             return dw
 
         return wgrad
+
+
+def _marches(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, facts: DeviceFacts) -> list[march.Config]:
+    """The config of kernels/halo_sm80_wgrad_march.cu, if it takes the problem."""
+    best = None if march.why_not(problem, dy, x, facts) else march.best_config(problem, facts.max_smem_bytes)
+    return [] if best is None else [best]
+
+
+def _folded(
+    problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: str, facts: DeviceFacts
+) -> tuple[Conv2dProblem, TensorForm]:
+    """A channels_last stem as one of a single channel, if that has tiles."""
+    if result_layout != "nhwc" or not has_folds(problem, x):
+        return problem, x
+    one, form, smem_bytes = fold(problem), folded(x), facts.max_smem_bytes
+    return (one, form) if configs(one, fitting_layer(one, dy, form, smem_bytes), smem_bytes) else (problem, x)
 
 
 def fitting_layer(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, max_smem_bytes: int) -> Layer:
@@ -227,7 +259,21 @@ def shipped_sources() -> list[KernelSource]:
         layer = layer_of(problem, dy, x)
         text = source(problem, layer, best_config(problem, layer, _SHIPPED_SMEM_BYTES), dy, x)
         sources[text.digest] = text
+    for problem in _marching():
+        config = march.best_config(problem, _MARCH_SMEM_BYTES)
+        assert config is not None
+        for text in (march.source(problem, config), march.sum_source(problem, config)):
+            sources[text.digest] = text
     return list(sources.values())
+
+
+def _marching() -> Iterator[Conv2dProblem]:
+    """Layers of 8 and of 16 channels per group in channels_last."""
+    for dtype, channels, extent in ((torch.float16, 8, 28), (torch.bfloat16, 16, 14)):
+        yield Conv2dProblem(
+            "wgrad", n=32, c=8 * channels, h=extent, w=extent, k=8 * channels, r=3, s=3, padding=(1, 1, 1, 1),
+            groups=8, dtype=dtype, layout="nhwc",
+        )  # fmt: skip
 
 
 def _representative() -> Iterator[tuple[Conv2dProblem, bool]]:

@@ -113,9 +113,9 @@ __device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const Rows& 
                 hc::mma(sums[tile], {x[pair][0], x[pair][1], x[pair + 1][0], x[pair + 1][1]},
                         {band.of[at], band.of[at + 1]}, elem_t{});
             else if (low)
-                hc::toeplitz::mma_group(sums[tile], x[pair], band.of[at], elem_t{});
+                hc::mma_half(sums[tile], x[pair], band.of[at], elem_t{});
             else if (high)
-                hc::toeplitz::mma_group(sums[tile], x[pair + 1], band.of[at + 1], elem_t{});
+                hc::mma_half(sums[tile], x[pair + 1], band.of[at + 1], elem_t{});
         }
 }
 

@@ -75,9 +75,9 @@ __device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const char* 
             if (low && high)
                 hc::mma(sums[tile], x, {dy[matrix], dy[matrix + 1]}, elem_t{});
             else if (low)
-                hc::toeplitz::mma_group(sums[tile], {x[0], x[1]}, dy[matrix], elem_t{});
+                hc::mma_half(sums[tile], {x[0], x[1]}, dy[matrix], elem_t{});
             else if (high)
-                hc::toeplitz::mma_group(sums[tile], {x[2], x[3]}, dy[matrix + 1], elem_t{});
+                hc::mma_half(sums[tile], {x[2], x[3]}, dy[matrix + 1], elem_t{});
         }
     }
 }

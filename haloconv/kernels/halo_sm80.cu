@@ -20,9 +20,11 @@
 //   UNIT_BYTES                   of one pixel in a plane: an element if SPLIT, else 8, 16 or 32
 //   COPY_BYTES                   of an asynchronous copy: pixels if SPLIT, else channels; 0: through registers
 //   STAGED_PX                    pixels of a copy, or of a load through registers
+//   BOXES                        1: the copy engine brings whole planes of a tile, and rounds fp32 on the way
 //   M_TILES N_TILES              fragments of a warp: 16 pixels, 8 filters each
 //   WARPS DEPTH MIN_BLOCKS       of a block; buffers of the input; blocks per multiprocessor that registers must allow
 //   Y_PAIRS                      stores of two: 0 none, 1 neighbouring filters, 2 neighbouring pixels
+//   FOUR_FILTERS                 1: stores of four neighbouring filters
 //   IN_ROW MOVE_W                1: the rows of a fragment are neighbours; input columns between neighbours
 //   PACKED                       0: a block makes its weights from the filter
 //   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most
@@ -39,6 +41,7 @@ __device__ __forceinline__ void convolve(const Params& p, char* smem) {
     const int steps = work.tiles * p.chunks;
     Sums sums;
     Step next = step_at(p, work, 0);
+    begin_landings(p, x_smem);
     stage(p, work, next, 0, x_smem, w_smem);
     write_ks(p, work, tables.ks);
     write_pixels(p, work, tables);
@@ -48,10 +51,12 @@ __device__ __forceinline__ void convolve(const Params& p, char* smem) {
         char* const x = x_smem + step % DEPTH * p.x_bytes;
         ptx::cp_async_wait_group<0>();
         settle(p, work, at, x);
+        await_landing(p, work, step, x_smem);
         __syncthreads();
         if (step + 1 < steps) next = step_at(p, work, step + 1);
         if (DEPTH == 2 && step + 1 < steps) stage(p, work, next, step + 1, x_smem, w_smem);
         multiply_tile(sums, p, work, at, tables, x, w_smem + step % p.weight_buffers * p.weight_bytes);
+        if (BOXES) ptx::fence_proxy_async_shared();  // this tile was read before the copy engine writes over it
         if (DEPTH == 1 && step + 1 < steps) {
             __syncthreads();
             stage(p, work, next, step + 1, x_smem, w_smem);
@@ -63,6 +68,6 @@ __device__ __forceinline__ void convolve(const Params& p, char* smem) {
 }  // namespace hc
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) halo_sm80(const __grid_constant__ hc::Params p) {
-    extern __shared__ __align__(16) char dynamic_smem[];
+    extern __shared__ __align__(128) char dynamic_smem[];
     hc::convolve(p, dynamic_smem);
 }

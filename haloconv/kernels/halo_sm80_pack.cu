@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm80_pack(const __gri
     const int filter_tile = rest % p.filter_tiles;
     rest /= p.filter_tiles;
     const int group = int(rest % p.group_tiles) * p.tile_groups + tile_group;
-    const int filter = (filter_tile * p.tile_eights + eight) * 8 + lane / 4;
+    const int filter = hc::filter_of(filter_tile * p.tile_eights + eight, lane / 4);
     const hc::Axes axes = hc::axes_of<DGRAD>(p.extents, int(rest / p.group_tiles));
     const hc::FilterRow row = {p.w + group * p.strides.group + filter * p.strides.filter, chunk * p.chunk_channels,
                                p.channels, group < p.groups && filter < p.filters};

@@ -196,6 +196,12 @@ def test_kernels_compile_with_cuda_11(name: str, arch: str, family: str) -> None
     assert locale.nl_langinfo(locale.CODESET) == before
 
 
+@pytest.mark.parametrize(("arch", "capability"), [("sm_80", "(8, 0)"), (HOPPER, "(9, 0)")])
+def test_a_file_with_tensor_maps_asks_for_hopper(arch: str, capability: str) -> None:
+    text = text_of("stem_and_grouped", arch, "halo_sm80")
+    assert f"(major, minor) < {capability}" in text and ("box_map(" in text) == (arch == HOPPER)
+
+
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_the_whole_text_compiles_with_nvcc(standard: str, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:

@@ -30,12 +30,14 @@ HOST_AND_DEVICE = {
     "direct": {"direct.cu", "direct_sums.cu", "geometry.cuh", "direct.py", "direct_sums.py", "launch.py"},
     "halo_sm80": {
         "halo_sm80.cu", "halo_sm80_pack.cu", "order.cuh", "weights.cuh", "shape.cuh", "stage.cuh", "multiply.cuh",
-        "write.cuh", "geometry.cuh", "mma.cuh",
-        "halo_sm80.py", "halo_sm80_configs.py", "halo_sm80_tile.py", "launch.py",
+        "write.cuh", "geometry.cuh", "mma.cuh", "halo_sm80_march.cu", "walk.cuh", "pipeline.cuh",
+        "halo_sm80.py", "halo_sm80_configs.py", "halo_sm80_fold.py", "halo_sm80_march.py", "halo_sm80_tile.py",
+        "launch.py",
     },
     "halo_sm80_wgrad": {
         "halo_sm80_wgrad.cu", "multiply.cuh", "neighbours.cuh", "pieces.cuh", "source.cuh", "sums.cuh", "window.cuh",
-        "work.cuh", "mma.cuh", "halo_sm80_wgrad.py", "halo_sm80_wgrad_configs.py", "halo_sm80_wgrad_layer.py",
+        "work.cuh", "mma.cuh", "halo_sm80_wgrad_march.cu", "halo_sm80_wgrad_march_sum.cu", "walk.cuh", "pipeline.cuh",
+        "halo_sm80_wgrad.py", "halo_sm80_wgrad_configs.py", "halo_sm80_wgrad_layer.py", "halo_sm80_wgrad_march.py",
         "launch.py",
     },
     "depthwise_window": {

@@ -14,11 +14,11 @@ def _fault(
     return Mutation(f"sm80: {name}", kernel, what, edits, on, result, dtype, "halo_sm80", shape, finite)
 
 
-_SETTLED = "        settle(p, work, at, x);\n"
+_STAGED = "        await_landing(p, work, step, x_smem);\n"
 
 STEPS = (
     _fault("no barrier before the products", "warps multiply what others may not have staged",
-           (_SETTLED + "        __syncthreads();\n", _SETTLED), on="eight_by_eight"),
+           (_STAGED + "        __syncthreads();\n", _STAGED), on="eight_by_eight"),
     _fault("copies are not waited for", "a thread rounds what has not landed",
            ("        ptx::cp_async_wait_group<0>();\n", ""), on="eight_by_eight"),
     _fault("the youngest copies are not waited for", "the tile itself is taken for landed",
@@ -59,7 +59,7 @@ STAGING = (
            ("at.lead = col & (STAGED_PX - 1);", "at.lead = 0;"), on="eight_by_eight"),
     _fault("a NaN is rounded to an infinity", "rounding takes a NaN for a number",
            ("return value != value ? 0x7fffffffu : __float_as_uint(value) + 0x1000u;",
-            "return __float_as_uint(value) + 0x1000u;"), on="one_channel_in", finite=False),
+            "return __float_as_uint(value) + 0x1000u;"), on="one_channel_in", shape="copies", finite=False),
 )  # fmt: skip
 
 PRODUCTS = (
@@ -98,7 +98,7 @@ STORES = (
     _fault("groups written beyond the last one", "the last tile of groups writes channels that do not exist",
            ("    if (group >= p.groups) return;\n", ""), on="four_by_four_nhwc", dtype=torch.float16, shape="groups"),
     _fault("the bias of the first group", "every group adds the bias of the first one",
-           ("to_acc(p.bias[filter + ", "to_acc(p.bias[first + "), on="eight_by_eight"),
+           ("to_acc(p.bias[filter + j", "to_acc(p.bias[first + j"), on="eight_by_eight"),
     _fault("residues in one place", "every class of a strided gradient is written to the first one's pixels",
            ("v.residue + (i64)tile.row * v.spacing", "(i64)tile.row * v.spacing"), on="pointwise_stride",
            result="dgrad"),
@@ -106,7 +106,8 @@ STORES = (
 
 WEIGHTS = (
     _fault("weights of one filter for all", "every lane makes the weights of the first filter",
-           ("(rest - tile_group * eights) * 8 + lane / 4;", "(rest - tile_group * eights) * 8;"), on="eight_by_eight"),
+           ("filter_of(rest - tile_group * eights, lane / 4);", "filter_of(rest - tile_group * eights, 0);"),
+           on="eight_by_eight"),
     _fault("half of a fragment one row off", "the second half of a fragment is read eight pixels too far left",
            ("(Y_PAIRS == 2 ? 1 : 8) * MOVE_W", "(Y_PAIRS == 2 ? 1 : 0) * MOVE_W"), on="eight_by_eight"),
     _fault("places behind a row's columns", "places that fill up a row are written over the next one",
@@ -123,4 +124,24 @@ WEIGHTS = (
            on="four_sides", dtype=torch.float16),
 )  # fmt: skip
 
-MUTATIONS = (*STEPS, *STAGING, *PRODUCTS, *STORES, *WEIGHTS)
+BOXES = (
+    _fault("boxes are not waited for", "warps multiply planes that have not landed", (_STAGED, ""), on="aligned_stem"),
+    _fault("the landing of the tile before", "the phase of the buffer's first tile counts for all",
+           ("step / DEPTH & 1", "0"), on="aligned_stem", shape="boxes one after the other"),
+    _fault("bytes of one plane", "a tile counts as landed with its first plane",
+           ("p.planes.value * p.image_bytes);", "p.image_bytes);"), on="aligned_stem"),
+    _fault("planes of the first image", "every tile takes the first image's planes",
+           ("at.chunk * p.chunk_channels + plane, at.tile.n", "at.chunk * p.chunk_channels + plane, 0"),
+           on="aligned_stem"),
+    _fault("nothing behind the planes", "places without a pixel read what nobody wrote",
+           ("i < planes * gap; i +=", "i < 0; i +="), on="stem_with_gaps"),
+    _fault("eights that share no filters", "what lanes store as neighbours is not",
+           ("column / 2 * 4 + eight % 2 * 2 + column % 2", "eight % 2 * 8 + column"), on="aligned_stem_nhwc",
+           dtype=torch.float16),
+    _fault("the bias of the eight", "four neighbours take the biases of two",
+           ("if (HAS_BIAS) four[e] += bias[e];", "if (HAS_BIAS) four[e] += bias[e % 2];"), on="aligned_stem_nhwc"),
+    _fault("fours behind the last filter", "filters that do not exist are written",
+           ("if (pair * 16 < left) write_fours", "write_fours"), on="aligned_stem_nhwc", dtype=torch.float16),
+)  # fmt: skip
+
+MUTATIONS = (*STEPS, *BOXES, *STAGING, *PRODUCTS, *STORES, *WEIGHTS)

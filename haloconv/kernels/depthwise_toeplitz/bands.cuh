@@ -3,20 +3,9 @@
 #pragma once
 
 #include "depthwise_toeplitz/planes.cuh"
-#include "ptx/mma_half_k.cuh"
+#include "products.cuh"
 
 namespace hc::toeplitz {
-
-// One group of columns, half of an instruction's k.
-__device__ __forceinline__ void mma_group(float (&d)[4], const unsigned (&a)[2], unsigned b, float) {
-    ptx::mma_m16n8k4_tf32(d, a, b);
-}
-__device__ __forceinline__ void mma_group(float (&d)[4], const unsigned (&a)[2], unsigned b, fp16) {
-    ptx::mma_m16n8k8_fp16(d, a, b);
-}
-__device__ __forceinline__ void mma_group(float (&d)[4], const unsigned (&a)[2], unsigned b, bf16) {
-    ptx::mma_m16n8k8_bf16(d, a, b);
-}
 
 struct alignas(8) Pair {
     float low, high;

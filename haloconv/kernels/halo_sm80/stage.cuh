@@ -6,12 +6,14 @@
 #pragma once
 
 #include "halo_sm80/shape.cuh"
+#include "pipeline.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/fence.cuh"
 
 namespace hc {
 
 constexpr bool PIECES_INNER = !SPLIT && COPY_BYTES > 0;  // neighbouring threads copy neighbouring channels
-constexpr bool SETTLES = sizeof(elem_t) == 4 && COPY_BYTES > 0;
+constexpr bool SETTLES = sizeof(elem_t) == 4 && COPY_BYTES > 0 && !BOXES;
 constexpr int UNIT_PIECES = UNIT_BYTES / PIECE_BYTES;
 constexpr int GATHER_ROWS = 4;  // in flight
 
@@ -147,7 +149,8 @@ __device__ __forceinline__ void make_weights(const Params& p, const Work& work, 
     const int lane = threadIdx.x % 32, eights = p.tile_filters / 8;
     for (int i = threadIdx.x / 32; i < p.tile_groups * eights * p.slices; i += WARPS) {
         const int rest = i / p.slices, tile_group = rest / eights;
-        const int group = work.group + tile_group, filter = work.filter + (rest - tile_group * eights) * 8 + lane / 4;
+        const int group = work.group + tile_group;
+        const int filter = work.filter + filter_of(rest - tile_group * eights, lane / 4);
         const FilterRow row = {
             reinterpret_cast<const elem_t*>(p.w) + group * p.strides.group + filter * p.strides.filter, 0, p.channels,
             group < p.groups && filter < p.filters};
@@ -156,13 +159,48 @@ __device__ __forceinline__ void make_weights(const Params& p, const Work& work, 
     }
 }
 
+// BOXES: the barriers of the buffers, which lie behind them. A phase ends when a tile has landed.
+__device__ __forceinline__ ptx::u64* landings_of(const Params& p, char* x_smem) {
+    return reinterpret_cast<ptx::u64*>(x_smem + DEPTH * p.x_bytes);
+}
+
+// Rows of fragments that the tile does not have may read on behind its planes.
+__device__ __forceinline__ void begin_landings(const Params& p, char* x_smem) {
+    if (!BOXES) return;
+    const int planes = DEPTH * p.planes.value, gap = p.plane_bytes - p.image_bytes;
+    for (int i = threadIdx.x * 4; i < planes * gap; i += THREADS * 4)
+        *reinterpret_cast<unsigned*>(x_smem + i / gap * p.plane_bytes + p.image_bytes + i % gap) = 0;
+    if (threadIdx.x > 0) return;
+    for (int i = 0; i < DEPTH; ++i) ptx::mbarrier_init(&landings_of(p, x_smem)[i], 1);
+    ptx::fence_mbarrier_init();
+}
+
+__device__ __forceinline__ void await_landing(const Params& p, const Work& work, int step, char* x_smem) {
+    if (!BOXES || work.ks == 0) return;
+    if (step == 0) __syncthreads();  // until the barriers are there
+    wait(&landings_of(p, x_smem)[step % DEPTH], step / DEPTH & 1);
+}
+
+// Asks for the planes of a tile.
+__device__ __forceinline__ void stage_boxes(const Params& p, const Work& work, const Step& at, char* buffer,
+                                            ptx::u64* landing) {
+#if BOXES
+    ptx::mbarrier_arrive_expect_tx(landing, p.planes.value * p.image_bytes);
+    for (int plane = 0; plane < p.planes.value; ++plane)
+        ptx::cp_async_bulk_tensor_4d_shared_global(buffer + plane * p.plane_bytes, &p.x_map, landing, at.w, at.h,
+                                                   at.chunk * p.chunk_channels + plane, at.tile.n);
+#endif
+}
+
 // Everything that step number `step` of the block multiplies. Closes a group of copies.
 __device__ __forceinline__ void stage(const Params& p, const Work& work, const Step& at, int step, char* x_smem,
                                       char* w_smem) {
     if (PACKED && (step < p.chunks || p.chunks > p.weight_buffers))
         stage_weights(p, work, at.chunk, w_smem + step % p.weight_buffers * p.weight_bytes);
     char* const buffer = x_smem + step % DEPTH * p.x_bytes;
-    if (work.ks > 0) {
+    if (BOXES && work.ks > 0) {
+        if (threadIdx.x == 0) stage_boxes(p, work, at, buffer, &landings_of(p, x_smem)[step % DEPTH]);
+    } else if (work.ks > 0) {
         for (int i = threadIdx.x; i < p.columns; i += THREADS) {
             const Column column = column_at(p, work, at, i, buffer);
             if constexpr (COPY_BYTES > 0)

@@ -8,6 +8,12 @@ namespace hc {
 constexpr int PAIR_ELEMS = 8 / (int)sizeof(elem_t);  // of an atom
 constexpr int SLICE_BYTES = 256;                     // of the weights of 8 filters
 
+// The filter that column `column` of eight number `eight` stands for. FOUR_FILTERS: two eights share sixteen filters
+// such that a lane's two columns of both are four neighbours.
+__device__ __forceinline__ int filter_of(int eight, int column) {
+    return FOUR_FILTERS ? eight / 2 * 16 + column / 2 * 4 + eight % 2 * 2 + column % 2 : eight * 8 + column;
+}
+
 // Strides of the filter in elements.
 struct FilterStrides {
     i64 group, filter, channel, r, s;

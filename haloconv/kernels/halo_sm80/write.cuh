@@ -29,12 +29,29 @@ __device__ __forceinline__ int row_of(int item_m, int i, int half) {
     return (item_m * M_TILES + i) * 16 + (Y_PAIRS == 2 ? 2 * lane_row + half : lane_row + 8 * half);
 }
 
-struct alignas(2 * sizeof(elem_t)) Pair {
-    elem_t elem[2];
+// Stores of two or four neighbours; 16-bit elements are rounded two at a time.
+struct alignas(8) Floats2 {
+    float of[2];
 };
 
-__device__ __forceinline__ void store_pair(elem_t* to, float first, float second) {
-    *reinterpret_cast<Pair*>(to) = {from_acc<elem_t>(first), from_acc<elem_t>(second)};
+struct alignas(16) Floats4 {
+    float of[4];
+};
+
+__device__ __forceinline__ void store_pair(float* to, float first, float second) {
+    *reinterpret_cast<Floats2*>(to) = {first, second};
+}
+template <class Half>
+__device__ __forceinline__ void store_pair(Half* to, float first, float second) {
+    *reinterpret_cast<unsigned*>(to) = from_acc_pair<Half>(first, second);
+}
+
+__device__ __forceinline__ void store_four(float* to, const float (&sum)[4]) {
+    *reinterpret_cast<Floats4*>(to) = {sum[0], sum[1], sum[2], sum[3]};
+}
+template <class Half>
+__device__ __forceinline__ void store_four(Half* to, const float (&sum)[4]) {
+    *reinterpret_cast<Words2*>(to) = {from_acc_pair<Half>(sum[0], sum[1]), from_acc_pair<Half>(sum[2], sum[3])};
 }
 
 // A tile in the output.
@@ -87,17 +104,44 @@ __device__ __forceinline__ void write_filter(const Sums& sums, const Offsets& of
         }
 }
 
+// Stores the lane's four neighbouring filters of eights 2 * pair and the next one. The host has seen to it that of four
+// neighbours all are there or none.
+__device__ __forceinline__ void write_fours(const Sums& sums, const Offsets& offsets, int pair, elem_t* y,
+                                            const float (&bias)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) {
+        const offset_t offset = offsets[i / 2][i % 2];
+        if (offset < 0) continue;
+        float four[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            four[e] = sums[i / 2][(2 * pair + e / 2) % N_TILES][i % 2 * 2 + e % 2];
+            if (HAS_BIAS) four[e] += bias[e];
+        }
+        store_four(y + offset, four);
+    }
+}
+
 __device__ __forceinline__ void write_item(const Sums& sums, const Params& p, const Work& work, const Output& output,
                                            const Tables& tables, Item item) {
     const int group = work.group + item.group;
     if (group >= p.groups) return;
-    const int first = work.filter + item.n * N_TILES * 8 + threadIdx.x % 4 * 2, left = p.filters - first;
+    const int first = work.filter + item.n * N_TILES * 8 + threadIdx.x % 4 * (FOUR_FILTERS ? 4 : 2);
+    const int left = p.filters - first;
     const i64 filter = (i64)group * p.filters + first;
     elem_t* const y = output.y + filter * p.y_k;
     Offsets offsets;
     offsets_of(offsets, p, output, tables, item);
 #pragma unroll
-    for (int j = 0; j < N_TILES; ++j) {
+    for (int pair = 0; pair < (FOUR_FILTERS ? N_TILES / 2 : 0); ++pair) {
+        float bias[4] = {};
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (HAS_BIAS && pair * 16 < left) bias[e] = to_acc(p.bias[filter + pair * 16 + e]);
+        if (pair * 16 < left) write_fours(sums, offsets, pair, y + pair * 16, bias);
+    }
+#pragma unroll
+    for (int j = 0; j < (FOUR_FILTERS ? 0 : N_TILES); ++j) {
         float bias[2] = {};
 #pragma unroll
         for (int e = 0; e < 2; ++e)

@@ -1,0 +1,55 @@
+"""Grouped layers and stems in channels_last on a GPU: the emulator's runs of them, and layers of real size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from haloconv import plan
+from tests import oracle
+from tests.cases import Case, case, make
+from tests.emulated import MODULES, Run, module_runs
+from tests.families import HALO_SM80, HALO_SM80_WGRAD, Subject, each_result, name_of, over
+from tests.gpu.test_depthwise_window import on_device
+
+SUBJECTS = (HALO_SM80, HALO_SM80_WGRAD)
+RUNS = tuple((subject, run) for subject in SUBJECTS for run in module_runs(subject.name) if "nhwc" in run.case.name
+             or "march" in run.case.name or "stem" in run.case.name)  # fmt: skip
+LAST = "channels_last"
+LAYERS = (
+    case("eights", "ResNeXt, several blocks on each multiprocessor", (32, 256, 28, 28), (256, 3, 3), padding=1,
+         groups=32, storage=LAST, w_storage=LAST),
+    case("sixteens", "RegNet, odd extents", (8, 208, 27, 45), (208, 3, 3), padding=1, groups=13, storage=LAST),
+    case("alexnet", "planes as boxes, padding on all sides", (16, 3, 224, 224), (96, 11, 11), padding=2, stride=4),
+    case("alexnet_nhwc", "channels folded into rows", (16, 3, 224, 224), (96, 11, 11), padding=2, stride=4,
+         storage=LAST, w_storage=LAST),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("subject", "run"), over(*RUNS), ids=str)
+def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
+    """What the emulator runs, with the same tiles."""
+    t = type(run.tensors)(*(None if each is None else on_device(each) for each in run.tensors))
+    plan.clear_plans()
+    with MODULES[subject.name].forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+        got = oracle.run(run.result, t, run.forced)
+    plan.clear_plans()
+    error = oracle.check(run.result, got, t, run.forced.spec)
+    zones.check()
+    if run.finite:
+        record_error(subject.name, run.result, subject.label(run.dtype), error.norm)
+
+
+@pytest.mark.parametrize(("subject", "dtype", "result"), each_result(SUBJECTS), ids=name_of)
+@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
+def test_layer(subject: Subject, dtype: torch.dtype, result: str, one: Case, record_error: Callable) -> None:
+    """Right, and the same bits every time: a stage that is filled again too early shows once in a while."""
+    special, t = subject.on(one, dtype), make(one, dtype, "cuda")
+    with oracle.RedZones("cuda") as zones:
+        first, *others = (oracle.run(result, t, special) for _ in range(8))
+    error = oracle.check(result, first, t, special.spec)
+    assert all(oracle.same_bits(first, other) for other in others)
+    zones.check()
+    record_error(subject.name, result, subject.label(dtype), error.norm)

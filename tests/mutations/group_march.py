@@ -1,0 +1,87 @@
+"""Faults in the kernels that march through grouped layers: halo_sm80_march.cu, halo_sm80_wgrad_march.cu."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.mutations.mutation import Mutation
+
+_FP16 = torch.float16
+
+
+def _fault(
+    name: str, fault: str, *edits: tuple[str, str], on: str = "group_march_strips", result: str = "fprop",
+    dtype: torch.dtype = _FP16, finite: bool = True,
+) -> Mutation:  # fmt: skip
+    return Mutation(f"march: {name}", "halo_sm80_march", fault, edits, on, result, dtype, "halo_sm80", "", finite)
+
+
+def _wgrad(
+    name: str, fault: str, *edits: tuple[str, str], on: str = "wgrad_march_strips", finite: bool = True,
+    kernel: str = "halo_sm80_wgrad_march",
+) -> Mutation:  # fmt: skip
+    family = "halo_sm80_wgrad"
+    return Mutation(f"march: wgrad: {name}", kernel, fault, edits, on, "wgrad", _FP16, family, "", finite)
+
+
+_PRODUCER_WAITS = "            wait(&smem.empty[at.index], at.parity ^ 1);\n"
+_CONSUMER_WAITS = "            wait(&smem.full[at.index], at.parity);\n"
+_FENCE = "            ptx::fence_proxy_async_shared();  // before the copy engine"
+
+MUTATIONS = (
+    _fault("a stage is filled again too early", "rows land over rows that are being read", (_PRODUCER_WAITS, ""),
+           on="group_march_on"),
+    _fault("a stage is not waited for", "warps read rows that have not landed", (_CONSUMER_WAITS, "")),
+    _fault("outputs are not waited for", "outputs leave before all warps have written them",
+           ("            wait(&smem.y_full[at.index], at.parity);\n", "")),
+    _fault("a buffer of outputs is taken too early", "warps write over outputs that are being sent",
+           ("            if (writes) wait(&smem.y_empty[out.index], out.parity ^ 1);\n", "")),
+    _fault("a buffer of outputs is given back too early", "the copy engine still reads it",
+           ("            ptx::cp_async_bulk_wait_group_read<0>();\n", "")),
+    _fault("no fence", "outputs may reach the copy engine late",
+           (_FENCE + " writes x, and before it reads y\n", "")),
+    _fault("outputs of the first rows", "sums that lack taps are written",
+           ("const bool writes = band >= WARMUP;", "const bool writes = band >= WARMUP - 1;")),
+    _fault("sums stay in their row", "what a row of the filter sums up is not handed on to the next one",
+           ("sums[r ? r - 1 : 0][i][j][e]", "sums[r][i][j][e]")),
+    _fault("no swizzle", "atoms are looked for where the copy engine did not put them",
+           ("(atom ^ (col & 7))", "atom")),
+    _fault("columns beyond a stage", "lanes read what lies behind a row of a stage",
+           ("(col < x_cols ? col : x_cols - 1, place.group", "(col, place.group"), on="eight_by_eight_nhwc"),
+    _fault("filters in the order of columns", "of TF32 the two sums of a lane lie in one atom",
+           ("SINGLE ? col % 2 * 4 + col / 2 : col", "col"), dtype=torch.float32),
+    _fault("groups behind the last one", "the last slab reads filters that do not exist",
+           ("const bool there = group < p.cut.groups;", "const bool there = true;")),
+    _fault("one strip", "all strips begin at the first column",
+           ("run.strip = column - run.image * cut.strips;", "run.strip = 0;")),
+    _fault("equal shares", "what does not divide evenly is left out",
+           ("end = at + cut.share + (part < cut.longer);", "end = at + cut.share;"), on="group_march_on"),
+    _fault("the atom that is left over", "an odd number of taps loses the last one",
+           ("mma_half(sums[r][i][j], a.half[i], filter.b[r][ROW_ATOMS - 1][j], Elem{});", ";")),
+    _fault("the bias of the other filter", "a lane's two filters have their biases exchanged",
+           ("filter.bias[j][e % 2]", "filter.bias[j][1 - e % 2]")),
+    _fault("dgrad not turned round", "channels and filters of a group are taken in the wrong order",
+           ("lane % 4 * (ATOM_ELEMS / 4) * p.w_channel;", "lane % 4 * (ATOM_ELEMS / 4) * p.w_filter;"), result="dgrad"),
+    _wgrad("a stage is filled again too early", "rows land over rows that are being read", (_PRODUCER_WAITS, ""),
+           on="wgrad_march_on"),
+    _wgrad("a stage is not waited for", "warps read rows that have not landed", (_CONSUMER_WAITS, "")),
+    _wgrad("columns behind the last one", "dy's zeros multiply an infinity",
+           ("x[k][pair][word] &= masks[k][word / 2];", ";"), on="wgrad_loose_march", finite=False),
+    _wgrad("masks of the other columns", "the masks of the two eights change places",
+           ("masks[k][word / 2]", "masks[k][word % 2]")),
+    _wgrad("rows behind the last one", "rows of dy that do not exist are multiplied",
+           ("(unsigned)(row - r) >= (unsigned)rows", "row < r"), on="wgrad_loose_march", finite=False),
+    _wgrad("rows do not age", "every tap meets the youngest row of dy", ("                age(y);\n", "")),
+    _wgrad("rows of other strips", "rows of dy begin at the first column",
+           ("channel, run.strip * STRIP_COLS, row, run.image", "channel, 0, row, run.image")),
+    _wgrad("bytes of a stage", "a stage counts as landed before dy has",
+           ("smem.x_bytes + (band < run.bands ? Y_BYTES : 0)", "smem.x_bytes")),
+    _wgrad("taps of the next atom", "sums go to the neighbouring tap",
+           ("atom = 2 * pair + e / 2;", "atom = 2 * pair + e % 2;"),
+           kernel="halo_sm80_wgrad_march_sum"),
+    _wgrad("a part is left out", "warps share all parts but the first",
+           ("for (int part = warp; part", "for (int part = warp + 1; part"), kernel="halo_sm80_wgrad_march_sum"),
+    _wgrad("warps are not waited for", "the parts of other warps are added before they are summed",
+           ("    __syncthreads();\n    if (warp > 0) return;", "    if (warp > 0) return;"),
+           kernel="halo_sm80_wgrad_march_sum"),
+)  # fmt: skip
