@@ -10,6 +10,7 @@ from __future__ import annotations
 from tests.mutations import (
     depthwise_band,
     depthwise_march,
+    depthwise_patch,
     depthwise_window,
     direct,
     direct_sums,
@@ -33,5 +34,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_streams.MUTATIONS,
     *depthwise_band.MUTATIONS,
     *depthwise_march.MUTATIONS,
+    *depthwise_patch.MUTATIONS,
     *depthwise_window.MUTATIONS,
 )
