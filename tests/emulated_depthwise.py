@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 
 import torch
+from pytest import MonkeyPatch
 
+from haloconv.families import depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90
 from tests.cases import Case, case, pick
 
 CASES = (
@@ -52,6 +54,24 @@ CASES = (
          padding=(2, 5, 3, 7), dilation=(2, 2), groups=2),
     case("band_cut", "no padding on the left and more than the filter reaches on the right", (2, 2, 9, 48), (2, 5, 3),
          padding=(0, 0, 0, 10), groups=2),
+    case("patch_3x3", "seven patches in a row of eight, blocks that go on to the next channel", (3, 5, 56, 56),
+         (5, 3, 3), padding=1, groups=5),
+    case("patch_7x7", "eight patches in a row, rows of patches that lie half outside", (2, 3, 21, 64), (3, 7, 7),
+         padding=3, groups=3),
+    case("patch_5x5_multiplier", "two steps of columns, of which the last is not full; two filters of a channel",
+         (1, 2, 11, 88), (4, 5, 5), padding=2, groups=2),
+    case("patch_strips", "strips of a plane, of which the last is shorter", (20, 1, 120, 48), (1, 3, 5),
+         padding=(1, 2)),
+    case("patch_many", "parts of a filter in several blocks, each of several planes", (13, 5, 20, 48), (5, 3, 5),
+         padding=(0, 0, 2, 2), groups=5),
+    case("patch_sides", "an even filter, dilation, and padding that differs on every side", (2, 2, 19, 56), (2, 3, 4),
+         padding=(2, 3, 5, 9), dilation=(2, 2), groups=2),
+    case("patch_border", "few rows, most of which meet the padding", (1, 40, 6, 48), (40, 7, 5),
+         padding=(3, 5, 2, 2), groups=40),
+    case("patch_wide", "windows of three pieces and of an odd number of rows", (1, 2, 10, 56), (2, 2, 11),
+         padding=(1, 0, 5, 5), groups=2),
+    case("patch_cut", "no padding on the left and more than the filter reaches on the right", (2, 2, 9, 48), (2, 5, 3),
+         padding=(0, 0, 0, 10), groups=2),
 )  # fmt: skip
 
 # Cases of the shared list that the family takes.
@@ -62,8 +82,14 @@ HALVES = {
     "march_stride": (torch.float16,),
     "march_nhwc": (torch.bfloat16,),
 }
-# Those whose planes are staged, by other kernels in 16 bits than in fp32.
+OLDER = "older"
+# Those whose planes are staged, by other kernels in 16 bits than in fp32; Hopper has others before these.
 STAGED = ("band_3x5", "band_7x7", "band_5x5_multiplier", "band_strips", "band_many", "band_sides", "band_cut")
+# Those whose planes land whole on Hopper, for other kernels in 16 bits than in fp32.
+PATCHES = (
+    "patch_3x3", "patch_7x7", "patch_5x5_multiplier", "patch_strips", "patch_many", "patch_sides", "patch_border",
+    "patch_wide", "patch_cut",
+)  # fmt: skip
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
@@ -76,18 +102,26 @@ def results_of(one: Case) -> tuple[str, ...]:
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
-    """Case, dtype, result, no shape, and whether all inputs are finite."""
+    """Case, dtype, result, shape (``forced``), and whether all inputs are finite."""
+    every = (torch.float32, torch.float16, torch.bfloat16)
     for one in (*SHARED, *CASES):
-        halves = (torch.float16, torch.bfloat16) if one.name in STAGED else HALVES.get(one.name, ())
-        for dtype in (torch.float32, *halves):
-            yield from ((one.name, dtype, result, "", True) for result in results_of(one))
+        shape = OLDER if one.name in STAGED else ""
+        some = (torch.float32, *HALVES.get(one.name, ()))
+        for dtype in every if one.name in STAGED + PATCHES else some:
+            yield from ((one.name, dtype, result, shape, True) for result in results_of(one))
     for name in NOT_FINITE:
         yield from ((name, torch.float32, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
-    for name in ("band_many", "band_sides"):
-        yield from ((name, torch.bfloat16, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
+    for name, shape in (("band_many", OLDER), ("band_sides", OLDER), ("patch_many", ""), ("patch_border", "")):
+        yield from ((name, torch.bfloat16, result, shape, False) for result in ("fprop", "dgrad", "wgrad"))
 
 
-def forced(shape: str) -> AbstractContextManager[None]:
-    """There is one way to cut a problem."""
-    assert not shape
-    return nullcontext()
+@contextmanager
+def forced(shape: str) -> Iterator[None]:
+    """``OLDER``: Hopper's own kernels take nothing, so that those for older devices do; else they take small images."""
+    assert shape in ("", OLDER)
+    with MonkeyPatch.context() as patch:
+        for module in (depthwise_patch, depthwise_patch_wgrad):
+            patch.setattr(module, "MOST_IDLE", 1000)
+        for module in (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90) if shape else ():
+            patch.setattr(module, "why_not", lambda *_: "older kernels are asked for")
+        yield

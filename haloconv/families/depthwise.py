@@ -1,7 +1,7 @@
 """The ``depthwise`` family: layers of one channel a group, with fp32 sums.
 
-Threads march down rows in registers; filters of more than 9 taps on aligned rows are staged in shared memory and run
-on tensor cores (16 bits) or in register tiles (fp32).
+Threads march down rows in registers. Aligned rows in 16 bits run on Hopper's tensor cores; filters of more than 9 taps
+on aligned rows are staged in shared memory and run on older ones (16 bits) or in register tiles (fp32).
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from haloconv.families import (
     depthwise_band_wgrad,
     depthwise_march,
     depthwise_march_wgrad,
+    depthwise_patch,
+    depthwise_patch_wgrad,
     depthwise_tile,
+    depthwise_tile_sm90,
 )
 from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, strides_of
 from haloconv.families.depthwise_march_form import DTYPES, Config, Form, best_config, good_configs, why_not
@@ -64,16 +67,23 @@ class DepthwiseFamily:
         if way.name == "march":
             march = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
             return march.bind(problem, first, second, result_layout, device, way.config)
-        module = depthwise_band_wgrad if problem.direction == "wgrad" else _SPECIAL[way.name]
+        special_ways = _SPECIAL_WGRAD if problem.direction == "wgrad" else _SPECIAL
+        module = special_ways[way.name]
         return module.bind(problem, first, second, result_layout, device)
 
 
-_SPECIAL = {"band": depthwise_band, "tile": depthwise_tile}  # best first, of fprop and dgrad
+_SPECIAL = {
+    "patch": depthwise_patch,
+    "band": depthwise_band,
+    "tile_sm90": depthwise_tile_sm90,
+    "tile": depthwise_tile,
+}  # best first, of fprop and dgrad
+_SPECIAL_WGRAD = {"patch": depthwise_patch_wgrad, "band": depthwise_band_wgrad}
 
 
 @dataclass(frozen=True)
 class Way:
-    """One of the family's kernels: ``band``, ``tile``, or ``march`` with the config of a thread (None: the best)."""
+    """One of the family's kernels; ``march`` with the config of a thread (None: the best)."""
 
     name: str
     config: Config | None = None
@@ -88,7 +98,7 @@ def _special_ways(
     """The kernels beside the march that take the problem, best first."""
     facts = device_facts(device.index)
     if problem.direction == "wgrad":
-        return ["band"] if depthwise_band_wgrad.why_not(problem, first, second, facts) is None else []
+        return [name for name, way in _SPECIAL_WGRAD.items() if way.why_not(problem, first, second, facts) is None]
     return [name for name, way in _SPECIAL.items() if way.why_not(problem, first, result_layout, facts) is None]
 
 
@@ -102,7 +112,16 @@ def shipped_sources() -> list[KernelSource]:
         way = depthwise_march_wgrad if problem.direction == "wgrad" else depthwise_march
         text = way.source(form, best_config(form))
         sources[text.digest] = text
-    return [*sources.values(), *(_staged_source(problem) for problem in _staged_problems())]
+    staged = (_staged_source(problem) for problem in _staged_problems())
+    return [*sources.values(), *staged, *(_landed_source(problem) for problem in _landed_problems())]
+
+
+def _landed_source(problem: Conv2dProblem) -> KernelSource:
+    if problem.dtype == torch.float32:
+        return depthwise_tile_sm90.source(problem, depthwise_tile_sm90.best_config(problem))
+    if problem.direction == "wgrad":
+        return depthwise_patch_wgrad.source(problem, depthwise_patch_wgrad.best_config(problem))
+    return depthwise_patch.source(problem, depthwise_patch.best_config(problem))
 
 
 def _staged_source(problem: Conv2dProblem) -> KernelSource:
@@ -137,6 +156,14 @@ def _staged_problems() -> Iterator[Conv2dProblem]:
         (torch.float32, 7, ("dgrad",)),
     ):
         yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in directions)
+
+
+def _landed_problems() -> Iterator[Conv2dProblem]:
+    """For the kernels that need compute capability 9.0."""
+    for dtype, taps in ((torch.float16, 3), (torch.bfloat16, 5), (torch.float16, 7)):
+        yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in DIRECTIONS)
+    for taps in (3, 5):
+        yield from (_layer(direction, torch.float32, "nchw", taps, 1) for direction in ("fprop", "dgrad"))
 
 
 def _layer(direction: Direction, dtype: torch.dtype, layout: str, taps: int, stride: int) -> Conv2dProblem:

@@ -59,6 +59,7 @@ LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
     "halo_sm80_wgrad_march": 90,
 }
 BOXES_ARCH = 90  # where the copy engine takes boxes
+HOPPER_ONLY = ("depthwise_patch", "depthwise_patch_wgrad", "depthwise_tile_sm90")  # the same, that need Hopper
 OLD_NVRTCS = (12, 11)
 THREADS = 2
 
@@ -75,7 +76,9 @@ def _spills(sources: list[jit.KernelSource], spill_bytes: Callable[[jit.KernelSo
 
 
 def _runs(source: jit.KernelSource, arch: str) -> bool:
-    """Whether the text is for an architecture as old as this one."""
+    """Whether the text is for this architecture."""
+    if source.kernel in HOPPER_ONLY:
+        return arch == "sm_90a"
     least = BOXES_ARCH if dict(source.constants).get("BOXES") else LEAST_ARCHS.get(source.kernel, 0)
     return int(arch.removeprefix("sm_").rstrip("a")) >= least
 

@@ -9,12 +9,20 @@ import pytest
 import torch
 
 from haloconv import plan
-from haloconv.families import depthwise_band, depthwise_band_wgrad, depthwise_march_form, depthwise_tile
+from haloconv.families import (
+    depthwise_band,
+    depthwise_band_wgrad,
+    depthwise_march_form,
+    depthwise_patch,
+    depthwise_patch_wgrad,
+    depthwise_tile,
+    depthwise_tile_sm90,
+)
 from haloconv.families.depthwise_march_form import Config, Form
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated_depthwise import CASES as OWN_CASES
-from tests.emulated_depthwise import SHARED, results_of
+from tests.emulated_depthwise import OLDER, PATCHES, SHARED, STAGED, forced, results_of
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
 from tests.specials import special_activations
 
@@ -23,6 +31,7 @@ LARGE = (
     case("3x3_stride", "the same with stride", (8, 64, 112, 112), (64, 3, 3), padding=1, stride=2, groups=64),
     case("5x5", "14 columns: rows that are no multiple of 16 bytes", (8, 96, 14, 14), (96, 5, 5), padding=2, groups=96),
     case("7x7", "ConvNeXt", (4, 96, 56, 56), (96, 7, 7), padding=3, groups=96),
+    case("7x7_tall", "strips of a plane, two steps of columns", (2, 32, 128, 112), (32, 7, 7), padding=3, groups=32),
     case("7x7_small", "seven columns", (8, 96, 7, 7), (96, 7, 7), padding=3, groups=96),
     case("tall", "many strips of rows, several sums of a filter's element", (1, 3, 2000, 130), (3, 3, 3), padding=1,
          groups=3),
@@ -34,6 +43,9 @@ CASES = (*SHARED, *OWN_CASES, *LARGE, *LARGE_NHWC)
 RUNS = over(
     *((DEPTHWISE, one, dtype, result) for one in CASES for dtype in DEPTHWISE.dtypes for result in results_of(one))
 )
+NO_MARCHES = (
+    depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band, depthwise_band_wgrad, depthwise_tile,
+)  # fmt: skip
 CONFIGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 
 
@@ -65,7 +77,7 @@ def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) ->
 @pytest.mark.parametrize("one", [one for one in (*LARGE, *LARGE_NHWC) if one.name in CONFIGS], ids=case_id)
 def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the marches that fit, not only the one that is put first, also where planes would be staged."""
-    for other in (depthwise_band, depthwise_band_wgrad, depthwise_tile):
+    for other in NO_MARCHES:
         monkeypatch.setattr(other, "why_not", lambda *_: "a march is asked for")
     forced, t, configs = subject.on(one, dtype), make(one, dtype, "cuda"), depthwise_march_form.configs
     for result in results_of(one):
@@ -85,6 +97,18 @@ def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypat
     plan.clear_plans()
 
 
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
+@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in STAGED + PATCHES], ids=case_id)
+def test_not_chosen(one: Case, subject: Subject, dtype: torch.dtype) -> None:
+    """Kernels for older devices on Hopper, and Hopper's own on images that are small for them."""
+    asked, t = subject.on(one, dtype), make(one, dtype, "cuda")
+    plan.clear_plans()
+    with forced(OLDER if one.name in STAGED else ""):
+        for result in results_of(one):
+            oracle.check(result, oracle.run(result, t, asked), t, asked.spec)
+    plan.clear_plans()
+
+
 @pytest.mark.parametrize("storage", ["contiguous", "channels_last"])
 def test_new_image_sizes_compile_nothing(storage: str, compiles: Callable[[], int]) -> None:
     """But for the size classes of rows: widths that are the same modulo 16 share their kernels."""
@@ -98,7 +122,8 @@ def test_new_image_sizes_compile_nothing(storage: str, compiles: Callable[[], in
             oracle.check(result, oracle.run(result, t, one), t, one.spec)
 
     for width in range(64, 80):
-        visit(2, 16, width)
+        for height in (16, 64):  # patches have seven or eight rows, whichever leave fewer idle
+            visit(2, height, width)
     before = compiles()
     for _ in range(60):
         visit(rng.randint(1, 9), rng.randint(5, 90), rng.randint(48, 160))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.emulated_depthwise import OLDER
 from tests.mutations.mutation import Mutation
 
 
@@ -13,7 +14,7 @@ def _fault(
 ) -> Mutation:  # fmt: skip
     kernel = "depthwise_tile" if dtype == torch.float32 else "depthwise_band"
     kernel = "depthwise_band_wgrad" if result == "wgrad" else kernel
-    return Mutation(name, kernel, fault, edits, on, result, dtype, family="depthwise", finite=finite)
+    return Mutation(name, kernel, fault, edits, on, result, dtype, family="depthwise", shape=OLDER, finite=finite)
 
 
 STAGING = (
@@ -40,7 +41,7 @@ STAGING = (
            ("copy(smem + free * share.buffer_bytes", "copy(smem + full * share.buffer_bytes"), on="band_many"),
 )  # fmt: skip
 
-BANDS = (
+PRODUCTS = (
     _fault("band: the tap before", "taps are one column late",
            ("const int at = i % WIDTH - BEFORE + i / (R * WIDTH);", "const int at = i % WIDTH - BEFORE;"),
            on="band_3x5"),
@@ -129,4 +130,4 @@ TILES = (
            ("const Filter filter(p, channel)", "const Filter filter(p, 0)"), on="band_3x5", dtype=torch.float32),
 )  # fmt: skip
 
-MUTATIONS = (*STAGING, *BANDS, *STEPS, *WGRAD, *TILES)
+MUTATIONS = (*STAGING, *PRODUCTS, *STEPS, *WGRAD, *TILES)

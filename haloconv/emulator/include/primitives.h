@@ -258,9 +258,9 @@ inline constexpr int EMU_TYPE<bf16> = 2;
 template <class T, int N, bool A_MN_MAJOR, bool B_MN_MAJOR>
 __device__ __forceinline__ constexpr int emu_shape() {
     static_assert(EMU_TYPE<T> >= 0, "T is hc::tf32, hc::fp16 or hc::bf16");
-    static_assert(
-        N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 192 || N == 224 || N == 256,
-        "N is among those listed");
+    static_assert(N == 8 || N == 16 || N == 32 || N == 56 || N == 64 || N == 80 || N == 96 || N == 112 || N == 128 ||
+                      N == 160 || N == 192 || N == 224 || N == 256,
+                  "N is among those listed");
     static_assert(EMU_TYPE<T> != 0 || (!A_MN_MAJOR && !B_MN_MAJOR), "TF32 operands are K-major");
     return N | EMU_TYPE<T> << 16 | A_MN_MAJOR << 20 | B_MN_MAJOR << 21;
 }

@@ -56,7 +56,10 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT]) {
 #define HC_D8(I) HC_D4(I), HC_D4(I + 4)
 #define HC_D16(I) HC_D8(I), HC_D8(I + 8)
 #define HC_D32(I) HC_D16(I), HC_D16(I + 16)
+#define HC_D28(I) HC_D16(I), HC_D8(I + 16), HC_D4(I + 24)
+#define HC_D40(I) HC_D32(I), HC_D8(I + 32)
 #define HC_D48(I) HC_D32(I), HC_D16(I + 32)
+#define HC_D56(I) HC_D48(I), HC_D8(I + 48)
 #define HC_D64(I) HC_D32(I), HC_D32(I + 32)
 #define HC_D80(I) HC_D64(I), HC_D16(I + 64)
 #define HC_D96(I) HC_D64(I), HC_D32(I + 64)
@@ -69,12 +72,21 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT]) {
 #define HC_NAMES16 \
     HC_NAMES8      \
     ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define HC_NAMES28 \
+    HC_NAMES16     \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
 #define HC_NAMES32 \
     HC_NAMES16     \
     ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HC_NAMES40 \
+    HC_NAMES32     \
+    ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define HC_NAMES48 \
     HC_NAMES32     \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define HC_NAMES56 \
+    HC_NAMES48     \
+    ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define HC_NAMES64 \
     HC_NAMES48     \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -132,8 +144,8 @@ inline constexpr bool SAME_TYPE<T, T> = true;
 template <class T, int N>
 __device__ __forceinline__ constexpr bool wgmma_takes() {
     return (SAME_TYPE<T, tf32> || SAME_TYPE<T, fp16> || SAME_TYPE<T, bf16>) &&
-           (N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 192 || N == 224 ||
-            N == 256);
+           (N == 8 || N == 16 || N == 32 || N == 56 || N == 64 || N == 80 || N == 96 || N == 112 || N == 128 ||
+            N == 160 || N == 192 || N == 224 || N == 256);
 }
 
 // wgmma.mma_async, a and b in shared memory; accumulate = false overwrites d. T: hc::tf32, hc::fp16 or hc::bf16. The
@@ -149,10 +161,16 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[N / 2], u64 desc_a, u64 desc
         HC_WGMMA_SS(16, 8, 8, 9, 10, 11, 12);
     } else if constexpr (N == 32) {
         HC_WGMMA_SS(32, 16, 16, 17, 18, 19, 20);
+    } else if constexpr (N == 56) {
+        HC_WGMMA_SS(56, 28, 28, 29, 30, 31, 32);
     } else if constexpr (N == 64) {
         HC_WGMMA_SS(64, 32, 32, 33, 34, 35, 36);
+    } else if constexpr (N == 80) {
+        HC_WGMMA_SS(80, 40, 40, 41, 42, 43, 44);
     } else if constexpr (N == 96) {
         HC_WGMMA_SS(96, 48, 48, 49, 50, 51, 52);
+    } else if constexpr (N == 112) {
+        HC_WGMMA_SS(112, 56, 56, 57, 58, 59, 60);
     } else if constexpr (N == 128) {
         HC_WGMMA_SS(128, 64, 64, 65, 66, 67, 68);
     } else if constexpr (N == 160) {
@@ -178,10 +196,16 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u
         HC_WGMMA_RS(16, 8, 8, 9, 10, 11, 12, 13, 14);
     } else if constexpr (N == 32) {
         HC_WGMMA_RS(32, 16, 16, 17, 18, 19, 20, 21, 22);
+    } else if constexpr (N == 56) {
+        HC_WGMMA_RS(56, 28, 28, 29, 30, 31, 32, 33, 34);
     } else if constexpr (N == 64) {
         HC_WGMMA_RS(64, 32, 32, 33, 34, 35, 36, 37, 38);
+    } else if constexpr (N == 80) {
+        HC_WGMMA_RS(80, 40, 40, 41, 42, 43, 44, 45, 46);
     } else if constexpr (N == 96) {
         HC_WGMMA_RS(96, 48, 48, 49, 50, 51, 52, 53, 54);
+    } else if constexpr (N == 112) {
+        HC_WGMMA_RS(112, 56, 56, 57, 58, 59, 60, 61, 62);
     } else if constexpr (N == 128) {
         HC_WGMMA_RS(128, 64, 64, 65, 66, 67, 68, 69, 70);
     } else if constexpr (N == 160) {
@@ -203,8 +227,11 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u
 #undef HC_NAMES96
 #undef HC_NAMES80
 #undef HC_NAMES64
+#undef HC_NAMES56
 #undef HC_NAMES48
+#undef HC_NAMES40
 #undef HC_NAMES32
+#undef HC_NAMES28
 #undef HC_NAMES16
 #undef HC_NAMES8
 #undef HC_NAMES4
@@ -213,8 +240,11 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const u32 (&a)[4], u
 #undef HC_D96
 #undef HC_D80
 #undef HC_D64
+#undef HC_D56
 #undef HC_D48
+#undef HC_D40
 #undef HC_D32
+#undef HC_D28
 #undef HC_D16
 #undef HC_D8
 #undef HC_D4

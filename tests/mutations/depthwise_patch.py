@@ -1,0 +1,173 @@
+"""Faults in the depthwise kernels whose planes land whole: depthwise_patch*.cu, depthwise_tile_sm90.cu."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.mutations.mutation import Mutation
+
+
+def _fault(
+    name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop",
+    dtype: torch.dtype = torch.float16, finite: bool = True,
+) -> Mutation:  # fmt: skip
+    kernel = "depthwise_tile_sm90" if dtype == torch.float32 else "depthwise_patch"
+    kernel = "depthwise_patch_wgrad" if result == "wgrad" else kernel
+    return Mutation(name, kernel, fault, edits, on, result, dtype, family="depthwise", finite=finite)
+
+
+PADDING = (
+    _fault("patch: rows outside keep what was there", "rows outside are those of the strip before",
+           ("march::store_words<PIECE_BYTES>(padded + i",
+            "if ((unsigned)(first + at + i * hop) < (unsigned)s.planes.extent)\n"
+            "                    march::store_words<PIECE_BYTES>(padded + i"), on="patch_strips"),
+    _fault("patch: rows outside are read", "the rows above and below the image count as inside",
+           ("at + i * hop < s.planes.rows && (unsigned)(first + at + i * hop) < (unsigned)s.planes.extent;",
+            "at + i * hop < s.planes.rows;"), on="patch_3x3"),
+    _fault("patch: no shift", "windows begin with the piece in which the image begins",
+           ("const int half = EDGE - OFF + 2 * word;", "const int half = EDGE + 2 * word;"), on="patch_3x3"),
+    _fault("patch: the piece before is left out", "the end of a piece is not carried over to the next one",
+           ("earlier = OFF > 0 && at > 0 && at <= s.planes.width;", "earlier = false;"), on="patch_3x3"),
+    _fault("patch: the last piece's end", "columns that reach into the piece behind the row are lost",
+           ("at > 0 && at <= s.planes.width;", "at > 0 && at < s.planes.width;"), on="patch_3x3"),
+    _fault("patch: no zeros beside rows", "what lies beside the rows is what memory held",
+           ("    clear(padded, p.padded_bytes);\n", ""), on="patch_3x3"),
+    _fault("patch: a strip lands where it begins", "rows above the image are not left out",
+           ("(first < 0 ? first : 0) * s.planes.width", "0 * s.planes.width"), on="patch_7x7"),
+    _fault("patch: rows too few are asked for", "the halo below a strip is not copied",
+           ("first + s.rows < s.extent ? first + s.rows : s.extent;",
+            "first + s.rows < s.extent ? first + s.rows - 1 : s.extent;"), on="patch_strips"),
+    _fault("patch: bytes are not announced", "a strip counts as landed at once",
+           ("ptx::mbarrier_expect_tx(full, source.bytes);", "ptx::mbarrier_expect_tx(full, 0);"), on="patch_3x3"),
+    _fault("patch: the parity stays", "each round waits for the first one's copies",
+           ("hc::wait(&smem.full[in.index], in.parity);", "hc::wait(&smem.full[in.index], 0);"), on="patch_many"),
+    _fault("patch: images of the next channel", "a block goes on to the next channel's first image too early",
+           ("if (++image < cut.images) return;", "if (++image + 1 < cut.images) return;"), on="patch_many"),
+)  # fmt: skip
+
+PRODUCTS = (
+    _fault("patch: the row above", "rows of the filter are one row late", ("down = i / WIDTH % ROWS - ABOVE",
+           "down = i / WIDTH % ROWS - ABOVE - 1"), on="patch_3x3"),
+    _fault("patch: the tap beside", "the copy without the first element is like the other",
+           ("const int across = i % WIDTH - BEFORE + i / (ROWS * WIDTH),", "const int across = i % WIDTH - BEFORE,"),
+           on="patch_3x3"),
+    _fault("patch: the filter's dilation", "taps are neighbours", ("across % DIL_W == 0", "across % DIL_W == 1"),
+           on="patch_sides"),
+    _fault("patch: dgrad's filter is not turned round", "columns of the filter are in fprop's order",
+           ("DGRAD ? S - 1 - s : s", "s"), on="patch_sides", result="dgrad"),
+    _fault("patch: rows of a patch change places", "a fragment's halves stand for each other's rows",
+           ("(at.row - i % 2) * Filter::WIDTH", "(at.row - 1 + i % 2) * Filter::WIDTH"), on="patch_3x3"),
+    _fault("patch: the last piece of odd ones", "pieces below each other are read side by side",
+           ("slice < HEIGHT * PAIRS ? side_by_side : below", "side_by_side"), on="patch_wide"),
+    _fault("patch: rows of the window", "a slice's row is not where its window begins",
+           ("at.row * row + at.piece)", "at.piece)"), on="patch_3x3"),
+    _fault("patch: the filter before it is there", "the filter's words are read before they are written",
+           ("smem.filter.load(p, channel);\n            __syncthreads();", "smem.filter.load(p, channel);"),
+           on="patch_3x3"),
+    _fault("patch: one filter", "a block keeps the filter of its first channel",
+           ("if (unit.channel != channel) {", "if (channel < 0) {"), on="patch_many"),
+    _fault("patch: filters of another channel", "each output channel reads its own input channel",
+           ("p.in, unit.channel / MULTIPLIER", "p.in, unit.channel"), on="patch_5x5_multiplier"),
+    _fault("patch: no fence before the product", "wgmma reads what ordinary stores wrote",
+           ("unit.strip * p.cut.rows);\n        hc::ptx::fence_proxy_async_shared();",
+            "unit.strip * p.cut.rows);"), on="patch_3x3"),
+    _fault("patch: no second sum", "zero times an infinity stays in the sum",
+           ("if (!finite(sums)) sum_again(sums, p, channel, window);", ""), on="patch_many", dtype=torch.bfloat16,
+           finite=False),
+    _fault("patch: the second sum of a neighbour", "sums that are not finite become the next row's",
+           ("i / 4 * EDGE + 2 * warp + i / 2 % 2, col", "i / 4 * EDGE + 2 * warp + 1 - i / 2 % 2, col"),
+           on="patch_many", dtype=torch.bfloat16, finite=False),
+)  # fmt: skip
+
+LEAVING = (
+    _fault("patch: no bias", "sums leave without the bias", ("HAS_BIAS ? hc::to_acc(p.bias[channel]) : 0.f", "0.f"),
+           on="patch_3x3"),
+    _fault("patch: patches behind the row", "a patch that is not there overwrites the next row's first",
+           ("const bool inside = patch * EDGE < cols;", "const bool inside = true;"), on="patch_3x3"),
+    _fault("patch: the second two rows of patches", "they are stored over the first two",
+           ("            piece += step;\n", ""), on="patch_3x3"),
+    _fault("patch: one step of columns", "the columns behind the first step are left out",
+           ("col < p.out_cols; col += 8 * EDGE", "col < 8 * EDGE; col += 8 * EDGE"), on="patch_5x5_multiplier"),
+    _fault("patch: rows beyond the last", "a strip leaves with all its rows",
+           ("const int rows = left < p.cut.rows ? left : p.cut.rows;", "const int rows = p.cut.rows;"),
+           on="patch_7x7"),
+    _fault("patch: a strip leaves too early", "the copy engine reads before all warps have written",
+           ("        __syncthreads();\n        if (leads) send", "        if (leads) send"), on="patch_3x3"),
+    _fault("patch: no fence before a strip leaves", "the copy engine reads what ordinary stores wrote",
+           ("        hc::ptx::fence_proxy_async_shared();\n        __syncthreads();\n        if (leads) send",
+            "        __syncthreads();\n        if (leads) send"), on="patch_3x3"),
+    _fault("patch: a strip is overwritten while it leaves", "the one before may still be read",
+           ("        if (leads) hc::ptx::cp_async_bulk_wait_group_read<0>();\n        __syncthreads();",
+            "        __syncthreads();"), on="patch_many"),
+)  # fmt: skip
+
+WGRAD = (
+    _fault("patch wgrad: the row beside", "taps are a row further down",
+           ("const int t = 2 * at + r * DIL_H;", "const int t = 2 * at + (r + 1) % R * DIL_H;"), on="patch_3x3",
+           result="wgrad"),
+    _fault("patch wgrad: the diagonal beside", "taps are a column further left",
+           ("[r][b][b + s * DIL_W]", "[r][b][b + (s + 1) % S * DIL_W]"), on="patch_3x3", result="wgrad"),
+    _fault("patch wgrad: the second row of a warp", "it meets the first one's row of the window",
+           ("sums[i][4 * (t + 1) + 2 + e];", "sums[i][4 * t + 2 + e];"), on="patch_3x3", result="wgrad"),
+    _fault("patch wgrad: the first piece twice", "the window's second piece is the first once more",
+           ("(p.x_side.row_bytes / PIECE_BYTES) + col + i)", "(p.x_side.row_bytes / PIECE_BYTES) + col)"),
+           on="patch_3x3", result="wgrad"),
+    _fault("patch wgrad: one step of rows", "rows behind the first 16 are left out",
+           ("row < p.dy_rows; row += STEP_ROWS", "row < STEP_ROWS; row += STEP_ROWS"), on="patch_many",
+           result="wgrad"),
+    _fault("patch wgrad: sums go on", "a filter's sums begin with those of the one before",
+           ("        Sums sums = {};\n        for", "        for"),
+           ("    while (index < end) {\n", "    Sums sums = {};\n    while (index < end) {\n"), on="patch_many",
+           result="wgrad"),
+    _fault("patch wgrad: sums too early", "sums are added before all warps have written them",
+           ("fold(smem, sums, r);\n    __syncthreads();", "fold(smem, sums, r);"), on="patch_3x3", result="wgrad"),
+    _fault("patch wgrad: parts that nobody writes", "a part without a block is what memory held",
+           ("        if (stop == (filter + 1) * planes) clear_parts(p, filter, part + 1);\n", ""), on="patch_many",
+           result="wgrad"),
+    _fault("patch wgrad: one part", "blocks of a filter overwrite each other's sums",
+           ("const int part = blockIdx.x - block_of(p.cut, filter * planes);", "const int part = 0;"), on="patch_many",
+           result="wgrad"),
+    _fault("patch wgrad: strips are padded too early", "a strip is overwritten while it is multiplied",
+           ("            __syncthreads();  // and have been read\n", ""), on="patch_many", result="wgrad"),
+    _fault("patch wgrad: no second sum", "zero times an infinity stays in the sum",
+           ("if (sum * 0.f != 0.f)", "if (false)"), on="patch_border", result="wgrad", dtype=torch.bfloat16,
+           finite=False),
+    _fault("patch wgrad: the second sum of another tap", "a sum that is not finite becomes that of a tap further right",
+           ("col + s * DIL_W - p.pad_left;", "col + s * DIL_W;"), on="patch_border", result="wgrad",
+           dtype=torch.bfloat16, finite=False),
+)  # fmt: skip
+
+TILES = (
+    _fault("landed tile: columns outside are read", "a window reaches into the next row",
+           ("inside && own.here[v] ?", "inside ?"), on="patch_3x3", dtype=torch.float32),
+    _fault("landed tile: rows outside are read", "a window reaches into what landed before",
+           ("inside && own.here[v] ?", "own.here[v] ?"), on="patch_3x3", dtype=torch.float32),
+    _fault("landed tile: no lead", "windows begin with the first column that is read",
+           ("x[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4]", "x[(col + s) / 4].of[(col + s) % 4]"), on="patch_3x3",
+           dtype=torch.float32),
+    _fault("landed tile: a row of the filter too few", "the last row that a window meets is left out",
+           ("at < ROWS + R - 1", "at < ROWS + R - 2"), on="patch_3x3", dtype=torch.float32),
+    _fault("landed tile: dgrad's filter is not turned round", "columns of the filter are in fprop's order",
+           ("DGRAD ? S - 1 - s : s", "s"), on="patch_3x3", result="dgrad", dtype=torch.float32),
+    _fault("landed tile: rows beyond the last", "a thread writes all its rows", ("if (row + i < rows)", "if (true)"),
+           on="patch_5x5_multiplier", dtype=torch.float32),
+    _fault("landed tile: no bias", "sums begin with zero", ("sums[row][col] = filter.bias;", "sums[row][col] = 0;"),
+           on="patch_3x3", dtype=torch.float32),
+    _fault("landed tile: one filter", "a block keeps the filter of its first channel",
+           ("if (unit.channel != channel && index + 1 < end)", "if (false)"), on="patch_many", dtype=torch.float32),
+    _fault("landed tile: a strip is asked for too early", "it overwrites the one that is multiplied",
+           ("        __syncthreads();\n        if (asks) ask", "        if (asks) ask"), on="patch_many",
+           dtype=torch.float32),
+    _fault("landed tile: the same image", "the next strip is the same plane once more",
+           ("source.at += planes.image * (i64)sizeof(Elem);", "source.at += 0;"), on="patch_many", dtype=torch.float32),
+    _fault("landed tile: the next channel's image", "a strip of the next channel is a stride further on, too",
+           ("if (cut.strips > 1 || next.image == 0) return", "if (cut.strips > 1) return"), on="patch_many",
+           dtype=torch.float32),
+    _fault("landed tile: strips of the next image", "the next strip of a plane is one of the next image",
+           ("if (cut.strips > 1 || next.image == 0) return", "if (next.image == 0) return"), on="patch_strips",
+           dtype=torch.float32),
+    _fault("landed tile: strips of a plane", "all strips are written where the first one is",
+           ("p.out_rows + first_row + own.row)", "p.out_rows + own.row)"), on="patch_strips", dtype=torch.float32),
+)  # fmt: skip
+
+MUTATIONS = (*PADDING, *PRODUCTS, *LEAVING, *WGRAD, *TILES)
