@@ -30,13 +30,14 @@ HOST_AND_DEVICE = {
     "direct": {"direct.cu", "direct_sums.cu", "geometry.cuh", "direct.py", "direct_sums.py", "launch.py"},
     "halo_sm80": {
         "halo_sm80.cu", "halo_sm80_pack.cu", "order.cuh", "weights.cuh", "shape.cuh", "stage.cuh", "multiply.cuh",
-        "write.cuh", "geometry.cuh", "mma.cuh", "halo_sm80_march.cu", "walk.cuh", "pipeline.cuh",
+        "write.cuh", "geometry.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_march.cu", "walk.cuh", "pipeline.cuh",
         "halo_sm80.py", "halo_sm80_configs.py", "halo_sm80_fold.py", "halo_sm80_march.py", "halo_sm80_tile.py",
         "launch.py",
     },
     "halo_sm80_wgrad": {
         "halo_sm80_wgrad.cu", "multiply.cuh", "neighbours.cuh", "pieces.cuh", "source.cuh", "sums.cuh", "window.cuh",
-        "work.cuh", "mma.cuh", "halo_sm80_wgrad_march.cu", "halo_sm80_wgrad_march_sum.cu", "walk.cuh", "pipeline.cuh",
+        "work.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_wgrad_march.cu", "halo_sm80_wgrad_march_sum.cu", "walk.cuh",
+        "pipeline.cuh",
         "halo_sm80_wgrad.py", "halo_sm80_wgrad_configs.py", "halo_sm80_wgrad_layer.py", "halo_sm80_wgrad_march.py",
         "launch.py",
     },
@@ -56,7 +57,7 @@ HOST_AND_DEVICE = {
     },
     "depthwise": {
         "depthwise_march.cu", "depthwise_march_wgrad.cu", "march_axes.cuh", "march_row.cuh", "geometry.cuh",
-        "depthwise_band.cu", "depthwise_band_wgrad.cu", "depthwise_tile.cu", "strips.cuh", "mma.cuh",
+        "depthwise_band.cu", "depthwise_band_wgrad.cu", "depthwise_tile.cu", "strips.cuh", "mma.cuh", "mma_half_k.cuh",
         "depthwise_patch.cu", "depthwise_patch_wgrad.cu", "patches.cuh", "landing.cuh", "depthwise_tile_sm90.cu",
         "pipeline.cuh", "wgmma.cuh",
         "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py",
