@@ -20,8 +20,8 @@ def pytest_configure() -> None:
     """Workers of pytest-xdist take turns on the GPUs: each sees all of them and has another one first."""
     worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), torch.cuda.device_count()
     if worker.startswith("gw") and count > 1 and not torch.cuda.is_initialized():
-        order = [str((int(worker[2:]) + i) % count) for i in range(count)]
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(order))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[(int(worker[2:]) + i) % count] for i in range(count))
 
 
 @pytest.fixture(autouse=True, scope="session")
