@@ -91,8 +91,8 @@ __device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
 // The steps of one block of threads: a run of neighbours, as equal as whole steps allow, cut where columns end. Each
 // segment's steps are done in order, and the second consumer ends with a step more.
 //
-// strip_blocks: every strip is cut at the same steps. So many blocks take its runs from its first step on, and each of
-// the spare blocks takes what remains at the ends of some strips.
+// strip_blocks (Y_JOINED): every strip is cut at the same steps. So many blocks take its runs from its first step on,
+// and each of the spare blocks takes what remains at the ends of some strips.
 struct Segments {
     Tile first;  // of the current segment
     int steps;   // of it; 0 after the last
@@ -102,7 +102,7 @@ struct Segments {
     template <class P>
     __device__ __forceinline__ explicit Segments(const P& p)
         : index(run(p, blockIdx.x)), end(run(p, blockIdx.x + 1)), ends_left(0) {
-        if (p.strip_blocks > 0) cut_strips(p);
+        if (Y_JOINED && p.strip_blocks > 0) cut_strips(p);
         locate(p);
     }
     // The step where run `i` begins.
@@ -130,7 +130,8 @@ struct Segments {
     template <class P>
     __device__ __forceinline__ void advance(const P& p) {
         index += steps;
-        if (index == end && ends_left > 0) index += run(p, p.strip_blocks), end += steps_of_strip(p), --ends_left;
+        if (Y_JOINED && index == end && ends_left > 0)
+            index += run(p, p.strip_blocks), end += steps_of_strip(p), --ends_left;
         locate(p);
     }
     template <class P>
