@@ -10,7 +10,7 @@ import torch
 from pytest import MonkeyPatch
 
 from haloconv.families import depthwise_toeplitz, depthwise_toeplitz_wgrad
-from tests.cases import case
+from tests.cases import Case, case
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -71,9 +71,13 @@ SHARED = ("window_row",)
 NOT_FINITE = ("toeplitz_channels", "toeplitz_cut")
 
 
-def results_of(one: str) -> tuple[str, ...]:
+def results_of(one: Case) -> tuple[str, ...]:
     """The results of a case that run: where a channel has several filters no input gradient."""
-    return ONE_RESULT.get(one, ("fprop", "dgrad", "wgrad"))
+    return _results_of(one.name)
+
+
+def _results_of(name: str) -> tuple[str, ...]:
+    return ONE_RESULT.get(name, ("fprop", "dgrad", "wgrad"))
 
 
 def dtypes_of(one: str) -> tuple[torch.dtype, ...]:
@@ -86,11 +90,11 @@ def dtypes_of(one: str) -> tuple[torch.dtype, ...]:
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """(case, dtype, result, config, whether every input is finite) of each run."""
     for name in (*SHARED, *(one.name for one in CASES)):
-        yield from ((name, dtype, result, "", True) for dtype, result in product(dtypes_of(name), results_of(name)))
+        yield from ((name, dtype, result, "", True) for dtype, result in product(dtypes_of(name), _results_of(name)))
     for config, names in CONFIG_CASES.items():
         for name in names:
-            yield from ((name, torch.float16, result, config, True) for result in results_of(name))
-        yield from (("toeplitz_13x13", torch.float32, result, config, True) for result in results_of("toeplitz_13x13"))
+            yield from ((name, torch.float16, result, config, True) for result in _results_of(name))
+        yield from (("toeplitz_13x13", torch.float32, result, config, True) for result in _results_of("toeplitz_13x13"))
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.bfloat16)):
         yield from ((name, dtype, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
 

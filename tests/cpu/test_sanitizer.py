@@ -50,7 +50,8 @@ def expected_texts(call: driver.Call) -> set[str]:
     layout = oracle.layout_of(one.w_storage if call.result == "wgrad" else one.storage)
     problem = oracle.problem_of(call.result, t, one.spec)
     if one.spec.family == "halo_sm80":
-        layer = halo_sm80.layer_of(problem, forms[0], layout)
+        problem, *forms = halo_sm80._folded(problem, *forms, H200)
+        layer = halo_sm80.layer_of(problem, forms[0], layout, H200)
         return {halo_sm80.source(problem, configs(layer, H200.sm_count, H200.max_smem_bytes)[0]).digest}
     if one.spec.family == "halo_sm90":
         return {text.digest for text in chosen_texts(problem, *forms, layout)}
@@ -72,6 +73,12 @@ def test_each_call_needs_the_chosen_tiling_alone(subject: Subject) -> None:
         assert own == expected_texts(call)
         beside = {text.entry for text in texts if text.kernel != subject.name}
         assert beside <= {"halo_sm80_pack", "halo_sm90_pack", "halo_sm90_repair", "sum_partials"}
+
+
+@pytest.mark.parametrize("subject", SPECIALS, ids=str)
+def test_special_families_take_all_calls(subject: Subject) -> None:
+    texts = driver.texts_of(driver.calls_of(subject), H200)
+    assert {text.kernel for text in texts} >= {subject.name} or subject.name == "depthwise"
 
 
 def test_texts_are_noted_once_and_nothing_else_is_left_behind() -> None:
