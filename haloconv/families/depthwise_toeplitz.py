@@ -78,6 +78,7 @@ class Window(NamedTuple):
 
 
 def window(problem: Conv2dProblem, config: Config) -> Window:
+    """Which groups of input columns a half tile meets, and how the filter lies in them."""
     itemsize = problem.dtype.itemsize
     group = GROUP_BYTES // itemsize
     in_shape, out_shape = shapes(problem)

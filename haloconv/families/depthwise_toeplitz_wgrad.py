@@ -47,6 +47,7 @@ class Config:
 
 
 def source(problem: Conv2dProblem, config: Config, dy: TensorForm, x: TensorForm) -> KernelSource:
+    """The text of the kernel: images, channels and rows of the planes are run-time values."""
     itemsize = problem.dtype.itemsize
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],

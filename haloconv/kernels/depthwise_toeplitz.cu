@@ -4,9 +4,9 @@
 //
 // A row of the filter is a banded matrix, constant along its diagonals, of a few more input columns than 8 output
 // columns and the filter's width. mma.sync multiplies 16 rows of planes with it: 8 rows of each of two half tiles,
-// mostly of two images. Rows come by ldmatrix as they lie in memory. The two tricks: a band's fragments are read as they
-// are needed from one row of the filter between zeros, where element (k, col) stands at k - col; and rows that are read
-// once serve all groups of 8 output rows that meet them, each with another row of the filter.
+// mostly of two images. Rows come by ldmatrix as they lie in memory. The two tricks: a band's fragments are read, as
+// they are needed, from one row of the filter between zeros, where element (k, col) stands at k - col; and rows that
+// are read once serve all groups of 8 output rows that meet them, each with another row of the filter.
 //
 // Groups of columns and of rows that lie outside of the image are left out. A zero of the band times an infinity is a
 // NaN that does not belong into the sum: sums that are not finite are summed once more over the taps alone.

@@ -1,11 +1,12 @@
-// depthwise_toeplitz_wgrad: the filter gradient of depthwise layers with large filters on tensor cores, as partial sums.
+// depthwise_toeplitz_wgrad: filter gradients of depthwise layers with large filters on tensor cores, as partial sums.
 //
 //   partials[part][k, r, s] = sum over rows p of dy, and columns j of x, of x[p + r - top, j] * dy[p, j - s + left]
 //
 // For one p that is a product of 16 * M_TILES rows of x, one for each r, with a matrix of dy that is constant along its
-// diagonals: element (j, s) is the pixel j - s + left of row p. The trick: all rows of all planes of a block go into the
-// same few sums, one for each tap. Rows of x come by ldmatrix as they lie in memory; the matrix is read from the row of
-// dy between zeros, in 16 bits also from a copy that begins one pixel later, so that any two neighbours are a word.
+// diagonals: element (j, s) is the pixel j - s + left of row p. The trick: all rows of all planes of a block go into
+// the same few sums, one for each tap. Rows of x come by ldmatrix as they lie in memory; the matrix is read from the
+// row of dy between zeros, in 16 bits also from a copy that begins one pixel later, so that any two neighbours are a
+// word.
 //
 // What lies outside of both rows is left out. A zero times an infinity is a NaN that does not belong into the sum: taps
 // whose sums are not finite are summed once more, over the pixels alone; so are all where dy is not finite, as such a
@@ -146,7 +147,7 @@ __device__ __forceinline__ void multiply_unit(Sums& sums, const Params& p, int r
 
 // ---- What is done to dy once it has landed ----
 
-// Copies planes of 16-bit elements to where the copy begins one element later. Returns whether the thread met an element
+// Copies planes of 16-bit elements to where the copy begins one element later. Returns whether a thread met an element
 // that is not finite.
 __device__ __forceinline__ bool shift(const char* from, char* to, int bytes) {
     constexpr unsigned CARRIES = hc::toeplitz::below_infinity(elem_t{}) * 0x10001;

@@ -175,7 +175,7 @@ def test_a_second_run_of_pytorch_is_a_second_draw(monkeypatch: pytest.MonkeyPatc
     try_model(contest, "unet", Budget(seconds=0.0, min_runs=0), ("forward",))
     (first,), (again, other) = rivals_seen
     assert again is first and list(other) == ["output"]
-    torch.testing.assert_close(other["output"], first["output"])
+    torch.testing.assert_close(other["output"], first["output"], rtol=1e-4, atol=1e-4)
     assert other["output"].is_contiguous(memory_format=torch.channels_last)
 
 
