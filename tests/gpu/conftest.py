@@ -63,20 +63,32 @@ def in_threads() -> Callable[[Iterable[Callable[[], object]]], None]:
     return run
 
 
-@pytest.fixture(scope="session")
-def warm_up(in_threads: Callable) -> Callable[[Iterable[tuple[Subject, Case, torch.dtype]]], None]:
-    """Compile the kernels that every direction of the given families, cases and dtypes needs.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` a worker of pytest-xdist gets one module's tests of one family and dtype at a time."""
+    for item in items:
+        params = getattr(item, "callspec", None) and item.callspec.params or {}
+        kind = [str(params[name]) for name in ("subject", "dtype") if "subject" in params and name in params]
+        item.add_marker(pytest.mark.xdist_group(" ".join([item.path.stem, *kind])))
 
-    What a family has no kernels for here, by its dtypes or the device, is passed over.
+
+@pytest.fixture(scope="session")
+def warm_up(in_threads: Callable) -> Callable[[str, Subject, Iterable[tuple[Case, torch.dtype]]], None]:
+    """Compile the kernels that every direction of a family needs for the given cases and dtypes.
+
+    Once in a process for each name and family. What the family has no kernels for here, by its dtypes or the device, is
+    passed over.
     """
+    done: set[tuple[str, str]] = set()
 
     def once(subject: Subject, one: Case, dtype: torch.dtype) -> None:
         t = make(one, dtype, "cuda")
         for result in subject.results:
             oracle.run(result, t, subject.on(one, dtype))
 
-    def all_of(wanted: Iterable[tuple[Subject, Case, torch.dtype]]) -> None:
-        in_threads(partial(once, *each) for each in wanted if each[2] in each[0].dtypes and not each[0].missing())
+    def all_of(name: str, subject: Subject, wanted: Iterable[tuple[Case, torch.dtype]]) -> None:
+        if (name, subject.name) not in done and not subject.missing():
+            in_threads(partial(once, subject, *each) for each in wanted if each[1] in subject.dtypes)
+        done.add((name, subject.name))
 
     return all_of
 

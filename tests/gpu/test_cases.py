@@ -24,9 +24,10 @@ RUNS = over(
 PLAIN_CASES = [one for one in FULL_CASES if one.storage in PLAIN and one.w_storage == PLAIN[0]]
 
 
-@pytest.fixture(scope="module")
-def warm(warm_up: Callable) -> None:
-    warm_up((subject, one, dtype) for subject in SUBJECTS for one, dtype in case_dtypes())
+@pytest.fixture
+def warm(subject: Subject, request: pytest.FixtureRequest, warm_up: Callable) -> None:
+    wanted = request.node.callspec.params.get("dtype", torch.float32)
+    warm_up(f"cases {wanted}", subject, ((one, dtype) for one, dtype in case_dtypes() if dtype == wanted))
 
 
 @pytest.mark.parametrize(("subject", "one", "dtype", "result"), RUNS, ids=name_of)

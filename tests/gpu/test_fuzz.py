@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from haloconv import plan
 from tests import oracle
 from tests.cases import STORAGES, Case, Tensors, make
-from tests.families import SUBJECTS, Subject, each_subject
+from tests.families import Subject, each_subject
 from tests.layers import random_layer, sized
 
 SEED = 20261120
@@ -23,15 +23,19 @@ MANY_PRODUCTS = 256  # from here on the norm over a result's roundings to TF32 i
 
 
 @pytest.fixture(scope="module")
-def layers(warm_up: Callable) -> list[Case]:
-    """Random layers, whose kernels have been compiled side by side; each has a dtype by its number."""
+def layers() -> list[Case]:
+    """Random layers; each has a dtype by its number."""
     rng = random.Random(SEED)
     drawn = []
     for i in range(LAYERS):
         storage, w_storage = (rng.choice(("contiguous", "channels_last", *STORAGES)) for _ in range(2))
         drawn.append(replace(random_layer(rng, f"layer {i}"), storage=storage, w_storage=w_storage))
-    warm_up((subject, layer, dtype_of(subject, i)) for subject in SUBJECTS for i, layer in enumerate(drawn))
     return drawn
+
+
+@pytest.fixture
+def _warm(subject: Subject, layers: list[Case], warm_up: Callable) -> None:
+    warm_up("layers", subject, ((layer, dtype_of(subject, i)) for i, layer in enumerate(layers)))
 
 
 def dtype_of(subject: Subject, index: int) -> torch.dtype:
@@ -50,7 +54,7 @@ def norm_counts(subject: Subject, result: str, t: Tensors, one: Case) -> bool:
 
 @pytest.mark.parametrize("subject", each_subject(), ids=str)
 def test_random_problems(
-    subject: Subject, layers: list[Case], pytestconfig: pytest.Config, record_error: Callable
+    subject: Subject, layers: list[Case], _warm: None, pytestconfig: pytest.Config, record_error: Callable
 ) -> None:
     print(f"layers from seed {SEED}; the same examples in every run")
     extra = st.one_of(st.integers(0, 8), st.integers(0, 39))

@@ -10,8 +10,8 @@ import torch
 import haloconv
 from haloconv import plan
 from tests import oracle
-from tests.cases import DTYPES, Case, case, case_id, make
-from tests.families import SUBJECTS, Subject, each_dtype, each_subject, name_of
+from tests.cases import Case, case, case_id, make
+from tests.families import Subject, each_dtype, each_subject, name_of
 
 LAYERS = (
     case("exact_tiles", "extents that fill tiles and vectors", (2, 32, 32, 64), (64, 3, 3), padding=1),
@@ -28,9 +28,10 @@ LAYERS = (
 SAME_SUMS = {"direct": ("fprop", "dgrad", "wgrad"), "halo_sm80": (), "halo_sm80_wgrad": (), "halo_sm90": ()}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _warm(warm_up: Callable) -> None:
-    warm_up((subject, one, dtype) for subject in SUBJECTS for one in LAYERS for dtype in DTYPES)
+@pytest.fixture(autouse=True)
+def _warm(subject: Subject, request: pytest.FixtureRequest, warm_up: Callable) -> None:
+    wanted = request.node.callspec.params.get("dtype", torch.float32)
+    warm_up(f"fences {wanted}", subject, ((one, wanted) for one in LAYERS))
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype(), ids=name_of)

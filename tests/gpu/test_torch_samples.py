@@ -21,7 +21,7 @@ def _warm(warm_up: Callable) -> None:
         Case("sample", "PyTorch's", (*s.x.shape, s.w.shape[0], *s.w.shape[2:]), samples.spec_of(s), s.b is not None)
         for s in batched
     ]
-    warm_up((DIRECT, layer, dtype) for layer in layers for dtype in DTYPES)
+    warm_up("samples", DIRECT, ((layer, dtype) for layer in layers for dtype in DTYPES))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
