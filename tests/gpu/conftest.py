@@ -15,6 +15,9 @@ from tests import oracle
 from tests.cases import Case, make
 from tests.families import Subject
 
+COMPILED_AHEAD = ("test_cases", "test_fuzz", "test_redzones")
+ONE_SETUP = ("test_emulator_conformance", "test_export", "test_torch_samples", "test_compile_counts")
+
 
 def pytest_configure() -> None:
     """Workers of pytest-xdist take turns on the GPUs: each sees all of them and has another one first."""
@@ -64,11 +67,18 @@ def in_threads() -> Callable[[Iterable[Callable[[], object]]], None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` a worker of pytest-xdist gets one module's tests of one family and dtype at a time."""
+    """With `--dist loadgroup` of pytest-xdist one worker gets the tests that share kernels compiled ahead, or a setup.
+
+    These are a module's tests of one family and dtype, or a module's. All other tests go to whoever is free, because
+    most of their time is their own kernel's compilation.
+    """
     for item in items:
-        params = getattr(item, "callspec", None) and item.callspec.params or {}
-        kind = [str(params[name]) for name in ("subject", "dtype") if "subject" in params and name in params]
-        item.add_marker(pytest.mark.xdist_group(" ".join([item.path.stem, *kind])))
+        if item.path.stem in COMPILED_AHEAD:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            kind = [str(params[name]) for name in ("subject", "dtype") if name in params]
+            item.add_marker(pytest.mark.xdist_group(" ".join([item.path.stem, *kind])))
+        elif item.path.stem in ONE_SETUP:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")
