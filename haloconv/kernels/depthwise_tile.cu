@@ -8,6 +8,7 @@
 // fprop with the filter turned round. A block does every so many-th strip of the planes of one channel.
 //
 // Budget: R * S registers for the filter, ROWS * 4 for sums, a row of the window; BUFFERS strips in shared memory.
+#include "depthwise/register_tile.cuh"
 #include "depthwise/strips.cuh"
 
 // Constants, all integers.
@@ -20,10 +21,7 @@
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
 using hc::i64;
-
-constexpr int COLS = 4, VECTORS = (LEAD + COLS + S - 1 + 3) / 4;  // of a thread; of 16 bytes, in a row of its window
-
-static_assert(LEAD < 4, "the first 16 bytes have a column that the filter meets");
+using namespace hc::tile;
 
 struct Params {
     const float *in, *w, *bias;
@@ -35,47 +33,14 @@ struct Params {
     int out_rows, col_groups;
 };
 
-struct Filter {
-    float of[R][S];
-    float bias;
-
-    __device__ __forceinline__ Filter(const Params& p, int channel) {
-        const float* from = p.w + channel * p.w_k;
-        bias = HAS_BIAS ? p.bias[channel] : 0.f;
-#pragma unroll
-        for (int r = 0; r < R; ++r)
-#pragma unroll
-            for (int s = 0; s < S; ++s)
-                of[r][s] = from[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
-    }
-};
-
-struct alignas(16) Vector {
-    float of[COLS];
-};
-
-// A thread's ROWS by COLS outputs; `window` begins LEAD columns before what the first one meets.
-__device__ __forceinline__ void multiply(float (&sums)[ROWS][COLS], const Filter& filter, const char* window,
-                                         int row_bytes) {
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-#pragma unroll
-        for (int col = 0; col < COLS; ++col) sums[row][col] = filter.bias;
+// `window` begins LEAD columns before what the first output meets.
+__device__ __forceinline__ void multiply(Sums& sums, const Filter& filter, const char* window, int row_bytes) {
 #pragma unroll
     for (int at = 0; at < ROWS + R - 1; ++at) {
-        Vector x[VECTORS];
+        Row x;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) x[v] = reinterpret_cast<const Vector*>(window + at * row_bytes)[v];
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            const int r = at - row;
-            if (r < 0 || r >= R) continue;
-#pragma unroll
-            for (int s = 0; s < S; ++s)
-#pragma unroll
-                for (int col = 0; col < COLS; ++col)
-                    sums[row][col] += x[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4] * filter.of[r][s];
-        }
+        sums.add(filter, x, at);
     }
 }
 
@@ -102,15 +67,9 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
     const char* window = buffer + own.from;
 #pragma unroll 1
     for (int row = own.row; row < rows; row += own.hop) {
-        float sums[ROWS][COLS];
+        Sums sums(filter);
         multiply(sums, filter, window, p.staged.row_bytes);
-        float* to = out;
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            const Vector leaving = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
-            if (row + i < rows) *reinterpret_cast<Vector*>(to) = leaving;
-            to += p.out_h;
-        }
+        sums.store(out, p.out_h, rows - row);
         window += own.hop * p.staged.row_bytes;
         out += own.hop * p.out_h;
     }
@@ -127,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_tile
     ring.fill(copy);
     for (int i = 0; i < BUFFERS; ++i)
         hc::strips::clear_borders<THREADS>(p.staged, dynamic_smem + i * p.share.buffer_bytes);
-    const Filter filter(p, channel);
+    Filter filter;
+    filter.load(p, channel);
     const Own own(p, channel);
     for (; ring.has(); ring.advance()) {
         ring.turn(copy);

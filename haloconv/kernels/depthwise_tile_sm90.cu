@@ -9,6 +9,7 @@
 //
 // Budget: R * S registers for the filter, ROWS * 4 for sums, a row of the window; BUFFERS strips in shared memory.
 #include "depthwise/landing.cuh"
+#include "depthwise/register_tile.cuh"
 
 // Constants, all integers.
 //   DGRAD                0: in is x, out is y; 1: in is dy, out is dx, and taps count from the filter's end
@@ -22,10 +23,7 @@
 using hc::i64;
 using hc::ptx::u64;
 using namespace hc::landing;
-
-constexpr int COLS = 4, VECTORS = (LEAD + COLS + S - 1 + 3) / 4;  // of a thread; of 16 bytes, in a row of its window
-
-static_assert(LEAD < 4, "the first 16 bytes have a column that the filter meets");
+using namespace hc::tile;
 
 struct Params {
     const float *in, *w, *bias;
@@ -36,25 +34,6 @@ struct Params {
     int channels, out_rows, out_cols;
     int before;         // columns of 16 bytes that a window begins before its outputs
     int landing_bytes;  // of a strip
-};
-
-struct Filter {
-    float of[R][S];
-    float bias;
-
-    __device__ __forceinline__ void load(const Params& p, int channel) {
-        const float* from = p.w + channel * p.w_k;
-        bias = HAS_BIAS ? p.bias[channel] : 0.f;
-#pragma unroll
-        for (int r = 0; r < R; ++r)
-#pragma unroll
-            for (int s = 0; s < S; ++s)
-                of[r][s] = from[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
-    }
-};
-
-struct alignas(16) Vector {
-    float of[COLS];
 };
 
 // A thread's columns: where the vectors of its windows begin in the first landed row, and which are in the image.
@@ -72,31 +51,18 @@ struct Own {
     }
 };
 
-// ROWS by COLS outputs. `window` is the window's first vector, whose row is row `first` of the image.
-__device__ __forceinline__ void multiply(float (&sums)[ROWS][COLS], const Params& p, const Filter& filter,
-                                         const Own& own, const char* window, int first, const Vector& zeros) {
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-#pragma unroll
-        for (int col = 0; col < COLS; ++col) sums[row][col] = filter.bias;
+// `window` is the window's first vector, whose row is row `first` of the image.
+__device__ __forceinline__ void multiply(Sums& sums, const Params& p, const Filter& filter, const Own& own,
+                                         const char* window, int first, const Vector& zeros) {
 #pragma unroll
     for (int at = 0; at < ROWS + R - 1; ++at) {
         const bool inside = (unsigned)(first + at) < (unsigned)p.planes.extent;
-        Vector x[VECTORS];
+        Row x;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v)
             x[v] = inside && own.here[v] ? reinterpret_cast<const Vector*>(window)[v] : zeros;
         window += p.planes.width * PIECE_BYTES;
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            const int r = at - row;
-            if (r < 0 || r >= R) continue;
-#pragma unroll
-            for (int s = 0; s < S; ++s)
-#pragma unroll
-                for (int col = 0; col < COLS; ++col)
-                    sums[row][col] += x[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4] * filter.of[r][s];
-        }
+        sums.add(filter, x, at);
     }
 }
 
@@ -111,15 +77,9 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
     const char* window = landed + (own.row + (first < 0 ? first : 0)) * row_bytes + own.col * PIECE_BYTES;
 #pragma unroll 1
     for (int row = own.row; row < rows; row += own.hop) {
-        float sums[ROWS][COLS];
+        Sums sums(filter);
         multiply(sums, p, filter, own, window, first + row, Vector{});
-        float* to = out;
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            const Vector leaving = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
-            if (row + i < rows) *reinterpret_cast<Vector*>(to) = leaving;
-            to += p.out_cols;
-        }
+        sums.store(out, p.out_cols, rows - row);
         window += own.hop * row_bytes;
         out += (i64)own.hop * p.out_cols;
     }

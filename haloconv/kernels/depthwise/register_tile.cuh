@@ -1,0 +1,70 @@
+// What both depthwise_tile kernels have: the filter of a channel in registers, and tiles of ROWS by 4 sums of a thread.
+//
+// Constants: those of the kernels, with R, S, ROWS and LEAD, the columns of the first 16 bytes of a window that the
+// filter does not meet.
+#pragma once
+
+#include "numeric.cuh"
+
+namespace hc::tile {
+
+constexpr int COLS = 4, VECTORS = (LEAD + COLS + S - 1 + 3) / 4;  // of a thread; of 16 bytes, in a row of its window
+
+static_assert(LEAD < 4, "the first 16 bytes have a column that the filter meets");
+
+struct Filter {
+    float of[R][S];
+    float bias;
+
+    template <class Params>
+    __device__ __forceinline__ void load(const Params& p, int channel) {
+        const float* from = p.w + channel * p.w_k;
+        bias = HAS_BIAS ? p.bias[channel] : 0.f;
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+#pragma unroll
+            for (int s = 0; s < S; ++s)
+                of[r][s] = from[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
+    }
+};
+
+struct alignas(16) Vector {
+    float of[COLS];
+};
+
+using Row = Vector[VECTORS];  // of a thread's window
+
+struct Sums {
+    float of[ROWS][COLS];
+
+    __device__ __forceinline__ explicit Sums(const Filter& filter) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+            for (int col = 0; col < COLS; ++col) of[row][col] = filter.bias;
+    }
+    // Row `at` of the window with all rows of the filter that meet it.
+    __device__ __forceinline__ void add(const Filter& filter, const Row& x, int at) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            const int r = at - row;
+            if (r < 0 || r >= R) continue;
+#pragma unroll
+            for (int s = 0; s < S; ++s)
+#pragma unroll
+                for (int col = 0; col < COLS; ++col)
+                    of[row][col] += x[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4] * filter.of[r][s];
+        }
+    }
+    // The first `rows` rows to `to` and `stride` elements behind it each.
+    __device__ __forceinline__ void store(float* to, i64 stride, int rows) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            const Vector leaving = {of[i][0], of[i][1], of[i][2], of[i][3]};
+            if (i < rows) *reinterpret_cast<Vector*>(to) = leaving;
+            to += stride;
+        }
+    }
+};
+
+}  // namespace hc::tile
