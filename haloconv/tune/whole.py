@@ -69,9 +69,7 @@ def try_model(
         for direction in directions:
             call = {"forward": _forward, "step": _step}[direction]
             chosen = {name: tensor for name, tensor in ours.items() if direction == "step" or name.startswith("output")}
-            errors = _judge(chosen, truth or theirs, [theirs], contest)
-            if errors.complaint is not None and truth is not None:
-                errors = _judge(chosen, truth, [theirs, _in_other_layout(contest, direction == "step")], contest)
+            errors = _judge(chosen, theirs, truth or theirs, contest)
             times = {}
             if budget.timed:
                 calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
@@ -184,33 +182,22 @@ class _Errors:
     complaint: str | None
 
 
-def _in_other_layout(contest: Contest, gradients: bool) -> Values:
-    """What PyTorch's model gives where its 4-D inputs and its weights have the other memory order."""
-    images = [layout_of(x) for x in contest.inputs if x.dim() == 4]
-    order = torch.contiguous_format if "nhwc" in images else torch.channels_last
-    model = copy.deepcopy(contest.theirs).to(memory_format=order)
-    inputs = [x.contiguous(memory_format=order) if x.dim() == 4 else x for x in contest.inputs]
-    return values_of(model, inputs, contest.seed, gradients)
+def _judge(ours: Values, theirs: Values, truth: Values, contest: Contest) -> _Errors:
+    """Compare tensor by tensor with the truth; PyTorch's own error, doubled, is always allowed.
 
-
-def _judge(ours: Values, truth: Values, rivals: Sequence[Values], contest: Contest) -> _Errors:
-    """Compare tensor by tensor with the truth; the larger error of PyTorch's ``rivals``, doubled, is always allowed.
-
-    A gradient behind many layers is their roundings, amplified: one run of PyTorch is one draw of these, and by luck a
-    small one for some tensor among hundreds. Its run in the other memory order, with other kernels, is a second draw.
     A gradient that is zero but for rounding (a bias before batch normalisation) is judged, but not the worst error.
     """
     worst, complaint = (0.0, 0.0, 0.0, contest.norm_limit), None
     for name, own in ours.items():
         oracle = _flat_oracle(truth[name])
-        aten_norm = max(measure_error(rival[name], oracle, UNLIMITED).norm for rival in rivals)
+        aten_norm = measure_error(theirs[name], oracle, UNLIMITED).norm
         norm_limit = max(contest.norm_limit, RIVAL_FACTOR * aten_norm)
         limits = Limits(norm_limit, ELEMENT_FACTOR * norm_limit)
         error = measure_error(own, oracle, limits)
         if not error.passed and complaint is None:
             complaint = f"{name}: {complaint_about(error, limits)}"
         if aten_norm < NO_DIGIT:
-            worst = max(worst, (error.norm, aten_norm, relative_difference(own, rivals[0][name]), norm_limit))
+            worst = max(worst, (error.norm, aten_norm, relative_difference(own, theirs[name]), norm_limit))
     return _Errors(*worst, complaint)
 
 

@@ -13,9 +13,8 @@ from haloconv.families import depthwise_toeplitz, depthwise_toeplitz_wgrad
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated import Run, module_runs
-from tests.emulated_depthwise_toeplitz import forced
 from tests.families import DEPTHWISE_TOEPLITZ, Subject, each_dtype, name_of, over
-from tests.gpu.test_depthwise_window import on_device
+from tests.gpu.runs import check_run
 from tests.specials import special_activations
 
 RESULTS = ("fprop", "dgrad", "wgrad")
@@ -40,16 +39,7 @@ LAYERS = tuple(
 @pytest.mark.parametrize(("subject", "run"), over(*((DEPTHWISE_TOEPLITZ, run) for run in RUNS)), ids=str)
 def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
     """What the emulator runs, with the same configs."""
-    on_cpu = run.tensors
-    t = type(on_cpu)(*(None if each is None else on_device(each) for each in on_cpu))
-    plan.clear_plans()
-    with forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
-        got = oracle.run(run.result, t, run.forced)
-    plan.clear_plans()
-    error = oracle.check(run.result, got, t, run.forced.spec)
-    zones.check()
-    if run.finite:
-        record_error(subject.name, run.result, subject.label(run.dtype), error.norm)
+    check_run(subject, run, record_error)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)

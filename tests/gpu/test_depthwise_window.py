@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from haloconv import plan
 from tests import oracle
 from tests.cases import Case, case, make
 from tests.emulated import Run, module_runs
-from tests.emulated_depthwise_window import RESULTS, forced
+from tests.emulated_depthwise_window import RESULTS
 from tests.families import DEPTHWISE_WINDOW, Subject, each_dtype, name_of, over
+from tests.gpu.runs import check_run
 
 RUNS = tuple(module_runs("depthwise_window"))
 LAYERS = tuple(
@@ -32,22 +32,7 @@ LAYERS = tuple(
 @pytest.mark.parametrize(("subject", "run"), over(*((DEPTHWISE_WINDOW, run) for run in RUNS)), ids=str)
 def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
     """What the emulator runs, with the same cuts."""
-    on_cpu = run.tensors
-    t = type(on_cpu)(*(None if each is None else on_device(each) for each in on_cpu))
-    plan.clear_plans()
-    with forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
-        got = oracle.run(run.result, t, run.forced)
-    plan.clear_plans()
-    error = oracle.check(run.result, got, t, run.forced.spec)
-    zones.check()
-    if run.finite:
-        record_error(subject.name, run.result, oracle.DTYPE_NAMES[run.dtype], error.norm)
-
-
-def on_device(t: torch.Tensor) -> torch.Tensor:
-    """The tensor with its whole storage, on the GPU: the same strides and what stands between the elements."""
-    whole = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).cuda()
-    return whole.as_strided(t.shape, t.stride(), t.storage_offset())
+    check_run(subject, run, record_error)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_WINDOW,)), ids=name_of)

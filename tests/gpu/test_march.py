@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from haloconv import plan
 from tests import oracle
 from tests.cases import Case, case, make
-from tests.emulated import MODULES, Run, module_runs
+from tests.emulated import Run, module_runs
 from tests.families import HALO_SM80, HALO_SM80_WGRAD, Subject, each_result, name_of, over
-from tests.gpu.test_depthwise_window import on_device
+from tests.gpu.runs import check_run
 
 SUBJECTS = (HALO_SM80, HALO_SM80_WGRAD)
 RUNS = tuple((subject, run) for subject in SUBJECTS for run in module_runs(subject.name) if "nhwc" in run.case.name
@@ -31,15 +30,7 @@ LAYERS = (
 @pytest.mark.parametrize(("subject", "run"), over(*RUNS), ids=str)
 def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
     """What the emulator runs, with the same tiles."""
-    t = type(run.tensors)(*(None if each is None else on_device(each) for each in run.tensors))
-    plan.clear_plans()
-    with MODULES[subject.name].forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
-        got = oracle.run(run.result, t, run.forced)
-    plan.clear_plans()
-    error = oracle.check(run.result, got, t, run.forced.spec)
-    zones.check()
-    if run.finite:
-        record_error(subject.name, run.result, subject.label(run.dtype), error.norm)
+    check_run(subject, run, record_error)
 
 
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result(SUBJECTS), ids=name_of)

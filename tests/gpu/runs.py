@@ -1,0 +1,31 @@
+"""A run of the emulator's tests on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from haloconv import plan
+from tests import oracle
+from tests.emulated import MODULES, Run
+from tests.families import Subject
+
+
+def on_device(t: torch.Tensor) -> torch.Tensor:
+    """The tensor with its whole storage, on the GPU: the same strides and what stands between the elements."""
+    whole = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).cuda()
+    return whole.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def check_run(subject: Subject, run: Run, record_error: Callable) -> None:
+    """The same case with the same shape forced: right, its operands untouched, nothing written outside."""
+    t = type(run.tensors)(*(None if each is None else on_device(each) for each in run.tensors))
+    plan.clear_plans()
+    with MODULES[subject.name].forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+        got = oracle.run(run.result, t, run.forced)
+    plan.clear_plans()
+    error = oracle.check(run.result, got, t, run.forced.spec)
+    zones.check()
+    if run.finite:
+        record_error(subject.name, run.result, subject.label(run.dtype), error.norm)
