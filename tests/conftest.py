@@ -12,7 +12,7 @@ import torch
 
 from haloconv import plan
 from tests.cases import EMULATOR_SEEDS
-from tools.stamps import all_hashes
+from tools.stamps import all_hashes, kernel_families
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_TESTS = Path(__file__).resolve().parent / "gpu"
@@ -31,6 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--emulator-seeds", type=lambda text: tuple(map(int, text.split(","))), default=EMULATOR_SEEDS,
         help="the emulator's schedules, such as 0,1,2",
+    )  # fmt: skip
+    parser.addoption(
+        "--family", action="append", default=[], choices=kernel_families(),
+        help="run only the GPU tests of this family, which is then the only one to get a stamp; may be repeated",
     )  # fmt: skip
     parser.addoption(
         "--gpu-results", type=Path, default=ROOT / "build" / "gpu-tests.json",
@@ -54,7 +58,17 @@ def _family_of(item: pytest.Item) -> str:
     return "direct" if subject is None else subject.name
 
 
+def _families(config: pytest.Config) -> list[str]:
+    """The families that the run is to vouch for."""
+    return config.getoption("--family") or kernel_families()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = _families(config)
+    others = [item for item in items if _needs_gpu(item) and _family_of(item) not in wanted]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     for item in items:
         if _needs_gpu(item):
             item.add_marker(pytest.mark.gpu)
@@ -64,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
-        if _needs_gpu(item):
+        if _needs_gpu(item) and _family_of(item) in _families(item.config):
             item.config.stash[COUNTS]["deselected"] += 1
 
 
@@ -114,6 +128,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for (family, direction, dtype), error in sorted(worst.items()):
         errors.setdefault(family, {}).setdefault(direction, {})[dtype] = error
     record = {
+        "families": _families(session.config),
         "counts": {name: counts[name] for name in ("passed", "failed", "skipped", "deselected")},
         "checks": dict(session.config.stash[CHECKS]),
         "hashes": session.config.stash[HASHES],

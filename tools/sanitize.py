@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from tools.stamps import ROOT, all_hashes
+from tools.stamps import ROOT, all_hashes, kernel_families
 
 TOOLS: dict[str, tuple[str, ...]] = {
     # cuda-bindings asks the driver for every symbol that it knows; our own calls check their status themselves.
@@ -143,6 +143,10 @@ def per_tool(text: str) -> tuple[str, int]:
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "sanitizer.json")
+    parser.add_argument(
+        "--family", action="append", default=[], choices=kernel_families(),
+        help="only the calls of this family; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds for compiling, and for each tool")
     form = {"type": per_tool, "action": "append", "default": [], "metavar": "TOOL=NUMBER"}
     parser.add_argument("--limit", **form, help="seconds for one tool, instead of --timeout; may be repeated")
@@ -150,12 +154,17 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def driver(options: argparse.Namespace) -> list[str]:
+    """The command that makes the calls."""
+    return [sys.executable, *DRIVER, *(f"--family={name}" for name in options.family)]
+
+
 def jobs_of(sanitizer: str, options: argparse.Namespace) -> dict[str, Job]:
     """What runs side by side: every tool, and memcheck over the planted fault."""
     limits, every = dict(options.limit), dict(options.every)
 
     def job(tool: str, *arguments: str) -> Job:
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *TOOLS[tool], sys.executable, *DRIVER]
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *TOOLS[tool], *driver(options)]
         return Job([*command, *arguments], limits.get(tool, options.timeout))
 
     fill = {"initcheck": ("--fill",)}
@@ -169,10 +178,10 @@ def main() -> int:
     if not torch.cuda.is_available() or sanitizer is None:
         print("sanitize: needs a CUDA device and compute-sanitizer on PATH or under CUDA_HOME", file=sys.stderr)
         return 1
-    hashes = all_hashes()
+    hashes = {name: digest for name, digest in all_hashes().items() if name in options.family or not options.family}
     with tempfile.TemporaryDirectory() as folder:
         environment = driver_environment(str(Path(folder, "cache")))
-        compiling = Job([sys.executable, *DRIVER, "--compile-only"], options.timeout)
+        compiling = Job([*driver(options), "--compile-only"], options.timeout)
         compiled = execute({"compiling": compiling}, environment, folder)["compiling"]
         print(compiled.output)
         if compiled.code:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,7 @@ def test_every_file_counts(family: str, index: int, monkeypatch: pytest.MonkeyPa
 
 def results(**counts: int) -> dict:
     return {
+        "families": ["direct"],
         "counts": {"passed": 9, "failed": 0, "skipped": 1, "deselected": 0} | counts,
         "checks": {"direct": 7},
         "hashes": {"direct": "abc"},
@@ -155,3 +157,12 @@ def test_stamp_of_a_good_run() -> None:
     assert stamp["sanitizer"] == "memcheck: 0 findings in 5 calls" and stamp["date"] == "2026-01-02"
     assert make_stamps.sanitizer_text(verdict, "direct", "other") == "not run"
     assert make_stamps.sanitizer_text(None, "direct", "abc") == "not run"
+
+
+def test_only_the_families_of_the_run_get_a_stamp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source, out = tmp_path / "gpu-tests.json", tmp_path / "verified"
+    source.write_text(json.dumps(results()))
+    monkeypatch.setattr(make_stamps, "all_hashes", lambda: {"direct": "abc", "halo_sm90": "def"})
+    monkeypatch.setattr(sys, "argv", ["make_stamps", "--gpu-results", str(source), "--out", str(out)])
+    assert make_stamps.main() == 0
+    assert [path.name for path in out.iterdir()] == ["direct.json"]

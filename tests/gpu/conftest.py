@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from haloconv.jit import cache
 from tests import oracle
-from tests.cases import Case, make
-from tests.families import Subject
+from tests.cases import DTYPE_NAMES, Case, make
+from tests.families import SUBJECTS, Subject
 
 COMPILED_AHEAD = ("test_cases", "test_fuzz", "test_redzones")
-ONE_SETUP = ("test_emulator_conformance", "test_export", "test_torch_samples", "test_compile_counts")
+ONE_SETUP = ("test_emulator_conformance", "test_export", "test_torch_samples", "test_compile_counts", "test_large")
+DTYPES = set(DTYPE_NAMES.values())
+KINDS = {subject.name for subject in SUBJECTS} | DTYPES
 
 
 def pytest_configure() -> None:
@@ -66,19 +70,33 @@ def in_threads() -> Callable[[Iterable[Callable[[], object]]], None]:
     return run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` of pytest-xdist one worker gets the tests that share kernels compiled ahead, or a setup.
+def unit_of(nodeid: str) -> str:
+    """The tests that one worker gets in one piece: those which share kernels compiled ahead, or a setup.
 
     These are a module's tests of one family and dtype, or a module's. All other tests go to whoever is free, because
     most of their time is their own kernel's compilation.
     """
-    for item in items:
-        if item.path.stem in COMPILED_AHEAD:
-            params = item.callspec.params if hasattr(item, "callspec") else {}
-            kind = [str(params[name]) for name in ("subject", "dtype") if name in params]
-            item.add_marker(pytest.mark.xdist_group(" ".join([item.path.stem, *kind])))
-        elif item.path.stem in ONE_SETUP:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    module, _, test = nodeid.partition("::")
+    if Path(module).stem in ONE_SETUP:
+        return module
+    if Path(module).stem in COMPILED_AHEAD:
+        kinds = [word for word in re.split(r"[][-]", test) if word in KINDS]
+        return " ".join([module, *sorted(kinds), *(() if set(kinds) & DTYPES else ("fp32",))])
+    return nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """`--dist loadgroup` deals by `unit_of`. (xdist's own marks do nothing in 3.8 with pytest 9.1.)"""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LoadUnits(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return LoadUnits(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 import torch
@@ -76,9 +76,10 @@ def calls_of(subject: Subject, every: int = 1) -> list[Call]:
     ]
 
 
-def calls_here(every: int = 1) -> list[Call]:
-    """The calls of every family that the current device runs."""
-    return [call for subject in (*SUBJECTS, *SPECIALS) if not subject.missing() for call in calls_of(subject, every)]
+def calls_here(every: int = 1, families: Container[str] = ()) -> list[Call]:
+    """The calls of every family that the current device runs, or of those named."""
+    here = [one for one in (*SUBJECTS, *SPECIALS) if not one.missing() and (not families or one.name in families)]
+    return [call for subject in here for call in calls_of(subject, every)]
 
 
 def placed(call: Call, device: str) -> tuple[Tensors, Tensors]:
@@ -140,6 +141,7 @@ def check_all(calls: list[Call], total: int, fill: bool = False) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="make only one call in so many")
+    parser.add_argument("--family", action="append", default=[], help="only this family's calls; may be repeated")
     # initcheck does not see what the copy engine writes. Where it wrote nothing, the result is wrong: it stays NaN.
     parser.add_argument("--fill", action="store_true", help="fill what halo_sm90 allocates, so that it is initialised")
     mode = parser.add_mutually_exclusive_group()
@@ -152,11 +154,11 @@ def main() -> None:
         return
     for missing in filter(None, (subject.missing() for subject in (*SUBJECTS, *SPECIALS))):
         print(f"left out: {missing}")
-    calls = calls_here(options.every)
+    calls = calls_here(options.every, options.family)
     if options.compile_only:
         compile_only(calls)
     else:
-        check_all(calls, len(calls_here()), options.fill)
+        check_all(calls, len(calls_here(families=options.family)), options.fill)
 
 
 if __name__ == "__main__":
