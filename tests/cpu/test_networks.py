@@ -147,6 +147,34 @@ def test_wrong_kernels_fail_layers_and_network(unet: NetworkCase, monkeypatch: p
     monkeypatch.setattr(plan, "wgrad", lambda *arguments: right(*arguments) * 1.01)
     outcome = bench_network(Setting(unet, "fp32", "nchw"), QUICK, CPU)
     assert {row.direction for row in outcome.rows if not row.passed} == {"wgrad", "step"}
+    assert [note for note in outcome.notes if "step: judged on 4 draws together, because on one gradient of" in note]
+
+
+def test_chance_on_one_draw_is_told_from_error_by_four() -> None:
+    model, inputs = torch.nn.Conv2d(2, 2, 1), (torch.zeros(1, 2, 4, 4),)
+    contest = Contest(model, model, inputs, "ieee", "fp32", norm_limit=1e-6)
+
+    def draws(ours: tuple[float, ...], theirs: tuple[float, ...]) -> list[whole._Draw]:
+        truth = {"gradient of w": torch.ones(10, dtype=torch.float64)}
+        off = [{"gradient of w": torch.full((10,), 1 + error)} for error in (*ours, *theirs)]
+        return [whole._Draw(*pair, truth) for pair in zip(off[: len(ours)], off[len(ours) :], strict=True)]
+
+    unlucky = draws((0.03, 0.01, 0.02, 0.02), (0.01, 0.03, 0.02, 0.02))
+    assert whole._judge(*unlucky[0].of("step"), contest).complaint is not None
+    assert whole._judge(*whole._joined(unlucky).of("step"), contest).complaint is None
+    wrong = draws((0.03,) * 4, (0.01, 0.01, 0.02, 0.01))
+    assert whole._judge(*whole._joined(wrong).of("step"), contest).complaint is not None
+
+
+def test_draws_have_other_images_and_gradients_of_the_same_kind() -> None:
+    image = torch.arange(8.0).reshape(1, 2, 2, 2).to(memory_format=torch.channels_last)
+    model = torch.nn.Conv2d(2, 2, 1)
+    contest = Contest(model, model, (image,), "ieee", "fp32", norm_limit=1e-6)
+    seen = [whole._draw(contest, index, gradients=True) for index in range(whole.DRAWS)]
+    for name in ("output", "gradient of weight"):
+        assert len({tuple(draw.ours[name].flatten().tolist()) for draw in seen}) == whole.DRAWS
+        assert all(torch.equal(draw.ours[name], draw.theirs[name]) for draw in seen)
+        assert all(torch.allclose(draw.ours[name].double(), draw.truth[name]) for draw in seen)
 
 
 def test_a_gradient_of_zero_is_judged_but_not_the_worst(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
