@@ -32,6 +32,7 @@ TINY = pick(
 DTYPES = (torch.float32, torch.float16, torch.float64)
 
 REPORT_EACH = 10  # calls: what a run that is stopped has done stands in its output
+COPY_ENGINE = ("halo_sm90", "halo_sm80", "depthwise")  # families with kernels whose results leave by the copy engine
 CPU_THREADS = 2  # of each process: references are tiny, and the tools run side by side
 
 PLANTED = KernelSource(
@@ -124,12 +125,12 @@ def plant_fault() -> None:
 def check_all(calls: list[Call], total: int, fill: bool = False) -> None:
     """Make and check every call. The lines that it prints are those that tools/sanitize.py looks for.
 
-    ``fill``: memory that halo_sm90 allocates is filled with NaN first.
+    ``fill``: memory that families of ``COPY_ENGINE`` allocate is filled with NaN first.
     """
     print(f"sanitizer driver: {len(calls)} of {total} calls", flush=True)
     for done, call in enumerate(calls, 1):
         here, there = placed(call, "cuda")
-        torch.use_deterministic_algorithms(fill and call.one.spec.family == "halo_sm90", warn_only=True)
+        torch.use_deterministic_algorithms(fill and call.one.spec.family in COPY_ENGINE, warn_only=True)
         got = oracle.run(call.result, there, call.one)
         oracle.check(call.result, got.cpu(), here, call.one.spec)
         if done % REPORT_EACH == 0:
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="make only one call in so many")
     parser.add_argument("--family", action="append", default=[], help="only this family's calls; may be repeated")
     # initcheck does not see what the copy engine writes. Where it wrote nothing, the result is wrong: it stays NaN.
-    parser.add_argument("--fill", action="store_true", help="fill what halo_sm90 allocates, so that it is initialised")
+    parser.add_argument("--fill", action="store_true", help="initialise what the copy engine may write")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--compile-only", action="store_true", help="only fill the disk cache with what the calls need")
     mode.add_argument("--plant-fault", action="store_true", help="only write behind the end of a tensor")

@@ -170,9 +170,11 @@ __device__ __forceinline__ void begin_landings(const Params& p, char* x_smem) {
     const int planes = DEPTH * p.planes.value, gap = p.plane_bytes - p.image_bytes;
     for (int i = threadIdx.x * 4; i < planes * gap; i += THREADS * 4)
         *reinterpret_cast<unsigned*>(x_smem + i / gap * p.plane_bytes + p.image_bytes + i % gap) = 0;
-    if (threadIdx.x > 0) return;
-    for (int i = 0; i < DEPTH; ++i) ptx::mbarrier_init(&landings_of(p, x_smem)[i], 1);
-    ptx::fence_mbarrier_init();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < DEPTH; ++i) ptx::mbarrier_init(&landings_of(p, x_smem)[i], 1);
+        ptx::fence_mbarrier_init();
+    }
+    __syncwarp();  // the hardware initialises a barrier once for a warp, not by the lane that asks for its first tile
 }
 
 __device__ __forceinline__ void await_landing(const Params& p, const Work& work, int step, char* x_smem) {
