@@ -21,6 +21,7 @@ ONE_GPU = "needs two GPUs, this machine has one"
 WORST = pytest.StashKey[dict[tuple[str, str, str], float]]()
 COUNTS = pytest.StashKey[Counter]()
 CHECKS = pytest.StashKey[Counter]()
+FAILURES = pytest.StashKey[Counter]()
 HASHES = pytest.StashKey[dict[str, str]]()
 
 
@@ -46,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[WORST] = {}
     config.stash[COUNTS] = Counter()
     config.stash[CHECKS] = Counter()
+    config.stash[FAILURES] = Counter()
 
 
 def _needs_gpu(item: pytest.Item) -> bool:
@@ -87,8 +89,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
     report = yield
     if _needs_gpu(item) and (report.when == "call" or report.outcome != "passed"):
         item.config.stash[COUNTS][report.outcome] += 1
-        if report.outcome == "passed":
-            item.config.stash[CHECKS][_family_of(item)] += 1
+        verdicts = {"passed": CHECKS, "failed": FAILURES}
+        if report.outcome in verdicts:
+            item.config.stash[verdicts[report.outcome]][_family_of(item)] += 1
     return report
 
 
@@ -106,6 +109,7 @@ def pytest_testnodedown(node: object, error: object) -> None:
     config = node.config
     config.stash[COUNTS].update(found["counts"])
     config.stash[CHECKS].update(found["checks"])
+    config.stash[FAILURES].update(found["failures"])
     worst = config.stash[WORST]
     for *key, value in found["worst"]:
         worst[tuple(key)] = max(worst.get(tuple(key), 0.0), value)
@@ -118,6 +122,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["gpu tests"] = {
             "counts": dict(counts),
             "checks": dict(session.config.stash[CHECKS]),
+            "failures": dict(session.config.stash[FAILURES]),
             "worst": [(*key, error) for key, error in session.config.stash[WORST].items()],
         }
         return
@@ -131,6 +136,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "families": _families(session.config),
         "counts": {name: counts[name] for name in ("passed", "failed", "skipped", "deselected")},
         "checks": dict(session.config.stash[CHECKS]),
+        "failures": dict(session.config.stash[FAILURES]),
         "hashes": session.config.stash[HASHES],
         "worst_errors": errors,
     }

@@ -1,6 +1,6 @@
 """Write benchmarks/verified/<family>.json from the results of tests/gpu and of tools/sanitize.py.
 
-Refuses (exit code 1) if a check failed, if only a part of a family's tests ran, or if a source changed since they ran.
+Refuses a family (exit code 1) if a check of it failed, a part of its tests did not run, or its sources changed since.
 After a run with ``--family`` the stamps of the other families stay as they are.
 """
 
@@ -21,18 +21,17 @@ def read_json(path: Path) -> dict | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def objections(results: dict | None, hashes: dict[str, str]) -> list[str]:
-    """Why the results vouch for nothing; empty if they do."""
-    if results is None:
-        return ["there are no results: run `pytest tests/gpu` on a machine with a GPU first"]
-    counts = results["counts"]
-    found = [f"{counts[name]} GPU tests {name}" for name in ("failed", "deselected") if counts[name]]
-    if not counts["passed"]:
-        found.append("no GPU test passed")
-    found += [f"{name} changed since the tests ran" for name in hashes if results["hashes"].get(name) != hashes[name]]
-    found += [f"no GPU test of {name} passed" for name in hashes if not results["checks"].get(name)]
-    found += [f"no error of {name} was recorded" for name in hashes if not results["worst_errors"].get(name)]
-    return found
+def objections(results: dict, family: str, digest: str) -> list[str]:
+    """Why the results do not vouch for the family's sources of this digest; empty if they do."""
+    failed, deselected = results["failures"].get(family, 0), results["counts"]["deselected"]
+    found = {
+        f"{failed} of its GPU tests failed": failed,
+        f"{deselected} GPU tests were deselected": deselected,
+        "its sources changed since the tests ran": results["hashes"].get(family) != digest,
+        "none of its GPU tests passed": not results["checks"].get(family),
+        "no error of it was recorded": not results["worst_errors"].get(family),
+    }
+    return [sentence for sentence, holds in found.items() if holds]
 
 
 def sanitizer_text(verdict: dict | None, family: str, digest: str) -> str:
@@ -48,14 +47,13 @@ def stamp_of(family: str, digest: str, results: dict, verdict: dict | None, envi
     for per_dtype in errors.values():
         for dtype, error in per_dtype.items():
             by_dtype[dtype] = max(by_dtype.get(dtype, 0.0), error)
-    counts = results["counts"]
     return {
         "family": family,
         "hash": digest,
         **{key: environment[key] for key in STAMP_KEYS},
         "checks": results["checks"][family],
-        "failed": counts["failed"],
-        "skipped": counts["skipped"],
+        "failed": 0,
+        "skipped": results["counts"]["skipped"],
         "worst_errors": by_dtype,
         "errors": errors,
         "sanitizer": sanitizer_text(verdict, family, digest),
@@ -69,22 +67,25 @@ def main() -> int:
     parser.add_argument("--sanitizer", type=Path, default=ROOT / "build" / "sanitizer.json")
     parser.add_argument("--out", type=Path, default=VERIFIED)
     options = parser.parse_args()
-    results, hashes = read_json(options.gpu_results), all_hashes()
-    if results is not None:
-        hashes = {name: hashes[name] for name in results["families"]}
-    against = objections(results, hashes)
-    for sentence in against:
-        print(f"no stamp: {sentence}", file=sys.stderr)
-    if against or results is None:
+    results = read_json(options.gpu_results)
+    if results is None:
+        print("no stamp: run `pytest tests/gpu` on a machine with a GPU first", file=sys.stderr)
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
-    environment, verdict = environment_stamp(), read_json(options.sanitizer)
-    for family, digest in hashes.items():
+    environment, verdict, hashes = environment_stamp(), read_json(options.sanitizer), all_hashes()
+    refused = False
+    for family in results["families"]:
+        digest = hashes[family]
+        against = objections(results, family, digest)
+        if against:
+            print(f"no stamp of {family}: {'; '.join(against)}", file=sys.stderr)
+            refused = True
+            continue
         stamp = stamp_of(family, digest, results, verdict, environment)
         path = options.out / f"{family}.json"
         path.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
         print(f"{path}: {stamp['checks']} checks on {stamp['gpu']}, sanitizer {stamp['sanitizer']}")
-    return 0
+    return int(refused)
 
 
 if __name__ == "__main__":

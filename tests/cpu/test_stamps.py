@@ -125,33 +125,35 @@ def test_every_file_counts(family: str, index: int, monkeypatch: pytest.MonkeyPa
 # make_stamps --------------------------------------------------------------------------------------------------------
 
 
-def results(**counts: int) -> dict:
+def results(**other: dict) -> dict:
     return {
         "families": ["direct"],
-        "counts": {"passed": 9, "failed": 0, "skipped": 1, "deselected": 0} | counts,
+        "counts": {"passed": 9, "failed": 1, "skipped": 1, "deselected": 0},
         "checks": {"direct": 7},
+        "failures": {"halo_sm90": 1},
         "hashes": {"direct": "abc"},
         "worst_errors": {"direct": {"fprop": {"fp32": 1e-7, "fp16": 2e-4}, "dgrad": {"fp32": 3e-7}}},
-    }
+    } | other
 
 
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (None, "no results"), (results(failed=2), "2 GPU tests failed"), (results(deselected=5), "tests deselected"),
-        (results(passed=0), "no GPU test passed"), (results() | {"hashes": {"direct": "old"}}, "direct changed"),
-        (results() | {"hashes": {}}, "direct changed"), (results() | {"checks": {}}, "no GPU test of direct"),
-        (results() | {"worst_errors": {}}, "no error of direct"),
+        (results(failures={"direct": 2}), "2 of its GPU tests failed"),
+        (results(counts={"deselected": 5, "skipped": 0}), "5 GPU tests were deselected"),
+        (results(hashes={"direct": "old"}), "changed"), (results(hashes={}), "changed"),
+        (results(checks={}), "none of its GPU tests"), (results(worst_errors={}), "no error"),
     ],
 )  # fmt: skip
-def test_no_stamp_for_a_run_that_proves_nothing(found: dict | None, says: str) -> None:
-    assert any(says in sentence for sentence in make_stamps.objections(found, {"direct": "abc"}))
+def test_no_stamp_for_a_run_that_proves_nothing(found: dict, says: str) -> None:
+    (sentence,) = make_stamps.objections(found, "direct", "abc")
+    assert says in sentence
 
 
 def test_stamp_of_a_good_run() -> None:
     environment = dict.fromkeys(make_stamps.STAMP_KEYS, "x") | {"date": "2026-01-02T03:04:05Z"}
     verdict = {"hashes": {"direct": "abc"}, "tools": {"memcheck": {"verdict": "0 findings in 5 calls"}}}
-    assert make_stamps.objections(results(), {"direct": "abc"}) == []
+    assert make_stamps.objections(results(), "direct", "abc") == []
     stamp = make_stamps.stamp_of("direct", "abc", results(), verdict, environment)
     assert stamp["checks"] == 7 and stamp["worst_errors"] == {"fp32": 3e-7, "fp16": 2e-4}
     assert stamp["sanitizer"] == "memcheck: 0 findings in 5 calls" and stamp["date"] == "2026-01-02"
@@ -159,10 +161,16 @@ def test_stamp_of_a_good_run() -> None:
     assert make_stamps.sanitizer_text(None, "direct", "abc") == "not run"
 
 
-def test_only_the_families_of_the_run_get_a_stamp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source, out = tmp_path / "gpu-tests.json", tmp_path / "verified"
-    source.write_text(json.dumps(results()))
+def stamps_of(found: dict | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[str]]:
+    source, out = folder / "gpu-tests.json", folder / "verified"
+    if found is not None:
+        source.write_text(json.dumps(found))
     monkeypatch.setattr(make_stamps, "all_hashes", lambda: {"direct": "abc", "halo_sm90": "def"})
     monkeypatch.setattr(sys, "argv", ["make_stamps", "--gpu-results", str(source), "--out", str(out)])
-    assert make_stamps.main() == 0
-    assert [path.name for path in out.iterdir()] == ["direct.json"]
+    return make_stamps.main(), sorted(path.name for path in out.glob("*"))
+
+
+def test_only_families_that_passed_get_a_stamp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert stamps_of(None, tmp_path, monkeypatch) == (1, [])
+    assert stamps_of(results(), tmp_path, monkeypatch) == (0, ["direct.json"])
+    assert stamps_of(results(families=["direct", "halo_sm90"]), tmp_path, monkeypatch) == (1, ["direct.json"])
