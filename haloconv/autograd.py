@@ -78,8 +78,11 @@ class _Fprop(torch.autograd.Function):
         plan = ctx.plan
         problem, spec = plan.problem, plan.spec
         dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
-        dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
-        dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
+        if dx_wanted and dw_wanted and not _recording(dy, x, w):
+            dx, dw = plans.gradients(dy, x, w, plan)
+        else:
+            dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
+            dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
         db = bgrad(dy, spec) if db_wanted else None
         return dx, dw, db, None
 

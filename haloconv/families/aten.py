@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -27,7 +28,7 @@ class AtenFamily:
         run = {"fprop": _fprop, "dgrad": partial(_dgrad, result_layout), "wgrad": _wgrad}[problem.direction]
 
         def call(*tensors: torch.Tensor | None) -> torch.Tensor:
-            if problem.dtype != torch.float32 or device.type != "cuda":
+            if not _follows_a_setting(problem, device):
                 return run(problem, *tensors)
             with convolution_precision(problem.precision):
                 return run(problem, *tensors)
@@ -35,6 +36,22 @@ class AtenFamily:
         if problem.direction == "fprop":
             return call
         return lambda *tensors: _stored_as(result_layout, call(*tensors))
+
+
+def aten_gradients(
+    problem: Conv2dProblem, layouts: tuple[str, str], dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx and dw in ``layouts`` of a problem whose opposite sides are padded alike."""
+    top, _, left, _ = problem.padding
+    setting = convolution_precision(problem.precision) if _follows_a_setting(problem, dy.device) else nullcontext()
+    with setting:
+        dx, dw, _ = _backward(problem, dy, x, w, [top, left], [True, True, False])
+    return _stored_as(layouts[0], dx), _stored_as(layouts[1], dw)
+
+
+def _follows_a_setting(problem: Conv2dProblem, device: torch.device) -> bool:
+    """Whether PyTorch's setting of TF32 decides how products are formed."""
+    return problem.dtype == torch.float32 and device.type == "cuda"
 
 
 def _stored_as(layout: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -48,7 +65,8 @@ def _stored_as(layout: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
 
-def _symmetric(problem: Conv2dProblem) -> bool:
+def is_symmetric(problem: Conv2dProblem) -> bool:
+    """True if opposite sides are padded alike, as PyTorch pads."""
     top, bottom, left, right = problem.padding
     return top == bottom and left == right
 
@@ -56,7 +74,7 @@ def _symmetric(problem: Conv2dProblem) -> bool:
 def _padded(problem: Conv2dProblem, x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """The input to give to PyTorch, and the symmetric padding that is left to it."""
     top, bottom, left, right = problem.padding
-    if _symmetric(problem):
+    if is_symmetric(problem):
         return x, [top, left]
     return torch.nn.functional.pad(x, (left, right, top, bottom)), [0, 0]
 
@@ -77,14 +95,14 @@ def _backward(
 def _dgrad(result_layout: str, problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     top, bottom, left, right = problem.padding
     n, c, h, width = problem.x_shape
-    padding = [top, left] if _symmetric(problem) else [0, 0]
-    extents = (h, width) if _symmetric(problem) else (h + top + bottom, width + left + right)
+    padding = [top, left] if is_symmetric(problem) else [0, 0]
+    extents = (h, width) if is_symmetric(problem) else (h + top + bottom, width + left + right)
     if result_layout == "nhwc":  # PyTorch would copy an x that is not stored so; one that is costs its memory, no time
         like_x = dy.new_empty_strided((n, c, *extents), strides_of((n, c, *extents), "nhwc"))
     else:
         like_x = dy.new_empty((1,)).expand(n, c, *extents)  # only its shape is read
     dx = _backward(problem, dy, like_x, w, padding, [True, False, False])[0]
-    return dx if _symmetric(problem) else dx[:, :, top : top + h, left : left + width]
+    return dx if is_symmetric(problem) else dx[:, :, top : top + h, left : left + width]
 
 
 def _wgrad(problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 import haloconv
 from haloconv import plan
+from haloconv.families import aten
 from tests.cases import BY_NAME, Case, case, case_id, make, pick
 
 LAYERS = (
@@ -74,16 +75,39 @@ def test_only_needed_gradients_are_computed(needed: str, own_autograd: None, mon
 
         return call_and_note
 
-    for name in ("dgrad", "wgrad", "bgrad"):
+    for name in ("plan_dgrad", "plan_wgrad", "bgrad"):
         monkeypatch.setattr(plan, name, counted(name, getattr(plan, name)))
     x, w, b = leaves(one)
     for letter, leaf in zip("xwb", (x, w, b), strict=True):
         leaf.requires_grad_(letter in needed)
     call(one, x, w, b).sum().backward()
-    names = {"x": "dgrad", "w": "wgrad", "b": "bgrad"}
+    names = {"x": "plan_dgrad", "w": "plan_wgrad", "b": "bgrad"}
     assert sorted(ran) == sorted(names[letter] for letter in needed)
     for letter, leaf in zip("xwb", (x, w, b), strict=True):
         assert (leaf.grad is not None) == (letter in needed)
+
+
+@pytest.mark.parametrize("one", LAYERS, ids=case_id)
+def test_two_gradients_of_pytorch_are_one_call(one: Case, own_autograd: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[list[bool]] = []
+    inner = aten._backward
+
+    def note(*arguments: object) -> tuple:
+        wanted.append(arguments[-1])
+        return inner(*arguments)
+
+    monkeypatch.setattr(aten, "_backward", note)
+    x, w, *b = leaves(one)
+    y = call(one, x, w, *b)
+    dy = torch.randn_like(y)
+    both = torch.autograd.grad(y, (x, w), dy)
+    apart = [[True, False, False], [False, True, False]]
+    assert wanted == [[True, True, False]] if aten.is_symmetric(one.problem()) else apart
+    dx = plan.dgrad(dy, w.detach(), tuple(x.shape), plan.layout_of(x), one.spec)
+    dw = plan.wgrad(dy, x.detach(), tuple(w.shape), plan.layout_of(w), one.spec)
+    for together, alone in zip(both, (dx, dw), strict=True):
+        torch.testing.assert_close(together, alone)
+        assert together.stride() == alone.stride()
 
 
 def test_backward_keeps_only_what_it_needs(own_autograd: None) -> None:

@@ -143,8 +143,9 @@ def test_inference_is_in_evaluation_mode(unet: NetworkCase, monkeypatch: pytest.
 
 
 def test_wrong_kernels_fail_layers_and_network(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = plan.wgrad
+    right, both = plan.wgrad, plan.aten_gradients
     monkeypatch.setattr(plan, "wgrad", lambda *arguments: right(*arguments) * 1.01)
+    monkeypatch.setattr(plan, "aten_gradients", lambda *arguments: (both(*arguments)[0], both(*arguments)[1] * 1.01))
     outcome = bench_network(Setting(unet, "fp32", "nchw"), QUICK, CPU)
     assert {row.direction for row in outcome.rows if not row.passed} == {"wgrad", "step"}
     assert [note for note in outcome.notes if "step: judged on 4 draws together, because on one gradient of" in note]
