@@ -19,7 +19,7 @@ from haloconv.families.base import BoundCall, TensorForm, bind_config, is_channe
 from haloconv.families.direct_sums import bind_bgrad
 from haloconv.precision import torch_precision
 from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction, check_tensors
-from haloconv.rules import by_rule
+from haloconv.rules import bgrad_by_rule, by_rule
 from haloconv.tune.choice import Forms, config_named, recorded, tune_now
 
 
@@ -195,6 +195,8 @@ def gradients(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, fprop: Plan) -
 def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     """db (K,): the sum of dy (N, K, P, Q) over images and pixels."""
     if spec.family == "aten" or not runs_kernels(dy.device) or dy.dtype not in support.KERNEL_DTYPES or dy.numel() == 0:
+        return dy.sum((0, 2, 3))
+    if spec.family == "auto" and stand_in() is None and bgrad_by_rule(dy.shape, dy.stride())[0] == "aten":
         return dy.sum((0, 2, 3))
     key = (dy.shape, dy.stride(), dy.dtype, dy.device)
     run = _bgrads.get(key)

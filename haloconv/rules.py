@@ -27,6 +27,7 @@ _NHWC_CHANNELS = (8, 16)  # per group: of the grouped layers that were measured 
 _MARCH_ROW = 14  # columns of the output, of the same
 _STEM_CHANNELS, _STEM_FILTERS, _STEM_TAPS = 4, 128, 49
 _FOLDED_CHANNELS = 3  # of stems in 16-bit nhwc
+_SIDE_BY_SIDE = (2, 3)  # channels of an output in nhwc
 _WIDE_ROW, _NARROW_ROW = 48, 28  # columns of the output
 
 
@@ -44,6 +45,13 @@ def by_rule(problem: Conv2dProblem, device: torch.device) -> tuple[str, str]:
         if applies(problem) and FAMILIES[family].why_not(problem, device) is None:
             return family, f"by rule: {reason}"
     return _by_cuda_cores(problem)
+
+
+def bgrad_by_rule(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, str]:
+    """The family that sums dy of ``shape`` (N, K, P, Q) over images and pixels, and why."""
+    if strides[1] == 1 and shape[1] in _SIDE_BY_SIDE and strides[3] == shape[1]:
+        return "aten", "by rule: PyTorch is faster where two or three channels lie side by side"
+    return "direct", "a sum over images and pixels"
 
 
 def _is_depthwise(problem: Conv2dProblem) -> bool:

@@ -12,6 +12,7 @@ import torch
 from haloconv import plan, reference
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec
+from haloconv.rules import bgrad_by_rule
 
 Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
 
@@ -53,7 +54,10 @@ class Layer:
         if step != "bgrad" or family == "aten":
             return plan.choose(self.problem(step), device, family)
         choice = plan.choose(self.problem(step), device, "direct")
-        return choice if choice.refused else choice._replace(reason="a sum over images and pixels")
+        if choice.refused:
+            return choice
+        by_rule = plan.Choice(*bgrad_by_rule(self.dy.shape, self.dy.stride()))
+        return by_rule if family == "auto" else by_rule._replace(family="direct", reason="asked for")
 
     def ours(self, step: Step) -> Callable[[], torch.Tensor]:
         """haloconv's operation."""

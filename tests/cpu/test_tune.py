@@ -106,6 +106,14 @@ def test_ties_and_little_go_to_pytorch(special: FakeFamily, clock: Clock, ms: fl
     assert found.ms == pytest.approx(1.0 if family == "aten" else ms, rel=1e-4)
 
 
+@pytest.mark.parametrize(("ms", "family"), [(0.0061, "aten"), (0.0059, "special")])
+def test_what_gains_less_than_it_costs_the_host_goes_to_pytorch(
+    special: FakeFamily, clock: Clock, ms: float, family: str
+) -> None:
+    clock.ms_of = lambda name: {"aten": 0.01, "special": ms}.get(name.split(" ")[0], 1.0)
+    assert measured().record.family == family
+
+
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
 @pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind", "does not run"])
 def test_what_is_not_right_is_never_timed(special: FakeFamily, clock: Clock, fault: str, direction: str) -> None:
