@@ -125,7 +125,19 @@ def test_calls_of_many_launches_get_a_sleeping_kernel_each(fake_gpu):
     assert FakeEvent.log == sum(alone, []) and times == [[3.0, 3.0], [5.0, 5.0]]
 
 
-def test_gpu_rounds_are_bounded(fake_gpu):
+def test_calls_of_many_launches_are_timed_as_graphs_if_all_can_be_captured(fake_gpu, monkeypatch):
+    slow, replays = [lambda: time.sleep(0.002)] * 2, [call_of("A", 3.0), call_of("B", 5.0)]
+    monkeypatch.setattr(timing, "captured", lambda calls, device: replays)
+    assert fake_gpu.warm_up(slow) is replays and fake_gpu.host_ms < timing.LONG_TURN_HOST_MS
+    monkeypatch.setattr(timing, "captured", lambda calls, device: None)
+    assert fake_gpu.warm_up(slow) is slow and fake_gpu.host_ms > timing.LONG_TURN_HOST_MS
+    monkeypatch.setattr(timing, "captured", None)
+    quick = [call_of("A", 3.0)]
+    assert fake_gpu.warm_up(quick) is quick
+
+
+def test_gpu_rounds_are_bounded(fake_gpu, monkeypatch):
+    monkeypatch.setattr(timing, "captured", lambda calls, device: None)
     fake_gpu.warm_up([call_of("A", 0.001), call_of("B", 0.001)])
     assert 1 <= fake_gpu.turns <= timing.MAX_RUNS_PER_ROUND // 2
     fake_gpu.warm_up([lambda: time.sleep(0.08), call_of("B", 0.001)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import haloconv
 from haloconv import env, plan
 from haloconv.tune import measure, records
 from haloconv.tune.records import read_records, records_path, write_records
+from haloconv.tune.swapped import Autocast
+from haloconv.tune.timing import captured
 from haloconv.tune.walk import problems_of
+from haloconv.tune.whole import Contest, _step
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.tuned import forget
@@ -154,3 +158,26 @@ def test_shipped_records_are_looked_at_and_followed() -> None:
     problem = problems_of(model, x, ("fprop",))[0].problem
     found = plan.choose(problem, x.device)
     assert found.family == made.family and found.config == made.config and "as shipped" in found.reason
+
+
+def test_a_training_step_is_captured_for_timing() -> None:
+    """Of PyTorch and of ours, with normalisation, under autocast: a replay does the whole step again."""
+    theirs = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 32, 7, padding=3, groups=32), torch.nn.Conv2d(32, 8, 1),
+    ).cuda()  # fmt: skip
+    ours = copy.deepcopy(theirs)
+    haloconv.accelerate(ours)
+    x = torch.randn(4, 3, 56, 56, device="cuda")
+    contest = Contest(*(Autocast(each, torch.bfloat16) for each in (ours, theirs)), (x,), "ieee", "bf16", 1e-2)
+    steps = [_step(each, contest) for each in (contest.ours, contest.theirs)]
+    for step in steps:
+        step()
+    replays = captured(steps, x.device)
+    assert replays is not None
+    seen = [int(each[1].num_batches_tracked) for each in (ours, theirs)]
+    for replay in replays:
+        replay()
+    assert [int(each[1].num_batches_tracked) for each in (ours, theirs)] == [count + 1 for count in seen]
+    assert captured([lambda: x.sum().item()], x.device) is None
+    assert torch.isfinite(ours(x)).all()
