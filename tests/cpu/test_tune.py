@@ -107,9 +107,7 @@ def test_ties_and_little_go_to_pytorch(special: FakeFamily, clock: Clock, ms: fl
 
 
 @pytest.mark.parametrize(("ms", "family"), [(0.0061, "aten"), (0.0059, "special")])
-def test_what_gains_less_than_it_costs_the_host_goes_to_pytorch(
-    special: FakeFamily, clock: Clock, ms: float, family: str
-) -> None:
+def test_what_gains_too_little_goes_to_pytorch(special: FakeFamily, clock: Clock, ms: float, family: str) -> None:
     clock.ms_of = lambda name: {"aten": 0.01, "special": ms}.get(name.split(" ")[0], 1.0)
     assert measured().record.family == family
 
