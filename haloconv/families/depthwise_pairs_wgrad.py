@@ -9,12 +9,13 @@ import torch
 
 from haloconv.env import DeviceFacts, device_facts
 from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of, summed_call
-from haloconv.families.direct_sums import ELEMENTS, bind_sum
+from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.launch import Launch
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.problem import Conv2dProblem
 
-_PARAMS_FORMAT = "3Q6q12i"
+_PARAMS_FORMAT, _SUM_FORMAT = "3Q6q13i", "2Q3q3i"
+_PART_WARPS = 8  # that share the parts of a sum
 _PATCH_ROWS, _PATCH_COLS, _PATCH = 4, 2, 8
 BAND_ROWS, UNIT_COLS = 8, 8
 _EIGHT, _EIGHT_BYTES = 8, 16
@@ -28,15 +29,15 @@ _LOADED = {torch.float16: DataType.FLOAT16, torch.bfloat16: DataType.BFLOAT16}
 
 @dataclass(frozen=True)
 class Config:
-    """Of a block: eights of channels, columns of a strip, how warps share them, bands in the rings."""
+    """Of a block: eights of channels, columns of a strip, how warps share them, warps that copy, bands in the rings."""
 
     eights: int
     cols: int
     frag_cols: int
     col_warps: int
     unit_warps: int
-    x_stages: int
-    dy_stages: int
+    loaders: int
+    stages: int
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,11 @@ class Shape:
 
     @cached_property
     def smem_bytes(self) -> int:
-        config = self.config
-        barriers = ceil_div(8 * (2 * config.x_stages + config.dy_stages), 128) * 128
-        rings = config.x_stages * self.x_bytes + config.dy_stages * self.dy_bytes
-        return max(rings, self.warps * self.sums * 32 * 4) + barriers
+        stages = self.config.stages
+        below = ceil_div((self.row_frags + _PATCH_ROWS * self.config.frag_cols // _PATCH) * _PATCH, self.config.frag_cols)
+        x_stages = stages + (below > BAND_ROWS)
+        barriers = ceil_div(8 * (2 * x_stages + stages), 128) * 128
+        return max(x_stages * self.x_bytes + stages * self.dy_bytes, self.warps * (self.sums * 33 + 16) * 4) + barriers
 
 
 def source(problem: Conv2dProblem, config: Config) -> KernelSource:
@@ -100,10 +102,17 @@ def source(problem: Conv2dProblem, config: Config) -> KernelSource:
         "FRAG_COLS": config.frag_cols,
         "COL_WARPS": config.col_warps,
         "UNIT_WARPS": config.unit_warps,
-        "X_STAGES": config.x_stages,
-        "DY_STAGES": config.dy_stages,
+        "LOADERS": config.loaders,
+        "STAGES": config.stages,
     }
     return kernel_source("depthwise_pairs_wgrad", "depthwise_pairs_wgrad", constants)
+
+
+def sum_source(problem: Conv2dProblem, config: Config) -> KernelSource:
+    """The text of the kernel that adds the parts."""
+    constants = {"ELEM": ELEMENTS[problem.dtype], "R": problem.r, "S": problem.s, "CHANNELS": _EIGHT * config.eights}
+    constants["PART_WARPS"] = _PART_WARPS
+    return kernel_source("depthwise_pairs_wgrad_sum", "depthwise_pairs_wgrad_sum", constants)
 
 
 def bind(
@@ -117,7 +126,7 @@ def bind(
     """wgrad(dy, x) -> dw."""
     facts = device_facts(device.index)
     shape = Shape(problem.r, problem.s, config)
-    channel_blocks = problem.k // (_EIGHT * config.eights)
+    channel_blocks = ceil_div(problem.k, _EIGHT * config.eights)
     strips, bands = ceil_div(problem.q, config.cols), ceil_div(problem.p, BAND_ROWS)
     all_bands = problem.n * strips * bands
     products = BAND_ROWS * config.cols // _PATCH  # of a sum, for each band
@@ -126,32 +135,17 @@ def bind(
     fields = (
         x.strides[0], x.strides[2], x.strides[3], dy.strides[0], dy.strides[2], dy.strides[3],
         channel_blocks, problem.n, strips, bands, *divmod(all_bands, parts),
-        problem.h, problem.w, problem.p, problem.q, problem.padding[0], problem.padding[2],
+        problem.k, problem.h, problem.w, problem.p, problem.q, problem.padding[0], problem.padding[2],
     )  # fmt: skip
-    maps = (
-        _boxes(problem, problem.x_shape, x.strides, shape, shape.x_cols, _X_POINTER),
-        _boxes(problem, problem.y_shape, dy.strides, shape, config.cols, _DY_POINTER),
-    )
     launch = Launch(
-        source(problem, config), device, channel_blocks * parts, 32 * (shape.warps + 1), shape.smem_bytes,
-        _PARAMS_FORMAT, fields, maps,
+        source(problem, config), device, channel_blocks * parts, 32 * (shape.warps + config.loaders), shape.smem_bytes,
+        _PARAMS_FORMAT, fields,
     )  # fmt: skip
     dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
-    sum_parts = bind_sum(problem.dtype, dw_shape, dw_strides, parts, device)
-    return summed_call(launch, sum_parts, parts * problem.k * problem.r * problem.s, dw_shape, dw_strides)
+    elems = channel_blocks * _EIGHT * config.eights * problem.r * problem.s
+    sum_parts = Launch(
+        sum_source(problem, config), device, ceil_div(elems, 32), 32 * _PART_WARPS, 0, _SUM_FORMAT,
+        (dw_strides[0], *dw_strides[2:], elems, problem.k, parts),
+    )  # fmt: skip
+    return summed_call(launch, sum_parts, parts * elems, dw_shape, dw_strides)
 
-
-def _boxes(
-    problem: Conv2dProblem,
-    extents: tuple[int, ...],
-    strides: tuple[int, ...],
-    shape: Shape,
-    cols: int,
-    pointer: int,
-) -> BoxMap:
-    """Bands of ``cols`` columns: (channel of a block, block, column, row, image)."""
-    n, c, h, w = extents
-    size, channels = problem.dtype.itemsize, _EIGHT * shape.config.eights
-    steps = tuple(step * size for step in (channels, strides[3], strides[2], strides[0]))
-    box = (shape.pixel_bytes // size, 1, cols, BAND_ROWS, 1)
-    return BoxMap(_LOADED[problem.dtype], (channels, c // channels, w, h, n), steps, box, Swizzle.NONE, pointer)
