@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,7 @@ from haloconv.families.launch import Launch
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.problem import Conv2dProblem
 
-_PARAMS_FORMAT, _SUM_FORMAT = "3Q6q13i", "2Q3q3i"
+_PARAMS_FORMAT, _SUM_FORMAT = "3Q6q15i", "2Q3q3i"
 _PART_WARPS = 8  # that share the parts of a sum
 _PATCH_ROWS, _PATCH_COLS, _PATCH = 4, 2, 8
 BAND_ROWS, UNIT_COLS = 8, 8
@@ -22,6 +23,7 @@ _EIGHT, _EIGHT_BYTES = 8, 16
 _MOST_TAPS = 7  # in a row or a column of the filter
 _MOST_SUMS = 160  # registers of a thread
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
+_HALO_BANDS = 0.25  # what the rows of x below a piece cost
 _RESERVED_BYTES = 1 << 10
 _X_POINTER, _DY_POINTER = 0, 1
 _LOADED = {torch.float16: DataType.FLOAT16, torch.bfloat16: DataType.BFLOAT16}
@@ -115,6 +117,32 @@ def sum_source(problem: Conv2dProblem, config: Config) -> KernelSource:
     return kernel_source("depthwise_pairs_wgrad_sum", "depthwise_pairs_wgrad_sum", constants)
 
 
+class _Cut(NamedTuple):
+    """``Cut`` of the kernel without its channel blocks."""
+
+    parts: int
+    images: int
+    strips: int
+    pieces: int
+    piece_bands: int
+    bands: int
+    turn: int
+
+
+def _cut(problem: Conv2dProblem, shape: Shape, blocks: int) -> _Cut:
+    """The pieces of strips that let ``blocks`` blocks end at the same time, rows of x that are read twice included."""
+    strips, bands = ceil_div(problem.q, shape.config.cols), ceil_div(problem.p, BAND_ROWS)
+
+    def rounds(piece_bands: int) -> int:
+        return ceil_div(problem.n * strips * ceil_div(bands, piece_bands), blocks)
+
+    piece_bands = min(range(1, bands + 1), key=lambda each: (rounds(each) * (each + _HALO_BANDS), -each))
+    products = rounds(piece_bands) * piece_bands * BAND_ROWS * shape.config.cols // _PATCH  # of a sum
+    pieces = ceil_div(bands, piece_bands)
+    parts = min(problem.n * strips * pieces, blocks * ceil_div(products, _MOST_PRODUCTS))
+    return _Cut(parts, problem.n, strips, pieces, piece_bands, bands, int(parts % strips == 0))
+
+
 def bind(
     problem: Conv2dProblem,
     dy: TensorForm,
@@ -127,25 +155,20 @@ def bind(
     facts = device_facts(device.index)
     shape = Shape(problem.r, problem.s, config)
     channel_blocks = ceil_div(problem.k, _EIGHT * config.eights)
-    strips, bands = ceil_div(problem.q, config.cols), ceil_div(problem.p, BAND_ROWS)
-    all_bands = problem.n * strips * bands
-    products = BAND_ROWS * config.cols // _PATCH  # of a sum, for each band
-    parts = max(facts.sm_count // channel_blocks, ceil_div(all_bands * products, _MOST_PRODUCTS))
-    parts = max(1, min(all_bands, parts))
+    cut = _cut(problem, shape, max(1, facts.sm_count // channel_blocks))
     fields = (
-        x.strides[0], x.strides[2], x.strides[3], dy.strides[0], dy.strides[2], dy.strides[3],
-        channel_blocks, problem.n, strips, bands, *divmod(all_bands, parts),
+        x.strides[0], x.strides[2], x.strides[3], dy.strides[0], dy.strides[2], dy.strides[3], channel_blocks, *cut,
         problem.k, problem.h, problem.w, problem.p, problem.q, problem.padding[0], problem.padding[2],
     )  # fmt: skip
     launch = Launch(
-        source(problem, config), device, channel_blocks * parts, 32 * (shape.warps + config.loaders), shape.smem_bytes,
+        source(problem, config), device, channel_blocks * cut.parts, 32 * (shape.warps + config.loaders), shape.smem_bytes,
         _PARAMS_FORMAT, fields,
     )  # fmt: skip
     dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
     elems = channel_blocks * _EIGHT * config.eights * problem.r * problem.s
     sum_parts = Launch(
         sum_source(problem, config), device, ceil_div(elems, 32), 32 * _PART_WARPS, 0, _SUM_FORMAT,
-        (dw_strides[0], *dw_strides[2:], elems, problem.k, parts),
+        (dw_strides[0], *dw_strides[2:], elems, problem.k, cut.parts),
     )  # fmt: skip
-    return summed_call(launch, sum_parts, parts * elems, dw_shape, dw_strides)
+    return summed_call(launch, sum_parts, cut.parts * elems, dw_shape, dw_strides)
 

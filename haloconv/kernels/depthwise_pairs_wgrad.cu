@@ -62,10 +62,12 @@ static_assert(COLS % UNIT_COLS == 0, "a strip is whole units");
 static_assert(COL_FRAGS % COL_WARPS == 0, "warps share fragments evenly");
 static_assert(NEXT_ROWS <= BAND_ROWS, "windows end in the next band");
 
-// How dy is cut: images, strips of columns and bands of each channel block; of all bands each block takes a share.
+// How dy is cut: of each channel block into images, strips of columns, and pieces of a strip. A piece is some bands. Of
+// all pieces a block takes every so many-th: so blocks that run at a time read what lies beside each other.
 struct Cut {
-    int channel_blocks, images, strips, bands;  // bands: of a strip
-    int share, longer;                          // bands of a block; blocks of a channel block that have one more
+    int channel_blocks, parts;                         // parts: blocks of a channel block
+    int images, strips, pieces, piece_bands, bands;    // bands: of a strip; its last piece may be shorter
+    int turn;                                          // 1 if a block would meet the same strip of each image
 };
 
 // Strides in elements.
@@ -88,22 +90,22 @@ struct Run {
     int image, strip, first, bands;
 };
 
+// The runs of a block.
 struct Walk {
-    int part, channel_block;
-    int at, end;  // bands
+    int part, channel_block, round = 0;
 
     __device__ __forceinline__ explicit Walk(const Cut& cut) {
         part = blockIdx.x / (unsigned)cut.channel_blocks, channel_block = blockIdx.x - part * cut.channel_blocks;
-        at = part * cut.share + min(part, cut.longer);
-        end = at + cut.share + (part < cut.longer);
     }
 
     __device__ __forceinline__ bool next(const Cut& cut, Run& run) {
-        if (at >= end) return false;
-        const int column = at / cut.bands;
-        run.image = column / cut.strips, run.strip = column - run.image * cut.strips;
-        run.first = at - column * cut.bands, run.bands = min((column + 1) * cut.bands, end) - at;
-        at += run.bands;
+        const int at = part + round * cut.parts, strips = at / cut.strips;
+        run.image = strips / cut.pieces;
+        if (run.image >= cut.images) return false;
+        run.strip = (at + cut.turn * round) % cut.strips;
+        run.first = (strips - run.image * cut.pieces) * cut.piece_bands;
+        run.bands = min(cut.piece_bands, cut.bands - run.first);
+        ++round;
         return true;
     }
 };
