@@ -6,7 +6,7 @@
 // Where channels are neighbours, a 32-bit word is a pair of channels of one pixel. A patch is 4 rows x 2 columns of dy,
 // its window of x is cut into fragments of eight pixels, and mma.sync multiplies eight patches at once:
 //
-//   d[(c, a)][b] += sum over patches and channels c' of (c == c' ? dy[pixel a][c'] : 0) * x[pixel b of the fragment][c']
+//   d[(c, a)][b] += sum over patches and channels c' of (c == c' ? dy[pixel a][c'] : 0) * x[pixel b of a fragment][c']
 //
 // What belongs to tap (r, s) is where b lies (r, s) behind a. All patches of a filter go into the same sums.
 //
@@ -42,19 +42,19 @@ constexpr int BAND_ROWS = 2 * PATCH_ROWS, UNIT_COLS = 4 * PATCH_COLS;  // a unit
 constexpr int FRAG_ROWS = PATCH / FRAG_COLS;
 constexpr int ROW_FRAGS = (PATCH_ROWS + R - 1 + FRAG_ROWS - 1) / FRAG_ROWS;  // of a window
 constexpr int COL_FRAGS = (PATCH_COLS + S - 1 + FRAG_COLS - 1) / FRAG_COLS;
-constexpr int FRAGS = COL_FRAGS / COL_WARPS;      // beside each other, of a warp
-constexpr int BELOW = PATCH_ROWS / FRAG_ROWS;     // fragments from a patch's window to that of the patch below
-constexpr int UNIT_FRAGS = ROW_FRAGS + BELOW;     // below each other, of both windows
+constexpr int FRAGS = COL_FRAGS / COL_WARPS;   // beside each other, of a warp
+constexpr int BELOW = PATCH_ROWS / FRAG_ROWS;  // fragments from a patch's window to that of the patch below
+constexpr int UNIT_FRAGS = ROW_FRAGS + BELOW;  // below each other, of both windows
 constexpr int BAND_FRAGS = BAND_ROWS / FRAG_ROWS;
 constexpr int NEXT_ROWS = UNIT_FRAGS > BAND_FRAGS ? (UNIT_FRAGS - BAND_FRAGS) * FRAG_ROWS : 0;  // of the next band
-constexpr int NEXT = NEXT_ROWS > 0;               // bands of x behind the last one of dy
+constexpr int NEXT = NEXT_ROWS > 0;  // bands of x behind the last one of dy
 constexpr int X_STAGES = STAGES + NEXT;
 constexpr int X_COLS = COLS - PATCH_COLS + COL_FRAGS * FRAG_COLS;
 constexpr int CHANNELS = 8 * EIGHTS, EIGHT_BYTES = 16, PAIRS = 4;
 constexpr int PIXEL_BYTES = (EIGHTS | 1) * EIGHT_BYTES;  // odd: eight neighbouring pixels lie in different banks
 constexpr int X_ROW_BYTES = X_COLS * PIXEL_BYTES, DY_ROW_BYTES = COLS * PIXEL_BYTES;
 constexpr int X_BYTES = BAND_ROWS * X_ROW_BYTES, DY_BYTES = BAND_ROWS * DY_ROW_BYTES;
-constexpr int BARRIER_BYTES = (8 * (2 * X_STAGES + STAGES) + 127) / 128 * 128;
+constexpr int BARRIER_BYTES = (8 * 2 * X_STAGES + 127) / 128 * 128;
 constexpr int WARPS = EIGHTS * COL_WARPS * UNIT_WARPS, THREADS = LANES * (WARPS + LOADERS);
 
 static_assert(sizeof(elem_t) == 2, "a word is a pair of channels");
@@ -65,9 +65,9 @@ static_assert(NEXT_ROWS <= BAND_ROWS, "windows end in the next band");
 // How dy is cut: of each channel block into images, strips of columns, and pieces of a strip. A piece is some bands. Of
 // all pieces a block takes every so many-th: so blocks that run at a time read what lies beside each other.
 struct Cut {
-    int channel_blocks, parts;                         // parts: blocks of a channel block
-    int images, strips, pieces, piece_bands, bands;    // bands: of a strip; its last piece may be shorter
-    int turn;                                          // 1 if a block would meet the same strip of each image
+    int channel_blocks, parts;                       // parts: blocks of a channel block
+    int images, strips, pieces, piece_bands, bands;  // bands: of a strip; its last piece may be shorter
+    int turn;                                        // 1 if a block would meet the same strip of each image
 };
 
 // Strides in elements.
@@ -79,7 +79,7 @@ struct Tensor {
 
 struct Params {
     const elem_t *x, *dy;
-    float* partials;  // [part][channel block][R][S][channel]
+    float* partials;                      // [part][channel block][R][S][channel]
     i64 x_n, x_h, x_w, dy_n, dy_h, dy_w;  // strides in elements
     Cut cut;
     int channels, h, w, p, q, pad_top, pad_left;
@@ -111,11 +111,11 @@ struct Walk {
 };
 
 struct Smem {
-    u64 *full, *x_empty, *dy_empty;  // full: a band of x has landed, and the band of dy that waited for it
+    u64 *full, *empty;  // of a band of x, and of the band of dy that comes with it
     char *x, *dy;
 
     __device__ __forceinline__ explicit Smem(char* smem) {
-        full = reinterpret_cast<u64*>(smem), x_empty = full + X_STAGES, dy_empty = x_empty + X_STAGES;
+        full = reinterpret_cast<u64*>(smem), empty = full + X_STAGES;
         x = smem + BARRIER_BYTES, dy = x + X_STAGES * X_BYTES;
     }
 };
@@ -124,9 +124,8 @@ __device__ __forceinline__ void begin(const Smem& smem) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < X_STAGES; ++i) {
             hc::ptx::mbarrier_init(&smem.full[i], LANES * LOADERS);
-            hc::ptx::mbarrier_init(&smem.x_empty[i], WARPS);
+            hc::ptx::mbarrier_init(&smem.empty[i], WARPS);
         }
-        for (int i = 0; i < STAGES; ++i) hc::ptx::mbarrier_init(&smem.dy_empty[i], WARPS);
     }
     __syncthreads();
 }
@@ -153,7 +152,8 @@ __device__ __forceinline__ void copy_band(char* to, const Tensor& from, int imag
     }
 }
 
-// A band of dy comes with the band of x below: then its windows are complete.
+// A band of dy comes with the band of x below: then its windows are complete. Its stage was left together with that
+// band's, as the ring of x is longer by what comes ahead.
 __device__ __forceinline__ void copy(const Params& p, const Smem& smem) {
     const Tensor of_x{p.x, p.x_n, p.x_h, p.x_w, p.h, p.w}, of_dy{p.dy, p.dy_n, p.dy_h, p.dy_w, p.p, p.q};
     Walk walk(p.cut);
@@ -163,11 +163,10 @@ __device__ __forceinline__ void copy(const Params& p, const Smem& smem) {
     while (walk.next(p.cut, run))
         for (int band = 0; band < run.bands + NEXT; ++band, x.advance(X_STAGES)) {
             const int row = (run.first + band) * BAND_ROWS, col = run.strip * COLS;
-            hc::wait(&smem.x_empty[x.index], x.parity ^ 1);
+            hc::wait(&smem.empty[x.index], x.parity ^ 1);
             copy_band<X_COLS>(smem.x + x.index * X_BYTES, of_x, run.image, row - p.pad_top, col - p.pad_left,
                               band < run.bands ? BAND_ROWS : NEXT_ROWS, channel, p.channels);
             if (band >= NEXT) {
-                hc::wait(&smem.dy_empty[dy.index], dy.parity ^ 1);
                 copy_band<COLS>(smem.dy + dy.index * DY_BYTES, of_dy, run.image, row - NEXT * BAND_ROWS, col, BAND_ROWS,
                                 channel, p.channels);
                 dy.advance(STAGES);
@@ -242,12 +241,11 @@ __device__ __forceinline__ void sum_runs(Sums& sums, const Params& p, const Smem
             for (int unit = place.unit, offset = 0; unit < units;
                  unit += UNIT_WARPS, offset += UNIT_WARPS * UNIT_COLS * PIXEL_BYTES)
                 multiply(sums, dy + dy_from + offset, x + x_from + offset, x + x_next + offset);
-            hc::arrive_warp(&smem.x_empty[x_at.index]);
-            hc::arrive_warp(&smem.dy_empty[dy_at.index]);
+            hc::arrive_warp(&smem.empty[x_at.index]);
             x_at = next;
         }
         if (!NEXT) continue;
-        hc::arrive_warp(&smem.x_empty[x_at.index]);
+        hc::arrive_warp(&smem.empty[x_at.index]);
         x_at.advance(X_STAGES);
     }
 }
@@ -294,8 +292,8 @@ __device__ __forceinline__ float sum_again(const Params& p, int channel, int r, 
             for (int col = run.strip * COLS + threadIdx.x % LANES; col < end; col += LANES) {
                 const int h = row + r - p.pad_top, w = col + s - p.pad_left;
                 const bool inside = (unsigned)h < (unsigned)p.h && (unsigned)w < (unsigned)p.w;
-                sum += hc::to_acc(dy[row * p.dy_h + col * p.dy_w]) *
-                       (inside ? hc::to_acc(x[h * p.x_h + w * p.x_w]) : 0.f);
+                sum +=
+                    hc::to_acc(dy[row * p.dy_h + col * p.dy_w]) * (inside ? hc::to_acc(x[h * p.x_h + w * p.x_w]) : 0.f);
             }
     }
 #pragma unroll

@@ -13,8 +13,8 @@ using elem_t = ELEM;
 
 struct Params {
     elem_t* dw;
-    const float* partials;  // [part][channel block][R][S][channel]
-    i64 dw_k, dw_r, dw_s;   // strides in elements
+    const float* partials;       // [part][channel block][R][S][channel]
+    i64 dw_k, dw_r, dw_s;        // strides in elements
     int elems, channels, parts;  // elems: of a part
 };
 

@@ -100,11 +100,12 @@ void hc_emu_cp_async_mbarrier_arrive_noinc(void* word) {
     // than the thread's earlier arrivals, and so comes behind those.
     ThreadCopies& own = copies_of(thread_id());
     const auto earlier = own.arrivals.size();
-    own.arrivals.push_back(submit("cp.async.mbarrier.arrive", true, [=, &bar, thread = thread_id(), issued = own.issued] {
-        if (earlier) land_now(copies_of(thread).arrivals[earlier - 1]);
-        finish_for_barrier(thread, issued, bar);
-        arrive_with(bar, Clock{}, site);
-    }));
+    own.arrivals.push_back(
+        submit("cp.async.mbarrier.arrive", true, [=, &bar, thread = thread_id(), issued = own.issued] {
+            if (earlier) land_now(copies_of(thread).arrivals[earlier - 1]);
+            finish_for_barrier(thread, issued, bar);
+            arrive_with(bar, Clock{}, site);
+        }));
     preemption_point();
 }
 
