@@ -72,6 +72,26 @@ CASES = (
          padding=(1, 0, 5, 5), groups=2),
     case("patch_cut", "no padding on the left and more than the filter reaches on the right", (2, 2, 9, 48), (2, 5, 3),
          padding=(0, 0, 0, 10), groups=2),
+    case("pairs_wgrad_3x3", "two strips, warps that share units, bands that end below the image", (2, 24, 20, 40),
+         (24, 3, 3), padding=1, groups=24, storage="channels_last"),
+    case("pairs_wgrad_5x5", "fragments beside each other", (2, 40, 13, 19), (40, 5, 5), padding=2, groups=40,
+         storage="channels_last"),
+    case("pairs_wgrad_7x7", "fragments of one row", (1, 16, 21, 24), (16, 7, 7), padding=3, groups=16,
+         storage="channels_last"),
+    case("pairs_wgrad_channels", "two blocks of channels, of which the last is not full", (1, 104, 10, 12), (104, 3, 3),
+         padding=1, groups=104, storage="channels_last"),
+    case("pairs_wgrad_long", "more bands than the rings have", (1, 16, 400, 8), (16, 3, 3), padding=1, groups=16,
+         storage="channels_last"),
+    case("pairs_wgrad_turn", "blocks that would meet the same strip of each image", (6, 8, 9, 40), (8, 3, 3), padding=1,
+         groups=8, storage="channels_last"),
+    case("pairs_wgrad_sides", "an even filter, padding that differs on every side", (2, 8, 11, 17), (8, 4, 6),
+         padding=(2, 0, 5, 1), groups=8, storage="channels_last"),
+    case("pairs_wgrad_row", "one row of taps: windows end in their band", (2, 16, 9, 17), (16, 1, 7), padding=(0, 3),
+         groups=16, storage="channels_last"),
+    case("pairs_wgrad_column", "one column of taps", (2, 16, 17, 9), (16, 7, 1), padding=(3, 0), groups=16,
+         storage="channels_last"),
+    case("pairs_wgrad_tiny", "an image smaller than the filter", (3, 8, 2, 3), (8, 5, 5), padding=3, groups=8,
+         storage="channels_last"),
 )  # fmt: skip
 
 # Cases of the shared list that the family takes.
@@ -90,13 +110,15 @@ PATCHES = (
     "patch_3x3", "patch_7x7", "patch_5x5_multiplier", "patch_strips", "patch_many", "patch_sides", "patch_border",
     "patch_wide", "patch_cut",
 )  # fmt: skip
+# Filter gradients of pairs of channels, which are in 16 bits.
+PAIRS_WGRAD = tuple(one.name for one in CASES if one.name.startswith("pairs_wgrad"))
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
 
 def results_of(one: Case) -> tuple[str, ...]:
     """The results of a case that run: where a channel has several filters no input gradient."""
-    if one.name == "march_many_filters":
+    if one.name == "march_many_filters" or one.name in PAIRS_WGRAD:
         return ("wgrad",)
     return ("fprop", "dgrad", "wgrad") if one.problem().k_per_group == 1 else ("fprop", "wgrad")
 
@@ -107,10 +129,14 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     for one in (*SHARED, *CASES):
         shape = OLDER if one.name in STAGED else ""
         some = (torch.float32, *HALVES.get(one.name, ()))
+        if one.name in PAIRS_WGRAD:
+            some = every[1:]
         for dtype in every if one.name in STAGED + PATCHES else some:
             yield from ((one.name, dtype, result, shape, True) for result in results_of(one))
     for name in NOT_FINITE:
         yield from ((name, torch.float32, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
+    for name in ("pairs_wgrad_3x3", "pairs_wgrad_sides"):
+        yield from ((name, dtype, "wgrad", "", False) for dtype in every[1:])
     for name, shape in (("band_many", OLDER), ("band_sides", OLDER), ("patch_many", ""), ("patch_border", "")):
         yield from ((name, torch.bfloat16, result, shape, False) for result in ("fprop", "dgrad", "wgrad"))
 

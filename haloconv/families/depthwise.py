@@ -1,7 +1,8 @@
 """The ``depthwise`` family: layers of one channel a group, with fp32 sums.
 
-Threads march down rows in registers. Aligned rows in 16 bits run on Hopper's tensor cores; filters of more than 9 taps
-on aligned rows are staged in shared memory and run on older ones (16 bits) or in register tiles (fp32).
+Threads march down rows in registers. Aligned rows in 16 bits run on Hopper's tensor cores, as do filter gradients in
+16-bit channels_last; filters of more than 9 taps on aligned rows are staged in shared memory and run on older ones (16
+bits) or in register tiles (fp32).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from haloconv.families import (
     depthwise_band_wgrad,
     depthwise_march,
     depthwise_march_wgrad,
+    depthwise_pairs_wgrad,
     depthwise_patch,
     depthwise_patch_wgrad,
     depthwise_tile,
@@ -78,7 +80,7 @@ _SPECIAL = {
     "tile_sm90": depthwise_tile_sm90,
     "tile": depthwise_tile,
 }  # best first, of fprop and dgrad
-_SPECIAL_WGRAD = {"patch": depthwise_patch_wgrad, "band": depthwise_band_wgrad}
+_SPECIAL_WGRAD = {"patch": depthwise_patch_wgrad, "band": depthwise_band_wgrad, "pairs": depthwise_pairs_wgrad}
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def shipped_sources() -> list[KernelSource]:
         text = way.source(form, best_config(form))
         sources[text.digest] = text
     staged = (_staged_source(problem) for problem in _staged_problems())
-    return [*sources.values(), *staged, *(_landed_source(problem) for problem in _landed_problems())]
+    pairs = (text for problem in _problems_of_pairs() for text in _pairs_sources(problem))
+    return [*sources.values(), *staged, *(_landed_source(problem) for problem in _landed_problems()), *pairs]
 
 
 def _landed_source(problem: Conv2dProblem) -> KernelSource:
@@ -132,6 +135,11 @@ def _staged_source(problem: Conv2dProblem) -> KernelSource:
     config = depthwise_band_wgrad.best_config(problem)
     assert config is not None
     return depthwise_band_wgrad.source(problem, config)
+
+
+def _pairs_sources(problem: Conv2dProblem) -> list[KernelSource]:
+    config = depthwise_pairs_wgrad.best_config(problem)
+    return [depthwise_pairs_wgrad.source(problem, config), depthwise_pairs_wgrad.sum_source(problem, config)]
 
 
 def _representative_problems() -> Iterator[Conv2dProblem]:
@@ -164,6 +172,12 @@ def _landed_problems() -> Iterator[Conv2dProblem]:
         yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in DIRECTIONS)
     for taps in (3, 5):
         yield from (_layer(direction, torch.float32, "nchw", taps, 1) for direction in ("fprop", "dgrad"))
+
+
+def _problems_of_pairs() -> Iterator[Conv2dProblem]:
+    """For filter gradients in channels_last, which need compute capability 9.0."""
+    for dtype, taps in ((torch.float16, 3), (torch.bfloat16, 5), (torch.float16, 7)):
+        yield _layer("wgrad", dtype, "nhwc", taps, 1)
 
 
 def _layer(direction: Direction, dtype: torch.dtype, layout: str, taps: int, stride: int) -> Conv2dProblem:

@@ -13,6 +13,7 @@ from haloconv.families import (
     depthwise_band,
     depthwise_band_wgrad,
     depthwise_march_form,
+    depthwise_pairs_wgrad,
     depthwise_patch,
     depthwise_patch_wgrad,
     depthwise_tile,
@@ -44,7 +45,8 @@ RUNS = over(
     *((DEPTHWISE, one, dtype, result) for one in CASES for dtype in DEPTHWISE.dtypes for result in results_of(one))
 )
 NO_MARCHES = (
-    depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band, depthwise_band_wgrad, depthwise_tile,
+    depthwise_pairs_wgrad, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band,
+    depthwise_band_wgrad, depthwise_tile,
 )  # fmt: skip
 CONFIGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 

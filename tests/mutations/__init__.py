@@ -10,6 +10,7 @@ from __future__ import annotations
 from tests.mutations import (
     depthwise_band,
     depthwise_march,
+    depthwise_pairs_wgrad,
     depthwise_patch,
     depthwise_toeplitz,
     depthwise_window,
@@ -37,6 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_streams.MUTATIONS,
     *depthwise_band.MUTATIONS,
     *depthwise_march.MUTATIONS,
+    *depthwise_pairs_wgrad.MUTATIONS,
     *depthwise_patch.MUTATIONS,
     *depthwise_toeplitz.MUTATIONS,
     *depthwise_window.MUTATIONS,

@@ -19,6 +19,7 @@ struct Copy {
 
 struct ThreadCopies {
     std::vector<std::vector<Copy>> groups{1};  // oldest first; the last is open
+    std::vector<Operation> arrivals;           // oldest first
     u64 issued = 0;
 };
 
@@ -95,11 +96,16 @@ void hc_emu_cp_async_wait_group(int youngest) {
 void hc_emu_cp_async_mbarrier_arrive_noinc(void* word) {
     const Site site = HC_EMU_SITE;
     Mbarrier& bar = mbarrier_at(word, site);
-    // The arrival carries the copies alone: what else the thread wrote is not released by it.
-    submit("cp.async.mbarrier.arrive", true, [=, &bar, thread = thread_id(), issued = copies_of(thread_id()).issued] {
-        finish_for_barrier(thread, issued, bar);
-        arrive_with(bar, Clock{}, site);
-    });
+    // The arrival carries the copies alone: what else the thread wrote is not released by it. It waits for more of them
+    // than the thread's earlier arrivals, and so comes behind those.
+    ThreadCopies& own = copies_of(thread_id());
+    const auto earlier = own.arrivals.size();
+    own.arrivals.push_back(
+        submit("cp.async.mbarrier.arrive", true, [=, &bar, thread = thread_id(), issued = own.issued] {
+            if (earlier) land_now(copies_of(thread).arrivals[earlier - 1]);
+            finish_for_barrier(thread, issued, bar);
+            arrive_with(bar, Clock{}, site);
+        }));
     preemption_point();
 }
 
