@@ -16,6 +16,8 @@ from haloconv.env import device_facts
 from haloconv.families import (
     depthwise_band,
     depthwise_band_wgrad,
+    depthwise_lanes,
+    depthwise_lanes_wgrad,
     depthwise_march,
     depthwise_march_wgrad,
     depthwise_patch,
@@ -73,12 +75,13 @@ class DepthwiseFamily:
 
 
 _SPECIAL = {
+    "lanes": depthwise_lanes,
     "patch": depthwise_patch,
     "band": depthwise_band,
     "tile_sm90": depthwise_tile_sm90,
     "tile": depthwise_tile,
 }  # best first, of fprop and dgrad
-_SPECIAL_WGRAD = {"patch": depthwise_patch_wgrad, "band": depthwise_band_wgrad}
+_SPECIAL_WGRAD = {"lanes": depthwise_lanes_wgrad, "patch": depthwise_patch_wgrad, "band": depthwise_band_wgrad}
 
 
 @dataclass(frozen=True)
