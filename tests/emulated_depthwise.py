@@ -84,7 +84,11 @@ CASES = (
          (2, 40, 13, 17), (40, 4, 6), padding=(2, 5, 3, 7), groups=40, storage="channels_last"),
     case("lanes_cut", "no padding on the left and more than the filter reaches on the right", (2, 12, 9, 20),
          (12, 5, 3), padding=(0, 0, 0, 10), groups=12, storage="channels_last"),
-    case("lanes_pairs", "columns by eights, two slabs", (3, 44, 10, 16), (44, 3, 3), padding=1, groups=44,
+    case("lanes_eights", "columns by eights", (3, 44, 10, 16), (44, 3, 3), padding=1, groups=44,
+         storage="channels_last"),
+    case("lanes_slabs", "two slabs, the last of which is not full", (2, 300, 5, 7), (300, 3, 3), padding=1, groups=300,
+         storage="channels_last"),
+    case("lanes_tiny", "an image that fills no tile", (1, 4, 5, 3), (4, 3, 3), padding=1, groups=4,
          storage="channels_last"),
     case("lanes_slice", "a slice of channels: columns are further apart than there are channels", (2, 32, 7, 10),
          (32, 3, 3), padding=1, groups=32, storage="channels_last_spaced"),
@@ -108,7 +112,8 @@ PATCHES = (
 )  # fmt: skip
 # Those whose lanes are channels on Hopper, in fp32.
 LANES = (
-    "lanes_3x3", "lanes_5x5", "lanes_7x7", "lanes_tall", "lanes_sides", "lanes_cut", "lanes_pairs", "lanes_slice",
+    "lanes_3x3", "lanes_5x5", "lanes_7x7", "lanes_tall", "lanes_sides", "lanes_cut", "lanes_eights", "lanes_slabs",
+    "lanes_tiny", "lanes_slice",
 )  # fmt: skip
 SMALL = "small"
 # Those that also run with values that are not finite.
@@ -139,7 +144,7 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
         yield from ((name, torch.float32, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
     for name, shape in (("band_many", OLDER), ("band_sides", OLDER), ("patch_many", ""), ("patch_border", "")):
         yield from ((name, torch.bfloat16, result, shape, False) for result in ("fprop", "dgrad", "wgrad"))
-    for name in ("lanes_3x3", "lanes_7x7", "lanes_sides"):
+    for name in ("lanes_3x3", "lanes_7x7", "lanes_sides", "lanes_tiny"):
         yield from ((name, torch.float32, result, SMALL, False) for result in ("fprop", "dgrad", "wgrad"))
 
 
