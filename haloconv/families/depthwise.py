@@ -1,7 +1,8 @@
 """The ``depthwise`` family: layers of one channel a group, with fp32 sums.
 
 Threads march down rows in registers. Aligned rows in 16 bits run on Hopper's tensor cores; filters of more than 9 taps
-on aligned rows are staged in shared memory and run on older ones (16 bits) or in register tiles (fp32).
+on aligned rows are staged in shared memory and run on older ones (16 bits) or in register tiles (fp32). On Hopper rows
+of neighbouring channels in fp32 land in shared memory.
 """
 
 from __future__ import annotations
@@ -116,10 +117,20 @@ def shipped_sources() -> list[KernelSource]:
         text = way.source(form, best_config(form))
         sources[text.digest] = text
     staged = (_staged_source(problem) for problem in _staged_problems())
-    return [*sources.values(), *staged, *(_landed_source(problem) for problem in _landed_problems())]
+    landed = [*(_landed_source(problem) for problem in _landed_problems()), _landed_sum_source()]
+    return [*sources.values(), *staged, *landed]
+
+
+def _landed_sum_source() -> KernelSource:
+    return depthwise_lanes_wgrad.sum_source(_layer("wgrad", torch.float32, "nhwc", 3, 1))
 
 
 def _landed_source(problem: Conv2dProblem) -> KernelSource:
+    if problem.layout == "nhwc":
+        lanes = depthwise_lanes_wgrad if problem.direction == "wgrad" else depthwise_lanes
+        config = lanes.best_config(problem)
+        assert config is not None
+        return lanes.source(problem, config)
     if problem.dtype == torch.float32:
         return depthwise_tile_sm90.source(problem, depthwise_tile_sm90.best_config(problem))
     if problem.direction == "wgrad":
@@ -167,6 +178,8 @@ def _landed_problems() -> Iterator[Conv2dProblem]:
         yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in DIRECTIONS)
     for taps in (3, 5):
         yield from (_layer(direction, torch.float32, "nchw", taps, 1) for direction in ("fprop", "dgrad"))
+    for taps in (3, 5, 7):
+        yield from (_layer(direction, torch.float32, "nhwc", taps, 1) for direction in DIRECTIONS)
 
 
 def _layer(direction: Direction, dtype: torch.dtype, layout: str, taps: int, stride: int) -> Conv2dProblem:

@@ -26,12 +26,12 @@ def why_not(problem: Conv2dProblem, side: TensorForm, result_layout: str, facts:
         return "this is for fprop and dgrad in nhwc"
     reason = lanes.why_not(problem, (side,), facts)
     reason = reason or lanes.too_small(problem, shapes(problem)[1])
-    if reason is None and best_config(problem, facts) is None:
+    if reason is None and best_config(problem) is None:
         reason = "the filter does not fit registers, or the rows that it meets shared memory"
     return reason
 
 
-def best_config(problem: Conv2dProblem, facts: DeviceFacts) -> Config | None:
+def best_config(problem: Conv2dProblem) -> Config | None:
     """The best config that fits, by a sweep on an NVIDIA H200 (2026-11-22); None if none does.
 
     Blocks take as many channels as they can, so that they read and write long pieces of memory.
@@ -45,15 +45,15 @@ def best_config(problem: Conv2dProblem, facts: DeviceFacts) -> Config | None:
     for warps_r in range(min(2, most // (warps_q * warps_c)), 0, -1):
         tiles = lanes.ROWS if warps_q * warps_c * warps_r <= _FEW_ROWS_WARPS else lanes.ROWS[1:]
         found = (Config(rows, cols, warps_q, warps_c, warps_r) for rows in tiles)
-        fitting = [each for each in found if _fits(problem, each, facts)]
+        fitting = [each for each in found if _fits(problem, each)]
         if fitting:
             return min(fitting, key=lambda each: lanes.idle_rows_cost(each, extents[2]))
     return None
 
 
-def _fits(problem: Conv2dProblem, config: Config, facts: DeviceFacts) -> bool:
+def _fits(problem: Conv2dProblem, config: Config) -> bool:
     cut = Cut(problem, config, shapes(problem)[1])
-    return lanes.fits(config, problem) and cut.stages(facts) >= cut.window_rows + config.band
+    return lanes.fits(config, problem) and cut.stages >= cut.window_rows + config.band
 
 
 def source(problem: Conv2dProblem, config: Config) -> KernelSource:
@@ -67,15 +67,13 @@ def bind(
 ) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
     facts = device_facts(device.index)
-    config = best_config(problem, facts)
+    config = best_config(problem)
     assert config is not None
     in_shape, out_shape = shapes(problem)
     cut = Cut(problem, config, out_shape)
-    parts, stages = cut.parts(facts), cut.stages(facts)
-    fields = (w.strides[0], *w.strides[2:], *cut.fields(facts, parts, *padding(problem), in_shape[2]))
-    boxes = cut.boxes(in_shape, first.strides, cut.x_cols, _IN_POINTER)
-    launch = Launch(
-        source(problem, config), device, cut.slabs * parts, config.threads, stages * cut.stage_bytes, _PARAMS_FORMAT,
-        fields, (boxes,),
-    )  # fmt: skip
+    parts = cut.parts(facts)
+    fields = (w.strides[0], *w.strides[2:], *cut.fields(parts, *padding(problem), in_shape[2]))
+    text, grid, smem_bytes = source(problem, config), cut.slabs * parts, cut.stages * cut.stage_bytes
+    maps = (cut.boxes(in_shape, first.strides, cut.x_cols, _IN_POINTER),)
+    launch = Launch(text, device, grid, config.threads, smem_bytes, _PARAMS_FORMAT, fields, maps)
     return dense_call(launch, problem, out_shape, strides_of(out_shape, result_layout))

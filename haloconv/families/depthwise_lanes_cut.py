@@ -13,7 +13,7 @@ from haloconv.problem import Conv2dProblem
 
 Extents = tuple[int, int, int, int]
 LANES, ELEM_BYTES = 32, 4
-CUT_FORMAT = "14i"
+CUT_FORMAT = "13i"
 LEAST_COLS, LEAST_COLS_OF_MANY_TAPS = 14, 28  # of a map; on narrower ones marches were measured as fast, or faster
 LEAST_ELEMS = 1 << 22  # of the tensors: the same
 _MANY_TAPS = 25  # more than these
@@ -24,7 +24,7 @@ _HALO_COST = 0.5  # of a column that is read beside those that are computed
 _HALF_ROWS_COST = 1.1  # of threads of two rows: they read more of the window for a multiply
 _CAPABILITY = (9, 0)
 _MOST_STAGES = 64
-_RESERVED_BYTES, _BARRIER_BYTES = 1 << 10, 1280  # of shared memory, for each block; of a block, at most
+_SMEM_BYTES, _BARRIER_BYTES = 227 << 10, 1280  # of shared memory, that a block may have; of its barriers, at most
 _REGISTERS, _MOST_REGISTERS, _WARP_STEP = 1 << 16, 255, 4  # of a multiprocessor, of a thread; warps come in fours
 _REGISTERS_BESIDE = 20  # of a thread
 _MOST_ROWS = (1 << 31) - 1  # of all images
@@ -171,22 +171,23 @@ class Cut:
         """That a band reads."""
         return self.config.band + self.problem.r - 1
 
-    def stages(self, facts: DeviceFacts) -> int:
+    @property
+    def stages(self) -> int:
         """Rows that shared memory has room for."""
-        return min(_MOST_STAGES, (facts.max_smem_bytes - _BARRIER_BYTES) // self.stage_bytes)
+        return min(_MOST_STAGES, (_SMEM_BYTES - _BARRIER_BYTES) // self.stage_bytes)
 
     def parts(self, facts: DeviceFacts, most_rows: int = 0) -> int:
         """Blocks of a slab: as many as run at a time, or as leave each ``most_rows`` rows."""
         running = min(self.bands, facts.sm_count // self.slabs)
         return max(1, running, ceil_div(self.bands, most_rows // self.config.band) if most_rows else 0)
 
-    def fields(self, facts: DeviceFacts, parts: int, top: int, left: int, in_rows: int) -> tuple[int, ...]:
+    def fields(self, parts: int, top: int, left: int, in_rows: int) -> tuple[int, ...]:
         """The scalars of ``Cut`` in lanes.cuh, in its order."""
         n, _, rows, cols = self.extents
         share = divmod(self.bands, parts)
         return (
-            *(self.slabs, n, self.strips, rows, self.config.band, *share, cols, in_rows, top, left),
-            *(self.config.warps_q, self.stages(facts), self.stage_bytes),
+            *(self.slabs, n, self.strips, rows, *share, cols, in_rows, top, left),
+            *(self.config.warps_q, self.stages, self.stage_bytes),
         )
 
     def boxes(self, shape: Extents, strides: tuple[int, ...], cols: int, pointer: int) -> BoxMap:

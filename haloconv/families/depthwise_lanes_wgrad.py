@@ -27,12 +27,12 @@ def why_not(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, facts: Device
         return "this is for wgrad"
     reason = lanes.why_not(problem, (dy, x), facts)
     reason = reason or lanes.too_small(problem, problem.y_shape)
-    if reason is None and best_config(problem, facts) is None:
+    if reason is None and best_config(problem) is None:
         reason = "the sums do not fit registers, or the rows that they take shared memory"
     return reason
 
 
-def best_config(problem: Conv2dProblem, facts: DeviceFacts) -> Config | None:
+def best_config(problem: Conv2dProblem) -> Config | None:
     """The best config that fits, by a sweep on an NVIDIA H200 (2026-11-22); None if none does.
 
     Rows of dy land, too: what shared memory then has room for is few rows of many columns, or of many channels.
@@ -43,12 +43,12 @@ def best_config(problem: Conv2dProblem, facts: DeviceFacts) -> Config | None:
     warps_c = lanes.channel_warps(channels, max(1, most_qc // warps_q))
     whole = [rows for rows in lanes.ROWS if height % rows == 0] or lanes.ROWS
     found = (Config(rows, cols, warps_q, warps_c, warps_r) for warps_r, rows in _ORDER if rows in whole)
-    return next((each for each in found if _fits(problem, each, facts)), None)
+    return next((each for each in found if _fits(problem, each)), None)
 
 
-def _fits(problem: Conv2dProblem, config: Config, facts: DeviceFacts) -> bool:
+def _fits(problem: Conv2dProblem, config: Config) -> bool:
     cut = Cut(problem, config, problem.y_shape, cut_lands=True)
-    ahead = cut.stages(facts) - cut.window_rows
+    ahead = cut.stages - cut.window_rows
     return config.warps <= _WARPS and lanes.fits(config, problem) and ahead > config.band // 2
 
 
@@ -66,16 +66,16 @@ def sum_source(problem: Conv2dProblem) -> KernelSource:
 def bind(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
     """wgrad(dy, x) -> dw."""
     facts = device_facts(device.index)
-    config = best_config(problem, facts)
+    config = best_config(problem)
     assert config is not None
     cut = Cut(problem, config, problem.y_shape, cut_lands=True)
     parts = cut.parts(facts, _MOST_PRODUCTS // config.cols)
     taps = problem.r * problem.s
-    smem_bytes = max(cut.stages(facts) * cut.stage_bytes, config.warps * lanes.LANES * taps * lanes.ELEM_BYTES)
+    smem_bytes = max(cut.stages * cut.stage_bytes, config.warps * lanes.LANES * taps * lanes.ELEM_BYTES)
     top, _, left, _ = problem.padding
     launch = Launch(
         source(problem, config), device, cut.slabs * parts, config.threads, smem_bytes, _PARAMS_FORMAT,
-        cut.fields(facts, parts, top, left, problem.h),
+        cut.fields(parts, top, left, problem.h),
         (
             cut.boxes(problem.x_shape, x.strides, cut.x_cols, _X_POINTER),
             cut.boxes(problem.y_shape, dy.strides, config.strip_cols, _DY_POINTER),

@@ -2,9 +2,10 @@
 //
 //   y[p, q] = sum over (r, s) of w[r, s] * x[p + r - pad_top, q + s - pad_left]
 //
-// The trick: lanes are channels, so that every access of a warp is 128 neighbouring bytes. The copy engine brings rows
-// into a ring; a thread has ROWS by COLS outputs at a time in registers, and its filter: a row of its window is
-// COLS + S - 1 reads for up to ROWS * S * COLS multiplies.
+// The trick: lanes are channels, so that each access of a warp is 128 neighbouring bytes and no bank has two. The copy
+// engine brings rows into a ring, asked by a warp of its own. A thread has its filter and ROWS by COLS outputs at a
+// time in registers: a row of their window is COLS + S - 1 reads for up to ROWS * S * COLS multiplies. dgrad is fprop
+// with the filter turned.
 //
 // Budget: R * S registers for the filter, ROWS * COLS for sums, COLS + S - 1 for the window; a ring of rows.
 #include "depthwise/lanes.cuh"
@@ -51,8 +52,7 @@ struct Filter {
         const float* const own = filters + (there ? place.lane : 0) * FILTER_PITCH;
         bias = HAS_BIAS && there ? p.bias[place.channel] : 0.f;
 #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap)
-            of[tap / S][tap % S] = own[DGRAD ? TAPS - 1 - tap : tap];
+        for (int tap = 0; tap < TAPS; ++tap) of[tap / S][tap % S] = own[DGRAD ? TAPS - 1 - tap : tap];
     }
 };
 

@@ -1,11 +1,11 @@
-// depthwise_lanes_wgrad: the filter gradient of depthwise layers in fp32 and channels_last, stride 1, from Hopper on, as
-// partial sums.
+// depthwise_lanes_wgrad: the filter gradient of depthwise layers in fp32 and channels_last, stride 1, from Hopper on,
+// as partial sums.
 //
 //   partials[part][r, s, k] = sum over pixels (n, p, q) of dy[n, k, p, q] * x[n, k, p + r - pad_top, q + s - pad_left]
 //
-// The trick is that of depthwise_lanes, with sums and filter exchanged: a thread has ROWS by COLS pixels of dy at a time
-// in registers and all sums of its channel; a row of x is COLS + S - 1 reads for up to ROWS * S * COLS multiplies. A row
-// of dy lands with the last row of x that it meets. In the end a block adds the sums of its warps, in a fixed order.
+// The trick is that of depthwise_lanes, with sums and filter exchanged: a thread has all sums of its channel, and ROWS
+// by COLS pixels of dy at a time. A row of x is COLS + S - 1 reads for up to ROWS * S * COLS multiplies. A row of dy
+// lands with the last row of x that it meets. In the end a block adds the sums of its warps, in a fixed order.
 //
 // Budget: R * S registers for sums, ROWS * COLS for dy, COLS + S - 1 for the window; a ring of rows.
 #include "depthwise/lanes.cuh"
@@ -70,7 +70,8 @@ __device__ __forceinline__ float pixel(const char* row, int col) {
 // A thread's view of the rows that have landed, as bytes from the first.
 struct Rows {
     const char* lane;
-    int stage_bytes, ring_bytes, dy_offset;
+    int stage_bytes, ring_bytes;
+    int dy_offset;  // of a stage's row of dy
 
     __device__ __forceinline__ Rows(const Cut& cut, const Place& place, const char* stages) {
         lane = stages + place.col * PIXEL_BYTES + place.lane * (int)sizeof(float);
@@ -103,8 +104,7 @@ __device__ __forceinline__ void add_tile(Sums& sums, const Rows& rows, int x_row
 }
 
 // The first `height` rows and `width` columns, pixel by pixel: x beside what counts may be infinite.
-__device__ __forceinline__ void add_part(Sums& sums, const Rows& rows, int x_row, int dy_row, int height,
-                                         int width) {
+__device__ __forceinline__ void add_part(Sums& sums, const Rows& rows, int x_row, int dy_row, int height, int width) {
     for (int row = 0; row < height; ++row) {
         for (int b = 0; b < width; ++b) {
             const float dy = rows.dy(dy_row, b);
@@ -139,8 +139,7 @@ __device__ __forceinline__ void sum(Sums& sums, const Params& p, Ring& ring, con
             if (height >= ROWS && width >= COLS)
                 add_tile(sums, rows, x_row, dy_row);
             else if (height > 0)
-                add_part(sums, rows, x_row, dy_row, height < ROWS ? height : ROWS,
-                         width < COLS ? width : COLS);
+                add_part(sums, rows, x_row, dy_row, height < ROWS ? height : ROWS, width < COLS ? width : COLS);
             reader.free(ring, cut, row + BAND < run.rows ? row + BAND : reads);
         }
     }
@@ -151,7 +150,8 @@ __device__ __forceinline__ void write(const Sums& sums, const Params& p, float* 
     const Walk walk = own_walk(p.cut);
     const int threads = readers() * 32, group = threadIdx.x / SLAB;
 #pragma unroll
-    for (int tap = 0; tap < TAPS; ++tap) all[(group * TAPS + tap) * SLAB + threadIdx.x % SLAB] = sums.of[tap / S][tap % S];
+    for (int tap = 0; tap < TAPS; ++tap)
+        all[(group * TAPS + tap) * SLAB + threadIdx.x % SLAB] = sums.of[tap / S][tap % S];
     hc::ptx::bar_sync(2, threads);
     float* const to = p.partials + (i64)walk.part * (TAPS * CHANNELS) + walk.slab * SLAB;
     for (int i = threadIdx.x; i < TAPS * SLAB; i += threads) {

@@ -1,10 +1,11 @@
 // Rows of channels_last images that land in shared memory box by box, for kernels whose lanes are channels.
 //
 // A slab is WARPS_C times 32 neighbouring channels. Of a slab the output (dy in wgrad) is cut into images, strips of
-// columns and rows; of all rows, in this order, each of the slab's blocks takes an equal share and goes down its strips,
-// a band at a time. Blocks of neighbouring slabs run at a time: what they read and write lies beside each other.
+// columns and rows. Of all rows, in this order, each of the slab's blocks takes an equal share and goes down its
+// strips, a band at a time. Blocks of neighbouring slabs run at a time: what they touch lies beside each other.
 //
-// Constants: R and S, ROWS by COLS pixels of a thread, WARPS_C and WARPS_R warps beside each other in channels and rows.
+// Constants: R and S; ROWS by COLS pixels of a thread; WARPS_C and WARPS_R, warps beside each other in channels and in
+// rows. How many there are in columns is known at run time.
 #pragma once
 
 #include "numeric.cuh"
@@ -16,20 +17,20 @@
 namespace hc::lanes {
 
 constexpr int SLAB = 32 * WARPS_C, PIXEL_BYTES = SLAB * (int)sizeof(float);
-constexpr int WINDOW = COLS + S - 1;   // columns that a thread reads of a row
-constexpr int BAND = ROWS * WARPS_R;   // rows of a block at a time
+constexpr int WINDOW = COLS + S - 1;  // columns that a thread reads of a row
+constexpr int BAND = ROWS * WARPS_R;  // rows of a block at a time
 constexpr int MOST_STAGES = 64;
 
 struct Cut {
     int slabs, images, strips, rows;  // rows of an image
-    int grain, share, longer;         // rows of a unit; units of a block; blocks of a slab that have one more
+    int share, longer;                // bands of a block; blocks of a slab that have one more
     int cols, in_rows;                // of an image; rows of that whose halo is read
     int top, left;                    // padding
     int warps_q;                      // warps beside each other in a strip
     int stages, stage_bytes;          // buffers of rows
 };
 
-// Neighbouring rows of a strip, in whole bands; they read `reads` rows, from row `in_row` of the image on.
+// Neighbouring rows of a strip. Whole bands of them read `reads` rows, from row `in_row` of the image on.
 struct Run {
     int image, strip, first, rows;
 
@@ -54,7 +55,7 @@ struct Walk {
 
 __device__ __forceinline__ Walk own_walk(const Cut& cut) {
     const int part = blockIdx.x / (unsigned)cut.slabs, longer = part < cut.longer ? part : cut.longer;
-    const int at = (part * cut.share + longer) * cut.grain, count = (cut.share + (part < cut.longer)) * cut.grain;
+    const int at = (part * cut.share + longer) * BAND, count = (cut.share + (part < cut.longer)) * BAND;
     const int all = cut.images * cut.strips * cut.rows;
     return {int(blockIdx.x) - part * cut.slabs, part, at, at + count < all ? at + count : all};
 }
@@ -81,9 +82,7 @@ struct Ring {
 __device__ __forceinline__ int readers() { return blockDim.x / 32 - 1; }
 
 // Whether this is that warp: by an exchange, from which the compiler knows that a warp stays together.
-__device__ __forceinline__ bool asks() {
-    return __shfl_sync(0xffffffffu, int(threadIdx.x / 32), 0) == readers();
-}
+__device__ __forceinline__ bool asks() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 32), 0) == readers(); }
 
 // The asking warp makes the barriers and does not wait; the readers wait for it, and for each other.
 __device__ __forceinline__ void begin(Ring& ring, const Cut& cut) {
@@ -111,10 +110,10 @@ __device__ __forceinline__ void ask(Ring& ring, const Cut& cut, char* stages, Co
         }
 }
 
-// What a warp knows of the ring: the stage of its run's first row that is still there, and of the next to land.
+// What a warp knows of the ring.
 struct Reader {
-    int first = 0;
-    Cursor next;
+    int first = 0;      // stage of the run's first row that is still there
+    Cursor next;        // stage of the next row to land
     int landed, freed;  // rows of the run
 
     __device__ __forceinline__ void begin_run() { landed = freed = 0; }
