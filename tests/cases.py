@@ -233,6 +233,7 @@ STORAGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": lambda t: t.contiguous(),
     "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
     "channels_last_sliced": lambda t: _nhwc(t, lambda u: _window(u, (0, 0, 0, 1), (0, 0, 0, 2))),
+    "channels_last_spaced": lambda t: _nhwc(t, lambda u: _window(u, (0, 0, 0, 0), (0, 0, 0, 4))),
     "channels_last_unaligned": lambda t: _nhwc(t, _unaligned),
     "sliced": lambda t: _window(t, (0, 0, 1, 3), (0, 1, 2, 2)),
     "every_other_pixel": _every_other_pixel,

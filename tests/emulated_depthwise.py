@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90
+from haloconv.families import depthwise_lanes_cut, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90
 from tests.cases import Case, case, pick
 
 CASES = (
@@ -92,6 +92,26 @@ CASES = (
          storage="channels_last"),
     case("pairs_wgrad_tiny", "an image smaller than the filter", (3, 8, 2, 3), (8, 5, 5), padding=3, groups=8,
          storage="channels_last"),
+    case("lanes_3x3", "lanes without channels, two strips, rows and columns that fill no tile", (2, 36, 9, 61),
+         (36, 3, 3), padding=1, groups=36, storage="channels_last"),
+    case("lanes_5x5", "warps beside each other in channels and rows", (2, 64, 19, 14), (64, 5, 5), padding=2, groups=64,
+         storage="channels_last"),
+    case("lanes_7x7", "strips of half a map, three warps of channels", (1, 96, 22, 56), (96, 7, 7), padding=3,
+         groups=96, storage="channels_last"),
+    case("lanes_tall", "a ring that wraps, blocks that begin amid an image", (3, 8, 90, 6), (8, 7, 7), padding=3,
+         groups=8, storage="channels_last"),
+    case("lanes_sides", "an even filter, padding that differs on every side and is wider than the filter",
+         (2, 40, 13, 17), (40, 4, 6), padding=(2, 5, 3, 7), groups=40, storage="channels_last"),
+    case("lanes_cut", "no padding on the left and more than the filter reaches on the right", (2, 12, 9, 20),
+         (12, 5, 3), padding=(0, 0, 0, 10), groups=12, storage="channels_last"),
+    case("lanes_eights", "columns by eights", (3, 44, 10, 16), (44, 3, 3), padding=1, groups=44,
+         storage="channels_last"),
+    case("lanes_slabs", "two slabs, the last of which is not full", (2, 300, 5, 7), (300, 3, 3), padding=1, groups=300,
+         storage="channels_last"),
+    case("lanes_tiny", "an image that fills no tile", (1, 16, 5, 3), (16, 3, 3), padding=1, groups=16,
+         storage="channels_last"),
+    case("lanes_slice", "a slice of channels: columns are further apart than there are channels", (2, 32, 7, 10),
+         (32, 3, 3), padding=1, groups=32, storage="channels_last_spaced"),
 )  # fmt: skip
 
 # Cases of the shared list that the family takes.
@@ -112,6 +132,12 @@ PATCHES = (
 )  # fmt: skip
 # Filter gradients of pairs of channels, which are in 16 bits.
 PAIRS_WGRAD = tuple(one.name for one in CASES if one.name.startswith("pairs_wgrad"))
+# Those whose lanes are channels on Hopper, in fp32.
+LANES = (
+    "lanes_3x3", "lanes_5x5", "lanes_7x7", "lanes_tall", "lanes_sides", "lanes_cut", "lanes_eights", "lanes_slabs",
+    "lanes_tiny", "lanes_slice",
+)  # fmt: skip
+SMALL = "small"
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
@@ -123,11 +149,16 @@ def results_of(one: Case) -> tuple[str, ...]:
     return ("fprop", "dgrad", "wgrad") if one.problem().k_per_group == 1 else ("fprop", "wgrad")
 
 
+def shape_of(one: Case) -> str:
+    """What a case must be ``forced`` to on Hopper, to run on the kernels that it is for."""
+    return OLDER if one.name in STAGED else SMALL if one.name in LANES else ""
+
+
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape (``forced``), and whether all inputs are finite."""
     every = (torch.float32, torch.float16, torch.bfloat16)
     for one in (*SHARED, *CASES):
-        shape = OLDER if one.name in STAGED else ""
+        shape = shape_of(one)
         some = (torch.float32, *HALVES.get(one.name, ()))
         if one.name in PAIRS_WGRAD:
             some = every[1:]
@@ -139,15 +170,22 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
         yield from ((name, dtype, "wgrad", "", False) for dtype in every[1:])
     for name, shape in (("band_many", OLDER), ("band_sides", OLDER), ("patch_many", ""), ("patch_border", "")):
         yield from ((name, torch.bfloat16, result, shape, False) for result in ("fprop", "dgrad", "wgrad"))
+    for name in ("lanes_3x3", "lanes_7x7", "lanes_sides", "lanes_tiny"):
+        yield from ((name, torch.float32, result, SMALL, False) for result in ("fprop", "dgrad", "wgrad"))
 
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """``OLDER``: Hopper's own kernels take nothing, so that those for older devices do; else they take small images."""
-    assert shape in ("", OLDER)
+    """``OLDER``: Hopper's own kernels take nothing, so that those for older devices do; else they take small images.
+
+    ``SMALL``: lanes of channels do so, too.
+    """
+    assert shape in ("", OLDER, SMALL)
     with MonkeyPatch.context() as patch:
         for module in (depthwise_patch, depthwise_patch_wgrad):
             patch.setattr(module, "MOST_IDLE", 1000)
-        for module in (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90) if shape else ():
+        for limit in ("LEAST_COLS", "LEAST_COLS_OF_MANY_TAPS", "LEAST_ELEMS") if shape == SMALL else ():
+            patch.setattr(depthwise_lanes_cut, limit, 0)
+        for module in (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90) if shape == OLDER else ():
             patch.setattr(module, "why_not", lambda *_: "older kernels are asked for")
         yield

@@ -2,7 +2,7 @@
 
 Threads march down rows in registers. Aligned rows in 16 bits run on Hopper's tensor cores, as do filter gradients in
 16-bit channels_last; filters of more than 9 taps on aligned rows are staged in shared memory and run on older ones (16
-bits) or in register tiles (fp32).
+bits) or in register tiles (fp32). On Hopper rows of neighbouring channels in fp32 land in shared memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from haloconv.env import device_facts
 from haloconv.families import (
     depthwise_band,
     depthwise_band_wgrad,
+    depthwise_lanes,
+    depthwise_lanes_wgrad,
     depthwise_march,
     depthwise_march_wgrad,
     depthwise_pairs_wgrad,
@@ -75,12 +77,18 @@ class DepthwiseFamily:
 
 
 _SPECIAL = {
+    "lanes": depthwise_lanes,
     "patch": depthwise_patch,
     "band": depthwise_band,
     "tile_sm90": depthwise_tile_sm90,
     "tile": depthwise_tile,
 }  # best first, of fprop and dgrad
-_SPECIAL_WGRAD = {"patch": depthwise_patch_wgrad, "band": depthwise_band_wgrad, "pairs": depthwise_pairs_wgrad}
+_SPECIAL_WGRAD = {
+    "lanes": depthwise_lanes_wgrad,
+    "patch": depthwise_patch_wgrad,
+    "band": depthwise_band_wgrad,
+    "pairs": depthwise_pairs_wgrad,
+}
 
 
 @dataclass(frozen=True)
@@ -115,11 +123,21 @@ def shipped_sources() -> list[KernelSource]:
         text = way.source(form, best_config(form))
         sources[text.digest] = text
     staged = (_staged_source(problem) for problem in _staged_problems())
+    landed = (_landed_source(problem) for problem in _landed_problems())
     pairs = (text for problem in _problems_of_pairs() for text in _pairs_sources(problem))
-    return [*sources.values(), *staged, *(_landed_source(problem) for problem in _landed_problems()), *pairs]
+    return [*sources.values(), *staged, *landed, _landed_sum_source(), *pairs]
+
+
+def _landed_sum_source() -> KernelSource:
+    return depthwise_lanes_wgrad.sum_source(_layer("wgrad", torch.float32, "nhwc", 3, 1))
 
 
 def _landed_source(problem: Conv2dProblem) -> KernelSource:
+    if problem.layout == "nhwc":
+        lanes = depthwise_lanes_wgrad if problem.direction == "wgrad" else depthwise_lanes
+        config = lanes.best_config(problem)
+        assert config is not None
+        return lanes.source(problem, config)
     if problem.dtype == torch.float32:
         return depthwise_tile_sm90.source(problem, depthwise_tile_sm90.best_config(problem))
     if problem.direction == "wgrad":
@@ -172,6 +190,8 @@ def _landed_problems() -> Iterator[Conv2dProblem]:
         yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in DIRECTIONS)
     for taps in (3, 5):
         yield from (_layer(direction, torch.float32, "nchw", taps, 1) for direction in ("fprop", "dgrad"))
+    for taps in (3, 5, 7):
+        yield from (_layer(direction, torch.float32, "nhwc", taps, 1) for direction in DIRECTIONS)
 
 
 def _problems_of_pairs() -> Iterator[Conv2dProblem]:

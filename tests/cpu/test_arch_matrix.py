@@ -59,8 +59,14 @@ LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
     "halo_sm80_wgrad_march": 90,
 }
 BOXES_ARCH = 90  # where the copy engine takes boxes
-# The same, that need Hopper.
-HOPPER_ONLY = ("depthwise_pairs_wgrad", "depthwise_patch", "depthwise_patch_wgrad", "depthwise_tile_sm90")
+HOPPER_ONLY = (
+    "depthwise_lanes",
+    "depthwise_lanes_wgrad",
+    "depthwise_pairs_wgrad",
+    "depthwise_patch",
+    "depthwise_patch_wgrad",
+    "depthwise_tile_sm90",
+)  # the same, that need Hopper
 OLD_NVRTCS = (12, 11)
 THREADS = 2
 

@@ -61,10 +61,12 @@ HOST_AND_DEVICE = {
         "depthwise_band.cu", "depthwise_band_wgrad.cu", "depthwise_tile.cu", "strips.cuh", "mma.cuh", "mma_half_k.cuh",
         "depthwise_patch.cu", "depthwise_patch_wgrad.cu", "patches.cuh", "landing.cuh", "depthwise_tile_sm90.cu",
         "pipeline.cuh", "wgmma.cuh", "depthwise_pairs_wgrad.cu", "depthwise_pairs_wgrad_sum.cu",
+        "depthwise_lanes.cu", "depthwise_lanes_wgrad.cu", "depthwise_lanes_wgrad_sum.cu", "lanes.cuh",
         "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py",
         "depthwise_band.py", "depthwise_band_wgrad.py", "depthwise_strips.py", "depthwise_tile.py",
         "depthwise_patch.py", "depthwise_patch_wgrad.py", "depthwise_patches.py", "depthwise_tile_sm90.py",
-        "depthwise_pairs_wgrad.py", "launch.py",
+        "depthwise_pairs_wgrad.py", "depthwise_lanes.py", "depthwise_lanes_wgrad.py", "depthwise_lanes_cut.py",
+        "launch.py",
     },
 }  # fmt: skip
 

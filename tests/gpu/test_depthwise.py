@@ -12,6 +12,8 @@ from haloconv import plan
 from haloconv.families import (
     depthwise_band,
     depthwise_band_wgrad,
+    depthwise_lanes,
+    depthwise_lanes_wgrad,
     depthwise_march_form,
     depthwise_pairs_wgrad,
     depthwise_patch,
@@ -23,7 +25,7 @@ from haloconv.families.depthwise_march_form import Config, Form
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated_depthwise import CASES as OWN_CASES
-from tests.emulated_depthwise import OLDER, PATCHES, SHARED, STAGED, forced, results_of
+from tests.emulated_depthwise import LANES, PATCHES, SHARED, STAGED, forced, results_of, shape_of
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
 from tests.specials import special_activations
 
@@ -34,6 +36,8 @@ LARGE = (
     case("7x7", "ConvNeXt", (4, 96, 56, 56), (96, 7, 7), padding=3, groups=96),
     case("7x7_tall", "strips of a plane, two steps of columns", (2, 32, 128, 112), (32, 7, 7), padding=3, groups=32),
     case("7x7_small", "seven columns", (8, 96, 7, 7), (96, 7, 7), padding=3, groups=96),
+    case("5x5_large", "enough pixels for lanes of channels in NHWC", (12, 112, 60, 60), (112, 5, 5), padding=2,
+         groups=112),
     case("tall", "many strips of rows, several sums of a filter's element", (1, 3, 2000, 130), (3, 3, 3), padding=1,
          groups=3),
 )  # fmt: skip
@@ -47,6 +51,8 @@ RUNS = over(
 NO_MARCHES = (
     depthwise_pairs_wgrad, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band,
     depthwise_band_wgrad, depthwise_tile,
+    depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band, depthwise_band_wgrad, depthwise_tile,
+    depthwise_lanes, depthwise_lanes_wgrad,
 )  # fmt: skip
 CONFIGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 
@@ -75,6 +81,18 @@ def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) ->
         oracle.check(result, oracle.run(result, t, forced), t, forced.spec, want=want)
 
 
+@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in LANES], ids=case_id)
+def test_special_activations_of_lanes(one: Case) -> None:
+    """The same where lanes are channels, which small images are forced to."""
+    asked = DEPTHWISE.on(one, torch.float32)
+    plan.clear_plans()
+    with forced(shape_of(one)):
+        for result in results_of(one):
+            t, want = special_activations(result, asked, torch.float32, "cuda")
+            oracle.check(result, oracle.run(result, t, asked), t, asked.spec, want=want)
+    plan.clear_plans()
+
+
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
 @pytest.mark.parametrize("one", [one for one in (*LARGE, *LARGE_NHWC) if one.name in CONFIGS], ids=case_id)
 def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +118,12 @@ def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypat
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
-@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in STAGED + PATCHES], ids=case_id)
+@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in STAGED + PATCHES + LANES], ids=case_id)
 def test_not_chosen(one: Case, subject: Subject, dtype: torch.dtype) -> None:
     """Kernels for older devices on Hopper, and Hopper's own on images that are small for them."""
     asked, t = subject.on(one, dtype), make(one, dtype, "cuda")
     plan.clear_plans()
-    with forced(OLDER if one.name in STAGED else ""):
+    with forced(shape_of(one)):
         for result in results_of(one):
             oracle.check(result, oracle.run(result, t, asked), t, asked.spec)
     plan.clear_plans()

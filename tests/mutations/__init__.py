@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.mutations import (
     depthwise_band,
+    depthwise_lanes,
     depthwise_march,
     depthwise_pairs_wgrad,
     depthwise_patch,
@@ -37,6 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_stores.MUTATIONS,
     *halo_sm90_streams.MUTATIONS,
     *depthwise_band.MUTATIONS,
+    *depthwise_lanes.MUTATIONS,
     *depthwise_march.MUTATIONS,
     *depthwise_pairs_wgrad.MUTATIONS,
     *depthwise_patch.MUTATIONS,
