@@ -21,6 +21,7 @@ from haloconv.families import (
     depthwise_lanes_wgrad,
     depthwise_march,
     depthwise_march_wgrad,
+    depthwise_nhwc_wgrad_sum,
     depthwise_pairs_wgrad,
     depthwise_patch,
     depthwise_patch_wgrad,
@@ -124,12 +125,14 @@ def shipped_sources() -> list[KernelSource]:
         sources[text.digest] = text
     staged = (_staged_source(problem) for problem in _staged_problems())
     landed = (_landed_source(problem) for problem in _landed_problems())
-    pairs = (text for problem in _problems_of_pairs() for text in _pairs_sources(problem))
-    return [*sources.values(), *staged, *landed, _landed_sum_source(), *pairs]
+    pairs = (
+        depthwise_pairs_wgrad.source(each, depthwise_pairs_wgrad.best_config(each)) for each in _problems_of_pairs()
+    )
+    return [*sources.values(), *staged, *landed, *pairs, *_sum_sources()]
 
 
-def _landed_sum_source() -> KernelSource:
-    return depthwise_lanes_wgrad.sum_source(_layer("wgrad", torch.float32, "nhwc", 3, 1))
+def _sum_sources() -> list[KernelSource]:
+    return [depthwise_nhwc_wgrad_sum.source(_layer("wgrad", dtype, "nhwc", 3, 1)) for dtype in DTYPES]
 
 
 def _landed_source(problem: Conv2dProblem) -> KernelSource:
@@ -153,11 +156,6 @@ def _staged_source(problem: Conv2dProblem) -> KernelSource:
     config = depthwise_band_wgrad.best_config(problem)
     assert config is not None
     return depthwise_band_wgrad.source(problem, config)
-
-
-def _pairs_sources(problem: Conv2dProblem) -> list[KernelSource]:
-    config = depthwise_pairs_wgrad.best_config(problem)
-    return [depthwise_pairs_wgrad.source(problem, config), depthwise_pairs_wgrad.sum_source(problem, config)]
 
 
 def _representative_problems() -> Iterator[Conv2dProblem]:

@@ -6,19 +6,19 @@ import torch
 
 from haloconv.env import DeviceFacts, device_facts
 from haloconv.families import depthwise_lanes_cut as lanes
-from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of, summed_call
+from haloconv.families import depthwise_nhwc_wgrad_sum
+from haloconv.families.base import BoundCall, TensorForm, strides_of, summed_call
 from haloconv.families.depthwise_lanes_cut import Config, Cut
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
-_PARAMS_FORMAT, _SUM_FORMAT = f"3Q{lanes.CUT_FORMAT}", "2Q3q2i"
+_PARAMS_FORMAT = f"3Q{lanes.CUT_FORMAT}"
 _X_POINTER, _DY_POINTER = 0, 1
 _MOST_PRODUCTS = 4096  # of one fp32 sum: what bounds its rounding
 _MOST_Q, _MOST_QC, _MOST_QC_OF_MANY_TAPS = 8, 8, 4  # warps beside each other in columns; there and in channels
 _WARPS = 16  # of a block, at most
 _ORDER = ((2, 4), (1, 4), (2, 2), (1, 2))  # warps beside each other in rows, rows of each
-_PART_WARPS = 8  # that share the parts of a sum
 
 
 def why_not(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, facts: DeviceFacts) -> str | None:
@@ -57,12 +57,6 @@ def source(problem: Conv2dProblem, config: Config) -> KernelSource:
     return kernel_source("depthwise_lanes_wgrad", "depthwise_lanes_wgrad", lanes.constants(problem, config))
 
 
-def sum_source(problem: Conv2dProblem) -> KernelSource:
-    """The text of the kernel that adds the parts."""
-    constants = {"R": problem.r, "S": problem.s, "PART_WARPS": _PART_WARPS}
-    return kernel_source("depthwise_lanes_wgrad_sum", "depthwise_lanes_wgrad_sum", constants)
-
-
 def bind(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
     """wgrad(dy, x) -> dw."""
     facts = device_facts(device.index)
@@ -82,8 +76,5 @@ def bind(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, result_layout: s
         ),
     )  # fmt: skip
     strides = strides_of(problem.w_shape, result_layout)
-    sum_parts = Launch(
-        sum_source(problem), device, taps * ceil_div(problem.c, lanes.LANES), lanes.LANES * _PART_WARPS, 0, _SUM_FORMAT,
-        (strides[0], *strides[2:], problem.c, parts),
-    )  # fmt: skip
+    sum_parts = depthwise_nhwc_wgrad_sum.bind(problem, strides, 1, problem.c, parts, device)
     return summed_call(launch, sum_parts, parts * taps * problem.c, problem.w_shape, strides)

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import torch
 
 from haloconv.env import DeviceFacts, device_facts, max_smem_bytes_of
+from haloconv.families import depthwise_nhwc_wgrad_sum
 from haloconv.families.base import BoundCall, TensorForm, ceil_div, strides_of, summed_call
 from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
-_PARAMS_FORMAT, _SUM_FORMAT = "3Q6q15i", "2Q3q3i"
+_PARAMS_FORMAT = "3Q6q15i"
 _CAPABILITY = (9, 0)
 _PATCH_ROWS, _PATCH_COLS, _PATCH = 4, 2, 8
 _BAND_ROWS, _UNIT_COLS = 8, 8
@@ -23,7 +24,6 @@ _EIGHT, _EIGHT_BYTES = 8, 16
 _MOST_TAPS = 7  # in a row or a column of the filter
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 _HALO_BANDS = 0.25  # what the rows of x below a piece cost
-_PART_WARPS = 8  # that share the parts of a sum
 _MOST_COLS, _MOST_STAGES = 32, 6
 _WARPS = ((64, 16, 4), (104, 12, 2), (160, 8, 2))  # sums up to which a block has so many warps, of which copy so many
 
@@ -145,18 +145,6 @@ def source(problem: Conv2dProblem, config: Config) -> KernelSource:
     return kernel_source("depthwise_pairs_wgrad", "depthwise_pairs_wgrad", constants)
 
 
-def sum_source(problem: Conv2dProblem, config: Config) -> KernelSource:
-    """The text of the kernel that adds the parts."""
-    constants: dict[str, int | str] = {
-        "ELEM": ELEMENTS[problem.dtype],
-        "R": problem.r,
-        "S": problem.s,
-        "CHANNELS": _EIGHT * config.eights,
-        "PART_WARPS": _PART_WARPS,
-    }
-    return kernel_source("depthwise_pairs_wgrad_sum", "depthwise_pairs_wgrad_sum", constants)
-
-
 class _Cut(NamedTuple):
     """``Cut`` of the kernel without its channel blocks."""
 
@@ -205,10 +193,7 @@ def bind(
         source(problem, config), device, channel_blocks * cut.parts, 32 * (shape.warps + config.loaders),
         shape.smem_bytes, _PARAMS_FORMAT, fields,
     )  # fmt: skip
-    elems = channel_blocks * _EIGHT * config.eights * problem.r * problem.s  # of a part
-    strides = strides_of(problem.w_shape, result_layout)
-    sum_parts = Launch(
-        sum_source(problem, config), device, ceil_div(elems, 32), 32 * _PART_WARPS, 0, _SUM_FORMAT,
-        (strides[0], *strides[2:], elems, problem.k, cut.parts),
-    )  # fmt: skip
+    strides, block_channels = strides_of(problem.w_shape, result_layout), _EIGHT * config.eights
+    sum_parts = depthwise_nhwc_wgrad_sum.bind(problem, strides, channel_blocks, block_channels, cut.parts, device)
+    elems = channel_blocks * block_channels * problem.r * problem.s  # of a part
     return summed_call(launch, sum_parts, cut.parts * elems, problem.w_shape, strides)

@@ -101,12 +101,9 @@ WGRAD = (
            ("if (walk.slab * SLAB + i % SLAB < CHANNELS) to[", "to["), result="wgrad"),
     _fault("wgrad: one part", "blocks of a slab overwrite each other's sums",
            ("(i64)walk.part * (TAPS * CHANNELS)", "0"), result="wgrad"),
-    _fault("wgrad: parts of one warp", "the parts of the other warps are left out",
-           ("for (int other = 1; other < PART_WARPS; ++other)", "for (int other = 1; other < 1; ++other)"),
-           result="wgrad", kernel="depthwise_lanes_wgrad_sum"),
     _fault("wgrad: the tap beside", "rows and columns of the filter change places",
            ("tap / S * p.dw_r + tap % S * p.dw_s", "tap % S * p.dw_r + tap / S * p.dw_s"), result="wgrad",
-           kernel="depthwise_lanes_wgrad_sum"),
+           kernel="depthwise_nhwc_wgrad_sum"),
 )  # fmt: skip
 
 MUTATIONS = (*RING, *PLACES, *PRODUCTS, *WGRAD)
