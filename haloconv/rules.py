@@ -17,6 +17,7 @@ from haloconv.problem import Conv2dProblem
 
 _FEW_TAPS = 16  # of one filter
 _MARCHED_TAPS, _TALL = 49, 31  # of one depthwise filter: what marches and small bands take; rows of one column of taps
+_FEW_TAPS_OF_PAIRS, _MOST_TAPS_OF_PAIRS = 9, 7  # of a depthwise filter; in a row or a column of it
 _MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
 _MANY_CHANNELS = 32  # per group, in and out
 _FEW_PIXELS = 1 << 16  # of all images of the output
@@ -71,6 +72,8 @@ def _has_few_taps(problem: Conv2dProblem) -> bool:
         rival_ahead = halves and problem.layout == "nhwc" and taps <= 9 and max(problem.dilation) == 2
         return not (problem.direction == "wgrad" and rival_ahead)
     if problem.direction == "wgrad":
+        if _has_pairs_of_channels(problem):
+            return True
         if problem.q < _WIDE_ROW:
             return False
         if problem.layout == "nchw":
@@ -79,6 +82,14 @@ def _has_few_taps(problem: Conv2dProblem) -> bool:
     if problem.layout == "nchw":
         return not halves or taps > 9 or problem.q >= _NARROW_ROW
     return halves or not strided or problem.direction == "dgrad"
+
+
+def _has_pairs_of_channels(problem: Conv2dProblem) -> bool:
+    """Filter gradients in 16-bit nhwc that Hopper's tensor cores were measured ahead on."""
+    plain = max(*problem.stride, *problem.dilation) == 1 and problem.k_per_group == 1
+    few, most = problem.r * problem.s < _FEW_TAPS_OF_PAIRS, max(problem.r, problem.s)
+    measured = not few and most <= _MOST_TAPS_OF_PAIRS and problem.k % 8 == 0 and problem.k >= _MANY_CHANNELS
+    return plain and measured and problem.layout == "nhwc" and problem.dtype.itemsize == 2
 
 
 def _bands_are_ahead(problem: Conv2dProblem) -> bool:

@@ -1,19 +1,14 @@
-// depthwise_pairs_wgrad: the filter gradient of depthwise layers in 16-bit channels_last on tensor cores, by pairs of
-// channels, from Hopper on, as partial sums.
+// depthwise_pairs_wgrad: the filter gradient of depthwise layers in 16-bit channels_last on Hopper's tensor cores.
 //
 //   partials[part][c, r, s] = sum over pixels (n, p, q) of dy[n, c, p, q] * x[n, c, p + r - pad_top, q + s - pad_left]
 //
-// Where channels are neighbours, a 32-bit word is a pair of channels of one pixel. A patch is 4 rows x 2 columns of dy,
-// its window of x is cut into fragments of eight pixels, and mma.sync multiplies eight patches at once:
+// Where channels are neighbours, a word is a pair of channels of one pixel. A patch is 4 rows x 2 columns of dy, its
+// window of x is cut into fragments of eight pixels. mma.sync sums eight patches, and both channels c' of a word:
 //
-//   d[(c, a)][b] += sum over patches and channels c' of (c == c' ? dy[pixel a][c'] : 0) * x[pixel b of a fragment][c']
+//   d[(c, a)][b] += sum of (c == c' ? dy[pixel a of a patch][c'] : 0) * x[pixel b of a fragment of its window][c']
 //
-// What belongs to tap (r, s) is where b lies (r, s) behind a. All patches of a filter go into the same sums.
-//
-// A block has some eights of channels and marches down strips of columns, in bands of eight rows: the eight patches are
-// four beside each other, and the four below. Warps copy bands to rings in shared memory, zeros where a band leaves the
-// image, so that only the columns between strips are read twice. A lane reads eight channels of a pixel at once, which
-// are words of four products.
+// What belongs to tap (r, s) is where b lies (r, s) behind a. All patches of a filter go into the same sums. Warps copy
+// bands of eight rows to rings in shared memory, with zeros outside the image, and blocks march down strips.
 //
 // A zero times an infinity, be it of the other channel or beside the image, is a NaN that does not belong into the sum:
 // a tap whose sum is not finite is summed once more, over its pixels alone.
