@@ -137,7 +137,7 @@ LANES = (
     "lanes_3x3", "lanes_5x5", "lanes_7x7", "lanes_tall", "lanes_sides", "lanes_cut", "lanes_eights", "lanes_slabs",
     "lanes_tiny", "lanes_slice",
 )  # fmt: skip
-SMALL = "small"
+SMALL, LANES_LIMITS = "small", ("LEAST_COLS", "LEAST_COLS_OF_MANY_TAPS", "LEAST_ELEMS", "MARCHED_TAPS")
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
@@ -184,7 +184,7 @@ def forced(shape: str) -> Iterator[None]:
     with MonkeyPatch.context() as patch:
         for module in (depthwise_patch, depthwise_patch_wgrad):
             patch.setattr(module, "MOST_IDLE", 1000)
-        for limit in ("LEAST_COLS", "LEAST_COLS_OF_MANY_TAPS", "LEAST_ELEMS") if shape == SMALL else ():
+        for limit in LANES_LIMITS if shape == SMALL else ():
             patch.setattr(depthwise_lanes_cut, limit, 0)
         for module in (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90) if shape == OLDER else ():
             patch.setattr(module, "why_not", lambda *_: "older kernels are asked for")

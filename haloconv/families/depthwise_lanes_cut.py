@@ -15,7 +15,8 @@ Extents = tuple[int, int, int, int]
 LANES, ELEM_BYTES = 32, 4
 CUT_FORMAT = "13i"
 LEAST_COLS, LEAST_COLS_OF_MANY_TAPS = 14, 28  # of a map; on narrower ones marches were measured as fast, or faster
-LEAST_ELEMS = 1 << 22  # of the tensors: the same
+LEAST_ELEMS = 1 << 23  # of the tensors: the same
+MARCHED_TAPS = 9  # of fprop: the same
 _MANY_TAPS = 25  # more than these
 _PIECE_ELEMS = 4  # of 16 bytes, the copy engine's
 _MOST_SLAB_WARPS = 8  # 256 elements: most of a box along an axis
@@ -97,6 +98,8 @@ def too_small(problem: Conv2dProblem, extents: Extents) -> str | None:
     n, c, h, w = extents
     if w < (LEAST_COLS_OF_MANY_TAPS if has_many_taps(problem) else LEAST_COLS) or n * c * h * w < LEAST_ELEMS:
         return "the map is narrow, or there are few pixels"
+    if problem.direction == "fprop" and problem.r * problem.s <= MARCHED_TAPS:
+        return f"marches are as fast with up to {MARCHED_TAPS} taps in fprop"
     return None
 
 

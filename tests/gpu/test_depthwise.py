@@ -36,7 +36,7 @@ LARGE = (
     case("7x7", "ConvNeXt", (4, 96, 56, 56), (96, 7, 7), padding=3, groups=96),
     case("7x7_tall", "strips of a plane, two steps of columns", (2, 32, 128, 112), (32, 7, 7), padding=3, groups=32),
     case("7x7_small", "seven columns", (8, 96, 7, 7), (96, 7, 7), padding=3, groups=96),
-    case("5x5_large", "enough pixels for lanes of channels in NHWC", (12, 112, 60, 60), (112, 5, 5), padding=2,
+    case("5x5_large", "enough pixels for lanes of channels in NHWC", (24, 112, 60, 60), (112, 5, 5), padding=2,
          groups=112),
     case("tall", "many strips of rows, several sums of a filter's element", (1, 3, 2000, 130), (3, 3, 3), padding=1,
          groups=3),
