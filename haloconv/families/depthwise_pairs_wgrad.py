@@ -24,18 +24,19 @@ _EIGHT, _EIGHT_BYTES = 8, 16
 _MOST_TAPS = 7  # in a row or a column of the filter
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 _HALO_BANDS = 0.25  # what the rows of x below a piece cost
-_MOST_COLS, _MOST_STAGES = 32, 6
+_WIDTHS = ((16, 32), (8, 16))  # columns of dy beyond which strips may be so wide
+_MOST_STAGES, _STAGES, _FEW_STAGES = 6, 4, 3  # the last where bands have large halos
+_FEWEST_LOADERS, _MOST_LOADERS = 2, 4
 _WARPS = ((64, 16, 4), (104, 12, 2), (160, 8, 2))  # sums up to which a block has so many warps, of which copy so many
 
 
 @dataclass(frozen=True)
 class Config:
-    """Of a block: eights of channels, columns of a strip, how warps share them, warps that copy, bands in the rings."""
+    """Of a block: eights of channels, columns of a strip and of a fragment, warps, bands in the ring of dy."""
 
     eights: int
     cols: int
     frag_cols: int
-    col_warps: int
     unit_warps: int
     loaders: int
     stages: int
@@ -60,12 +61,12 @@ class Shape:
     @cached_property
     def warps(self) -> int:
         """Of a block, that multiply."""
-        return self.config.eights * self.config.col_warps * self.config.unit_warps
+        return self.config.eights * self.config.unit_warps
 
     @cached_property
     def sums(self) -> int:
         """Registers of a thread."""
-        return self.row_frags * self.col_frags // self.config.col_warps * 16
+        return self.row_frags * self.col_frags * 16
 
     @cached_property
     def smem_bytes(self) -> int:
@@ -100,32 +101,44 @@ def _has_gaps(form: TensorForm) -> bool:
 
 
 def best_config(problem: Conv2dProblem) -> Config:
-    """The config by a sweep on an NVIDIA H200: as many channels as warps, strips that leave room for three bands."""
+    """The config by sweeps on an NVIDIA H200: many channels of a block, wide strips, but some bands under way."""
 
     def fewest_products(cols: int) -> tuple[int, int]:
-        shape = Shape(problem.r, problem.s, Config(1, _UNIT_COLS, cols, 1, 1, 1, 1))
+        shape = Shape(problem.r, problem.s, Config(1, _UNIT_COLS, cols, 1, 1, 1))
         return shape.row_frags * shape.col_frags, -cols
 
     frag_cols = min((2, 4, 8), key=fewest_products)
     sums = fewest_products(frag_cols)[0] * 16
     warps, loaders = next((each, copy) for most, each, copy in _WARPS if sums <= most)
-    eights = _eights(problem.k // _EIGHT, warps - loaders)
-    widest = min(_MOST_COLS, ceil_div(problem.q, _UNIT_COLS) * _UNIT_COLS)
-    unit_warps = max(1, min(widest // _UNIT_COLS, (warps - loaders) // eights))
-    loaders = min(4, ceil_div(eights * unit_warps + loaders, 4) * 4 - eights * unit_warps)
-    for cols in range(widest, 0, -_UNIT_COLS):
-        for stages in range(_MOST_STAGES, 2, -1):
-            config = Config(eights, cols, frag_cols, 1, unit_warps, loaders, stages)
-            if Shape(problem.r, problem.s, config).smem_bytes <= max_smem_bytes_of(_CAPABILITY):
-                return config
-    raise AssertionError("three bands of a unit fit every Hopper GPU")
+    widths = [cols for least, cols in _WIDTHS if problem.q > least] if problem.q > _UNIT_COLS else [_UNIT_COLS]
+    found = [
+        _config(problem, frag_cols, warps - loaders, eights, cols)
+        for eights in _eights(problem.k // _EIGHT, warps - loaders)
+        for cols in widths
+    ]
+    enough = _FEW_STAGES if frag_cols == _UNIT_COLS else _STAGES
+    return next((config for config in found if config.stages >= enough), max(found, key=lambda each: each.stages))
 
 
-def _eights(count: int, most: int) -> int:
-    """Of a channel block, where there are ``count``: such that few are left over, and then many."""
+def _config(problem: Conv2dProblem, frag_cols: int, warps: int, eights: int, cols: int) -> Config:
+    """With the warps and the bands that fit a multiprocessor; ``warps``: that may multiply."""
+    units = cols // _UNIT_COLS
+    unit_warps = max(
+        each for each in range(1, units + 1) if units % each == 0 and (each == 1 or each * eights <= warps)
+    )
+    multiply = eights * unit_warps
+    loaders = min(_MOST_LOADERS, ceil_div(multiply + _FEWEST_LOADERS, 4) * 4 - multiply)  # of four schedulers
+    configs = (Config(eights, cols, frag_cols, unit_warps, loaders, stages) for stages in range(_MOST_STAGES, 0, -1))
+    most = max_smem_bytes_of(_CAPABILITY)
+    return next(each for each in configs if each.stages == 1 or Shape(problem.r, problem.s, each).smem_bytes <= most)
+
+
+def _eights(count: int, most: int) -> list[int]:
+    """Of a channel block, where there are ``count``: those of which the fewest are left over, many first."""
     if count <= most:
-        return count
-    return min(range(most // 2, most + 1), key=lambda each: (ceil_div(count, each) * each, -each))
+        return [count]
+    spare = {each: ceil_div(count, each) * each for each in range(most, most // 2 - 1, -1)}
+    return [each for each in spare if spare[each] == min(spare.values())]
 
 
 def source(problem: Conv2dProblem, config: Config) -> KernelSource:
@@ -137,7 +150,6 @@ def source(problem: Conv2dProblem, config: Config) -> KernelSource:
         "EIGHTS": config.eights,
         "COLS": config.cols,
         "FRAG_COLS": config.frag_cols,
-        "COL_WARPS": config.col_warps,
         "UNIT_WARPS": config.unit_warps,
         "LOADERS": config.loaders,
         "STAGES": config.stages,

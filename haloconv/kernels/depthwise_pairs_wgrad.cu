@@ -12,7 +12,7 @@
 //
 // A zero times an infinity, be it of the other channel or beside the image, is a NaN that does not belong into the sum:
 // a tap whose sum is not finite is summed once more, over its pixels alone.
-// Budget: 16 * ROW_FRAGS * FRAGS registers for sums; rings of bands in shared memory, in the end the sums of all warps.
+// Budget: 16 * ROW_FRAGS * COL_FRAGS registers for sums; rings of bands in shared memory, in the end all warps' sums.
 #include "depthwise/march_row.cuh"
 #include "pipeline.cuh"
 #include "products.cuh"
@@ -24,7 +24,7 @@
 //   EIGHTS                 of channels, that a block has
 //   COLS                   of a strip of dy, a multiple of 8
 //   FRAG_COLS              columns of a fragment of x: 2, 4 or 8
-//   COL_WARPS UNIT_WARPS   warps that share eight channels: the fragments beside each other, the units of a strip
+//   UNIT_WARPS             warps that share the units of a strip, for eight channels
 //   LOADERS                warps that copy
 //   STAGES                 bands in the ring of dy
 using hc::i64;
@@ -37,7 +37,6 @@ constexpr int BAND_ROWS = 2 * PATCH_ROWS, UNIT_COLS = 4 * PATCH_COLS;  // a unit
 constexpr int FRAG_ROWS = PATCH / FRAG_COLS;
 constexpr int ROW_FRAGS = (PATCH_ROWS + R - 1 + FRAG_ROWS - 1) / FRAG_ROWS;  // of a window
 constexpr int COL_FRAGS = (PATCH_COLS + S - 1 + FRAG_COLS - 1) / FRAG_COLS;
-constexpr int FRAGS = COL_FRAGS / COL_WARPS;   // beside each other, of a warp
 constexpr int BELOW = PATCH_ROWS / FRAG_ROWS;  // fragments from a patch's window to that of the patch below
 constexpr int UNIT_FRAGS = ROW_FRAGS + BELOW;  // below each other, of both windows
 constexpr int BAND_FRAGS = BAND_ROWS / FRAG_ROWS;
@@ -50,11 +49,10 @@ constexpr int PIXEL_BYTES = (EIGHTS | 1) * EIGHT_BYTES;  // odd: eight neighbour
 constexpr int X_ROW_BYTES = X_COLS * PIXEL_BYTES, DY_ROW_BYTES = COLS * PIXEL_BYTES;
 constexpr int X_BYTES = BAND_ROWS * X_ROW_BYTES, DY_BYTES = BAND_ROWS * DY_ROW_BYTES;
 constexpr int BARRIER_BYTES = (8 * 2 * X_STAGES + 127) / 128 * 128;
-constexpr int WARPS = EIGHTS * COL_WARPS * UNIT_WARPS, THREADS = LANES * (WARPS + LOADERS);
+constexpr int WARPS = EIGHTS * UNIT_WARPS, THREADS = LANES * (WARPS + LOADERS);
 
 static_assert(sizeof(elem_t) == 2, "a word is a pair of channels");
 static_assert(COLS % UNIT_COLS == 0, "a strip is whole units");
-static_assert(COL_FRAGS % COL_WARPS == 0, "warps share fragments evenly");
 static_assert(NEXT_ROWS <= BAND_ROWS, "windows end in the next band");
 
 // How dy is cut: of each channel block into images, strips of columns, and pieces of a strip. A piece is some bands. Of
@@ -172,17 +170,17 @@ __device__ __forceinline__ void copy(const Params& p, const Smem& smem) {
 
 // ---- Warps that multiply ----
 
-// A warp's channels, its first column of fragments, its first unit.
+// A warp's channels, its first unit.
 struct Place {
-    int eight, frag, unit;
+    int eight, unit;
 
     __device__ __forceinline__ Place() {
-        const int warp = threadIdx.x / LANES, rest = warp / EIGHTS;
-        eight = warp % EIGHTS, frag = rest % COL_WARPS * FRAGS, unit = rest / COL_WARPS;
+        const int warp = threadIdx.x / LANES;
+        eight = warp % EIGHTS, unit = warp / EIGHTS;
     }
 };
 
-using Sums = float[ROW_FRAGS][FRAGS][PAIRS][4];
+using Sums = float[ROW_FRAGS][COL_FRAGS][PAIRS][4];
 using Words = unsigned[PAIRS];  // eight channels of a pixel
 
 // The patches `upper` and those below them, `lower`, which are the second half of k.
@@ -198,7 +196,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const char* dy, const char*
     hc::march::load_words<EIGHT_BYTES>(upper, dy);
     hc::march::load_words<EIGHT_BYTES>(lower, dy + PATCH_ROWS * DY_ROW_BYTES);
 #pragma unroll
-    for (int frag = 0; frag < FRAGS; ++frag) {
+    for (int frag = 0; frag < COL_FRAGS; ++frag) {
         Words window[UNIT_FRAGS];
 #pragma unroll
         for (int i = 0; i < UNIT_FRAGS; ++i) {
@@ -218,7 +216,7 @@ __device__ __forceinline__ void sum_runs(Sums& sums, const Params& p, const Smem
     const Place place;
     const int lane = threadIdx.x % LANES, patch_col = lane % 4 * PATCH_COLS, pixel = lane / 4;
     const int first = place.unit * UNIT_COLS * PIXEL_BYTES + place.eight * EIGHT_BYTES;
-    const int x_col = patch_col + place.frag * FRAG_COLS + pixel % FRAG_COLS, dy_col = patch_col + pixel % PATCH_COLS;
+    const int x_col = patch_col + pixel % FRAG_COLS, dy_col = patch_col + pixel % PATCH_COLS;
     const char* const x = smem.x + first + pixel / FRAG_COLS * X_ROW_BYTES + x_col * PIXEL_BYTES;
     const char* const dy = smem.dy + first + pixel / PATCH_COLS * DY_ROW_BYTES + dy_col * PIXEL_BYTES;
     Walk walk(p.cut);
@@ -247,7 +245,7 @@ __device__ __forceinline__ void sum_runs(Sums& sums, const Params& p, const Smem
 
 // ---- The sums of a block ----
 
-constexpr int LANE_SUMS = ROW_FRAGS * FRAGS * PAIRS * 4;
+constexpr int LANE_SUMS = ROW_FRAGS * COL_FRAGS * PAIRS * 4;
 constexpr int PITCH = LANES + 1;  // between a lane's sums: those of eight channels lie in different banks
 constexpr int WARP_SUMS = LANE_SUMS * PITCH + (LANE_SUMS % 32 ? 0 : 16);
 
@@ -255,7 +253,7 @@ __device__ __forceinline__ void write_sums(float* to, const Sums& sums) {
     to += threadIdx.x / LANES * WARP_SUMS + threadIdx.x % LANES;
 #pragma unroll
     for (int i = 0; i < LANE_SUMS; ++i)
-        to[i * PITCH] = sums[i / (4 * PAIRS * FRAGS)][i / (4 * PAIRS) % FRAGS][i / 4 % PAIRS][i % 4];
+        to[i * PITCH] = sums[i / (4 * PAIRS * COL_FRAGS)][i / (4 * PAIRS) % COL_FRAGS][i / 4 % PAIRS][i % 4];
 }
 
 // A tap's sum over the pixels of a patch and the warps that share units.
@@ -266,8 +264,8 @@ __device__ __forceinline__ float tap_sum(const float* sums, int channel, int r, 
         for (int a = 0; a < PATCH; ++a) {
             const int row = r + a / PATCH_COLS, col = s + a % PATCH_COLS;  // of the window
             const int b = row % FRAG_ROWS * FRAG_COLS + col % FRAG_COLS, frag = col / FRAG_COLS;
-            const int warp = (unit * COL_WARPS + frag / FRAGS) * EIGHTS + channel / 8;
-            const int word = (row / FRAG_ROWS * FRAGS + frag % FRAGS) * PAIRS + channel % 8 / 2;
+            const int warp = unit * EIGHTS + channel / 8;
+            const int word = (row / FRAG_ROWS * COL_FRAGS + frag) * PAIRS + channel % 8 / 2;
             const int e = channel % 2 * 2 + b % 2, lane = a * 4 + b / 2;
             sum += sums[warp * WARP_SUMS + (word * 4 + e) * PITCH + lane];
         }
