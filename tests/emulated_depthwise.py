@@ -8,7 +8,13 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import depthwise_lanes_cut, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90
+from haloconv.families import (
+    depthwise_lanes_cut,
+    depthwise_pairs,
+    depthwise_patch,
+    depthwise_patch_wgrad,
+    depthwise_tile_sm90,
+)
 from tests.cases import Case, case, pick
 
 CASES = (
@@ -112,6 +118,26 @@ CASES = (
          storage="channels_last"),
     case("lanes_slice", "a slice of channels: columns are further apart than there are channels", (2, 32, 7, 10),
          (32, 3, 3), padding=1, groups=32, storage="channels_last_spaced"),
+    case("pairs_3x3", "patches that lie half outside, and one that is not there", (2, 32, 9, 21), (32, 3, 3), padding=1,
+         groups=32, storage="channels_last"),
+    case("pairs_5x5", "blocks that begin in the middle of an image", (3, 32, 19, 37), (32, 5, 5), padding=2, groups=32,
+         storage="channels_last"),
+    case("pairs_7x7", "two strips of columns, of which the last one is narrower", (1, 32, 14, 71), (32, 7, 7),
+         padding=3, groups=32, storage="channels_last"),
+    case("pairs_48", "slabs without a swizzle", (2, 48, 10, 50), (48, 5, 5), padding=2, groups=48,
+         storage="channels_last"),
+    case("pairs_many", "four slabs, one image of a block after the other", (3, 256, 11, 12), (256, 3, 3), padding=1,
+         groups=256, storage="channels_last"),
+    case("pairs_sides", "an even filter, and padding that differs on every side", (2, 32, 9, 18), (32, 4, 6),
+         padding=(2, 5, 3, 4), groups=32, storage="channels_last"),
+    case("pairs_padding", "stages of padding alone at both ends", (2, 32, 3, 9), (32, 7, 3), padding=(6, 6, 2, 2),
+         groups=32, storage="channels_last"),
+    case("pairs_row", "a filter of one row", (1, 64, 7, 30), (64, 1, 7), padding=(0, 3), groups=64,
+         storage="channels_last"),
+    case("pairs_column", "a filter of one column, no padding", (1, 32, 13, 16), (32, 5, 1), groups=32,
+         storage="channels_last"),
+    case("pairs_lead", "a run of bands that begins a row of patches before its first window", (2, 32, 10, 34),
+         (32, 3, 5), padding=(1, 2), groups=32, storage="channels_last"),
 )  # fmt: skip
 
 # Cases of the shared list that the family takes.
@@ -138,6 +164,12 @@ LANES = (
     "lanes_tiny", "lanes_slice",
 )  # fmt: skip
 SMALL, LANES_LIMITS = "small", ("LEAST_COLS", "LEAST_COLS_OF_MANY_TAPS", "LEAST_ELEMS", "MARCHED_TAPS")
+# Those in nhwc that Hopper's tensor cores take in 16 bits.
+PAIRS = (
+    "pairs_3x3", "pairs_5x5", "pairs_7x7", "pairs_many", "pairs_sides", "pairs_padding", "pairs_row", "pairs_column",
+    "pairs_lead", "pairs_48",
+)  # fmt: skip
+HALVES |= dict.fromkeys(PAIRS, (torch.float16, torch.bfloat16))
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
@@ -168,7 +200,11 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
         yield from ((name, torch.float32, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
     for name in ("pairs_wgrad_3x3", "pairs_wgrad_sides"):
         yield from ((name, dtype, "wgrad", "", False) for dtype in every[1:])
-    for name, shape in (("band_many", OLDER), ("band_sides", OLDER), ("patch_many", ""), ("patch_border", "")):
+    not_finite = (
+        ("band_many", OLDER), ("band_sides", OLDER), ("patch_many", ""), ("patch_border", ""), ("pairs_5x5", ""),
+        ("pairs_sides", ""),
+    )  # fmt: skip
+    for name, shape in not_finite:
         yield from ((name, torch.bfloat16, result, shape, False) for result in ("fprop", "dgrad", "wgrad"))
     for name in ("lanes_3x3", "lanes_7x7", "lanes_sides", "lanes_tiny"):
         yield from ((name, torch.float32, result, SMALL, False) for result in ("fprop", "dgrad", "wgrad"))
@@ -184,6 +220,7 @@ def forced(shape: str) -> Iterator[None]:
     with MonkeyPatch.context() as patch:
         for module in (depthwise_patch, depthwise_patch_wgrad):
             patch.setattr(module, "MOST_IDLE", 1000)
+        patch.setattr(depthwise_pairs, "LEAST_COLS", (0, 0))
         for limit in LANES_LIMITS if shape == SMALL else ():
             patch.setattr(depthwise_lanes_cut, limit, 0)
         for module in (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90) if shape == OLDER else ():

@@ -22,6 +22,7 @@ from haloconv.families import (
     depthwise_march,
     depthwise_march_wgrad,
     depthwise_nhwc_wgrad_sum,
+    depthwise_pairs,
     depthwise_pairs_wgrad,
     depthwise_patch,
     depthwise_patch_wgrad,
@@ -79,6 +80,7 @@ class DepthwiseFamily:
 
 _SPECIAL = {
     "lanes": depthwise_lanes,
+    "pairs": depthwise_pairs,
     "patch": depthwise_patch,
     "band": depthwise_band,
     "tile_sm90": depthwise_tile_sm90,
@@ -125,10 +127,13 @@ def shipped_sources() -> list[KernelSource]:
         sources[text.digest] = text
     staged = (_staged_source(problem) for problem in _staged_problems())
     landed = (_landed_source(problem) for problem in _landed_problems())
-    pairs = (
-        depthwise_pairs_wgrad.source(each, depthwise_pairs_wgrad.best_config(each)) for each in _problems_of_pairs()
+    paired = (
+        depthwise_pairs.source(one, config) for one in _paired_problems() for config in depthwise_pairs.configs(one)
     )
-    return [*sources.values(), *staged, *landed, *pairs, *_sum_sources()]
+    paired_wgrad = (
+        depthwise_pairs_wgrad.source(one, depthwise_pairs_wgrad.best_config(one)) for one in _paired_gradients()
+    )
+    return [*sources.values(), *staged, *landed, *paired, *paired_wgrad, *_sum_sources()]
 
 
 def _sum_sources() -> list[KernelSource]:
@@ -192,10 +197,20 @@ def _landed_problems() -> Iterator[Conv2dProblem]:
         yield from (_layer(direction, torch.float32, "nhwc", taps, 1) for direction in DIRECTIONS)
 
 
-def _problems_of_pairs() -> Iterator[Conv2dProblem]:
+def _paired_gradients() -> Iterator[Conv2dProblem]:
     """For filter gradients in channels_last, which need compute capability 9.0."""
     for dtype, taps in ((torch.float16, 3), (torch.bfloat16, 5), (torch.float16, 7)):
         yield _layer("wgrad", dtype, "nhwc", taps, 1)
+
+
+def _paired_problems() -> Iterator[Conv2dProblem]:
+    for dtype, taps, direction in (
+        (torch.float16, 3, "fprop"),
+        (torch.bfloat16, 5, "fprop"),
+        (torch.float16, 5, "dgrad"),
+        (torch.bfloat16, 7, "fprop"),
+    ):
+        yield _layer(direction, dtype, "nhwc", taps, 1)
 
 
 def _layer(direction: Direction, dtype: torch.dtype, layout: str, taps: int, stride: int) -> Conv2dProblem:

@@ -62,6 +62,7 @@ BOXES_ARCH = 90  # where the copy engine takes boxes
 HOPPER_ONLY = (
     "depthwise_lanes",
     "depthwise_lanes_wgrad",
+    "depthwise_pairs",
     "depthwise_pairs_wgrad",
     "depthwise_patch",
     "depthwise_patch_wgrad",

@@ -15,6 +15,7 @@ from haloconv.families import (
     depthwise_lanes,
     depthwise_lanes_wgrad,
     depthwise_march_form,
+    depthwise_pairs,
     depthwise_pairs_wgrad,
     depthwise_patch,
     depthwise_patch_wgrad,
@@ -25,7 +26,7 @@ from haloconv.families.depthwise_march_form import Config, Form
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated_depthwise import CASES as OWN_CASES
-from tests.emulated_depthwise import LANES, PATCHES, SHARED, STAGED, forced, results_of, shape_of
+from tests.emulated_depthwise import LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
 from tests.specials import special_activations
 
@@ -49,10 +50,8 @@ RUNS = over(
     *((DEPTHWISE, one, dtype, result) for one in CASES for dtype in DEPTHWISE.dtypes for result in results_of(one))
 )
 NO_MARCHES = (
-    depthwise_pairs_wgrad, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band,
-    depthwise_band_wgrad, depthwise_tile,
-    depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band, depthwise_band_wgrad, depthwise_tile,
-    depthwise_lanes, depthwise_lanes_wgrad,
+    depthwise_pairs, depthwise_pairs_wgrad, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band,
+    depthwise_band_wgrad, depthwise_tile, depthwise_lanes, depthwise_lanes_wgrad,
 )  # fmt: skip
 CONFIGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 
@@ -118,7 +117,7 @@ def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypat
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
-@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in STAGED + PATCHES + LANES], ids=case_id)
+@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in STAGED + PATCHES + LANES + PAIRS], ids=case_id)
 def test_not_chosen(one: Case, subject: Subject, dtype: torch.dtype) -> None:
     """Kernels for older devices on Hopper, and Hopper's own on images that are small for them."""
     asked, t = subject.on(one, dtype), make(one, dtype, "cuda")

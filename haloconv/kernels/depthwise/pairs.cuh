@@ -1,0 +1,64 @@
+// Channel pairs: depthwise layers in nhwc on mma.sync, whose 32-bit words are two neighbouring channels of one pixel.
+//
+// A slab is 32, 64 or 128 bytes of channels of all pixels, or other 16-byte chunks. Of a slab the output is cut into
+// images, strips of columns and bands of rows; of all bands, in this order, each of the slab's blocks takes an equal
+// share, and marches down its strips. Blocks of neighbouring slabs run at a time: what they read and write lies beside
+// each other in memory.
+#pragma once
+
+#include "pipeline.cuh"
+#include "products.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/tensor_map.cuh"
+
+namespace hc::pairs {
+
+constexpr int CHUNK_BYTES = 16, CHUNK_CHANNELS = 8, CHUNK_PAIRS = 4;
+
+// How the copy engine lays a row of a slab out in shared memory: PIXEL_BYTES for a column, its chunks moved by a
+// swizzle of so many bytes (then rows are multiples of 8 columns), or by none if SWIZZLE_BYTES is 0.
+template <int PIXEL_BYTES, int SWIZZLE_BYTES>
+__device__ __forceinline__ int place_in_row(int col, int chunk) {
+    static_assert(SWIZZLE_BYTES == 0 || SWIZZLE_BYTES == PIXEL_BYTES, "a swizzle is as wide as a pixel");
+    if (SWIZZLE_BYTES == 0) return col * PIXEL_BYTES + chunk * CHUNK_BYTES;
+    constexpr int COLS_OF_LINE = SWIZZLE_BYTES == 0 ? 1 : 128 / SWIZZLE_BYTES;
+    return col * PIXEL_BYTES + (chunk ^ (col / COLS_OF_LINE & (SWIZZLE_BYTES / CHUNK_BYTES - 1))) * CHUNK_BYTES;
+}
+
+// How the output is cut.
+struct Cut {
+    int slabs, parts;           // blocks of a slab
+    int images, strips, bands;  // strips of an image, bands of a strip
+    int share, longer;          // bands of a block; blocks of a slab that have one more
+};
+
+// Neighbouring bands of one strip.
+struct Run {
+    int image, strip, first, bands;
+};
+
+// A block's share.
+struct Walk {
+    int slab;
+    int at, end;  // bands
+
+    __device__ __forceinline__ explicit Walk(const Cut& cut) {
+        const int part = blockIdx.x / (unsigned)cut.slabs;
+        slab = blockIdx.x - part * cut.slabs;
+        at = part * cut.share + (part < cut.longer ? part : cut.longer);
+        end = at + cut.share + (part < cut.longer);
+    }
+
+    __device__ __forceinline__ bool next(const Cut& cut, Run& run) {
+        if (at >= end) return false;
+        const int column = at / cut.bands, left = (column + 1) * cut.bands - at, own = end - at;
+        run.image = column / cut.strips, run.strip = column - run.image * cut.strips;
+        run.first = at - column * cut.bands, run.bands = left < own ? left : own;
+        at += run.bands;
+        return true;
+    }
+};
+
+}  // namespace hc::pairs
