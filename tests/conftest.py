@@ -79,8 +79,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
+    wanted = _families(items[0].config) if items else []
     for item in items:
-        if _needs_gpu(item) and _family_of(item) in _families(item.config):
+        if _needs_gpu(item) and _family_of(item) in wanted:
             item.config.stash[COUNTS]["deselected"] += 1
 
 

@@ -68,14 +68,14 @@ def try_model(
         first = _draw(contest, 0, gradients)
         if first.truth is None:
             notes.append("The model does not run in float64, so its outputs were compared with PyTorch's only.")
-        rows = []
+        rows, all_draws = [], None
         for direction in directions:
             call = {"forward": _forward, "step": _step}[direction]
             errors = _judge(*first.of(direction), contest)
             if errors.complaint is not None:
                 notes.append(f"{direction}: judged on {DRAWS} draws together, because on one {errors.complaint}")
-                draws = [first, *(_draw(contest, i, gradients) for i in range(1, DRAWS))]
-                errors = _judge(*_joined(draws).of(direction), contest)
+                all_draws = all_draws or _joined([first, *(_draw(contest, i, gradients) for i in range(1, DRAWS))])
+                errors = _judge(*all_draws.of(direction), contest)
             times = {}
             if budget.timed:
                 calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
