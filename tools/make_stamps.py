@@ -1,6 +1,7 @@
 """Write benchmarks/verified/<family>.json from the results of tests/gpu and of tools/sanitize.py.
 
-Refuses a family (exit code 1) if a check of it failed, a part of its tests did not run, or its sources changed since.
+Refuses a family (exit code 1) if a check of it failed, a part of its tests did not run, its sources changed since, or
+the sanitizer was not clean.
 After a run with ``--family`` the stamps of the other families stay as they are.
 """
 
@@ -21,8 +22,9 @@ def read_json(path: Path) -> dict | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def objections(results: dict, family: str, digest: str) -> list[str]:
+def objections(results: dict, verdict: dict | None, family: str, digest: str) -> list[str]:
     """Why the results do not vouch for the family's sources of this digest; empty if they do."""
+    sanitized = sanitizer_of(verdict, family, digest)
     failed, deselected = results["failures"].get(family, 0), results["counts"]["deselected"]
     found = {
         f"{failed} of its GPU tests failed": failed,
@@ -30,15 +32,22 @@ def objections(results: dict, family: str, digest: str) -> list[str]:
         "its sources changed since the tests ran": results["hashes"].get(family) != digest,
         "none of its GPU tests passed": not results["checks"].get(family),
         "no error of it was recorded": not results["worst_errors"].get(family),
+        f"the sanitizer was not clean ({sanitizer_text(sanitized)})": sanitized and not sanitized["clean"],
     }
     return [sentence for sentence, holds in found.items() if holds]
 
 
-def sanitizer_text(verdict: dict | None, family: str, digest: str) -> str:
-    """The sanitizer's verdict on these very sources in one phrase."""
-    if verdict is None or verdict["hashes"].get(family) != digest:
+def sanitizer_of(verdict: dict | None, family: str, digest: str) -> dict | None:
+    """What the sanitizer says of these very sources of the family; None if it did not run on them."""
+    found = (verdict or {"families": {}})["families"].get(family)
+    return found if found and found["hash"] == digest else None
+
+
+def sanitizer_text(sanitized: dict | None) -> str:
+    """The sanitizer's verdict on a family in one phrase."""
+    if sanitized is None:
         return "not run"
-    return ", ".join(f"{tool}: {found['verdict']}" for tool, found in verdict["tools"].items())
+    return ", ".join(f"{tool}: {found['verdict']}" for tool, found in sanitized["tools"].items())
 
 
 def stamp_of(family: str, digest: str, results: dict, verdict: dict | None, environment: dict[str, str]) -> dict:
@@ -56,7 +65,7 @@ def stamp_of(family: str, digest: str, results: dict, verdict: dict | None, envi
         "skipped": results["counts"]["skipped"],
         "worst_errors": by_dtype,
         "errors": errors,
-        "sanitizer": sanitizer_text(verdict, family, digest),
+        "sanitizer": sanitizer_text(sanitizer_of(verdict, family, digest)),
         "date": environment["date"][:10],
     }
 
@@ -76,7 +85,7 @@ def main() -> int:
     refused = False
     for family in results["families"]:
         digest = hashes[family]
-        against = objections(results, family, digest)
+        against = objections(results, verdict, family, digest)
         if against:
             print(f"no stamp of {family}: {'; '.join(against)}", file=sys.stderr)
             refused = True

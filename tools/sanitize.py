@@ -1,8 +1,8 @@
 """Run tiny problems of every direction under the four tools of compute-sanitizer; exit code 1 on any finding.
 
-The kernels are compiled first, without the sanitizer; then all tools run side by side. A planted fault shows that
-memcheck is really watching. The verdict, with the calls that each tool made, goes to build/sanitizer.json with the
-hashes of the sources that it is about.
+The kernels are compiled first, without the sanitizer; then every tool runs for every family, side by side. A planted
+fault shows that memcheck is really watching. The verdicts, with the calls that each tool made, go to
+build/sanitizer.json, family by family, with the hash of the sources that they are about.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 
+from tests.families import SPECIALS, SUBJECTS
 from tools.stamps import ROOT, all_hashes, kernel_families
 
 TOOLS: dict[str, tuple[str, ...]] = {
@@ -37,8 +38,18 @@ FINDINGS = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) h
 ASKED = re.compile(r"sanitizer driver: (\d+) of (\d+) calls$", re.MULTILINE)
 SO_FAR = re.compile(r"sanitizer driver: (\d+) calls so far")
 FINISHED = re.compile(r"sanitizer driver: (\d+) calls checked, (\d+) kernels compiled")
-PLANTED = "planted fault"
 OUT_OF_TIME = 124
+CORES_OF_JOB = 2
+
+
+class Name(NamedTuple):
+    """What a job is: one tool over the calls of one family."""
+
+    tool: str
+    family: str
+
+
+COMPILING, PLANTED = Name("none", "compiling"), Name("memcheck", "planted fault")
 
 
 class Job(NamedTuple):
@@ -81,31 +92,38 @@ def driver_environment(cache: str) -> dict[str, str]:
     return {**os.environ, **ours}
 
 
-def execute(jobs: dict[str, Job], environment: dict[str, str], folder: str) -> dict[str, Ended]:
-    """Run all jobs side by side; one that takes too long is stopped with its children, and what it printed is kept."""
-    start, running, ended = time.monotonic(), {}, {}
-    logs = {name: Path(folder, f"{name}.log") for name in jobs}
+def execute(jobs: dict[Name, Job], environment: dict[str, str], folder: str, most: int = 1) -> dict[Name, Ended]:
+    """Run the jobs, ``most`` of them side by side.
+
+    One that takes too long is stopped with its children, and what it printed is kept.
+    """
+    waiting, running, ended = dict(jobs), {}, {}
     try:
-        for name, job in jobs.items():
-            with logs[name].open("wb") as log:
-                running[name] = subprocess.Popen(
-                    job.command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-                )
-        while running:
-            for name, process in list(running.items()):
+        while waiting or running:
+            for name in list(waiting)[: most - len(running)]:
+                running[name] = _start(waiting.pop(name), environment, Path(folder, f"{name.tool} {name.family}.log"))
+            for name, (process, start, log) in list(running.items()):
                 seconds = time.monotonic() - start
-                if process.poll() is None and seconds < jobs[name].limit_s:
-                    continue
                 late = process.poll() is None
+                if late and seconds < jobs[name].limit_s:
+                    continue
                 code = OUT_OF_TIME if late else process.returncode
-                _stop(running.pop(name))
-                output = logs[name].read_text(encoding="utf-8", errors="replace")
+                _stop(running.pop(name)[0])
+                output = log.read_text(encoding="utf-8", errors="replace")
                 ended[name] = Ended(code, output + (f"\nstopped after {seconds:.0f} s" if late else ""), seconds)
             time.sleep(0.05)
     finally:
-        for process in running.values():
+        for process, *_ in running.values():
             _stop(process)
     return ended
+
+
+def _start(job: Job, environment: dict[str, str], log: Path) -> tuple[subprocess.Popen, float, Path]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            job.command, env=environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    return process, time.monotonic(), log
 
 
 def _stop(process: subprocess.Popen) -> None:
@@ -154,22 +172,30 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def driver(options: argparse.Namespace) -> list[str]:
-    """The command that makes the calls."""
-    return [sys.executable, *DRIVER, *(f"--family={name}" for name in options.family)]
+def driver(*families: str) -> list[str]:
+    """The command that makes the calls of these families."""
+    return [sys.executable, *DRIVER, *(f"--family={name}" for name in families)]
 
 
-def jobs_of(sanitizer: str, options: argparse.Namespace) -> dict[str, Job]:
-    """What runs side by side: every tool, and memcheck over the planted fault."""
+def families_here(wanted: list[str]) -> list[str]:
+    """Those of the families that this device runs; of all if none are named."""
+    here = {subject.name for subject in (*SUBJECTS, *SPECIALS) if not subject.missing()}
+    return [name for name in kernel_families() if name in here and (name in wanted or not wanted)]
+
+
+def jobs_of(sanitizer: str, options: argparse.Namespace, families: list[str]) -> dict[Name, Job]:
+    """What runs side by side: every tool over every family, and memcheck over the planted fault."""
     limits, every = dict(options.limit), dict(options.every)
 
-    def job(tool: str, *arguments: str) -> Job:
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *TOOLS[tool], *driver(options)]
-        return Job([*command, *arguments], limits.get(tool, options.timeout))
+    def job(name: Name, *arguments: str) -> Job:
+        command = [sanitizer, "--tool", name.tool, "--error-exitcode", "9", *TOOLS[name.tool]]
+        of_family = driver() if name == PLANTED else driver(name.family)
+        return Job([*command, *of_family, *arguments], limits.get(name.tool, options.timeout))
 
     fill = {"initcheck": ("--fill",)}
-    jobs = {tool: job(tool, "--every", str(every.get(tool, 1)), *fill.get(tool, ())) for tool in TOOLS}
-    return jobs | {PLANTED: job("memcheck", "--plant-fault")}
+    names = [Name(tool, family) for tool in TOOLS for family in families]
+    jobs = {name: job(name, "--every", str(every.get(name.tool, 1)), *fill.get(name.tool, ())) for name in names}
+    return jobs | {PLANTED: job(PLANTED, "--plant-fault")}
 
 
 def main() -> int:
@@ -178,40 +204,44 @@ def main() -> int:
     if not torch.cuda.is_available() or sanitizer is None:
         print("sanitize: needs a CUDA device and compute-sanitizer on PATH or under CUDA_HOME", file=sys.stderr)
         return 1
-    hashes = {name: digest for name, digest in all_hashes().items() if name in options.family or not options.family}
+    families, hashes = families_here(options.family), all_hashes()
     with tempfile.TemporaryDirectory() as folder:
         environment = driver_environment(str(Path(folder, "cache")))
-        compiling = Job([*driver(options), "--compile-only"], options.timeout)
-        compiled = execute({"compiling": compiling}, environment, folder)["compiling"]
+        compiling = Job([*driver(*families), "--compile-only"], options.timeout)
+        compiled = execute({COMPILING: compiling}, environment, folder)[COMPILING]
         print(compiled.output)
         if compiled.code:
             print(f"sanitize: the kernels cannot be compiled (exit code {compiled.code})", file=sys.stderr)
             return 1
-        ended = execute(jobs_of(sanitizer, options), environment, folder)
+        most = max(1, (os.cpu_count() or 1) // CORES_OF_JOB)
+        ended = execute(jobs_of(sanitizer, options, families), environment, folder, most)
     planted = ended.pop(PLANTED).output
-    return report(ended, planted, hashes, options.out)
+    return report(ended, planted, {family: hashes[family] for family in families}, options.out)
 
 
-def report(ended: dict[str, Ended], planted: str, hashes: dict[str, str], path: Path) -> int:
-    """Print the verdicts, the whole output of every run that is not clean, and write the file."""
+def report(ended: dict[Name, Ended], planted: str, hashes: dict[str, str], path: Path) -> int:
+    """Print the verdicts, the output of every run that is not clean, and write the file."""
     saw_fault = "Invalid __global__ write" in planted
-    clean, verdicts = saw_fault, {}
-    for tool, (code, output, seconds) in ended.items():
+    families = {family: {"hash": digest, "clean": saw_fault, "tools": {}} for family, digest in hashes.items()}
+    for (tool, family), (code, output, seconds) in ended.items():
         verdict, finished = judge(code, output), FINISHED.search(output)
         compiled = int(finished[2]) if finished else None
-        verdicts[tool] = {
+        of_family = families[family]
+        of_family["tools"][tool] = {
             "verdict": verdict.text, "clean": verdict.clean, "calls": verdict.calls, "of_calls": verdict.of_calls,
             "seconds": round(seconds, 1), "kernels_compiled": compiled,
         }  # fmt: skip
-        clean = clean and verdict.clean
-        print(f"{tool}: {verdict.text}, {seconds:.0f} s" + (f", compiling {compiled} kernels" if compiled else ""))
+        of_family["clean"] = of_family["clean"] and verdict.clean
+        more = f", compiling {compiled} kernels" if compiled else ""
+        print(f"{family}, {tool}: {verdict.text}, {seconds:.0f} s{more}")
         if not verdict.clean:
             print(output[-8000:])
     print(f"planted fault: {'found' if saw_fault else 'NOT found, so memcheck proves nothing'}")
     if not saw_fault:
         print(planted[-8000:])
+    clean = saw_fault and all(found["clean"] for found in families.values())
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"clean": clean, "planted_fault_found": saw_fault, "tools": verdicts, "hashes": hashes}
+    record = {"clean": clean, "planted_fault_found": saw_fault, "families": families}
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return 0 if clean else 1
 

@@ -60,7 +60,7 @@ def _has_boxes(form: TensorForm, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Cut:
-    """``Cut`` of group_march/walk.cuh: slabs, and images, strips and bands of each, which ``parts`` blocks share."""
+    """``Cut`` of group_march/slab.cuh: slabs, and images, strips and bands of each, which ``parts`` blocks share."""
 
     problem: Conv2dProblem
     rows: int
@@ -97,7 +97,7 @@ class Cut:
         return max(1, min(self.problem.n * strips * bands, blocks // self.slabs))
 
     def fields(self, parts: int, top: int, left: int, stages: int) -> tuple[int, ...]:
-        """The scalars of ``Cut`` in walk.cuh, in its order."""
+        """The scalars of ``Cut`` in slab.cuh, in its order."""
         strips, bands = self._strips_bands
         one = self.problem
         share = divmod(one.n * strips * bands, parts)
@@ -108,7 +108,7 @@ class Cut:
         return self.rows * cols * SLAB_BYTES
 
     def boxes(self, shape: tuple[int, ...], strides: tuple[int, ...], cols: int, pointer: int, stored: bool) -> BoxMap:
-        """Boxes of ``cols`` columns of a tensor, in shared memory as group_march/walk.cuh reads and writes them."""
+        """Boxes of ``cols`` columns of a tensor, in shared memory as group_march/slab.cuh reads and writes them."""
         size = self.problem.dtype.itemsize
         n, c, h, w = shape
         kind = (_STORED if stored else _LOADED)[self.problem.dtype]

@@ -166,6 +166,8 @@ __device__ __forceinline__ void copy(const Params& p, const Smem& smem) {
             }
             hc::ptx::cp_async_mbarrier_arrive_noinc(&smem.full[x.index]);
         }
+    hc::ptx::cp_async_commit_group();
+    hc::ptx::cp_async_wait_group<0>();  // a thread that ends has nothing under way
 }
 
 // ---- Warps that multiply ----
@@ -243,7 +245,9 @@ __device__ __forceinline__ void sum_runs(Sums& sums, const Params& p, const Smem
     }
 }
 
-// ---- The sums of a block ----
+// ---- The sums of a block, which the warps that multiply add up ----
+
+__device__ __forceinline__ void wait_for_multipliers() { hc::ptx::bar_sync(1, LANES * WARPS); }
 
 constexpr int LANE_SUMS = ROW_FRAGS * COL_FRAGS * PAIRS * 4;
 constexpr int PITCH = LANES + 1;  // between a lane's sums: those of eight channels lie in different banks
@@ -299,7 +303,7 @@ __device__ __forceinline__ void write_partials(const Params& p, const float* sum
     const Walk walk(p.cut);
     const int lane = threadIdx.x % LANES, channels = min(CHANNELS, p.channels - walk.channel_block * CHANNELS);
     float* const partials = p.partials + (walk.part * (i64)p.cut.channel_blocks + walk.channel_block) * COUNT;
-    for (int first = threadIdx.x - lane; first < COUNT; first += THREADS) {
+    for (int first = threadIdx.x - lane; first < COUNT; first += LANES * WARPS) {
         const int i = first + lane, channel = i % CHANNELS, tap = i / CHANNELS;
         float sum = i < COUNT ? tap_sum(sums, channel, tap / S, tap % S) : 0.f;
         unsigned left = __ballot_sync(0xffffffffu, channel < channels && sum * 0.f != 0.f);
@@ -317,14 +321,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) depthwise_pairs_wgrad(c
     const Smem smem(dynamic_smem);
     float* const all_sums = reinterpret_cast<float*>(smem.x);
     begin(smem);
-    if (threadIdx.x / LANES < WARPS) {
-        Sums sums = {};
-        sum_runs(sums, p, smem);
-        hc::ptx::bar_sync(1, LANES * WARPS);  // the rings have been read
-        write_sums(all_sums, sums);
-    } else {
+    if (threadIdx.x / LANES >= WARPS) {
         copy(p, smem);
+        return;
     }
-    __syncthreads();
+    Sums sums = {};
+    sum_runs(sums, p, smem);
+    wait_for_multipliers();  // the rings have been read
+    write_sums(all_sums, sums);
+    wait_for_multipliers();
     write_partials(p, all_sums);
 }

@@ -10,7 +10,7 @@
 //
 // Budget: R * S * ATOMS * N_TILES registers for the filter, 4 * R * M_TILES * N_TILES for sums, 2 * ROWS * S * ATOMS *
 // M_TILES for fragments; a ring of stages of ROWS rows of x, and two of outputs, in shared memory.
-#include "group_march/walk.cuh"
+#include "group_march/slab.cuh"
 #include "halo_sm90/piece.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.

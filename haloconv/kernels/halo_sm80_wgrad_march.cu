@@ -10,7 +10,7 @@
 //
 // Budget: 4 * R * PAIRS * N_TILES registers for sums, 2 * R * K_STEPS * N_TILES for dy; a ring of stages of ROWS rows
 // of x and dy in shared memory.
-#include "group_march/walk.cuh"
+#include "group_march/slab.cuh"
 
 // Constants: ELEM is hc::fp16 or hc::bf16; all others integers.
 //   R S                  filter taps

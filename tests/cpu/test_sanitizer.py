@@ -153,11 +153,15 @@ def test_the_driver_prints_what_the_judge_reads(monkeypatch: pytest.MonkeyPatch,
 
 def test_each_tool_has_its_own_time_and_calls() -> None:
     options = sanitize.options_of(["--timeout", "200", "--limit", "initcheck=400", "--every", "initcheck=3"])
-    jobs = sanitize.jobs_of("/bin/compute-sanitizer", options)
-    assert set(jobs) == {*sanitize.TOOLS, sanitize.PLANTED}
-    assert {name for name, job in jobs.items() if job.limit_s == 200} == {*jobs} - {"initcheck"}
-    assert jobs["initcheck"].limit_s == 400 and jobs["initcheck"].command[-3:] == ["--every", "3", "--fill"]
-    assert jobs["memcheck"].command[-2:] == ["--every", "1"] and jobs[sanitize.PLANTED].command[-1] == "--plant-fault"
+    jobs = sanitize.jobs_of("/bin/compute-sanitizer", options, ["direct", "halo_sm90"])
+    names = {sanitize.Name(tool, family) for tool in sanitize.TOOLS for family in ("direct", "halo_sm90")}
+    assert set(jobs) == {*names, sanitize.PLANTED}
+    assert {name for name, job in jobs.items() if job.limit_s == 400} == {
+        name for name in names if name.tool == "initcheck"
+    }
+    assert jobs["initcheck", "direct"].command[-4:] == ["--family=direct", "--every", "3", "--fill"]
+    assert jobs["memcheck", "halo_sm90"].command[-3:] == ["--family=halo_sm90", "--every", "1"]
+    assert jobs[sanitize.PLANTED].command[-1] == "--plant-fault"
 
 
 @pytest.mark.parametrize("text", ["initcheck", "initcheck=0", "initcheck=x", "other=3"])
@@ -167,18 +171,28 @@ def test_wrong_numbers_for_a_tool_are_refused(text: str, capsys: pytest.CaptureF
     assert "TOOL=NUMBER" in capsys.readouterr().err
 
 
+LATE, QUICK = sanitize.Name("memcheck", "late"), sanitize.Name("memcheck", "quick")
+
+
+def test_no_more_jobs_than_asked_for_run_side_by_side(tmp_path: Path) -> None:
+    note = "import sys, time; print(time.monotonic()); time.sleep(0.3); print(time.monotonic())"
+    jobs = {name: sanitize.Job([sys.executable, "-c", note], 30.0) for name in (LATE, QUICK)}
+    ended = sanitize.execute(jobs, dict(os.environ), str(tmp_path))
+    assert float(ended[LATE].output.split()[1]) < float(ended[QUICK].output.split()[0])
+
+
 def test_a_late_job_is_stopped_with_its_children_and_its_output_kept(tmp_path: Path) -> None:
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     late = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     jobs = {
-        "late": sanitize.Job([sys.executable, "-c", late], 1.5),
-        "quick": sanitize.Job([sys.executable, "-c", "print('done'); raise SystemExit(3)"], 30.0),
+        LATE: sanitize.Job([sys.executable, "-c", late], 1.5),
+        QUICK: sanitize.Job([sys.executable, "-c", "print('done'); raise SystemExit(3)"], 30.0),
     }
     start = time.monotonic()
-    ended = sanitize.execute(jobs, dict(os.environ), str(tmp_path))
+    ended = sanitize.execute(jobs, dict(os.environ), str(tmp_path), 2)
     assert time.monotonic() - start < 20
-    assert ended["quick"].code == 3 and ended["quick"].output == "done\n"
-    code, printed, seconds = ended["late"]
+    assert ended[QUICK].code == 3 and ended[QUICK].output == "done\n" and list(ended) == [QUICK, LATE]
+    code, printed, seconds = ended[LATE]
     assert code == sanitize.OUT_OF_TIME and printed.endswith("stopped after 2 s") and 1.5 <= seconds < 10
     assert not is_running(int(printed.split()[0]))
 
@@ -201,17 +215,33 @@ def test_the_report_and_the_stamp_say_how_many_calls_each_tool_made(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     path, planted = tmp_path / "build" / "sanitizer.json", "Invalid __global__ write"
-    ended = {"memcheck": sanitize.Ended(0, output(), 61.26), "initcheck": sanitize.Ended(0, output(of=36), 80.0)}
-    assert sanitize.report(ended, planted, {"direct": "abc"}, path) == 0
-    assert "initcheck: 0 findings in 12 of 36 calls, 80 s\n" in capsys.readouterr().out
+    hashes = {"direct": "abc", "halo_sm90": "def"}
+    ended = {
+        sanitize.Name("memcheck", "direct"): sanitize.Ended(0, output(), 61.26),
+        sanitize.Name("initcheck", "direct"): sanitize.Ended(0, output(of=36), 80.0),
+        sanitize.Name("memcheck", "halo_sm90"): sanitize.Ended(0, output(), 60.0),
+    }
+    assert sanitize.report(ended, planted, hashes, path) == 0
+    assert "direct, initcheck: 0 findings in 12 of 36 calls, 80 s\n" in capsys.readouterr().out
     record = json.loads(path.read_text(encoding="utf-8"))
     assert record["clean"] and record["planted_fault_found"]
-    assert record["tools"]["initcheck"] == {
+    assert record["families"]["direct"]["tools"]["initcheck"] == {
         "verdict": "0 findings in 12 of 36 calls", "clean": True, "calls": 12, "of_calls": 36, "seconds": 80.0,
         "kernels_compiled": 0,
     }  # fmt: skip
-    text = make_stamps.sanitizer_text(record, "direct", "abc")
+    text = make_stamps.sanitizer_text(make_stamps.sanitizer_of(record, "direct", "abc"))
     assert text == "memcheck: 0 findings in 12 calls, initcheck: 0 findings in 12 of 36 calls"
-    assert sanitize.report(ended, "nothing", {"direct": "abc"}, path) == 1
-    ended["initcheck"] = sanitize.Ended(124, "stopped", 80.0)
-    assert sanitize.report(ended, planted, {"direct": "abc"}, path) == 1
+    assert sanitize.report(ended, "nothing", hashes, path) == 1
+
+
+def test_one_familys_finding_does_not_count_for_another(tmp_path: Path) -> None:
+    path = tmp_path / "sanitizer.json"
+    ended = {
+        sanitize.Name("memcheck", "direct"): sanitize.Ended(0, output(), 60.0),
+        sanitize.Name("racecheck", "depthwise"): sanitize.Ended(124, "stopped", 80.0),
+    }
+    hashes = {"direct": "abc", "depthwise": "def"}
+    assert sanitize.report(ended, "Invalid __global__ write", hashes, path) == 1
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert not record["clean"]
+    assert record["families"]["direct"]["clean"] and not record["families"]["depthwise"]["clean"]

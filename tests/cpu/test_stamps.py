@@ -31,14 +31,15 @@ HOST_AND_DEVICE = {
     "direct": {"direct.cu", "direct_sums.cu", "geometry.cuh", "direct.py", "direct_sums.py", "launch.py"},
     "halo_sm80": {
         "halo_sm80.cu", "halo_sm80_pack.cu", "order.cuh", "weights.cuh", "shape.cuh", "stage.cuh", "multiply.cuh",
-        "write.cuh", "geometry.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_march.cu", "walk.cuh", "pipeline.cuh",
+        "write.cuh", "geometry.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_march.cu", "slab.cuh", "pipeline.cuh",
+        "band_walk.cuh",
         "halo_sm80.py", "halo_sm80_configs.py", "halo_sm80_fold.py", "halo_sm80_march.py", "halo_sm80_tile.py",
         "launch.py",
     },
     "halo_sm80_wgrad": {
         "halo_sm80_wgrad.cu", "multiply.cuh", "neighbours.cuh", "pieces.cuh", "source.cuh", "sums.cuh", "window.cuh",
-        "work.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_wgrad_march.cu", "halo_sm80_wgrad_march_sum.cu", "walk.cuh",
-        "pipeline.cuh",
+        "work.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_wgrad_march.cu", "halo_sm80_wgrad_march_sum.cu", "slab.cuh",
+        "pipeline.cuh", "band_walk.cuh",
         "halo_sm80_wgrad.py", "halo_sm80_wgrad_configs.py", "halo_sm80_wgrad_layer.py", "halo_sm80_wgrad_march.py",
         "launch.py",
     },
@@ -60,7 +61,7 @@ HOST_AND_DEVICE = {
         "depthwise_march.cu", "depthwise_march_wgrad.cu", "march_axes.cuh", "march_row.cuh", "geometry.cuh",
         "depthwise_band.cu", "depthwise_band_wgrad.cu", "depthwise_tile.cu", "strips.cuh", "mma.cuh", "mma_half_k.cuh",
         "depthwise_patch.cu", "depthwise_patch_wgrad.cu", "patches.cuh", "landing.cuh", "depthwise_tile_sm90.cu",
-        "pipeline.cuh", "wgmma.cuh", "depthwise_pairs.cu", "pairs.cuh", "depthwise_pairs_wgrad.cu",
+        "pipeline.cuh", "wgmma.cuh", "depthwise_pairs.cu", "pairs.cuh", "band_walk.cuh", "depthwise_pairs_wgrad.cu",
         "depthwise_nhwc_wgrad_sum.cu",
         "depthwise_lanes.cu", "depthwise_lanes_wgrad.cu", "lanes.cuh",
         "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py",
@@ -150,19 +151,32 @@ def results(**other: dict) -> dict:
     ],
 )  # fmt: skip
 def test_no_stamp_for_a_run_that_proves_nothing(found: dict, says: str) -> None:
-    (sentence,) = make_stamps.objections(found, "direct", "abc")
+    (sentence,) = make_stamps.objections(found, None, "direct", "abc")
     assert says in sentence
+
+
+def sanitized(verdict: str, clean: bool) -> dict:
+    tools = {"memcheck": {"verdict": verdict}}
+    return {"families": {"direct": {"hash": "abc", "clean": clean, "tools": tools}}}
+
+
+def test_no_stamp_if_the_sanitizer_found_something_in_these_sources() -> None:
+    found = sanitized("3 findings in 5 calls", clean=False)
+    (sentence,) = make_stamps.objections(results(), found, "direct", "abc")
+    assert sentence == "the sanitizer was not clean (memcheck: 3 findings in 5 calls)"
+    assert make_stamps.objections(results(hashes={"direct": "new"}), found, "direct", "new") == []
 
 
 def test_stamp_of_a_good_run() -> None:
     environment = dict.fromkeys(make_stamps.STAMP_KEYS, "x") | {"date": "2026-01-02T03:04:05Z"}
-    verdict = {"hashes": {"direct": "abc"}, "tools": {"memcheck": {"verdict": "0 findings in 5 calls"}}}
-    assert make_stamps.objections(results(), "direct", "abc") == []
+    verdict = sanitized("0 findings in 5 calls", clean=True)
+    assert make_stamps.objections(results(), verdict, "direct", "abc") == []
     stamp = make_stamps.stamp_of("direct", "abc", results(), verdict, environment)
     assert stamp["checks"] == 7 and stamp["worst_errors"] == {"fp32": 3e-7, "fp16": 2e-4}
     assert stamp["sanitizer"] == "memcheck: 0 findings in 5 calls" and stamp["date"] == "2026-01-02"
-    assert make_stamps.sanitizer_text(verdict, "direct", "other") == "not run"
-    assert make_stamps.sanitizer_text(None, "direct", "abc") == "not run"
+    assert make_stamps.sanitizer_of(verdict, "direct", "other") is None
+    assert make_stamps.sanitizer_of(None, "direct", "abc") is None
+    assert make_stamps.sanitizer_text(None) == "not run"
 
 
 def stamps_of(found: dict | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[str]]:
@@ -170,7 +184,8 @@ def stamps_of(found: dict | None, folder: Path, monkeypatch: pytest.MonkeyPatch)
     if found is not None:
         source.write_text(json.dumps(found))
     monkeypatch.setattr(make_stamps, "all_hashes", lambda: {"direct": "abc", "halo_sm90": "def"})
-    monkeypatch.setattr(sys, "argv", ["make_stamps", "--gpu-results", str(source), "--out", str(out)])
+    files = ["--gpu-results", str(source), "--sanitizer", str(folder / "none.json"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["make_stamps", *files])
     return make_stamps.main(), sorted(path.name for path in out.glob("*"))
 
 

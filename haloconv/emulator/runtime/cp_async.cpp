@@ -17,9 +17,14 @@ struct Copy {
     bool finished = false;
 };
 
+struct Arrival {
+    u64 issued;  // it waits for the thread's first `issued` copies
+    Operation operation;
+};
+
 struct ThreadCopies {
     std::vector<std::vector<Copy>> groups{1};  // oldest first; the last is open
-    std::vector<Operation> arrivals;           // oldest first
+    std::vector<Arrival> arrivals;             // oldest first
     u64 issued = 0;
 };
 
@@ -43,6 +48,12 @@ void end_block() {
 }
 
 BlockHook hook{begin_block, end_block, nullptr};
+
+// Arrivals that wait for none but a thread's first `issued` copies are made.
+void arrive_for(const ThreadCopies& own, u64 issued) {
+    for (const Arrival& arrival : own.arrivals)
+        if (arrival.issued <= issued) land_now(arrival.operation);
+}
 
 // The first `issued` copies of `thread` are in place, and count as written by the barrier's engine.
 void finish_for_barrier(u32 thread, u64 issued, Mbarrier& bar) {
@@ -82,9 +93,13 @@ void hc_emu_cp_async_commit_group() { copies_of(thread_id()).groups.emplace_back
 
 void hc_emu_cp_async_wait_group(int youngest) {
     preemption_point();
-    auto& groups = copies_of(thread_id()).groups;
+    ThreadCopies& own = copies_of(thread_id());
+    auto& groups = own.groups;
     const std::size_t closed = groups.size() - 1;
     const std::size_t done = closed > std::size_t(youngest) ? closed - youngest : 0;
+    // What a barrier counts belongs to those who wait for the barrier: it is told first.
+    for (std::size_t i = 0; i < done; ++i)
+        if (!groups[i].empty()) arrive_for(own, groups[i].back().number);
     for (std::size_t i = 0; i < done; ++i)
         for (const Copy& copy : groups[i]) {
             land_now(copy.operation);
@@ -100,12 +115,13 @@ void hc_emu_cp_async_mbarrier_arrive_noinc(void* word) {
     // than the thread's earlier arrivals, and so comes behind those.
     ThreadCopies& own = copies_of(thread_id());
     const auto earlier = own.arrivals.size();
-    own.arrivals.push_back(
+    const Operation operation =
         submit("cp.async.mbarrier.arrive", true, [=, &bar, thread = thread_id(), issued = own.issued] {
-            if (earlier) land_now(copies_of(thread).arrivals[earlier - 1]);
+            if (earlier) land_now(copies_of(thread).arrivals[earlier - 1].operation);
             finish_for_barrier(thread, issued, bar);
             arrive_with(bar, Clock{}, site);
-        }));
+        });
+    own.arrivals.push_back({own.issued, operation});
     preemption_point();
 }
 

@@ -1,11 +1,9 @@
 // Channel pairs: depthwise layers in nhwc on mma.sync, whose 32-bit words are two neighbouring channels of one pixel.
 //
-// A slab is 32, 64 or 128 bytes of channels of all pixels, or other 16-byte chunks. Of a slab the output is cut into
-// images, strips of columns and bands of rows; of all bands, in this order, each of the slab's blocks takes an equal
-// share, and marches down its strips. Blocks of neighbouring slabs run at a time: what they read and write lies beside
-// each other in memory.
+// A slab is 32, 64 or 128 bytes of channels of all pixels, or other 16-byte chunks; band_walk.cuh deals out its bands.
 #pragma once
 
+#include "band_walk.cuh"
 #include "pipeline.cuh"
 #include "products.cuh"
 #include "ptx/barrier.cuh"
@@ -32,33 +30,6 @@ struct Cut {
     int slabs, parts;           // blocks of a slab
     int images, strips, bands;  // strips of an image, bands of a strip
     int share, longer;          // bands of a block; blocks of a slab that have one more
-};
-
-// Neighbouring bands of one strip.
-struct Run {
-    int image, strip, first, bands;
-};
-
-// A block's share.
-struct Walk {
-    int slab;
-    int at, end;  // bands
-
-    __device__ __forceinline__ explicit Walk(const Cut& cut) {
-        const int part = blockIdx.x / (unsigned)cut.slabs;
-        slab = blockIdx.x - part * cut.slabs;
-        at = part * cut.share + (part < cut.longer ? part : cut.longer);
-        end = at + cut.share + (part < cut.longer);
-    }
-
-    __device__ __forceinline__ bool next(const Cut& cut, Run& run) {
-        if (at >= end) return false;
-        const int column = at / cut.bands, left = (column + 1) * cut.bands - at, own = end - at;
-        run.image = column / cut.strips, run.strip = column - run.image * cut.strips;
-        run.first = at - column * cut.bands, run.bands = left < own ? left : own;
-        at += run.bands;
-        return true;
-    }
 };
 
 }  // namespace hc::pairs

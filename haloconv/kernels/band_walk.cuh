@@ -1,0 +1,39 @@
+// Bands of rows dealt out evenly among blocks, which march down their strips.
+//
+// Of a slab of channels the output is cut into images, strips of columns and bands of rows; of all bands, in this
+// order, each of the slab's blocks takes an equal share. Blocks of neighbouring slabs run at a time: what they read
+// and write lies beside each other in memory.
+#pragma once
+
+namespace hc {
+
+// Neighbouring bands of one strip.
+struct Run {
+    int image, strip, first, bands;
+};
+
+// A block's share, run by run. Cut has, among others, slabs; strips of an image and bands of a strip; share, the bands
+// of a block; longer, the blocks of a slab that have one more.
+struct Walk {
+    int slab, part;  // the block's number among those of its slab
+    int at, end;     // bands
+
+    template <class Cut>
+    __device__ __forceinline__ explicit Walk(const Cut& cut) {
+        part = blockIdx.x / (unsigned)cut.slabs, slab = blockIdx.x - part * cut.slabs;
+        at = part * cut.share + (part < cut.longer ? part : cut.longer);
+        end = at + cut.share + (part < cut.longer);
+    }
+
+    template <class Cut>
+    __device__ __forceinline__ bool next(const Cut& cut, Run& run) {
+        if (at >= end) return false;
+        const int column = at / cut.bands, left = (column + 1) * cut.bands - at, own = end - at;
+        run.image = column / cut.strips, run.strip = column - run.image * cut.strips;
+        run.first = at - column * cut.bands, run.bands = left < own ? left : own;
+        at += run.bands;
+        return true;
+    }
+};
+
+}  // namespace hc
