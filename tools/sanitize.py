@@ -158,6 +158,11 @@ def per_tool(text: str) -> tuple[str, int]:
     return tool, int(number)
 
 
+def side_by_side() -> int:
+    """Jobs that this machine's cores are enough for."""
+    return max(1, (os.cpu_count() or 1) // CORES_OF_JOB)
+
+
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "sanitizer.json")
@@ -165,7 +170,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         "--family", action="append", default=[], choices=kernel_families(),
         help="only the calls of this family; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for compiling, and for each tool")
+    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for compiling, and for each run")
+    parser.add_argument("--jobs", type=int, default=side_by_side(), help="how many tools run side by side")
     form = {"type": per_tool, "action": "append", "default": [], "metavar": "TOOL=NUMBER"}
     parser.add_argument("--limit", **form, help="seconds for one tool, instead of --timeout; may be repeated")
     parser.add_argument("--every", **form, help="let one tool make one call in NUMBER; the verdict says how many")
@@ -213,8 +219,7 @@ def main() -> int:
         if compiled.code:
             print(f"sanitize: the kernels cannot be compiled (exit code {compiled.code})", file=sys.stderr)
             return 1
-        most = max(1, (os.cpu_count() or 1) // CORES_OF_JOB)
-        ended = execute(jobs_of(sanitizer, options, families), environment, folder, most)
+        ended = execute(jobs_of(sanitizer, options, families), environment, folder, options.jobs)
     planted = ended.pop(PLANTED).output
     return report(ended, planted, {family: hashes[family] for family in families}, options.out)
 
