@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree
 
 from haloconv.plan import layout_of
-from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error
+from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
 from haloconv.tune.layer import rival_flags
@@ -228,21 +228,21 @@ class _Errors:
 
 
 def _judge(ours: Values, theirs: Values, truth: Values, contest: Contest) -> _Errors:
-    """Compare tensor by tensor with the truth; PyTorch's own error, doubled, is always allowed.
+    """Compare tensor by tensor with the truth; twice PyTorch's own, of all and of an element, is allowed.
 
     A gradient that is zero but for rounding (a bias before batch normalisation) is judged, but not the worst error.
     """
     worst, complaint = (0.0, 0.0, 0.0, contest.norm_limit), None
     for name, own in ours.items():
         oracle = _flat_oracle(truth[name])
-        aten_norm = measure_error(theirs[name], oracle, UNLIMITED).norm
-        norm_limit = max(contest.norm_limit, RIVAL_FACTOR * aten_norm)
-        limits = Limits(norm_limit, ELEMENT_FACTOR * norm_limit)
+        rival = measure_error(theirs[name], oracle, UNLIMITED)
+        norm_limit = max(contest.norm_limit, RIVAL_FACTOR * rival.norm)
+        limits = raised(Limits(norm_limit, ELEMENT_FACTOR * norm_limit), rival)
         error = measure_error(own, oracle, limits)
         if not error.passed and complaint is None:
             complaint = f"{name}: {complaint_about(error, limits)}"
-        if aten_norm < NO_DIGIT:
-            worst = max(worst, (error.norm, aten_norm, relative_difference(own, theirs[name]), norm_limit))
+        if rival.norm < NO_DIGIT:
+            worst = max(worst, (error.norm, rival.norm, relative_difference(own, theirs[name]), norm_limit))
     return _Errors(*worst, complaint)
 
 

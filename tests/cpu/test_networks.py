@@ -167,6 +167,21 @@ def test_chance_on_one_draw_is_told_from_error_by_four() -> None:
     assert whole._judge(*whole._joined(wrong).of("step"), contest).complaint is not None
 
 
+def test_an_element_may_err_twice_as_much_as_pytorchs_worst_one() -> None:
+    contest = whole.Contest(torch.nn.Identity(), torch.nn.Identity(), (torch.zeros(1),), "tf32", "tf32", 1e-3)
+    truth = torch.ones(10_000, dtype=torch.float64)
+
+    def off_by(error: float) -> dict[str, torch.Tensor]:
+        value = truth.clone()
+        value[7] += error
+        return {"output": value}
+
+    def complaint(ours: float) -> str | None:
+        return whole._judge(off_by(ours), off_by(0.02), {"output": truth}, contest).complaint
+
+    assert complaint(0.039) is None and "worst element" in complaint(0.041)
+
+
 def test_draws_have_other_images_and_gradients_of_the_same_kind() -> None:
     image = torch.arange(8.0).reshape(1, 2, 2, 2).to(memory_format=torch.channels_last)
     model = torch.nn.Conv2d(2, 2, 1)
