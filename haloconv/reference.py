@@ -194,11 +194,11 @@ def error_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
     return Limits(NORM_LIMITS[label], ELEMENT_FACTOR * NORM_LIMITS[label])
 
 
-def raised(limits: Limits, rival: Error) -> Limits:
-    """The limits, or twice the error of PyTorch's result where that is larger."""
+def raised(limits: Limits, rival: Error, factor: float = RIVAL_FACTOR) -> Limits:
+    """The limits, or ``factor`` times the error of PyTorch's result where that is larger."""
     if not (math.isfinite(rival.norm) and math.isfinite(rival.worst)):
         return limits
-    return Limits(max(limits.norm, RIVAL_FACTOR * rival.norm), max(limits.element, RIVAL_FACTOR * rival.worst))
+    return Limits(max(limits.norm, factor * rival.norm), max(limits.element, factor * rival.worst))
 
 
 def bgrad_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:

@@ -24,7 +24,8 @@ class Layer:
     """A convolution as data. ``x`` (N, C, H, W), ``w`` (K, C/G, R, S), ``b`` (K,) or None, ``dy`` (N, K, P, Q).
 
     The tensors carry no graph. ``layout`` is the memory order of the activations. ``count`` says how many layers of a
-    model it stands for. ``fed`` layers take the model's own input, for which training wants no gradient.
+    model it stands for. ``fed`` layers take the model's own input, for which training wants no gradient; ``activation``
+    says that ``x`` is what other layers of a model made of it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Layer:
     layout: str = "nchw"
     count: int = 1
     fed: bool = False
+    activation: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -123,7 +123,8 @@ def layers_of(
         first = alike[0]
         layer = layer_of(f"{name}.{first.name}" if many else name, first.module, seen[first.module], options)
         fed = all(seen[each.module].data_ptr() in given for each in alike)
-        layers.append(replace(layer, count=len(alike), fed=fed))
+        activation = seen[first.module].data_ptr() not in given
+        layers.append(replace(layer, count=len(alike), fed=fed, activation=activation))
     return layers
 
 

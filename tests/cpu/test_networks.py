@@ -12,13 +12,16 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from haloconv import plan
+from haloconv import accelerate, plan
 from haloconv.cli import app, bench, bench_models
 from haloconv.problem_file import load_problem_file
+from haloconv.reference import Error, Limits
 from haloconv.report import Row, networks_of
-from haloconv.tune import network, whole
+from haloconv.tune import network, trial, whole
+from haloconv.tune.layer import Layer
 from haloconv.tune.network import Effort, NetworkCase, Setting, bench_network, load_networks
 from haloconv.tune.suite import SuiteError
+from haloconv.tune.swapped import Options, layers_of
 from haloconv.tune.trial import Budget
 from haloconv.tune.whole import Contest, try_model
 
@@ -128,6 +131,20 @@ def test_layers_of_one_pixel_belong_to_their_network(tmp_path: Path) -> None:
     for layout in ("nchw", "nhwc"):
         (net,) = networks_of(bench_network(Setting(case, "fp32", layout), QUICK, CPU).rows)
         assert net.layout == layout and {row.case for row in net.layers} == {"squeeze.0", "squeeze.2"}
+
+
+def test_on_activations_our_kernels_may_err_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
+    swaps, x = accelerate(model).swaps, torch.randn(1, 3, 9, 9)
+    options = Options(CPU, None, "auto", 0, QUICK.budget)
+    image, activation = layers_of("net", model, (x,), swaps, options)
+    assert not image.activation and activation.activation
+    rival = Error(norm=2e-3, worst=1e-3, border_worst=0.0, interior_worst=1e-3, first_bad=None)
+    for family, factors in (("aten", (2, 2)), ("direct", (0, 1.05))):
+        monkeypatch.setattr(Layer, "choice", lambda layer, step, family=family: plan.Choice(family, "by the test"))
+        monkeypatch.setattr(Layer, "limits", lambda layer, step, rival: Limits(1e-6, 4e-6))
+        for layer, factor in zip((image, activation), factors, strict=True):
+            assert trial._limits(layer, "wgrad", rival).norm == max(1e-6, factor * rival.norm)
 
 
 def test_inference_is_in_evaluation_mode(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:

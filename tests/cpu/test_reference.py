@@ -247,4 +247,5 @@ def test_limits_are_raised_to_twice_pytorchs_error() -> None:
     limits = reference.Limits(1e-4, 1e-3)
     error = reference.Error(3e-4, 1e-4, 0.0, 1e-4, None)
     assert reference.raised(limits, error) == reference.Limits(6e-4, 1e-3)
+    assert reference.raised(limits, error, 1.0) == reference.Limits(3e-4, 1e-3)
     assert reference.raised(limits, error._replace(norm=float("inf"))) == limits
