@@ -66,7 +66,7 @@ for _name, _body in (("fprop", _fprop), ("dgrad", _dgrad), ("wgrad", _wgrad), ("
 def _(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     spec = _spec(*values)
     check_tensors(x, w, b, spec)
-    layout = "nhwc" if "nhwc" in (plans.layout_of(x), plans.layout_of(w)) else "nchw"
+    layout = plans.result_layout(x, w)
     shape = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout).y_shape
     return x.new_empty_strided(shape, strides_of(shape, layout))
 

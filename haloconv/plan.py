@@ -133,7 +133,7 @@ def plan_fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: C
     plan = _plans.get(key)
     if plan is None:
         check_tensors(x, w, b, spec)
-        layout = "nhwc" if "nhwc" in (layout_of(x), layout_of(w)) else "nchw"
+        layout = result_layout(x, w)
         problem = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout, b is not None)
         plan = _remember(_plans, key, _bind(problem, x, w, layout, spec))
     return plan
@@ -270,3 +270,8 @@ def _form(tensor: torch.Tensor) -> TensorForm:
 def layout_of(tensor: torch.Tensor) -> str:
     """The memory order of a 4-D tensor: ``"nhwc"`` if PyTorch would call it channels_last, else ``"nchw"``."""
     return "nhwc" if is_channels_last(tensor.shape, tensor.stride()) else "nchw"
+
+
+def result_layout(x: torch.Tensor, w: torch.Tensor) -> str:
+    """The memory order of y and dx, as of PyTorch's layer: ``"nhwc"`` if it would call either tensor channels_last."""
+    return "nhwc" if "nhwc" in (layout_of(x), layout_of(w)) else "nchw"

@@ -23,9 +23,9 @@ LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 class Layer:
     """A convolution as data. ``x`` (N, C, H, W), ``w`` (K, C/G, R, S), ``b`` (K,) or None, ``dy`` (N, K, P, Q).
 
-    The tensors carry no graph. ``layout`` is the memory order of the activations. ``count`` says how many layers of a
-    model it stands for. ``fed`` layers take the model's own input, for which training wants no gradient; ``activation``
-    says that ``x`` is what other layers of a model made of it.
+    The tensors carry no graph. ``layout`` is the memory order of y and dx, and mostly that of x and w, too. ``count``
+    says how many layers of a model it stands for. ``fed`` layers take the model's own input, for which training wants
+    no gradient; ``activation`` says that ``x`` is what other layers of a model made of it.
     """
 
     name: str
@@ -45,10 +45,11 @@ class Layer:
         return DIRECTIONS if self.b is None else (*DIRECTIONS, "bgrad")
 
     def problem(self, step: Step) -> Conv2dProblem:
-        """The problem of a direction; for the bias gradient that of the forward direction."""
+        """The problem of a direction as a plan poses it; for the bias gradient that of the forward direction."""
         direction = "fprop" if step == "bgrad" else step
         bias = self.b is not None and direction == "fprop"
-        return plan.problem_of(direction, self.x.shape, self.w.shape, self.spec, self.x.dtype, self.layout, bias)
+        layout = plan.layout_of(self.x) if step == "wgrad" else self.layout
+        return plan.problem_of(direction, self.x.shape, self.w.shape, self.spec, self.x.dtype, layout, bias)
 
     def choice(self, step: Step) -> plan.Choice:
         """The family that runs the step, and why. The bias gradient is a sum, which our kernels take in any family."""
@@ -67,7 +68,7 @@ class Layer:
         return {
             "fprop": lambda: plan.fprop(x, w, b, spec),
             "dgrad": lambda: plan.dgrad(dy, w, tuple(x.shape), self.layout, spec),
-            "wgrad": lambda: plan.wgrad(dy, x, tuple(w.shape), self.layout, spec),
+            "wgrad": lambda: plan.wgrad(dy, x, tuple(w.shape), plan.layout_of(w), spec),
             "bgrad": lambda: plan.bgrad(dy, spec),
         }[step]
 

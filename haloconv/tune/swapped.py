@@ -12,7 +12,7 @@ import torch
 from haloconv.accelerate import Acceleration, Swap
 from haloconv.emulator import EmulatorError
 from haloconv.module import Conv2d
-from haloconv.plan import Choice, layout_of
+from haloconv.plan import Choice, layout_of, result_layout
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.report import Row
 from haloconv.tune.emulated import EmulatedLayer, Emulation, failed_row, try_emulated_step
@@ -130,12 +130,16 @@ def layers_of(
 
 def _problem_key(module: Conv2d, x: torch.Tensor) -> tuple:
     """Equal exactly for modules whose problems are equal in every direction."""
-    extents = tuple(x.shape), tuple(module.weight.shape), x.dtype, layout_of(x), module.bias is None
+    orders = layout_of(x), layout_of(module.weight)
+    extents = tuple(x.shape), tuple(module.weight.shape), x.dtype, orders, module.bias is None
     return *extents, module.stride, module.padding, module.padding_mode, module.dilation, module.groups
 
 
 def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> Layer:
-    """The module's convolution of ``x`` (N, C, H, W) as a Layer, with standard normal output gradients."""
+    """The module's convolution of ``x`` (N, C, H, W) as a Layer, with standard normal output gradients.
+
+    Tensors keep their order, as x and the weight may differ: then PyTorch copies, and so may we.
+    """
     stride, dilation = tuple(module.stride), tuple(module.dilation)
     if module.padding_mode == "zeros":
         padding = as_four_sides(module.padding, filter_extent=module.kernel_size, stride=stride, dilation=dilation)
@@ -149,7 +153,9 @@ def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> La
     generator = torch.Generator(x.device).manual_seed(options.seed)
     dy = torch.randn(x.shape[0], module.out_channels, rows, cols, generator=generator, device=x.device).to(dtype)
     bias = None if module.bias is None else module.bias.detach().to(dtype)
-    return Layer(name, x.to(dtype), module.weight.detach().to(dtype), bias, dy, spec).with_layout(layout_of(x))
+    x, weight = x.to(dtype), module.weight.detach().to(dtype)
+    layout = result_layout(x, weight)
+    return Layer(name, x, weight, bias, dy.contiguous(memory_format=LAYOUTS[layout]), spec, layout)
 
 
 def try_layers(layers: list[Layer], options: Options, announce: Callable[[str], None]) -> list[Row]:

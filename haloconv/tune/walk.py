@@ -10,7 +10,7 @@ import torch
 
 from haloconv.functional import make_spec
 from haloconv.module import OWN_NAMES, Conv2d
-from haloconv.plan import layout_of, problem_of
+from haloconv.plan import layout_of, problem_of, result_layout
 from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction
 from haloconv.reclass import why_not_plain
 
@@ -71,7 +71,7 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
     if module.padding_mode != "zeros":
         left, right, top, bottom = module._reversed_padding_repeated_twice
         h, width = h + top + bottom, width + left + right
-    layout = "nhwc" if "nhwc" in (layout_of(x), layout_of(w)) else "nchw"
+    layout = result_layout(x, w)
     for direction in directions:
         stored = layout_of(x) if direction == "wgrad" else layout
         bias = module.bias is not None and direction == "fprop"

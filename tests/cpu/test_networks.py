@@ -133,6 +133,19 @@ def test_layers_of_one_pixel_belong_to_their_network(tmp_path: Path) -> None:
         assert net.layout == layout and {row.case for row in net.layers} == {"squeeze.0", "squeeze.2"}
 
 
+def test_a_layer_of_a_model_keeps_the_orders_of_its_tensors() -> None:
+    """An nchw image with an nhwc filter: y and dx are nhwc, as PyTorch's, and what is looked up is what a plan asks."""
+    model = torch.nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+    swaps, x = accelerate(torch.nn.Sequential(model)).swaps, torch.randn(2, 8, 9, 9)
+    (layer,) = layers_of("net", swaps[0].module, (x,), swaps, Options(CPU, None, "auto", 0, QUICK.budget))
+    assert layer.x.stride() == x.stride() and layer.w.stride() == model.weight.stride()
+    assert layer.layout == "nhwc" and layer.dy.is_contiguous(memory_format=torch.channels_last)
+    assert [layer.problem(step).layout for step in ("fprop", "dgrad", "wgrad")] == ["nhwc", "nhwc", "nchw"]
+    for step in ("fprop", "dgrad", "wgrad"):
+        ours, theirs = layer.ours(step)(), layer.rival(step)()
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
 def test_on_activations_our_kernels_may_err_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
     swaps, x = accelerate(model).swaps, torch.randn(1, 3, 9, 9)
