@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from haloconv.families.base import BoundCall, TensorForm, strides_of
+from haloconv.families.base import BoundCall, TensorForm, is_channels_last, strides_of
 from haloconv.precision import convolution_precision
 from haloconv.problem import Conv2dProblem
 
@@ -25,7 +25,11 @@ class AtenFamily:
     def bind(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> BoundCall:
-        run = {"fprop": _fprop, "dgrad": partial(_dgrad, result_layout), "wgrad": _wgrad}[problem.direction]
+        run = {
+            "fprop": _fprop,
+            "dgrad": partial(_dgrad, result_layout),
+            "wgrad": partial(_wgrad, result_layout),
+        }[problem.direction]
 
         def call(*tensors: torch.Tensor | None) -> torch.Tensor:
             if not _follows_a_setting(problem, device):
@@ -44,6 +48,7 @@ def aten_gradients(
     """dx and dw in ``layouts`` of a problem whose opposite sides are padded alike."""
     top, _, left, _ = problem.padding
     setting = convolution_precision(problem.precision) if _follows_a_setting(problem, dy.device) else nullcontext()
+    x = _in_order(layouts[0], x)
     with setting:
         dx, dw, _ = _backward(problem, dy, x, w, [top, left], [True, True, False])
     return _stored_as(layouts[0], dx), _stored_as(layouts[1], dw)
@@ -52,6 +57,11 @@ def aten_gradients(
 def _follows_a_setting(problem: Conv2dProblem, device: torch.device) -> bool:
     """Whether PyTorch's setting of TF32 decides how products are formed."""
     return problem.dtype == torch.float32 and device.type == "cuda"
+
+
+def _in_order(layout: str, x: torch.Tensor) -> torch.Tensor:
+    """x as PyTorch itself would copy it where y is nhwc and x is not, but before it orders dy as x, and back again."""
+    return x.contiguous(memory_format=torch.channels_last) if layout == "nhwc" else x
 
 
 def _stored_as(layout: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,15 +107,21 @@ def _dgrad(result_layout: str, problem: Conv2dProblem, dy: torch.Tensor, w: torc
     n, c, h, width = problem.x_shape
     padding = [top, left] if is_symmetric(problem) else [0, 0]
     extents = (h, width) if is_symmetric(problem) else (h + top + bottom, width + left + right)
-    if result_layout == "nhwc":  # PyTorch would copy an x that is not stored so; one that is costs its memory, no time
+    # Of x PyTorch takes the shape, and the order in which it wants dy, which it copies if need be: no order but the one
+    # that w asks for anyway.
+    if result_layout == "nhwc" and (_is_nhwc(dy) or not _is_nhwc(w)):
         like_x = dy.new_empty_strided((n, c, *extents), strides_of((n, c, *extents), "nhwc"))
     else:
-        like_x = dy.new_empty((1,)).expand(n, c, *extents)  # only its shape is read
+        like_x = dy.new_empty((1,)).expand(n, c, *extents)
     dx = _backward(problem, dy, like_x, w, padding, [True, False, False])[0]
     return dx if is_symmetric(problem) else dx[:, :, top : top + h, left : left + width]
 
 
-def _wgrad(problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    x, padding = _padded(problem, x)
+def _is_nhwc(tensor: torch.Tensor) -> bool:
+    return is_channels_last(tensor.shape, tensor.stride())
+
+
+def _wgrad(result_layout: str, problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    x, padding = _padded(problem, _in_order(result_layout, x))
     like_w = dy.new_empty((1,)).expand(problem.w_shape)  # only its shape is read
     return _backward(problem, dy, x, like_w, padding, [False, True, False])[1]

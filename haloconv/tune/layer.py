@@ -73,7 +73,10 @@ class Layer:
         }[step]
 
     def rival(self, step: Step) -> Callable[[], torch.Tensor]:
-        """PyTorch's operation. Four-sided padding, which it lacks, costs it a padded copy, as it does in torch.nn."""
+        """PyTorch's operation. Four-sided padding, which it lacks, costs it a padded copy, as it does in torch.nn.
+
+        dw is in the order of w, as autograd stores a parameter's gradient: it copies one that is not.
+        """
         if step == "fprop":
             return lambda: torch_convolution(self.x, self.w, self.b, self.spec)
         if step == "bgrad":
@@ -113,8 +116,10 @@ class Layer:
         dx, dw, _ = torch.ops.aten.convolution_backward(
             self.dy, image, self.w, None, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups, mask
         )
-        if dx is None or image is self.x:
-            return dw if dx is None else dx
+        if dx is None:
+            return dw.contiguous(memory_format=LAYOUTS[plan.layout_of(self.w)])
+        if image is self.x:
+            return dx
         top, bottom, left, right = spec.padding
         return dx[:, :, top : dx.shape[2] - bottom, left : dx.shape[3] - right]
 

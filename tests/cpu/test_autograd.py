@@ -10,6 +10,9 @@ import torch
 import haloconv
 from haloconv import plan
 from haloconv.families import aten
+from haloconv.families.base import strides_of
+from haloconv.problem import ConvSpec
+from haloconv.tune.layer import LAYOUTS
 from tests.cases import BY_NAME, Case, case, case_id, make, pick
 
 LAYERS = (
@@ -330,3 +333,30 @@ def test_gradients_have_all_strides_of_their_filter(
         dx, dw = torch.autograd.grad(haloconv.conv2d(x, w, groups=groups).sum(), [x, w])
         assert dw.stride() == w.stride()
         assert dx.stride() == x.stride() or x_order != order
+
+
+@pytest.mark.parametrize("pixels", [1, 5])
+@pytest.mark.parametrize("w_order", ["nchw", "nhwc"])
+@pytest.mark.parametrize("x_order", ["nchw", "nhwc"])
+def test_pytorch_is_given_tensors_of_one_order(
+    x_order: str, w_order: str, pixels: int, own_autograd: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It orders dy as x, and then all as the layer: where both are one order already, nothing is copied twice."""
+    handed: list[tuple[torch.Tensor, ...]] = []
+    inner = aten._backward
+
+    def note(problem: object, *tensors: object) -> tuple:
+        handed.append(tensors[:3])
+        return inner(problem, *tensors)
+
+    monkeypatch.setattr(aten, "_backward", note)
+    x = torch.randn(2, 6, pixels, pixels).contiguous(memory_format=LAYOUTS[x_order])
+    w = torch.randn(4, 6, 1, 1).as_strided((4, 6, 1, 1), strides_of((4, 6, 1, 1), w_order))
+    layout, spec = plan.result_layout(x, w), ConvSpec()
+    dy = torch.randn(2, 4, pixels, pixels).contiguous(memory_format=LAYOUTS[layout])
+    plan.dgrad(dy, w, tuple(x.shape), layout, spec)
+    plan.wgrad(dy, x, tuple(w.shape), plan.layout_of(w), spec)
+    plan.gradients(dy, x, w, plan.plan_fprop(x, w, None, spec))
+    for of_dy, of_x, _ in handed:
+        assert plan.layout_of(of_dy) == plan.layout_of(of_x) or pixels == 1
+    assert plan.layout_of(handed[0][0]) == plan.layout_of(handed[0][1]), "for dx nothing is copied, of one pixel either"
