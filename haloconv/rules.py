@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
+from haloconv.env import device_facts
 from haloconv.families import FAMILIES
 from haloconv.problem import Conv2dProblem
 
+_HOPPER = (9, 0)
 _FEW_TAPS = 16  # of one filter
 _MARCHED_TAPS, _TALL = 49, 31  # of one depthwise filter: what marches and small bands take; rows of one column of taps
 _FEW_TAPS_OF_PAIRS, _MOST_TAPS_OF_PAIRS = 9, 7  # of a depthwise filter; in a row or a column of it
@@ -33,17 +35,23 @@ _WIDE_ROW, _NARROW_ROW = 48, 28  # columns of the output
 
 
 class Rule(NamedTuple):
-    """``family`` takes the problems of which ``applies`` is true, because of ``reason``."""
+    """``family`` takes the problems of which ``applies`` is true, because of ``reason``.
+
+    ``hopper``: only on compute capability 9.0, because elsewhere the family has other kernels for them.
+    """
 
     family: str
     applies: Callable[[Conv2dProblem], bool]
     reason: str
+    hopper: bool = False
 
 
 def by_rule(problem: Conv2dProblem, device: torch.device) -> tuple[str, str]:
     """The family that runs ``problem`` on ``device``, and why."""
-    for family, applies, reason in RULES:
-        if applies(problem) and FAMILIES[family].why_not(problem, device) is None:
+    for family, applies, reason, hopper in RULES:
+        if not applies(problem) or FAMILIES[family].why_not(problem, device) is not None:
+            continue
+        if not hopper or device_facts(device.index).capability == _HOPPER:
             return family, f"by rule: {reason}"
     return _by_cuda_cores(problem)
 
@@ -72,8 +80,6 @@ def _has_few_taps(problem: Conv2dProblem) -> bool:
         rival_ahead = halves and problem.layout == "nhwc" and taps <= 9 and max(problem.dilation) == 2
         return not (problem.direction == "wgrad" and rival_ahead)
     if problem.direction == "wgrad":
-        if _has_pairs_of_channels(problem):
-            return True
         if problem.q < _WIDE_ROW:
             return False
         if problem.layout == "nchw":
@@ -84,12 +90,16 @@ def _has_few_taps(problem: Conv2dProblem) -> bool:
     return halves or not strided or problem.direction == "dgrad"
 
 
-def _has_pairs_of_channels(problem: Conv2dProblem) -> bool:
-    """Filter gradients in 16-bit nhwc that Hopper's tensor cores were measured ahead on."""
-    plain = max(*problem.stride, *problem.dilation) == 1 and problem.k_per_group == 1
-    few, most = problem.r * problem.s < _FEW_TAPS_OF_PAIRS, max(problem.r, problem.s)
-    measured = not few and most <= _MOST_TAPS_OF_PAIRS and problem.k % 8 == 0 and problem.k >= _MANY_CHANNELS
-    return plain and measured and problem.layout == "nhwc" and problem.dtype.itemsize == 2
+def _has_neighbouring_channels(problem: Conv2dProblem) -> bool:
+    """Filter gradients in nhwc on which kernels of Hopper were measured ahead: pairs of channels in 16 bits, lanes."""
+    if problem.direction != "wgrad" or problem.layout != "nhwc" or not _is_depthwise(problem):
+        return False
+    taps, most = problem.r * problem.s, max(problem.r, problem.s)
+    if max(*problem.stride, *problem.dilation, problem.k_per_group) > 1 or taps < _FEW_TAPS_OF_PAIRS:
+        return False
+    if problem.dtype.itemsize == 2:
+        return most <= _MOST_TAPS_OF_PAIRS and problem.k % 8 == 0 and problem.k >= _MANY_CHANNELS
+    return taps <= _MARCHED_TAPS and problem.k % 4 == 0 and problem.q >= _WIDE_ROW
 
 
 def _bands_are_ahead(problem: Conv2dProblem) -> bool:
@@ -172,6 +182,12 @@ def _has_many_taps(problem: Conv2dProblem) -> bool:
 RULES = (
     Rule("depthwise_toeplitz", _has_bands, "depthwise_toeplitz is faster on depthwise layers of large filters"),
     Rule("depthwise", _has_few_taps, "depthwise is faster on layers of one channel per group and few taps"),
+    Rule(
+        "depthwise",
+        _has_neighbouring_channels,
+        "depthwise is faster on filter gradients in nhwc of one channel per group",
+        hopper=True,
+    ),
     Rule("depthwise_window", _has_a_large_filter, "depthwise_window is faster on depthwise layers of many taps"),
     Rule("halo_sm80", _has_few_channels, "halo_sm80 is faster on layers of few channels per group on tensor cores"),
     Rule(

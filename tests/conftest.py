@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torch reads it: a test forks, and OpenMP's threads stay behind
+
 import torch
 
 from haloconv import plan

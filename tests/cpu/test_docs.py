@@ -13,13 +13,13 @@ import typer
 from typer.testing import CliRunner
 
 import haloconv
+from haloconv import rules
 from haloconv.cli import VERBS, app
 from haloconv.env import VARIABLES, DeviceFacts
 from haloconv.families import depthwise_toeplitz, halo_sm80, halo_sm80_wgrad, halo_sm90
 from haloconv.plan import problem_of
 from haloconv.problem import ConvSpec
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
-from haloconv.rules import by_rule
 from haloconv.tune.suite import PRECISIONS, load_suite
 from haloconv.version import __version__
 from tools import readme_results
@@ -228,7 +228,7 @@ def test_missing_markers_are_refused(name: str) -> None:
 def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """And gives a family for special layers what it won clearly."""
     h200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 1 << 37, 232_448, "none")
-    for module in (depthwise_toeplitz, halo_sm80, halo_sm80_wgrad, halo_sm90):
+    for module in (depthwise_toeplitz, halo_sm80, halo_sm80_wgrad, halo_sm90, rules):
         monkeypatch.setattr(module, "device_facts", lambda index: h200)
     cases = {case.name: case for case in load_suite(ROOT / "benchmarks" / "suite.toml")}
     lines = (ROOT / "benchmarks" / "results" / "nvidia-h200" / "latest.jsonl").read_text("utf-8").splitlines()
@@ -244,6 +244,6 @@ def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None
         spec = ConvSpec(case.stride, padding, case.dilation, case.groups, products)
         w_shape = (case.filters, case.input[1] // case.groups, *case.filter)
         problem = problem_of(row["direction"], case.input, w_shape, spec, dtype, row["layout"])
-        family, _ = by_rule(problem, torch.device("cuda", 0))
+        family, _ = rules.by_rule(problem, torch.device("cuda", 0))
         about = f"{row['case']} {row['direction']} {row['precision']} {row['layout']}: {row['family']} {row['ratio']}"
         assert (family == row["family"]) == clear, f"{about}, now {family}"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from haloconv.rules import bgrad_by_rule
+from haloconv import rules
+from haloconv.env import DeviceFacts
+from haloconv.problem import Conv2dProblem
+from haloconv.rules import bgrad_by_rule, by_rule
+
+H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
+A100 = DeviceFacts("NVIDIA A100", "sm_80", 108, (8, 0), 80 << 30, 166_912, "none")
 
 
 @pytest.mark.parametrize(
@@ -21,3 +27,21 @@ from haloconv.rules import bgrad_by_rule
 )
 def test_two_or_three_neighbouring_channels_are_summed_by_pytorch(dy: torch.Tensor, family: str) -> None:
     assert bgrad_by_rule(dy.shape, dy.stride())[0] == family
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "on_h200", "on_a100"),
+    [
+        (torch.float16, "nhwc", "depthwise", "aten"),
+        (torch.float32, "nhwc", "depthwise", "aten"),
+        (torch.float16, "nchw", "depthwise", "depthwise"),
+    ],
+)
+def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
+    dtype: torch.dtype, layout: str, on_h200: str, on_a100: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extents = (64, 144, 56, 56, 144, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), 144)
+    problem = Conv2dProblem("wgrad", *extents, False, dtype, layout, "ieee")
+    for facts, family in ((H200, on_h200), (A100, on_a100)):
+        monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
+        assert by_rule(problem, torch.device("cuda", 0))[0] == family
