@@ -1,7 +1,8 @@
 """One problem measured: every family's best few configs and PyTorch, right first and then fast. It gives a record.
 
 A candidate is timed only if its result is right. Of our families the fastest is chosen if it is 3 % faster than
-PyTorch, and by the time that a layer of ours costs the host; otherwise, and in a tie, PyTorch is.
+PyTorch, and by the time that a layer of ours costs the host; otherwise, and in a tie, PyTorch is. What cuDNN's search
+finds differs from process to process (0.055 and 0.085 ms for one layer): it searches twice, and the better one counts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BUDGET_S = 0.3
 _FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
 _SCREENING_RUNS, _RUNS = 3, 10
 _THREADS = 16
+_APART_BYTES = 16  # from the alignment of allocations to the least that every kernel of cuDNN takes
 _TENSOR_CORES = "halo_"  # the names of families that multiply on them begin so
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 
@@ -53,6 +55,7 @@ class Candidate:
 
 
 ATEN = Candidate("aten")
+ATEN_AGAIN = Candidate("aten after another search")  # a variant of the timing alone: records call it aten
 
 
 @dataclass
@@ -171,7 +174,8 @@ def measure(entry: Prepared, device: torch.device, budget_s: float = BUDGET_S, s
         calls = {candidate: _closed(run, operands) for candidate, run in entry.bound.items()}
         judge = Judge(problem, operands, calls[ATEN]())
         right = _verified(entry, calls, judge)
-        timings = _timed({candidate: calls[candidate] for candidate in (ATEN, *right)}, device, budget_s)
+        again = _searching_again(entry.bound[ATEN], operands) if device.type == "cuda" else None
+        timings = _timed({candidate: calls[candidate] for candidate in (ATEN, *right)}, again, device, budget_s)
         own = min((each for each in timings if each is not ATEN), key=lambda each: timings[each].ms, default=None)
         if own is not None and judge.verdict(on_poisoned_memory(calls[own], judge.theirs)).complaint is not None:
             entry.rejected.append(f"{own} gave another, wrong result after timing")
@@ -210,6 +214,31 @@ def _outcome(
     return Outcome(entry.problem, record, tuple(entry.rejected))
 
 
+def _searching_again(run: BoundCall, operands: Operands) -> Callable[[], torch.Tensor]:
+    """PyTorch's call on the same operands elsewhere: its cache of searches asks for their alignment, too.
+
+    They are copied at the first call, and where memory is short for that, they are those that PyTorch has had.
+    """
+    copies: list[torch.Tensor | None] = []
+
+    def call() -> torch.Tensor:
+        if not copies:
+            try:
+                copies.extend([each if each is None else _apart(each) for each in operands])
+            except torch.cuda.OutOfMemoryError:
+                copies[:] = operands
+        return run(*copies)
+
+    return call
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a dense tensor, in the same order, that begins at an odd multiple of 16 bytes."""
+    offset = _APART_BYTES // tensor.element_size()
+    storage = tensor.new_empty(offset + tensor.numel())
+    return storage.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor)
+
+
 def _closed(run: BoundCall, operands: Operands) -> Callable[[], torch.Tensor]:
     return lambda: run(*operands)
 
@@ -237,15 +266,26 @@ def _verified(
 
 
 def _timed(
-    calls: dict[Candidate, Callable[[], torch.Tensor]], device: torch.device, budget_s: float
+    calls: dict[Candidate, Callable[[], torch.Tensor]],
+    again: Callable[[], torch.Tensor] | None,
+    device: torch.device,
+    budget_s: float,
 ) -> dict[Candidate, Timing]:
-    """A few runs of all; then PyTorch and those near the fastest of ours against each other. Both by one protocol."""
+    """A few runs of all; then PyTorch and those near the fastest of ours against each other. Both by one protocol.
+
+    Where one of ours might win, PyTorch takes part twice, ``again`` after another search, and the faster one counts.
+    """
+    twice = again is not None and len(calls) > 1
     if len(calls) > 2:
         screened = _compare(calls, device, 0.0, _SCREENING_RUNS)
         own = sorted((each for each in calls if each is not ATEN), key=lambda each: screened[each].ms)
         near = [each for each in own if screened[each].ms <= _CLOSE * screened[own[0]].ms]
         calls = {each: calls[each] for each in (ATEN, *near[:_FINALISTS])}
-    return _compare(calls, device, budget_s, _RUNS)
+        twice = twice and screened[own[0]].ms <= _CLOSE * screened[ATEN].ms
+    timings = _compare({**calls, ATEN_AGAIN: again} if twice else calls, device, budget_s, _RUNS)
+    if twice:
+        timings[ATEN] = min(timings[ATEN], timings.pop(ATEN_AGAIN), key=lambda timing: timing.ms)
+    return timings
 
 
 def _compare(
