@@ -147,6 +147,13 @@ def _wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], spec: Co
     return _backward(dy, image, dy.new_zeros(1).expand(w_shape), padding, spec, [False, True, False])[1]
 
 
+def rounded_to_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    """The fp32 tensor with its finite elements rounded to TF32, 10 bits behind the point: to nearest, ties to even."""
+    bits = tensor.contiguous().view(torch.int32)
+    bits = (bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF
+    return torch.where(tensor.isfinite(), bits.view(torch.float32), tensor)
+
+
 def border_mask(problem: Conv2dProblem, device: torch.device | str = "cpu") -> torch.Tensor:
     """Which rows and columns of the direction's result count as border: a bool tensor over its last two extents.
 

@@ -249,3 +249,14 @@ def test_limits_are_raised_to_twice_pytorchs_error() -> None:
     assert reference.raised(limits, error) == reference.Limits(6e-4, 1e-3)
     assert reference.raised(limits, error, 1.0) == reference.Limits(3e-4, 1e-3)
     assert reference.raised(limits, error._replace(norm=float("inf"))) == limits
+
+
+def test_rounding_to_tf32_is_to_nearest_and_ties_to_even() -> None:
+    step = 2.0**-10
+    given = torch.tensor([1.0, 1 + step / 2, 1 + step * 1.5, 1 + step * 0.51, -1 - step * 0.49, 3e38, 1e-40])
+    want = torch.tensor([1.0, 1.0, 1 + 2 * step, 1 + step, -1.0, 3e38, 1e-40])
+    rounded = reference.rounded_to_tf32(given)
+    torch.testing.assert_close(rounded, want, rtol=2.0**-11, atol=2.0**-137)
+    assert torch.equal(rounded[:5], want[:5]) and not (rounded.view(torch.int32) & 0x1FFF).any()
+    specials = torch.tensor([float("inf"), float("-inf"), float("nan")])
+    torch.testing.assert_close(reference.rounded_to_tf32(specials), specials, equal_nan=True)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from haloconv import emulator
+from haloconv import emulator, plan
 from haloconv.cli import app
 from haloconv.emulator import LaunchStatistics, SiteStatistics
-from haloconv.problem import Conv2dProblem
+from haloconv.problem import Conv2dProblem, ConvSpec
+from haloconv.tune.emulated import EmulatedLayer, try_emulated_step
 from haloconv.tune.model import Modelled
 from haloconv.tune.traffic import Launched, conflict_table, traffic_table
 from tests.mutations import MUTATIONS
@@ -189,3 +190,16 @@ def test_conflicts_are_listed_worst_first_or_not_at_all() -> None:
     table = conflict_table([launched("main", 1.5), launched("other", 2.5)])
     assert column(table, "line") == ["a.cuh:7"] * 2 and column(table, "passes") == ["1.50", "2.50"]
     assert column(table, "access") == ["read"] * 2 and column(table, "worst") == ["4.00"] * 2
+
+
+@needs_emulator
+def test_in_tf32_rounding_alone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sum of 27 products, of which much cancels; what errs by more than the rounding of its operands is wrong."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, dy = (torch.randn(shape, generator=generator) for shape in ((1, 3, 3, 3), (1, 3, 3, 3), (1, 1, 1, 1)))
+    layer = EmulatedLayer("one", x, w, None, dy, ConvSpec(precision="tf32"))
+    row = try_emulated_step(layer, "fprop")
+    assert row.precision == "tf32" and row.error > 1e-3 and row.passed
+    right = plan.fprop
+    monkeypatch.setattr(plan, "fprop", lambda *arguments: right(*arguments) * 1.01)
+    assert not try_emulated_step(layer, "fprop").passed
