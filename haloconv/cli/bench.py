@@ -52,6 +52,7 @@ def bench(
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
+    gpus: Annotated[str, typer.Option(help="Networks: share them among these GPUs, as 0,1; one by default.")] = "",
     limit: Annotated[float | None, typer.Option(help="Networks: seconds after which none is begun.")] = None,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
@@ -71,7 +72,7 @@ def bench(
     try:
         if models:
             effort = Effort(Budget(budget), tune=tune, layers=layers)  # the bars are PyTorch in the same layout
-            order = _networks(load_networks(suite), listed(case), precision, layout, effort, limit)
+            order, devices = _networks(load_networks(suite), case, precision, layout, effort, limit), _gpus(gpus)
         else:
             order = _order(load_suite(suite), case, tag, direction, precision, layout, family, timing)
         seeds = select(load_suite(suite), SEED_CASES) if compile_time else []
@@ -81,7 +82,7 @@ def bench(
     device = torch.device("cuda", torch.cuda.current_device())
     folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
     if models:
-        passed = bench_models(order, device, folder, console)
+        passed = bench_models(order, devices or [device], folder, console)
     elif host_cost:
         passed = bench_host_cost(device, folder, console)
     elif sample:
@@ -127,12 +128,13 @@ def _order(
 
 def _networks(
     cases: list[NetworkCase],
-    names: list[str],
+    case: str,
     precision: str | None,
     layout: str | None,
     effort: Effort,
     limit: float | None,
 ) -> NetworkOrder:
+    names = listed(case)
     unknown = [name for name in names if name not in {each.name for each in cases}]
     if unknown:
         raise SuiteError(f"there is no network {', '.join(unknown)}; there are {', '.join(e.name for e in cases)}")
@@ -143,6 +145,12 @@ def _networks(
         effort=effort,
         limit_s=limit,
     )
+
+
+def _gpus(text: str) -> list[torch.device]:
+    """The devices that ``--gpus`` names, each once. Raises typer.BadParameter."""
+    here = [str(index) for index in range(torch.cuda.device_count())]
+    return [torch.device("cuda", int(index)) for index in dict.fromkeys(choices("--gpus", text, here) if text else [])]
 
 
 def listed(text: str) -> list[str]:

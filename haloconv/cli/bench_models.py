@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,10 @@ from rich.console import Console
 
 from haloconv.cli.run import make_progress
 from haloconv.env import environment_stamp
-from haloconv.problem_file import ProblemFileError
 from haloconv.report import Report, Row, network_table, networks_of, print_table
-from haloconv.tune.network import Effort, NetworkCase, Setting, bench_network
+from haloconv.tune.network import Effort, NetworkCase, Setting
+from haloconv.tune.networks import outcomes
 from haloconv.tune.results import append_rows, refresh_latest
-from haloconv.tune.swapped import ModelError
-from haloconv.tune.targets import TargetError
 
 LATEST = "latest-models.jsonl"
 
@@ -39,32 +37,22 @@ class NetworkOrder:
         return [Setting(case, precision, layout) for precision, layout, case in combinations]
 
 
-def bench_models(order: NetworkOrder, device: torch.device, folder: Path, console: Console) -> bool:
+def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: Path, console: Console) -> bool:
     """True if every check passed, every bar was met, and nothing was cut or could not be used."""
     environment = environment_stamp()
     report = Report(f"haloconv bench --models on {environment['gpu']}", environment)
     left: list[str] = []
-    start = time.perf_counter()
     with make_progress(console) as progress:
         task = progress.add_task("models", total=len(order.settings))
-        for setting in order.settings:
-            if order.limit_s is not None and time.perf_counter() - start > order.limit_s:
-                left.append(f"{setting}: cut, --limit {order.limit_s:g} was used up")
+
+        def announce(what: str) -> None:
+            progress.update(task, description=what)
+
+        for setting, outcome in outcomes(order.settings, order.effort, devices, order.limit_s, announce):
+            progress.advance(task)
+            if isinstance(outcome, str):
+                left.append(f"{setting}: {outcome}")
                 continue
-            try:
-                outcome = bench_network(
-                    setting, order.effort, device, lambda what: progress.update(task, description=what)
-                )
-            except (ModelError, ProblemFileError, TargetError) as error:
-                left.append(f"{setting}: {error}")
-                continue
-            except torch.cuda.OutOfMemoryError:
-                left.append(f"{setting}: the GPU's memory does not hold it beside its copy in float64")
-                continue
-            finally:
-                progress.advance(task)
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
             report.rows += outcome.rows
             report.notes += outcome.notes
             _keep(outcome.rows, environment, folder)

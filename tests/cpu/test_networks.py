@@ -306,7 +306,7 @@ def order(*cases: NetworkCase, **changes) -> bench_models.NetworkOrder:
 
 def test_rows_are_printed_and_recorded(unet: NetworkCase, tmp_path: Path) -> None:
     console = Console(width=160, file=io.StringIO())
-    bench_models.bench_models(order(unet), CPU, tmp_path, console)
+    bench_models.bench_models(order(unet), [CPU], tmp_path, console)
     (daily,) = tmp_path.glob("20*-models.jsonl")
     latest = tmp_path / "latest-models.jsonl"
     assert daily.read_text() == latest.read_text()
@@ -315,14 +315,27 @@ def test_rows_are_printed_and_recorded(unet: NetworkCase, tmp_path: Path) -> Non
     assert "1 networks, 0 rows of layers; 0 checks failed" in console.file.getvalue()
 
 
+def test_settings_are_shared_among_devices_by_a_process_each(unet: NetworkCase, tmp_path: Path) -> None:
+    """Here two processes on the CPU: rows and refusals come back, and each setting once."""
+    console = Console(width=160, file=io.StringIO())
+    several = order(unet, NetworkCase("absent", str(tmp_path / "absent.py")), layouts=["nchw", "nhwc"])
+    assert not bench_models.bench_models(several, [CPU, CPU], tmp_path, console)
+    rows = [json.loads(line) for line in (tmp_path / "latest-models.jsonl").read_text().splitlines()]
+    assert {(row["layout"], row["direction"]) for row in rows} == {
+        (layout, direction) for layout in ("nchw", "nhwc") for direction in ("forward", "step")
+    }
+    text = " ".join(console.file.getvalue().split())
+    assert text.count("LEFT absent fp32") == 2 and "2 networks, 0 rows of layers; 0 checks failed" in text
+
+
 def test_what_is_cut_or_cannot_be_had_is_named(
     unet: NetworkCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     console = Console(width=160, file=io.StringIO())
     absent = NetworkCase("resnet50", "timm:resnet50")
-    assert not bench_models.bench_models(order(absent, unet, limit_s=-1.0), CPU, tmp_path, console)
-    assert not bench_models.bench_models(order(absent), CPU, tmp_path, console)
+    assert not bench_models.bench_models(order(absent, unet, limit_s=-1.0), [CPU], tmp_path, console)
+    assert not bench_models.bench_models(order(absent), [CPU], tmp_path, console)
     text = " ".join(console.file.getvalue().split())
     assert "LEFT unet fp32 nchw: cut, --limit -1 was used up" in text and "pip install timm" in text
     assert list(tmp_path.glob("*.jsonl")) == []
@@ -332,6 +345,7 @@ def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     orders = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     monkeypatch.setattr(bench, "bench_models", lambda order, *others: orders.append((order, *others)) or True)
     runner = CliRunner()
@@ -345,5 +359,9 @@ def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert folder == ROOT / "benchmarks" / "results" / "nvidia-h200"
     assert [str(setting) for setting in some.settings] == ["resnet50 fp32 nhwc", "unet fp32 nhwc"]
     assert not some.effort.tune and not some.effort.layers and some.limit_s == 60
+    assert runner.invoke(app, ["bench", "--models", "--gpus", "3,1,3"]).exit_code == 0
+    assert [each[1] for each in orders] == [[torch.device("cuda", 0)]] * 2 + [[torch.device("cuda", i) for i in (3, 1)]]
+    result = runner.invoke(app, ["bench", "--models", "--gpus", "0,4"])
+    assert result.exit_code == 2 and "--gpus takes some of 0,1,2,3, not '0,4'" in " ".join(result.output.split())
     result = runner.invoke(app, ["bench", "--models", "--case", "vgg"])
     assert result.exit_code == 2 and "there is no network vgg" in result.output
