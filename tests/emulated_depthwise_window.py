@@ -44,6 +44,8 @@ CASES = (
          storage="sliced", w_storage="sliced"),
     case("window_transposed", "H and W swapped in memory", (2, 3, 14, 17), (3, 5, 9), padding=4, groups=3,
          storage="transposed", w_storage="transposed"),
+    case("window_tall", "filter rows of which many lie outside of the image", (8, 1, 20, 32), (1, 21, 3),
+         padding=(10, 1), groups=1),
     case("window_aligned", "rows of 16 bytes, which leave four at a time", (2, 4, 12, 16), (4, 9, 7), padding=(4, 3),
          groups=4, bias=False),
 )  # fmt: skip
@@ -58,6 +60,10 @@ CUTS = {
     "images together": (
         (Config(4, 256, 2), Cut(8, 16, 2, 2, 13, 11)),
         (Config(8, 128, 3), Cut(8, 16, 1, 2, 16, 5), Split(2, 8, 2)),
+    ),
+    "the same rows of planes": (
+        (Config(4, 256, 2), Cut(20, 32, 8, 1, 21, 3)),
+        (Config(8, 128, 3), Cut(8, 8, 1, 1, 20, 32), Split(8, 8, 1)),
     ),
     "several channel runs": (
         (Config(4, 128, 4), Cut(8, 8, 2, 8, 4, 7)),
@@ -79,6 +85,7 @@ CUT_CASES = {
         "window_dilated",
     ),
     "images together": ("window_13x11", "window_transposed", "window_aligned"),
+    "the same rows of planes": ("window_tall",),
     "several channel runs": ("window_nhwc",),
 }
 NOT_FINITE = ("window_stride", "window_nhwc")

@@ -143,13 +143,16 @@ class Layout:
         return self.lines_w // 2
 
 
-def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool) -> Layout:
-    """Rows and planes are set apart so that threads next to each other read 16 bytes on other banks."""
+def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, rows_first: bool = False) -> Layout:
+    """Rows and planes are set apart so that threads next to each other read 16 bytes on other banks.
+
+    Where columns are neighbours, the next thread behind those of a row has the next plane, or (``rows_first``) row.
+    """
     steps_h, steps_w = both[0].steps, both[1].steps
     lines_h = cut.tile_p - 1 + ceil_div(cut.chunk_r, steps_h)
     tap_words = round_up(ceil_div(cut.chunk_s, steps_w), 4)
     lines_w = round_up(cut.tile_q + tap_words, 8)
-    cols, rows = cut.tile_q // TILE_J, cut.tile_p // config.tile_i
+    cols, rows = cut.tile_q // TILE_J, cut.tile_p // config.tile_i if rows_first else 1
     skew = (cols - config.tile_i * lines_w // 4) % 8 * 4
     class_words = lines_h * lines_w + (lines_h - 1) // config.tile_i * skew
     plane_words = steps_h * steps_w * cut.classes_w * class_words

@@ -79,17 +79,22 @@ struct Place {
 
     __device__ __forceinline__ Place(const Params& p, const Work& work) {
         const int tiles_w = p.axes[1].tile / TILE_J, tiles_h = p.axes[0].tile / TILE_I;
-        const int line = threadIdx.x / tiles_w, classed = line / tiles_h, plane = classed / p.window.classes_w;
-        col = (threadIdx.x - line * tiles_w) * TILE_J, row = (line - classed * tiles_h) * TILE_I;
+        const int all = p.window.block_n * p.window.block_c * p.window.classes_w, line = threadIdx.x / tiles_w;
+        // Where columns are neighbours, a warp has the same rows of several planes, of which the same lie in the image.
+        const int tile_h = CHANNELS_INNER ? line % tiles_h : line / all;
+        const int classed = CHANNELS_INNER ? line / tiles_h : line % all, plane = classed / p.window.classes_w;
+        col = (threadIdx.x - line * tiles_w) * TILE_J, row = tile_h * TILE_I;
         class_w = classed - plane * p.window.classes_w;
         image = plane / p.window.block_c, channel = plane - image * p.window.block_c;
-        active = image < p.window.block_n && work.n0 + image < p.n && work.c0 + channel < p.channels &&
-                 work.row0 + row < work.rows.results && work.col0 + col < work.cols.results;
+        active = image < p.window.block_n && row < p.axes[0].tile && work.n0 + image < p.n &&
+                 work.c0 + channel < p.channels && work.row0 + row < work.rows.results &&
+                 work.col0 + col < work.cols.results;
     }
 };
 
-// Stages the source and the filters of one term: the m-th filter of each channel (dgrad), a range of taps.
-__device__ __forceinline__ void stage(float* windows, float* filters, const Params& p, const Work& work,
+// Stages the source and the filters of one term: the m-th filter of each channel (dgrad), a range of taps. Whether all
+// taps of the thread are finite.
+__device__ __forceinline__ bool stage(float* windows, float* filters, const Params& p, const Work& work,
                                       hc::TapRange range, int m) {
     const auto& window = p.window;
     const hc::Origin origin = {work.rows.position(work.rows.stride * work.row0 + range.row0),
@@ -108,7 +113,24 @@ __device__ __forceinline__ void stage(float* windows, float* filters, const Para
     if (window.classes_w > 1) cols.stride = window.classes_w, cols.spacing /= window.classes_w;
     hc::stage_windows<TILE_I, THREADS, elem_t>(windows, window, p.axes, work.rows, cols, origin, p.source_h, p.source_w,
                                                plane_at);
-    hc::stage_filters<THREADS, elem_t>(filters, window, work.rows, work.cols, range, p.w_r, p.w_s, filter_at);
+    return hc::stage_filters<THREADS, elem_t>(filters, window, work.rows, work.cols, range, p.w_r, p.w_s, filter_at);
+}
+
+// Rows of a thread's window that lie in the image, or do for another lane of the warp: a loop is the same for all. All
+// rows with a stride, and if a tap times zero is no zero.
+__device__ __forceinline__ hc::Rows rows_inside(const Params& p, const Work& work, hc::TapRange range, int row,
+                                                bool finite) {
+    const int spacing = work.rows.spacing, h = work.rows.position(work.row0 + row + range.row0);
+    if (work.rows.stride > 1 || !finite) return {0, range.rows + TILE_I - 1};
+    int first = h < 0 ? (spacing - 1 - h) / spacing : 0;
+    int end = h < p.axes[0].extent ? (p.axes[0].extent - h + spacing - 1) / spacing : 0;
+#pragma unroll
+    for (int far = 16; far > 0; far /= 2) {
+        const int other_first = __shfl_xor_sync(0xffffffffu, first, far);
+        const int other_end = __shfl_xor_sync(0xffffffffu, end, far);
+        first = other_first < first ? other_first : first, end = other_end > end ? other_end : end;
+    }
+    return {first, end};
 }
 
 using Sums = float[TILE_I][TILE_J];
@@ -137,11 +159,11 @@ __device__ __forceinline__ void sum_terms(Sums& sums, float* smem, const Params&
             for (int col = 0; col < work.cols.taps; col += p.axes[1].chunk) {
                 const hc::TapRange range = hc::tap_range(p.axes, work.rows, work.cols, row, col);
                 __syncthreads();  // the term before is read
-                stage(smem, filters, p, work, range, m);
-                __syncthreads();
+                const bool finite = stage(smem, filters, p, work, range, m);
+                const hc::Rows inside = rows_inside(p, work, range, place.row, __syncthreads_and(finite));
                 if (place.active)
                     hc::add_classes<TILE_I>(sums, own_window, filters + place.channel * window.filter_words, window,
-                                            work.rows, work.cols, range, {0, range.rows});
+                                            work.rows, work.cols, range, {0, range.rows}, inside);
                 if (p.totals_words)
                     promote(sums, smem + p.totals_words, m + row + col == 0,
                             m + 1 == filters_of_plane && row + p.axes[0].chunk >= work.rows.taps &&

@@ -12,11 +12,11 @@ def _fault(
     return Mutation(name, kernel, fault, edits, on, result, family="depthwise_window", shape=shape, finite=finite)
 
 
-_BOTH = "tiles and chunks"
+_BOTH, _PLANES = "tiles and chunks", "the same rows of planes"
 
 STAGING = (
     _fault("no barrier before the products", "pixels are read that others have not staged",
-           ("range, m);\n                __syncthreads();", "range, m);"), on="window_13x11"),
+           ("__syncthreads_and(finite)", "finite"), on="window_13x11"),
     _fault("no barrier after the products", "a range of taps is staged over the one that is read",
            ("__syncthreads();  // the term before is read", ""), on="window_13x11", shape=_BOTH),
     _fault("one column beyond the image", "the column right of the image counts as inside",
@@ -49,7 +49,13 @@ PRODUCTS = (
     _fault("the last window rows are taken as whole", "rows behind the filter are read",
            ("if (m >= ROWS - 1 && m < taps.rows)", "if (m >= ROWS - 1)"), on="window_13x11"),
     _fault("a window row too few", "the last filter row never meets a tile's last row",
-           ("m < taps.rows + ROWS - 1;", "m < taps.rows + ROWS - 2;"), on="window_13x11"),
+           ("all = taps.rows + ROWS - 1,", "all = taps.rows + ROWS - 2,"), on="window_13x11"),
+    _fault("window: the first row inside", "a row of the image is left out",
+           ("(spacing - 1 - h) / spacing : 0;", "(2 * spacing - 1 - h) / spacing : 0;"), on="window_tall",
+           shape=_PLANES),
+    _fault("window: the last row inside", "a row of the image is left out",
+           ("(p.axes[0].extent - h + spacing - 1) / spacing : 0;", "(p.axes[0].extent - h - 1) / spacing : 0;"),
+           on="window_tall", shape=_PLANES),
     _fault("taps left over are lost", "the last three of eleven columns are not added",
            ("if (cols == 3) add_few<3>(row, taps);", ""), on="window_13x11"),
     _fault("padding taps are multiplied", "a tap that is not there meets an infinity: zero times it is a NaN",

@@ -104,11 +104,18 @@ struct Window {
     int half_words, row_words, skew_words;
 };
 
+// Rows of a window; the others are known to be zeros.
+struct Rows {
+    int first, end;
+};
+
 // Adds the products of a thread's tile. The tile's first row is a multiple of ROWS.
 template <int ROWS>
-__device__ __forceinline__ void add_window(float (&sums)[ROWS][TILE_J], const Window& window, const Taps& taps) {
+__device__ __forceinline__ void add_window(float (&sums)[ROWS][TILE_J], const Window& window, const Taps& taps,
+                                           Rows rows) {
+    const int all = taps.rows + ROWS - 1, end = rows.end < all ? rows.end : all;
 #pragma unroll 1
-    for (int m = 0; m < taps.rows + ROWS - 1; ++m) {
+    for (int m = rows.first; m < end; ++m) {
         const float* even = window.first + m * window.row_words + m / ROWS * window.skew_words;
         const WindowRow row = {even, even + window.half_words};
         const float* filter_row = taps.first + m * taps.row_words;

@@ -110,12 +110,13 @@ __device__ __forceinline__ TapRange tap_range(const AxisParams (&axes)[2], const
 }
 
 // Stages the taps of every channel of the block, each class of the stride a run of whole quads.
-// `filters(channel)` is where a filter begins, null if there is none.
+// `filters(channel)` is where a filter begins, null if there is none. Whether all taps of the thread are finite.
 template <int BLOCK, class Elem, class Filters>
-__device__ __forceinline__ void stage_filters(float* to, const WindowParams& p, const Line& rows, const Line& cols,
+__device__ __forceinline__ bool stage_filters(float* to, const WindowParams& p, const Line& rows, const Line& cols,
                                               TapRange range, i64 stride_r, i64 stride_s, Filters filters) {
     constexpr int BATCH = 4;  // loads in flight of a thread
     const int filter_taps = range.rows * p.filter_row_words, all = filter_taps * p.block_c;
+    bool finite = true;
     for (int first = threadIdx.x; first < all; first += BATCH * BLOCK) {
         Elem staged[BATCH];
         int at[BATCH];
@@ -137,9 +138,13 @@ __device__ __forceinline__ void stage_filters(float* to, const WindowParams& p, 
             }
         }
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-            if (first + i * BLOCK < all) to[at[i]] = to_acc(staged[i]);
+        for (int i = 0; i < BATCH; ++i) {
+            const float tap = to_acc(staged[i]);
+            if (first + i * BLOCK < all) to[at[i]] = tap;
+            finite = finite && tap * 0.f == 0.f;
+        }
     }
+    return finite;
 }
 
 // a / b rounded up; 0 where a is not positive and above -b.
@@ -150,11 +155,12 @@ struct Share {
     int first, rows;
 };
 
-// Adds what the thread's share of the staged taps contributes to its tile, class by class of the stride.
+// Adds what the thread's share of the staged taps contributes to its tile, class by class of the stride. `inside`: rows
+// of the window that are not all zeros; all rows with a stride.
 template <int ROWS>
 __device__ __forceinline__ void add_classes(float (&sums)[ROWS][TILE_J], const float* window, const float* filter,
                                             const WindowParams& p, const Line& rows, const Line& cols, TapRange range,
-                                            Share share) {
+                                            Share share, Rows inside) {
     const int tap_row_words = rows.stride * p.filter_row_words;
     window += window_row<ROWS>(p, share.first, 1, 1);
     filter += share.first * tap_row_words;
@@ -168,7 +174,7 @@ __device__ __forceinline__ void add_classes(float (&sums)[ROWS][TILE_J], const f
                                tap_row_words};
             const Window from = {window + (rho_h * cols.stride * p.classes_w + rho_w) * p.class_words, p.half_words,
                                  p.row_words, p.skew_words};
-            add_window<ROWS>(sums, from, taps);
+            add_window<ROWS>(sums, from, taps, inside);
         }
     }
 }
