@@ -25,11 +25,10 @@ class AtenFamily:
     def bind(
         self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> BoundCall:
-        run = {
-            "fprop": _fprop,
-            "dgrad": partial(_dgrad, result_layout),
-            "wgrad": partial(_wgrad, result_layout),
-        }[problem.direction]
+        if problem.direction == "dgrad":
+            run = partial(_dgrad, _order_of_like_x(problem, first, second, result_layout))
+        else:
+            run = {"fprop": _fprop, "wgrad": partial(_wgrad, result_layout)}[problem.direction]
 
         def call(*tensors: torch.Tensor | None) -> torch.Tensor:
             if not _follows_a_setting(problem, device):
@@ -102,23 +101,26 @@ def _backward(
     )
 
 
-def _dgrad(result_layout: str, problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _order_of_like_x(problem: Conv2dProblem, dy: TensorForm, w: TensorForm, result_layout: str) -> str:
+    """The order of the tensor that stands in for x. PyTorch takes its shape, and wants dy in its order, too.
+
+    So it is one that dy has, or that w asks for anyway: else dy is copied for it.
+    """
+    dy_is_nhwc, w_is_nhwc = is_channels_last(problem.y_shape, dy.strides), is_channels_last(problem.w_shape, w.strides)
+    return "nhwc" if result_layout == "nhwc" and (dy_is_nhwc or not w_is_nhwc) else "nchw"
+
+
+def _dgrad(order: str, problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     top, bottom, left, right = problem.padding
     n, c, h, width = problem.x_shape
     padding = [top, left] if is_symmetric(problem) else [0, 0]
     extents = (h, width) if is_symmetric(problem) else (h + top + bottom, width + left + right)
-    # Of x PyTorch takes the shape, and the order in which it wants dy, which it copies if need be: no order but the one
-    # that w asks for anyway.
-    if result_layout == "nhwc" and (_is_nhwc(dy) or not _is_nhwc(w)):
+    if order == "nhwc":
         like_x = dy.new_empty_strided((n, c, *extents), strides_of((n, c, *extents), "nhwc"))
     else:
-        like_x = dy.new_empty((1,)).expand(n, c, *extents)
+        like_x = dy.new_empty((1,)).expand(n, c, *extents)  # no memory but that of one element
     dx = _backward(problem, dy, like_x, w, padding, [True, False, False])[0]
     return dx if is_symmetric(problem) else dx[:, :, top : top + h, left : left + width]
-
-
-def _is_nhwc(tensor: torch.Tensor) -> bool:
-    return is_channels_last(tensor.shape, tensor.stride())
 
 
 def _wgrad(result_layout: str, problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

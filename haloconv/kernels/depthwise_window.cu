@@ -121,7 +121,7 @@ __device__ __forceinline__ bool stage(float* windows, float* filters, const Para
 __device__ __forceinline__ hc::Rows rows_inside(const Params& p, const Work& work, hc::TapRange range, int row,
                                                 bool finite) {
     const int spacing = work.rows.spacing, h = work.rows.position(work.row0 + row + range.row0);
-    if (work.rows.stride > 1 || !finite) return {0, range.rows + TILE_I - 1};
+    if (work.rows.stride > 1 || !finite) return hc::all_rows();
     int first = h < 0 ? (spacing - 1 - h) / spacing : 0;
     int end = h < p.axes[0].extent ? (p.axes[0].extent - h + spacing - 1) / spacing : 0;
 #pragma unroll

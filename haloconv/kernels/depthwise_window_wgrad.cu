@@ -112,8 +112,7 @@ __device__ __forceinline__ void sum_terms(Sums& sums, float* smem, const Params&
         __syncthreads();
         if (place.active)
             hc::add_classes<TILE_I>(sums, own_window, ranges + place.channel * window.filter_words, window, work.rows,
-                                    work.cols, range, {place.share * p.share_rows, p.share_rows},
-                                    {0, p.share_rows + TILE_I});
+                                    work.cols, range, {place.share * p.share_rows, p.share_rows}, hc::all_rows());
     }
 }
 

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from functools import partial
 from multiprocessing import Queue, get_context
 
 import torch
@@ -16,6 +18,7 @@ from haloconv.tune.swapped import ModelError
 from haloconv.tune.targets import TargetError
 
 Announce = Callable[[str], None]
+Attempt = Callable[[Setting, torch.device, Announce], "Outcome | str | None"]
 Result = tuple[Setting, "Outcome | str"]
 """A setting and what came of it, or a sentence that says why nothing did."""
 
@@ -34,29 +37,25 @@ def outcomes(
     On several devices a spawned process for each takes the next setting when it is done with one; they share the
     records of tuning, whose files are made for that.
     """
-    deadline = math.inf if limit_s is None else time.time() + limit_s
-    for setting, outcome in _run(settings, effort, devices, deadline, announce):
+    attempt = partial(_attempt, effort, math.inf if limit_s is None else time.time() + limit_s)
+    if len(devices) == 1:
+        found = ((setting, attempt(setting, devices[0], announce)) for setting in settings)
+    else:
+        announce(f"{len(settings)} settings on {len(devices)} devices")
+        found = _shared(attempt, settings, devices)
+    for setting, outcome in found:
         yield setting, f"cut, --limit {limit_s:g} was used up" if outcome is None else outcome
 
 
-def _run(
-    settings: Sequence[Setting],
-    effort: Effort,
-    devices: Sequence[torch.device],
-    deadline: float,
-    announce: Announce,
+def _shared(
+    attempt: Attempt, settings: Sequence[Setting], devices: Sequence[torch.device]
 ) -> Iterator[tuple[Setting, Outcome | str | None]]:
-    if len(devices) == 1:
-        for setting in settings:
-            yield setting, _attempt(setting, effort, devices[0], deadline, announce)
-        return
     context = get_context("spawn")
     free: Queue = context.Queue()
     for device in devices:
         free.put(str(device))
     with ProcessPoolExecutor(len(devices), context, _take, (free,)) as pool:
-        futures = {pool.submit(_in_worker, setting, effort, deadline): setting for setting in settings}
-        announce(f"{len(settings)} settings on {len(devices)} devices")
+        futures = {pool.submit(_in_worker, attempt, setting): setting for setting in settings}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -65,26 +64,25 @@ def _take(free: Queue) -> None:
     """A worker's first deed: a device for itself."""
     global _device
     _device = torch.device(free.get())
-    if _device.type == "cuda":
-        torch.cuda.set_device(_device)
 
 
-def _in_worker(setting: Setting, effort: Effort, deadline: float) -> Outcome | str | None:
-    return _attempt(setting, effort, _device, deadline, lambda what: None)
+def _in_worker(attempt: Attempt, setting: Setting) -> Outcome | str | None:
+    return attempt(setting, _device, lambda what: None)
 
 
 def _attempt(
-    setting: Setting, effort: Effort, device: torch.device, deadline: float, announce: Announce
+    effort: Effort, deadline: float, setting: Setting, device: torch.device, announce: Announce
 ) -> Outcome | str | None:
     """None if the time is up: ``time.time()``, which processes share, is behind ``deadline``."""
     if time.time() > deadline:
         return None
-    try:
-        return bench_network(setting, effort, device, announce)
-    except (ModelError, ProblemFileError, TargetError) as error:
-        return str(error)
-    except torch.cuda.OutOfMemoryError:
-        return "the GPU's memory does not hold it beside its copy in float64"
-    finally:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        try:
+            return bench_network(setting, effort, device, announce)
+        except (ModelError, ProblemFileError, TargetError) as error:
+            return str(error)
+        except torch.cuda.OutOfMemoryError:
+            return "the GPU's memory does not hold it beside its copy in float64"
+        finally:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()

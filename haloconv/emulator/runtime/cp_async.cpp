@@ -97,9 +97,10 @@ void hc_emu_cp_async_wait_group(int youngest) {
     auto& groups = own.groups;
     const std::size_t closed = groups.size() - 1;
     const std::size_t done = closed > std::size_t(youngest) ? closed - youngest : 0;
-    // What a barrier counts belongs to those who wait for the barrier: it is told first.
+    u64 last = 0;
     for (std::size_t i = 0; i < done; ++i)
-        if (!groups[i].empty()) arrive_for(own, groups[i].back().number);
+        if (!groups[i].empty()) last = groups[i].back().number;
+    if (last) arrive_for(own, last);  // what a barrier counts belongs to those who wait for it: it is told first
     for (std::size_t i = 0; i < done; ++i)
         for (const Copy& copy : groups[i]) {
             land_now(copy.operation);

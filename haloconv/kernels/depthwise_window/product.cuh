@@ -104,10 +104,12 @@ struct Window {
     int half_words, row_words, skew_words;
 };
 
-// Rows of a window; the others are known to be zeros.
+// Rows of a window, as far as there are so many; the others are known to be zeros.
 struct Rows {
     int first, end;
 };
+
+__device__ __forceinline__ Rows all_rows() { return {0, 1 << 30}; }
 
 // Adds the products of a thread's tile. The tile's first row is a multiple of ROWS.
 template <int ROWS>
