@@ -54,20 +54,20 @@ BY_NAME = {one.name: one for one in CASES}
 # (fprop and dgrad, wgrad) that cut small problems as the cost model cuts large ones.
 CUTS = {
     "tiles and chunks": (
-        (Config(4, 128, 4), Cut(4, 8, 1, 2, 3, 5, promotes=True)),
-        (Config(4, 128, 4), Cut(4, 8, 1, 2, 9, 7), Split(3, 4, 3)),
+        (Config(4, 128, 4), Cut(4, 8, 2, 2, 3, 5, promotes=True)),
+        (Config(4, 128, 4), Cut(4, 8, 2, 2, 9, 7), Split(3, 4, 3)),
     ),
     "images together": (
-        (Config(4, 256, 2), Cut(8, 16, 2, 2, 13, 11)),
-        (Config(8, 128, 3), Cut(8, 16, 1, 2, 16, 5), Split(2, 8, 2)),
+        (Config(4, 256, 2), Cut(8, 16, 4, 2, 13, 11)),
+        (Config(4, 128, 4), Cut(8, 16, 2, 2, 16, 5), Split(2, 8, 2)),
     ),
     "the same rows of planes": (
         (Config(4, 256, 2), Cut(20, 32, 8, 1, 21, 3)),
-        (Config(8, 128, 3), Cut(8, 8, 1, 1, 20, 32), Split(8, 8, 1)),
+        (Config(4, 128, 4), Cut(8, 8, 1, 1, 20, 32), Split(8, 8, 1)),
     ),
     "several channel runs": (
-        (Config(4, 128, 4), Cut(8, 8, 2, 8, 4, 7)),
-        (Config(8, 128, 3), Cut(8, 8, 1, 8, 11, 6), Split(2, 8, 1)),
+        (Config(4, 128, 4), Cut(8, 8, 16, 8, 4, 7)),
+        (Config(4, 128, 4), Cut(8, 8, 8, 8, 11, 6), Split(2, 8, 1)),
     ),
 }
 

@@ -13,16 +13,18 @@ import torch
 from haloconv import support
 from haloconv.env import device_facts
 from haloconv.families import depthwise_window_wgrad
-from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, ceil_div, strides_of
+from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, strides_of
+from haloconv.families.depthwise_window_axes import axes
 from haloconv.families.depthwise_window_cut import (
+    CONFIGS,
     Config,
     Cut,
     Planes,
-    axes,
     axis_fields,
     best_cut,
     blocks,
     cost,
+    groups,
     layout,
     smem_bytes,
     totals_words,
@@ -33,8 +35,6 @@ from haloconv.families.direct_sums import ELEMENTS
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
-
-CONFIGS = (Config(4, 128, 4), Config(4, 256, 2), Config(4, 512, 1))
 
 _MOST_STEPS = 96  # each takes at least 256 bytes of a plane; a block of the smallest GPUs has 48 KiB
 _PARAMS_FORMAT = "4Q11q44i"
@@ -123,17 +123,16 @@ class DepthwiseWindowFamily:
 
 
 def _fields(
-    problem: Conv2dProblem, chosen: tuple[Config, Cut], strides: tuple[int, ...], channels_inner: bool
+    problem: Conv2dProblem, chosen: tuple[Config, Cut], strides: tuple[int, ...], channels_inner: bool, wave: int
 ) -> tuple[int, ...]:
     """The fields of ``Params`` in depthwise_window.cu behind its pointers."""
     config, cut = chosen
     both = axes(problem)
     places = layout(config, cut, both, channels_inner)
     planes = result_planes(problem)
-    groups = (ceil_div(planes.images, cut.block_n), ceil_div(planes.channels, cut.block_c))
     return (
         *strides,
-        *(planes.images, planes.channels, problem.k_per_group, *groups),
+        *(planes.images, planes.channels, problem.k_per_group, groups(planes, cut, channels_inner)[1], wave),
         totals_words(cut, places) if cut.promotes else 0,
         *axis_fields(both[0], cut.tile_p, cut.chunk_r, places.lines_h),
         *axis_fields(both[1], cut.tile_q, cut.chunk_s, places.lines_w),
@@ -155,9 +154,9 @@ def _bind(
     shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
     out_strides = strides_of(shape, result_layout)
     filter_strides = (w.strides[0], w.strides[2], w.strides[3])
-    fields = _fields(problem, chosen, (*first.strides, *filter_strides, *out_strides), channels_inner)
+    fields = _fields(problem, chosen, (*first.strides, *filter_strides, *out_strides), channels_inner, facts.sm_count)
     both = axes(problem)
-    grid = blocks(result_planes(problem), cut, both)
+    grid = blocks(result_planes(problem), cut, both, channels_inner)
     smem = smem_bytes(config, cut, layout(config, cut, both, channels_inner))
     text = source(problem, config, result_layout)
     launch = Launch(text, device, grid, config.threads, smem, _PARAMS_FORMAT, fields)

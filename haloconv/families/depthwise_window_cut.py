@@ -1,4 +1,4 @@
-"""How a depthwise problem is cut for kernels/depthwise_window*.cu: axes, tiles, shared memory, and what a cut costs.
+"""How a depthwise problem is cut for kernels/depthwise_window*.cu: tiles, shared memory, and what a cut costs.
 
 ``Config`` is what is compiled, ``Cut`` what the launch says; a new image or filter changes the latter only.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, gcd
+from math import ceil
 from typing import NamedTuple
 
 from haloconv.families.base import ceil_div
-from haloconv.problem import Conv2dProblem
+from haloconv.families.depthwise_window_axes import Axis, met_share, stored_lines
 
 TILE_J = 8  # columns of a thread's tile
 WORD_BYTES = 4
@@ -22,16 +22,19 @@ RUN_PRODUCTS = 4096  # that one sum takes before it is added to others: more wou
 
 _BLOCK_SMEM_BYTES = 1024  # that the driver takes of each block's shared memory
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512)
-_MULTIPLY_SHARE = 0.88  # of the instructions of the inner loop
-_ROW_INSTRUCTIONS = 40  # a window row, beside its multiplies
-_STAGE_INSTRUCTIONS = 25  # an element that is staged
-_STAGE_CYCLES = 0.25  # the same, as memory allows a multiprocessor
+
+# The cost model, fitted to 39 layers on an H200: its first choice took 2.5 % longer there than the best that was tried.
+MULTIPLY_SHARE = 0.9  # of the instructions of the inner loop
+ROW_INSTRUCTIONS = 220  # a window row, beside its multiplies
+EDGE_INSTRUCTIONS = 90  # a row of the tile that meets a window row by itself, beside its multiplies
+_STAGE_INSTRUCTIONS = 20  # an element that is staged
+_STAGE_CYCLES = 0.55  # the same, as memory allows a multiprocessor
 _SECTOR_WORDS = 8
-_LOADS_IN_FLIGHT = 8  # of a thread
-_LOAD_CYCLES = 700
-_TERM_CYCLES = 1000  # barriers, and the first load of a term
-_BLOCK_CYCLES = 1500
-_LONE_WARP = 0.6  # what a scheduler's only warp waits, in its instructions
+_LOADS_IN_FLIGHT = 14  # of a thread
+_LOAD_CYCLES = 550
+_TERM_CYCLES = 1100  # barriers, and the first load of a term
+_BLOCK_CYCLES = 1000
+_LONE_WARP = 0.4  # what a scheduler's only warp waits, in its instructions
 _FEW_ROUNDS = 4
 _SCHEDULERS = 4
 
@@ -50,55 +53,6 @@ class Config:
     min_blocks: int
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One image axis of a direction (``Line`` in kernels/depthwise_window/line.cuh).
-
-    ``results`` and ``extent`` are pixels of the result and of the source; ``taps`` and ``class_results`` those of the
-    largest class; ``steps`` is the stride inside a class. ``joined_classes`` classes together are all results, next to
-    each other, that read next to each other: if there are more than one, a block may do them side by side.
-    """
-
-    filter_taps: int
-    stride: int
-    dil: int
-    pad: int
-    results: int
-    extent: int
-    classes: int
-    taps: int
-    class_results: int
-    steps: int
-    joined_classes: int = 1
-
-
-def axes(problem: Conv2dProblem) -> tuple[Axis, Axis]:
-    """The vertical and the horizontal axis of fprop or dgrad."""
-    sides = (
-        (problem.r, problem.h, problem.p, problem.padding[0]),
-        (problem.s, problem.w, problem.q, problem.padding[2]),
-    )
-    make = _input_axis if problem.direction == "dgrad" else output_axis
-    found = [make(*side, *moves) for side, *moves in zip(sides, problem.stride, problem.dilation, strict=True)]
-    return found[0], found[1]
-
-
-def output_axis(taps: int, extent: int, results: int, pad: int, stride: int, dil: int) -> Axis:
-    """An axis on which result a meets, at tap j, position a * stride + j * dil - pad of the source."""
-    common = gcd(stride, dil)
-    classes, steps = dil // common, stride // common
-    largest = ceil_div(results, classes)
-    return Axis(taps, stride, dil, pad, results, extent, classes, taps, largest, steps, classes if steps == 1 else 1)
-
-
-def _input_axis(taps: int, results: int, extent: int, pad: int, stride: int, dil: int) -> Axis:
-    common = gcd(stride, dil)
-    classes = min(stride, results) * (dil // common)
-    largest = ceil_div(ceil_div(results, stride), dil // common)
-    most_taps, joined = ceil_div(taps, stride // common), classes if stride == 1 else 1
-    return Axis(taps, stride, dil, pad, results, extent, classes, most_taps, largest, 1, joined)
-
-
 class Planes(NamedTuple):
     """Images and channels of the result, and how many filters each of them sums."""
 
@@ -107,9 +61,12 @@ class Planes(NamedTuple):
     filters: int
 
 
+CONFIGS = (Config(4, 128, 4), Config(4, 256, 2), Config(4, 512, 1))
+
+
 @dataclass(frozen=True)
 class Cut:
-    """What one block computes and stages: results of a class, planes, taps at a time.
+    """What one block computes and stages: results of a class, planes and their filters, taps at a time.
 
     ``promotes``: the sums of each range of taps are added to totals in shared memory, as one run would
     round too much. ``classes_w`` classes of columns are done side by side.
@@ -117,8 +74,8 @@ class Cut:
 
     tile_p: int
     tile_q: int
-    block_n: int
-    block_c: int
+    planes: int
+    filters: int
     chunk_r: int
     chunk_s: int
     promotes: bool = False
@@ -143,20 +100,20 @@ class Layout:
         return self.lines_w // 2
 
 
-def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, rows_first: bool = False) -> Layout:
+def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool) -> Layout:
     """Rows and planes are set apart so that threads next to each other read 16 bytes on other banks.
 
-    Where columns are neighbours, the next thread behind those of a row has the next plane, or (``rows_first``) row.
+    Where columns are neighbours, the next thread behind those of a row has the next plane, else the next row.
     """
     steps_h, steps_w = both[0].steps, both[1].steps
-    lines_h = cut.tile_p - 1 + ceil_div(cut.chunk_r, steps_h)
+    lines_h = stored_lines(both[0], cut.tile_p, cut.chunk_r)
     tap_words = round_up(ceil_div(cut.chunk_s, steps_w), 4)
     lines_w = round_up(cut.tile_q + tap_words, 8)
-    cols, rows = cut.tile_q // TILE_J, cut.tile_p // config.tile_i if rows_first else 1
+    cols = cut.tile_q // TILE_J
     skew = (cols - config.tile_i * lines_w // 4) % 8 * 4
     class_words = lines_h * lines_w + (lines_h - 1) // config.tile_i * skew
     plane_words = steps_h * steps_w * cut.classes_w * class_words
-    plane_words += ((1 if channels_inner else rows * cols) - plane_words // 4) % 8 * 4
+    plane_words += ((1 if channels_inner else cols) - plane_words // 4) % 8 * 4
     filter_words = cut.chunk_r * steps_w * tap_words
     filter_words += (1 - filter_words // 4 % 2) * 4
     return Layout(lines_h, lines_w, skew, class_words, plane_words, tap_words, steps_w * tap_words, filter_words)
@@ -164,7 +121,7 @@ def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bo
 
 def totals_words(cut: Cut, places: Layout) -> int:
     """Where the totals of long sums begin: behind the planes with their halo, and the filters."""
-    return cut.block_c * (cut.block_n * places.plane_words + places.filter_words)
+    return cut.planes * places.plane_words + cut.filters * places.filter_words
 
 
 def smem_bytes(config: Config, cut: Cut, places: Layout) -> int:
@@ -175,7 +132,7 @@ def smem_bytes(config: Config, cut: Cut, places: Layout) -> int:
 
 def threads_used(config: Config, cut: Cut) -> int:
     """Threads that have a tile."""
-    return cut.classes_w * cut.block_n * cut.block_c * (cut.tile_p // config.tile_i) * (cut.tile_q // TILE_J)
+    return cut.classes_w * cut.planes * (cut.tile_p // config.tile_i) * (cut.tile_q // TILE_J)
 
 
 def invalid(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem_bytes: int) -> str | None:
@@ -184,19 +141,32 @@ def invalid(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: b
         return f"tiles of {cut.tile_p} x {cut.tile_q} are no multiple of a thread's {config.tile_i} x {TILE_J}"
     if threads_used(config, cut) > config.threads:
         return f"{threads_used(config, cut)} thread tiles do not fit a block of {config.threads} threads"
-    if channels_inner and (cut.block_c & (cut.block_c - 1) or cut.block_c > _MAX_CHANNEL_LANES):
-        return f"{cut.block_c} channels are no power of two up to {_MAX_CHANNEL_LANES}, as lanes need it"
+    if channels_inner and (cut.filters & (cut.filters - 1) or cut.filters > _MAX_CHANNEL_LANES):
+        return f"{cut.filters} channels are no power of two up to {_MAX_CHANNEL_LANES}, as lanes need it"
     needed = smem_bytes(config, cut, layout(config, cut, both, channels_inner))
     if needed > max_smem_bytes:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
     return None
 
 
-def blocks(planes: Planes, cut: Cut, both: tuple[Axis, Axis]) -> int:
+def groups(planes: Planes, cut: Cut, channels_inner: bool) -> tuple[int, int]:
+    """Groups of planes, a block's each; and of channels, if channels are neighbours, or 1."""
+    if not channels_inner:
+        return ceil_div(planes.images * planes.channels, cut.planes), 1
+    of_channels = ceil_div(planes.channels, cut.filters)
+    return ceil_div(planes.images, cut.planes // cut.filters) * of_channels, of_channels
+
+
+def blocks(planes: Planes, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool) -> int:
     """Blocks of a launch."""
     tiles = ceil_div(both[0].class_results, cut.tile_p) * ceil_div(both[1].class_results, cut.tile_q)
-    groups = ceil_div(planes.images, cut.block_n) * ceil_div(planes.channels, cut.block_c)
-    return groups * tiles * both[0].classes * (both[1].classes // cut.classes_w)
+    classes = both[0].classes * (both[1].classes // cut.classes_w)
+    return groups(planes, cut, channels_inner)[0] * tiles * classes
+
+
+def edges(config: Config) -> int:
+    """How often a row of a tile meets a window row that not all rows of the tile meet."""
+    return config.tile_i * (config.tile_i - 1)
 
 
 def cost(
@@ -212,17 +182,18 @@ def cost(
     steps = both[0].steps * both[1].steps * cut.classes_w
     terms = planes.filters * ceil_div(both[0].taps, cut.chunk_r) * ceil_div(both[1].taps, cut.chunk_s)
     rows = planes.filters * both[0].taps + terms * (config.tile_i - 1) * both[0].steps
-    own = config.tile_i * TILE_J * planes.filters * both[0].taps * both[1].taps / _MULTIPLY_SHARE
-    own += rows * both[1].steps * _ROW_INSTRUCTIONS
+    own = config.tile_i * TILE_J * planes.filters * both[0].taps * both[1].taps / MULTIPLY_SHARE
+    own += (rows * ROW_INSTRUCTIONS + terms * both[0].steps * edges(config) * EDGE_INSTRUCTIONS) * both[1].steps
+    own *= met_share(both[0], config.tile_i)
     window = places.lines_h * places.lines_w * steps
     work = Work(
-        blocks=blocks(planes, cut, both),
+        blocks=blocks(planes, cut, both, channels_inner),
         smem_bytes=smem_bytes(config, cut, places),
         warps=ceil_div(threads_used(config, cut), 32),
         instructions=own,
         terms=terms,
-        staged=cut.block_c * (cut.block_n * window + places.filter_words),
-        channel_run=cut.block_c if channels_inner else 0,
+        staged=cut.planes * window + cut.filters * places.filter_words,
+        channel_run=cut.filters if channels_inner else 0,
     )
     return work.cycles(config, limits)
 
@@ -274,27 +245,31 @@ def cuts(
     for tile_p in tiles_p:
         for tile_q in tiles_q:
             most = config.threads // ((tile_p // config.tile_i) * (tile_q // TILE_J) * classes_w)
-            for block_n, block_c in _plane_blocks(min(most, _MAX_PLANES), planes, channels_inner):
-                tile = Cut(tile_p, tile_q, block_n, block_c, 0, 0, promotes, classes_w)
+            for count, filters in _plane_blocks(min(most, _MAX_PLANES), planes, channels_inner):
+                tile = Cut(tile_p, tile_q, count, filters, 0, 0, promotes, classes_w)
                 cut = _fitting(config, tile, both, channels_inner, max_smem)
                 if cut is not None:
                     yield cut
 
 
 def _plane_blocks(most: int, planes: Planes, channels_inner: bool) -> Iterator[tuple[int, int]]:
-    """(images, channels) of a block of up to ``most`` planes."""
+    """(planes, filters) of a block of up to ``most`` planes."""
     if channels_inner:
-        for block_c in (1, 2, 4, 8, 16, 32):
-            if block_c <= most and block_c < 2 * planes[1]:
-                yield 1, block_c
-                if block_c >= min(16, planes[1]):
-                    yield min(most // block_c, planes[0]), block_c
+        for channels in (1, 2, 4, 8, 16, 32):
+            if channels <= most and channels < 2 * planes.channels:
+                yield channels, channels
+                if channels >= min(16, planes.channels):
+                    yield min(most // channels, planes.images) * channels, channels
         return
-    for count in range(1, most + 1):
-        if count <= planes[0]:
-            yield count, 1
-        elif planes[0] * (count // planes[0]) == count:
-            yield planes[0], min(count // planes[0], planes[1])
+    for count in range(1, min(most, planes.images * planes.channels) + 1):
+        yield count, filters_met(count, planes.images)
+
+
+def filters_met(count: int, images: int) -> int:
+    """The most filters that ``count`` planes have which follow one another image by image, in groups of ``count``."""
+    if images % count == 0 or count % images == 0:
+        return max(1, count // images)
+    return (count - 2) // images + 2
 
 
 def _fitting(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem: int) -> Cut | None:
@@ -343,16 +318,11 @@ def window_fields(
     config: Config, cut: Cut, places: Layout, both: tuple[Axis, Axis], channels_inner: bool
 ) -> tuple[int, ...]:
     """``WindowParams`` in kernels/depthwise_window/windows.cuh."""
-    channel_shift = cut.block_c.bit_length() - 1 if channels_inner else 0
-    col_shift = min(5 - channel_shift, (places.lines_w * both[1].steps * cut.classes_w - 1).bit_length())
-    planes, lines = cut.block_n * cut.block_c >> channel_shift, 32 >> (channel_shift + col_shift)
-    warp_shift = _warp_shift(config.threads // 32, planes, ceil_div(places.lines_h * both[0].steps, lines))
+    channel_shift = cut.filters.bit_length() - 1 if channels_inner else 0
+    col_shift, tap_shift = (
+        min(5 - channel_shift, (columns - 1).bit_length())
+        for columns in (places.lines_w * both[1].steps * cut.classes_w, places.filter_row_words)
+    )
     rows = (places.half_words, places.lines_w, places.skew, places.class_words, places.plane_words)
     filters = (places.tap_words, places.filter_row_words, places.filter_words)
-    return (*rows, *filters, channel_shift, col_shift, warp_shift, cut.block_n, cut.block_c, cut.classes_w)
-
-
-def _warp_shift(warps: int, planes: int, passes: int) -> int:
-    """How many warps share the rows of a plane, as a power of two that divides the warps: the fewest rounds."""
-    shifts = [shift for shift in range(6) if warps % (1 << shift) == 0]
-    return min(shifts, key=lambda shift: ceil_div(planes, warps >> shift) * ceil_div(passes, 8 << shift))
+    return (*rows, *filters, channel_shift, col_shift, tap_shift, cut.planes, cut.filters, cut.classes_w)

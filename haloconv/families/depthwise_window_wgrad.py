@@ -13,18 +13,22 @@ import torch
 
 from haloconv.env import device_facts
 from haloconv.families.base import BoundCall, TensorForm, ceil_div, few_apart, strides_of, summed_call
+from haloconv.families.depthwise_window_axes import Axis, met_share, output_axis
 from haloconv.families.depthwise_window_cut import (
+    CONFIGS,
+    EDGE_INSTRUCTIONS,
+    MULTIPLY_SHARE,
+    ROW_INSTRUCTIONS,
     RUN_PRODUCTS,
     TILE_J,
     WORD_BYTES,
-    Axis,
     Config,
     Cut,
     Layout,
     Work,
     axis_fields,
+    edges,
     layout,
-    output_axis,
     round_up,
     window_fields,
 )
@@ -34,13 +38,10 @@ from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-CONFIGS = (Config(8, 128, 3), Config(8, 384, 1), Config(4, 128, 4), Config(4, 256, 2))
 
 _PARAMS_FORMAT = "3Q8q47i"
 _MOST_PARTS = 256
 _WAVES = 3
-_MULTIPLY_SHARE = 0.8  # of the instructions of the inner loop
-_ROW_INSTRUCTIONS = 60
 _PART_CYCLES = 150  # of sum_partials
 _BLOCK_CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 
@@ -73,27 +74,27 @@ def terms(problem: Conv2dProblem, cut: Cut) -> int:
 
 def smem_bytes(cut: Cut, split: Split, places: Layout) -> int:
     """Shared memory of a block: windows of x and ranges of dy, later the sums of all shares."""
-    staged = cut.block_c * (places.plane_words + places.filter_words)
-    return WORD_BYTES * max(staged, cut.block_c * split.shares * cut.tile_p * cut.tile_q)
+    staged = cut.planes * (places.plane_words + places.filter_words)
+    return WORD_BYTES * max(staged, cut.planes * split.shares * cut.tile_p * cut.tile_q)
 
 
 def threads_used(config: Config, cut: Cut, split: Split) -> int:
     """Threads that have a tile."""
-    return cut.block_c * split.shares * (cut.tile_p // config.tile_i) * (cut.tile_q // TILE_J)
+    return cut.planes * split.shares * (cut.tile_p // config.tile_i) * (cut.tile_q // TILE_J)
 
 
 def invalid(plan: Plan, both: tuple[Axis, Axis], channels_inner: bool, max_smem: int) -> str | None:
     """Why a block cannot be cut like this, or None."""
     config, cut, split = plan
-    if cut.tile_p % config.tile_i or cut.tile_q % TILE_J or split.share_rows % config.tile_i:
-        return f"tiles and shares are no multiple of a thread's {config.tile_i} x {TILE_J}"
+    if cut.tile_p % config.tile_i or cut.tile_q % TILE_J:
+        return f"tiles of {cut.tile_p} x {cut.tile_q} are no multiple of a thread's {config.tile_i} x {TILE_J}"
     if split.shares * split.share_rows < ceil_div(cut.chunk_r, both[0].steps):
         return f"{split.shares} shares of {split.share_rows} rows leave some of {cut.chunk_r} out"
     if threads_used(*plan) > config.threads:
         return f"{threads_used(*plan)} thread tiles do not fit a block of {config.threads} threads"
-    if channels_inner and cut.block_c & (cut.block_c - 1):
-        return f"{cut.block_c} channels are no power of two, as lanes need it"
-    needed = smem_bytes(cut, split, layout(config, cut, both, channels_inner, rows_first=True))
+    if channels_inner and cut.planes & (cut.planes - 1):
+        return f"{cut.planes} channels are no power of two, as lanes need it"
+    needed = smem_bytes(cut, split, layout(config, cut, both, channels_inner))
     if needed > max_smem:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem}"
     return None
@@ -101,17 +102,19 @@ def invalid(plan: Plan, both: tuple[Axis, Axis], channels_inner: bool, max_smem:
 
 def _blocks_of_a_part(problem: Conv2dProblem, cut: Cut, both: tuple[Axis, Axis]) -> int:
     tiles = ceil_div(both[0].class_results, cut.tile_p) * ceil_div(both[1].class_results, cut.tile_q)
-    return tiles * both[0].classes * both[1].classes * ceil_div(problem.k, cut.block_c)
+    return tiles * both[0].classes * both[1].classes * ceil_div(problem.k, cut.planes)
 
 
 def _cost(problem: Conv2dProblem, plan: Plan, both: tuple[Axis, Axis], inner: bool, limits: tuple[int, int]) -> float:
     """Estimated cycles of a launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
     config, cut, split = plan
-    places = layout(config, cut, both, inner, rows_first=True)
+    places = layout(config, cut, both, inner)
     steps_h, steps_w = both[0].steps, both[1].steps
     rows = min(split.share_rows, ceil_div(cut.chunk_r, steps_h)) * steps_h
-    own = config.tile_i * TILE_J * rows * cut.chunk_s / _MULTIPLY_SHARE
-    own += (rows + (config.tile_i - 1) * steps_h) * steps_w * _ROW_INSTRUCTIONS
+    own = config.tile_i * TILE_J * rows * cut.chunk_s / MULTIPLY_SHARE
+    row_instructions = (rows + (config.tile_i - 1) * steps_h) * ROW_INSTRUCTIONS
+    own += (row_instructions + steps_h * edges(config) * EDGE_INSTRUCTIONS) * steps_w
+    own *= met_share(both[0], config.tile_i)
     parts = ceil_div(terms(problem, cut), split.part_terms)
     work = Work(
         blocks=parts * _blocks_of_a_part(problem, cut, both),
@@ -119,8 +122,8 @@ def _cost(problem: Conv2dProblem, plan: Plan, both: tuple[Axis, Axis], inner: bo
         warps=ceil_div(threads_used(*plan), 32),
         instructions=split.part_terms * own,
         terms=split.part_terms,
-        staged=cut.block_c * (places.lines_h * places.lines_w * steps_h * steps_w + places.filter_words),
-        channel_run=cut.block_c if inner else 0,
+        staged=cut.planes * (places.lines_h * places.lines_w * steps_h * steps_w + places.filter_words),
+        channel_run=cut.planes if inner else 0,
     )
     return work.cycles(config, limits) + parts * _PART_CYCLES
 
@@ -134,14 +137,14 @@ def _plans(
         tile_p = min(round_up(both[0].class_results, config.tile_i), most_results, config.threads * TILE_J // tile_q)
         tile_p -= tile_p % config.tile_i
         for (chunk_r, chunk_s), shares in product(_chunks(both), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)):
-            share_rows = round_up(ceil_div(ceil_div(chunk_r, both[0].steps), shares), config.tile_i)
+            share_rows = ceil_div(ceil_div(chunk_r, both[0].steps), shares)
             if shares > 1 and (shares - 1) * share_rows * both[0].steps >= chunk_r:
                 continue
             most = config.threads // (shares * (tile_p // config.tile_i) * (tile_q // TILE_J))
-            for block_c in (1, 2, 4, 8, 16, 32) if inner else _BLOCK_CHANNELS:
-                if block_c > most or (block_c >= 2 * problem.k and block_c > 1):
+            for channels in (1, 2, 4, 8, 16, 32) if inner else _BLOCK_CHANNELS:
+                if channels > most or (channels >= 2 * problem.k and channels > 1):
                     continue
-                cut = Cut(tile_p, tile_q, 1, block_c, chunk_r, chunk_s)
+                cut = Cut(tile_p, tile_q, channels, channels, chunk_r, chunk_s)
                 plan = (config, cut, _split(problem, cut, both, shares, share_rows, limits))
                 if invalid(plan, both, inner, limits[1]) is None:
                     yield plan
@@ -209,10 +212,10 @@ def _fields(problem: Conv2dProblem, plan: Plan, strides: tuple[int, ...], inner:
     """The fields of ``Params`` in depthwise_window_wgrad.cu behind its pointers."""
     config, cut, split = plan
     both = axes(problem)
-    places = layout(config, cut, both, inner, rows_first=True)
+    places = layout(config, cut, both, inner)
     return (
         *strides,
-        *(problem.k, problem.k_per_group, ceil_div(problem.k, cut.block_c)),
+        *(problem.k, problem.k_per_group, ceil_div(problem.k, cut.planes)),
         *(ceil_div(problem.p, cut.chunk_r), ceil_div(problem.q, cut.chunk_s)),
         *(terms(problem, cut), split.part_terms, split.shares, split.share_rows),
         *axis_fields(both[0], cut.tile_p, cut.chunk_r, places.lines_h),
@@ -234,7 +237,7 @@ def bind_wgrad(
     inner = channels_inner(x)
     plan = config, cut, split = wanted or choose(problem, inner, (facts.sm_count, facts.max_smem_bytes))
     both = axes(problem)
-    smem = smem_bytes(cut, split, layout(config, cut, both, inner, rows_first=True))
+    smem = smem_bytes(cut, split, layout(config, cut, both, inner))
     parts = ceil_div(terms(problem, cut), split.part_terms)
     grid = parts * _blocks_of_a_part(problem, cut, both)
     fields = _fields(problem, plan, (*x.strides, *dy.strides), inner)

@@ -9,7 +9,7 @@
 // (line.cuh); a stride is undone by staging residues side by side (windows.cuh). Extents, filter and cutting are
 // numbers of the launch: one kernel serves all layers of a dtype.
 //
-// Budget: TILE_I * 8 sums and some 45 more registers; shared memory for block_n * block_c planes and block_c filters.
+// Budget: TILE_I * 8 sums and some 60 more registers; shared memory for the block's planes and their filters.
 #include "depthwise_window/windows.cuh"
 #include "epilogue.cuh"
 
@@ -36,58 +36,78 @@ struct Params {
     i64 source_n, source_c, source_h, source_w;  // strides in elements
     i64 w_k, w_r, w_s;
     i64 out_n, out_c, out_h, out_w;
-    int n, channels, multiplier, n_groups, c_groups;  // channels of the result; planes of a block are one group
-    int totals_words;                                 // place of the totals of long sums in shared memory; 0: none
+    int n, channels, multiplier;  // images, channels of the result
+    int c_groups;                 // blocks that share the channels, where those are neighbours, or 1
+    int wave;                     // blocks between those of the same planes and other rows
+    int totals_words;             // place of the totals of long sums in shared memory; 0: none
     AxisParams axes[2];
     hc::WindowParams window;
 };
 
-// What one block computes: images from n0 and channels of the result from c0, results from (row0, col0) of a class.
+// What one block computes: planes from that of image n0 and channel c0 of the result on, results from (row0, col0) of
+// a class.
 struct Work {
     Line rows, cols;
     int n0, c0, row0, col0;
 };
 
+// A plane of the result and the place of its filter among the block's.
+struct Plane {
+    int image, channel, filter;
+    bool exists;
+};
+
+// The planes of a block follow one another image by image; where channels are neighbours, channel by channel.
+__device__ __forceinline__ Plane plane_at(const Params& p, const Work& work, int index) {
+    const int outer = CHANNELS_INNER ? index >> p.window.channel_shift : (work.n0 + index) / p.n;
+    const int filter = CHANNELS_INNER ? index - (outer << p.window.channel_shift) : outer;
+    const int image = CHANNELS_INNER ? work.n0 + outer : work.n0 + index - outer * p.n;
+    return {image, work.c0 + filter, filter, image < p.n && work.c0 + filter < p.channels};
+}
+
 __device__ __forceinline__ Line line_of(const AxisParams& p, int index) {
     return DIRECTION == DGRAD ? hc::input_line(p, index) : hc::output_line(p, index);
 }
 
+// Neighbours on a multiprocessor, `wave` blocks apart, have other rows: they differ in how many lie in the image.
 __device__ __forceinline__ Work this_work(const Params& p) {
-    unsigned index = blockIdx.x;
+    const unsigned tiles = p.axes[0].tiles, all = gridDim.x / tiles, first = blockIdx.x / (p.wave * tiles) * p.wave;
+    const unsigned width = all - first < p.wave ? all - first : p.wave, place = blockIdx.x - first * tiles;
+    const int tile_h = place / width;
+    unsigned index = first + place % width;
     const int class_w = p.window.classes_w == 1 ? index % p.axes[1].classes : 0;
     index /= p.window.classes_w == 1 ? p.axes[1].classes : p.axes[1].classes / p.window.classes_w;
     const int class_h = index % p.axes[0].classes;
     index /= p.axes[0].classes;
     const int tile_w = index % p.axes[1].tiles;
     index /= p.axes[1].tiles;
-    const int tile_h = index % p.axes[0].tiles;
-    index /= p.axes[0].tiles;
-    const int inner = index % (CHANNELS_INNER ? p.c_groups : p.n_groups);
-    const int outer = index / (CHANNELS_INNER ? p.c_groups : p.n_groups);
+    const int outer = index / p.c_groups, c_group = index - outer * p.c_groups;
+    const i64 plane = (i64)outer * (p.window.planes >> p.window.channel_shift);
+    const int channel = CHANNELS_INNER ? c_group << p.window.channel_shift : plane / p.n;
     return {line_of(p.axes[0], class_h),
             line_of(p.axes[1], class_w),
-            (CHANNELS_INNER ? outer : inner) * p.window.block_n,
-            (CHANNELS_INNER ? inner : outer) * p.window.block_c,
+            int(CHANNELS_INNER ? plane : plane - (i64)channel * p.n),
+            channel,
             tile_h * p.axes[0].tile,
             tile_w * p.axes[1].tile};
 }
 
 // A thread's tile: which plane of the block, and where in the block's results.
 struct Place {
-    int image, channel, row, col, class_w;
+    int plane, row, col, class_w;
+    Plane of;
     bool active;
 
     __device__ __forceinline__ Place(const Params& p, const Work& work) {
         const int tiles_w = p.axes[1].tile / TILE_J, tiles_h = p.axes[0].tile / TILE_I;
-        const int all = p.window.block_n * p.window.block_c * p.window.classes_w, line = threadIdx.x / tiles_w;
+        const int all = p.window.planes * p.window.classes_w, line = threadIdx.x / tiles_w;
         // Where columns are neighbours, a warp has the same rows of several planes, of which the same lie in the image.
         const int tile_h = CHANNELS_INNER ? line % tiles_h : line / all;
-        const int classed = CHANNELS_INNER ? line / tiles_h : line % all, plane = classed / p.window.classes_w;
+        const int classed = CHANNELS_INNER ? line / tiles_h : line % all;
+        plane = classed / p.window.classes_w, of = plane_at(p, work, plane);
         col = (threadIdx.x - line * tiles_w) * TILE_J, row = tile_h * TILE_I;
         class_w = classed - plane * p.window.classes_w;
-        image = plane / p.window.block_c, channel = plane - image * p.window.block_c;
-        active = image < p.window.block_n && row < p.axes[0].tile && work.n0 + image < p.n &&
-                 work.c0 + channel < p.channels && work.row0 + row < work.rows.results &&
+        active = plane < p.window.planes && row < p.axes[0].tile && of.exists && work.row0 + row < work.rows.results &&
                  work.col0 + col < work.cols.results;
     }
 };
@@ -95,42 +115,22 @@ struct Place {
 // Stages the source and the filters of one term: the m-th filter of each channel (dgrad), a range of taps. Whether all
 // taps of the thread are finite.
 __device__ __forceinline__ bool stage(float* windows, float* filters, const Params& p, const Work& work,
-                                      hc::TapRange range, int m) {
+                                      hc::Origin origin, hc::Stored stored, hc::TapRange range, int m) {
     const auto& window = p.window;
-    const hc::Origin origin = {work.rows.position(work.rows.stride * work.row0 + range.row0),
-                               work.cols.position(work.cols.stride * work.col0 + range.col0)};
-    const auto plane_at = [&](int plane) -> const elem_t* {
-        const int image = plane / window.block_c, channel = work.c0 + plane - image * window.block_c;
-        const i64 n = work.n0 + image;
-        const i64 c = DIRECTION == DGRAD ? channel * p.multiplier + m : channel / p.multiplier;
-        return n < p.n && channel < p.channels ? p.source + n * p.source_n + c * p.source_c : nullptr;
+    const auto source_at = [&](int index) -> const elem_t* {
+        const Plane plane = plane_at(p, work, index);
+        const i64 c = DIRECTION == DGRAD ? (i64)plane.channel * p.multiplier + m : plane.channel / p.multiplier;
+        return plane.exists ? p.source + plane.image * p.source_n + c * p.source_c : nullptr;
     };
-    const auto filter_at = [&](int channel) -> const elem_t* {
-        const i64 k = DIRECTION == DGRAD ? (i64)(work.c0 + channel) * p.multiplier + m : work.c0 + channel;
-        return work.c0 + channel < p.channels ? p.w + k * p.w_k : nullptr;
+    const auto filter_at = [&](int filter) -> const elem_t* {
+        const i64 k = DIRECTION == DGRAD ? (i64)(work.c0 + filter) * p.multiplier + m : work.c0 + filter;
+        return work.c0 + filter < p.channels ? p.w + k * p.w_k : nullptr;
     };
     Line cols = work.cols;  // classes side by side are told apart by columns as residues of a stride are
     if (window.classes_w > 1) cols.stride = window.classes_w, cols.spacing /= window.classes_w;
-    hc::stage_windows<TILE_I, THREADS, elem_t>(windows, window, p.axes, work.rows, cols, origin, p.source_h, p.source_w,
-                                               plane_at);
+    hc::stage_windows<TILE_I, THREADS, elem_t>(windows, window, p.axes, work.rows, cols, origin, stored, p.source_h,
+                                               p.source_w, source_at);
     return hc::stage_filters<THREADS, elem_t>(filters, window, work.rows, work.cols, range, p.w_r, p.w_s, filter_at);
-}
-
-// Rows of a thread's window that lie in the image, or do for another lane of the warp: a loop is the same for all. All
-// rows with a stride, and if a tap times zero is no zero.
-__device__ __forceinline__ hc::Rows rows_inside(const Params& p, const Work& work, hc::TapRange range, int row,
-                                                bool finite) {
-    const int spacing = work.rows.spacing, h = work.rows.position(work.row0 + row + range.row0);
-    if (work.rows.stride > 1 || !finite) return hc::all_rows();
-    int first = h < 0 ? (spacing - 1 - h) / spacing : 0;
-    int end = h < p.axes[0].extent ? (p.axes[0].extent - h + spacing - 1) / spacing : 0;
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) {
-        const int other_first = __shfl_xor_sync(0xffffffffu, first, far);
-        const int other_end = __shfl_xor_sync(0xffffffffu, end, far);
-        first = other_first < first ? other_first : first, end = other_end > end ? other_end : end;
-    }
-    return {first, end};
 }
 
 using Sums = float[TILE_I][TILE_J];
@@ -149,21 +149,25 @@ __device__ __forceinline__ void promote(Sums& sums, float* totals, bool first, b
 
 __device__ __forceinline__ void sum_terms(Sums& sums, float* smem, const Params& p, const Work& work, Place place) {
     const auto& window = p.window;
-    float* filters = smem + window.block_n * window.block_c * window.plane_words;
-    const float* own_window = smem + (place.image * window.block_c + place.channel) * window.plane_words +
-                              place.class_w * window.class_words + hc::window_row<TILE_I>(window, place.row, 1, 1) +
+    float* filters = smem + window.planes * window.plane_words;
+    const float* own_window = smem + place.plane * window.plane_words + place.class_w * window.class_words +
                               hc::window_col(place.col, window.half_words);
     const int filters_of_plane = DIRECTION == DGRAD ? p.multiplier : 1;
     for (int m = 0; m < filters_of_plane; ++m) {
         for (int row = 0; row < work.rows.taps; row += p.axes[0].chunk) {
             for (int col = 0; col < work.cols.taps; col += p.axes[1].chunk) {
                 const hc::TapRange range = hc::tap_range(p.axes, work.rows, work.cols, row, col);
+                const hc::Origin origin = {work.rows.position(work.rows.stride * work.row0 + range.row0),
+                                           work.cols.position(work.cols.stride * work.col0 + range.col0)};
+                const hc::Stored stored = hc::stored_rows(p.axes[0], work.rows, origin.h);
+                const hc::Rows met = hc::rows_of_warp(place.active ? hc::rows_met(stored, place.row) : hc::no_rows());
                 __syncthreads();  // the term before is read
-                const bool finite = stage(smem, filters, p, work, range, m);
-                const hc::Rows inside = rows_inside(p, work, range, place.row, __syncthreads_and(finite));
+                const bool finite = stage(smem, filters, p, work, origin, stored, range, m);
+                const bool skips = __syncthreads_and(finite);  // a tap that is not finite times zero is no zero
                 if (place.active)
-                    hc::add_classes<TILE_I>(sums, own_window, filters + place.channel * window.filter_words, window,
-                                            work.rows, work.cols, range, {0, range.rows}, inside);
+                    hc::add_classes<TILE_I>(sums, own_window, filters + place.of.filter * window.filter_words, window,
+                                            work.rows, work.cols, range, {0, range.rows}, stored, place.row,
+                                            skips ? met : hc::all_rows());
                 if (p.totals_words)
                     promote(sums, smem + p.totals_words, m + row + col == 0,
                             m + 1 == filters_of_plane && row + p.axes[0].chunk >= work.rows.taps &&
@@ -180,9 +184,8 @@ __device__ __forceinline__ float bias_of(const Params& p, i64 channel) {
 // Columns are neighbours in memory, or at least not channels: each thread writes its tile.
 __device__ __forceinline__ void write_columns(const Sums& sums, const Params& p, const Work& work, Place place) {
     if (!place.active) return;
-    const int channel = work.c0 + place.channel;
-    elem_t* plane = p.out + (work.n0 + place.image) * p.out_n + channel * p.out_c;
-    const float bias = bias_of(p, channel);
+    elem_t* plane = p.out + place.of.image * p.out_n + place.of.channel * p.out_c;
+    const float bias = bias_of(p, place.of.channel);
 #pragma unroll
     for (int i = 0; i < TILE_I; ++i) {
         const int a = work.row0 + place.row + i;
@@ -213,8 +216,8 @@ __device__ __forceinline__ void write_together(const Sums& sums, float* smem, co
 
     __syncthreads();  // the windows are read
     if (place.active) {
-        float* own = smem + (place.image * window.block_c + place.channel) * plane_words + place.row * tile_w +
-                     place.col * window.classes_w + place.class_w;
+        float* own =
+            smem + place.plane * plane_words + place.row * tile_w + place.col * window.classes_w + place.class_w;
 #pragma unroll
         for (int i = 0; i < TILE_I; ++i)
 #pragma unroll
@@ -222,16 +225,16 @@ __device__ __forceinline__ void write_together(const Sums& sums, float* smem, co
     }
     __syncthreads();
     const int step = window.classes_w == 1 ? work.cols.step : 1;
-    for (int at = threadIdx.x; at < window.block_n * window.block_c * tile_pixels; at += THREADS) {
+    for (int at = threadIdx.x; at < window.planes * tile_pixels; at += THREADS) {
         const int outer = at >> window.channel_shift, group = outer / tile_pixels, pixel = outer - group * tile_pixels;
-        const int plane = (group << window.channel_shift) + (at & ((1 << window.channel_shift) - 1));
-        const int image = plane / window.block_c, row = pixel / tile_w, a = work.row0 + row;
-        const i64 n = work.n0 + image, c = work.c0 + plane - image * window.block_c;
+        const int index = (group << window.channel_shift) + (at & ((1 << window.channel_shift) - 1));
+        const int row = pixel / tile_w, a = work.row0 + row;
+        const Plane plane = plane_at(p, work, index);
         const int col = work.cols.first + (work.col0 * window.classes_w + pixel - row * tile_w) * step;
-        if (n >= p.n || c >= p.channels || a >= work.rows.results || col >= p.axes[1].results) continue;
-        const float value = smem[plane * plane_words + pixel] + bias_of(p, c);
-        p.out[n * p.out_n + c * p.out_c + (work.rows.first + (i64)a * work.rows.step) * p.out_h + col * p.out_w] =
-            hc::from_acc<elem_t>(value);
+        if (!plane.exists || a >= work.rows.results || col >= p.axes[1].results) continue;
+        const float value = smem[index * plane_words + pixel] + bias_of(p, plane.channel);
+        p.out[plane.image * p.out_n + plane.channel * p.out_c + (work.rows.first + (i64)a * work.rows.step) * p.out_h +
+              col * p.out_w] = hc::from_acc<elem_t>(value);
     }
 }
 

@@ -7,7 +7,7 @@
 // as its result: each keeps TILE_I x 8 sums over its rows, and what the shares found is added in a fixed order. A block
 // does a part of the terms (ranges of dy of an image); sum_partials (direct_sums.cu) adds the parts.
 //
-// Budget: TILE_I * 8 sums and some 45 more registers; shared memory for block_c windows of x and as many ranges of dy.
+// Budget: TILE_I * 8 sums and some 45 more registers; shared memory for windows of x and as many ranges of dy.
 #include "depthwise_window/windows.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; the others are integers.
@@ -53,7 +53,7 @@ __device__ __forceinline__ Work this_work(const Params& p) {
     const int part = index / p.c_groups, first = part * p.part_terms;
     return {hc::output_line(p.axes[0], class_h),
             hc::output_line(p.axes[1], class_w),
-            int(index % p.c_groups) * p.window.block_c,
+            int(index % p.c_groups) * p.window.planes,
             tile_h * p.axes[0].tile,
             tile_w * p.axes[1].tile,
             part,
@@ -68,19 +68,22 @@ struct Place {
 
     __device__ __forceinline__ Place(const Params& p, const Work& work) {
         const int tiles_w = p.axes[1].tile / TILE_J, tiles_h = p.axes[0].tile / TILE_I;
-        const int line = threadIdx.x / tiles_w, plane = line / tiles_h;
-        col = (threadIdx.x - line * tiles_w) * TILE_J, row = (line - plane * tiles_h) * TILE_I;
-        channel = plane / p.shares, share = plane - channel * p.shares;
-        active = channel < p.window.block_c && work.c0 + channel < p.channels && work.row0 + row < work.rows.results &&
+        const int line = threadIdx.x / tiles_w, all = p.window.planes * p.shares * tiles_h;
+        // Where columns are neighbours, a warp has the same rows of several planes, of which the same lie in the image.
+        const bool channels_inner = p.window.channel_shift > 0;
+        const int place = channels_inner ? line / tiles_h : line / p.window.planes;
+        const int tile_h = channels_inner ? line % tiles_h : place % tiles_h;
+        channel = channels_inner ? place / p.shares : line % p.window.planes;
+        share = channels_inner ? place % p.shares : place / tiles_h;
+        col = (threadIdx.x - line * tiles_w) * TILE_J, row = tile_h * TILE_I;
+        active = line < all && work.c0 + channel < p.channels && work.row0 + row < work.rows.results &&
                  work.col0 + col < work.cols.results;
     }
 };
 
-// Stages x and dy of one term.
-__device__ __forceinline__ void stage(float* windows, float* ranges, const Params& p, const Work& work,
-                                      hc::TapRange range, i64 n) {
-    const hc::Origin origin = {work.rows.position(work.rows.stride * work.row0 + range.row0),
-                               work.cols.position(work.cols.stride * work.col0 + range.col0)};
+// Stages x and dy of one term. Whether all elements of dy that are the thread's are finite.
+__device__ __forceinline__ bool stage(float* windows, float* ranges, const Params& p, const Work& work,
+                                      hc::Origin origin, hc::Stored stored, hc::TapRange range, i64 n) {
     const auto x_at = [&](int channel) -> const elem_t* {
         const int k = work.c0 + channel;
         return k < p.channels ? p.x + n * p.x_n + k / p.multiplier * p.x_c : nullptr;
@@ -89,30 +92,35 @@ __device__ __forceinline__ void stage(float* windows, float* ranges, const Param
         const int k = work.c0 + channel;
         return k < p.channels ? p.y + n * p.y_n + k * p.y_k : nullptr;
     };
-    hc::stage_windows<TILE_I, THREADS, elem_t>(windows, p.window, p.axes, work.rows, work.cols, origin, p.x_h, p.x_w,
-                                               x_at);
-    hc::stage_filters<THREADS, elem_t>(ranges, p.window, work.rows, work.cols, range, p.y_p, p.y_q, y_at);
+    hc::stage_windows<TILE_I, THREADS, elem_t>(windows, p.window, p.axes, work.rows, work.cols, origin, stored, p.x_h,
+                                               p.x_w, x_at);
+    return hc::stage_filters<THREADS, elem_t>(ranges, p.window, work.rows, work.cols, range, p.y_p, p.y_q, y_at);
 }
 
 using Sums = float[TILE_I][TILE_J];
 
 __device__ __forceinline__ void sum_terms(Sums& sums, float* smem, const Params& p, const Work& work, Place place) {
     const auto& window = p.window;
-    float* ranges = smem + window.block_c * window.plane_words;
-    const float* own_window = smem + place.channel * window.plane_words +
-                              hc::window_row<TILE_I>(window, place.row, 1, 1) +
-                              hc::window_col(place.col, window.half_words);
+    float* ranges = smem + window.planes * window.plane_words;
+    const float* own_window = smem + place.channel * window.plane_words + hc::window_col(place.col, window.half_words);
     for (int term = work.first; term < work.end; ++term) {
         const int line = term / p.col_chunks, n = line / p.row_chunks;
         const hc::TapRange range =
             hc::tap_range(p.axes, work.rows, work.cols, (line - n * p.row_chunks) * p.axes[0].chunk,
                           (term - line * p.col_chunks) * p.axes[1].chunk);
+        const hc::Origin origin = {work.rows.position(work.rows.stride * work.row0 + range.row0),
+                                   work.cols.position(work.cols.stride * work.col0 + range.col0)};
+        const hc::Stored stored = hc::stored_rows(p.axes[0], work.rows, origin.h);
+        const int share_row = place.share * p.share_rows;
+        const hc::Rows met =
+            hc::rows_of_warp(place.active ? hc::rows_met(stored, place.row + share_row) : hc::no_rows());
         __syncthreads();  // the term before is read
-        stage(smem, ranges, p, work, range, n);
-        __syncthreads();
+        const bool finite = stage(smem, ranges, p, work, origin, stored, range, n);
+        const bool skips = __syncthreads_and(finite);  // an element that is not finite times zero is no zero
         if (place.active)
             hc::add_classes<TILE_I>(sums, own_window, ranges + place.channel * window.filter_words, window, work.rows,
-                                    work.cols, range, {place.share * p.share_rows, p.share_rows}, hc::all_rows());
+                                    work.cols, range, {share_row, p.share_rows}, stored, place.row,
+                                    skips ? met : hc::all_rows());
     }
 }
 
@@ -129,7 +137,7 @@ __device__ __forceinline__ void write_partials(const Sums& sums, float* smem, co
             for (int j = 0; j < TILE_J; ++j) own[i * tile_w + j] = sums[i][j];
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < p.window.block_c * tile_elems; at += THREADS) {
+    for (int at = threadIdx.x; at < p.window.planes * tile_elems; at += THREADS) {
         const int channel = at / tile_elems, elem = at - channel * tile_elems, row = elem / tile_w;
         const int a = work.row0 + row, b = work.col0 + elem - row * tile_w, k = work.c0 + channel;
         if (k >= p.channels || a >= work.rows.results || b >= work.cols.results) continue;

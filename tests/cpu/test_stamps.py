@@ -44,8 +44,10 @@ HOST_AND_DEVICE = {
         "launch.py",
     },
     "depthwise_window": {
-        "depthwise_window.cu", "depthwise_window_wgrad.cu", "geometry.cuh", "line.cuh", "product.cuh", "windows.cuh",
-        "depthwise_window.py", "depthwise_window_cut.py", "depthwise_window_wgrad.py", "launch.py",
+        "depthwise_window.cu", "depthwise_window_wgrad.cu", "geometry.cuh", "line.cuh", "product.cuh", "stage.cuh",
+        "windows.cuh",
+        "depthwise_window.py", "depthwise_window_axes.py", "depthwise_window_cut.py", "depthwise_window_wgrad.py",
+        "launch.py",
     },
     "depthwise_toeplitz": {
         "depthwise_toeplitz.cu", "depthwise_toeplitz_wgrad.cu", "bands.cuh", "planes.cuh", "strips.cuh", "mma.cuh",

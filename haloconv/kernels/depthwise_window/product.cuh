@@ -9,6 +9,7 @@
 #pragma once
 
 #include "numeric.cuh"
+#include "ptx/register.cuh"
 
 namespace hc {
 
@@ -33,7 +34,6 @@ struct WindowRow {
         }
     }
     __device__ __forceinline__ WindowRow four_on() const { return {second, first + 4}; }
-    __device__ __forceinline__ WindowRow eight_on() const { return {first + 4, second + 4}; }
 };
 
 // A filter (of one residue class of the stride): rows `row_words` apart in shared memory.
@@ -50,21 +50,19 @@ __device__ __forceinline__ void add_taps(float (&sums)[TILE_J], const float (&pi
         for (int j = 0; j < TILE_J; ++j) sums[j] += pixels[first + t + j] * taps.lane[t];
 }
 
-// What window row m adds: row i of the tile meets filter row m - i. CHECKED: not every one of them exists.
-template <int ROWS, bool CHECKED>
+// What a window row adds to neighbouring rows of the tile: the first meets the filter row `taps`, the next the one
+// before it, and so on.
+template <int ROWS>
 struct RowProduct {
-    float (&sums)[ROWS][TILE_J];
-    const int m, filter_rows, row_words;
+    float (*sums)[TILE_J];
+    const int row_words;
 
-    __device__ __forceinline__ bool meets(int i) const { return !CHECKED || (unsigned)(m - i) < (unsigned)filter_rows; }
-
-    // `taps` are those of filter row m from the column on that meets the window row's first pixel.
+    // `taps` are those from the column on that meets the window row's first pixel.
     __device__ __forceinline__ void add_eight(const WindowRow& row, const float* taps) const {
         float pixels[16];
         row.read<4>(pixels);
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
-            if (!meets(i)) continue;
             const Quad* quads = reinterpret_cast<const Quad*>(taps - i * row_words);
             add_taps<4>(sums[i], pixels, 0, quads[0]);
             add_taps<4>(sums[i], pixels, 4, quads[1]);
@@ -77,14 +75,16 @@ struct RowProduct {
         row.read<3>(pixels);
 #pragma unroll
         for (int i = 0; i < ROWS; ++i)
-            if (meets(i)) add_taps<TAPS>(sums[i], pixels, 0, *reinterpret_cast<const Quad*>(taps - i * row_words));
+            add_taps<TAPS>(sums[i], pixels, 0, *reinterpret_cast<const Quad*>(taps - i * row_words));
     }
 
     __device__ __forceinline__ void add(WindowRow row, const float* taps, int cols) const {
+        int quad = 4;
 #pragma unroll 1
         for (; cols >= 8; cols -= 8, taps += 8) {
             add_eight(row, taps);
-            row = row.eight_on();
+            ptx::renew(quad);  // or the half row that two rounds share is kept, by more moves than it takes reads
+            row = {row.first + quad, row.second + quad};
         }
         if (cols >= 4) {
             add_few<4>(row, taps);
@@ -97,34 +97,50 @@ struct RowProduct {
     }
 };
 
-// The rows of a window (of one residue class of the stride): `row_words` apart, and `skew_words` more after each
-// ROWS rows.
-struct Window {
-    const float* first;  // even quads of the thread's first row, at its first column
-    int half_words, row_words, skew_words;
+// Rows of a window that stand in shared memory: `count` from row `first` on, and behind them, if there are others, one
+// row of zeros for all of those.
+struct Stored {
+    int first, count;
+
+    __device__ __forceinline__ int place(int row) const {
+        const unsigned at = row - first;
+        return at < (unsigned)count ? at : count;
+    }
 };
 
-// Rows of a window, as far as there are so many; the others are known to be zeros.
+// A window (of one residue class of the stride) as a thread sees it. Stored rows are `row_words` apart, and
+// `skew_words` more after each ROWS rows.
+struct Window {
+    const float* first;  // even quads of the first stored row, at the thread's first column
+    int half_words, row_words, skew_words;
+    Stored stored;
+    int row;  // of the window, that the tile's first result and the first row of taps meet
+};
+
+// Rows that a thread's tile meets, as far as there are so many; the others are known to be zeros.
 struct Rows {
     int first, end;
 };
 
-__device__ __forceinline__ Rows all_rows() { return {0, 1 << 30}; }
-
-// Adds the products of a thread's tile. The tile's first row is a multiple of ROWS.
+// Adds the products of a thread's tile.
 template <int ROWS>
 __device__ __forceinline__ void add_window(float (&sums)[ROWS][TILE_J], const Window& window, const Taps& taps,
                                            Rows rows) {
     const int all = taps.rows + ROWS - 1, end = rows.end < all ? rows.end : all;
 #pragma unroll 1
     for (int m = rows.first; m < end; ++m) {
-        const float* even = window.first + m * window.row_words + m / ROWS * window.skew_words;
+        const int at = window.stored.place(window.row + m);
+        const float* even = window.first + at * window.row_words + at / ROWS * window.skew_words;
         const WindowRow row = {even, even + window.half_words};
         const float* filter_row = taps.first + m * taps.row_words;
-        if (m >= ROWS - 1 && m < taps.rows)
-            RowProduct<ROWS, false>{sums, m, taps.rows, taps.row_words}.add(row, filter_row, taps.cols);
-        else
-            RowProduct<ROWS, true>{sums, m, taps.rows, taps.row_words}.add(row, filter_row, taps.cols);
+        if (m >= ROWS - 1 && m < taps.rows) {
+            RowProduct<ROWS>{sums, taps.row_words}.add(row, filter_row, taps.cols);
+        } else {  // not every row of the tile meets a filter row
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i)
+                if ((unsigned)(m - i) < (unsigned)taps.rows)
+                    RowProduct<1>{sums + i, taps.row_words}.add(row, filter_row - i * taps.row_words, taps.cols);
+        }
     }
 }
 
