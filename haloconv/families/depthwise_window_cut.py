@@ -100,10 +100,10 @@ class Layout:
         return self.lines_w // 2
 
 
-def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool) -> Layout:
+def layout(config: Config, cut: Cut, both: tuple[Axis, Axis]) -> Layout:
     """Rows and planes are set apart so that threads next to each other read 16 bytes on other banks.
 
-    Where columns are neighbours, the next thread behind those of a row has the next plane, else the next row.
+    The next thread behind those of a row has the next plane, and behind those of all planes the next row.
     """
     steps_h, steps_w = both[0].steps, both[1].steps
     lines_h = stored_lines(both[0], cut.tile_p, cut.chunk_r)
@@ -113,7 +113,7 @@ def layout(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bo
     skew = (cols - config.tile_i * lines_w // 4) % 8 * 4
     class_words = lines_h * lines_w + (lines_h - 1) // config.tile_i * skew
     plane_words = steps_h * steps_w * cut.classes_w * class_words
-    plane_words += ((1 if channels_inner else cols) - plane_words // 4) % 8 * 4
+    plane_words += ((cols % 8 or 1) - plane_words // 4) % 8 * 4
     filter_words = cut.chunk_r * steps_w * tap_words
     filter_words += (1 - filter_words // 4 % 2) * 4
     return Layout(lines_h, lines_w, skew, class_words, plane_words, tap_words, steps_w * tap_words, filter_words)
@@ -143,7 +143,7 @@ def invalid(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: b
         return f"{threads_used(config, cut)} thread tiles do not fit a block of {config.threads} threads"
     if channels_inner and (cut.filters & (cut.filters - 1) or cut.filters > _MAX_CHANNEL_LANES):
         return f"{cut.filters} channels are no power of two up to {_MAX_CHANNEL_LANES}, as lanes need it"
-    needed = smem_bytes(config, cut, layout(config, cut, both, channels_inner))
+    needed = smem_bytes(config, cut, layout(config, cut, both))
     if needed > max_smem_bytes:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
     return None
@@ -178,7 +178,7 @@ def cost(
     limits: tuple[int, int],
 ) -> float:
     """Estimated cycles of a launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
-    places = layout(config, cut, both, channels_inner)
+    places = layout(config, cut, both)
     steps = both[0].steps * both[1].steps * cut.classes_w
     terms = planes.filters * ceil_div(both[0].taps, cut.chunk_r) * ceil_div(both[1].taps, cut.chunk_s)
     rows = planes.filters * both[0].taps + terms * (config.tile_i - 1) * both[0].steps

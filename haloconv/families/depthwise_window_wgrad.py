@@ -94,7 +94,7 @@ def invalid(plan: Plan, both: tuple[Axis, Axis], channels_inner: bool, max_smem:
         return f"{threads_used(*plan)} thread tiles do not fit a block of {config.threads} threads"
     if channels_inner and cut.planes & (cut.planes - 1):
         return f"{cut.planes} channels are no power of two, as lanes need it"
-    needed = smem_bytes(cut, split, layout(config, cut, both, channels_inner))
+    needed = smem_bytes(cut, split, layout(config, cut, both))
     if needed > max_smem:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem}"
     return None
@@ -108,7 +108,7 @@ def _blocks_of_a_part(problem: Conv2dProblem, cut: Cut, both: tuple[Axis, Axis])
 def _cost(problem: Conv2dProblem, plan: Plan, both: tuple[Axis, Axis], inner: bool, limits: tuple[int, int]) -> float:
     """Estimated cycles of a launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
     config, cut, split = plan
-    places = layout(config, cut, both, inner)
+    places = layout(config, cut, both)
     steps_h, steps_w = both[0].steps, both[1].steps
     rows = min(split.share_rows, ceil_div(cut.chunk_r, steps_h)) * steps_h
     own = config.tile_i * TILE_J * rows * cut.chunk_s / MULTIPLY_SHARE
@@ -212,7 +212,7 @@ def _fields(problem: Conv2dProblem, plan: Plan, strides: tuple[int, ...], inner:
     """The fields of ``Params`` in depthwise_window_wgrad.cu behind its pointers."""
     config, cut, split = plan
     both = axes(problem)
-    places = layout(config, cut, both, inner)
+    places = layout(config, cut, both)
     return (
         *strides,
         *(problem.k, problem.k_per_group, ceil_div(problem.k, cut.planes)),
@@ -237,7 +237,7 @@ def bind_wgrad(
     inner = channels_inner(x)
     plan = config, cut, split = wanted or choose(problem, inner, (facts.sm_count, facts.max_smem_bytes))
     both = axes(problem)
-    smem = smem_bytes(cut, split, layout(config, cut, both, inner))
+    smem = smem_bytes(cut, split, layout(config, cut, both))
     parts = ceil_div(terms(problem, cut), split.part_terms)
     grid = parts * _blocks_of_a_part(problem, cut, both)
     fields = _fields(problem, plan, (*x.strides, *dy.strides), inner)

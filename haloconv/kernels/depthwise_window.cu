@@ -92,18 +92,17 @@ __device__ __forceinline__ Work this_work(const Params& p) {
             tile_w * p.axes[1].tile};
 }
 
-// A thread's tile: which plane of the block, and where in the block's results.
+// A thread's tile: which plane of the block, and where in the block's results. A warp has the same rows of several
+// planes, of which the same lie in the image.
 struct Place {
     int plane, row, col, class_w;
     Plane of;
     bool active;
 
     __device__ __forceinline__ Place(const Params& p, const Work& work) {
-        const int tiles_w = p.axes[1].tile / TILE_J, tiles_h = p.axes[0].tile / TILE_I;
+        const int tiles_w = p.axes[1].tile / TILE_J;
         const int all = p.window.planes * p.window.classes_w, line = threadIdx.x / tiles_w;
-        // Where columns are neighbours, a warp has the same rows of several planes, of which the same lie in the image.
-        const int tile_h = CHANNELS_INNER ? line % tiles_h : line / all;
-        const int classed = CHANNELS_INNER ? line / tiles_h : line % all;
+        const int tile_h = line / all, classed = line - tile_h * all;
         plane = classed / p.window.classes_w, of = plane_at(p, work, plane);
         col = (threadIdx.x - line * tiles_w) * TILE_J, row = tile_h * TILE_I;
         class_w = classed - plane * p.window.classes_w;

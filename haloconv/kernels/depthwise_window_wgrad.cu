@@ -61,7 +61,8 @@ __device__ __forceinline__ Work this_work(const Params& p) {
             p.terms - first < p.part_terms ? p.terms : first + p.part_terms};
 }
 
-// A thread's tile: which channel and share of the block, and where in the block's results.
+// A thread's tile: which channel and share of the block, and where in the block's results. A warp has the same rows of
+// several channels, of which the same lie in the image.
 struct Place {
     int channel, share, row, col;
     bool active;
@@ -69,13 +70,9 @@ struct Place {
     __device__ __forceinline__ Place(const Params& p, const Work& work) {
         const int tiles_w = p.axes[1].tile / TILE_J, tiles_h = p.axes[0].tile / TILE_I;
         const int line = threadIdx.x / tiles_w, all = p.window.planes * p.shares * tiles_h;
-        // Where columns are neighbours, a warp has the same rows of several planes, of which the same lie in the image.
-        const bool channels_inner = p.window.channel_shift > 0;
-        const int place = channels_inner ? line / tiles_h : line / p.window.planes;
-        const int tile_h = channels_inner ? line % tiles_h : place % tiles_h;
-        channel = channels_inner ? place / p.shares : line % p.window.planes;
-        share = channels_inner ? place % p.shares : place / tiles_h;
-        col = (threadIdx.x - line * tiles_w) * TILE_J, row = tile_h * TILE_I;
+        const int group = line / p.window.planes;
+        channel = line - group * p.window.planes, share = group / tiles_h;
+        col = (threadIdx.x - line * tiles_w) * TILE_J, row = (group - share * tiles_h) * TILE_I;
         active = line < all && work.c0 + channel < p.channels && work.row0 + row < work.rows.results &&
                  work.col0 + col < work.cols.results;
     }
