@@ -26,6 +26,9 @@ using hc::Line;
 using hc::TILE_J;
 using elem_t = ELEM;
 
+// Where registers are full of sums, what says where they go is worked out anew behind the products.
+constexpr bool RENEWS = DIRECTION == DGRAD || CHANNELS_INNER;
+
 static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is a whole number of warps");
 static_assert(TILE_I == 2 || TILE_I == 4 || TILE_I == 8, "rows of a tile divide those of a window row's skew");
 
@@ -70,9 +73,9 @@ __device__ __forceinline__ Line line_of(const AxisParams& p, int index) {
 }
 
 // Neighbours on a multiprocessor, `wave` blocks apart, have other rows: they differ in how many lie in the image.
-__device__ __forceinline__ Work this_work(const Params& p) {
-    const unsigned tiles = p.axes[0].tiles, all = gridDim.x / tiles, first = blockIdx.x / (p.wave * tiles) * p.wave;
-    const unsigned width = all - first < p.wave ? all - first : p.wave, place = blockIdx.x - first * tiles;
+__device__ __forceinline__ Work work_of(const Params& p, unsigned block) {
+    const unsigned tiles = p.axes[0].tiles, all = gridDim.x / tiles, first = block / (p.wave * tiles) * p.wave;
+    const unsigned width = all - first < p.wave ? all - first : p.wave, place = block - first * tiles;
     const int tile_h = place / width;
     unsigned index = first + place % width;
     const int class_w = p.window.classes_w == 1 ? index % p.axes[1].classes : 0;
@@ -99,12 +102,12 @@ struct Place {
     Plane of;
     bool active;
 
-    __device__ __forceinline__ Place(const Params& p, const Work& work) {
+    __device__ __forceinline__ Place(const Params& p, const Work& work, int thread) {
         const int tiles_w = p.axes[1].tile / TILE_J;
-        const int all = p.window.planes * p.window.classes_w, line = threadIdx.x / tiles_w;
+        const int all = p.window.planes * p.window.classes_w, line = thread / tiles_w;
         const int tile_h = line / all, classed = line - tile_h * all;
         plane = classed / p.window.classes_w, of = plane_at(p, work, plane);
-        col = (threadIdx.x - line * tiles_w) * TILE_J, row = tile_h * TILE_I;
+        col = (thread - line * tiles_w) * TILE_J, row = tile_h * TILE_I;
         class_w = classed - plane * p.window.classes_w;
         active = plane < p.window.planes && row < p.axes[0].tile && of.exists && work.row0 + row < work.rows.results &&
                  work.col0 + col < work.cols.results;
@@ -207,6 +210,7 @@ __device__ __forceinline__ void write_columns(const Sums& sums, const Params& p,
 }
 
 // Channels are neighbours in memory, or classes of columns: the sums go through shared memory in the order of memory.
+// A warp takes a row at a time, lanes along channels and columns.
 __device__ __forceinline__ void write_together(const Sums& sums, float* smem, const Params& p, const Work& work,
                                                Place place) {
     const auto& window = p.window;
@@ -224,28 +228,43 @@ __device__ __forceinline__ void write_together(const Sums& sums, float* smem, co
     }
     __syncthreads();
     const int step = window.classes_w == 1 ? work.cols.step : 1;
-    for (int at = threadIdx.x; at < window.planes * tile_pixels; at += THREADS) {
-        const int outer = at >> window.channel_shift, group = outer / tile_pixels, pixel = outer - group * tile_pixels;
-        const int index = (group << window.channel_shift) + (at & ((1 << window.channel_shift) - 1));
-        const int row = pixel / tile_w, a = work.row0 + row;
+    const int channel = threadIdx.x & ((1 << window.channel_shift) - 1);
+    const int first = threadIdx.x % 32 >> window.channel_shift, lanes = 32 >> window.channel_shift;
+    const int lines = (window.planes >> window.channel_shift) * p.axes[0].tile;
+    for (int line = threadIdx.x / 32; line < lines; line += THREADS / 32) {
+        const int group = line / p.axes[0].tile, row = line - group * p.axes[0].tile, a = work.row0 + row;
+        const int index = (group << window.channel_shift) + channel;
         const Plane plane = plane_at(p, work, index);
-        const int col = work.cols.first + (work.col0 * window.classes_w + pixel - row * tile_w) * step;
-        if (!plane.exists || a >= work.rows.results || col >= p.axes[1].results) continue;
-        const float value = smem[index * plane_words + pixel] + bias_of(p, plane.channel);
-        p.out[plane.image * p.out_n + plane.channel * p.out_c + (work.rows.first + (i64)a * work.rows.step) * p.out_h +
-              col * p.out_w] = hc::from_acc<elem_t>(value);
+        if (!plane.exists || a >= work.rows.results) continue;
+        elem_t* to = p.out + plane.image * p.out_n + plane.channel * p.out_c +
+                     (work.rows.first + (i64)a * work.rows.step) * p.out_h;
+        const float* from = smem + index * plane_words + row * tile_w;
+        const float bias = bias_of(p, plane.channel);
+#pragma unroll 1
+        for (int i = first; i < tile_w; i += lanes) {
+            const int col = work.cols.first + (work.col0 * window.classes_w + i) * step;
+            if (col < p.axes[1].results) to[col * p.out_w] = hc::from_acc<elem_t>(from[i] + bias);
+        }
     }
+}
+
+__device__ __forceinline__ void write(const Sums& sums, float* smem, const Params& p, const Work& work, Place place) {
+    if (CHANNELS_INNER || p.window.classes_w > 1)
+        write_together(sums, smem, p, work, place);
+    else
+        write_columns(sums, p, work, place);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_window(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) float dynamic_smem[];
-    const Work work = this_work(p);
+    int block = blockIdx.x, thread = threadIdx.x;
+    const Work work = work_of(p, block);
     if (work.row0 >= work.rows.results || work.col0 >= work.cols.results) return;  // classes differ in size
-    const Place place(p, work);
+    const Place place(p, work, thread);
     Sums sums = {};
     sum_terms(sums, dynamic_smem, p, work, place);
-    if (CHANNELS_INNER || p.window.classes_w > 1)
-        write_together(sums, dynamic_smem, p, work, place);
-    else
-        write_columns(sums, p, work, place);
+    if (!RENEWS) return write(sums, dynamic_smem, p, work, place);
+    hc::ptx::renew(block), hc::ptx::renew(thread);
+    const Work again = work_of(p, block);
+    write(sums, dynamic_smem, p, again, Place(p, again, thread));
 }

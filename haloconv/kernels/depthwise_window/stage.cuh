@@ -36,7 +36,7 @@ struct ColumnRows {
 // Stages a lane's rows of a column, [begin, end). Whether all of them are finite.
 template <int ROWS, class Elem>
 __device__ __forceinline__ bool stage_rows(Column<Elem> column, const ColumnRows& rows, int begin, int end) {
-    constexpr int BATCH = 16;  // loads in flight of a lane
+    constexpr int BATCH = 12;  // loads in flight of a lane
     static_assert(BATCH % ROWS == 0, "a batch begins at a multiple of ROWS");
     bool finite = true;
     const int behind = column.h + end * rows.step_h, last = behind < column.end ? behind : column.end;
