@@ -22,6 +22,7 @@ _MARCHED_TAPS, _TALL = 49, 31  # of one depthwise filter: what marches and small
 _FEW_TAPS_OF_PAIRS, _MOST_TAPS_OF_PAIRS = 9, 7  # of a depthwise filter; in a row or a column of it
 _MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
 _MANY_CHANNELS = 32  # per group, in and out
+_MANY_LANES = 128  # channels in nhwc, each a lane's, for depthwise filter gradients of few taps in fp32
 _FEW_PIXELS = 1 << 16  # of all images of the output
 _QUITE_MANY_PIXELS, _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 15, 1 << 17, 1 << 20  # of all images of the output
 _MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
@@ -99,7 +100,8 @@ def _has_neighbouring_channels(problem: Conv2dProblem) -> bool:
         return False
     if problem.dtype.itemsize == 2:
         return most <= _MOST_TAPS_OF_PAIRS and problem.k % 8 == 0 and problem.k >= _MANY_CHANNELS
-    return taps <= _MARCHED_TAPS and problem.k % 4 == 0 and problem.q >= _WIDE_ROW
+    many = taps > _FEW_TAPS_OF_PAIRS or problem.k >= _MANY_LANES
+    return many and taps <= _MARCHED_TAPS and problem.k % 4 == 0 and problem.q >= _WIDE_ROW
 
 
 def _bands_are_ahead(problem: Conv2dProblem) -> bool:

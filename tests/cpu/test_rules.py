@@ -30,17 +30,18 @@ def test_two_or_three_neighbouring_channels_are_summed_by_pytorch(dy: torch.Tens
 
 
 @pytest.mark.parametrize(
-    ("dtype", "layout", "on_h200", "on_a100"),
+    ("dtype", "layout", "channels", "on_h200", "on_a100"),
     [
-        (torch.float16, "nhwc", "depthwise", "aten"),
-        (torch.float32, "nhwc", "depthwise", "aten"),
-        (torch.float16, "nchw", "depthwise", "depthwise"),
+        (torch.float16, "nhwc", 144, "depthwise", "aten"),
+        (torch.float32, "nhwc", 144, "depthwise", "aten"),
+        (torch.float32, "nhwc", 48, "aten", "aten"),
+        (torch.float16, "nchw", 144, "depthwise", "depthwise"),
     ],
 )
 def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
-    dtype: torch.dtype, layout: str, on_h200: str, on_a100: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, layout: str, channels: int, on_h200: str, on_a100: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    extents = (64, 144, 56, 56, 144, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), 144)
+    extents = (64, channels, 56, 56, channels, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), channels)
     problem = Conv2dProblem("wgrad", *extents, False, dtype, layout, "ieee")
     for facts, family in ((H200, on_h200), (A100, on_a100)):
         monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
