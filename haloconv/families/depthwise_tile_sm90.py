@@ -9,6 +9,7 @@ import torch
 
 from haloconv.env import DeviceFacts, device_facts
 from haloconv.families.base import BoundCall, TensorForm, ceil_div, dense_call, strides_of
+from haloconv.families.depthwise_march import beyond_l2
 from haloconv.families.depthwise_strips import padding, shapes, slots, strips
 from haloconv.families.launch import Launch
 from haloconv.jit import KernelSource, kernel_source
@@ -17,7 +18,7 @@ from haloconv.problem import Conv2dProblem
 _COLS = 4  # columns of a thread, and of 16 bytes
 _CAPABILITY = (9, 0)
 _NARROW = 48  # columns, up to which other kernels are used
-_MOST_TAPS = 25  # of more, depthwise_tile was measured as faster
+_MARCHED_TAPS, _MOST_TAPS = 9, 25  # of more than the latter, depthwise_tile was measured as faster
 _PARAMS_FORMAT = "4Q3q2q4i4i5i"
 
 
@@ -43,6 +44,8 @@ def why_not(problem: Conv2dProblem, side: TensorForm, result_layout: str, facts:
         return "this is for fprop and dgrad in fp32 and nchw"
     if problem.r * problem.s > _MOST_TAPS or problem.dilation != (1, 1) or problem.stride != (1, 1):
         return f"the filter is strided or dilated, or has more than {_MOST_TAPS} taps"
+    if problem.r * problem.s <= _MARCHED_TAPS and beyond_l2(problem):
+        return f"with {_MARCHED_TAPS} taps beyond the L2 a march of short strips is faster"
     in_cols, out_cols = (shape[3] for shape in shapes(problem))
     if side.strides[2:] != (in_cols, 1) or not side.aligned or any(each % _COLS for each in side.strides[:2]):
         return "rows have gaps, or planes do not begin at multiples of 16 bytes"
