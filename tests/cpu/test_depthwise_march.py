@@ -1,0 +1,55 @@
+"""depthwise: how a march cuts columns into strips, and when it is taken before planes that land whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from haloconv.env import DeviceFacts
+from haloconv.families import depthwise_march, depthwise_tile_sm90
+from haloconv.families.base import TensorForm, strides_of
+from haloconv.families.depthwise_march_form import Form, best_config
+from haloconv.problem import Conv2dProblem
+
+H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232448, "580")
+BEYOND_L2, SMALL = 64, 4  # images of 144 x 56 x 56
+
+
+def _problem(images: int, dtype: torch.dtype, layout: str, taps: int = 3, stride: int = 1) -> Conv2dProblem:
+    pad = (taps // 2,) * 4
+    extents = (images, 144, 56, 56, 144, taps, taps, (stride, stride), pad, (1, 1), 144)
+    return Conv2dProblem("fprop", *extents, False, dtype, layout, "ieee")
+
+
+def _rows(problem: Conv2dProblem) -> int:
+    x, w = (TensorForm(strides_of(shape, problem.layout), True) for shape in (problem.x_shape, problem.w_shape))
+    form: Form = depthwise_march.form_of(problem, x, w, problem.layout)
+    return depthwise_march.strips(form, best_config(form), 1000, H200.sm_count).rows
+
+
+@pytest.mark.parametrize(
+    ("images", "dtype", "layout", "taps", "stride", "rows"),
+    [
+        (BEYOND_L2, torch.float32, "nchw", 3, 1, 8),
+        (BEYOND_L2, torch.float32, "nhwc", 3, 1, 8),
+        (2 * BEYOND_L2, torch.float16, "nchw", 3, 2, 8),
+        (2 * BEYOND_L2, torch.float16, "nhwc", 3, 2, 14),
+        (BEYOND_L2, torch.float16, "nhwc", 3, 1, 28),
+        (BEYOND_L2, torch.float32, "nchw", 5, 1, 56),
+        (SMALL, torch.float32, "nchw", 3, 1, 28),
+    ],
+)
+def test_strips_of_few_taps_beyond_the_l2_are_short(
+    images: int, dtype: torch.dtype, layout: str, taps: int, stride: int, rows: int
+) -> None:
+    """The others are cut by waves of blocks."""
+    assert _rows(_problem(images, dtype, layout, taps, stride)) == rows
+
+
+@pytest.mark.parametrize(("images", "taps", "lands"), [(BEYOND_L2, 3, False), (SMALL, 3, True), (BEYOND_L2, 5, True)])
+def test_planes_land_where_the_march_has_no_short_strips(images: int, taps: int, lands: bool) -> None:
+    problem = _problem(images, torch.float32, "nchw", taps)
+    x = TensorForm(strides_of(problem.x_shape, "nchw"), True)
+    reason = depthwise_tile_sm90.why_not(problem, x, "nchw", H200)
+    assert (reason is None) == lands
+    assert lands or "march" in reason
