@@ -37,6 +37,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _LOCK_SUFFIX, _PARTIAL_SUFFIX = ".lock", ".partial"
 _MODULE_SUFFIX, _CHECKSUM_SUFFIX = ".so", ".sha256"
 _LOCK_TIMEOUT_S = 120
+_MOVES = 64  # attempts to put an entry into its place, of which others may spoil one each
 
 
 class CacheStatistics(NamedTuple):
@@ -214,17 +215,22 @@ def _write_entry(folder: Path, source: KernelSource, cubin: Cubin) -> None:
 def _move_into_place(partial: Path, folder: Path) -> None:
     """Rename ``partial`` to ``folder``; what stood there was read as a miss, and is moved away first.
 
-    An entry that another process puts there in between is as good as this one, and stays.
+    An entry that another process puts there in between is as good as this one, and stays; a third process may move
+    that away again before it is seen.
     """
     discarded = partial.with_name(f"{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
     with suppress(FileNotFoundError):
         folder.rename(discarded)
     shutil.rmtree(discarded, ignore_errors=True)
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
+    for left in reversed(range(_MOVES)):
+        try:
+            partial.rename(folder)
+            return
+        except OSError:
+            if folder.exists():
+                return
+            if not left:
+                raise
 
 
 def _meta_bytes(report: dict, image: bytes, text: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -294,6 +295,23 @@ def test_sixteen_processes_get_whole_kernels(cache_dir: Path, scenario: str, few
     assert jit.cache_size()[0] == 1
     left = [path.name for path in (cache_dir / "kernels").iterdir() if path.name.endswith(".partial")]
     assert left == []
+
+
+def test_an_entry_that_is_moved_away_is_put_there_again(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process's entry spoils the rename, and a third has moved it away before anybody looks."""
+    key, rename, spoiled = cache.cache_key(toy_source(), ARCH), Path.rename, []
+
+    def spoiled_once(self: Path, target: Path) -> Path:
+        if Path(target).name == key and not spoiled:
+            spoiled.append(target)
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", spoiled_once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        jit.get_kernel(toy_source(), ARCH)
+    assert len(spoiled) == 1 and jit.cache_size()[0] == 1
 
 
 def race(scenario: str) -> None:
