@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import torch
 from pytest import MonkeyPatch
 
 from haloconv.families import (
+    depthwise_box,
+    depthwise_box_wgrad,
     depthwise_lanes_cut,
     depthwise_pairs,
     depthwise_patch,
@@ -98,6 +101,20 @@ CASES = (
          storage="channels_last"),
     case("pairs_wgrad_tiny", "an image smaller than the filter", (3, 8, 2, 3), (8, 5, 5), padding=3, groups=8,
          storage="channels_last"),
+    case("box_7x7", "several images of a unit, fewer of the last one", (5, 3, 30, 28), (3, 7, 7), padding=3, groups=3),
+    case("box_5x5", "strips of a plane, of which the last is shorter", (2, 2, 118, 64), (2, 5, 5), padding=2, groups=2),
+    case("box_5x5_multiplier", "two filters of a channel", (2, 2, 11, 44), (4, 5, 5), padding=2, groups=2),
+    case("box_many", "more units of a block than it has buffers, and rows that fill no tile", (70, 6, 9, 60),
+         (6, 3, 5), padding=(1, 2), groups=6),
+    case("box_sides", "an even filter, padding that differs on every side", (2, 3, 13, 32), (3, 4, 6),
+         padding=(2, 5, 3, 6), groups=3),
+    case("box_cut", "no padding on the left and more than the filter reaches on the right", (2, 2, 9, 20), (2, 5, 3),
+         padding=(0, 0, 0, 10), groups=2),
+    case("box_border", "strips of wide rows, of which many meet the padding", (1, 24, 30, 240), (24, 11, 3),
+         padding=(5, 1), groups=24),
+    case("box_row", "one row of taps, one tap of which is met by all", (3, 2, 1, 40), (2, 1, 7), padding=(0, 3),
+         groups=2),
+    case("box_column", "one column of taps", (2, 2, 30, 12), (2, 11, 1), padding=(5, 0), groups=2),
     case("lanes_3x3", "lanes without channels, two strips, rows and columns that fill no tile", (2, 36, 9, 61),
          (36, 3, 3), padding=1, groups=36, storage="channels_last"),
     case("lanes_5x5", "warps beside each other in channels and rows", (2, 64, 19, 14), (64, 5, 5), padding=2, groups=64,
@@ -163,6 +180,12 @@ LANES = (
     "lanes_3x3", "lanes_5x5", "lanes_7x7", "lanes_tall", "lanes_sides", "lanes_cut", "lanes_eights", "lanes_slabs",
     "lanes_tiny", "lanes_slice",
 )  # fmt: skip
+# Those whose planes come as boxes on Hopper, in fp32.
+BOXES = (
+    "box_7x7", "box_5x5", "box_5x5_multiplier", "box_many", "box_sides", "box_cut", "box_border", "box_row",
+    "box_column",
+)  # fmt: skip
+BOXES_LIMITS = ("LEAST_COLS", "LEAST_TAPS")
 SMALL, LANES_LIMITS = "small", ("LEAST_COLS", "LEAST_COLS_OF_MANY_TAPS", "LEAST_ELEMS", "MARCHED_TAPS")
 # Those in nhwc that Hopper's tensor cores take in 16 bits.
 PAIRS = (
@@ -183,7 +206,7 @@ def results_of(one: Case) -> tuple[str, ...]:
 
 def shape_of(one: Case) -> str:
     """What a case must be ``forced`` to on Hopper, to run on the kernels that it is for."""
-    return OLDER if one.name in STAGED else SMALL if one.name in LANES else ""
+    return OLDER if one.name in STAGED else SMALL if one.name in LANES + BOXES else ""
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
@@ -206,7 +229,7 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     )  # fmt: skip
     for name, shape in not_finite:
         yield from ((name, torch.bfloat16, result, shape, False) for result in ("fprop", "dgrad", "wgrad"))
-    for name in ("lanes_3x3", "lanes_7x7", "lanes_sides", "lanes_tiny"):
+    for name in ("lanes_3x3", "lanes_7x7", "lanes_sides", "lanes_tiny", "box_7x7", "box_cut", "box_border"):
         yield from ((name, torch.float32, result, SMALL, False) for result in ("fprop", "dgrad", "wgrad"))
 
 
@@ -214,7 +237,7 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 def forced(shape: str) -> Iterator[None]:
     """``OLDER``: Hopper's own kernels take nothing, so that those for older devices do; else they take small images.
 
-    ``SMALL``: lanes of channels do so, too.
+    ``SMALL``: lanes of channels and boxes do so, too.
     """
     assert shape in ("", OLDER, SMALL)
     with MonkeyPatch.context() as patch:
@@ -223,6 +246,9 @@ def forced(shape: str) -> Iterator[None]:
         patch.setattr(depthwise_pairs, "LEAST_COLS", (0, 0))
         for limit in LANES_LIMITS if shape == SMALL else ():
             patch.setattr(depthwise_lanes_cut, limit, 0)
-        for module in (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90) if shape == OLDER else ():
+        for limit, module in product(BOXES_LIMITS if shape == SMALL else (), (depthwise_box, depthwise_box_wgrad)):
+            patch.setattr(module, limit, 0)
+        hopper = (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_box, depthwise_box_wgrad)
+        for module in hopper if shape == OLDER else ():
             patch.setattr(module, "why_not", lambda *_: "older kernels are asked for")
         yield

@@ -17,6 +17,8 @@ from haloconv.env import device_facts
 from haloconv.families import (
     depthwise_band,
     depthwise_band_wgrad,
+    depthwise_box,
+    depthwise_box_wgrad,
     depthwise_lanes,
     depthwise_lanes_wgrad,
     depthwise_march,
@@ -83,12 +85,14 @@ _SPECIAL = {
     "pairs": depthwise_pairs,
     "patch": depthwise_patch,
     "band": depthwise_band,
+    "box": depthwise_box,
     "tile_sm90": depthwise_tile_sm90,
     "tile": depthwise_tile,
 }  # best first, of fprop and dgrad
 _SPECIAL_WGRAD = {
     "lanes": depthwise_lanes_wgrad,
     "patch": depthwise_patch_wgrad,
+    "box": depthwise_box_wgrad,
     "band": depthwise_band_wgrad,
     "pairs": depthwise_pairs_wgrad,
 }
@@ -147,10 +151,19 @@ def _landed_source(problem: Conv2dProblem) -> KernelSource:
         assert config is not None
         return lanes.source(problem, config)
     if problem.dtype == torch.float32:
-        return depthwise_tile_sm90.source(problem, depthwise_tile_sm90.best_config(problem))
+        return _fp32_landed_source(problem)
     if problem.direction == "wgrad":
         return depthwise_patch_wgrad.source(problem, depthwise_patch_wgrad.best_config(problem))
     return depthwise_patch.source(problem, depthwise_patch.best_config(problem))
+
+
+def _fp32_landed_source(problem: Conv2dProblem) -> KernelSource:
+    if problem.direction != "wgrad" and problem.r * problem.s < depthwise_box.LEAST_TAPS:
+        return depthwise_tile_sm90.source(problem, depthwise_tile_sm90.best_config(problem))
+    boxes = depthwise_box_wgrad if problem.direction == "wgrad" else depthwise_box
+    config = boxes.best_config(problem)
+    assert config is not None
+    return boxes.source(problem, config)
 
 
 def _staged_source(problem: Conv2dProblem) -> KernelSource:
@@ -193,6 +206,8 @@ def _landed_problems() -> Iterator[Conv2dProblem]:
         yield from (_layer(direction, dtype, "nchw", taps, 1) for direction in DIRECTIONS)
     for taps in (3, 5):
         yield from (_layer(direction, torch.float32, "nchw", taps, 1) for direction in ("fprop", "dgrad"))
+    for taps, directions in ((5, ("wgrad",)), (7, DIRECTIONS)):
+        yield from (_layer(direction, torch.float32, "nchw", taps, 1) for direction in directions)
     for taps in (3, 5, 7):
         yield from (_layer(direction, torch.float32, "nhwc", taps, 1) for direction in DIRECTIONS)
 

@@ -12,6 +12,7 @@
 // Budget: PIECES * COLUMNS / 2 registers for sums; BUFFERS strips of both planes as they land, one
 // padded.
 #include "depthwise/patches.cuh"
+#include "depthwise/plane_sum.cuh"
 #include "numeric.cuh"
 
 // Constants: ELEM is hc::fp16 or hc::bf16; all others are integers.
@@ -75,12 +76,6 @@ struct Smem {
     float sums[WARPS][R][EDGE][EDGE * PIECES + 1];
 };
 
-__device__ __forceinline__ float over_lanes(float sum) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    return sum;
-}
-
 // A lane's share of one tap's sum over units [first, end), of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int first, int end, int r, int s) {
     float sum = 0;
@@ -89,14 +84,8 @@ __device__ __forceinline__ float sum_again(const Params& p, int first, int end, 
             p.x + unit.image * p.x_side.planes.image + unit.channel / MULTIPLIER * p.x_side.planes.channel;
         const elem_t* dy = p.dy + unit.image * p.dy_side.planes.image + unit.channel * p.dy_side.planes.channel;
         const int begin = unit.strip * p.cut.rows, w = p.x_side.planes.width * EDGE, q = p.dy_side.planes.width * EDGE;
-        for (int row = begin; row < begin + p.cut.rows && row < p.dy_side.planes.extent; ++row)
-            for (int col = threadIdx.x % 32; col < q; col += 32) {
-                const int from_row = row + r * DIL_H - p.x_side.planes.pad_top, from_col = col + s * DIL_W - p.pad_left;
-                const bool inside =
-                    (unsigned)from_row < (unsigned)p.x_side.planes.extent && (unsigned)from_col < (unsigned)w;
-                const float value = inside ? hc::to_acc(x[(i64)from_row * w + from_col]) : 0.f;
-                sum += hc::to_acc(dy[(i64)row * q + col]) * value;
-            }
+        sum += hc::plane_sum<elem_t>({x, w, p.x_side.planes.extent, w}, {dy, q, p.dy_side.planes.extent, q}, begin,
+                                     begin + p.cut.rows, r * DIL_H - p.x_side.planes.pad_top, s * DIL_W - p.pad_left);
     }
     return sum;
 }
@@ -129,8 +118,8 @@ __device__ __forceinline__ void add_up(const Params& p, Smem& smem, const Sums& 
     float* const partials = p.partials + ((i64)part * p.channels + filter) * (R * S);
     for (int at = threadIdx.x / 32; at < R * S; at += WARPS) {
         const int r = at / S, s = at % S;
-        float sum = over_lanes(smem.sums[lane / EDGE][r][b][b + s * DIL_W]);
-        if (sum * 0.f != 0.f) sum = over_lanes(sum_again(p, first, end, r, s));
+        float sum = hc::over_lanes(smem.sums[lane / EDGE][r][b][b + s * DIL_W]);
+        if (sum * 0.f != 0.f) sum = hc::over_lanes(sum_again(p, first, end, r, s));
         if (lane == 0) partials[at] = sum;
     }
 }

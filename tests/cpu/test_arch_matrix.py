@@ -60,6 +60,8 @@ LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
 }
 BOXES_ARCH = 90  # where the copy engine takes boxes
 HOPPER_ONLY = (
+    "depthwise_box",
+    "depthwise_box_wgrad",
     "depthwise_lanes",
     "depthwise_lanes_wgrad",
     "depthwise_pairs",

@@ -66,11 +66,13 @@ HOST_AND_DEVICE = {
         "pipeline.cuh", "wgmma.cuh", "depthwise_pairs.cu", "pairs.cuh", "band_walk.cuh", "depthwise_pairs_wgrad.cu",
         "depthwise_nhwc_wgrad_sum.cu",
         "depthwise_lanes.cu", "depthwise_lanes_wgrad.cu", "lanes.cuh",
+        "depthwise_box.cu", "depthwise_box_wgrad.cu", "boxes.cuh", "quads.cuh", "plane_sum.cuh",
         "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py",
         "depthwise_band.py", "depthwise_band_wgrad.py", "depthwise_strips.py", "depthwise_tile.py",
         "depthwise_patch.py", "depthwise_patch_wgrad.py", "depthwise_patches.py", "depthwise_tile_sm90.py",
         "depthwise_pairs.py", "depthwise_pairs_wgrad.py", "depthwise_nhwc_wgrad_sum.py",
         "depthwise_lanes.py", "depthwise_lanes_wgrad.py", "depthwise_lanes_cut.py",
+        "depthwise_box.py", "depthwise_box_wgrad.py", "depthwise_boxes.py",
         "launch.py",
     },
 }  # fmt: skip

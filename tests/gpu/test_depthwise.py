@@ -12,6 +12,8 @@ from haloconv import plan
 from haloconv.families import (
     depthwise_band,
     depthwise_band_wgrad,
+    depthwise_box,
+    depthwise_box_wgrad,
     depthwise_lanes,
     depthwise_lanes_wgrad,
     depthwise_march_form,
@@ -25,8 +27,8 @@ from haloconv.families import (
 from haloconv.families.depthwise_march_form import Config, Form
 from tests import oracle
 from tests.cases import Case, case, case_id, make
+from tests.emulated_depthwise import BOXES, LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of
 from tests.emulated_depthwise import CASES as OWN_CASES
-from tests.emulated_depthwise import LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
 from tests.specials import special_activations
 
@@ -51,7 +53,7 @@ RUNS = over(
 )
 NO_MARCHES = (
     depthwise_pairs, depthwise_pairs_wgrad, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band,
-    depthwise_band_wgrad, depthwise_tile, depthwise_lanes, depthwise_lanes_wgrad,
+    depthwise_band_wgrad, depthwise_tile, depthwise_lanes, depthwise_lanes_wgrad, depthwise_box, depthwise_box_wgrad,
 )  # fmt: skip
 CONFIGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 
@@ -80,9 +82,9 @@ def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) ->
         oracle.check(result, oracle.run(result, t, forced), t, forced.spec, want=want)
 
 
-@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in LANES], ids=case_id)
-def test_special_activations_of_lanes(one: Case) -> None:
-    """The same where lanes are channels, which small images are forced to."""
+@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in LANES + BOXES], ids=case_id)
+def test_special_activations_of_small_images(one: Case) -> None:
+    """The same where lanes are channels and where planes come as boxes, which small images are forced to."""
     asked = DEPTHWISE.on(one, torch.float32)
     plan.clear_plans()
     with forced(shape_of(one)):
@@ -117,7 +119,9 @@ def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypat
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
-@pytest.mark.parametrize("one", [one for one in OWN_CASES if one.name in STAGED + PATCHES + LANES + PAIRS], ids=case_id)
+@pytest.mark.parametrize(
+    "one", [one for one in OWN_CASES if one.name in STAGED + PATCHES + LANES + BOXES + PAIRS], ids=case_id
+)
 def test_not_chosen(one: Case, subject: Subject, dtype: torch.dtype) -> None:
     """Kernels for older devices on Hopper, and Hopper's own on images that are small for them."""
     asked, t = subject.on(one, dtype), make(one, dtype, "cuda")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.mutations import (
     depthwise_band,
+    depthwise_box,
     depthwise_lanes,
     depthwise_march,
     depthwise_pairs,
@@ -39,6 +40,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_stores.MUTATIONS,
     *halo_sm90_streams.MUTATIONS,
     *depthwise_band.MUTATIONS,
+    *depthwise_box.MUTATIONS,
     *depthwise_lanes.MUTATIONS,
     *depthwise_march.MUTATIONS,
     *depthwise_pairs.MUTATIONS,

@@ -133,7 +133,7 @@ WGRAD = (
            ("if (sum * 0.f != 0.f)", "if (false)"), on="patch_border", result="wgrad", dtype=torch.bfloat16,
            finite=False),
     _fault("patch wgrad: the second sum of another tap", "a sum that is not finite becomes that of a tap further right",
-           ("col + s * DIL_W - p.pad_left;", "col + s * DIL_W;"), on="patch_border", result="wgrad",
+           ("s * DIL_W - p.pad_left)", "s * DIL_W)"), on="patch_border", result="wgrad",
            dtype=torch.bfloat16, finite=False),
 )  # fmt: skip
 

@@ -1,16 +1,12 @@
 // What both depthwise_tile kernels have: the filter of a channel in registers, and tiles of ROWS by 4 sums of a thread.
 //
-// Constants: those of the kernels, with R, S, ROWS and LEAD, the columns of the first 16 bytes of a window that the
-// filter does not meet.
+// Constants: those of the kernels, with R, S, ROWS and LEAD.
 #pragma once
 
+#include "depthwise/quads.cuh"
 #include "numeric.cuh"
 
 namespace hc::tile {
-
-constexpr int COLS = 4, VECTORS = (LEAD + COLS + S - 1 + 3) / 4;  // of a thread; of 16 bytes, in a row of its window
-
-static_assert(LEAD < 4, "the first 16 bytes have a column that the filter meets");
 
 struct Filter {
     float of[R][S];
@@ -27,12 +23,6 @@ struct Filter {
                 of[r][s] = from[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
     }
 };
-
-struct alignas(16) Vector {
-    float of[COLS];
-};
-
-using Row = Vector[VECTORS];  // of a thread's window
 
 struct Sums {
     float of[ROWS][COLS];
@@ -52,8 +42,7 @@ struct Sums {
 #pragma unroll
             for (int s = 0; s < S; ++s)
 #pragma unroll
-                for (int col = 0; col < COLS; ++col)
-                    of[row][col] += x[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4] * filter.of[r][s];
+                for (int col = 0; col < COLS; ++col) of[row][col] += met(x, col, s) * filter.of[r][s];
         }
     }
     // The first `rows` rows to `to` and `stride` elements behind it each.
