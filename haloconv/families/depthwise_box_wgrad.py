@@ -14,6 +14,7 @@ from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Conv2dProblem
 
 LEAST_TAPS, LEAST_COLS = 10, 20  # on others marches were measured as fast, or faster
+_LEAST_COLS_OF_FEW_TAPS = 192  # with fewer taps: from there boxes were faster
 _MANY_TAPS = 25  # more than these
 _MOST_PRODUCTS = 2048  # of one fp32 sum: bounds its rounding
 _PARAMS_FORMAT = f"3Q3q2i3q2i{CUT_FORMAT}4i"
@@ -24,8 +25,9 @@ def why_not(problem: Conv2dProblem, dy: TensorForm, x: TensorForm, facts: Device
     """None if the kernel takes the problem on the device, else a sentence that says why not."""
     if problem.direction != "wgrad":
         return "this is for filter gradients"
-    if problem.r * problem.s < LEAST_TAPS or problem.q < LEAST_COLS:
-        return f"marches are as fast with fewer than {LEAST_TAPS} taps or {LEAST_COLS} columns"
+    least = LEAST_COLS if problem.r * problem.s >= LEAST_TAPS else _LEAST_COLS_OF_FEW_TAPS
+    if problem.q < least:
+        return f"marches are as fast with {problem.r * problem.s} taps and fewer than {least} columns"
     refused = depthwise_boxes.why_not(problem, (dy, x), facts)
     if refused is None and best_config(problem) is None:
         refused = "the rows that a block needs do not fit a box or shared memory"

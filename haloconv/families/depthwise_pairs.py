@@ -30,7 +30,7 @@ _NARROW = 32  # columns, up to which slabs of 64 channels leave room for enough 
 LEAST_COLS = (20, 48)  # of outputs with small and with middling filters: with fewer a march was as fast, or faster
 _BARRIER_BYTES = 16  # of a buffer: its two barriers
 _RESERVED_BYTES = 1024  # beside the filters, which are static
-_PARAMS_FORMAT = "4Q7q19i"
+_PARAMS_FORMAT = "4Q7q18i"
 _X_POINTER, _Y_POINTER = 0, 3
 
 
@@ -221,7 +221,7 @@ def bind(
     parts = max(1, min(units, facts.sm_count // slabs))
     fields = (
         *_filter_fields(problem, w),
-        *(x.strides[0], *x.strides[2:], slabs, parts, images, cut.strips, bands, *divmod(units, parts)),
+        *(x.strides[0], *x.strides[2:], slabs, images, cut.strips, bands, *divmod(units, parts)),
         *(channels, rows, cols, *padding(problem), cut.lead, cut.strip_cols, cut.x_cols, cut.y_cols),
         *(cut.stages, cut.x_bytes, cut.y_bytes),
     )

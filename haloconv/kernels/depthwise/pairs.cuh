@@ -27,7 +27,7 @@ __device__ __forceinline__ int place_in_row(int col, int chunk) {
 
 // How the output is cut.
 struct Cut {
-    int slabs, parts;           // blocks of a slab
+    int slabs;
     int images, strips, bands;  // strips of an image, bands of a strip
     int share, longer;          // bands of a block; blocks of a slab that have one more
 };
