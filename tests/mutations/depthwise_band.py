@@ -113,7 +113,8 @@ WGRAD = (
 
 TILES = (
     _fault("tile: no lead", "windows begin with the first column that is copied",
-           ("x[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4]", "x[(col + s) / 4].of[(col + s) % 4]"), on="band_3x5",
+           ("row[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4]",
+            "row[(col + s) / 4].of[(col + s) % 4]"), on="band_3x5",
            dtype=torch.float32),
     _fault("tile: a row of the filter too few", "the last row that a window meets is left out",
            ("at < ROWS + R - 1", "at < ROWS + R - 2"), on="band_7x7", dtype=torch.float32),
