@@ -2,7 +2,8 @@
 
 Threads march down rows in registers. Aligned rows in 16 bits run on Hopper's tensor cores, as do filter gradients in
 16-bit channels_last; filters of more than 9 taps on aligned rows are staged in shared memory and run on older ones (16
-bits) or in register tiles (fp32). On Hopper rows of neighbouring channels in fp32 land in shared memory.
+bits) or in register tiles (fp32). On Hopper rows of neighbouring channels in fp32 land in shared memory, and planes
+come as boxes where there are many taps.
 """
 
 from __future__ import annotations

@@ -34,16 +34,6 @@ struct Params {
     int channels, images, out_rows;
 };
 
-// `window` begins LEAD columns before what the first output meets.
-__device__ __forceinline__ void multiply(Sums& sums, const Filter& filter, const char* window, int row_bytes) {
-#pragma unroll
-    for (int at = 0; at < ROWS + R - 1; ++at) {
-        Row x;
-        read(x, window + at * row_bytes);
-        sums.add(filter, x, at);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_box(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) char dynamic_smem[];
     __shared__ u64 full[BUFFERS];
@@ -63,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_box(
         const Unit unit = ring.unit();
         const char* const buffer = ring.landed();
         Sums sums(filter);
-        if (place.active) multiply(sums, filter, buffer + window, p.cut.row_bytes);
+        if (place.active) sums.add_window(filter, buffer + window, p.cut.row_bytes);
         ring.advance(ask);
         if (place.active && unit.image + place.image < p.images)
             sums.store(out + unit.image * p.out_n + unit.row * p.out_h, p.out_h, p.out_rows - unit.row - place.row);

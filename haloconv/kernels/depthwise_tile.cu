@@ -33,17 +33,6 @@ struct Params {
     int out_rows, col_groups;
 };
 
-// `window` begins LEAD columns before what the first output meets.
-__device__ __forceinline__ void multiply(Sums& sums, const Filter& filter, const char* window, int row_bytes) {
-#pragma unroll
-    for (int at = 0; at < ROWS + R - 1; ++at) {
-        Row x;
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) x[v] = reinterpret_cast<const Vector*>(window + at * row_bytes)[v];
-        sums.add(filter, x, at);
-    }
-}
-
 // What a thread computes of each strip: a group of columns, and every `hop`-th group of rows.
 struct Own {
     int row, hop;  // in rows
@@ -68,7 +57,7 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
 #pragma unroll 1
     for (int row = own.row; row < rows; row += own.hop) {
         Sums sums(filter);
-        multiply(sums, filter, window, p.staged.row_bytes);
+        sums.add_window(filter, window, p.staged.row_bytes);
         sums.store(out, p.out_h, rows - row);
         window += own.hop * p.staged.row_bytes;
         out += own.hop * p.out_h;

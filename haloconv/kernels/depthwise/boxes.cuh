@@ -47,11 +47,6 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ void read(Row& row, const char* from) {
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) row[v] = reinterpret_cast<const Vector*>(from)[v];
-}
-
 // Asks for the box of the input that a unit reads.
 __device__ __forceinline__ void ask_input(const TensorMap& map, const Cut& cut, char* buffer, ptx::u64* full,
                                           int channel, const Unit& unit) {

@@ -15,6 +15,11 @@ struct alignas(16) Vector {
 
 using Row = Vector[VECTORS];
 
+__device__ __forceinline__ void read(Row& row, const char* from) {
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) row[v] = reinterpret_cast<const Vector*>(from)[v];
+}
+
 // What column `col` of a thread meets at column `s` of the filter.
 __device__ __forceinline__ float met(const Row& row, int col, int s) {
     return row[(LEAD + col + s) / 4].of[(LEAD + col + s) % 4];

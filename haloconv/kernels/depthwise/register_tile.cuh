@@ -45,6 +45,15 @@ struct Sums {
                 for (int col = 0; col < COLS; ++col) of[row][col] += met(x, col, s) * filter.of[r][s];
         }
     }
+    // All rows of a window in shared memory that begins LEAD columns before what the first output meets.
+    __device__ __forceinline__ void add_window(const Filter& filter, const char* window, int row_bytes) {
+#pragma unroll
+        for (int at = 0; at < ROWS + R - 1; ++at) {
+            Row x;
+            read(x, window + at * row_bytes);
+            add(filter, x, at);
+        }
+    }
     // The first `rows` rows to `to` and `stride` elements behind it each.
     __device__ __forceinline__ void store(float* to, i64 stride, int rows) const {
 #pragma unroll
