@@ -85,14 +85,14 @@ class Share:
 
     def runs(self, total: int, strips: int) -> Iterator[tuple[int, int]]:
         """The first step of each run, and the one after its last; a block that is left over has several."""
-        cuts = [total * block // self.grid for block in range(self.grid + 1)]
         if self.strip_blocks == 0:
-            yield from pairwise(cuts)
+            yield from pairwise(total * block // self.grid for block in range(self.grid + 1))
             return
-        whole = total // strips
+        whole, own = total // strips, self.strip_blocks
+        part = min(whole, own * ceil_div(total, self.grid))
+        cuts = [part * block // own for block in range(own + 1)]
         for before in range(0, total, whole):
-            own = [before + cut for cut in cuts[: self.strip_blocks + 1]]
-            yield from pairwise((*own, before + whole) if own[-1] < before + whole else own)
+            yield from pairwise(before + cut for cut in (cuts if part == whole else [*cuts, whole]))
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,10 @@ class Tiling:
     def _cut_strips(self, grid: int) -> Share:
         strips = self.strips * self.form.groups
         own, left = divmod(grid, strips)
-        rest = self.total // strips - self.total * own // grid  # at a strip's end, for the blocks that are left over
+        most = ceil_div(self.total, grid)
+        rest = max(0, self.total // strips - own * most)  # at a strip's end, for the blocks that are left over
         ends = ceil_div(strips, left) if left else 0
-        return Share(grid, own, max(ceil_div(self.total, grid), ends * rest))
+        return Share(grid, own, max(most, ends * rest))
 
     @property
     def staged_lines(self) -> int:

@@ -60,5 +60,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
         channel[i] = there && first_channel + i * PLANES < p.channels ? from[i * PLANES * p.w_channel] : elem_t{};
     const i64 first = (block * (p.pieces_per_block / (PIECES * BLOCK_M)) + tap) * BLOCK_M;  // row m = 0 of the tap
     unsigned char* to = p.packed + first * CHUNK_BYTES + hc::unit_offset<CHUNK_BYTES>(m, piece);
-    *reinterpret_cast<hc::Piece*>(to) = hc::to_piece(channel);
+    hc::Piece packed = hc::to_piece(channel);
+    if constexpr (sizeof(elem_t) == 4)  // bits that are not multiplied would cost power on their way from the L2
+        for (unsigned& word : packed.word) word &= 0xffffe000u;
+    *reinterpret_cast<hc::Piece*>(to) = packed;
 }

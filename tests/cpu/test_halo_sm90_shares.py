@@ -57,6 +57,9 @@ def test_unaligned_rows_leave_no_multiprocessor_idle() -> None:
     share = tiling.share(H200)
     assert (share.grid, share.strip_blocks) == (H200, 16)
     assert share.most == -(-tiling.total // H200)
+    whole = tiling.total // 8
+    lengths = Counter(end - begin for begin, end in share.runs(tiling.total, 8))
+    assert lengths == {share.most: 8 * 16, whole - 16 * share.most: 8}, "the spare blocks have the fewest steps"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

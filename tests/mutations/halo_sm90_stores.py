@@ -139,9 +139,9 @@ STRIPS = (
     fault("one strip's end for a spare block", "the others' ends are not computed",
           ("(spare + 1) * strips / spares - strip - 1;", "0;"), **_STRIPS),
     fault("runs that end where they begin", "only the ends of strips are computed",
-          ("end = strip * whole + run(p, i + 1);", "end = index;"), **_STRIPS),
+          ("end = strip * whole + strip_run(p, i + 1);", "end = index;"), **_STRIPS),
     fault("the ends of strips begin too late", "what is left begins a step after the runs before it",
-          ("index += run(p, p.strip_blocks), end", "index += run(p, p.strip_blocks) + 1, end"), **_STRIPS),
+          ("index += strip_run(p, p.strip_blocks), end", "index += strip_run(p, p.strip_blocks) + 1, end"), **_STRIPS),
 )  # fmt: skip
 
 SUMS = (

@@ -87,7 +87,7 @@ KEPT_STAGES = (
     fault("a kept stage is not given back", "the weights' producer waits for it",
           ("    hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);\n", ""), **_KEPT),
     fault("a kept stage is given back with the others", "weights land where sums are written",
-          ("if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release", "taps.release"), **_KEPT),
+          ("    if (!Y_IN_STAGE) taps.release", "    taps.release"), **_KEPT),
 )  # fmt: skip
 
 RELEASE = (
@@ -100,7 +100,7 @@ RELEASE = (
           ("if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release(self);", ""),
           on="aligned_nhwc", shape="boxes in rows"),
     fault("a chunk's last stage is given back twice", "the next chunk's first tap gives it back once more",
-          ("        taps.last_stage = -1;\n", ""), on="strips_3x5", shape="rows kept"),
+          ("            taps.last_stage = -1;\n", ""), on="strips_3x5", shape="rows in passing"),
     fault("all taps with the first weights", "the descriptor of the weights stays where it is",
           ("hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16))", "stages"),
           on="large_3x3", shape="boxes in rows"),

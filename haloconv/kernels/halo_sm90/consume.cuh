@@ -65,59 +65,77 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
     return {at, chunk, row + phase.r, first, end};
 }
 
-// Multiplies a tap and gives back the stage of the one before it. wgmma works on through what comes between two taps if
-// the next one's weights and lines are there. One lane gives the stage back, so that the warp need not meet.
+// Multiplies a tap, and half way through it gives back the stage of the one before, so that fewer instructions stand
+// between two taps. wgmma works on through those if the next tap's weights and lines are there. One lane gives the
+// stage back, so that the warp need not meet.
 struct Taps {
+    static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a run and a tap
+
     u64 stages, slots;  // descriptors of the first stage, of the first slot
     int last_stage;     // of the tap before; in lane 0 alone, else -1
 
+    template <int FROM, int TO>
+    __device__ __forceinline__ static void multiply_steps(u64 weights, u64 pixels, const int (&run)[RUNS], Sums& sums,
+                                                          bool accumulate) {
+#pragma unroll
+        for (int k = FROM; k < TO; ++k)
+#pragma unroll
+            for (int j = 0; j < RUNS; ++j)
+                hc::ptx::wgmma_ss<MULTIPLY, RUN>(sums[j], hc::ptx::moved(weights, 2 * k),
+                                                 hc::ptx::moved(pixels, run[j] + 2 * k), accumulate || k > 0);
+        hc::ptx::wgmma_commit_group();
+    }
     __device__ __forceinline__ void multiply(const Params& p, Consumer& self, const int (&run)[RUNS], int px,
                                              Sums& sums, bool accumulate) {
         const u64 pixels = hc::ptx::moved(slots, px * (CHUNK_BYTES / 16));
         hc::wait(&self.stage_full[self.stage.index], self.stage.parity);
         hc::ptx::wgmma_fence();
         const u64 weights = hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16));
-#pragma unroll
-        for (int k = 0; k < CHUNK_BYTES / 32; ++k)
-#pragma unroll
-            for (int j = 0; j < RUNS; ++j)
-                hc::ptx::wgmma_ss<MULTIPLY, RUN>(sums[j], hc::ptx::moved(weights, 2 * k),
-                                                 hc::ptx::moved(pixels, run[j] + 2 * k), accumulate || k > 0);
-        hc::ptx::wgmma_commit_group();
+        multiply_steps<0, HALF>(weights, pixels, run, sums, accumulate);
         hc::ptx::wgmma_wait_group<1>();
         release(self);
         if (threadIdx.x % 32 == 0) last_stage = self.stage.index;
         self.stage.advance(p.stages);
+        if constexpr (HALF < STEPS) multiply_steps<HALF, STEPS>(weights, pixels, run, sums, true);
     }
     __device__ __forceinline__ void release(Consumer& self) {
         if (last_stage >= 0) hc::ptx::mbarrier_arrive(&self.stage_empty[last_stage]);
     }
 };
 
-// The taps of a phase.
+// The taps of a phase. Where each chunk has a ring of lines, wgmma works on from chunk to chunk, and the last lines of
+// one go back with the first tap of the next. Else those may have to go first, for the next ones to come.
 __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Consumer& self, const hc::Phase& phase,
                                          const Part& part, int& at, Sums& sums, bool accumulate) {
     Control& control = *smem.control;
     Taps taps{hc::ptx::smem_descriptor(hc::ptx::shared_address(self.stages), 16, 8 * CHUNK_BYTES, CHUNK_BYTES),
               hc::ptx::smem_descriptor(hc::ptx::shared_address(smem.slots), 16, 8 * CHUNK_BYTES, CHUNK_BYTES), -1};
+    Lines before{};  // of the chunk before, as far as they are still to be released
     for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
         Lines lines = lines_in_sight(p, self, phase, part, chunk, at);
-        taps.last_stage = -1;
         for (int r = phase.r; r < phase.r_end; ++r) {
             if (SHARED_TILE && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way[self.id]);
             int run[RUNS];
             locate_runs(p, control, lines, r - phase.r, r, part.first_px, run);
             taps.multiply(p, self, run, control.col_px[phase.s], sums, accumulate);
             accumulate = true;
+            if (r == phase.r) release_lines(p, control, before, before.released_end);
             if (!FLAT) release_lines(p, control, lines, lines.own + r - phase.r);
             for (int s = phase.s + 1; s < phase.s_end; ++s) taps.multiply(p, self, run, control.col_px[s], sums, true);
         }
-        hc::ptx::wgmma_wait_group<0>();
-#pragma unroll
-        for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);
-        if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release(self);
-        release_lines(p, control, lines, lines.released_end);
+        before = lines;
+        if (!p.keeps) {
+            hc::ptx::wgmma_wait_group<0>();
+            if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release(self);
+            taps.last_stage = -1;
+            release_lines(p, control, before, before.released_end);
+        }
     }
+    hc::ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);
+    if (!Y_IN_STAGE) taps.release(self);
+    release_lines(p, control, before, before.released_end);
 }
 
 // The same for a consumer that has no tile in the phase.

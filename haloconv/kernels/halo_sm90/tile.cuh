@@ -92,7 +92,8 @@ __device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
 // segment's steps are done in order, and the second consumer ends with a step more.
 //
 // strip_blocks (Y_JOINED): every strip is cut at the same steps. So many blocks take its runs from its first step on,
-// and each of the spare blocks takes what remains at the ends of some strips.
+// and each of the spare blocks takes what remains at the ends of some strips: no more than it has to, as it begins more
+// often.
 struct Segments {
     Tile first;  // of the current segment
     int steps;   // of it; 0 after the last
@@ -114,16 +115,22 @@ struct Segments {
     static __device__ __forceinline__ int steps_of_strip(const P& p) {
         return p.bands * p.classes * p.blocks * p.steps;
     }
+    // The same of a strip with blocks of its own, which leave to the others what all of them do not get done in time.
+    template <class P>
+    static __device__ __forceinline__ int strip_run(const P& p, int i) {
+        const int most = int((p.total + gridDim.x - 1) / gridDim.x);  // steps of the busiest block
+        return int((i64)min(steps_of_strip(p), p.strip_blocks * most) * i / p.strip_blocks);
+    }
     template <class P>
     __device__ __forceinline__ void cut_strips(const P& p) {
         const int whole = steps_of_strip(p), strips = p.total / whole, own = p.strip_blocks;
         const int block = blockIdx.x, spare = block - strips * own;
         if (spare < 0) {
             const int strip = block / own, i = block - strip * own;
-            index = strip * whole + run(p, i), end = strip * whole + run(p, i + 1);
+            index = strip * whole + strip_run(p, i), end = strip * whole + strip_run(p, i + 1);
         } else {
             const int spares = gridDim.x - strips * own, strip = spare * strips / spares;
-            index = strip * whole + run(p, own), end = (strip + 1) * whole;
+            index = strip * whole + strip_run(p, own), end = (strip + 1) * whole;
             ends_left = (spare + 1) * strips / spares - strip - 1;
         }
     }
@@ -131,7 +138,7 @@ struct Segments {
     __device__ __forceinline__ void advance(const P& p) {
         index += steps;
         if (Y_JOINED && index == end && ends_left > 0)
-            index += run(p, p.strip_blocks), end += steps_of_strip(p), --ends_left;
+            index += strip_run(p, p.strip_blocks), end += steps_of_strip(p), --ends_left;
         locate(p);
     }
     template <class P>
