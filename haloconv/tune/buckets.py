@@ -26,16 +26,17 @@ class Bucket(NamedTuple):
 
 
 def layer_key(problem: Conv2dProblem) -> str:
-    """Everything about a problem but its size and its bias, as one line: a record's name for it.
+    """Everything about a problem but its size, as one line: a record's name for it.
 
-    Precisions and layouts differ. With and without a bias the same family is faster.
+    Precisions and layouts differ, and so does a bias: PyTorch adds it by a kernel of its own, which may take as long as
+    the convolution; ours add it to the sums.
     """
     one = problem
     top, bottom, left, right = one.padding
     return (
         f"{one.direction} {one.c}->{one.k} {one.r}x{one.s} s{one.stride[0]}x{one.stride[1]} "
         f"p{top},{bottom},{left},{right} d{one.dilation[0]}x{one.dilation[1]} g{one.groups} "
-        f"{one.precision_label} {one.layout}"
+        f"{one.precision_label} {one.layout}{' bias' if one.bias and one.direction == 'fprop' else ''}"
     )
 
 

@@ -27,7 +27,7 @@ from haloconv.problem import Conv2dProblem
 from haloconv.tune.buckets import Bucket, Size, bucket_of, layer_key, size_of
 from haloconv.tune.results import gpu_stem
 
-FORMAT = 1
+FORMAT = 2
 SHIPPED = Path(__file__).resolve().parent / "shipped"
 _LOCK_TIMEOUT_S = 60
 _DAY = 10  # letters of a date

@@ -18,7 +18,7 @@ from haloconv.families.kernel_files import kernel_hash
 from haloconv.problem import Conv2dProblem
 from haloconv.tune import records
 from haloconv.tune.buckets import bucket_of, layer_key
-from haloconv.tune.records import SHIPPED, read_records, records_path, shelf_of, write_records
+from haloconv.tune.records import FORMAT, SHIPPED, read_records, records_path, shelf_of, write_records
 from haloconv.tune.results import gpu_stem
 from tests.tuned import FACTS, LAYER, record
 from tools.stamps import pending
@@ -42,14 +42,16 @@ def sized(n: int, h: int, w: int) -> Conv2dProblem:
 # --- keys and buckets
 
 
-def test_the_key_has_everything_but_size_and_bias() -> None:
+def test_the_key_has_everything_but_size() -> None:
     others = {
         "direction": "dgrad", "c": 16, "k": 8, "r": 5, "s": 5, "stride": (2, 1), "padding": (1, 1, 2, 1),
-        "dilation": (1, 2), "groups": 2, "dtype": torch.bfloat16, "layout": "nhwc",
+        "dilation": (1, 2), "groups": 2, "dtype": torch.bfloat16, "layout": "nhwc", "bias": True,
     }  # fmt: skip
     keys = [layer_key(replace(LAYER, **{name: value})) for name, value in others.items()]
     assert len({*keys, layer_key(LAYER)}) == len(others) + 1
-    assert layer_key(LAYER) == layer_key(replace(LAYER, bias=True)) == layer_key(sized(7, 99, 3))
+    assert layer_key(LAYER) == layer_key(sized(7, 99, 3))
+    gradient = replace(LAYER, direction="dgrad")
+    assert layer_key(gradient) == layer_key(replace(gradient, bias=True)), "a bias has no part in gradients of others"
     fp32 = replace(LAYER, dtype=torch.float32)
     assert layer_key(fp32) != layer_key(replace(fp32, precision="tf32"))
     assert layer_key(LAYER) == "fprop 8->16 3x3 s1x1 p1,1,1,1 d1x1 g1 fp16 nchw"
@@ -122,6 +124,15 @@ def test_hard_mismatches_are_left_alone_and_not_used(change: dict) -> None:
     assert shelf_of(FACTS).find(LAYER)[0].family == "aten"
 
 
+def test_a_record_with_a_bias_says_nothing_about_the_layer_without() -> None:
+    """PyTorch adds a bias by a kernel of its own: what is faster without one may be slower with it."""
+    biased = replace(LAYER, bias=True)
+    shelf_of(FACTS).add([record(biased)])
+    assert shelf_of(FACTS).find(LAYER) is None and shelf_of(FACTS).exact(LAYER) is None
+    shelf_of(FACTS).add([record(family="aten")])
+    assert [shelf_of(FACTS).find(each)[0].family for each in (biased, LAYER)] == ["direct", "aten"]
+
+
 def test_soft_mismatches_are_used_and_replaced() -> None:
     old = record(software={**env.software_stamp(), "torch": "1.0"})
     write_records(records_path(FACTS.name), [old], FACTS)
@@ -133,7 +144,7 @@ def test_soft_mismatches_are_used_and_replaced() -> None:
 
 
 def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
-    assert records_path("NVIDIA H200") == own_folder / "nvidia-h200.v1.json"
+    assert records_path("NVIDIA H200") == own_folder / "nvidia-h200.v2.json"
     monkeypatch.delenv(env.RECORDS_DIR)
     assert "haloconv" in records_path("NVIDIA H200").parts and records_path("NVIDIA H200").parent.name == "records"
 
@@ -147,9 +158,9 @@ def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, own_folder
         "",
         "{",
         "[]",
-        '{"format": 1}',
-        '{"format": 2, "records": []}',
-        '{"format": 1, "records": [{"layer": 3}]}',
+        '{"format": 2}',
+        '{"format": 1, "records": []}',
+        '{"format": 2, "records": [{"layer": 3}]}',
         "\0" * 9,
     ],
 )
@@ -173,7 +184,7 @@ def test_a_record_survives_the_file() -> None:
     expected = record(config="run128 boxes", own_ms=None, own=None, family="aten")
     assert vars(found) == vars(expected)
     lines = path.read_text().splitlines()
-    assert len(lines) == 3 and json.loads(path.read_text())["format"] == 1
+    assert len(lines) == 3 and json.loads(path.read_text())["format"] == FORMAT
 
 
 def test_a_file_that_cannot_be_written_is_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
