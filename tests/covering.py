@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from haloconv.jit import KernelSource
 
-FOLLOWING = ("SMEM_BYTES",)  # constants that follow from the others: each value has to appear, in whatever company
+# Constants that follow from the others and from sizes: each value has to appear, in whatever company.
+FOLLOWING = ("SMEM_BYTES", "RING", "STAGES")
 
 Item = TypeVar("Item", bound=Hashable)
 

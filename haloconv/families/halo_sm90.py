@@ -40,7 +40,7 @@ _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
 _STORED_TYPES = {**_MAP_TYPES, torch.float32: DataType.FLOAT32}
 _SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
 _X_POINTER, _Y_POINTER = 0, 2  # of a launch
-_PARAMS_FORMAT = "5Q9q23i iIi iIi iIi 5i iIi 13i iIi 4i".replace(" ", "")
+_PARAMS_FORMAT = "5Q9q23i iIi iIi iIi 5i iIi 15i".replace(" ", "")
 _PACK_FORMAT = "3Q5q18i"
 _REPAIR_FORMAT = "5Q15q19i"
 _REPAIR_BLOCKS = 1024
@@ -234,6 +234,10 @@ def source(problem: Conv2dProblem, tiling: Tiling, storage: Storage) -> KernelSo
         "RUNS": config.runs,
         "FLAT": int(config.flat),
         "SHARED_TILE": int(config.shared_tile),
+        "KEEPS": int(config.keeps),
+        "FIRST_PHASE": tiling.phases.first,
+        "RING": tiling.ring,
+        "STAGES": tiling.stages,
         "CHUNK_BYTES": config.chunk_bytes,
         "PACKS": config.packs,
         "X_CHANNELS_INNER": int(storage.x_inner),
@@ -279,7 +283,7 @@ def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device:
     text = source(problem, tiling, operands.storage)
     share, block = tiling.share(sm_count), threads(tiling.config, operands.storage)
     maps = (_x_map(problem, tiling, operands), _y_map(problem, tiling, operands))
-    fields = (*_fields(tiling, operands), share.strip_blocks)
+    fields = (*_fields(tiling, operands), share.strip_blocks, share.lanes)
     return Launch(text, device, share.grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
 
 
@@ -326,7 +330,7 @@ def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
 
 
 def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
-    """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order, but for the last."""
+    """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order, but for the last two."""
     form, config, vertical = tiling.form, tiling.config, tiling.vertical
     rows, cols = form.vertical, form.horizontal
     phases = tiling.phases
@@ -347,8 +351,6 @@ def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
         *(tiling.planes_w, tiling.slot_px, tiling.boxes, tiling.single_boxes, tiling.box_px),
         *divisor(tiling.box_units),
         *(tiling.bands, tiling.steps),
-        *(phases.first, *phases.middle, tiling.middle_tap, *phases.begin),
-        *(int(config.keeps), tiling.blocks, tiling.chunks),
-        *divisor(tiling.ring),
-        *(tiling.slot_bytes, tiling.stages, tiling.total),
+        *(*phases.middle, tiling.middle_tap, *phases.begin),
+        *(tiling.blocks, tiling.chunks, tiling.slot_bytes, tiling.total),
     )

@@ -5,9 +5,7 @@ Names are those of kernels/halo_sm90.cu and kernels/halo_sm90/tile.cuh, where ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from math import gcd
 
 from haloconv.families.halo_sm90_form import Axis, Form
@@ -25,11 +23,11 @@ from haloconv.families.halo_sm90_shape import (
     raw_depths,
     slot_bytes,
 )
+from haloconv.families.halo_sm90_share import Share, share_steps
 
 _BOX_PX = 256  # the largest extent of a box
 _NEVER = 1 << 30
 _VIRTUAL_PIXELS = 1 << 31
-_FEW_MORE = 1.04
 
 
 @dataclass(frozen=True)
@@ -69,30 +67,6 @@ def segment(outputs: int, halo: int, extent: int, pad: int, stride: int) -> int:
     if stride > 1 or pad < 0:
         return apart
     return min(apart, max(outputs, extent + pad, apart - pad))
-
-
-@dataclass(frozen=True)
-class Share:
-    """How a launch's steps are shared among blocks of threads (``Segments`` in kernels/halo_sm90/tile.cuh).
-
-    ``grid`` blocks, one on each multiprocessor, of which each strip has ``strip_blocks`` for itself (0: strips are cut
-    anywhere). The busiest has ``most`` steps.
-    """
-
-    grid: int
-    strip_blocks: int
-    most: int
-
-    def runs(self, total: int, strips: int) -> Iterator[tuple[int, int]]:
-        """The first step of each run, and the one after its last; a block that is left over has several."""
-        if self.strip_blocks == 0:
-            yield from pairwise(total * block // self.grid for block in range(self.grid + 1))
-            return
-        whole, own = total // strips, self.strip_blocks
-        part = min(whole, own * ceil_div(total, self.grid))
-        cuts = [part * block // own for block in range(own + 1)]
-        for before in range(0, total, whole):
-            yield from pairwise(before + cut for cut in (cuts if part == whole else [*cuts, whole]))
 
 
 @dataclass(frozen=True)
@@ -151,25 +125,8 @@ class Tiling:
         return self.steps * self.vertical.classes * self.bands * self.strips * self.blocks * self.form.groups
 
     def share(self, sm_count: int) -> Share:
-        """Who does which steps.
-
-        Neighbouring strips of unaligned rows share sectors of memory of 32 bytes: where it costs few steps, all strips
-        are cut at the same rows, so that both halves of a sector are written at about the same time and meet in the L2.
-        """
-        grid, strips = min(sm_count, self.total), self.strips * self.form.groups
-        anywhere = Share(grid, 0, ceil_div(self.total, grid))
-        if not self.lead or grid < strips:
-            return anywhere
-        found = min((self._cut_strips(grid), self._cut_strips(grid - grid % strips)), key=lambda each: each.most)
-        return found if found.most <= _FEW_MORE * anywhere.most else anywhere
-
-    def _cut_strips(self, grid: int) -> Share:
-        strips = self.strips * self.form.groups
-        own, left = divmod(grid, strips)
-        most = ceil_div(self.total, grid)
-        rest = max(0, self.total // strips - own * most)  # at a strip's end, for the blocks that are left over
-        ends = ceil_div(strips, left) if left else 0
-        return Share(grid, own, max(most, ends * rest))
+        """Who does which steps. Only where the copy engine writes unaligned rows do strips share sectors of memory."""
+        return share_steps(self.total, self.blocks, self.strips * self.form.groups, sm_count, self.lead > 0)
 
     @property
     def staged_lines(self) -> int:

@@ -5,10 +5,10 @@
 // descriptor of N = RUN neighbouring pixels may start at any pixel. So a tap is an address offset, and the halo is
 // loaded once. M is filters (rows of several output pixels' filters where filters are few), K is channels.
 //
-// Roles: warpgroups 0 and 1 consume, three or seven warps stage input lines, the last streams weights. Two rings of
-// shared memory: `slots` hold lines (a row of pixels, or FLAT whole tiles with their halo), `stages` one tap's weights.
-// The second consumer is half a tile behind the first, with weights of its own (SHARED_TILE) or in the order of its own
-// (see tile.cuh): while one writes its sums, the other keeps the tensor cores busy.
+// Roles: warpgroups 0 and 1 consume, three or seven warps stage input lines (or one does, and two send sums), the last
+// streams weights. Two rings of shared memory: `slots` hold lines (a row of pixels, or FLAT whole tiles with their
+// halo), `stages` one tap's weights. The second consumer is half a tile behind the first, with weights of its own
+// (SHARED_TILE) or in the order of its own (see tile.cuh): while one writes, the other keeps the tensor cores busy.
 //
 // X_BOXES: the copy engine brings lines, rounds fp32 to TF32 and fills what is outside with zeros; where channels are
 // neighbours right into the slot, where pixels are as raw tiles that a warp turns. Else warps copy or load them.
@@ -20,6 +20,9 @@
 //   RUN RUNS           pixels of one wgmma (N), and runs of a consumer
 //   FLAT               1: a line is all rows that meet a step's tiles, end to end; 0: a line is one row
 //   SHARED_TILE        1: the consumers have two blocks of filters of one tile; 0: two tiles of one block
+//   KEEPS              1: a column's lines are staged once, and each chunk has a ring of slots; 0: once for each phase
+//   FIRST_PHASE        0, or 1 if all taps are in phase 1 (see tile.cuh)
+//   RING STAGES        slots of a ring; stages of a stream of weights: between two taps a division would cost 5 %
 //   CHUNK_BYTES        channels of a chunk: bytes of a staged pixel
 //   PACKS              outputs that the rows of M stand for, 1 or 2
 //   X_CHANNELS_INNER   1: neighbours in memory are channels, 0: pixels
@@ -51,6 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_
             produce_loaded(p, smem, line_warp);
         } else if (line_warp == 0) {
             if (hc::ptx::elect_sync()) produce_boxes(p, smem);
+        } else if constexpr (SENDERS) {
+            if (hc::ptx::elect_sync()) send_tiles(p, smem, line_warp - 1);
         }
     }
 }

@@ -30,7 +30,7 @@ from tests.nvrtc_ctypes import Nvrtc, library_folder
 
 EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MAIN_ARCH = "sm_90a"  # where kernels were measured: every text
-TOGETHER_ON_MAIN = {"halo_sm90": 3}  # but of its 175 texts of a second each, those that show every three constants
+TOGETHER_ON_MAIN = {"halo_sm90": 3}  # but of its 332 texts of a second each, those that show every three constants
 ALSO_WITHOUT_BEING_ASKED = ("sm_75", "sm_120")  # the oldest and the newest: a part of the texts
 SHIPPED = {
     "direct": direct.shipped_sources,

@@ -12,6 +12,7 @@ from haloconv.emulator import emulated_device
 from haloconv.families.base import TensorForm, strides_of
 from haloconv.families.halo_sm90_configs import storage_of
 from haloconv.families.halo_sm90_form import forms
+from haloconv.families.halo_sm90_share import share_steps
 from haloconv.families.halo_sm90_tile import Tiling
 from haloconv.problem import Conv2dProblem
 from tests.emulated import tiles_of
@@ -60,6 +61,23 @@ def test_unaligned_rows_leave_no_multiprocessor_idle() -> None:
     whole = tiling.total // 8
     lengths = Counter(end - begin for begin, end in share.runs(tiling.total, 8))
     assert lengths == {share.most: 8 * 16, whole - 16 * share.most: 8}, "the spare blocks have the fewest steps"
+
+
+@pytest.mark.parametrize(
+    ("total", "blocks", "sm_count", "lanes"),
+    [(16320, 2, 132, 2), (12, 3, 132, 3), (600, 5, 132, 1), (16320, 8, 132, 1)],
+)
+def test_blocks_of_filters_go_side_by_side_where_it_costs_no_step(
+    total: int, blocks: int, sm_count: int, lanes: int
+) -> None:
+    share = share_steps(total, blocks, 4, sm_count, False)
+    runs = list(share.runs(total, 4))
+    assert (share.lanes, share.most) == (lanes, -(-total // min(total, sm_count)))
+    assert len(runs) == share.grid and sum(end - begin for begin, end in runs) == total
+    each = total // lanes
+    assert {(begin % each, (end - 1) % each) for begin, end in runs} == {
+        (begin, end - 1) for begin, end in runs[: share.grid // lanes]
+    }, "every lane is cut at the same steps"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -14,7 +14,7 @@ from haloconv.jit import compile as compiler
 from haloconv.problem import Conv2dProblem
 from tests.tilings import all_texts, chosen_texts
 
-MOST = 50  # five ways to stage (aligned rows; rows joined by 1, 2, 4 and 8 planes), by ten tile shapes
+MOST = 75  # five ways to stage (aligned rows; rows joined by 1, 2, 4 and 8 planes), by fifteen tile shapes and rings
 SERIALIZED = "wgmma.mma_async instructions are serialized"
 _WAIT = "hc::ptx::wgmma_wait_group<1>();"
 REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the text; "loads" has a stride

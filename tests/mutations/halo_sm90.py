@@ -20,12 +20,22 @@ _WAIT_STAGE_FULL = "hc::wait(&self.stage_full[self.stage.index], self.stage.pari
 _FENCE, _SKIPPED = "        hc::ptx::wgmma_fence();", "                hc::arrive_warp(&self.stage_empty"
 _SET_LAST_STAGE = "        if (threadIdx.x % 32 == 0) last_stage = self.stage.index;\n"
 _WAIT_SLOT_FULL = "hc::wait(&control.slot_full[slot.index], slot.parity);"
+_NEW_LINE = "if (j + 1 == RUNS || down == 0 || p.stride_h > 1)"
 _STEPS = "for (int step = 0; step <= segment.steps; ++step)"
-_LINES_OF_COLUMN = "        if (p.keeps) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);\n"
+_LINES_OF_COLUMN = "        if (KEEPS) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);\n"
 
 RINGS = (
     fault("lines are not waited for", "consumers multiply lines that may not be there",
-          (_WAIT_SLOT_FULL + "\n        const int px", "const int px"), on="large_3x3", shape="boxes in rows"),
+          (_WAIT_SLOT_FULL + "\n        const int px", "(void)0;\n        const int px"),
+          on="large_3x3", shape="boxes in rows"),
+    fault("only a tile's lowest line is waited for", "the lines of other runs may not be there",
+          (_NEW_LINE, "if (j + 1 == RUNS)"), on="aligned_nhwc", shape="two short runs in rows"),
+    fault("strided lines count as waited for", "a run below has waited for others",
+          (" || p.stride_h > 1)", ")"), on="strided_rows", shape="two runs in passing"),
+    fault("every lane gives back the first line", "others are never given back",
+          ("lines.released + threadIdx.x % 32", "lines.released"), on="strips_3x5", shape="rows kept"),
+    fault("lines are given back twice", "a line counts as read by warps that read it",
+          ("lines.released = max(lines.released, end);", ""), on="strips_3x5", shape="rows kept"),
     fault("the parity of slots never turns", "a ring's second round is taken for its first",
           ("parity = round & 1;", "parity = 0;"), on="aligned_3x5", shape="boxes in rows"),
     fault("weights are not waited for", "consumers multiply weights that may not be there", 
@@ -62,7 +72,7 @@ RINGS = (
           ("            release_lines(p, control, before, before.released_end);\n        }", "        }"),
           on="strided_rows", shape="two runs in passing"),
     fault("a chunk's last lines are never released", "producers wait for the consumers",
-          ("            if (r == phase.r) release_lines(p, control, before, before.released_end);\n", ""),
+          ("            if (KEEPS && r == phase.r) release_lines(p, control, before, before.released_end);\n", ""),
           on="strips_3x5", shape="rows kept"),
     fault("a chunk's last lines are released at once", "they are given back while wgmma reads them",
           ("        before = lines;\n",
@@ -75,8 +85,8 @@ RINGS = (
 PHASES = (
     fault("phase 0 has all chunks", "it takes the chunks of phase 1, too",
           ("phase ? p.chunks : p.mid_chunk", "p.chunks"), on="aligned_nhwc", shape="boxes in rows"),
-    fault("phase 1 starts with the first column", "it takes the columns of phase 0, too", ("phase ? p.next_s : 0", "0"),
-          on="row_filter", shape="rows without packs"),
+    fault("phase 1 starts with the first column", "it takes the columns of phase 0, too",
+          ("s(begin(phase, p.next_s))", "s(0)"), on="row_filter", shape="rows without packs"),
     fault("both phases of a step have its tiles", "phase 0 is staged for a tile that nobody has yet",
           ("phase || step == 0 ? STEP_TILES * step : STEP_TILES * step - 1", "STEP_TILES * step"),
           on="aligned_nhwc", shape="rows in passing"),
@@ -93,9 +103,9 @@ PHASES = (
     fault("every phase starts anew", "the sums of the phase before are lost",
           ("accumulate), accumulate = true;", "accumulate);"), on="large_3x3", shape="boxes in rows"),
     fault("the second consumer writes with the first", "its tile is written half done",
-          ("consumer == 0 || SHARED_TILE ? 1 : p.first_phase", "1"), on="large_3x3", shape="boxes in rows"),
+          ("consumer == 0 || SHARED_TILE ? 1 : FIRST_PHASE", "1"), on="large_3x3", shape="boxes in rows"),
     fault("a tile of one phase is never written", "phase 0 is waited for where there is none",
-          ("SHARED_TILE ? 1 : p.first_phase", "SHARED_TILE ? 1 : 0"), on="border_3x3"),
+          ("SHARED_TILE ? 1 : FIRST_PHASE", "SHARED_TILE ? 1 : 0"), on="border_3x3"),
     fault("skipped stages are not released", "the weights' producer waits for a consumer without a tile",
           (_SKIPPED + "[self.stage.index]);\n", ""), on="large_3x3", shape="boxes in rows"),
     fault("skipped stages are released at once", "arrivals count for the round before",
@@ -125,14 +135,14 @@ KEPT = (
           ("own < hc::STEP_TILES ? 0 : min(all, row - down + passed)", "min(all, max(row, 0))"),
           on="rows_5x5", shape="rows kept"),
     fault("lines count as known too early", "a tile's new lines are never staged",
-          ("p.first_phase == 0 ? 1 : 2)", "p.first_phase == 0 ? 0 : 2)"), on="large_3x3", shape="boxes in rows"),
+          ("FIRST_PHASE == 0 ? 1 : 2)", "FIRST_PHASE == 0 ? 0 : 2)"), on="large_3x3", shape="boxes in rows"),
     fault("all chunks in the first one's ring", "lines of two chunks are staged over each other",
-          ("(p.keeps ? chunk * p.ring.value : 0)", "0"), on="aligned_nhwc", shape="rows kept"),
+          ("(KEEPS ? chunk * RING : 0)", "0"), on="aligned_nhwc", shape="rows kept"),
     fault("consumers read the first chunk's ring", "all chunks are taken from the first",
           ("return {at, chunk, row + phase.r, first, end}", "return {at, 0, row + phase.r, first, end}"),
           on="aligned_nhwc", shape="rows kept"),
     fault("barriers of one ring only", "the rings of later chunks have none",
-          ("thread < (p.keeps ? p.chunks : 1) * p.ring.value", "thread < p.ring.value"),
+          ("thread < (KEEPS ? p.chunks : 1) * RING", "thread < RING"),
           on="aligned_nhwc", shape="rows kept"),
     fault("the ring starts anew in each column", "producers take the places of the column before",
           (_LINES_OF_COLUMN + "    }\n}", "    }\n}"), on="rows_5x5", shape="rows kept"),
@@ -154,7 +164,7 @@ ASYNCHRONOUS = (
     fault("no wait for the last tap", "sums are written before they are there",
           ("    }\n    hc::ptx::wgmma_wait_group<0>();", "    }"), on="rows_5x5", shape="rows kept"),
     fault("no wait for a chunk's last tap", "its lines are given back while wgmma reads them",
-          ("            hc::ptx::wgmma_wait_group<0>();\n", ""), on="aligned_nhwc", shape="rows in passing"),
+          ("            hc::ptx::wgmma_wait_group<0>();\n", ""), on="strips_3x5", shape="rows in passing"),
     fault("no commit", "the wait has no group to wait for", ("hc::ptx::wgmma_commit_group();", ""),
           on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip

@@ -6,11 +6,12 @@ import torch
 
 from tests.mutations.halo_sm90 import fault
 
-_NEXT = "if (++self.next_buffer == BUFFERS) self.next_buffer = 0;\n"
+_NEXT = "self.next_buffer.advance(BUFFERS);\n"
 _COMMIT = "hc::ptx::cp_async_bulk_commit_group();\n            }"
 _FENCE = "            hc::ptx::fence_proxy_async_shared();\n"
 _FILLED = "if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();\n        "
-_BY_FILTERS = {"on": "aligned_nhwc", "shape": "boxes in rows"}
+_BY_FILTERS = {"on": "large_nhwc", "shape": "rows"}  # input that is loaded: no warp is free to send
+_SENT = {"on": "aligned_nhwc", "shape": "boxes in rows"}
 
 BOXES = (
     fault("one box of pixels too many under way", "a buffer is filled while it is sent",
@@ -50,10 +51,9 @@ BOXES = (
     fault("both consumers at one barrier", "a warp is counted for the other consumer's",
           ("1 + consumer}", "1}"), on="channels_last"),
     fault("boxes of filters are not committed", "the wait has no group to wait for",
-          ("column.band);\n                " + _COMMIT + "\n        } else {\n            hc::ptx::bar_sync",
-           "column.band);\n            }\n        } else {\n            hc::ptx::bar_sync"), **_BY_FILTERS),
+          ("first_px, warp);\n                " + _COMMIT, "first_px, warp);\n            }"), **_BY_FILTERS),
     fault("boxes of filters in one row of a pack", "both output rows of a pack are written to the first",
-          ("PACKS == 1 ? 0 : warp)", "0)"), on="long_nhwc", shape="boxes in rows"),
+          ("PACKS == 1 ? 0 : part)", "0)"), on="long_nhwc", shape="boxes in rows"),
     fault("the last boxes are not waited for", "a block ends while the copy engine reads its shared memory",
           ("hc::ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives", "// shared memory outlives"),
           on="large_3x3", shape="boxes in rows"),
@@ -68,7 +68,7 @@ STORES = (
           ("} else {\n            hc::ptx::bar_sync(self.barrier, WARPGROUP);", "} else {"),
           on="large_nhwc", shape="flat"),
     fault("buffers of filters are filled again at once", "a warp writes over what other warps have yet to read",
-          (_NEXT + "        hc::fill_by_filters", "        hc::fill_by_filters"), on="large_nhwc", shape="flat"),
+          (_NEXT + "        char* buffer", "        char* buffer"), on="large_nhwc", shape="flat"),
     fault("pieces of rows that are not aligned", "four bytes are enough for any piece",
           ("misaligned % PIECE_BYTES || ", "misaligned % 4 || "), on="rows_5x5", shape="rows"),
     fault("pieces beyond a row", "the last piece of a row ends behind it", ("count % PIECE || ", ""),
@@ -105,6 +105,40 @@ STORES = (
 )  # fmt: skip
 
 _JOINED = {"on": "joined_rows", "shape": "rows without packs"}
+
+_SENDER_READS = "                hc::ptx::cp_async_bulk_wait_group_read<0>();\n                if (has_before)"
+
+SENDERS = (
+    fault("sums are not waited for", "a sender sends what its consumer has yet to write",
+          ("                hc::wait(&full[at.index], at.parity);\n", ""), **_SENT),
+    fault("one warp's sums stand for all", "a sender sends what other warps have yet to write",
+          ("sums_full[thread / BUFFERS][thread % BUFFERS], CONSUMER_WARPS / CONSUMERS)",
+           "sums_full[thread / BUFFERS][thread % BUFFERS], 1)"), **_SENT),
+    fault("no fence before sums are sent", "the copy engine may read what the stores before it replaced",
+          (_FENCE + "            hc::arrive_warp(&control.sums_full", "            hc::arrive_warp(&control.sums_full"),
+          **_SENT),
+    fault("a sender's buffer is not waited for", "it is filled while it is sent",
+          ("        if (SENDERS) hc::wait(&control.sums_empty[self.id][at.index], at.parity ^ 1);\n", ""), **_SENT),
+    fault("a sender's buffer is given back unread", "it is filled while it is sent",
+          (_SENDER_READS, "                if (has_before)"), **_SENT),
+    fault("a sender's buffer is never given back", "its consumer waits for it",
+          ("                if (has_before) hc::ptx::mbarrier_arrive(&empty[before.index]);\n", ""), **_SENT),
+    fault("sent boxes are not committed", "the wait has no group to wait for",
+          ("                hc::ptx::cp_async_bulk_commit_group();\n                before", "                before"),
+          **_SENT),
+    fault("the last sent boxes are not waited for", "a block ends while the copy engine reads its shared memory",
+          ("hc::ptx::cp_async_bulk_wait_group_read<0>();  // and these", "// and these"), **_SENT),
+    fault("both senders send the first consumer's sums", "the second one's are lost",
+          ("smem.buffers + consumer * (CONSUMER_WARPS / CONSUMERS) * WARP_BUFFER_BYTES;", "smem.buffers;"), **_SENT),
+    fault("both senders send to the first tile", "every other tile is not written",
+          ("int own = SHARED_TILE ? 0 : consumer;", "int own = 0;"), **_SENT),
+    fault("runs are sent to one row", "a tile's second run is written over its first",
+          ("+ px / RUN, px % RUN", ", px % RUN"), on="aligned_nhwc", shape="two short runs in rows"),
+    fault("pixels are sent to one place", "a run's buffers are written over each other",
+          ("px / RUN, px % RUN", "px / RUN, 0"), **_SENT),
+    fault("parts are sent to the first filters", "the second part of the filters is written over the first",
+          ("(PACKS == 1 ? part * PART_FILTERS : 0)", "0"), **_SENT),
+)  # fmt: skip
 
 JOINED = (
     fault("a box across the start of a row", "it holds pixels of the row above",
@@ -179,4 +213,4 @@ SUMS = (
           ("PACK_FILTERS + row % PACK_FILTERS", "PACK_FILTERS + row"), on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip
 
-MUTATIONS = (*BOXES, *STORES, *JOINED, *STRIPS, *SUMS)
+MUTATIONS = (*BOXES, *STORES, *SENDERS, *JOINED, *STRIPS, *SUMS)

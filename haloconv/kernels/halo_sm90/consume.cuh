@@ -12,13 +12,18 @@ struct Lines {
     int released, released_end;
 };
 
-// A line counts as read only once it was there: else a slow consumer's arrivals would be taken for the next round's.
+// A lane for each line: what stands between two taps costs the tensor cores' time. A line counts as read only once it
+// was there: else a slow consumer's arrivals would be taken for the next round's.
 __device__ __forceinline__ void release_lines(const Params& p, Control& control, Lines& lines, int end) {
-    for (; lines.released < min(end, lines.released_end); ++lines.released) {
-        const Slot slot(p, lines.at + lines.released, lines.chunk);
+    end = min(end, lines.released_end);
+    const int line = lines.released + threadIdx.x % 32;
+    __syncwarp();
+    if (line < end) {
+        const Slot slot(p, lines.at + line, lines.chunk);
         hc::wait(&control.slot_full[slot.index], slot.parity);
-        hc::arrive_warp(&control.slot_empty[slot.index]);
+        hc::ptx::mbarrier_arrive(&control.slot_empty[slot.index]);
     }
+    lines.released = max(lines.released, end);
 }
 
 // Waits for the lines of row `down` of the phase's taps; the first pixel of each run there, in descriptor units of 16
@@ -28,7 +33,8 @@ __device__ __forceinline__ void locate_runs(const Params& p, Control& control, c
 #pragma unroll
     for (int j = 0; j < RUNS; ++j) {
         const Slot slot(p, lines.at + (FLAT ? 0 : lines.own + j * p.stride_h + down), lines.chunk);
-        hc::wait(&control.slot_full[slot.index], slot.parity);
+        if (j + 1 == RUNS || down == 0 || p.stride_h > 1)  // else run j + 1 has waited for the line, a row of taps ago
+            hc::wait(&control.slot_full[slot.index], slot.parity);
         const int px = first_px[j] + (FLAT ? control.row_px[r] : 0);
         run[j] = (slot.index * p.slot_bytes + px * CHUNK_BYTES) / 16;
     }
@@ -47,7 +53,7 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
                                                 const Part& part, int chunk, int& at) {
     if (FLAT) return {at++, chunk, 0, 0, 1};
     const int own = part.own, row = own * RUNS * p.stride_h;
-    if (!p.keeps) {
+    if (!KEEPS) {
         const hc::LineRange read = hc::lines_of<RUNS>(p, phase.first_tile, phase.tiles, phase.r, phase.r_end);
         const int here = at - read.first;
         at += read.end - read.first;
@@ -59,7 +65,7 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
     const int all = lines_of_tiles(p, tiles, part.steps),
               first = own < hc::STEP_TILES ? 0 : min(all, row - down + passed);
     const bool again =
-        p.chunks == 1 && p.first_phase == 0 && part.phase == self.id;  // the other phase reads them once more
+        p.chunks == 1 && FIRST_PHASE == 0 && part.phase == self.id;  // the other phase reads them once more
     const bool last = own >= tiles - hc::STEP_TILES && !(part.active && self.id == 0 && part.phase == 0);
     const int end = again || own < 0 ? first : last ? all : min(all, row + passed);
     return {at, chunk, row + phase.r, first, end};
@@ -95,7 +101,7 @@ struct Taps {
         hc::ptx::wgmma_wait_group<1>();
         release(self);
         if (threadIdx.x % 32 == 0) last_stage = self.stage.index;
-        self.stage.advance(p.stages);
+        self.stage.advance(STAGES);
         if constexpr (HALF < STEPS) multiply_steps<HALF, STEPS>(weights, pixels, run, sums, true);
     }
     __device__ __forceinline__ void release(Consumer& self) {
@@ -119,14 +125,14 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
             locate_runs(p, control, lines, r - phase.r, r, part.first_px, run);
             taps.multiply(p, self, run, control.col_px[phase.s], sums, accumulate);
             accumulate = true;
-            if (r == phase.r) release_lines(p, control, before, before.released_end);
+            if (KEEPS && r == phase.r) release_lines(p, control, before, before.released_end);
             if (!FLAT) release_lines(p, control, lines, lines.own + r - phase.r);
             for (int s = phase.s + 1; s < phase.s_end; ++s) taps.multiply(p, self, run, control.col_px[s], sums, true);
         }
         before = lines;
-        if (!p.keeps) {
+        if (!KEEPS && chunk + 1 < phase.chunk_end) {
             hc::ptx::wgmma_wait_group<0>();
-            if (!Y_IN_STAGE || chunk < p.chunks - 1) taps.release(self);
+            taps.release(self);
             taps.last_stage = -1;
             release_lines(p, control, before, before.released_end);
         }
@@ -147,7 +153,7 @@ __device__ __forceinline__ void skip(const Params& p, const Smem& smem, Consumer
             for (int s = phase.s; s < phase.s_end; ++s) {
                 hc::wait(&self.stage_full[self.stage.index], self.stage.parity);
                 hc::arrive_warp(&self.stage_empty[self.stage.index]);
-                self.stage.advance(p.stages);
+                self.stage.advance(STAGES);
             }
             release_lines(p, *smem.control, lines, lines.own + r - phase.r);
         }
@@ -156,16 +162,16 @@ __device__ __forceinline__ void skip(const Params& p, const Smem& smem, Consumer
 }
 
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int consumer) {
-    const int warp = threadIdx.x / 32, first_stage = SHARED_TILE ? consumer * p.stages : 0;
+    const int warp = threadIdx.x / 32, first_stage = SHARED_TILE ? consumer * STAGES : 0;
     Consumer self{consumer,
                   {},
                   smem.stages + first_stage * STAGE_BYTES,
                   smem.control->stage_full + first_stage,
                   smem.control->stage_empty + first_stage,
                   smem.buffers + (Y_CHANNELS_INNER ? warp / 4 * 4 : warp) * WARP_BUFFER_BYTES,
-                  0,
+                  {},
                   1 + consumer};
-    const int last_phase = consumer == 0 || SHARED_TILE ? 1 : p.first_phase;
+    const int last_phase = consumer == 0 || SHARED_TILE ? 1 : FIRST_PHASE;
     int at = 0;                // of the ring, as in for_each_line
     unsigned tile_parity = 0;  // of the consumer's tiles
     Sums sums;
@@ -173,7 +179,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
         const int first_tile = hc::STEP_TILES * segment.first.step;
         bool accumulate = false;
         for (int step = 0; step <= segment.steps; ++step)
-            for (int i = p.first_phase; i < (step < segment.steps ? 2 : 1); ++i) {
+            for (int i = FIRST_PHASE; i < (step < segment.steps ? 2 : 1); ++i) {
                 const hc::Phase phase(p, i, step, segment.steps);
                 const int own = SHARED_TILE ? step : 2 * step + (consumer == 0 ? 0 : i ? 1 : -1);
                 const bool active = own >= 0 && own < hc::STEP_TILES * segment.steps;
@@ -194,11 +200,11 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
                 if (!active || i != last_phase) continue;
                 if (PACKS > 1) note_not_finite(p, sums);
                 if (Y_IN_STAGE) keep_stage(p, self);
-                write_tile(p, self, segment.first, first_tile + own, sums);
+                write_tile(p, *smem.control, self, segment.first, first_tile + own, sums);
                 if (Y_IN_STAGE) give_back_stage(p, self);
                 accumulate = false, tile_parity ^= 1;
             }
-        if (p.keeps) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
+        if (KEEPS) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
     }
     hc::ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives its last reader
 }

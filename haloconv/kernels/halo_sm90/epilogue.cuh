@@ -14,9 +14,9 @@ struct Consumer {
     Cursor stage;  // next weights in its ring of stages
     char* stages;
     u64 *stage_full, *stage_empty;
-    char* buffer;     // of the warp (by pixels) or of its consumer (by filters)
-    int next_buffer;  // of BUFFERS
-    int barrier;      // of the consumer's warps
+    char* buffer;        // of the warp (by pixels) or of its consumer (by filters)
+    Cursor next_buffer;  // of BUFFERS
+    int barrier;         // of the consumer's warps
 };
 
 // Filters from row `row` of M on: their group, the first, how many, and which output of a pack they are of.
@@ -24,8 +24,8 @@ struct Filters {
     int group, first, count, phase;
 };
 
-__device__ __forceinline__ Filters filters_of(const Params& p, const Consumer& self, const Tile& column, int row) {
-    const int block = column.block * STREAMS + (SHARED_TILE ? self.id : 0);
+__device__ __forceinline__ Filters filters_of(const Params& p, int consumer, const Tile& column, int row) {
+    const int block = column.block * STREAMS + (SHARED_TILE ? consumer : 0);
     const int first = block * PACK_FILTERS + row % PACK_FILTERS;
     return {column.group, first, p.filters - first, row / PACK_FILTERS};
 }
@@ -55,9 +55,9 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
         const bool sends = Y_BOXES && (!Y_JOINED || (col >= 0 && col + PX <= p.cols));  // no pixels of other rows
         int row = run, lane = threadIdx.x % 32;
         hc::ptx::renew(row), hc::ptx::renew(lane);  // one round's addresses at a time: registers are full of sums
-        char* buffer = self.buffer + self.next_buffer * PixelBuffer::BYTES;
+        char* buffer = self.buffer + self.next_buffer.index * PixelBuffer::BYTES;
         if (Y_BOXES && hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 1>();
-        if (++self.next_buffer == BUFFERS) self.next_buffer = 0;
+        self.next_buffer.advance(BUFFERS);
         __syncwarp();
         hc::fill_by_pixels<elem_t>(buffer, sums, first_px / 8, finish);
         if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();
@@ -93,31 +93,43 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
     }
 }
 
+// Sends part `part` of a consumer's buffer, whose first pixel is `first_px` of run `run`.
+__device__ __forceinline__ void send_part(const Params& p, const char* buffer, const Tile& column,
+                                          const Filters& filters, int run, int first_px, int part) {
+    constexpr int PART_FILTERS = FILTER_ROW_BYTES / sizeof(elem_t);
+    static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
+    hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + part * FilterBuffer::PART_BYTES,
+                                                   filters.first + (PACKS == 1 ? part * PART_FILTERS : 0),
+                                                   filters.group, column.strip * p.strip_cols + first_px,
+                                                   box_row(p, column, run, PACKS == 1 ? 0 : part), column.band);
+}
+
 // The warps of a consumer write its rows of one run of pixels together.
 template <class Finished>
-__device__ __forceinline__ void write_by_filters(const Params& p, Consumer& self, const Tile& column,
+__device__ __forceinline__ void write_by_filters(const Params& p, Control& control, Consumer& self, const Tile& column,
                                                  const Filters& filters, int run, const float (&sums)[RUN / 2],
                                                  const Finished& finish) {
-    constexpr int PX = FilterBuffer::PIXELS, PART_FILTERS = FILTER_ROW_BYTES / sizeof(elem_t);
-    static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
-    const int thread = threadIdx.x % WARPGROUP, warp = thread / 32, first_col = column.strip * p.strip_cols;
+    constexpr int PX = FilterBuffer::PIXELS;
+    const int thread = threadIdx.x % WARPGROUP, warp = thread / 32;
 #pragma unroll
     for (int first_px = 0; first_px < RUN; first_px += PX) {
         int row = run, lane = thread % 32;
         hc::ptx::renew(row), hc::ptx::renew(lane);
-        char* buffer = self.buffer + self.next_buffer * FilterBuffer::BYTES;
-        if (++self.next_buffer == BUFFERS) self.next_buffer = 0;
+        const Cursor at = self.next_buffer;
+        self.next_buffer.advance(BUFFERS);
+        char* buffer = self.buffer + at.index * FilterBuffer::BYTES;
+        if (SENDERS) hc::wait(&control.sums_empty[self.id][at.index], at.parity ^ 1);
         hc::fill_by_filters<elem_t, FILTER_ROW_BYTES>(buffer, warp, sums, first_px / 8, finish);
-        if constexpr (Y_BOXES) {  // a box takes its thread 150 cycles: each part has a warp of its own
+        if constexpr (SENDERS) {
+            hc::ptx::fence_proxy_async_shared();
+            hc::arrive_warp(&control.sums_full[self.id][at.index]);
+        } else if constexpr (Y_BOXES) {  // a box takes its thread 150 cycles: each part has a warp of its own
             const bool sends = warp < FilterBuffer::PARTS && hc::ptx::elect_sync();
             hc::ptx::fence_proxy_async_shared();
             if (sends) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 2>();  // the next buffer is free
             hc::ptx::bar_sync(self.barrier, WARPGROUP);
             if (sends) {
-                hc::ptx::cp_async_bulk_tensor_5d_global_shared(
-                    &p.y_map, buffer + warp * FilterBuffer::PART_BYTES,
-                    filters.first + (PACKS == 1 ? warp * PART_FILTERS : 0), filters.group, first_col + first_px,
-                    box_row(p, column, run, PACKS == 1 ? 0 : warp), column.band);
+                send_part(p, buffer, column, filters, run, first_px, warp);
                 hc::ptx::cp_async_bulk_commit_group();
             }
         } else {
@@ -139,7 +151,7 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Consumer& self
 
 // The stage of the tap before, in the consumer's own ring.
 __device__ __forceinline__ int last_stage(const Params& p, const Consumer& self) {
-    return (self.stage.index > 0 ? self.stage.index : p.stages) - 1;
+    return (self.stage.index > 0 ? self.stage.index : STAGES) - 1;
 }
 
 // Makes the stage of a tile's last tap the warps' buffers (Y_IN_STAGE). Each gets the part that held the weights of its
@@ -155,10 +167,10 @@ __device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self)
 }
 
 // Writes the sums of tile `tile` of a column.
-__device__ __forceinline__ void write_tile(const Params& p, Consumer& self, const Tile& column, int tile,
-                                           const Sums& sums) {
+__device__ __forceinline__ void write_tile(const Params& p, Control& control, Consumer& self, const Tile& column,
+                                           int tile, const Sums& sums) {
     const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
-    const Filters own = filters_of(p, self, column, warp_row);
+    const Filters own = filters_of(p, self.id, column, warp_row);
     hc::Finish<HAS_BIAS> finish{};
 #pragma unroll
     for (int half = 0; HAS_BIAS && half < 2; ++half) {
@@ -168,9 +180,35 @@ __device__ __forceinline__ void write_tile(const Params& p, Consumer& self, cons
 #pragma unroll
     for (int run = 0; run < RUNS; ++run)
         if constexpr (Y_CHANNELS_INNER)
-            write_by_filters(p, self, column, filters_of(p, self, column, 0), tile * RUNS + run, sums[run], finish);
+            write_by_filters(p, control, self, column, filters_of(p, self.id, column, 0), tile * RUNS + run, sums[run],
+                             finish);
         else if (own.count > 0)
             write_by_pixels(p, self, column, own, tile * RUNS + run, sums[run], finish);
+}
+
+// Sends all tiles of a consumer, buffer by buffer (SENDERS). The next buffer is free before this one is on its way.
+__device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, int consumer) {
+    const char* buffers = smem.buffers + consumer * (CONSUMER_WARPS / CONSUMERS) * WARP_BUFFER_BYTES;
+    u64 *full = smem.control->sums_full[consumer], *empty = smem.control->sums_empty[consumer];
+    Cursor at, before;
+    bool has_before = false;
+    for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
+        const Filters filters = filters_of(p, consumer, segment.first, 0);
+        const int first_run = hc::STEP_TILES * segment.first.step * RUNS;
+        for (int own = SHARED_TILE ? 0 : consumer; own < hc::STEP_TILES * segment.steps; own += hc::STEP_TILES)
+            for (int px = 0; px < TILE_PX; px += FilterBuffer::PIXELS) {
+                hc::wait(&full[at.index], at.parity);
+                hc::ptx::cp_async_bulk_wait_group_read<0>();
+                if (has_before) hc::ptx::mbarrier_arrive(&empty[before.index]);
+                for (int part = 0; part < FilterBuffer::PARTS; ++part)
+                    send_part(p, buffers + at.index * FilterBuffer::BYTES, segment.first, filters,
+                              first_run + own * RUNS + px / RUN, px % RUN, part);
+                hc::ptx::cp_async_bulk_commit_group();
+                before = at, has_before = true;
+                at.advance(BUFFERS);
+            }
+    }
+    hc::ptx::cp_async_bulk_wait_group_read<0>();  // and these buffers their last box
 }
 
 // Outputs of a pack meet pixels that are not theirs with weight zero: tells halo_sm90_repair.cu where that may matter.

@@ -16,22 +16,22 @@ struct Line {
 // Calls stage(line) for the lines of all segments, in the order in which the consumers read them.
 template <class Stage>
 __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stage) {
-    int at = 0;  // of the ring: of the segment's first line (keeps), or of the next one
+    int at = 0;  // of the ring: of the segment's first line (KEEPS), or of the next one
     for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
         const int first_tile = hc::STEP_TILES * segment.first.step,
                   first_line = hc::lines_of<RUNS>(p, first_tile, 1, 0, 1).first;
         for (int step = 0; step <= segment.steps; ++step)
-            for (int i = p.first_phase; i < (step < segment.steps ? 2 : 1); ++i) {
+            for (int i = FIRST_PHASE; i < (step < segment.steps ? 2 : 1); ++i) {
                 const hc::Phase phase(p, i, step, segment.steps);
                 const hc::LineRange lines = staged_lines(p, phase, i, step, segment.steps);
                 const int first_row = FLAT ? p.pitch.quotient((first_tile + phase.first_tile) * TILE_PX) : 0;
                 for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk)
                     for (int line = lines.first; line < lines.end; ++line) {
-                        const Slot slot(p, p.keeps ? at + line : at++, chunk);
+                        const Slot slot(p, KEEPS ? at + line : at++, chunk);
                         stage(Line{segment.first, FLAT ? first_row : first_line + line, phase.tiles, chunk, slot});
                     }
             }
-        if (p.keeps) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
+        if (KEEPS) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
     }
 }
 
@@ -210,9 +210,9 @@ struct WeightStream {
 
     __device__ __forceinline__ WeightStream(const Params& p, const Smem& smem, int stream)
         : p(p),
-          first_full(smem.control->stage_full + stream * p.stages),
+          first_full(smem.control->stage_full + stream * STAGES),
           full(first_full),
-          first_to(smem.stages + stream * p.stages * STAGE_BYTES),
+          first_to(smem.stages + stream * STAGES * STAGE_BYTES),
           to(first_to),
           stream(stream),
           taps(p.chunks * p.taps_r * p.taps_s),
@@ -236,7 +236,7 @@ struct WeightStream {
         hc::ptx::mbarrier_arrive_expect_tx(full, STAGE_BYTES);
         hc::ptx::cp_async_bulk_shared_global(to, from, STAGE_BYTES, full);
         ++full, to += STAGE_BYTES, from += STAGE_BYTES;
-        if (++stage == p.stages) stage = 0, parity ^= 1, full = first_full, to = first_to;
+        if (++stage == STAGES) stage = 0, parity ^= 1, full = first_full, to = first_to;
         if (--tap == 0) tap = taps, from = first_from;
         if (--left == 0) segment.advance(p), begin_segment();
     }

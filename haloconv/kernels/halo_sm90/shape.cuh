@@ -46,6 +46,10 @@ constexpr bool Y_IN_STAGE = SHARED_TILE && !Y_CHANNELS_INNER && STAGE_BYTES == 4
 constexpr int WARP_BUFFER_BYTES =
     Y_IN_STAGE ? 0 : BUFFERS * (Y_CHANNELS_INNER ? FilterBuffer::BYTES / 4 : PixelBuffer::BYTES);
 
+// Where channels are neighbours on both sides the copy engine does all that line warps do elsewhere, and two of them
+// are free: each sends a consumer's boxes, so that none of its warps waits for the other three or for a box.
+constexpr bool SENDERS = BOXED && Y_BOXES && Y_CHANNELS_INNER;
+
 static_assert(RUN * RUNS <= 256, "a thread's sums leave it room for the rest");
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
 static_assert(PACKS == 1 || PACKS == 2, "an output of a pack has two warps' rows");
@@ -53,20 +57,21 @@ static_assert(TURNED ? RAW_DEPTH == 1 || RAW_DEPTH == 2 : RAW_DEPTH == 0, "raw t
 static_assert(CHUNK_ELEMS / PLANES >= 8 || PLANES == 1, "the boxes of a raw tile begin where its swizzle does");
 static_assert(BUFFERS == 2 || (BUFFERS == 1 && !Y_CHANNELS_INNER), "by filters one is filled while one is sent");
 static_assert(BUFFERS == 1 || !Y_IN_STAGE, "a stage is a buffer for each warp");
+static_assert(!SENDERS || LINE_WARPS == 1 + CONSUMERS, "one warp asks for boxes of the input, the others send");
 static_assert(RUN % 64 == 0, "buffers of pixels are filled as a whole");
 static_assert(32 * (CONSUMER_REGISTERS * CONSUMER_WARPS + PRODUCER_REGISTERS * PRODUCER_WARPS) <=
                   LAUNCH_REGISTERS * THREADS,
               "setmaxnreg never waits for registers that do not exist");
 
-// A line's slot: position `at` of a ring that goes on over all segments. With `keeps` each chunk has a ring.
+// A line's slot: position `at` of a ring that goes on over all segments. With KEEPS each chunk has a ring.
 struct Slot {
     int index;
     unsigned parity;
 
     Slot() = default;
     __device__ __forceinline__ Slot(const Params& p, int at, int chunk) {
-        const int round = p.ring.quotient(at);
-        index = at - round * p.ring.value + (p.keeps ? chunk * p.ring.value : 0), parity = round & 1;
+        const unsigned round = unsigned(at) / RING;
+        index = at - round * RING + (KEEPS ? chunk * RING : 0), parity = round & 1;
     }
 };
 
@@ -75,8 +80,9 @@ struct Control {
     u64 slot_full[MAX_SLOTS], slot_empty[MAX_SLOTS];
     u64 stage_full[MAX_STAGES], stage_empty[MAX_STAGES];
     u64 raw_full[LINE_WARPS][RAW_DEPTH ? RAW_DEPTH : 1];
-    u64 half_way[CONSUMERS];                 // SHARED_TILE: of a consumer's current tile
-    int row_px[MAX_TAPS], col_px[MAX_TAPS];  // what a tap's row and column add, in pixels
+    u64 half_way[CONSUMERS];                                            // SHARED_TILE: of a consumer's current tile
+    u64 sums_full[CONSUMERS][BUFFERS], sums_empty[CONSUMERS][BUFFERS];  // SENDERS: a consumer's buffers
+    int row_px[MAX_TAPS], col_px[MAX_TAPS];                             // what a tap's row and column add, in pixels
 };
 
 extern __shared__ __align__(1024) char dynamic_smem[];
@@ -88,8 +94,8 @@ struct Smem {
 
     __device__ __forceinline__ explicit Smem(const Params& p)
         : slots(dynamic_smem),
-          stages(slots + (p.keeps ? p.chunks : 1) * p.ring.value * p.slot_bytes),
-          raw(stages + STREAMS * p.stages * STAGE_BYTES),
+          stages(slots + (KEEPS ? p.chunks : 1) * RING * p.slot_bytes),
+          raw(stages + STREAMS * STAGES * STAGE_BYTES),
           buffers(raw + RAW_TILES * RAW_BYTES),
           control(reinterpret_cast<Control*>(buffers + CONSUMER_WARPS * WARP_BUFFER_BYTES)) {}
 };
@@ -99,13 +105,13 @@ __device__ __forceinline__ int lines_of_tiles(const Params& p, int tiles, int st
     return tiles <= 0 ? 0 : hc::lines_of<RUNS>(p, 0, min(tiles, hc::STEP_TILES * steps), 0, p.taps_r).end;
 }
 
-// Lines that the producers stage for a phase of a step: all that it reads, or with `keeps` those that are new.
+// Lines that the producers stage for a phase of a step: all that it reads, or with KEEPS those that are new.
 __device__ __forceinline__ hc::LineRange staged_lines(const Params& p, const hc::Phase& phase, int i, int step,
                                                       int steps) {
     if (FLAT) return {0, 1};
-    if (!p.keeps) return hc::lines_of<RUNS>(p, phase.first_tile, phase.tiles, phase.r, phase.r_end);
+    if (!KEEPS) return hc::lines_of<RUNS>(p, phase.first_tile, phase.tiles, phase.r, phase.r_end);
     if (SHARED_TILE) return {lines_of_tiles(p, step, steps), lines_of_tiles(p, step + 1, steps)};
-    const int tiles = 2 * step + 1 + i, known = tiles - (p.chunks == 1 && p.first_phase == 0 ? 1 : 2);
+    const int tiles = 2 * step + 1 + i, known = tiles - (p.chunks == 1 && FIRST_PHASE == 0 ? 1 : 2);
     return {lines_of_tiles(p, known, steps), lines_of_tiles(p, tiles, steps)};
 }
 
@@ -117,13 +123,13 @@ __device__ __forceinline__ int units_of_line(const Params& p) {
 __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
     const int thread = threadIdx.x;
     Control& control = *smem.control;
-    if (thread < (p.keeps ? p.chunks : 1) * p.ring.value) {
+    if (thread < (KEEPS ? p.chunks : 1) * RING) {
         hc::ptx::mbarrier_init(&control.slot_full[thread], BOXED    ? 1
                                                            : TURNED ? min(units_of_line(p), LINE_WARPS)
                                                                     : units_of_line(p));
         hc::ptx::mbarrier_init(&control.slot_empty[thread], CONSUMER_WARPS);
     }
-    if (thread < STREAMS * p.stages) {
+    if (thread < STREAMS * STAGES) {
         hc::ptx::mbarrier_init(&control.stage_full[thread], 1);
         hc::ptx::mbarrier_init(&control.stage_empty[thread], CONSUMER_WARPS / STREAMS);
     }
@@ -131,6 +137,10 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
         hc::ptx::mbarrier_init(&control.raw_full[thread / RAW_DEPTH][thread % RAW_DEPTH], 1);
     if (SHARED_TILE && thread < CONSUMERS)
         hc::ptx::mbarrier_init(&control.half_way[thread], CONSUMER_WARPS / CONSUMERS);
+    if (SENDERS && thread < CONSUMERS * BUFFERS) {
+        hc::ptx::mbarrier_init(&control.sums_full[thread / BUFFERS][thread % BUFFERS], CONSUMER_WARPS / CONSUMERS);
+        hc::ptx::mbarrier_init(&control.sums_empty[thread / BUFFERS][thread % BUFFERS], 1);
+    }
     hc::ptx::fence_mbarrier_init();
     if (thread < p.taps_r && FLAT) {
         const int row = thread * p.dil_h;

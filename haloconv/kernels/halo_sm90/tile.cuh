@@ -57,31 +57,30 @@ struct HaloParams {
         box_px;         // that the copy engine brings for a step's line, for one of one tile; pixels of each
     Divisor box_units;  // units of a box that is turned
     int bands, steps;   // bands of a strip; steps of a column
-    int first_phase;    // 0, or 1 if all taps are in phase 1
     int mid_chunk, mid_r, mid_s, mid_tap;  // where phase 0 ends, which starts at 0 in all of them; SHARED_TILE: where
                                            // a consumer lets the other one begin its next tile
     int next_chunk, next_r, next_s;        // where phase 1 starts, which ends with the last of them
-    int keeps;                             // 1: a column's lines are staged once, and each chunk has a ring of slots
     int blocks, chunks;                    // blocks (SHARED_TILE: pairs of them) in a group; chunks of channels
-    Divisor ring;                          // slots of a ring
-    int slot_bytes, stages;                // bytes of a slot; stages of the ring of weights
+    int slot_bytes;                        // of a slot
     int total;                             // steps of the launch
     int strip_blocks;                      // blocks of threads of a strip, or 0: strips are cut anywhere
+    int lanes;                             // blocks of filters side by side: 1, or all of a group
 };
 
-// A step. Steps are numbered along nested loops of group, strip, band, class, block and step: blocks of filters that
-// read the same input do so at about the same time, from the L2.
+// A step. Steps are numbered along nested loops of group, strip, band, class, block and step, where blocks are those of
+// a lane.
 struct Tile {
     int group, block, strip, band, cls, step;
 };
 
 template <class P>
-__device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
-    const unsigned column = index / (unsigned)p.steps, cls = column / (unsigned)p.blocks;
+__device__ __forceinline__ Tile tile_at(const P& p, unsigned index, int lane) {
+    const unsigned blocks = p.blocks / p.lanes;
+    const unsigned column = index / (unsigned)p.steps, cls = column / blocks;
     const unsigned band = cls / (unsigned)p.classes, strip = band / (unsigned)p.bands;
     const unsigned group = strip / (unsigned)p.strips;
     return {int(group),
-            int(column - cls * p.blocks),
+            lane + int(column - cls * blocks),
             int(strip - group * p.strips),
             int(band - strip * p.bands),
             int(cls - band * p.classes),
@@ -91,31 +90,35 @@ __device__ __forceinline__ Tile tile_at(const P& p, unsigned index) {
 // The steps of one block of threads: a run of neighbours, as equal as whole steps allow, cut where columns end. Each
 // segment's steps are done in order, and the second consumer ends with a step more.
 //
+// lanes: that many neighbouring blocks of threads take the same run of different blocks of filters. So these read the
+// same input at the same time, and all but the first find it in the L2.
+//
 // strip_blocks (Y_JOINED): every strip is cut at the same steps. So many blocks take its runs from its first step on,
 // and each of the spare blocks takes what remains at the ends of some strips: no more than it has to, as it begins more
 // often.
 struct Segments {
     Tile first;  // of the current segment
     int steps;   // of it; 0 after the last
-    int index, end;
+    int lane, index, end;
     int ends_left;  // of strips, after this one's
 
     template <class P>
-    __device__ __forceinline__ explicit Segments(const P& p)
-        : index(run(p, blockIdx.x)), end(run(p, blockIdx.x + 1)), ends_left(0) {
+    __device__ __forceinline__ explicit Segments(const P& p) : ends_left(0) {
+        const int i = blockIdx.x / p.lanes;
+        lane = blockIdx.x - i * p.lanes, index = run(p, i), end = run(p, i + 1);
         if (Y_JOINED && p.strip_blocks > 0) cut_strips(p);
         locate(p);
     }
     // The step where run `i` begins.
     template <class P>
     static __device__ __forceinline__ int run(const P& p, int i) {
-        return int((i64)p.total * i / gridDim.x);
+        return int((i64)(p.total / p.lanes) * i / (gridDim.x / p.lanes));
     }
     template <class P>
     static __device__ __forceinline__ int steps_of_strip(const P& p) {
         return p.bands * p.classes * p.blocks * p.steps;
     }
-    // The same of a strip with blocks of its own, which leave to the others what all of them do not get done in time.
+    // The step of a strip where its blocks' run `i` begins. They leave to the others what they do not get done in time.
     template <class P>
     static __device__ __forceinline__ int strip_run(const P& p, int i) {
         const int most = int((p.total + gridDim.x - 1) / gridDim.x);  // steps of the busiest block
@@ -143,7 +146,7 @@ struct Segments {
     }
     template <class P>
     __device__ __forceinline__ void locate(const P& p) {
-        first = tile_at(p, index);
+        first = tile_at(p, index, lane);
         steps = min(p.steps - first.step, end - index);
     }
 };
@@ -156,14 +159,16 @@ struct Phase {
 
     template <class P>
     __device__ __forceinline__ Phase(const P& p, int phase, int step, int steps)
-        : chunk(phase ? p.next_chunk : 0),
+        : chunk(begin(phase, p.next_chunk)),
           chunk_end(phase ? p.chunks : p.mid_chunk),
-          r(phase ? p.next_r : 0),
+          r(begin(phase, p.next_r)),
           r_end(phase ? p.taps_r : p.mid_r),
-          s(phase ? p.next_s : 0),
+          s(begin(phase, p.next_s)),
           s_end(phase ? p.taps_s : p.mid_s),
           first_tile(phase || step == 0 ? STEP_TILES * step : STEP_TILES * step - 1),
           tiles(STEP_TILES == 2 && (phase || (step > 0 && step < steps)) ? 2 : 1) {}
+    // All taps are in phase 1, or it begins where `next` says.
+    static __device__ __forceinline__ int begin(int phase, int next) { return FIRST_PHASE || !phase ? 0 : next; }
 };
 
 // Lines of a column, counted from the segment's first tile on: [first, end).
