@@ -24,19 +24,23 @@ def _recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
     return wanted and torch.is_grad_enabled()
 
 
-def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, notes: dict | None = None) -> Tensor:
+def fprop(
+    x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, notes: dict | None = None, activation: str | None = None
+) -> Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop.
 
-    ``notes["is_native"]`` becomes true if every direction of the layer goes to PyTorch.
+    ``notes["is_native"]`` becomes true if every direction of the layer goes to PyTorch. With ``activation`` "relu" y is
+    max(0, y), and a NaN stays one.
     """
-    plan = plans.plan_fprop(x, w, b, spec)
+    plan = plans.plan_fprop(x, w, b, spec, activation)
     if plan.native and notes is not None:
         notes["is_native"] = True
     if not _recording(x, w, b):
         return plan.run(x, w, b)
     if plan.native:
         top, _, left, _ = spec.padding
-        return torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
+        y = torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
+        return y if activation is None else torch.relu(y)
     return _Fprop.apply(x, w, b, plan)
 
 
@@ -59,24 +63,27 @@ def bgrad(dy: Tensor, spec: ConvSpec) -> Tensor:
     return dy.sum((0, 2, 3)) if _recording(dy, dy) else plans.bgrad(dy, spec)
 
 
-def save_needed(ctx: Any, first: Tensor, second: Tensor) -> None:
-    """Keep each of two factors only if the other one's gradient is wanted."""
+def save_needed(ctx: Any, first: Tensor, second: Tensor, *results: Tensor) -> None:
+    """Keep each of two factors only if the other one's gradient is wanted, and ``results``."""
     first_wanted, second_wanted, *_ = ctx.needs_input_grad
-    ctx.save_for_backward(first if second_wanted else None, second if first_wanted else None)
+    ctx.save_for_backward(first if second_wanted else None, second if first_wanted else None, *results)
 
 
 class _Fprop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
-        save_needed(ctx, x, w)
+        y = plan.run(x, w, b)
+        save_needed(ctx, x, w, *([] if plan.problem.activation is None else [y]))
         ctx.plan = plan
-        return plan.run(x, w, b)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        x, w = ctx.saved_tensors
+        x, w, *activated = ctx.saved_tensors
         plan = ctx.plan
         problem, spec = plan.problem, plan.spec
+        for y in activated:
+            dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
         if dx_wanted and dw_wanted and not _recording(dy, x, w):
             dx, dw = plans.gradients(dy, x, w, plan)

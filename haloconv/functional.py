@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from haloconv import autograd, transforms
 from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast
-from haloconv.problem import ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
+from haloconv.problem import ACTIVATIONS, ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _is_compiling = torch.compiler.is_compiling
@@ -32,6 +32,7 @@ def conv2d(
     precision: str | None = None,
     family: str = "auto",
     strict: bool = False,
+    activation: str | None = None,
 ) -> torch.Tensor:
     """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order, in both modes.
 
@@ -45,6 +46,7 @@ def conv2d(
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
         family: ``"auto"`` or the family that must run: ``"direct"``, ``"aten"``.
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
+        activation: ``"relu"`` for max(0, y) in place of y, which needs no memory of its own; None for y.
 
     Returns:
         (N, K, P, Q) or (K, P, Q) with P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1 and Q likewise;
@@ -52,13 +54,15 @@ def conv2d(
 
     Raises:
         RuntimeError, TypeError: what torch.nn.functional.conv2d raises for arguments that it refuses.
-        ValueError: ``precision`` or ``family`` is not one of the names above.
+        ValueError: ``precision``, ``family`` or ``activation`` is not one of the names above.
     """
     if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)) or (
         bias is not None and not isinstance(bias, torch.Tensor)
     ):
         names = ", ".join(type(argument).__name__ for argument in (input, weight, bias))
         raise TypeError(f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be None or one of {ACTIVATIONS}, not {activation!r}")
     if weight.dim() != 4:
         check_ranks(input, weight)
     filter_extent = weight.shape[2:] if isinstance(padding, str) else None
@@ -69,7 +73,7 @@ def conv2d(
         if "unhashable" not in str(error):
             raise
         spec = make_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
-    return convolve(input, weight, bias, spec)
+    return convolve(input, weight, bias, spec, activation=activation)
 
 
 def make_spec(
@@ -92,21 +96,27 @@ _cached_spec = lru_cache(maxsize=4096, typed=True)(make_spec)
 
 
 def convolve(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, notes: dict | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    spec: ConvSpec,
+    notes: dict | None = None,
+    activation: str | None = None,
 ) -> torch.Tensor:
-    """conv2d of tensors, with everything else in ``spec``.
+    """conv2d of tensors, with everything else in ``spec`` and ``activation``.
 
     Plain eager tensors go straight to our autograd; whatever traces goes through the operator, whatever transforms
     through functions that PyTorch can transform. ``notes`` gets what autograd.fprop has to say.
     """
     if x.dim() == 3:
-        return convolve(x.unsqueeze(0), w, b, spec).squeeze(0)
+        return convolve(x.unsqueeze(0), w, b, spec, None, activation).squeeze(0)
     if _any_autocast():
         device_type = x.device.type
         if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
             x, w, b = cast_for_autocast(device_type, x, w, b)
     if not _is_compiling() and (_functorch_is_active() or forward_ad._current_level >= 0):
-        return transforms.fprop(x, w, b, spec)
+        y = transforms.fprop(x, w, b, spec)
+        return y if activation is None else torch.relu(y)
     if (
         _is_compiling()
         or type(x) not in _PLAIN_TYPES
@@ -115,5 +125,6 @@ def convolve(
         or _dispatch_modes()
         or _tracing_state() is not None
     ):
-        return torch.ops.haloconv.fprop(x, w, b, *spec)
-    return autograd.fprop(x, w, b, spec, notes)
+        y = torch.ops.haloconv.fprop(x, w, b, *spec)
+        return y if activation is None else torch.relu(y)
+    return autograd.fprop(x, w, b, spec, notes, activation)

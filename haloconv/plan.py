@@ -100,11 +100,13 @@ def problem_of(
     dtype: torch.dtype,
     layout: str,
     bias: bool = False,
+    activation: str | None = None,
 ) -> Conv2dProblem:
     """The problem of a call. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
     precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
     parameters = (spec.stride, spec.padding, spec.dilation, spec.groups)
-    return Conv2dProblem(direction, *x_shape, w_shape[0], *w_shape[2:], *parameters, bias, dtype, layout, precision)
+    extents = (*x_shape, w_shape[0], *w_shape[2:])
+    return Conv2dProblem(direction, *extents, *parameters, bias, dtype, layout, precision, activation)
 
 
 generation = 0
@@ -119,8 +121,10 @@ def clear_plans() -> None:
     _bgrads.clear()
 
 
-def plan_fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> Plan:
-    """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None.
+def plan_fprop(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, activation: str | None = None
+) -> Plan:
+    """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None, whose result is activated.
 
     Raises what torch.nn.functional.conv2d raises for tensors that it refuses, and RuntimeError with ``spec.strict`` if
     our kernels do not take the problem.
@@ -128,13 +132,13 @@ def plan_fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: C
     key = (
         *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, spec, torch_precision()),
         None if b is None else (b.shape, b.dtype, b.device),
-        (x.data_ptr() | w.data_ptr()) & 15,
+        *(activation, (x.data_ptr() | w.data_ptr()) & 15),
     )
     plan = _plans.get(key)
     if plan is None:
         check_tensors(x, w, b, spec)
         layout = result_layout(x, w)
-        problem = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout, b is not None)
+        problem = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout, b is not None, activation)
         plan = _remember(_plans, key, _bind(problem, x, w, layout, spec))
     return plan
 
@@ -223,8 +227,15 @@ def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, lay
         _report_refusal(problem, choice, spec)
     config = config_named(choice.config or "", choice.family, problem, forms, layout, device)
     run = watched(bind_config(FAMILIES[choice.family], problem, *forms, layout, device, config), device)
+    if problem.activation is not None:
+        run = _activated(run)
     native = problem.direction == "fprop" and _all_native(problem, device, spec)
     return Plan(problem, spec, choice, run, layout, layout_of(second), native)
+
+
+def _activated(fprop: BoundCall) -> BoundCall:
+    """``fprop`` and then, in place, ReLU."""
+    return lambda x, w, b: fprop(x, w, b).relu_()
 
 
 def _choose_or_tune(problem: Conv2dProblem, forms: Forms, device: torch.device, family: str) -> Choice:

@@ -14,6 +14,7 @@ import torch
 Direction = Literal["fprop", "dgrad", "wgrad"]
 DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
 PRECISIONS = ("ieee", "tf32")
+ACTIVATIONS = ("relu",)
 FAMILIES = (
     "auto",
     "aten",
@@ -77,6 +78,7 @@ class Conv2dProblem:
     dtype: torch.dtype = torch.float32
     layout: Literal["nchw", "nhwc"] = "nchw"
     precision: str = "ieee"
+    activation: str | None = None
 
     @property
     def p(self) -> int:
@@ -140,8 +142,10 @@ class Conv2dProblem:
         return 0 in self.x_shape or 0 in self.w_shape or 0 in self.y_shape
 
     def toward(self, direction: Direction) -> Conv2dProblem:
-        """The same layer in another direction (the bias takes part in fprop only)."""
-        return replace(self, direction=direction, bias=self.bias and direction == "fprop")
+        """The same layer in another direction (bias and activation take part in fprop only)."""
+        if direction == "fprop":
+            return replace(self, direction=direction)
+        return replace(self, direction=direction, bias=False, activation=None)
 
     def __str__(self) -> str:
         top, bottom, left, right = self.padding
@@ -150,7 +154,8 @@ class Conv2dProblem:
         notes += [f"d{self.dilation[0]}x{self.dilation[1]}"] if self.dilation != (1, 1) else []
         notes += [f"g{self.groups}"] if self.groups != 1 else []
         shape = f"{self.n},{self.c},{self.h},{self.w} -> {self.k}, {self.r}x{self.s}"
-        return " ".join([self.direction, shape, *notes, self.precision_label, self.layout])
+        notes += [self.precision_label, self.layout]
+        return " ".join([self.direction, shape, *notes, *([self.activation] if self.activation else [])])
 
 
 def output_extent(extent: int, padding: int, taps: int, stride: int, dilation: int) -> int:
