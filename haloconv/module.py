@@ -27,8 +27,8 @@ class Conv2d(torch.nn.Conv2d):
     """A drop-in for torch.nn.Conv2d: same constructor, parameters in the same order, same state_dict, same results.
 
     ``padding`` may also be four sides, ``(top, bottom, left, right)`` in pixels. The keyword-only arguments are those
-    of haloconv.conv2d, which see for shapes and errors raised. ``swapped`` is true for what haloconv.accelerate made of
-    a torch.nn.Conv2d, and haloconv.restore turns back.
+    of haloconv.conv2d but for ``activation``; see there for shapes and errors raised. ``swapped`` is true for what
+    haloconv.accelerate made of a torch.nn.Conv2d, and haloconv.restore turns back.
     """
 
     swapped = False
