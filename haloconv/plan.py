@@ -7,6 +7,7 @@ strides, dtype and device, find the plan in a dict and launch: nothing is format
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from haloconv import support
 from haloconv.env import runs_kernels, stand_in, tunes_at_first_use, watched
 from haloconv.families import FAMILIES
 from haloconv.families.aten import aten_gradients, is_symmetric
-from haloconv.families.base import BoundCall, TensorForm, bind_config, is_channels_last
+from haloconv.families.base import Activates, BoundCall, Family, TensorForm, bind_config, is_channels_last
 from haloconv.families.direct_sums import bind_bgrad
 from haloconv.precision import torch_precision
 from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction, check_tensors
@@ -222,15 +223,21 @@ def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
 
 def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:
     device, forms = first.device, (_form(first), _form(second))
-    choice = _choose_or_tune(problem, forms, device, spec.family)
+    plain = replace(problem, activation=None)  # what is measured and recorded
+    choice = _choose_or_tune(plain, forms, device, spec.family)
     if choice.refused and device.type != "meta":  # there nothing is computed
         _report_refusal(problem, choice, spec)
-    config = config_named(choice.config or "", choice.family, problem, forms, layout, device)
-    run = watched(bind_config(FAMILIES[choice.family], problem, *forms, layout, device, config), device)
-    if problem.activation is not None:
+    config = config_named(choice.config or "", choice.family, plain, forms, layout, device)
+    family = FAMILIES[choice.family]
+    run = watched(bind_config(family, problem, *forms, layout, device, config), device)
+    if problem.activation is not None and not _activates(family, problem.activation):
         run = _activated(run)
     native = problem.direction == "fprop" and _all_native(problem, device, spec)
     return Plan(problem, spec, choice, run, layout, layout_of(second), native)
+
+
+def _activates(family: Family, activation: str) -> bool:
+    return isinstance(family, Activates) and activation in family.activations
 
 
 def _activated(fprop: BoundCall) -> BoundCall:

@@ -182,6 +182,13 @@ SHAPED = {
     "shared tile in passing": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_groups"),
     "shared tile flat": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_odd_nhwc"),
 }  # fmt: skip
+# Tiles that also run with ReLU: whose sums leave by pixels and by filters, in boxes and by lanes, packed and not.
+ACTIVATED = {
+    "": ("border_3x3", "large_3x3", "one_channel_in", "channels_last", "channels_last_odd"),
+    "two runs of 128": ("large_3x3",),
+    "boxes in rows": ("aligned_3x5", "aligned_nhwc", "joined_by_two"),
+    "shared tile flat": ("shared_nhwc",),
+}
 # Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
 # in groups, whose sums are repaired, and not packed.
 NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "depthwise_stride", "rgb_stem", "plain_3x3")
@@ -314,6 +321,10 @@ def halo_sm90_runs() -> Iterator[Run]:
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in ("fprop", "dgrad"))
     for result in ("fprop", "dgrad"):
         yield Run("halo_sm90", BY_NAME["large_3x3"], torch.float32, result, "packed rows", finite=False)
+    for (shape, names), dtype in product(ACTIVATED.items(), (torch.float32, torch.float16)):
+        yield from (Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, shape) for name in names)
+    for name, dtype in product(("large_3x3", "plain_3x3"), (torch.float32, torch.float16)):
+        yield Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, finite=False)
 
 
 def module_runs(family: str) -> Iterator[Run]:

@@ -20,6 +20,7 @@ from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
 RESULTS = ("fprop", "dgrad", "wgrad", "bgrad")
+RELU = "relu"  # fprop with that activation
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FENCE_BYTES = 4096
 CPU_FLOPS = 5e7
@@ -30,9 +31,11 @@ def layout_of(storage: str) -> str:
 
 
 def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
-    """One raw result of haloconv, below autograd: y, dx, dw or db."""
+    """One raw result of haloconv, below autograd: y, dx, dw or db, or y behind ReLU."""
     if result == "fprop":
         return plan.fprop(t.x, t.w, t.b, one.spec)
+    if result == RELU:
+        return plan.plan_fprop(t.x, t.w, t.b, one.spec, RELU).run(t.x, t.w, t.b)
     if result == "dgrad":
         return plan.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec)
     if result == "wgrad":
@@ -48,8 +51,9 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
     if t.w.is_cuda and problem_of(result, t, spec).flops < CPU_FLOPS:
         answer = expected(result, Tensors(*(None if v is None else v.cpu() for v in t)), spec)
         return Oracle(*(v.to(t.w.device) for v in answer))
-    if result == "fprop":
-        return reference.oracle_fprop(t.x, t.w, t.b, spec)
+    if result in ("fprop", RELU):
+        want = reference.oracle_fprop(t.x, t.w, t.b, spec)
+        return want if result == "fprop" else want._replace(value=want.value.relu())
     if result == "dgrad":
         return reference.oracle_dgrad(t.dy, t.w, tuple(t.x.shape), spec)
     if result == "wgrad":
@@ -65,8 +69,9 @@ def rival(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
         top, bottom, left, right = spec.padding
         x = torch.nn.functional.pad(t.x, (left, right, top, bottom))
         tail = (spec.stride, (0, 0), spec.dilation, False, (0, 0), spec.groups)
-        if result == "fprop":
-            return torch.ops.aten.convolution(x, t.w, t.b, *tail)
+        if result in ("fprop", RELU):
+            y = torch.ops.aten.convolution(x, t.w, t.b, *tail)
+            return y if result == "fprop" else y.relu()
         mask = [result == "dgrad", result == "wgrad", False]
         dx, dw, _ = torch.ops.aten.convolution_backward(t.dy, x, t.w, None, *tail, mask)
         h, w = t.x.shape[2:]
@@ -74,7 +79,7 @@ def rival(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
 
 
 def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Conv2dProblem:
-    direction = "wgrad" if result == "bgrad" else result
+    direction = {"bgrad": "wgrad", RELU: "fprop"}.get(result, result)
     extents = (*t.x.shape, t.w.shape[0], *t.w.shape[2:])
     return Conv2dProblem(
         direction, *extents, stride=spec.stride, padding=spec.padding, dilation=spec.dilation, groups=spec.groups,
@@ -135,14 +140,15 @@ def tap_sums(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
         for j in range(s):
             rows, cols = (slice(a * d, a * d + (m - 1) * st + 1, st) for a, d, m, st in (
                 (i, spec.dilation[0], p, spec.stride[0]), (j, spec.dilation[1], q, spec.stride[1])))  # fmt: skip
-            if result == "fprop":
+            if result in ("fprop", RELU):
                 y += torch.einsum("ngchw,gkc->ngkhw", x[..., rows, cols], filters[..., i, j])
             elif result == "dgrad":
                 dx[..., rows, cols] += torch.einsum("ngkhw,gkc->ngchw", dy, filters[..., i, j])
             else:
                 dw[..., i, j] = torch.einsum("ngkhw,ngchw->gkc", dy, x[..., rows, cols])
-    if result == "fprop":
-        return y.reshape(n, k, p, q) + (0 if t.b is None else t.b.double()[:, None, None])
+    if result in ("fprop", RELU):
+        y = y.reshape(n, k, p, q) + (0 if t.b is None else t.b.double()[:, None, None])
+        return y if result == "fprop" else y.relu()
     if result == "dgrad":
         return dx[..., top : top + h, left : left + w].reshape(n, c, h, w)
     return dw.reshape(k, cg, r, s)

@@ -12,7 +12,7 @@ from tests.cases import Case, Tensors, generator, make, store, with_special
 def special_activations(result: str, one: Case, dtype: torch.dtype, device: str) -> tuple[Tensors, Oracle]:
     """Tensors with a NaN, +Inf and -Inf in x (fprop, wgrad) or dy (dgrad, bgrad), and the answer to them."""
     t = make(one, dtype, device)
-    name = "x" if result in ("fprop", "wgrad") else "dy"
+    name = "x" if result in ("fprop", oracle.RELU, "wgrad") else "dy"
     t = t._replace(
         **{name: store(with_special(getattr(t, name), generator(f"{one.name} special", device)), one.storage)}
     )

@@ -16,10 +16,11 @@ from rich.table import Table
 
 from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.run import Family, make_console, make_progress, show
-from haloconv.env import environment_stamp
+from haloconv.env import device_facts, environment_stamp
+from haloconv.families.shipped import SHIPPED
 from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
-from haloconv.tune.costs import CompileTime, HostCost, compile_times, host_costs
+from haloconv.tune.costs import CompileTime, HostCost, TextTimes, compile_times, host_costs, text_times
 from haloconv.tune.layer import LAYOUTS, Layer
 from haloconv.tune.network import Effort, NetworkCase, load_networks
 from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
@@ -55,7 +56,7 @@ def bench(
     gpus: Annotated[str, typer.Option(help="Networks: share them among these GPUs, as 0,1; one by default.")] = "",
     limit: Annotated[float | None, typer.Option(help="Networks: seconds after which none is begun.")] = None,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
-    compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B and C instead.")] = False,
+    compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B, C or --family.")] = False,
 ) -> None:
     """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
 
@@ -88,7 +89,7 @@ def bench(
     elif sample:
         passed = bench_sample(draw(sample, seed), timing, device, folder, console)
     elif compile_time:
-        passed = bench_compile_time(seeds, folder, console)
+        passed = bench_compiling(seeds, family, device, folder, console)
     else:
         passed = bench_suite(order, device, folder, console)
     raise typer.Exit(0 if passed else 1)
@@ -275,6 +276,27 @@ def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> boo
     return all(time.within_budget for time in times)
 
 
+def bench_compiling(seeds: list[Case], family: Family, device: torch.device, folder: Path, console: Console) -> bool:
+    """Time the cases' kernels as a user's first call compiles them, or every text of the family named."""
+    if family is Family.auto:
+        return bench_compile_time(seeds, folder, console)
+    if family.value not in SHIPPED:
+        raise typer.BadParameter(f"{family.value} has no kernels to compile", param_hint="--family")
+    return bench_texts(family.value, device_facts(device.index).arch, folder, console)
+
+
+def bench_texts(family: str, arch: str, folder: Path, console: Console) -> bool:
+    """How long each text of a family compiles; True if the slowest is within the budget."""
+    times = text_times(family, arch)
+    verdict = "within" if times.within_budget else "OVER"
+    console.print(
+        f"{times.what}: {times.texts} texts, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
+        f"slowest {times.worst_ms:.0f} ms of {times.budget_ms:g} ({verdict}): {times.worst}"
+    )
+    _keep_costs("compile-time", [times], folder, console)
+    return times.within_budget
+
+
 def _table(title: str, first: str, *others: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD)
     table.add_column(first)
@@ -283,7 +305,9 @@ def _table(title: str, first: str, *others: str) -> Table:
     return table
 
 
-def _keep_costs(what: str, costs: list[HostCost] | list[CompileTime], folder: Path, console: Console) -> None:
+def _keep_costs(
+    what: str, costs: list[HostCost] | list[CompileTime] | list[TextTimes], folder: Path, console: Console
+) -> None:
     environment = environment_stamp()
     rows: list[ResultRow] = [{**cost.record(), **environment} for cost in costs]
     console.print(f"wrote {append_rows(folder, what, rows)}", highlight=False, markup=False)

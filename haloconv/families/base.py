@@ -63,6 +63,13 @@ class SeveralConfigs(Family, Protocol):
         """As ``Family.bind``, with one of ``candidates`` of the same arguments; None is the model's best."""
 
 
+@runtime_checkable
+class Activates(Family, Protocol):
+    """A family whose kernels apply activations on the way out: ``bind`` applies that of the problem if it is listed."""
+
+    activations: tuple[str, ...]
+
+
 MOST_CANDIDATES = 3
 Item = TypeVar("Item")
 

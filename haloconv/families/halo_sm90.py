@@ -26,6 +26,7 @@ from haloconv.families.halo_sm90_shape import (
     line_warps,
     threads,
 )
+from haloconv.families.halo_sm90_share import DIVISOR, SHARE, divisor
 from haloconv.families.halo_sm90_tile import Tiling, tile
 from haloconv.families.launch import Launch
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
@@ -40,7 +41,7 @@ _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
 _STORED_TYPES = {**_MAP_TYPES, torch.float32: DataType.FLOAT32}
 _SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
 _X_POINTER, _Y_POINTER = 0, 2  # of a launch
-_PARAMS_FORMAT = "5Q9q23i iIi iIi iIi 5i iIi 15i".replace(" ", "")
+_PARAMS_FORMAT = f"5Q9q21i{3 * DIVISOR}5i{DIVISOR}10i{SHARE}"
 _PACK_FORMAT = "3Q5q18i"
 _REPAIR_FORMAT = "5Q15q19i"
 _REPAIR_BLOCKS = 1024
@@ -53,6 +54,7 @@ class HaloSm90Family:
     """Dense and grouped layers on compute capability 9.0, forward and input gradient."""
 
     name = "halo_sm90"
+    activations = ("relu",)
 
     def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device) or support.why_no_tensor_cores(problem)
@@ -201,6 +203,7 @@ def repair_launch(problem: Conv2dProblem, form: Form, operands: _Operands, devic
 def repair_source(problem: Conv2dProblem) -> KernelSource:
     """The text of the repairing kernel."""
     constants = {"ELEM": _ELEMENTS[problem.dtype], "HAS_BIAS": int(problem.bias)}
+    constants["HAS_RELU"] = int(problem.activation == "relu")
     return kernel_source("halo_sm90_repair", "halo_sm90_repair", constants)
 
 
@@ -251,7 +254,11 @@ def source(problem: Conv2dProblem, tiling: Tiling, storage: Storage) -> KernelSo
         "Y_JOINED": int(tiling.lead > 0),
         "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
         "Y_BUFFERS": tiling.y_buffers,
+        "Y_NEIGHBOURS": int(
+            not (storage.y_inner or config.flat) and config.pack_w == tiling.form.horizontal.out_step == 1
+        ),
         "HAS_BIAS": int(problem.bias),
+        "HAS_RELU": int(problem.activation == "relu"),
     }
     return kernel_source("halo_sm90", "halo_sm90", constants)
 
@@ -273,17 +280,11 @@ def sources(
                 yield repair_source(problem)
 
 
-def divisor(value: int) -> tuple[int, int, int]:
-    """The ``Divisor`` of halo_sm90/tile.cuh: value, magic, shift. Exact for dividends below 2^31."""
-    bits = 31 + (value - 1).bit_length()
-    return (value, 0, 0) if value == 1 else (value, ceil_div(1 << bits, value), bits - 32)
-
-
 def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device, sm_count: int) -> Launch:
     text = source(problem, tiling, operands.storage)
     share, block = tiling.share(sm_count), threads(tiling.config, operands.storage)
     maps = (_x_map(problem, tiling, operands), _y_map(problem, tiling, operands))
-    fields = (*_fields(tiling, operands), share.strip_blocks, share.lanes)
+    fields = (*_fields(tiling, operands), *tiling.share_fields(share))
     return Launch(text, device, share.grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
 
 
@@ -330,7 +331,7 @@ def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
 
 
 def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
-    """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order, but for the last two."""
+    """The scalars of ``HaloParams`` (halo_sm90/tile.cuh), in its order, but for the share."""
     form, config, vertical = tiling.form, tiling.config, tiling.vertical
     rows, cols = form.vertical, form.horizontal
     phases = tiling.phases
@@ -342,15 +343,14 @@ def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:
         *(rows.pad, cols.pad + tiling.lead),
         *(vertical.stride, tiling.stride_w),
         *(vertical.taps, tiling.taps_s, vertical.dil, tiling.dil_w),
-        *(vertical.classes, vertical.class_move, vertical.line_move),
+        *(vertical.class_move, vertical.line_move),
         *(config.pack_h, config.pack_w),
-        *(tiling.strips, tiling.strip_cols, tiling.lead),
+        *(tiling.strip_cols, tiling.lead),
         *divisor(tiling.pitch),
         *divisor(tiling.wrap),
         *divisor(tiling.plane_px),
         *(tiling.planes_w, tiling.slot_px, tiling.boxes, tiling.single_boxes, tiling.box_px),
         *divisor(tiling.box_units),
-        *(tiling.bands, tiling.steps),
         *(*phases.middle, tiling.middle_tap, *phases.begin),
-        *(tiling.blocks, tiling.chunks, tiling.slot_bytes, tiling.total),
+        *(tiling.blocks, tiling.chunks, tiling.slot_bytes),
     )

@@ -1,4 +1,4 @@
-"""How the steps of a launch of halo_sm90 are shared among blocks of threads (``Segments`` in its tile.cuh)."""
+"""How the steps of a launch of halo_sm90 are shared among blocks of threads (kernels/halo_sm90/share.cuh)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from itertools import pairwise
 
 from haloconv.families.halo_sm90_shape import ceil_div
 
+DIVISOR = "iIi"
+"""``Divisor`` of kernels/halo_sm90/divisor.cuh as a format of struct."""
+
+CUTS = DIVISOR + "2i"
+"""``Cuts`` of the same."""
+
+SHARE = 6 * DIVISOR + 3 * CUTS + "2i"
+"""``Share`` of kernels/halo_sm90/share.cuh."""
+
 _FEW_MORE = 1.04
 
 
@@ -16,27 +25,40 @@ class Share:
     """Who does which steps.
 
     ``grid`` blocks of threads, one on each multiprocessor, of which each strip has ``strip_blocks`` for itself (0:
-    strips are cut anywhere). ``lanes`` neighbouring ones have the same steps of different blocks of filters. The
+    strips are cut anywhere). ``team`` neighbouring ones have the same steps of different blocks of filters. The
     busiest has ``most`` steps.
     """
 
     grid: int
     strip_blocks: int
     most: int
-    lanes: int = 1
+    team: int = 1
+
+    def strip_part(self, total: int, strips: int) -> int:
+        """The steps of each strip that its own blocks take; the others are left over."""
+        return min(total // strips, self.strip_blocks * ceil_div(total, self.grid))
+
+    def fields(self, total: int, strips: int) -> Iterator[int]:
+        """The last fields of ``Share`` in kernels/halo_sm90/share.cuh, from the team on."""
+        owners = strips * self.strip_blocks
+        yield from divisor(self.team)
+        yield from cuts(total // self.team, self.grid // self.team)
+        yield from cuts(self.strip_part(total, strips), self.strip_blocks)
+        yield from cuts(strips, self.grid - owners if owners else 0)
+        yield from (total // strips, owners)
 
     def runs(self, total: int, strips: int) -> Iterator[tuple[int, int]]:
         """The first step of each run, and the one after its last; a block that is left over has several.
 
-        Steps are counted lane by lane.
+        Steps are counted member by member of a team.
         """
         if self.strip_blocks == 0:
-            steps, grid = total // self.lanes, self.grid // self.lanes
-            for lane in range(self.lanes):
-                yield from pairwise(lane * steps + steps * block // grid for block in range(grid + 1))
+            steps, grid = total // self.team, self.grid // self.team
+            for member in range(self.team):
+                yield from pairwise(member * steps + steps * block // grid for block in range(grid + 1))
             return
         whole, own = total // strips, self.strip_blocks
-        part = min(whole, own * ceil_div(total, self.grid))
+        part = self.strip_part(total, strips)
         cuts = [part * block // own for block in range(own + 1)]
         for before in range(0, total, whole):
             yield from pairwise(before + cut for cut in (cuts if part == whole else [*cuts, whole]))
@@ -65,3 +87,14 @@ def _cut_strips(total: int, strips: int, grid: int) -> Share:
     rest = max(0, total // strips - own * most)  # at a strip's end, for the blocks that are left over
     ends = ceil_div(strips, left) if left else 0
     return Share(grid, own, max(most, ends * rest))
+
+
+def divisor(value: int) -> tuple[int, int, int]:
+    """Value, magic and shift of a ``Divisor``. Exact for dividends below 2^31."""
+    bits = 31 + (value - 1).bit_length()
+    return (value, 0, 0) if value == 1 else (value, ceil_div(1 << bits, value), bits - 32)
+
+
+def cuts(length: int, parts: int) -> tuple[int, int, int, int, int]:
+    """Parts, each and left of ``Cuts``; zeros for no parts. Exact below 2^15 of them."""
+    return (*divisor(parts), length // parts, length % parts) if parts else (0, 0, 0, 0, 0)

@@ -5,7 +5,9 @@ Names are those of kernels/halo_sm90.cu and kernels/halo_sm90/tile.cuh, where ea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import gcd
 
 from haloconv.families.halo_sm90_form import Axis, Form
@@ -23,7 +25,7 @@ from haloconv.families.halo_sm90_shape import (
     raw_depths,
     slot_bytes,
 )
-from haloconv.families.halo_sm90_share import Share, share_steps
+from haloconv.families.halo_sm90_share import Share, divisor, share_steps
 
 _BOX_PX = 256  # the largest extent of a box
 _NEVER = 1 << 30
@@ -127,6 +129,12 @@ class Tiling:
     def share(self, sm_count: int) -> Share:
         """Who does which steps. Only where the copy engine writes unaligned rows do strips share sectors of memory."""
         return share_steps(self.total, self.blocks, self.strips * self.form.groups, sm_count, self.lead > 0)
+
+    def share_fields(self, share: Share) -> Iterator[int]:
+        """The fields of ``Share`` in kernels/halo_sm90/share.cuh, in its order."""
+        loops = (self.strips, self.bands, self.vertical.classes, self.blocks // share.team, self.steps)
+        yield from chain.from_iterable(map(divisor, loops))
+        yield from share.fields(self.total, self.strips * self.form.groups)
 
     @property
     def staged_lines(self) -> int:

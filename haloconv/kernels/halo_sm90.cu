@@ -35,7 +35,8 @@
 //   Y_CHANNELS_INNER Y_BOXES Y_VECTOR  the same for the output, in groups of 8 bytes
 //   Y_JOINED           boxes go to the rows of a filter end to end, whose starts are not aligned
 //   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
-//   HAS_BIAS           adds bias[filter]
+//   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output
+//   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_constant__ Params p) {
     const Smem smem(p);
     begin(p, smem);

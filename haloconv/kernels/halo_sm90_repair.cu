@@ -4,9 +4,10 @@
 // NaN. halo_sm90 notes whether any of its sums was not finite; if none was, this kernel ends at once. Else it sums each
 // output that is not finite over its own taps alone, in fp32 from the tensors as they are. That is slow, and only
 // tensors with such values pay. One thread an output, a grid's stride apart.
+#include "halo_sm90/relu.cuh"
 #include "numeric.cuh"
 
-// Constants: ELEM is float, hc::fp16 or hc::bf16; HAS_BIAS adds bias[filter].
+// Constants: ELEM is float, hc::fp16 or hc::bf16; HAS_BIAS adds bias[filter]; HAS_RELU: max(0, y) instead of y.
 using hc::i64;
 using elem_t = ELEM;
 
@@ -54,7 +55,7 @@ __device__ __forceinline__ float sum_of(const Params& p, Output at) {
             const elem_t* tap = w + (p.first_r + r * p.step_r) * p.w_r + (p.first_s + s * p.step_s) * p.w_s;
             for (int c = 0; c < p.channels; ++c) sum += hc::to_acc(pixel[c * p.x_c]) * hc::to_acc(tap[c * p.w_channel]);
         }
-    return sum;
+    return HAS_RELU ? hc::relu(sum) : sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_repair(const __grid_constant__ Params p) {

@@ -1,20 +1,26 @@
-"""What a call costs besides the kernel's own time: the host side of a warm call, and the first use of a new layer."""
+"""What a call costs besides the kernel's own time: the host side of a warm call, the first use of a new layer, and how
+long a family's kernels compile."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from haloconv import env
+from haloconv.families.shipped import SHIPPED
 from haloconv.functional import conv2d
+from haloconv.jit import KernelSource, compile_source
 from haloconv.module import Conv2d
 from haloconv.tune.first_use import FirstUse
 from haloconv.tune.suite import Case
@@ -23,10 +29,12 @@ from haloconv.tune.timing import host_cost
 NO_GRAD_BUDGET_US = 12.0
 WITH_GRAD_BUDGET_US = 25.0
 COMPILE_BUDGET_MS = 1000.0
+TEXT_BUDGET_MS = 1500.0
 DISK_BUDGET_MS = 20.0
 SMALL_INPUT = (1, 8, 16, 16)
 SMALL_IMAGE = (64, 64)
 TURNS = 5
+STARTER_TEXT = KernelSource("starter", "starter", (), 'extern "C" __global__ void starter() {}')  # loads NVRTC
 CHILD_TIMEOUT_S = 300
 
 
@@ -71,6 +79,27 @@ class CompileTime:
     def within_budget(self) -> bool:
         within = self.compile_ms <= self.compile_budget_ms and self.disk_ms <= self.disk_budget_ms
         return within or not self.budgeted
+
+    def record(self) -> dict[str, object]:
+        return {**asdict(self), "within_budget": self.within_budget}
+
+
+@dataclass(frozen=True)
+class TextTimes:
+    """Wall ms to compile each of the texts that stand for a family, ``jobs`` processes side by side, no cache."""
+
+    what: str
+    texts: int
+    median_ms: float
+    worst_ms: float
+    worst: str
+    jobs: int
+    budget_ms: float = TEXT_BUDGET_MS
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the slowest is."""
+        return self.worst_ms <= self.budget_ms
 
     def record(self) -> dict[str, object]:
         return {**asdict(self), "within_budget": self.within_budget}
@@ -140,3 +169,22 @@ def _in_new_process(order: str, cache_folder: str) -> list[FirstUse]:
     if done.returncode:
         raise RuntimeError(f"measuring compile times failed:\n{done.stderr.strip()}")
     return [FirstUse(**use) for use in json.loads(done.stdout)]
+
+
+def text_times(family: str, arch: str, jobs: int | None = None) -> TextTimes:
+    """Compile every text that stands for ``family`` (families/shipped.py) once, for ``arch`` (such as ``"sm_90a"``).
+
+    A process for each four processors by default, as compiling is slower beside many others.
+    """
+    jobs, texts = jobs or max(1, (os.cpu_count() or 1) // 4), SHIPPED[family]()
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used CUDA cannot
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_compile_ms, initargs=(STARTER_TEXT, arch)) as pool:
+        times = list(pool.map(_compile_ms, texts, [arch] * len(texts)))
+    worst = max(range(len(texts)), key=times.__getitem__)
+    constants = " ".join(f"{name}={value}" for name, value in texts[worst].constants)
+    name = f"{texts[worst].entry} {constants}"
+    return TextTimes(family, len(texts), statistics.median(times), times[worst], name, jobs)
+
+
+def _compile_ms(source: KernelSource, arch: str) -> float:
+    return compile_source(source, arch).compile_ms

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 import haloconv
+from haloconv import plan
 from haloconv.emulator import available, emulated_device
 from haloconv.plan import plan_fprop
 from haloconv.problem import ConvSpec
@@ -115,6 +117,32 @@ def test_on_our_kernels(family: str, emulator_cache: None) -> None:
         plain = haloconv.conv2d(x, w, b, **extras)
         activated = haloconv.conv2d(x, w, b, **extras, activation="relu")
     assert torch.equal(activated, torch.relu(plain)) and (plain < 0).any()
+
+
+@pytest.mark.skipif(available() is not None, reason=f"no emulator: {available()}")
+@pytest.mark.parametrize(("family", "passes"), [("direct", 1), ("halo_sm90", 0)])
+def test_a_kernel_that_activates_needs_no_pass(
+    family: str, passes: int, monkeypatch: pytest.MonkeyPatch, emulator_cache: None
+) -> None:
+    x, w, b, _ = _tensors("padded", torch.float32)
+    spec = ConvSpec(family=family, strict=True, precision="tf32" if family == "halo_sm90" else None)
+    made, activated = [], plan._activated
+    monkeypatch.setattr(plan, "_activated", lambda run: made.append(run) or activated(run))
+    plan.clear_plans()
+    with emulated_device():
+        assert (plan_fprop(x, w, b, spec, "relu").run(x, w, b) >= 0).all()
+    plan.clear_plans()
+    assert len(made) == passes
+
+
+def test_the_choice_is_that_of_the_layer_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and rules know layers as they were measured, without an activation."""
+    x, w, b, _ = _tensors("padded")
+    asked, choose = [], plan._choose_or_tune
+    monkeypatch.setattr(plan, "_choose_or_tune", lambda problem, *rest: asked.append(problem) or choose(problem, *rest))
+    plan.clear_plans()
+    bound = plan_fprop(x, w, b, ConvSpec(), "relu")
+    assert [each.activation for each in asked] == [None] and bound.problem == replace(asked[0], activation="relu")
 
 
 @pytest.mark.parametrize("activation", ["gelu", "", 1, True])

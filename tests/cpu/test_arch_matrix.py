@@ -14,16 +14,8 @@ from functools import partial
 import pytest
 
 from haloconv import jit
-from haloconv.families import (
-    FAMILIES,
-    depthwise,
-    depthwise_toeplitz,
-    depthwise_window,
-    direct,
-    halo_sm80_shipped,
-    halo_sm80_wgrad,
-    halo_sm90_shipped,
-)
+from haloconv.families import FAMILIES, direct
+from haloconv.families.shipped import SHIPPED
 from haloconv.jit.source import KERNEL_FOLDER
 from tests.covering import constants_together, covering
 from tests.nvrtc_ctypes import Nvrtc, library_folder
@@ -32,15 +24,6 @@ EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MAIN_ARCH = "sm_90a"  # where kernels were measured: every text
 TOGETHER_ON_MAIN = {"halo_sm90": 3}  # but of its 332 texts of a second each, those that show every three constants
 ALSO_WITHOUT_BEING_ASKED = ("sm_75", "sm_120")  # the oldest and the newest: a part of the texts
-SHIPPED = {
-    "direct": direct.shipped_sources,
-    "halo_sm80": halo_sm80_shipped.shipped_sources,
-    "halo_sm80_wgrad": halo_sm80_wgrad.shipped_sources,
-    "halo_sm90": halo_sm90_shipped.shipped_sources,
-    "depthwise_window": depthwise_window.shipped_sources,
-    "depthwise_toeplitz": depthwise_toeplitz.shipped_sources,
-    "depthwise": depthwise.shipped_sources,
-}
 TENSOR_CORE_ARCHS = EVERY_ARCH[1:]
 ARCHS = {
     "direct": EVERY_ARCH,

@@ -76,5 +76,5 @@ def test_the_part_has_every_pair_and_every_judge() -> None:
 
 def _outputs(run: Run) -> int:
     problem = run.case.problem()
-    shape = {"fprop": problem.y_shape, "dgrad": problem.x_shape, "wgrad": problem.w_shape}.get(run.result, (0,))
-    return torch.Size(shape).numel()
+    shapes = {"dgrad": problem.x_shape, "wgrad": problem.w_shape, "bgrad": (0,)}
+    return torch.Size(shapes.get(run.result, problem.y_shape)).numel()

@@ -64,19 +64,19 @@ def test_unaligned_rows_leave_no_multiprocessor_idle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "blocks", "sm_count", "lanes"),
+    ("total", "blocks", "sm_count", "team"),
     [(16320, 2, 132, 2), (12, 3, 132, 3), (600, 5, 132, 1), (16320, 8, 132, 1)],
 )
 def test_blocks_of_filters_go_side_by_side_where_it_costs_no_step(
-    total: int, blocks: int, sm_count: int, lanes: int
+    total: int, blocks: int, sm_count: int, team: int
 ) -> None:
     share = share_steps(total, blocks, 4, sm_count, False)
     runs = list(share.runs(total, 4))
-    assert (share.lanes, share.most) == (lanes, -(-total // min(total, sm_count)))
+    assert (share.team, share.most) == (team, -(-total // min(total, sm_count)))
     assert len(runs) == share.grid and sum(end - begin for begin, end in runs) == total
-    each = total // lanes
+    each = total // team
     assert {(begin % each, (end - 1) % each) for begin, end in runs} == {
-        (begin, end - 1) for begin, end in runs[: share.grid // lanes]
+        (begin, end - 1) for begin, end in runs[: share.grid // team]
     }, "every lane is cut at the same steps"
 
 

@@ -81,6 +81,21 @@ def test_special_values_in_every_tiling(one: Case, subject: Subject, dtype: torc
         oracle.check(result, got, t, forced.spec, want=want)
 
 
+@pytest.mark.parametrize(("subject", "dtype", "result"), each_result((HALO_SM90,), ("fprop",)), ids=name_of)
+@pytest.mark.parametrize("one", pick("channels_last", "wide"), ids=case_id)
+def test_relu_in_every_tiling(one: Case, subject: Subject, dtype: torch.dtype, result: str) -> None:
+    """The kernel's own ReLU, also of NaN and infinities, and the same as PyTorch's behind the kernel."""
+    forced = subject.on(one, dtype)
+    t, want = special_activations(oracle.RELU, forced, dtype, "cuda")
+    index, most = 0, 1
+    while index < most:
+        with nth_tiling(index) as seen:
+            got, plain = oracle.run(oracle.RELU, t, forced), oracle.run(result, t, forced)
+        most, index = seen["most"], index + 1
+        oracle.check(oracle.RELU, got, t, forced.spec, want=want)
+        assert torch.equal(got.nan_to_num(), plain.relu().nan_to_num()) and (plain < 0).any()
+
+
 @pytest.mark.parametrize("kind", ["normal", "positive"])
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result((HALO_SM90,), ("fprop",)), ids=name_of)
 @pytest.mark.parametrize("one", LONG, ids=case_id)

@@ -114,7 +114,7 @@ PHASES = (
           ("        release_lines(p, *smem.control, lines, lines.released_end);\n", ""),
           on="aligned_nhwc", shape="rows in passing"),
     fault("segments run over columns", "a block goes on below a column's end",
-          ("min(p.steps - first.step, end - index)", "end - index"), on="rows_5x5", shape="rows"),
+          ("min(share.steps.value - first.step, end - index)", "end - index"), on="rows_5x5", shape="rows"),
 )  # fmt: skip
 
 KEPT = (
@@ -206,7 +206,7 @@ PLACES = (
     fault("columns of a pack in one place", "all output columns of a pack are written to the first",
           ("+ col) * p.pack_w + phase_col", "+ col) * p.pack_w"), on="large_3x3", shape="two runs of 128"),
     fault("classes in one place", "rows of a dilated filter's other classes are written to the first",
-          ("out_row = column.cls + p.classes * (row", "out_row = p.classes * (row"),
+          ("out_row = column.cls + p.share.classes.value * (row", "out_row = p.share.classes.value * (row"),
           on="aligned_dilated", shape="boxes in rows"),
     fault("strips in one place", "all strips are written to the first",
           ("(column.strip * p.strip_cols + col) * p.pack_w", "col * p.pack_w"),
@@ -240,6 +240,9 @@ NOT_FINITE = (
     fault("the repair forgets the bias", "an output is summed anew without its bias",
           ("HAS_BIAS ? hc::to_acc(p.bias[at.filter]) : 0.f", "0.f"),
           on="large_3x3", finite=False, kernel="halo_sm90_repair"),
+    fault("the repair forgets ReLU", "an output that is summed anew may be below zero",
+          ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
+          on="large_3x3", result="relu", finite=False, kernel="halo_sm90_repair"),
     fault("NaN run over", "the payload of a NaN is rounded as if it were a number",
           ("value != value ? 0x7fffffffu : __float_as_uint(value) + 0x1000u", "__float_as_uint(value) + 0x1000u"),
           on="odd_widths", finite=False),

@@ -175,7 +175,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
     int at = 0;                // of the ring, as in for_each_line
     unsigned tile_parity = 0;  // of the consumer's tiles
     Sums sums;
-    for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
+    for (hc::Segments segment(p.share); segment.next(p.share);) {
         const int first_tile = hc::STEP_TILES * segment.first.step;
         bool accumulate = false;
         for (int step = 0; step <= segment.steps; ++step)

@@ -32,7 +32,7 @@ __device__ __forceinline__ Filters filters_of(const Params& p, int consumer, con
 
 // Row of the output where the copy engine puts boxes of run `run` of a column (ROWS), for output `phase` of a pack.
 __device__ __forceinline__ int box_row(const Params& p, const Tile& column, int run, int phase) {
-    return column.cls + p.classes * (run * p.pack_h + phase);
+    return column.cls + p.share.classes.value * (run * p.pack_h + phase);
 }
 
 // Pixels by which a tile begins before its strip in row `out_row`, where the copy engine writes rows whose length is no
@@ -41,25 +41,32 @@ __device__ __forceinline__ int row_shift(const Params& p, int out_row) {
     return Y_JOINED ? out_row * p.cols & (16 / int(sizeof(elem_t)) - 1) : 0;
 }
 
-// Every warp writes its rows of one run of pixels.
+// The largest tiles that lanes store do so in one text for all buffers, but for what fills them, as registers have no
+// index: a text for each compiles twice as long. Tiles that leave in boxes would get 10 % slower.
+constexpr bool ONE_TEXT = !Y_BOXES && TILE_PX > 128;
+
+// Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
+// each when it comes to it (renew).
 template <class Finished>
-__device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self, const Tile& column,
-                                                const Filters& filters, int run, const float (&sums)[RUN / 2],
-                                                const Finished& finish) {
+__device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self, Tile column, const Filters& filters,
+                                                int tile, const Sums& sums, const Finished& finish) {
     constexpr int PX = PixelBuffer::PIXELS;
-    const int out_row = box_row(p, column, run, filters.phase), shift = row_shift(p, out_row);
-    const int first_col = column.strip * p.strip_cols - shift;
-#pragma unroll
-    for (int first_px = 0; first_px < RUN; first_px += PX) {
-        const int col = first_col + first_px;
+    if (ONE_TEXT) hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+#pragma unroll(ONE_TEXT ? 1 : TILE_PX / PX)
+    for (int px = 0; px < TILE_PX; px += PX) {
+        int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
+        if (!Y_BOXES) hc::ptx::renew(run);
+        hc::ptx::renew(lane);
+        const int first_px = px % RUN, out_row = box_row(p, column, run, filters.phase);
+        const int shift = row_shift(p, out_row), col = column.strip * p.strip_cols - shift + first_px;
         const bool sends = Y_BOXES && (!Y_JOINED || (col >= 0 && col + PX <= p.cols));  // no pixels of other rows
-        int row = run, lane = threadIdx.x % 32;
-        hc::ptx::renew(row), hc::ptx::renew(lane);  // one round's addresses at a time: registers are full of sums
         char* buffer = self.buffer + self.next_buffer.index * PixelBuffer::BYTES;
         if (Y_BOXES && hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 1>();
         self.next_buffer.advance(BUFFERS);
         __syncwarp();
-        hc::fill_by_pixels<elem_t>(buffer, sums, first_px / 8, finish);
+#pragma unroll
+        for (int i = 0; i < TILE_PX; i += PX)
+            if (i == px) hc::fill_by_pixels<elem_t>(buffer, sums[i / RUN], i % RUN / 8, finish);
         if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();
         __syncwarp();
         if (Y_BOXES && hc::ptx::elect_sync()) {
@@ -76,19 +83,20 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
                 hc::store_part<elem_t>(buffer, lane, -col, p.cols - col,
                                        rows.y + hc::place_of(p, {column.band, out_row, col}).offset, rows);
         } else if constexpr (!Y_BOXES) {
-            const auto place_of = [&](int px) {
+            const auto place_of = [&](int i) {
                 return hc::place_of(
-                    p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px, filters.phase));
+                    p, hc::output_of<FLAT>(p, column, run, (FLAT ? run * RUN : 0) + first_px + i, filters.phase));
             };
-            if (!FLAT && p.pack_w == 1 && p.y_col == 1) {  // neighbours, of which the first ones are inside
-                const hc::Output at = hc::output_of<FLAT>(p, column, row, first_px, filters.phase);
+            if constexpr (Y_NEIGHBOURS) {  // of which the first ones are inside
+                const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.phase);
                 const int count = at.inside ? min(PX, p.cols - at.col) : 0;
                 elem_t* to = rows.y + hc::place_of(p, at).offset;
-                if (count == 0 || hc::store_row<8>(buffer, lane, count, to, rows) ||
-                    hc::store_row<4>(buffer, lane, count, to, rows))
-                    continue;
+                if (count > 0 && !hc::store_row<8>(buffer, lane, count, to, rows) &&
+                    !hc::store_row<4>(buffer, lane, count, to, rows))
+                    hc::store_elements<elem_t>(buffer, lane, place_of, rows);
+            } else {
+                hc::store_by_pixels<elem_t>(buffer, lane, place_of, rows);
             }
-            hc::store_by_pixels<elem_t>(buffer, lane, place_of, rows);
         }
     }
 }
@@ -171,19 +179,20 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
                                            int tile, const Sums& sums) {
     const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
     const Filters own = filters_of(p, self.id, column, warp_row);
-    hc::Finish<HAS_BIAS> finish{};
+    hc::Finish<HAS_BIAS, HAS_RELU> finish{};
 #pragma unroll
     for (int half = 0; HAS_BIAS && half < 2; ++half) {
         const int own_row = threadIdx.x % 32 / 4, row = (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
         if (row < own.count) finish.bias[half] = hc::to_acc(p.bias[(i64)own.group * p.filters + own.first + row]);
     }
+    if constexpr (Y_CHANNELS_INNER) {
 #pragma unroll
-    for (int run = 0; run < RUNS; ++run)
-        if constexpr (Y_CHANNELS_INNER)
+        for (int run = 0; run < RUNS; ++run)
             write_by_filters(p, control, self, column, filters_of(p, self.id, column, 0), tile * RUNS + run, sums[run],
                              finish);
-        else if (own.count > 0)
-            write_by_pixels(p, self, column, own, tile * RUNS + run, sums[run], finish);
+    } else if (own.count > 0) {
+        write_by_pixels(p, self, column, own, tile, sums, finish);
+    }
 }
 
 // Sends all tiles of a consumer, buffer by buffer (SENDERS). The next buffer is free before this one is on its way.
@@ -192,7 +201,7 @@ __device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, in
     u64 *full = smem.control->sums_full[consumer], *empty = smem.control->sums_empty[consumer];
     Cursor at, before;
     bool has_before = false;
-    for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
+    for (hc::Segments segment(p.share); segment.next(p.share);) {
         const Filters filters = filters_of(p, consumer, segment.first, 0);
         const int first_run = hc::STEP_TILES * segment.first.step * RUNS;
         for (int own = SHARED_TILE ? 0 : consumer; own < hc::STEP_TILES * segment.steps; own += hc::STEP_TILES)

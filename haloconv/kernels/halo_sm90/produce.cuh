@@ -17,7 +17,7 @@ struct Line {
 template <class Stage>
 __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stage) {
     int at = 0;  // of the ring: of the segment's first line (KEEPS), or of the next one
-    for (hc::Segments segment(p); segment.steps > 0; segment.advance(p)) {
+    for (hc::Segments segment(p.share); segment.next(p.share);) {
         const int first_tile = hc::STEP_TILES * segment.first.step,
                   first_line = hc::lines_of<RUNS>(p, first_tile, 1, 0, 1).first;
         for (int step = 0; step <= segment.steps; ++step)
@@ -203,8 +203,9 @@ struct WeightStream {
     const Params& p;
     u64 *first_full, *full;  // of the ring, of the next stage; `stage_empty` are MAX_STAGES further on
     char *first_to, *to;
-    const unsigned char *first_from, *from;          // of the block, of the next tap
-    int stream, stage = 0, taps, tap = 0, left = 0;  // taps of a block; of the segment, those to come
+    const unsigned char *first_from, *from;  // of the block, of the next tap
+    int stream, stage = 0, taps, tap = 0;
+    int left = 0;  // taps of the segment that are to come; below 0 after the last segment
     unsigned parity = 0;
     hc::Segments segment;
 
@@ -216,12 +217,15 @@ struct WeightStream {
           to(first_to),
           stream(stream),
           taps(p.chunks * p.taps_r * p.taps_s),
-          segment(p) {
-        begin_segment();
-    }
+          segment(p.share) {}
 
+    // Whether there is a next tap. To be asked before `advance`.
+    __device__ __forceinline__ bool has_next() {
+        if (left == 0) begin_segment();
+        return left > 0;
+    }
     __device__ __forceinline__ void begin_segment() {
-        left = segment.steps > 0 ? segment.steps * taps + p.mid_tap : 0, tap = taps;
+        left = segment.next(p.share) ? segment.steps * taps + p.mid_tap : -1, tap = taps;
         first_from = from =
             p.packed +
             ((i64)(segment.first.group * p.blocks + segment.first.block) * STREAMS + stream) * taps * STAGE_BYTES;
@@ -238,7 +242,7 @@ struct WeightStream {
         ++full, to += STAGE_BYTES, from += STAGE_BYTES;
         if (++stage == STAGES) stage = 0, parity ^= 1, full = first_full, to = first_to;
         if (--tap == 0) tap = taps, from = first_from;
-        if (--left == 0) segment.advance(p), begin_segment();
+        --left;
     }
 };
 
@@ -246,9 +250,10 @@ struct WeightStream {
 __device__ __forceinline__ void produce_weights(const Params& p, const Smem& smem) {
     WeightStream first(p, smem, 0), second(p, smem, STREAMS - 1);
     if (STREAMS == 1)
-        for (; first.left > 0; first.advance()) first.wait();
-    while (STREAMS == 2 && first.left + second.left > 0) {
-        if (first.left > 0 && first.is_free()) first.advance();
-        if (second.left > 0 && second.is_free()) second.advance();
-    }
+        for (; first.has_next(); first.advance()) first.wait();
+    else
+        while (first.left >= 0 || second.left >= 0) {
+            if (first.has_next() && first.is_free()) first.advance();
+            if (second.has_next() && second.is_free()) second.advance();
+        }
 }

@@ -12,22 +12,13 @@
 // always multiply by the same weights, and their tiles are always neighbours.
 #pragma once
 
+#include "halo_sm90/share.cuh"
 #include "numeric.cuh"
 #include "ptx/tensor_map.cuh"
 
 namespace hc {
 
 constexpr int STEP_TILES = SHARED_TILE ? 1 : 2;  // tiles of a step
-
-// Division by a number that the host knows: for 0 <= n < 2^31 the quotient is the high word of n * magic, shifted.
-// Granlund and Montgomery, "Division by invariant integers using multiplication" (1994).
-struct Divisor {
-    int value;
-    unsigned magic;
-    int shift;
-
-    __device__ __forceinline__ int quotient(unsigned n) const { return value == 1 ? n : __umulhi(n, magic) >> shift; }
-};
 
 // Scalars of a launch. Rows and columns of strided problems are split into planes, one per residue of the stride.
 template <class Elem>
@@ -45,110 +36,23 @@ struct HaloParams {
     int pad_top, pad_left;                // input pixels before the first staged one of output (0, 0)
     int stride_h, stride_w;               // input lines (columns) from one output row (column) of the tile to the next
     int taps_r, taps_s, dil_h, dil_w;  // taps, and pixels between them; a line of ROWS is one row, so dil_h is 1 there
-    int classes, class_move, line_move;  // output rows of one class are `classes` apart; input rows per class and line
-    int pack_h, pack_w;                  // output rows, columns that one row of M stands for
-    int strips, strip_cols;              // strips of output columns
-    int lead;                            // pixels by which a line begins before its strip (Y_JOINED)
-    Divisor pitch;                       // pixels from row to row of a line (FLAT)
-    Divisor wrap;                        // rows after which the next image begins in a column (FLAT)
-    Divisor plane_px;                    // pixels of a plane
-    int planes_w, slot_px;               // planes side by side; pixels of a slot
+    int class_move, line_move;         // input rows per class of output rows, per line
+    int pack_h, pack_w;                // output rows, columns that one row of M stands for
+    int strip_cols;                    // output columns of a strip
+    int lead;                          // pixels by which a line begins before its strip (Y_JOINED)
+    Divisor pitch;                     // pixels from row to row of a line (FLAT)
+    Divisor wrap;                      // rows after which the next image begins in a column (FLAT)
+    Divisor plane_px;                  // pixels of a plane
+    int planes_w, slot_px;             // planes side by side; pixels of a slot
     int boxes, single_boxes,
         box_px;         // that the copy engine brings for a step's line, for one of one tile; pixels of each
     Divisor box_units;  // units of a box that is turned
-    int bands, steps;   // bands of a strip; steps of a column
     int mid_chunk, mid_r, mid_s, mid_tap;  // where phase 0 ends, which starts at 0 in all of them; SHARED_TILE: where
                                            // a consumer lets the other one begin its next tile
     int next_chunk, next_r, next_s;        // where phase 1 starts, which ends with the last of them
     int blocks, chunks;                    // blocks (SHARED_TILE: pairs of them) in a group; chunks of channels
     int slot_bytes;                        // of a slot
-    int total;                             // steps of the launch
-    int strip_blocks;                      // blocks of threads of a strip, or 0: strips are cut anywhere
-    int lanes;                             // blocks of filters side by side: 1, or all of a group
-};
-
-// A step. Steps are numbered along nested loops of group, strip, band, class, block and step, where blocks are those of
-// a lane.
-struct Tile {
-    int group, block, strip, band, cls, step;
-};
-
-template <class P>
-__device__ __forceinline__ Tile tile_at(const P& p, unsigned index, int lane) {
-    const unsigned blocks = p.blocks / p.lanes;
-    const unsigned column = index / (unsigned)p.steps, cls = column / blocks;
-    const unsigned band = cls / (unsigned)p.classes, strip = band / (unsigned)p.bands;
-    const unsigned group = strip / (unsigned)p.strips;
-    return {int(group),
-            lane + int(column - cls * blocks),
-            int(strip - group * p.strips),
-            int(band - strip * p.bands),
-            int(cls - band * p.classes),
-            int(index - column * p.steps)};
-}
-
-// The steps of one block of threads: a run of neighbours, as equal as whole steps allow, cut where columns end. Each
-// segment's steps are done in order, and the second consumer ends with a step more.
-//
-// lanes: that many neighbouring blocks of threads take the same run of different blocks of filters. So these read the
-// same input at the same time, and all but the first find it in the L2.
-//
-// strip_blocks (Y_JOINED): every strip is cut at the same steps. So many blocks take its runs from its first step on,
-// and each of the spare blocks takes what remains at the ends of some strips: no more than it has to, as it begins more
-// often.
-struct Segments {
-    Tile first;  // of the current segment
-    int steps;   // of it; 0 after the last
-    int lane, index, end;
-    int ends_left;  // of strips, after this one's
-
-    template <class P>
-    __device__ __forceinline__ explicit Segments(const P& p) : ends_left(0) {
-        const int i = blockIdx.x / p.lanes;
-        lane = blockIdx.x - i * p.lanes, index = run(p, i), end = run(p, i + 1);
-        if (Y_JOINED && p.strip_blocks > 0) cut_strips(p);
-        locate(p);
-    }
-    // The step where run `i` begins.
-    template <class P>
-    static __device__ __forceinline__ int run(const P& p, int i) {
-        return int((i64)(p.total / p.lanes) * i / (gridDim.x / p.lanes));
-    }
-    template <class P>
-    static __device__ __forceinline__ int steps_of_strip(const P& p) {
-        return p.bands * p.classes * p.blocks * p.steps;
-    }
-    // The step of a strip where its blocks' run `i` begins. They leave to the others what they do not get done in time.
-    template <class P>
-    static __device__ __forceinline__ int strip_run(const P& p, int i) {
-        const int most = int((p.total + gridDim.x - 1) / gridDim.x);  // steps of the busiest block
-        return int((i64)min(steps_of_strip(p), p.strip_blocks * most) * i / p.strip_blocks);
-    }
-    template <class P>
-    __device__ __forceinline__ void cut_strips(const P& p) {
-        const int whole = steps_of_strip(p), strips = p.total / whole, own = p.strip_blocks;
-        const int block = blockIdx.x, spare = block - strips * own;
-        if (spare < 0) {
-            const int strip = block / own, i = block - strip * own;
-            index = strip * whole + strip_run(p, i), end = strip * whole + strip_run(p, i + 1);
-        } else {
-            const int spares = gridDim.x - strips * own, strip = spare * strips / spares;
-            index = strip * whole + strip_run(p, own), end = (strip + 1) * whole;
-            ends_left = (spare + 1) * strips / spares - strip - 1;
-        }
-    }
-    template <class P>
-    __device__ __forceinline__ void advance(const P& p) {
-        index += steps;
-        if (Y_JOINED && index == end && ends_left > 0)
-            index += strip_run(p, p.strip_blocks), end += steps_of_strip(p), --ends_left;
-        locate(p);
-    }
-    template <class P>
-    __device__ __forceinline__ void locate(const P& p) {
-        first = tile_at(p, index, lane);
-        steps = min(p.steps - first.step, end - index);
-    }
+    Share share;
 };
 
 // One phase of a step of a segment: its taps, and which of the segment's tiles it takes, counted from the segment's
@@ -246,7 +150,7 @@ __device__ __forceinline__ Output output_of(const P& p, const Tile& column, int 
         n = at.n, row = at.row, col = px - down * p.pitch.value;
     }
     const int phase_row = p.pack_w == 1 ? phase : phase / p.pack_w, phase_col = phase - phase_row * p.pack_w;
-    const int out_row = column.cls + p.classes * (row * p.pack_h + phase_row);
+    const int out_row = column.cls + p.share.classes.value * (row * p.pack_h + phase_row);
     const int out_col = (column.strip * p.strip_cols + col) * p.pack_w + phase_col;
     return {n, out_row, out_col,
             n < p.n && col < p.strip_cols && out_row < p.rows && (unsigned)out_col < (unsigned)p.cols};

@@ -7,6 +7,7 @@
 // moves boxes, or lanes store what is inside.
 #pragma once
 
+#include "halo_sm90/relu.cuh"
 #include "halo_sm90/swizzle.cuh"
 #include "halo_sm90/tile.cuh"
 #include "numeric.cuh"
@@ -35,12 +36,13 @@ struct FilterBuffer {
 };
 
 // What becomes of a sum before it is an output. `bias` is that of the lane's two rows.
-template <bool ADDS_BIAS>
+template <bool ADDS_BIAS, bool IS_RELU>
 struct Finish {
     float bias[2];
 
     __device__ __forceinline__ float operator()(float sum, int half) const {
-        return ADDS_BIAS ? sum + bias[half] : sum;
+        if (ADDS_BIAS) sum += bias[half];
+        return IS_RELU ? relu(sum) : sum;
     }
     // Two neighbouring pixels of a row as 16-bit elements.
     template <class Half, int COUNT>
@@ -167,7 +169,22 @@ __device__ __forceinline__ bool is_piece(const PlaceOf& place_of, int px, const 
     return same && (aligned || !first.inside);
 }
 
-// Stores a warp's buffer of pixels in the widest pieces that their places allow. place_of(px) is pixel px's place.
+// Stores a warp's buffer of pixels one by one. place_of(px) is pixel px's place.
+template <class Elem, class PlaceOf>
+__device__ __forceinline__ void store_elements(const char* buffer, int lane, const PlaceOf& place_of,
+                                               const Rows<Elem>& rows) {
+#pragma unroll 1
+    for (int px = lane; px < PixelBuffer<Elem>::PIXELS; px += 32) {
+        const Place place = place_of(px);
+        const int byte = px * sizeof(Elem);
+        Elem* to = rows.y + place.offset;
+#pragma unroll 1
+        for (int row = 0; place.inside && row < rows.count; ++row, to += rows.stride)
+            *to = *reinterpret_cast<const Elem*>(buffer + unit_offset<128>(row, byte / 16) + byte % 16);
+    }
+}
+
+// The same in the widest pieces that their places allow.
 template <class Elem, class PlaceOf>
 __device__ __forceinline__ void store_by_pixels(const char* buffer, int lane, const PlaceOf& place_of,
                                                 const Rows<Elem>& rows) {
@@ -176,15 +193,7 @@ __device__ __forceinline__ void store_by_pixels(const char* buffer, int lane, co
         return store_pieces<8>(buffer, lane, rows.y + place.offset, place.inside, rows.stride);
     if (__all_sync(~0u, is_piece<4>(place_of, lane * (4 / sizeof(Elem)), rows, place) && rows.count == WARP_ROWS))
         return store_pieces<4>(buffer, lane, rows.y + place.offset, place.inside, rows.stride);
-#pragma unroll 1
-    for (int px = lane; px < PixelBuffer<Elem>::PIXELS; px += 32) {
-        place = place_of(px);
-        const int byte = px * sizeof(Elem);
-        Elem* to = rows.y + place.offset;
-#pragma unroll 1
-        for (int row = 0; place.inside && row < rows.count; ++row, to += rows.stride)
-            *to = *reinterpret_cast<const Elem*>(buffer + unit_offset<128>(row, byte / 16) + byte % 16);
-    }
+    store_elements<Elem>(buffer, lane, place_of, rows);
 }
 
 // Stores pixels [first, end) of a warp's buffer, which are neighbours in memory: pixel 0 of the first row at `to`, a
