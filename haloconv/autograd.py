@@ -24,6 +24,11 @@ def _recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bo
     return wanted and torch.is_grad_enabled()
 
 
+def activated(y: Tensor, activation: str | None) -> Tensor:
+    """``y`` behind the activation, for whatever records operators."""
+    return y if activation is None else torch.relu(y)
+
+
 def fprop(
     x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, notes: dict | None = None, activation: str | None = None
 ) -> Tensor:
@@ -39,8 +44,7 @@ def fprop(
         return plan.run(x, w, b)
     if plan.native:
         top, _, left, _ = spec.padding
-        y = torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
-        return y if activation is None else torch.relu(y)
+        return activated(torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation)
     return _Fprop.apply(x, w, b, plan)
 
 

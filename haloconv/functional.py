@@ -115,8 +115,7 @@ def convolve(
         if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
             x, w, b = cast_for_autocast(device_type, x, w, b)
     if not _is_compiling() and (_functorch_is_active() or forward_ad._current_level >= 0):
-        y = transforms.fprop(x, w, b, spec)
-        return y if activation is None else torch.relu(y)
+        return autograd.activated(transforms.fprop(x, w, b, spec), activation)
     if (
         _is_compiling()
         or type(x) not in _PLAIN_TYPES
@@ -125,6 +124,5 @@ def convolve(
         or _dispatch_modes()
         or _tracing_state() is not None
     ):
-        y = torch.ops.haloconv.fprop(x, w, b, *spec)
-        return y if activation is None else torch.relu(y)
+        return autograd.activated(torch.ops.haloconv.fprop(x, w, b, *spec), activation)
     return autograd.fprop(x, w, b, spec, notes, activation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ from haloconv.env import device_facts, environment_stamp
 from haloconv.families.shipped import SHIPPED
 from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
-from haloconv.tune.costs import CompileTime, HostCost, TextTimes, compile_times, host_costs, text_times
+from haloconv.tune.costs import Cost, compile_times, host_costs, text_times
 from haloconv.tune.layer import LAYOUTS, Layer
 from haloconv.tune.network import Effort, NetworkCase, load_networks
 from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
@@ -305,9 +305,7 @@ def _table(title: str, first: str, *others: str) -> Table:
     return table
 
 
-def _keep_costs(
-    what: str, costs: list[HostCost] | list[CompileTime] | list[TextTimes], folder: Path, console: Console
-) -> None:
+def _keep_costs(what: str, costs: Sequence[Cost], folder: Path, console: Console) -> None:
     environment = environment_stamp()
     rows: list[ResultRow] = [{**cost.record(), **environment} for cost in costs]
     console.print(f"wrote {append_rows(folder, what, rows)}", highlight=False, markup=False)

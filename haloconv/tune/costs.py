@@ -38,8 +38,20 @@ STARTER_TEXT = KernelSource("starter", "starter", (), 'extern "C" __global__ voi
 CHILD_TIMEOUT_S = 300
 
 
+class Cost:
+    """A measured cost, a dataclass, that may be within its budget."""
+
+    @property
+    def within_budget(self) -> bool:
+        raise NotImplementedError
+
+    def record(self) -> dict[str, object]:
+        """The fields of a row."""
+        return {**asdict(self), "within_budget": self.within_budget}  # type: ignore[call-overload]
+
+
 @dataclass(frozen=True)
-class HostCost:
+class HostCost(Cost):
     """Wall us that the host needs to enqueue one warm call, on PyTorch's side and on ours, in the same run.
 
     ``budget_us`` is what PyTorch took when the budget was set. Hosts differ, and one host from run to run, so that the
@@ -56,12 +68,9 @@ class HostCost:
         """At most what PyTorch takes in the same run."""
         return self.haloconv_us <= self.aten_us
 
-    def record(self) -> dict[str, object]:
-        return {**asdict(self), "within_budget": self.within_budget}
-
 
 @dataclass(frozen=True)
-class CompileTime:
+class CompileTime(Cost):
     """Wall ms per kernel of a layer's first call in a process: compiled anew, and loaded from the cache on disk.
 
     ``budgeted`` is False for the first kernel of a process, whose time is that of loading the compiler.
@@ -80,12 +89,9 @@ class CompileTime:
         within = self.compile_ms <= self.compile_budget_ms and self.disk_ms <= self.disk_budget_ms
         return within or not self.budgeted
 
-    def record(self) -> dict[str, object]:
-        return {**asdict(self), "within_budget": self.within_budget}
-
 
 @dataclass(frozen=True)
-class TextTimes:
+class TextTimes(Cost):
     """Wall ms to compile each of the texts that stand for a family, ``jobs`` processes side by side, no cache."""
 
     what: str
@@ -100,9 +106,6 @@ class TextTimes:
     def within_budget(self) -> bool:
         """Whether the slowest is."""
         return self.worst_ms <= self.budget_ms
-
-    def record(self) -> dict[str, object]:
-        return {**asdict(self), "within_budget": self.within_budget}
 
 
 class _Sides(NamedTuple):

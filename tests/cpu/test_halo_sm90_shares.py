@@ -6,13 +6,15 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from haloconv import conv2d
 from haloconv.emulator import emulated_device
 from haloconv.families.base import TensorForm, strides_of
 from haloconv.families.halo_sm90_configs import storage_of
 from haloconv.families.halo_sm90_form import forms
-from haloconv.families.halo_sm90_share import share_steps
+from haloconv.families.halo_sm90_share import cuts, divisor, share_steps
 from haloconv.families.halo_sm90_tile import Tiling
 from haloconv.problem import Conv2dProblem
 from tests.emulated import tiles_of
@@ -78,6 +80,27 @@ def test_blocks_of_filters_go_side_by_side_where_it_costs_no_step(
     assert {(begin % each, (end - 1) % each) for begin, end in runs} == {
         (begin, end - 1) for begin, end in runs[: share.grid // team]
     }, "every lane is cut at the same steps"
+
+
+def _quotient(n: int, value: int, magic: int, shift: int) -> int:
+    """What ``Divisor::quotient`` of kernels/halo_sm90/divisor.cuh computes."""
+    assert 0 <= n < 1 << 31 and magic < 1 << 32
+    return n if value == 1 else (n * magic >> 32) >> shift
+
+
+@given(st.integers(0, (1 << 31) - 1), st.integers(1, (1 << 31) - 1))
+def test_divisors_are_exact(n: int, value: int) -> None:
+    for each in {n, n // value * value, max(0, n // value * value - 1), (1 << 31) - 1}:
+        assert _quotient(each, *divisor(value)) == each // value
+
+
+@given(st.integers(0, (1 << 31) - 1), st.integers(1, 200))
+def test_cuts_are_equal_parts(length: int, parts: int) -> None:
+    *division, each, left = cuts(length, parts)
+    assert [i * each + _quotient(i * left, *division) for i in range(parts + 1)] == [
+        i * length // parts for i in range(parts + 1)
+    ]
+    assert cuts(length, 0) == (0,) * 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
