@@ -93,6 +93,8 @@ CASES: tuple[Case, ...] = (
     case("odd_widths", "nothing is a multiple of two", (3, 7, 13, 17), (11, 3, 5), padding=(1, 2)),
     case("primes", "every extent prime and larger than one tile", (1, 17, 23, 67), (67, 3, 3), padding=1),
     case("one_pixel_image", "1x1 image under a padded 3x3 filter: one live tap", (4, 16, 1, 1), (8, 3, 3), padding=1),
+    case("few_tiles", "few pixels and many channels: parts of a sum in different blocks of threads", (1, 128, 5, 7),
+         (128, 3, 3), padding=1),
     case("one_pixel_output", "filter as large as the image", (3, 6, 7, 9), (10, 7, 9)),
     case("one_row", "H = 1", (2, 8, 1, 70), (8, 1, 3), padding=(0, 1)),
     case("one_column", "W = 1", (2, 8, 70, 1), (8, 3, 1), padding=(1, 0)),

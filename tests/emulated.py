@@ -16,12 +16,13 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
+from haloconv import problem
 from haloconv.emulator import emulated_device
 from haloconv.families import halo_sm90
-from haloconv.families.halo_sm90_configs import all_configs, cost
+from haloconv.families.halo_sm90_configs import cost, split_tilings, tilings
 from haloconv.families.halo_sm90_form import Form
 from haloconv.families.halo_sm90_shape import Config, Storage
-from haloconv.families.halo_sm90_tile import Tiling, tile
+from haloconv.families.halo_sm90_tile import Tiling
 from tests import (
     emulated_depthwise,
     emulated_depthwise_toeplitz,
@@ -99,6 +100,14 @@ EXTRA = (
          (1, 64, 3, 130), (72, 3, 1), padding=1),
     case("strided_rows", "chunks of channels pass through a ring without a line to spare", (1, 72, 12, 70), (40, 3, 3),
          stride=(2, 1)),
+    case("split_small", "few tiles of many channels, whose parts different blocks sum", (2, 256, 5, 7), (128, 3, 3),
+         padding=1),
+    case("split_aligned", "the same, where boxes take sums of parts", (1, 256, 4, 40), (128, 3, 3), padding=1),
+    case("split_nhwc", "the same where channels are neighbours", (2, 256, 5, 7), (128, 3, 3), padding=1,
+         storage="channels_last"),
+    case("split_few", "the next part's filters follow in the middle of a block", (1, 256, 5, 7), (70, 3, 3), padding=1),
+    case("split_few_nhwc", "the same where channels are neighbours", (1, 256, 5, 7), (70, 3, 3), padding=1,
+         storage="channels_last"),
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
          padding=1),
 )  # fmt: skip
@@ -146,7 +155,13 @@ SHAPES: dict[str, Callable[[Config], bool]] = {
     "shared tile flat": lambda config: config.shared_tile and config.flat,
     "rows without packs": lambda config: not config.flat and config.packs == 1,
     "rows of 128": lambda config: config.run == 128 and config.runs == 1 and not config.flat,
+    "channels in two parts": lambda config: config.splits == 2 and config.flat,
+    "channels in parts, in rows": lambda config: config.splits > 1 and not config.flat,
+    "three products": lambda config: config.flat,
+    "three products in rows": lambda config: not config.flat,
+    "three products in boxes": lambda config: config.boxes,
 }
+SPLIT_VALUES = tuple(shape for shape in SHAPES if shape.startswith("three products"))
 SHAPED = {
     "flat": ("large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime", "groups_odd", "four_sides"),
     "flat strips": ("rows_5x5", "strips_3x5"),
@@ -176,18 +191,27 @@ SHAPED = {
         "joined_by_four", "joined_by_eight", "joined_far_left", "joined_column",
     ),
     "rows of 128": ("joined_column",),
+    "channels in two parts": ("split_small", "split_nhwc"),
+    "channels in parts, in rows": ("split_small", "split_aligned", "split_nhwc"),
     "rows without packs": ("row_filter", "joined_rows", "joined_pairs"),
     "shared tile": ("shared_3x3", "shared_nhwc", "shared_groups", "shared_odd_nhwc"),
     "shared tile kept": ("shared_3x3", "shared_joined", "shared_nhwc", "strips_3x5"),
     "shared tile in passing": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_groups"),
     "shared tile flat": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_odd_nhwc"),
 }  # fmt: skip
+# fp32 as two TF32 values each, of which three products count: by lanes, turned, joined, kept, packed, in shared tiles.
+THREE_PRODUCTS = {
+    "three products": ("large_3x3", "large_nhwc", "odd_widths", "channels_last_odd", "shared_3x3", "groups_odd"),
+    "three products in rows": ("rows_5x5", "aligned_nhwc", "shared_joined", "stride_2"),
+    "three products in boxes": ("aligned_3x5", "joined_rows", "joined_by_two"),
+}
 # Tiles that also run with ReLU: whose sums leave by pixels and by filters, in boxes and by lanes, packed and not.
 ACTIVATED = {
     "": ("border_3x3", "large_3x3", "one_channel_in", "channels_last", "channels_last_odd"),
     "two runs of 128": ("large_3x3",),
     "boxes in rows": ("aligned_3x5", "aligned_nhwc", "joined_by_two"),
     "shared tile flat": ("shared_nhwc",),
+    "channels in two parts": ("split_few", "split_few_nhwc"),
 }
 # Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
 # in groups, whose sums are repaired, and not packed.
@@ -221,6 +245,7 @@ class Run:
     def forced(self) -> Case:
         """The case with the family forced: a refusal raises instead of running PyTorch's convolution."""
         precision = "tf32" if self.family in TENSOR_CORES and self.dtype == torch.float32 else None
+        precision = "tf32x3" if self.shape in SPLIT_VALUES else precision
         spec = self.case.spec._replace(family=self.family, precision=precision, strict=True)
         return replace(self.case, spec=spec)
 
@@ -288,15 +313,16 @@ def tiles_of(shape: str) -> Iterator[None]:
         return
 
     def only(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
-        if shape.startswith("boxes"):  # why_not does not know the strides; the encoder refuses those that do not fit
+        if "boxes" in shape:  # why_not does not know the strides; the encoder refuses those that do not fit
             storage = replace(storage, x_whole=True)
-        wanted = [config for config in all_configs(form, storage) if SHAPES[shape](config)]
-        tilings = [tile(form, config, storage) for config in wanted]
-        fitting = [each for each in tilings if isinstance(each, Tiling)]
-        return tuple(sorted(fitting, key=lambda each: cost(each, storage, sm_count)))
+        found = (*tilings(form, storage), *split_tilings(form, storage))
+        fitting = [each for each in found if SHAPES[shape](each.config)]
+        return tuple(sorted(fitting, key=lambda each: cost(each, each.storage, sm_count)))
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm90, "configs", only)
+        if shape in SPLIT_VALUES:  # what the kernel can do and conv2d does not offer
+            patch.setattr(problem, "PRECISIONS", (*problem.PRECISIONS, "tf32x3"))
         yield
 
 
@@ -317,6 +343,11 @@ def halo_sm90_runs() -> Iterator[Run]:
     for shape, names in SHAPED.items():
         for one, dtype in product((BY_NAME[name] for name in names), (torch.float32, torch.float16)):
             yield from (Run("halo_sm90", one, dtype, result, shape) for result in ("fprop", "dgrad"))
+    for shape, names in THREE_PRODUCTS.items():
+        for name, result in product(names, ("fprop", "dgrad")):
+            yield Run("halo_sm90", BY_NAME[name], torch.float32, result, shape)
+    for result in ("fprop", "dgrad"):
+        yield Run("halo_sm90", BY_NAME["shared_odd_nhwc"], torch.float32, result, "three products", finite=False)
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.float16)):
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in ("fprop", "dgrad"))
     for result in ("fprop", "dgrad"):

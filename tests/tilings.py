@@ -10,10 +10,11 @@ from pytest import MonkeyPatch
 from haloconv import plan
 from haloconv.families import halo_sm90
 from haloconv.families.base import TensorForm, strides_of
-from haloconv.families.halo_sm90_configs import all_configs, configs
+from haloconv.families.halo_sm90_configs import configs, split_tilings, tilings
 from haloconv.families.halo_sm90_form import Form, forms
 from haloconv.families.halo_sm90_shape import Storage
-from haloconv.families.halo_sm90_tile import Tiling, tile
+from haloconv.families.halo_sm90_text import source
+from haloconv.families.halo_sm90_tile import Tiling
 from haloconv.jit import KernelSource
 from haloconv.problem import Conv2dProblem
 from tests import oracle
@@ -22,8 +23,7 @@ from tests.cases import Case, Tensors
 
 def all_tilings(form: Form, storage: Storage) -> list[Tiling]:
     """Every tiling that fits, whatever the cost model thinks of it."""
-    found = (tile(form, config, storage) for config in all_configs(form, storage))
-    return [each for each in found if isinstance(each, Tiling)]
+    return [*tilings(form, storage), *split_tilings(form, storage)]
 
 
 @contextmanager
@@ -52,7 +52,8 @@ def texts_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
     first = t.x if result == "fprop" else t.dy
     layout = oracle.layout_of(one.storage)
     operands = (TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0) for tensor in (first, t.w))
-    return list(halo_sm90.sources(problem, *operands, layout)) if forms(problem) else []
+    operands = (*operands, layout)
+    return [*halo_sm90.sources(problem, *operands), *halo_sm90.split_sources(problem, *operands)]
 
 
 def chosen_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
@@ -60,7 +61,7 @@ def chosen_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, 
     result = problem.y_shape if problem.direction == "fprop" else problem.x_shape
     operands = halo_sm90._operands(problem, first, second, strides_of(result, layout), layout)
     best = [configs(form, operands.storage, 132)[0] for form in forms(problem) if form.taps]
-    return [halo_sm90.source(problem, tiling, operands.storage) for tiling in best]
+    return [source(problem, tiling) for tiling in best]
 
 
 def all_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:

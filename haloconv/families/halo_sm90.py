@@ -7,15 +7,17 @@ are native. Filters are packed by a small kernel before every launch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
 from haloconv import support
 from haloconv.env import device_facts
 from haloconv.families.base import MOST_CANDIDATES, BoundCall, TensorForm, strides_of
-from haloconv.families.halo_sm90_configs import all_configs, configs, storage_of
+from haloconv.families.halo_sm90_configs import TERMS, configs, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90_form import Form, forms
+from haloconv.families.halo_sm90_launch import OverlappingLaunch
 from haloconv.families.halo_sm90_shape import (
     BLOCK_M,
     UNIT_PX,
@@ -23,27 +25,27 @@ from haloconv.families.halo_sm90_shape import (
     Storage,
     ceil_div,
     joined_planes,
-    line_warps,
     threads,
 )
 from haloconv.families.halo_sm90_share import DIVISOR, SHARE, divisor
-from haloconv.families.halo_sm90_tile import Tiling, tile
+from haloconv.families.halo_sm90_text import pack_source, repair_source, source, sum_source
+from haloconv.families.halo_sm90_tile import Tiling
 from haloconv.families.launch import Launch
-from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
+from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle
 from haloconv.problem import Conv2dProblem
 
-_ELEMENTS = {torch.float32: "float", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,
 }
-_STORED_TYPES = {**_MAP_TYPES, torch.float32: DataType.FLOAT32}
 _SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
 _X_POINTER, _Y_POINTER = 0, 2  # of a launch
 _PARAMS_FORMAT = f"5Q9q21i{3 * DIVISOR}5i{DIVISOR}10i{SHARE}"
 _PACK_FORMAT = "3Q5q18i"
 _REPAIR_FORMAT = "5Q15q19i"
+_SUM_FORMAT = "3Q2q3i"
+_SUM_BLOCKS = 4096
 _REPAIR_BLOCKS = 1024
 _FLAG_BYTES = 128  # before the packed weights, which keep their alignment
 _PACK_THREADS = 256
@@ -57,7 +59,9 @@ class HaloSm90Family:
     activations = ("relu",)
 
     def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
-        reason = support.why_not(problem, device) or support.why_no_tensor_cores(problem)
+        reason = support.why_not(problem, device)
+        if reason is None and problem.precision not in TERMS:
+            reason = support.why_no_tensor_cores(problem)
         if reason is not None:
             return reason
         if device_facts(device.index).arch != _ARCH:
@@ -78,7 +82,7 @@ class HaloSm90Family:
         storage = storage_of(problem, first, strides_of(shape, result_layout), result_layout)
         found = [configs(form, storage, sm_count) for form in forms(problem) if form.taps]
         ranks = range(min(MOST_CANDIDATES, max(map(len, found), default=0)))
-        return [tuple(tilings[min(rank, len(tilings) - 1)].config for tilings in found) for rank in ranks]
+        return [tuple(each[min(rank, len(each) - 1)].config for each in found) for rank in ranks]
 
     def bind(
         self,
@@ -120,21 +124,24 @@ class Bound:
         self._shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
         self._strides = strides_of(self._shape, result_layout)
         operands = _operands(problem, first, second, self._strides, result_layout)
-        self._launches: list[tuple[Launch, Launch, Launch | None, int]] = []
-        self._packed_bytes = 0
+        self._launches: list[tuple[Launch, Launch, Launch | None, Launch | None, int]] = []
+        self._packed_bytes, self._partial_bytes = 0, 0
         self._has_gaps = False
         for form in forms(problem):
             if form.taps == 0:
                 self._has_gaps = True
                 continue
-            tilings = configs(form, operands.storage, sm_count)
-            config = tilings[0].config if wanted is None else wanted[len(self._launches)]
-            tiling = next(each for each in tilings if each.config == config)
-            pack = _pack_launch(problem, tiling, operands, device)
-            launch = _launch(problem, tiling, operands, device, sm_count)
-            repair = repair_launch(problem, form, operands, device) if tiling.config.packs > 1 else None
-            self._launches.append((pack, launch, repair, self._packed_bytes))
+            found = configs(form, operands.storage, sm_count)
+            config = found[0].config if wanted is None else wanted[len(self._launches)]
+            tiling = next(each for each in found if each.config == config)
+            own = operands if form.splits == tiling.form.splits else _partial(tiling, operands, result_layout)
+            pack = _pack_launch(problem, tiling, own, device)
+            launch = _launch(problem, tiling, own, device, sm_count)
+            repair = repair_launch(problem, form, operands, device) if tiling.config.repaired else None
+            add = _sum_launch(problem, tiling, device) if tiling.form.splits > 1 else None
+            self._launches.append((pack, launch, repair, add, self._packed_bytes))
             self._packed_bytes += _FLAG_BYTES + tiling.packed_bytes
+            self._partial_bytes = 4 * tiling.form.splits * prod(self._shape) if add else 0
 
     def _run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
         y = x.new_empty_strided(self._shape, self._strides)
@@ -142,10 +149,15 @@ class Bound:
             y.zero_()  # pixels that no tap reaches
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
         bias = 0 if b is None else b.data_ptr()
-        for pack, launch, repair, offset in self._launches:
+        for pack, launch, repair, add, offset in self._launches:
             flag = packed.data_ptr() + offset
             place = flag + _FLAG_BYTES
             pack(w.data_ptr(), place, flag)
+            if add is not None:
+                partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
+                launch(x.data_ptr(), place, partial.data_ptr(), 0, flag)
+                add(partial.data_ptr(), y.data_ptr(), bias)
+                continue
             launch(x.data_ptr(), place, y.data_ptr(), bias, flag)
             if repair is not None:
                 repair(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag)
@@ -169,9 +181,28 @@ def _operands(
     return _Operands(first, storage, w, problem.k_per_group * w_k, y)
 
 
+def _partial(tiling: Tiling, operands: _Operands, result_layout: str) -> _Operands:
+    """The operands of a launch whose groups are parts of the channels, and whose result is their sums."""
+    form = tiling.form
+    shape = (form.n, form.splits * form.filters, form.vertical.out_extent, form.horizontal.out_extent)
+    w_group, y = form.channels * operands.w[1], strides_of(shape, result_layout)
+    return replace(operands, storage=tiling.storage, w_group=w_group, y=y)
+
+
+def _sum_launch(problem: Conv2dProblem, tiling: Tiling, device: torch.device) -> Launch:
+    """The launch that adds up the parts (kernels/halo_sm90_sum.cu)."""
+    form = tiling.form
+    pixels = form.vertical.out_extent * form.horizontal.out_extent
+    inner, plane = (form.filters, 1) if tiling.storage.y_inner else (form.filters * pixels, pixels)
+    outputs = form.n * form.filters * pixels
+    grid = min(_SUM_BLOCKS, ceil_div(outputs, _PACK_THREADS))
+    fields = (outputs, inner, form.splits, plane, form.filters)
+    return Launch(sum_source(problem), device, grid, _PACK_THREADS, 0, _SUM_FORMAT, fields)
+
+
 def _pack_launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device) -> Launch:
     config, form, vertical = tiling.config, tiling.form, tiling.vertical
-    pieces = tiling.chunks * tiling.taps * config.stage_bytes // 16
+    pieces = tiling.chunks * tiling.taps * config.stage_bytes // config.terms // 16
     fields = (
         *(operands.w[0], operands.w[1], operands.w[2], operands.w[3], operands.w_group),
         *(form.filters, form.channels, tiling.packed_blocks, tiling.chunks, vertical.taps, tiling.taps_s),
@@ -180,7 +211,7 @@ def _pack_launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, de
         *(config.pack_w, BLOCK_M // config.packs, pieces),
     )
     grid = form.groups * tiling.packed_blocks * ceil_div(pieces, _PACK_THREADS)
-    return Launch(pack_source(problem, config, operands.storage), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, fields)
+    return Launch(pack_source(problem, tiling), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, fields)
 
 
 def repair_launch(problem: Conv2dProblem, form: Form, operands: _Operands, device: torch.device) -> Launch:
@@ -200,13 +231,6 @@ def repair_launch(problem: Conv2dProblem, form: Form, operands: _Operands, devic
     return Launch(repair_source(problem), device, grid, _PACK_THREADS, 0, _REPAIR_FORMAT, fields)
 
 
-def repair_source(problem: Conv2dProblem) -> KernelSource:
-    """The text of the repairing kernel."""
-    constants = {"ELEM": _ELEMENTS[problem.dtype], "HAS_BIAS": int(problem.bias)}
-    constants["HAS_RELU"] = int(problem.activation == "relu")
-    return kernel_source("halo_sm90_repair", "halo_sm90_repair", constants)
-
-
 def _output_strides(form: Form, operands: _Operands) -> tuple[int, int, int, int, int]:
     """Strides of image, filter, output row and column of the launch, and its first element."""
     rows, cols = form.vertical, form.horizontal
@@ -214,78 +238,43 @@ def _output_strides(form: Form, operands: _Operands) -> tuple[int, int, int, int
     return (y_n, y_k, y_h * rows.out_step, y_w * cols.out_step, y_h * rows.out_first + y_w * cols.out_first)
 
 
-def pack_source(problem: Conv2dProblem, config: Config, storage: Storage) -> KernelSource:
-    """The text of the packing kernel for one block height, chunk, order of channels and type."""
-    constants = {
-        "ELEM": _ELEMENTS[problem.dtype],
-        "BLOCK_M": BLOCK_M,
-        "CHUNK_BYTES": config.chunk_bytes,
-        "PLANES": joined_planes(config, storage),
-        "SPREAD": int(storage.elem_bytes == 4 and not storage.y_inner),
-    }
-    return kernel_source("halo_sm90_pack", "halo_sm90_pack", constants)
-
-
-def source(problem: Conv2dProblem, tiling: Tiling, storage: Storage) -> KernelSource:
-    """The text of the kernel for one tile shape, type and layout: image and filter extents are run-time values."""
-    config = tiling.config
-    element = _ELEMENTS[problem.dtype]
-    constants = {
-        "ELEM": element,
-        "MULTIPLY": "hc::tf32" if problem.dtype == torch.float32 else element,
-        "RUN": config.run,
-        "RUNS": config.runs,
-        "FLAT": int(config.flat),
-        "SHARED_TILE": int(config.shared_tile),
-        "KEEPS": int(config.keeps),
-        "FIRST_PHASE": tiling.phases.first,
-        "RING": tiling.ring,
-        "STAGES": tiling.stages,
-        "CHUNK_BYTES": config.chunk_bytes,
-        "PACKS": config.packs,
-        "X_CHANNELS_INNER": int(storage.x_inner),
-        "X_BOXES": int(config.boxes),
-        "X_JOINED": storage.x_joined if config.boxes else 0,
-        "RAW_DEPTH": tiling.raw_depth,
-        "LINE_WARPS": line_warps(config, storage),
-        "X_VECTOR": int(storage.x_inner and storage.x_whole and not config.boxes),
-        "Y_CHANNELS_INNER": int(storage.y_inner),
-        "Y_BOXES": int(tiling.y_boxes),
-        "Y_JOINED": int(tiling.lead > 0),
-        "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
-        "Y_BUFFERS": tiling.y_buffers,
-        "Y_NEIGHBOURS": int(
-            not (storage.y_inner or config.flat) and config.pack_w == tiling.form.horizontal.out_step == 1
-        ),
-        "HAS_BIAS": int(problem.bias),
-        "HAS_RELU": int(problem.activation == "relu"),
-    }
-    return kernel_source("halo_sm90", "halo_sm90", constants)
-
-
 def sources(
     problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str
 ) -> Iterator[KernelSource]:
     """The texts of every tile shape that the problem's launches choose from, and of their packing."""
-    shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
-    operands = _operands(problem, first, second, strides_of(shape, result_layout), result_layout)
-    for form in (each for each in forms(problem) if each.taps):
-        for config in all_configs(form, operands.storage):
-            tiling = tile(form, config, operands.storage)
-            if isinstance(tiling, str):
-                continue
-            yield pack_source(problem, config, operands.storage)
-            yield source(problem, tiling, operands.storage)
-            if config.packs > 1:
+    for form, storage in _launches(problem, first, second, result_layout):
+        for tiling in tilings(form, storage):
+            yield pack_source(problem, tiling)
+            yield source(problem, tiling)
+            if tiling.config.repaired:
                 yield repair_source(problem)
 
 
+def split_sources(
+    problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str
+) -> Iterator[KernelSource]:
+    """The same with the channels in two parts, and the text that adds them up."""
+    for form, storage in _launches(problem, first, second, result_layout):
+        for tiling in (each for each in split_tilings(form, storage) if each.config.splits == 2):
+            yield pack_source(problem, tiling)
+            yield source(problem, tiling)
+            yield sum_source(problem)
+
+
+def _launches(
+    problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str
+) -> Iterator[tuple[Form, Storage]]:
+    shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
+    storage = storage_of(problem, first, strides_of(shape, result_layout), result_layout)
+    yield from ((form, storage) for form in forms(problem) if form.taps)
+
+
 def _launch(problem: Conv2dProblem, tiling: Tiling, operands: _Operands, device: torch.device, sm_count: int) -> Launch:
-    text = source(problem, tiling, operands.storage)
+    text = source(problem, tiling)
     share, block = tiling.share(sm_count), threads(tiling.config, operands.storage)
     maps = (_x_map(problem, tiling, operands), _y_map(problem, tiling, operands))
     fields = (*_fields(tiling, operands), *tiling.share_fields(share))
-    return Launch(text, device, share.grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
+    return OverlappingLaunch(text, device, share.grid, block, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps)
 
 
 def _x_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMap | None:
@@ -307,7 +296,8 @@ def _x_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
         extents = (cols, rows, form.channels // planes, form.groups, form.n)
         strides = (x_h, planes * x_c, form.channels * x_c, x_n)
         box, swizzle = (UNIT_PX, 1, chunk // planes, 1, 1), _SWIZZLES[UNIT_PX * size]
-    return BoxMap(_MAP_TYPES[problem.dtype], extents, strides, box, swizzle, pointer=_X_POINTER)
+    kind = _MAP_TYPES[problem.dtype] if config.terms == 1 else DataType.FLOAT32
+    return BoxMap(kind, extents, strides, box, swizzle, pointer=_X_POINTER)
 
 
 def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMap | None:
@@ -315,7 +305,7 @@ def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
     form, config = tiling.form, tiling.config
     if not tiling.y_boxes:
         return None
-    size = problem.dtype.itemsize
+    size = tiling.storage.y_bytes
     y_n, y_k, y_row, y_col, y_first = (stride * size for stride in _output_strides(form, operands))
     rows, cols = form.vertical.out_extent, form.horizontal.out_extent
     if operands.storage.y_inner:
@@ -327,7 +317,8 @@ def _y_map(problem: Conv2dProblem, tiling: Tiling, operands: _Operands) -> BoxMa
             rows, cols, y_row = 1, rows * cols, 16
         extents, strides = (cols, rows, form.filters, form.groups, form.n), (y_row, y_k, form.filters * y_k, y_n)
         box, swizzle = (128 // size, 1, 16, 1, 1), _SWIZZLES[128]
-    return BoxMap(_STORED_TYPES[problem.dtype], extents, strides, box, swizzle, pointer=_Y_POINTER, offset=y_first)
+    stored = DataType.FLOAT32 if size == 4 else _MAP_TYPES[problem.dtype]
+    return BoxMap(stored, extents, strides, box, swizzle, pointer=_Y_POINTER, offset=y_first)
 
 
 def _fields(tiling: Tiling, operands: _Operands) -> tuple[int, ...]:

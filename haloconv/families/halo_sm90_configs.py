@@ -13,7 +13,13 @@ from haloconv.families.halo_sm90_shape import BLOCK_M, UNIT_PX, Config, Storage,
 from haloconv.families.halo_sm90_tile import Tiling, tile
 from haloconv.problem import Conv2dProblem
 
+TERMS = {"tf32x3": 2}
+"""Precisions that multiply fp32 as several TF32 values. Three products of two each lose what is below 2^-22 of one."""
+
 _CANDIDATES = 8
+_PARTS = (2, 4, 8, 16)
+_FEW_ROUNDS = 2  # steps a multiprocessor, from which on parts of channels have nothing to gain
+_SMALL_TILE = 128  # pixels
 _RUNS = (64, 128, 256)
 _ENOUGH_AHEAD = 7000.0  # cycles
 _COORDINATES = 1 << 31  # pixels that the copy engine numbers along one axis
@@ -22,14 +28,42 @@ _COORDINATES = 1 << 31  # pixels that the copy engine numbers along one axis
 @lru_cache(maxsize=4096)
 def configs(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
     """At most eight tilings of a launch, best first by the cost model."""
-    found = [tile(form, config, storage) for config in all_configs(form, storage)]
-    fitting = [each for each in found if isinstance(each, Tiling)]
-    return tuple(sorted(fitting, key=lambda each: _order(each, storage, sm_count)))[:_CANDIDATES]
+    found = sorted(tilings(form, storage), key=lambda each: _order(each, sm_count))
+    if found and found[0].total < _FEW_ROUNDS * sm_count:
+        found = sorted([*found, *split_tilings(form, storage)], key=lambda each: _order(each, sm_count))
+    return tuple(found[:_CANDIDATES])
 
 
-def _order(tiling: Tiling, storage: Storage, sm_count: int) -> tuple[float, bool]:
+def tilings(form: Form, storage: Storage) -> list[Tiling]:
+    """Every tiling that fits, with all channels in one sum."""
+    found = (tile(form, config, storage) for config in all_configs(form, storage))
+    return [each for each in found if isinstance(each, Tiling)]
+
+
+def split_tilings(form: Form, storage: Storage) -> list[Tiling]:
+    """Every tiling that fits with the channels in parts of whole chunks of 128 bytes, for layers of one group.
+
+    Outputs that may have to be repaired, of packs and of several terms, are not. Few steps want small tiles.
+    """
+    steps = (form.vertical.out_step, form.horizontal.out_step)
+    if form.groups > 1 or steps != (1, 1) or form.filters <= BLOCK_M // 2 or storage.terms > 1:
+        return []
+    whole = [parts for parts in _PARTS if form.channels * storage.elem_bytes % (128 * parts) == 0]
+    found = (each for parts in whole for each in tilings(form.split(parts), partial_storage(form, storage)))
+    return [each for each in found if each.config.tile_px <= _SMALL_TILE]
+
+
+def partial_storage(form: Form, storage: Storage) -> Storage:
+    """The storage with a dense fp32 tensor of parts of sums as the result."""
+    rows, cols = form.vertical.out_extent, form.horizontal.out_extent
+    whole = (form.filters if storage.y_inner else cols) % 4 == 0
+    joined = not storage.y_inner and not whole and rows * cols % 4 == 0 and rows * cols < _COORDINATES
+    return replace(storage, partial=True, y_whole=whole, y_joined=joined)
+
+
+def _order(tiling: Tiling, sm_count: int) -> tuple[float, bool]:
     # Of equals, two streams of weights where lanes write, which takes long; one where the copy engine does.
-    return cost(tiling, storage, sm_count), tiling.config.shared_tile == tiling.y_boxes
+    return cost(tiling, tiling.storage, sm_count), tiling.config.shared_tile == tiling.y_boxes
 
 
 def all_configs(form: Form, storage: Storage) -> list[Config]:
@@ -42,20 +76,22 @@ def all_configs(form: Form, storage: Storage) -> list[Config]:
         cols = ceil_div(form.horizontal.out_extent, pack_w)
         sides = (False, True) if form.filters > BLOCK_M else (False,)
         boxes = storage.x_whole or (storage.x_joined > 0 and chunk_bytes // storage.elem_bytes >= 8 * storage.x_joined)
-        boxes = boxes and pack_w * form.horizontal.stride == 1
+        boxes = boxes and pack_w * form.horizontal.stride == 1 and (storage.terms == 1 or not storage.x_inner)
         for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
             run = _run(ceil_div(cols, ceil_div(cols, most)))
             shape = (chunk_bytes, pack_h, pack_w)
             # Both need many registers: two blocks of filters, fp32 whose lines are turned.
             many = run == 256 and boxes and not storage.x_inner and storage.elem_bytes == 4
             for keeps, shared in product((True, False), (False,) if many else sides):
-                result[Config(False, run, runs, *shape, boxes=boxes, keeps=keeps, shared_tile=shared)] = None
+                one = Config(False, run, runs, *shape, boxes=boxes, keeps=keeps, shared_tile=shared)
+                result[replace(one, splits=form.splits, terms=storage.terms)] = None
             if boxes and not storage.x_inner and most * runs > 128:
                 continue  # flat tiles that are turned leave too few registers
             for strips in sorted({ceil_div(cols, width) for width in (cols, 126, 62, 30)}):
                 strip_cols = 0 if strips == 1 else ceil_div(cols, strips)
                 for shared in sides:
                     widest = Config(True, most, runs, *shape, strip_cols=strip_cols, boxes=boxes, shared_tile=shared)
+                    widest = replace(widest, splits=form.splits, terms=storage.terms)
                     result[_flat_config(form, widest, storage)] = None
     return list(result)
 
@@ -85,16 +121,25 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     config = tiling.config
     taps = tiling.taps * tiling.chunks
     fast = config.run == 256 and tiling.stages > 3
-    tap = config.chunk_bytes // 32 * config.tile_px // 2 * (1.03 if fast else 1.35 if config.run == 64 else 1.1)
+    multiplies = config.products * config.chunk_bytes // 32  # wgmma of a tap and a run
+    tap = multiplies * config.tile_px // 2 * (1.03 if fast else 1.35 if config.run == 64 else 1.1)
     tap *= 1.3 if config.flat else _waiting(tiling, tap)
-    writing = config.tile_px * (storage.elem_bytes * 4 if tiling.y_boxes else 20)
+    writing = config.tile_px * (storage.y_bytes * 4 if tiling.y_boxes else 20)
     hidden = 0 if tiling.phases.first else tiling.stages * tap  # one stream: the other consumer leads by its stages
     multiply = 2 * taps * tap + (0 if config.shared_tile else max(0, writing - hidden))
     consumer = taps * (tap + 340) + writing + 600
     streamed = taps * config.streams * config.stage_bytes + tiling.staged_lines * tiling.slot_px * config.chunk_bytes
     units = tiling.boxes * tiling.box_units if config.boxes else ceil_div(tiling.slot_px, UNIT_PX)
     staging = tiling.staged_lines * units * _unit_cycles(config, storage)
-    return tiling.share(sm_count).most * max(multiply, consumer, streamed / 30, staging) * _sharing(tiling)
+    adding = _adding(tiling) / sm_count if config.splits > 1 else 0
+    return tiling.share(sm_count).most * max(multiply, consumer, streamed / 30, staging) * _sharing(tiling) + adding
+
+
+def _adding(tiling: Tiling) -> float:
+    """Cycles of all multiprocessors to add up the parts of sums: a launch, and 4 bytes of each part at 8 a cycle."""
+    form = tiling.form
+    outputs = form.n * form.filters * form.vertical.out_extent * form.horizontal.out_extent
+    return 132 * 4000 + outputs * form.splits / 2
 
 
 def _sharing(tiling: Tiling) -> float:
@@ -147,7 +192,8 @@ def storage_of(problem: Conv2dProblem, x: TensorForm, y: tuple[int, ...], result
     x_joined = 0 if x_inner or x_whole or x.strides[2] != width else _joined(x, channels, group)
     y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
     y_joined = y_joined and not y_whole and y[1] < _COORDINATES
-    return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined)
+    whole = Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined)
+    return replace(whole, terms=TERMS.get(problem.precision, 1))
 
 
 def _joined(x: TensorForm, channels: int, group: int) -> int:

@@ -7,7 +7,7 @@ some of the taps (as in geometry.cuh), so nothing is multiplied by inserted zero
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
 
@@ -36,7 +36,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Form:
-    """One launch: two axes, images, groups, and the channels and filters of a group."""
+    """One launch: two axes, images, groups, and the channels and filters of a group.
+
+    Each of ``splits`` parts of the channels may be a group, whose filters are all of them: then the results are parts
+    of sums, still to be added up.
+    """
 
     vertical: Axis
     horizontal: Axis
@@ -44,6 +48,11 @@ class Form:
     groups: int
     channels: int
     filters: int
+    splits: int = 1
+
+    def split(self, splits: int) -> Form:
+        """The same layer of one group with its channels in so many parts."""
+        return replace(self, groups=splits, channels=self.channels // splits, splits=splits)
 
     @property
     def taps(self) -> int:

@@ -23,7 +23,8 @@ class Storage:
     ``x_inner`` and ``y_inner``: neighbours are channels (filters), not pixels. ``x_whole`` and ``y_whole``: addresses
     and strides are multiples of 16 bytes, and so are the channels (filters) of a group where they are neighbours.
     ``x_joined``: 0, or rows follow each other without a gap, and every ``x_joined``-th channel (1, 2, 4 or 8) begins at
-    a multiple of 16 bytes. ``y_joined``: the same of every filter.
+    a multiple of 16 bytes. ``y_joined``: the same of every filter. ``partial``: the result is fp32 sums of a part of
+    the channels. ``terms``: TF32 values that an fp32 value is multiplied as (1: rounded to one).
     """
 
     elem_bytes: int
@@ -33,6 +34,13 @@ class Storage:
     y_whole: bool
     x_joined: int = 0
     y_joined: bool = False
+    partial: bool = False
+    terms: int = 1
+
+    @property
+    def y_bytes(self) -> int:
+        """Bytes of an element of the result."""
+        return 4 if self.partial else self.elem_bytes
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class Config:
     ``pack_h`` by ``pack_w`` output pixels share the 64 rows of M where filters are few. ``strip_cols`` are the columns
     of a strip of flat tiles (0: all of them, in one strip). With ``boxes`` the copy engine brings the input. With
     ``keeps`` a column's lines are staged once, else once for each phase. With ``shared_tile`` the consumers work on two
-    blocks of filters of the same tile, else on neighbouring tiles of one block.
+    blocks of filters of the same tile, else on neighbouring tiles of one block. With ``splits`` the channels are in so
+    many parts, which different blocks of threads sum. ``terms`` are those of ``Storage``.
     """
 
     flat: bool
@@ -55,6 +64,8 @@ class Config:
     boxes: bool = False
     keeps: bool = False
     shared_tile: bool = False
+    splits: int = 1
+    terms: int = 1
 
     @property
     def packs(self) -> int:
@@ -78,7 +89,17 @@ class Config:
 
     @property
     def stage_bytes(self) -> int:
-        return BLOCK_M * self.chunk_bytes
+        return self.terms * BLOCK_M * self.chunk_bytes
+
+    @property
+    def repaired(self) -> bool:
+        """Whether outputs that are not finite are summed once more (kernels/halo_sm90_repair.cu)."""
+        return self.packs > 1 or self.terms > 1
+
+    @property
+    def products(self) -> int:
+        """Multiplies of a tap: of terms i and j with i + j below ``terms``."""
+        return self.terms * (self.terms + 1) // 2
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -103,12 +124,13 @@ def joined_planes(config: Config, storage: Storage) -> int:
 
 def slot_bytes(slot_px: int, config: Config) -> int:
     """Shared memory of a slot."""
-    return ceil_div(slot_px * config.chunk_bytes, 1024) * 1024
+    return config.terms * ceil_div(slot_px * config.chunk_bytes, 1024) * 1024
 
 
 def leaves_by_stages(config: Config, storage: Storage) -> bool:
     """Whether the sums of a tile leave through the stage of its last tap, which is a buffer for each of four warps."""
-    return config.shared_tile and not storage.y_inner and config.stage_bytes == 4 * 16 * 128
+    whole = config.terms == 1 and config.stage_bytes == 4 * 16 * 128
+    return config.shared_tile and not storage.y_inner and whole
 
 
 def buffer_bytes(config: Config, storage: Storage, buffers: int) -> int:

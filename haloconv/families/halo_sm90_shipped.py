@@ -32,16 +32,26 @@ _THIN_LAYERS = (  # chunks of 64 and 32 bytes, and packs of outputs
     (torch.float32, "nchw", 16, 24),
     (torch.float16, "nhwc", 16, 24),
 )
+_SPLIT_LAYERS = (  # two parts of the channels
+    (torch.float32, "nchw", *_WIDE),
+    (torch.float16, "nhwc", 128, 128),
+)
 
 
 def shipped_sources() -> list[KernelSource]:
     """One source per kernel text of the representative layers."""
     found = {}
     for problem in _representative_problems():
-        first, second = (TensorForm(strides_of(shape, problem.layout), True) for shape in _operand_shapes(problem))
-        for source in halo_sm90.sources(problem, first, second, problem.layout):
-            found[source.digest] = source
+        found |= {source.digest: source for source in halo_sm90.sources(*_bound(problem))}
+    for layer in _SPLIT_LAYERS:
+        problem = _problem("fprop", *layer, bias=True)
+        found |= {source.digest: source for source in halo_sm90.split_sources(*_bound(problem))}
     return list(found.values())
+
+
+def _bound(problem: Conv2dProblem) -> tuple[Conv2dProblem, TensorForm, TensorForm, str]:
+    first, second = (TensorForm(strides_of(shape, problem.layout), True) for shape in _operand_shapes(problem))
+    return problem, first, second, problem.layout
 
 
 def _representative_problems() -> Iterator[Conv2dProblem]:
@@ -52,6 +62,7 @@ def _representative_problems() -> Iterator[Conv2dProblem]:
         yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
     for dtype, layout, gathered, results in _THIN_LAYERS:
         yield _problem("dgrad", dtype, layout, results, gathered)
+    yield replace(_problem("fprop", torch.float32, "nchw", 32, 72), w=66, precision="tf32x3")  # joined rows, in terms
 
 
 def _problem(

@@ -77,6 +77,7 @@ class Tiling:
 
     form: Form
     config: Config
+    storage: Storage
     vertical: Vertical
     stride_w: int
     taps_s: int
@@ -237,6 +238,7 @@ def tile(form: Form, config: Config, storage: Storage) -> Tiling | str:
     result = Tiling(
         form,
         config,
+        storage,
         vertical,
         **{"stride_w": stride_w, "taps_s": taps_s, "dil_w": across.dil, "shift_s": across.stride},
         **columns,
@@ -354,7 +356,7 @@ def _line(pad: int, config: Config, storage: Storage, planes: int, columns: dict
 def _lead(form: Form, config: Config, storage: Storage) -> int:
     """Pixels by which tiles begin before their strips, so that boxes begin at multiples of 16 bytes in every row."""
     whole = form.vertical.out_step == form.horizontal.out_step == config.packs == 1
-    aligned = 16 // storage.elem_bytes
+    aligned = 16 // storage.y_bytes
     return aligned - gcd(form.horizontal.out_extent, aligned) if storage.y_joined and whole and not config.flat else 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from haloconv.jit.compile import DriverError, encode_tensor_map
+from haloconv.jit.driver import DriverError, encode_tensor_map
 
 _L2_256_BYTES = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 

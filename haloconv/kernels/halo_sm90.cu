@@ -36,6 +36,8 @@
 //   Y_JOINED           boxes go to the rows of a filter end to end, whose starts are not aligned
 //   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
 //   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output
+//   OPERAND_TERMS      TF32 values that an fp32 value is a sum of: product (i, j) of them counts if i + j is less
+//   Y_ELEM             element of the output: ELEM, or float for sums of a part of the channels
 //   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_constant__ Params p) {
     const Smem smem(p);

@@ -30,6 +30,8 @@ NAMES = [
     "resnet_56",
     "resnet_14",
     "resnet_7",
+    "resnet_14_one",
+    "resnet_7_one",
     "resnext_g32",
     "mobilenet_dw3",
     "mobilenet_dw3_s2",

@@ -138,14 +138,18 @@ def test_few_environment_variables() -> None:
     assert all(f'"{name}"' in env for name in names)
 
 
-@pytest.mark.parametrize("file", [f for f in MODULES if name_of(f) != "haloconv/jit/compile.py"], ids=name_of)
-def test_cuda_packages_are_imported_in_one_file(file: Path) -> None:
+CUDA_FILES = (PACKAGE / "jit" / "compile.py", PACKAGE / "jit" / "driver.py")
+
+
+@pytest.mark.parametrize("file", [f for f in MODULES if f not in CUDA_FILES], ids=name_of)
+def test_cuda_packages_are_imported_in_two_files(file: Path) -> None:
     wrong = [name for node in ast.walk(tree_of(file)) for name in imported(node) if name.split(".")[0] == "cuda"]
     assert not wrong
 
 
-def test_the_one_file_imports_cuda_lazily() -> None:
-    eager = [n for n in tree_of(PACKAGE / "jit" / "compile.py").body for name in imported(n) if name.startswith("cuda")]
+@pytest.mark.parametrize("file", CUDA_FILES, ids=name_of)
+def test_they_import_cuda_lazily(file: Path) -> None:
+    eager = [node for node in tree_of(file).body for name in imported(node) if name.startswith("cuda")]
     assert not eager
 
 

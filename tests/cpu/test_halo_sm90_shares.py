@@ -41,7 +41,7 @@ def test_every_step_is_in_one_run_and_none_is_longer_than_the_busiest(
     shape: tuple[int, int, int], groups: int, sm_count: int
 ) -> None:
     for tiling in _tilings(*shape, groups):
-        share, strips = tiling.share(sm_count), tiling.strips * groups
+        share, strips = tiling.share(sm_count), tiling.strips * tiling.form.groups
         runs = list(share.runs(tiling.total, strips))
         assert [begin for begin, _ in runs] == [0, *(end for _, end in runs[:-1])] and runs[-1][1] == tiling.total
         assert all(0 < end - begin <= share.most for begin, end in runs) and 0 < share.grid <= sm_count

@@ -14,7 +14,7 @@ from haloconv import emulator, env
 from haloconv.emulator.tensor_map import TensorMapError
 from haloconv.families.launch import _KEPT_ENCODINGS, Launch
 from haloconv.jit import BoxMap, DataType, DriverError, KernelSource, Swizzle, encode_tiled
-from haloconv.jit import compile as compiler
+from haloconv.jit import driver as loader
 from haloconv.jit.source import _inlined
 from tests.toy_kernel import toy_source
 
@@ -255,7 +255,7 @@ class Driver:
         monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (driver.CUresult(0), driver.CUcontext(self.current)))
         monkeypatch.setattr(driver, "cuCtxSetCurrent", lambda each: self.contexts.append(each) or (driver.CUresult(0),))
         monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (driver.CUresult(0), b"a sentence"))
-        monkeypatch.setattr(compiler, "_primary_context", lambda index: f"context {index}")
+        monkeypatch.setattr(loader, "_primary_context", lambda index: f"context {index}")
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
 
     def encode(self, *arguments: object) -> tuple[object, object]:

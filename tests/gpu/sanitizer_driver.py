@@ -27,7 +27,7 @@ TINY = pick(
     "one_pixel_output", "one_row", "one_channel_in", "one_filter", "one_by_one_everything", "rgb_stem", "no_bias",
     "pointwise_stride", "row_filter", "stride_beyond_filter", "dilated_strided_coprime", "groups_odd",
     "depthwise_multiplier", "depthwise_stride", "channels_last", "channels_last_odd", "channels_last_sliced", "sliced",
-    "unaligned", "aligned_rows", "joined_rows",
+    "unaligned", "aligned_rows", "joined_rows", "few_tiles",
 )  # fmt: skip
 DTYPES = (torch.float32, torch.float16, torch.float64)
 

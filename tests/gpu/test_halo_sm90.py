@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from haloconv import jit
+from haloconv import jit, problem
+from haloconv.reference import NORM_LIMITS
 from tests import oracle
 from tests.cases import Case, case, case_id, make, pick
 from tests.families import HALO_SM90, Subject, each_result, name_of
@@ -26,6 +28,8 @@ TILED = (
          storage="channels_last"),
     case("two_blocks", "two blocks of filters, several chunks of channels", (2, 72, 12, 152), (144, 3, 5),
          padding=(1, 2)),
+    case("few_tiles", "parts of the channels", (1, 256, 14, 14), (136, 3, 3), padding=1),
+    case("few_tiles_nhwc", "the same in NHWC", (1, 256, 14, 14), (136, 3, 3), padding=1, storage="channels_last"),
     case("two_blocks_nhwc", "the same in NHWC", (2, 72, 12, 152), (144, 3, 5), padding=(1, 2),
          storage="channels_last"),
 )  # fmt: skip
@@ -94,6 +98,33 @@ def test_relu_in_every_tiling(one: Case, subject: Subject, dtype: torch.dtype, r
         most, index = seen["most"], index + 1
         oracle.check(oracle.RELU, got, t, forced.spec, want=want)
         assert torch.equal(got.nan_to_num(), plain.relu().nan_to_num()) and (plain < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("subject", "dtype", "result"),
+    [each for each in each_result((HALO_SM90,)) if each.values[1] == torch.float32],
+    ids=name_of,
+)
+@pytest.mark.parametrize("one", pick("border_3x3", "groups_odd", "channels_last"), ids=case_id)
+def test_three_products_in_every_tiling(
+    one: Case, subject: Subject, dtype: torch.dtype, result: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp32 as two TF32 values each is a hundred times closer than TF32, also beside NaN and infinities.
+
+    It is not fp32's norm: tensor cores cut their sums instead of rounding them.
+    """
+    monkeypatch.setattr(problem, "PRECISIONS", (*problem.PRECISIONS, "tf32x3"))
+    forced = subject.on(one, dtype)
+    forced = replace(forced, spec=forced.spec._replace(precision="tf32x3"))
+    t, want = special_activations(result, forced, dtype, "cuda")
+    index, most, norms = 0, 1, []
+    while index < most:
+        with nth_tiling(index) as seen:
+            got = oracle.run(result, t, forced)
+        most, index = seen["most"], index + 1
+        norms.append(oracle.check(result, got, t, forced.spec, want=want, norm_counts=False).norm)
+    print(f"{one.name} {result} in three products: norm {max(norms):.2e}")
+    assert max(norms) < NORM_LIMITS["tf32"] / 100
 
 
 @pytest.mark.parametrize("kind", ["normal", "positive"])

@@ -11,7 +11,7 @@ _UNIT_SLOT_EMPTY = "if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slo
 _TRY_SLOT_EMPTY = "if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, line.slot.parity ^ 1))) {"
 _BOX = "full, line.chunk * CHUNK_ELEMS, line.column.group,\n"
 _RAW = "line.chunk * (CHUNK_ELEMS / PLANES), line.column.group, row.n);"
-_STORE_PIECE = "*reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(px, first"
+_STORE_PIECE = "store_piece<TERMS>(slot + unit_offset<ROW_BYTES>(px, first + i)"
 _FENCE = "hc::ptx::fence_proxy_async_shared();\n"
 
 BOXES = (
@@ -53,8 +53,8 @@ RAW_TILES = (
     fault("one raw tile", "a tile lands where the one before is turned",
           ("column, raw + asked.index * RAW_BYTES,", "column, raw,"), on="large_3x3", shape="boxes in rows"),
     fault("a raw tile asked for too early", "lanes still read the tile that the copy engine fills again",
-          ("smem.slots + slot, unit.px, plane_px);\n    __syncwarp();",
-           "smem.slots + slot, unit.px, plane_px);"), on="large_3x3", shape="boxes in flat tiles"),
+          ("term_bytes, unit.px, plane_px);\n    __syncwarp();", "term_bytes, unit.px, plane_px);"),
+          on="large_3x3", shape="boxes in flat tiles"),
     fault("no fence after turning", "wgmma may read what the stores before it replaced",
           ("if (!unit.ends) return;\n    " + _FENCE, "if (!unit.ends) return;\n"),
           on="large_3x3", shape="boxes in rows"),
@@ -86,7 +86,7 @@ TURNING = (
     fault("lanes crossed on one side only", "pixels are read by one lane and written by another",
           ("plane_px) + 4 * crossed", "plane_px) + 4 * (lane / 4)"), on="aligned_3x5", shape="boxes in rows"),
     fault("pieces not turned", "a piece gets the pixels of a channel instead of the channels of a pixel",
-          ("{of[0].word[j], of[1].word[j],\n" + " " * 83 + "of[2].word[j], of[3].word[j]}", "of[j]"),
+          ("{of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]}", "of[j]"),
           on="large_3x3", shape="boxes in rows"),
     fault("columns beyond the chunk", "lanes without channels write over other pixels",
           ("if (column >= ACROSS) return;", ""), on="large_3x3", shape="boxes in rows"),
@@ -153,7 +153,7 @@ LOADS = (
           ("const int there = place.inside ? channels : 0;", "const int there = place.inside ? PIECES * ELEMS : 0;"),
           on="odd_widths"),
     fault("pixels beyond the slot", "the last unit of a line writes over the next slot",
-          ("            if (px < px_limit)\n                " + _STORE_PIECE, "                " + _STORE_PIECE),
+          ("if (px < px_limit) " + _STORE_PIECE, _STORE_PIECE),
           on="pointwise"),
 )  # fmt: skip
 

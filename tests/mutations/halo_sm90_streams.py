@@ -66,6 +66,39 @@ STEPS = (
           ("return {lines_of_tiles(p, step, steps),", "return {lines_of_tiles(p, step - 1, steps),"), **_KEPT),
 )  # fmt: skip
 
+PARTS = (
+    fault("the first part is all of a sum", "the other parts of the channels are lost",
+          ("part < p.splits", "part < 1"), on="split_small", shape="channels in two parts", kernel="halo_sm90_sum"),
+    fault("parts that are no images apart", "parts of the next image count",
+          ("from[part * p.inner]", "from[part]"), on="split_nhwc", shape="channels in two parts",
+          kernel="halo_sm90_sum"),
+    fault("parts of the first image", "every image is the first",
+          ("p.partial + outer * p.splits * p.inner + in", "p.partial + in"), on="split_small",
+          shape="channels in two parts", kernel="halo_sm90_sum"),
+    fault("parts without the bias", "it is added by nobody", ("if (HAS_BIAS) sum +=", "if (false) sum +="),
+          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90_sum"),
+    fault("the bias of pixels", "a pixel's number is taken for its filter's", ("in / p.plane", "in % p.filters"),
+          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90_sum"),
+    fault("parts without ReLU", "outputs may be below zero", ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
+          on="split_few_nhwc", shape="channels in two parts", result="relu", kernel="halo_sm90_sum"),
+)  # fmt: skip
+
+TERMS = (
+    fault("one product of terms", "what TF32 leaves of a value does not count",
+          ("term + px_term >= TERMS", "term + px_term >= 1"), on="large_3x3", shape="three products"),
+    fault("the terms of a pixel in one place", "its first term is multiplied twice",
+          ("px_term * slot_term", "0 * slot_term"), on="large_3x3", shape="three products"),
+    fault("the terms of a weight in one place", "its first term is multiplied twice",
+          ("term * (TERM_BYTES / 16) + 2 * k", "2 * k"), on="large_3x3", shape="three products"),
+    fault("the second term is the first", "what TF32 leaves of a value is never formed",
+          ("value -= __uint_as_float(cut);", ""), on="large_3x3", shape="three products"),
+    fault("infinities in terms are not noted", "sums that met one stay NaN",
+          ("REPAIRED = PACKS > 1 || TERMS > 1;", "REPAIRED = PACKS > 1;"), on="shared_odd_nhwc",
+          shape="three products", finite=False),
+    fault("the second term keeps what is left of a row", "joined rows are zero in their first term alone",
+          ("X_JOINED && term < TERMS", "X_JOINED && term < 1"), on="joined_rows", shape="three products in boxes"),
+)  # fmt: skip
+
 HALF_WAY = (
     fault("half way is never announced", "the second consumer does not start",
           ("if (SHARED_TILE && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way[self.id]);", ""),
@@ -114,7 +147,7 @@ RELEASE = (
     fault("all taps at the first column", "the descriptor of the pixels leaves out the tap",
           ("hc::ptx::moved(slots, px * (CHUNK_BYTES / 16))", "slots"), on="large_3x3", shape="boxes in rows"),
     fault("all slices with the first pixels' channels", "the descriptor of the pixels leaves out the slice",
-          ("moved(pixels, run[j] + 2 * k)", "moved(pixels, run[j])"), on="aligned_3x5", shape="boxes in rows"),
+          ("slot_term : 0) + 2 * k)", "slot_term : 0))"), on="aligned_3x5", shape="boxes in rows"),
 )  # fmt: skip
 
-MUTATIONS = (*STREAMS, *STEPS, *HALF_WAY, *KEPT_STAGES, *RELEASE)
+MUTATIONS = (*STREAMS, *STEPS, *PARTS, *TERMS, *HALF_WAY, *KEPT_STAGES, *RELEASE)

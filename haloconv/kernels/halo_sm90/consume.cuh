@@ -78,17 +78,25 @@ struct Taps {
     static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a run and a tap
 
     u64 stages, slots;  // descriptors of the first stage, of the first slot
+    int slot_term;      // from one term of a slot to the next, in descriptor units
     int last_stage;     // of the tap before; in lane 0 alone, else -1
 
     template <int FROM, int TO>
-    __device__ __forceinline__ static void multiply_steps(u64 weights, u64 pixels, const int (&run)[RUNS], Sums& sums,
-                                                          bool accumulate) {
+    __device__ __forceinline__ void multiply_steps(u64 weights, u64 pixels, const int (&run)[RUNS], Sums& sums,
+                                                   bool accumulate) const {
 #pragma unroll
         for (int k = FROM; k < TO; ++k)
 #pragma unroll
-            for (int j = 0; j < RUNS; ++j)
-                hc::ptx::wgmma_ss<MULTIPLY, RUN>(sums[j], hc::ptx::moved(weights, 2 * k),
-                                                 hc::ptx::moved(pixels, run[j] + 2 * k), accumulate || k > 0);
+            for (int i = 0; i < TERMS * TERMS; ++i) {  // products that are too small to count are left out
+                const int term = i / TERMS, px_term = i % TERMS;
+                if (term + px_term >= TERMS) continue;
+#pragma unroll
+                for (int j = 0; j < RUNS; ++j)
+                    hc::ptx::wgmma_ss<MULTIPLY, RUN>(
+                        sums[j], hc::ptx::moved(weights, term * (TERM_BYTES / 16) + 2 * k),
+                        hc::ptx::moved(pixels, run[j] + (TERMS > 1 ? px_term * slot_term : 0) + 2 * k),
+                        accumulate || k > 0 || i > 0);
+            }
         hc::ptx::wgmma_commit_group();
     }
     __device__ __forceinline__ void multiply(const Params& p, Consumer& self, const int (&run)[RUNS], int px,
@@ -115,7 +123,8 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
                                          const Part& part, int& at, Sums& sums, bool accumulate) {
     Control& control = *smem.control;
     Taps taps{hc::ptx::smem_descriptor(hc::ptx::shared_address(self.stages), 16, 8 * CHUNK_BYTES, CHUNK_BYTES),
-              hc::ptx::smem_descriptor(hc::ptx::shared_address(smem.slots), 16, 8 * CHUNK_BYTES, CHUNK_BYTES), -1};
+              hc::ptx::smem_descriptor(hc::ptx::shared_address(smem.slots), 16, 8 * CHUNK_BYTES, CHUNK_BYTES),
+              p.slot_bytes / TERMS / 16, -1};
     Lines before{};  // of the chunk before, as far as they are still to be released
     for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
         Lines lines = lines_in_sight(p, self, phase, part, chunk, at);
@@ -198,7 +207,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
                 else
                     skip(p, smem, self, phase, part, at);
                 if (!active || i != last_phase) continue;
-                if (PACKS > 1) note_not_finite(p, sums);
+                if (REPAIRED) note_not_finite(p, sums);
                 if (Y_IN_STAGE) keep_stage(p, self);
                 write_tile(p, *smem.control, self, segment.first, first_tile + own, sums);
                 if (Y_IN_STAGE) give_back_stage(p, self);

@@ -38,11 +38,11 @@ __device__ __forceinline__ int box_row(const Params& p, const Tile& column, int 
 // Pixels by which a tile begins before its strip in row `out_row`, where the copy engine writes rows whose length is no
 // multiple of 16 bytes: there it finds 16 aligned bytes.
 __device__ __forceinline__ int row_shift(const Params& p, int out_row) {
-    return Y_JOINED ? out_row * p.cols & (16 / int(sizeof(elem_t)) - 1) : 0;
+    return Y_JOINED ? out_row * p.cols & (16 / int(sizeof(y_elem_t)) - 1) : 0;
 }
 
 // The largest tiles that lanes store do so in one text for all buffers, but for what fills them, as registers have no
-// index: a text for each compiles twice as long. Tiles that leave in boxes would get 10 % slower.
+// index: a text for each compiles twice as long. Tiles that leave in boxes would get up to 13 % slower.
 constexpr bool ONE_TEXT = !Y_BOXES && TILE_PX > 128;
 
 // Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < TILE_PX; i += PX)
-            if (i == px) hc::fill_by_pixels<elem_t>(buffer, sums[i / RUN], i % RUN / 8, finish);
+            if (i == px) hc::fill_by_pixels<y_elem_t>(buffer, sums[i / RUN], i % RUN / 8, finish);
         if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();
         __syncwarp();
         if (Y_BOXES && hc::ptx::elect_sync()) {
@@ -76,12 +76,12 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
                     filters.group, column.band);
             hc::ptx::cp_async_bulk_commit_group();
         }
-        const hc::Rows<elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
-                                    min(hc::WARP_ROWS, filters.count)};
+        const hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
+                                      min(hc::WARP_ROWS, filters.count)};
         if constexpr (Y_JOINED) {
             if (!sends && out_row < p.rows)
-                hc::store_part<elem_t>(buffer, lane, -col, p.cols - col,
-                                       rows.y + hc::place_of(p, {column.band, out_row, col}).offset, rows);
+                hc::store_part<y_elem_t>(buffer, lane, -col, p.cols - col,
+                                         rows.y + hc::place_of(p, {column.band, out_row, col}).offset, rows);
         } else if constexpr (!Y_BOXES) {
             const auto place_of = [&](int i) {
                 return hc::place_of(
@@ -90,12 +90,12 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
             if constexpr (Y_NEIGHBOURS) {  // of which the first ones are inside
                 const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.phase);
                 const int count = at.inside ? min(PX, p.cols - at.col) : 0;
-                elem_t* to = rows.y + hc::place_of(p, at).offset;
+                y_elem_t* to = rows.y + hc::place_of(p, at).offset;
                 if (count > 0 && !hc::store_row<8>(buffer, lane, count, to, rows) &&
                     !hc::store_row<4>(buffer, lane, count, to, rows))
-                    hc::store_elements<elem_t>(buffer, lane, place_of, rows);
+                    hc::store_elements<y_elem_t>(buffer, lane, place_of, rows);
             } else {
-                hc::store_by_pixels<elem_t>(buffer, lane, place_of, rows);
+                hc::store_by_pixels<y_elem_t>(buffer, lane, place_of, rows);
             }
         }
     }
@@ -104,7 +104,7 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
 // Sends part `part` of a consumer's buffer, whose first pixel is `first_px` of run `run`.
 __device__ __forceinline__ void send_part(const Params& p, const char* buffer, const Tile& column,
                                           const Filters& filters, int run, int first_px, int part) {
-    constexpr int PART_FILTERS = FILTER_ROW_BYTES / sizeof(elem_t);
+    constexpr int PART_FILTERS = FILTER_ROW_BYTES / sizeof(y_elem_t);
     static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
     hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + part * FilterBuffer::PART_BYTES,
                                                    filters.first + (PACKS == 1 ? part * PART_FILTERS : 0),
@@ -127,7 +127,7 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Control& contr
         self.next_buffer.advance(BUFFERS);
         char* buffer = self.buffer + at.index * FilterBuffer::BYTES;
         if (SENDERS) hc::wait(&control.sums_empty[self.id][at.index], at.parity ^ 1);
-        hc::fill_by_filters<elem_t, FILTER_ROW_BYTES>(buffer, warp, sums, first_px / 8, finish);
+        hc::fill_by_filters<y_elem_t, FILTER_ROW_BYTES>(buffer, warp, sums, first_px / 8, finish);
         if constexpr (SENDERS) {
             hc::ptx::fence_proxy_async_shared();
             hc::arrive_warp(&control.sums_full[self.id][at.index]);
@@ -149,7 +149,7 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Control& contr
                 for (int phase = 0; phase < PACKS; ++phase)
                     places[phase] = hc::place_of(
                         p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px + lane, phase));
-                hc::store_by_filters<elem_t, FILTER_ROW_BYTES, Y_VECTOR>(
+                hc::store_by_filters<y_elem_t, FILTER_ROW_BYTES, Y_VECTOR>(
                     buffer, warp, px, places, p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k,
                     filters.count);
             }
@@ -220,7 +220,7 @@ __device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, in
     hc::ptx::cp_async_bulk_wait_group_read<0>();  // and these buffers their last box
 }
 
-// Outputs of a pack meet pixels that are not theirs with weight zero: tells halo_sm90_repair.cu where that may matter.
+// Tells halo_sm90_repair.cu that there may be outputs to repair.
 __device__ __forceinline__ void note_not_finite(const Params& p, const Sums& sums) {
     float mark = 0;  // becomes NaN if a sum is not finite
 #pragma unroll

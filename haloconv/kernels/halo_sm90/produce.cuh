@@ -4,6 +4,7 @@
 #include "halo_sm90/shape.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/fence.cuh"
 #include "ptx/tensor_map.cuh"
 
 // What a slot is to hold: line `line` of a column, or (FLAT) the rows from there on that meet `tiles` tiles.
@@ -68,10 +69,12 @@ __device__ __forceinline__ void turn_unit(const Params& p, const Smem& smem, con
     const int slot = unit.slot.index * p.slot_bytes;
     if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);
     hc::wait(&full[unit.raw.index], unit.raw.parity);
-    const int plane_px = int(p.x_c);
-    hc::turn<CHUNK_BYTES, PLANES, !WIDE>(reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES), smem.slots,
-                                         slot, unit.px, plane_px);
-    if (X_JOINED) hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot, unit.px, plane_px);
+    const int plane_px = int(p.x_c), term_bytes = p.slot_bytes / TERMS;
+    hc::turn<CHUNK_BYTES, PLANES, TERMS, !WIDE>(reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES),
+                                                smem.slots, slot, term_bytes, unit.px, plane_px);
+#pragma unroll
+    for (int term = 0; X_JOINED && term < TERMS; ++term)
+        hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
     __syncwarp();
     if (!unit.ends) return;
     hc::ptx::fence_proxy_async_shared();
@@ -169,13 +172,15 @@ __device__ __forceinline__ void stage_unit(const Params& p, const Line& line, in
     const int first_px = unit * hc::UNIT_PX, px = first_px + threadIdx.x % 32;
     const int channels = p.channels - line.chunk * CHUNK_ELEMS;
     const elem_t* x = chunk_of(p, line);
+    const int term_bytes = p.slot_bytes / TERMS;
     const hc::Place place = hc::staged_pixel<FLAT>(p, line.column, line.line, px);
     if constexpr (COPIED)
         hc::copy_channels<elem_t, CHUNK_BYTES>(slot, first_px, p.slot_px, x, channels, place);
     else if constexpr (X_CHANNELS_INNER)
-        hc::load_channels<elem_t, CHUNK_BYTES, X_VECTOR>(slot, first_px, p.slot_px, x, channels, place);
+        hc::load_channels<elem_t, CHUNK_BYTES, X_VECTOR, TERMS>(slot, term_bytes, first_px, p.slot_px, x, channels,
+                                                                place);
     else
-        hc::load_pixels<elem_t, CHUNK_BYTES>(slot, first_px, p.slot_px, x, p.x_c, channels, place);
+        hc::load_pixels<elem_t, CHUNK_BYTES, TERMS>(slot, term_bytes, first_px, p.slot_px, x, p.x_c, channels, place);
 }
 
 __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem, int warp) {
@@ -249,6 +254,7 @@ struct WeightStream {
 // One thread streams the weights. With two streams it waits for neither: it asks them in turns.
 __device__ __forceinline__ void produce_weights(const Params& p, const Smem& smem) {
     WeightStream first(p, smem, 0), second(p, smem, STREAMS - 1);
+    hc::ptx::griddepcontrol_wait();  // all else may begin before they are packed
     if (STREAMS == 1)
         for (; first.has_next(); first.advance()) first.wait();
     else

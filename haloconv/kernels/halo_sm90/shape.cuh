@@ -12,14 +12,17 @@ using hc::Cursor;
 using hc::i64;
 using hc::Tile;
 using elem_t = ELEM;
+using y_elem_t = Y_ELEM;
 using hc::ptx::u64;
-using Params = hc::HaloParams<elem_t>;
+using Params = hc::HaloParams<elem_t, y_elem_t>;
 
 constexpr int CONSUMERS = 2, WARPGROUP = 128, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
 constexpr int BLOCK_M = 64, PACK_FILTERS = BLOCK_M / PACKS;    // filters of a block, of an output of a pack
 constexpr int TILE_PX = RUN * RUNS;                            // pixels of a tile
 constexpr int CHUNK_ELEMS = CHUNK_BYTES / sizeof(elem_t);      // channels of a chunk
-constexpr int STAGE_BYTES = BLOCK_M * CHUNK_BYTES;             // weights of one tap
+constexpr int TERMS = OPERAND_TERMS;                           // of a value
+constexpr int TERM_BYTES = BLOCK_M * CHUNK_BYTES;              // one term of the weights of one tap
+constexpr int STAGE_BYTES = TERMS * TERM_BYTES;                // weights of one tap
 constexpr int STREAMS = SHARED_TILE ? CONSUMERS : 1;           // of weights, each with a ring of stages
 constexpr int MAX_SLOTS = 32, MAX_STAGES = 32, MAX_TAPS = 64;  // of a ring; along one axis
 
@@ -35,16 +38,20 @@ constexpr int PRODUCER_REGISTERS = MANY ? 104 : BOXED ? 56 : WIDE ? 88 : 152;
 constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168;  // what is left
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
 
-constexpr bool SPREAD = sizeof(elem_t) == 4 && !Y_CHANNELS_INNER;  // which filter a row of M is
+constexpr bool SPREAD = sizeof(y_elem_t) == 4 && !Y_CHANNELS_INNER;  // which filter a row of M is
 
-using PixelBuffer = hc::PixelBuffer<elem_t>;
-constexpr int FILTER_ROW_BYTES = PACK_FILTERS * sizeof(elem_t) < 128 ? PACK_FILTERS * sizeof(elem_t) : 128;
-using FilterBuffer = hc::FilterBuffer<elem_t, FILTER_ROW_BYTES>;
+using PixelBuffer = hc::PixelBuffer<y_elem_t>;
+constexpr int FILTER_ROW_BYTES = PACK_FILTERS * sizeof(y_elem_t) < 128 ? PACK_FILTERS * sizeof(y_elem_t) : 128;
+using FilterBuffer = hc::FilterBuffer<y_elem_t, FILTER_ROW_BYTES>;
 constexpr int BUFFERS = Y_BUFFERS;  // of a consumer by filters, of a warp by pixels
 // A consumer with a stream of its own keeps the stage of a tile's last tap until its sums have left through it.
-constexpr bool Y_IN_STAGE = SHARED_TILE && !Y_CHANNELS_INNER && STAGE_BYTES == 4 * PixelBuffer::BYTES;
+constexpr bool Y_IN_STAGE = SHARED_TILE && !Y_CHANNELS_INNER && TERMS == 1 && STAGE_BYTES == 4 * PixelBuffer::BYTES;
 constexpr int WARP_BUFFER_BYTES =
     Y_IN_STAGE ? 0 : BUFFERS * (Y_CHANNELS_INNER ? FilterBuffer::BYTES / 4 : PixelBuffer::BYTES);
+
+// Sums that an infinity or a NaN has met may be NaN where the output is none: outputs of a pack are multiplied by zeros
+// of others, and an infinity has more than one term. halo_sm90_repair.cu sums them once more.
+constexpr bool REPAIRED = PACKS > 1 || TERMS > 1;
 
 // Where channels are neighbours on both sides the copy engine does all that line warps do elsewhere, and two of them
 // are free: each sends a consumer's boxes, so that none of its warps waits for the other three or for a box.
@@ -52,6 +59,7 @@ constexpr bool SENDERS = BOXED && Y_BOXES && Y_CHANNELS_INNER;
 
 static_assert(RUN * RUNS <= 256, "a thread's sums leave it room for the rest");
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
+static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms on its way through registers");
 static_assert(PACKS == 1 || PACKS == 2, "an output of a pack has two warps' rows");
 static_assert(TURNED ? RAW_DEPTH == 1 || RAW_DEPTH == 2 : RAW_DEPTH == 0, "raw tiles are turned");
 static_assert(CHUNK_ELEMS / PLANES >= 8 || PLANES == 1, "the boxes of a raw tile begin where its swizzle does");

@@ -1,7 +1,7 @@
 // Producer: input pixels from global memory through registers into [pixel][channels of a chunk], swizzled for wgmma.
 #pragma once
 
-#include "halo_sm90/piece.cuh"
+#include "halo_sm90/terms.cuh"
 #include "halo_sm90/swizzle.cuh"
 #include "halo_sm90/tile.cuh"
 #include "ptx/cp_async.cuh"
@@ -13,10 +13,18 @@ namespace hc {
 // position is computed by one lane only. `place` is that of the lane's pixel; `channels` are left from x on, the others
 // and all channels of a pixel outside are zero.
 
+// Stores a piece as its terms, which are `term_bytes` apart.
+template <int TERMS, class Elem, int ELEMS>
+__device__ __forceinline__ void store_piece(char* to, int term_bytes, const Elem (&channel)[ELEMS]) {
+#pragma unroll
+    for (int term = 0; term < TERMS; ++term)
+        *reinterpret_cast<Piece*>(to + term * term_bytes) = term_of<TERMS>(channel, term);
+}
+
 // Neighbouring lanes load neighbouring pixels, channel by channel, `stride` elements apart.
-template <class Elem, int ROW_BYTES>
-__device__ __forceinline__ void load_pixels(char* slot, int first_px, int px_limit, const Elem* x, i64 stride,
-                                            int channels, Place place) {
+template <class Elem, int ROW_BYTES, int TERMS>
+__device__ __forceinline__ void load_pixels(char* slot, int term_bytes, int first_px, int px_limit, const Elem* x,
+                                            i64 stride, int channels, Place place) {
     constexpr int ELEMS = 16 / sizeof(Elem), PIECES = ROW_BYTES / 16;
     constexpr int BATCH = PIECES < 32 / ELEMS ? PIECES : 32 / ELEMS;  // 32 loads under way
     const int px = first_px + threadIdx.x % 32;
@@ -32,16 +40,15 @@ __device__ __forceinline__ void load_pixels(char* slot, int first_px, int px_lim
         }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i)
-            if (px < px_limit)
-                *reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(px, first + i)) = to_piece(channel[i]);
+            if (px < px_limit) store_piece<TERMS>(slot + unit_offset<ROW_BYTES>(px, first + i), term_bytes, channel[i]);
     }
 }
 
 // Neighbouring lanes load neighbouring pieces of a pixel, whose place they get from the lane that computed it. VECTOR:
 // pieces are whole and aligned.
-template <class Elem, int ROW_BYTES, bool VECTOR>
-__device__ __forceinline__ void load_channels(char* slot, int first_px, int px_limit, const Elem* x, int channels,
-                                              Place place) {
+template <class Elem, int ROW_BYTES, bool VECTOR, int TERMS>
+__device__ __forceinline__ void load_channels(char* slot, int term_bytes, int first_px, int px_limit, const Elem* x,
+                                              int channels, Place place) {
     constexpr int ELEMS = 16 / sizeof(Elem), PIECES = ROW_BYTES / 16, PER_STEP = 32 / PIECES;
     constexpr int LOADS = VECTOR ? 8 : 16 / ELEMS, BATCH = PIECES < LOADS ? PIECES : LOADS;
     struct alignas(VECTOR ? 16 : sizeof(Elem)) Channels {
@@ -69,8 +76,7 @@ __device__ __forceinline__ void load_channels(char* slot, int first_px, int px_l
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int px = first_px + (first + i) * PER_STEP + lane / PIECES;
-            if (px < px_limit)
-                *reinterpret_cast<Piece*>(slot + unit_offset<ROW_BYTES>(px, piece)) = to_piece(loaded[i].elem);
+            if (px < px_limit) store_piece<TERMS>(slot + unit_offset<ROW_BYTES>(px, piece), term_bytes, loaded[i].elem);
         }
     }
 }

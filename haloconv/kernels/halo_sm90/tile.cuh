@@ -21,13 +21,13 @@ namespace hc {
 constexpr int STEP_TILES = SHARED_TILE ? 1 : 2;  // tiles of a step
 
 // Scalars of a launch. Rows and columns of strided problems are split into planes, one per residue of the stride.
-template <class Elem>
+template <class Elem, class YElem>
 struct HaloParams {
     TensorMap x_map, y_map;  // where the copy engine moves boxes of the input, of the output
     const Elem* x;
     const unsigned char* packed;  // weights, as halo_sm90_pack.cu writes them
-    Elem* y;
-    const Elem* bias;
+    YElem* y;
+    const YElem* bias;
     unsigned* not_finite;                 // set if a sum of a pack is not finite
     i64 x_n, x_c, x_h, x_w;               // strides of the input in elements
     i64 y_n, y_k, y_row, y_col, y_first;  // of the output: one step of each index, and where the launch begins

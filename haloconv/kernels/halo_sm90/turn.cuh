@@ -32,12 +32,24 @@ struct UnitPixels {
     }
 };
 
+// A piece of four fp32 channels: as the copy engine rounded them, or their terms, `term_bytes` apart.
+template <int TERMS>
+__device__ __forceinline__ void store_turned(char* to, int term_bytes, const Piece& piece) {
+    if constexpr (TERMS == 1) {
+        *reinterpret_cast<Piece*>(to) = piece;
+    } else {
+        const float channel[4] = {__uint_as_float(piece.word[0]), __uint_as_float(piece.word[1]),
+                                  __uint_as_float(piece.word[2]), __uint_as_float(piece.word[3])};
+        store_piece<TERMS>(to, term_bytes, channel);
+    }
+}
+
 // fp32: lanes 0 to 3 read four pixels of a channel each and write four channels of a pixel each. `crossed` sends the 8
 // lanes of an access to different banks on both sides. DEEP: all is loaded before it is stored, in twice the registers.
 // `slot` is where the slot begins among `slots`. WHOLE: all pixels are the row's.
-template <int ROW_BYTES, int PLANES, bool DEEP, bool WHOLE>
-__device__ __forceinline__ void turn_pixels(const float* raw, char* slots, int slot, const UnitPixels& px,
-                                            int plane_px) {
+template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP, bool WHOLE>
+__device__ __forceinline__ void turn_pixels(const float* raw, char* slots, int slot, int term_bytes,
+                                            const UnitPixels& px, int plane_px) {
     constexpr int PIECES = ROW_BYTES / 16, ACROSS = PIECES < 4 ? PIECES : 4, HALVES = PIECES / ACROSS;
     constexpr int AT_ONCE = DEEP ? HALVES : 1;
     const int lane = threadIdx.x % 32, column = lane % 4, crossed = lane / 4 ^ (column & 2);
@@ -61,24 +73,25 @@ __device__ __forceinline__ void turn_pixels(const float* raw, char* slots, int s
                 for (int k = 0; k < 4; ++k) to[k] = slot + unit_offset<ROW_BYTES>(own_px + k, column);
             }
             if (WHOLE || px.has(own_px + j))
-                *reinterpret_cast<Piece*>(slots + (to[j] ^ half * ACROSS << 4)) = {of[0].word[j], of[1].word[j],
-                                                                                   of[2].word[j], of[3].word[j]};
+                store_turned<TERMS>(slots + (to[j] ^ half * ACROSS << 4), term_bytes,
+                                    {of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]});
         }
     }
 }
 
-template <int ROW_BYTES, int PLANES, bool DEEP>
-__device__ __forceinline__ void turn(const float* raw, char* slots, int slot, const UnitPixels& px, int plane_px) {
+template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP>
+__device__ __forceinline__ void turn(const float* raw, char* slots, int slot, int term_bytes, const UnitPixels& px,
+                                     int plane_px) {
     ptx::renew(slot);  // computed once
     if (px.whole<float, PLANES>())
-        turn_pixels<ROW_BYTES, PLANES, DEEP, true>(raw, slots, slot, px, plane_px);
+        turn_pixels<ROW_BYTES, PLANES, TERMS, DEEP, true>(raw, slots, slot, term_bytes, px, plane_px);
     else
-        turn_pixels<ROW_BYTES, PLANES, DEEP, false>(raw, slots, slot, px, plane_px);
+        turn_pixels<ROW_BYTES, PLANES, TERMS, DEEP, false>(raw, slots, slot, term_bytes, px, plane_px);
 }
 
 // 16-bit types: the matrix instructions turn 8 x 8 elements each. Lane l serves pixel l of the unit.
-template <int ROW_BYTES, int PLANES, bool DEEP, class Half>
-__device__ __forceinline__ void turn(const Half* raw, char* slots, int slot, const UnitPixels& px, int plane_px) {
+template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP, class Half>
+__device__ __forceinline__ void turn(const Half* raw, char* slots, int slot, int, const UnitPixels& px, int plane_px) {
     ptx::renew(slot);
     const int lane = threadIdx.x % 32, channel = lane % 8;
     const char* from = reinterpret_cast<const char*>(raw) + channel * 64 + ((lane / 8 ^ channel >> 1) << 4);

@@ -1,0 +1,89 @@
+"""Launches that begin while the kernel before them ends, without a driver."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from haloconv.families.halo_sm90_launch import OverlappingLaunch
+from haloconv.jit import DriverError
+from haloconv.jit.driver import LoadedKernel
+
+
+class Launches:
+    """cuLaunchKernelEx, which notes what it is given, and fails with the statuses it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from cuda.bindings import driver
+
+        self.api, self.given, self.plain, self.statuses = driver, [], [], []
+        monkeypatch.setattr(driver, "cuLaunchKernelEx", self.launch)
+        monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (driver.CUresult(0), b"a sentence"))
+        self.kernel = object.__new__(LoadedKernel)
+        cubin = SimpleNamespace(entry="toy", arch="sm_90a", static_smem_bytes=0, registers=32)
+        self.kernel.cubin, self.kernel.device_index, self.kernel.handle = cubin, 0, driver.CUkernel(77)
+        self.kernel._context, self.kernel._submit = "context", self.submit
+
+    def launch(self, config: object, function: object, parameters: int, extra: int) -> tuple[object]:
+        attribute = config.attrs[0]
+        shape = (config.gridDimX, config.gridDimY, config.blockDimX, config.sharedMemBytes, int(config.hStream))
+        overlap = attribute.value.programmaticStreamSerializationAllowed
+        self.given.append((*shape, config.numAttrs, attribute.id.name, overlap, int(function), parameters, extra))
+        return (self.api.CUresult(self.statuses.pop(0) if self.statuses else 0),)
+
+    def submit(self, *arguments: object) -> tuple[object]:
+        self.plain.append(arguments)
+        return (self.api.CUresult(0),)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    pytest.importorskip("cuda.bindings.driver")
+    return Launches(monkeypatch)
+
+
+def test_a_launch_that_overlaps_says_so(launches: Launches) -> None:
+    launch = launches.kernel.overlapping(132, 512, 200_000)
+    for stream in (5, 6):
+        launch(stream, 4096)
+    allowed = (1, "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", 1)
+    assert launches.given == [(132, 1, 512, 200_000, stream, *allowed, 77, 4096, 0) for stream in (5, 6)]
+
+
+def test_each_launcher_is_one_threads_own(launches: Launches) -> None:
+    first, second = (launches.kernel.overlapping(grid, 128, 0) for grid in (1, 2))
+    first(5, 0)
+    second(6, 0)
+    first(5, 0)
+    assert [(given[0], given[4]) for given in launches.given] == [(1, 5), (2, 6), (1, 5)]
+
+
+def test_without_a_context_it_is_launched_once_more(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = []
+    monkeypatch.setattr(launches.api, "cuCtxSetCurrent", lambda each: contexts.append(each) or (0,))
+    launches.statuses = [launches.api.CUresult.CUDA_ERROR_INVALID_CONTEXT]
+    launches.kernel.overlapping(3, 128, 0)(5, 4096)
+    assert contexts == ["context"] and len(launches.plain) == 1 and launches.plain[0][1] == 3
+
+
+def test_a_refusal_is_an_error(launches: Launches) -> None:
+    launches.statuses = [launches.api.CUresult.CUDA_ERROR_INVALID_VALUE]
+    with pytest.raises(DriverError, match=r"launch of toy .* failed with CUDA_ERROR_INVALID_VALUE"):
+        launches.kernel.overlapping(3, 128, 0)(5, 4096)
+
+
+def test_a_launch_submits_each_block_of_arguments_its_own_way(launches: Launches) -> None:
+    launch = object.__new__(OverlappingLaunch)
+    launch._arguments, launch._fill, launch._free, launch._submits = bytes(64), lambda *_: None, [], {}
+    launch._grid, launch._threads, launch._smem_bytes = 7, 128, 1024
+    launch._index, launch._several_devices, launch._kernel = 0, False, launches.kernel
+    launch._stream = lambda index: 5
+    launch()
+    (first,) = launch._free
+    launch._free.clear()  # another thread has it
+    launch()
+    (second,) = launch._free
+    addresses = [first.pointer_array_address, second.pointer_array_address]
+    assert [given[-2] for given in launches.given] == addresses and len(set(addresses)) == 2
+    assert not launches.plain and launches.given[0][:5] == (7, 1, 128, 1024, 5)
