@@ -25,6 +25,8 @@ _MANY_CHANNELS = 32  # per group, in and out
 _MANY_LANES = 128  # channels in nhwc, each a lane's, for depthwise filter gradients of few taps in fp32
 _FEW_PIXELS = 1 << 16  # of all images of the output
 _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 17, 1 << 20  # of all images of the output
+_PARTED_PIXELS, _PARTED_DX_PIXELS = 400, 1 << 11  # of all images of the output, where channels are in parts
+_SOME_WEIGHTS, _MANY_WEIGHTS = 1 << 16, 1 << 18  # of one tap, of the same
 _MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
 _FEW_CHANNELS = 16  # per group
 _NHWC_CHANNELS = (8, 16)  # per group: of the grouped layers that were measured in nhwc
@@ -32,7 +34,7 @@ _MARCH_ROW = 14  # columns of the output, of the same
 _STEM_CHANNELS, _STEM_FILTERS, _STEM_TAPS = 4, 128, 49
 _FOLDED_CHANNELS = 3  # of stems in 16-bit nhwc
 _SIDE_BY_SIDE = (2, 3)  # channels of an output in nhwc
-_WIDE_ROW, _NARROW_ROW = 48, 28  # columns of the output
+_WIDE_ROW, _NARROW_ROW, _SMALL_MAP = 48, 28, 7  # columns of the output
 
 
 class Rule(NamedTuple):
@@ -191,6 +193,21 @@ def _enough_pixels(problem: Conv2dProblem) -> int:
     return _VERY_MANY_PIXELS
 
 
+def _has_few_pixels(problem: Conv2dProblem) -> bool:
+    """Layers of few images, small and of many channels, whose channels ``halo_sm90`` was measured ahead on in parts."""
+    if support.why_no_tensor_cores(problem) is not None or max(*problem.stride, *problem.dilation) > 1:
+        return False
+    weights, pixels = problem.c * problem.k, problem.n * problem.p * problem.q
+    if problem.groups > 1 or problem.r * problem.s != _MANY_TAPS or problem.c % 128 or problem.k % 128:
+        return False
+    tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
+    if tf32 and problem.direction == "dgrad":
+        return pixels <= _PARTED_DX_PIXELS and (nchw or (problem.n == 1 and weights <= _SOME_WEIGHTS))
+    if not nchw or pixels > (_PARTED_PIXELS if tf32 else _PARTED_PIXELS // 2):
+        return False
+    return weights >= _MANY_WEIGHTS if not tf32 else weights <= _MANY_WEIGHTS or problem.q <= _SMALL_MAP
+
+
 RULES = (
     Rule("depthwise_toeplitz", _has_bands, "depthwise_toeplitz is faster on depthwise layers of large filters"),
     Rule("depthwise", _has_few_taps, "depthwise is faster on layers of one channel per group and few taps"),
@@ -208,6 +225,11 @@ RULES = (
         "halo_sm80_wgrad is faster on weight gradients of few channels per group on tensor cores",
     ),
     Rule("halo_sm90", _has_many_taps, "halo_sm90 is faster on layers of many taps on Hopper's tensor cores"),
+    Rule(
+        "halo_sm90",
+        _has_few_pixels,
+        "halo_sm90 is faster on few small images of many channels on Hopper's tensor cores",
+    ),
 )
 
 

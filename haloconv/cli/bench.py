@@ -30,6 +30,7 @@ from haloconv.tune.suite import PRECISIONS, Case, SuiteError, load_suite, select
 from haloconv.tune.trial import Budget, try_step, try_training_step
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MAIN_SUITE = "suite"
 SEED_CASES = ("A", "B", "C")
 
 
@@ -68,14 +69,14 @@ def bench(
     if not torch.cuda.is_available():
         console.print("[bold red]error:[/] bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
         raise typer.Exit(2)
-    suite = suite or BENCHMARKS / ("models.toml" if models else "suite.toml")
+    suite = suite or BENCHMARKS / ("models.toml" if models else f"{MAIN_SUITE}.toml")
     timing = Budget(budget, other_layout=other_layout)
     try:
         if models:
             effort = Effort(Budget(budget), tune=tune, layers=layers)  # the bars are PyTorch in the same layout
             order, devices = _networks(load_networks(suite), case, precision, layout, effort, limit), _gpus(gpus)
         else:
-            order = _order(load_suite(suite), case, tag, direction, precision, layout, family, timing)
+            order = _order(suite, case, tag, direction, precision, layout, family, timing)
         seeds = select(load_suite(suite), SEED_CASES) if compile_time else []
     except (SuiteError, typer.BadParameter) as error:
         console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
@@ -97,7 +98,7 @@ def bench(
 
 @dataclass(frozen=True)
 class Order:
-    """What to time: every combination of the lists."""
+    """What to time: every combination of the lists. ``suite`` is the name of the suite's file, and of the rows'."""
 
     cases: list[Case]
     directions: list[str]
@@ -105,10 +106,16 @@ class Order:
     layouts: list[str]
     family: str
     budget: Budget
+    suite: str = MAIN_SUITE
+
+    @property
+    def latest(self) -> str:
+        """The file that keeps the newest row of each combination."""
+        return "latest.jsonl" if self.suite == MAIN_SUITE else f"latest-{self.suite}.jsonl"
 
 
 def _order(
-    cases: list[Case],
+    suite: Path,
     case: str,
     tag: str,
     direction: str,
@@ -118,12 +125,13 @@ def _order(
     budget: Budget,
 ) -> Order:
     return Order(
-        cases=select(cases, listed(case), listed(tag)),
+        cases=select(load_suite(suite), listed(case), listed(tag)),
         directions=choices("--direction", direction, (*DIRECTIONS, "step")),
         precisions=choices("--precision", "fp32" if precision is None else precision, PRECISIONS),
         layouts=choices("--layout", "nchw" if layout is None else layout, LAYOUTS),
         family=family.value,
         budget=budget,
+        suite=suite.stem,
     )
 
 
@@ -187,7 +195,7 @@ def bench_suite(order: Order, device: torch.device, folder: Path, console: Conso
                 refusal = _refusal(layer, direction)
                 if refusal is None:
                     report.rows.append(_try(layer, direction, order.budget))
-                    path = _keep(report.rows[-1], environment, folder)
+                    path = _keep(report.rows[-1], environment, folder, order)
                 else:
                     report.notes.append(f"{what}: {order.family} does not take it: {refusal}")
                 progress.advance(task)
@@ -196,7 +204,7 @@ def bench_suite(order: Order, device: torch.device, folder: Path, console: Conso
                 torch.cuda.empty_cache()
     show(report, console)
     if path is not None:
-        console.print(f"wrote {path} and {folder / 'latest.jsonl'}", highlight=False, markup=False)
+        console.print(f"wrote {path} and {folder / order.latest}", highlight=False, markup=False)
     return report.passed
 
 
@@ -240,12 +248,12 @@ def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folde
     return report.passed and not slow
 
 
-def _keep(row: Row, environment: dict[str, str], folder: Path) -> Path:
+def _keep(row: Row, environment: dict[str, str], folder: Path, order: Order) -> Path:
     """Write one row to the day's file; only rows that passed their checks become the latest."""
     record = row.record(environment)
-    path = append_rows(folder, "suite", [record])
+    path = append_rows(folder, order.suite, [record])
     if row.passed:
-        refresh_latest(folder, [record])
+        refresh_latest(folder, [record], order.latest)
     return path
 
 

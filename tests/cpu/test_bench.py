@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from haloconv import plan
 from haloconv.cli import app, bench
-from haloconv.tune import costs, first_use, results, suite, trial
+from haloconv.tune import costs, first_use, suite, trial
 
 CPU = torch.device("cpu")
 SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "suite.toml"
@@ -101,7 +101,13 @@ def test_by_default_every_case_is_timed_beside_the_suite(pretended_gpu):
     assert CliRunner().invoke(app, ["bench"]).exit_code == 0
     ((order, folder),) = pretended_gpu
     assert [case.name for case in order.cases] == NAMES and order.directions == ["fprop", "dgrad", "wgrad"]
-    assert folder == SUITE.parent / "results" / "nvidia-h200"
+    assert folder == SUITE.parent / "results" / "nvidia-h200" and order.latest == "latest.jsonl"
+
+
+def test_a_suite_names_its_rows(pretended_gpu):
+    assert CliRunner().invoke(app, ["bench", "--suite", str(SUITE.parent / "few_images.toml")]).exit_code == 0
+    ((order, _),) = pretended_gpu
+    assert order.suite == "few_images" and order.latest == "latest-few_images.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +145,12 @@ def test_rows_are_printed_recorded_and_latest(tmp_path):
         assert row["ratio"] == pytest.approx(row["aten_ms"] / row["haloconv_ms"], rel=1e-4)
     text = out.file.getvalue()
     assert "4 of 4 rows passed" in text and "step" in text
+
+
+def test_rows_of_another_suite_have_files_of_their_own(tmp_path):
+    assert bench.bench_suite(order(directions=["fprop"], suite="few_images"), CPU, tmp_path, console())
+    latest, daily = sorted((path.name for path in tmp_path.iterdir()), reverse=True)
+    assert latest == "latest-few_images.jsonl" and daily[len("2026-11-23") :] == "-few_images.jsonl"
 
 
 @pytest.mark.parametrize("precision, limit", [("tf32", 5e-4), ("fp16", 1e-3), ("bf16", 8e-3)])
@@ -263,49 +275,6 @@ def test_selection_by_name_and_tag():
         "resnext_g32",
     }
     assert [case.name for case in suite.select(cases, ["A", "B"], ["dilated"])] == ["A"]
-
-
-# --- the records
-
-
-def record(date: str, **changes) -> dict:
-    return {
-        "case": "A",
-        "direction": "fprop",
-        "precision": "fp32",
-        "layout": "nchw",
-        "date": date,
-        "ratio": 1.0,
-        **changes,
-    }
-
-
-def test_latest_keeps_the_newest_of_each(tmp_path):
-    results.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=1.0), record("2026-11-19", layout="nhwc")])
-    results.refresh_latest(tmp_path, [record("2026-11-19T23:00:00Z", ratio=2.0)])
-    results.refresh_latest(tmp_path, [record("2026-11-21T10:00:00Z", direction="dgrad", ratio=3.0)])
-    path = results.refresh_latest(tmp_path, [record("2026-11-20T10:00:00Z", ratio=4.0)])
-    found = {(row["direction"], row["layout"]): row["ratio"] for row in results.read_rows(path)}
-    assert found == {("fprop", "nchw"): 4.0, ("fprop", "nhwc"): 1.0, ("dgrad", "nchw"): 3.0}
-
-
-def test_damaged_lines_are_dropped(tmp_path):
-    path = tmp_path / "latest.jsonl"
-    path.write_text('{"case": "A"\n[1]\n{"case": "A"}\n\n' + json.dumps(record("2026-11-20")) + "\n")
-    assert results.read_rows(path) == [record("2026-11-20")]
-    assert results.read_rows(tmp_path / "absent.jsonl") == []
-
-
-def test_daily_file_grows(tmp_path):
-    for _ in range(2):
-        path = results.append_rows(tmp_path / "new", "suite", [record("2026-11-20T10:00:00Z")])
-    assert path.name == "2026-11-20-suite.jsonl" and len(lines_of(path)) == 2
-    with pytest.raises(ValueError, match="no row"):
-        results.append_rows(tmp_path, "suite", [])
-
-
-def test_folder_of_a_gpu():
-    assert results.gpu_folder(Path("r"), "NVIDIA GeForce RTX 4090 (24 GB)") == Path("r/nvidia-geforce-rtx-4090-24-gb")
 
 
 # --- the costs
