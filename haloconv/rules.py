@@ -198,7 +198,7 @@ def _has_few_pixels(problem: Conv2dProblem) -> bool:
     if support.why_no_tensor_cores(problem) is not None or max(*problem.stride, *problem.dilation) > 1:
         return False
     weights, pixels = problem.c * problem.k, problem.n * problem.p * problem.q
-    if problem.groups > 1 or problem.r * problem.s != _MANY_TAPS or problem.c % 128 or problem.k % 128:
+    if problem.groups > 1 or (problem.r, problem.s) != (3, 3) or problem.c % 128 or problem.k % 128:
         return False
     tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
     if tf32 and problem.direction == "dgrad":
