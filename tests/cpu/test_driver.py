@@ -8,6 +8,7 @@ import pytest
 
 from haloconv.families.halo_sm90_launch import OverlappingLaunch
 from haloconv.jit import DriverError
+from haloconv.jit import driver as kernels
 from haloconv.jit.driver import LoadedKernel
 
 
@@ -17,8 +18,9 @@ class Launches:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from cuda.bindings import driver
 
-        self.api, self.given, self.plain, self.statuses = driver, [], [], []
+        self.api, self.given, self.plain, self.statuses, self.version = driver, [], [], [], 12_030
         monkeypatch.setattr(driver, "cuLaunchKernelEx", self.launch)
+        monkeypatch.setattr(kernels, "_driver_version", lambda: self.version)
         monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (driver.CUresult(0), b"a sentence"))
         self.kernel = object.__new__(LoadedKernel)
         cubin = SimpleNamespace(entry="toy", arch="sm_90a", static_smem_bytes=0, registers=32)
@@ -49,6 +51,13 @@ def test_a_launch_that_overlaps_says_so(launches: Launches) -> None:
         launch(stream, 4096)
     allowed = (1, "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", 1)
     assert launches.given == [(132, 1, 512, 200_000, stream, *allowed, 77, 4096, 0) for stream in (5, 6)]
+
+
+def test_drivers_that_cannot_capture_it_launch_as_ever(launches: Launches) -> None:
+    launches.version = 12_020
+    launches.kernel.overlapping(132, 512, 200_000)(5, 4096)
+    shape = (132, 1, 1, 512, 1, 1, 200_000)
+    assert launches.given == [] and launches.plain == [(launches.kernel.handle, *shape, 5, 4096, 0)]
 
 
 def test_each_launcher_is_one_threads_own(launches: Launches) -> None:
