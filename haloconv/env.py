@@ -200,18 +200,24 @@ def driver_version() -> str:
     found = re.search(r"\s(\d{3,}\.\d+(?:\.\d+)*)\s", text)
     if found:
         return found.group(1)
-    supported = _driver_cuda_version()
+    supported = _driver_cuda_name()
     return f"CUDA {supported}" if supported else "none"
 
 
-def _driver_cuda_version() -> str:
-    """The newest CUDA version that the driver supports, such as ``"13.0"``; empty without a driver."""
+def driver_cuda_version() -> int:
+    """The newest CUDA that the driver supports, 1000 times major plus 10 times minor (13000); 0 without a driver."""
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
     except OSError:
-        return ""
-    return "" if failed else f"{number.value // 1000}.{number.value % 1000 // 10}"
+        return 0
+    return 0 if failed else number.value
+
+
+def _driver_cuda_name() -> str:
+    """The same as ``"13.0"``; empty without a driver."""
+    version = driver_cuda_version()
+    return f"{version // 1000}.{version % 1000 // 10}" if version else ""
 
 
 def environment_stamp() -> dict[str, str]:
@@ -221,7 +227,7 @@ def environment_stamp() -> dict[str, str]:
         "gpu": torch.cuda.get_device_name() if has_gpu else "none",
         "torch": software["torch"],
         "cudnn": software["cudnn"],
-        "cuda_driver": _driver_cuda_version() or "none",
+        "cuda_driver": _driver_cuda_name() or "none",
         "cuda_runtime": software["cuda_runtime"],
         "driver": software["driver"],
         "python": platform.python_version(),

@@ -9,6 +9,7 @@ from functools import cache
 
 import torch
 
+from haloconv.env import driver_cuda_version
 from haloconv.jit.compile import Cubin, install_command, nvrtc_info
 
 TENSOR_MAP_BYTES = 128
@@ -16,7 +17,7 @@ TENSOR_MAP_BYTES = 128
 
 _DEFAULT_SMEM_BYTES = 48 * 1024
 _INVALID_CONTEXT = 201
-_OVERLAP_IN_GRAPHS = 12_030  # driver version (CUDA 12.3) from which overlapping launches can be captured
+_OVERLAP_IN_GRAPHS = 12_030  # release notes of CUDA 12.3: from there on graphs can hold a programmatic dependency
 
 
 class DriverError(RuntimeError):
@@ -85,11 +86,11 @@ class LoadedKernel:
 
         The grid may begin as soon as every block of the kernel before it on the stream has said so
         (griddepcontrol.launch_dependents) or ended. So it must wait (griddepcontrol.wait) before it reads what that
-        kernel writes. Drivers before CUDA 12.3, which could not capture that in a graph, end that kernel first.
+        kernel writes. Drivers before CUDA 12.3, whose graphs cannot hold such a dependency, end that kernel first.
         """
         from cuda.bindings import driver
 
-        if _driver_version() < _OVERLAP_IN_GRAPHS:
+        if driver_cuda_version() < _OVERLAP_IN_GRAPHS:
             return lambda stream, params: self.launch(grid_x, block_threads, smem_bytes, stream, params)
         serial = driver.CUlaunchAttribute()
         serial.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -174,12 +175,6 @@ def load_kernel(cubin: Cubin, device_index: int, dynamic_smem_bytes: int) -> Loa
             kernel = _loaded[key] = LoadedKernel(cubin, device_index)
         kernel.allow_dynamic_smem(dynamic_smem_bytes)
     return kernel
-
-
-@cache
-def _driver_version() -> int:
-    """The newest CUDA that the driver supports: 1000 times the major version and 10 times the minor one."""
-    return _driver_call("cuDriverGetVersion")
 
 
 @cache

@@ -20,7 +20,7 @@ class Launches:
 
         self.api, self.given, self.plain, self.statuses, self.version = driver, [], [], [], 12_030
         monkeypatch.setattr(driver, "cuLaunchKernelEx", self.launch)
-        monkeypatch.setattr(kernels, "_driver_version", lambda: self.version)
+        monkeypatch.setattr(kernels, "driver_cuda_version", lambda: self.version)
         monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (driver.CUresult(0), b"a sentence"))
         self.kernel = object.__new__(LoadedKernel)
         cubin = SimpleNamespace(entry="toy", arch="sm_90a", static_smem_bytes=0, registers=32)

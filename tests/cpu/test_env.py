@@ -132,9 +132,9 @@ def test_the_driver_version_without_its_file(monkeypatch: pytest.MonkeyPatch, no
         raise OSError(name)
 
     monkeypatch.setattr(env.ctypes, "CDLL", refuse)
-    assert env.driver_version() == "none"
+    assert env.driver_version() == "none" and env.driver_cuda_version() == 0
     monkeypatch.setattr(env.ctypes, "CDLL", lambda name: StubDriver())
-    assert env.driver_version() == "CUDA 13.1"
+    assert env.driver_version() == "CUDA 13.1" and env.driver_cuda_version() == 13010
 
 
 def test_a_copy_without_history_may_name_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
