@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from haloconv.accelerate import accelerate, restore
-from haloconv.export import export
+from haloconv.export.export import export
 from haloconv.functional import conv2d
 from haloconv.module import Conv2d
 from haloconv.tune.ahead import tune

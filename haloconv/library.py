@@ -13,7 +13,7 @@ import torch
 
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
-from haloconv.families.base import strides_of
+from haloconv.layout import strides_of
 from haloconv.problem import ConvSpec, check_tensors
 
 Tensor = torch.Tensor

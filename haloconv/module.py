@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from haloconv import plan as plans
-from haloconv.families.base import is_channels_last
 from haloconv.functional import convolve, make_spec
+from haloconv.layout import is_channels_last
 from haloconv.library import autocast_dtype
 from haloconv.plan import Choice, choose, problem_of
 from haloconv.precision import torch_precision

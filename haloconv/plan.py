@@ -13,15 +13,16 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from haloconv import support
+from haloconv.choose.choice import Forms, config_named, recorded, tune_now
+from haloconv.choose.rules import bgrad_by_rule, by_rule
 from haloconv.env import runs_kernels, stand_in, tunes_at_first_use, watched
 from haloconv.families import FAMILIES
 from haloconv.families.aten import aten_gradients, is_symmetric
-from haloconv.families.base import Activates, BoundCall, Family, TensorForm, bind_config, is_channels_last
-from haloconv.families.direct_sums import bind_bgrad
+from haloconv.families.base import Activates, BoundCall, Family, bind_config
+from haloconv.families.reduce.sums import bind_bgrad
+from haloconv.layout import is_channels_last
 from haloconv.precision import torch_precision
-from haloconv.problem import DIRECTIONS, Conv2dProblem, ConvSpec, Direction, check_tensors
-from haloconv.rules import bgrad_by_rule, by_rule
-from haloconv.tune.choice import Forms, config_named, recorded, tune_now
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem, TensorForm, check_tensors
 
 
 class Choice(NamedTuple):
@@ -48,7 +49,7 @@ class Plan:
 
     def __init__(
         self,
-        problem: Conv2dProblem,
+        problem: Problem,
         spec: ConvSpec,
         choice: Choice,
         run: BoundCall,
@@ -69,7 +70,7 @@ _bgrads: dict[tuple, BoundCall] = {}
 _warned: set[tuple] = set()
 
 
-def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -> Choice:
+def choose(problem: Problem, device: torch.device, family: str = "auto") -> Choice:
     """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for.
 
     ``"auto"`` follows records of measurements where there are any, else rules; nothing is measured here.
@@ -87,7 +88,7 @@ def choose(problem: Conv2dProblem, device: torch.device, family: str = "auto") -
     return _choose_own(problem, device) if stand_in() is not None else Choice(*by_rule(problem, device))
 
 
-def _choose_own(problem: Conv2dProblem, device: torch.device) -> Choice:
+def _choose_own(problem: Problem, device: torch.device) -> Choice:
     """On a stand-in for a GPU, where nothing is fast: the most special of our families that takes the problem."""
     takes = (name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, device) is None)
     return Choice(next(takes), "the most special of our families that takes the problem")
@@ -102,12 +103,12 @@ def problem_of(
     layout: str,
     bias: bool = False,
     activation: str | None = None,
-) -> Conv2dProblem:
+) -> Problem:
     """The problem of a call. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
     precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
     parameters = (spec.stride, spec.padding, spec.dilation, spec.groups)
     extents = (*x_shape, w_shape[0], *w_shape[2:])
-    return Conv2dProblem(direction, *extents, *parameters, bias, dtype, layout, precision, activation)
+    return Problem(direction, *extents, *parameters, bias, dtype, layout, precision, activation)
 
 
 generation = 0
@@ -221,7 +222,7 @@ def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
     return bound
 
 
-def _bind(problem: Conv2dProblem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:
+def _bind(problem: Problem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:
     device, forms = first.device, (_form(first), _form(second))
     plain = replace(problem, activation=None)  # what is measured and recorded
     choice = _choose_or_tune(plain, forms, device, spec.family)
@@ -245,7 +246,7 @@ def _activated(fprop: BoundCall) -> BoundCall:
     return lambda x, w, b: fprop(x, w, b).relu_()
 
 
-def _choose_or_tune(problem: Conv2dProblem, forms: Forms, device: torch.device, family: str) -> Choice:
+def _choose_or_tune(problem: Problem, forms: Forms, device: torch.device, family: str) -> Choice:
     """The choice for tensors of these forms: measured now if the user asked for it and there is no record."""
     choice = choose(problem, device, family)
     if not _could_be_tuned(choice, family):
@@ -261,7 +262,7 @@ def _could_be_tuned(choice: Choice, family: str) -> bool:
     return family == "auto" and not choice.refused and choice.config is None and tunes_at_first_use()
 
 
-def _all_native(problem: Conv2dProblem, device: torch.device, spec: ConvSpec) -> bool:
+def _all_native(problem: Problem, device: torch.device, spec: ConvSpec) -> bool:
     """True if PyTorch runs every direction exactly as its own layer would."""
     top, bottom, left, right = problem.padding
     if top != bottom or left != right or (spec.precision is not None and problem.dtype == torch.float32):
@@ -270,7 +271,7 @@ def _all_native(problem: Conv2dProblem, device: torch.device, spec: ConvSpec) ->
     return all(each.family == "aten" and not _could_be_tuned(each, spec.family) for each in choices)
 
 
-def _report_refusal(problem: Conv2dProblem, choice: Choice, spec: ConvSpec) -> None:
+def _report_refusal(problem: Problem, choice: Choice, spec: ConvSpec) -> None:
     """Once per layer and reason: warn if our kernels were asked for by name; raise if ``strict``."""
     sentence = f"haloconv: PyTorch's own convolution runs {problem}: {choice.reason}"
     if spec.strict and not problem.is_empty:

@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from haloconv.env import DeviceFacts, device_facts
+from haloconv.layout import Layout, strides_of
+
 Direction = Literal["fprop", "dgrad", "wgrad"]
 DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
 PRECISIONS = ("ieee", "tf32")
@@ -54,7 +57,7 @@ def _met(extent: int, pad: int, outputs: int, stride: int, taps: int, dilation: 
 
 
 @dataclass(frozen=True, slots=True)
-class Conv2dProblem:
+class Problem:
     """One direction of one convolution: what is computed, not how.
 
     Extents follow the glossary: input ``N C H W``, filter ``K R S``, output ``P Q``. ``layout`` is ``"nchw"`` or
@@ -76,7 +79,7 @@ class Conv2dProblem:
     groups: int = 1
     bias: bool = False
     dtype: torch.dtype = torch.float32
-    layout: Literal["nchw", "nhwc"] = "nchw"
+    layout: Layout = "nchw"
     precision: str = "ieee"
     activation: str | None = None
 
@@ -141,7 +144,7 @@ class Conv2dProblem:
         """True if some tensor has no elements, so that there is nothing to multiply."""
         return 0 in self.x_shape or 0 in self.w_shape or 0 in self.y_shape
 
-    def toward(self, direction: Direction) -> Conv2dProblem:
+    def toward(self, direction: Direction) -> Problem:
         """The same layer in another direction (bias and activation take part in fprop only)."""
         if direction == "fprop":
             return replace(self, direction=direction)
@@ -156,6 +159,50 @@ class Conv2dProblem:
         shape = f"{self.n},{self.c},{self.h},{self.w} -> {self.k}, {self.r}x{self.s}"
         notes += [self.precision_label, self.layout]
         return " ".join([self.direction, shape, *notes, *([self.activation] if self.activation else [])])
+
+
+class TensorForm(NamedTuple):
+    """What a plan may rely on about a tensor: strides in elements, and whether it starts at a multiple of 16 bytes."""
+
+    strides: tuple[int, ...]
+    aligned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a kernel is asked for: a problem on tensors of these forms, on a device.
+
+    ``first`` and ``second`` are the forms of (x, w) in fprop, (dy, w) in dgrad, (dy, x) in wgrad. ``result_layout`` is
+    the memory order of y, dx or dw, which is dense.
+    """
+
+    problem: Problem
+    first: TensorForm
+    second: TensorForm
+    result_layout: Layout
+    device: torch.device
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return device_facts(self.device.index)
+
+    @property
+    def result_shape(self) -> tuple[int, int, int, int]:
+        one = self.problem
+        return {"fprop": one.y_shape, "dgrad": one.x_shape, "wgrad": one.w_shape}[one.direction]
+
+    @property
+    def result_strides(self) -> tuple[int, int, int, int]:
+        """In elements."""
+        return strides_of(self.result_shape, self.result_layout)
+
+
+def dense_request(problem: Problem, device: torch.device) -> Request:
+    """The problem on dense, aligned tensors, all of the problem's layout."""
+    shapes = {"fprop": (problem.x_shape, problem.w_shape), "dgrad": (problem.y_shape, problem.w_shape)}
+    first, second = shapes.get(problem.direction, (problem.y_shape, problem.x_shape))
+    forms = (TensorForm(strides_of(shape, problem.layout), True) for shape in (first, second))
+    return Request(problem, *forms, problem.layout, device)
 
 
 def output_extent(extent: int, padding: int, taps: int, stride: int, dilation: int) -> int:

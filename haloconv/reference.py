@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.problem import Conv2dProblem, ConvSpec
+from haloconv.problem import ConvSpec, Problem
 
 IEEE_NORM = 5e-7
 NORM_LIMITS = {"tf32": 5e-4, "fp16": 1e-3, "bf16": 8e-3, "fp64": 1e-13}
@@ -154,7 +154,7 @@ def rounded_to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     return torch.where(tensor.isfinite(), bits.view(torch.float32), tensor)
 
 
-def border_mask(problem: Conv2dProblem, device: torch.device | str = "cpu") -> torch.Tensor:
+def border_mask(problem: Problem, device: torch.device | str = "cpu") -> torch.Tensor:
     """Which rows and columns of the direction's result count as border: a bool tensor over its last two extents.
 
     fprop: outputs whose taps reach into the padding. dgrad: pixels that not every tap meets. wgrad: the filter's rim.
@@ -165,7 +165,7 @@ def border_mask(problem: Conv2dProblem, device: torch.device | str = "cpu") -> t
     return rows[:, None] | cols[None, :]
 
 
-def _border_axis(problem: Conv2dProblem, axis: int, device: torch.device | str) -> torch.Tensor:
+def _border_axis(problem: Problem, axis: int, device: torch.device | str) -> torch.Tensor:
     extent = (problem.h, problem.w)[axis]
     taps = (problem.r, problem.s)[axis]
     outputs = (problem.p, problem.q)[axis]
@@ -184,7 +184,7 @@ def _border_axis(problem: Conv2dProblem, axis: int, device: torch.device | str) 
     return mask
 
 
-def reduction_length(problem: Conv2dProblem) -> int:
+def reduction_length(problem: Problem) -> int:
     """How many products one element of the direction's result sums, at most."""
     if problem.direction == "fprop":
         return problem.c_per_group * problem.r * problem.s
@@ -193,7 +193,7 @@ def reduction_length(problem: Conv2dProblem) -> int:
     return problem.n * problem.p * problem.q
 
 
-def error_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
+def error_limits(problem: Problem, rival: Error | None = None) -> Limits:
     """The limits for a result of ``problem``. ``rival``: the error of PyTorch with TF32 off, which may widen fp32's."""
     label = problem.precision_label
     if label == "fp32":
@@ -208,7 +208,7 @@ def raised(limits: Limits, rival: Error, factor: float = RIVAL_FACTOR) -> Limits
     return Limits(max(limits.norm, factor * rival.norm), max(limits.element, factor * rival.worst))
 
 
-def bgrad_limits(problem: Conv2dProblem, rival: Error | None = None) -> Limits:
+def bgrad_limits(problem: Problem, rival: Error | None = None) -> Limits:
     """The limits for the bias gradient: a sum without products, so that TF32 is no excuse."""
     if problem.dtype == torch.float32:
         return _ieee_limits(problem.n * problem.p * problem.q, rival)

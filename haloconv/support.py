@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from haloconv.env import runs_kernels
-from haloconv.problem import Conv2dProblem
+from haloconv.problem import Problem
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -14,7 +14,7 @@ _FILTER_LIMIT = 1 << 31  # an index over one filter's taps and channels is a 32-
 _PLANE_LIMIT = 1 << 31  # where rows are not aligned, tensor maps number the pixels of a plane by 32-bit integers
 
 
-def why_not(problem: Conv2dProblem, device: torch.device) -> str | None:
+def why_not(problem: Problem, device: torch.device) -> str | None:
     """None if kernels on CUDA cores can run the problem on the device, else a sentence that says why not."""
     reason = why_not_elements(problem.dtype, device)
     if reason is not None:
@@ -41,7 +41,7 @@ def why_not_elements(dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
-def why_no_tensor_core_products(problem: Conv2dProblem) -> str | None:
+def why_no_tensor_core_products(problem: Problem) -> str | None:
     """None if tensor cores may form the problem's products, else a sentence that says why not."""
     if problem.dtype == torch.float64:
         return "the tensor-core kernels do not take torch.float64"
@@ -50,7 +50,7 @@ def why_no_tensor_core_products(problem: Conv2dProblem) -> str | None:
     return None
 
 
-def why_no_tensor_cores(problem: Conv2dProblem) -> str | None:
+def why_no_tensor_cores(problem: Problem) -> str | None:
     """None if the tensor-core kernels run the problem's direction and precision, else a sentence that says why not."""
     if problem.direction == "wgrad":
         return "the tensor-core kernels of fprop and dgrad have no weight gradient"

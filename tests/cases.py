@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.problem import Conv2dProblem, ConvSpec, Direction, FourSides, Pair
+from haloconv.problem import ConvSpec, Direction, FourSides, Pair, Problem
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -45,11 +45,11 @@ class Case:
     storage: str = "contiguous"
     w_storage: str = "contiguous"
 
-    def problem(self, direction: Direction = "fprop", dtype: torch.dtype = torch.float32) -> Conv2dProblem:
+    def problem(self, direction: Direction = "fprop", dtype: torch.dtype = torch.float32) -> Problem:
         """The case as a problem of haloconv, in the layout that its storage suggests."""
         s = self.spec
         layout = "nhwc" if self.storage.startswith("channels_last") else "nchw"
-        return Conv2dProblem(
+        return Problem(
             direction, *self.extents, stride=s.stride, padding=s.padding, dilation=s.dilation, groups=s.groups,
             bias=self.bias and direction == "fprop", dtype=dtype, layout=layout,
         )  # fmt: skip

@@ -18,11 +18,11 @@ from pytest import MonkeyPatch
 
 from haloconv import problem
 from haloconv.emulator import emulated_device
-from haloconv.families import halo_sm90
-from haloconv.families.halo_sm90_configs import cost, split_tilings, tilings
-from haloconv.families.halo_sm90_form import Form
-from haloconv.families.halo_sm90_shape import Config, Storage
-from haloconv.families.halo_sm90_tile import Tiling
+from haloconv.families.halo_sm90 import conv as halo_sm90
+from haloconv.families.halo_sm90.configs import cost, split_tilings, tilings
+from haloconv.families.halo_sm90.form import Form
+from haloconv.families.halo_sm90.shape import Config, Storage
+from haloconv.families.halo_sm90.tile import Tiling
 from tests import (
     emulated_depthwise,
     emulated_depthwise_toeplitz,

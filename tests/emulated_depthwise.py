@@ -9,15 +9,13 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import (
-    depthwise_box,
-    depthwise_box_wgrad,
-    depthwise_lanes_cut,
-    depthwise_pairs,
-    depthwise_patch,
-    depthwise_patch_wgrad,
-    depthwise_tile_sm90,
-)
+from haloconv.families.depthwise import box as depthwise_box
+from haloconv.families.depthwise import box_wgrad as depthwise_box_wgrad
+from haloconv.families.depthwise import lanes_cut as depthwise_lanes_cut
+from haloconv.families.depthwise import pairs as depthwise_pairs
+from haloconv.families.depthwise import patch as depthwise_patch
+from haloconv.families.depthwise import patch_wgrad as depthwise_patch_wgrad
+from haloconv.families.depthwise import tile_sm90 as depthwise_tile_sm90
 from tests.cases import Case, case, pick
 
 CASES = (

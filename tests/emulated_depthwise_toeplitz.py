@@ -9,7 +9,8 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import depthwise_toeplitz, depthwise_toeplitz_wgrad
+from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
+from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
 from tests.cases import Case, case
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -9,9 +9,10 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import depthwise_window, depthwise_window_wgrad
-from haloconv.families.depthwise_window_cut import Config, Cut
-from haloconv.families.depthwise_window_wgrad import Split
+from haloconv.families.depthwise_window import wgrad as depthwise_window_wgrad
+from haloconv.families.depthwise_window import window as depthwise_window
+from haloconv.families.depthwise_window.cut import Config, Cut
+from haloconv.families.depthwise_window.wgrad import Split
 from tests.cases import Case, case
 
 RESULTS = ("fprop", "dgrad", "wgrad")

@@ -12,9 +12,10 @@ from dataclasses import replace
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import halo_sm80, halo_sm80_march
-from haloconv.families.halo_sm80_configs import configs
-from haloconv.families.halo_sm80_tile import Layer, Tiling
+from haloconv.families.grouped_sm90 import conv as halo_sm80_march
+from haloconv.families.halo_sm80 import conv as halo_sm80
+from haloconv.families.halo_sm80.configs import configs
+from haloconv.families.halo_sm80.tile import Layer, Tiling
 from tests.cases import case
 
 SM_COUNT, SMEM_BYTES = 4, 227 * 1024  # of the emulated device

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families import halo_sm80_wgrad, halo_sm80_wgrad_march
-from haloconv.families.halo_sm80_wgrad_configs import Config, configs
-from haloconv.families.halo_sm80_wgrad_layer import Layer
-from haloconv.problem import Conv2dProblem
+from haloconv.families.grouped_sm90 import wgrad as halo_sm80_wgrad_march
+from haloconv.families.halo_sm80_wgrad import wgrad as halo_sm80_wgrad
+from haloconv.families.halo_sm80_wgrad.configs import Config, configs
+from haloconv.families.halo_sm80_wgrad.layer import Layer
+from haloconv.problem import Problem
 from tests.cases import case
 
 CASES = (
@@ -121,7 +122,7 @@ def forced(shape: str) -> Iterator[None]:
         yield
         return
 
-    def only(problem: Conv2dProblem, layer: Layer, max_smem_bytes: int) -> Config:
+    def only(problem: Problem, layer: Layer, max_smem_bytes: int) -> Config:
         return next(each for each in configs(problem, layer, max_smem_bytes) if SHAPES[shape](each, layer))
 
     with MonkeyPatch.context() as patch:

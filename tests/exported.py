@@ -20,10 +20,10 @@ import torch
 
 from haloconv.emulator.device import EmulatedDevice, EmulatedKernel
 from haloconv.emulator.tensor_map import encode_tiled
-from haloconv.exporting.cpp import NamedKernel, named_kernels
-from haloconv.exporting.layers import Layer
-from haloconv.exporting.params import params_of, unpacked
-from haloconv.exporting.record import Address, Clear, LaunchRecord, MapRecord, Tape
+from haloconv.export.cpp import NamedKernel, named_kernels
+from haloconv.export.layers import Layer
+from haloconv.export.record import Address, Clear, LaunchRecord, MapRecord, Tape
+from haloconv.jit.params import params_of, unpacked
 
 STUB = Path(__file__).resolve().parent / "cuda_stub"
 STREAM = 0x5EED0

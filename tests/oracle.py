@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from haloconv import plan, reference
 from haloconv.precision import convolution_precision
-from haloconv.problem import Conv2dProblem, ConvSpec
+from haloconv.problem import ConvSpec, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
@@ -78,17 +78,17 @@ def rival(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
         return dx[:, :, top : top + h, left : left + w] if result == "dgrad" else dw
 
 
-def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Conv2dProblem:
+def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
     direction = {"bgrad": "wgrad", RELU: "fprop"}.get(result, result)
     extents = (*t.x.shape, t.w.shape[0], *t.w.shape[2:])
-    return Conv2dProblem(
+    return Problem(
         direction, *extents, stride=spec.stride, padding=spec.padding, dilation=spec.dilation, groups=spec.groups,
         bias=t.b is not None and direction == "fprop", dtype=t.x.dtype,
         precision=spec.precision or "ieee" if t.x.dtype == torch.float32 else "ieee",
     )  # fmt: skip
 
 
-def limits_of(result: str, problem: Conv2dProblem, rival_error: Error | None, norm_counts: bool) -> Limits:
+def limits_of(result: str, problem: Problem, rival_error: Error | None, norm_counts: bool) -> Limits:
     pick = reference.bgrad_limits if result == "bgrad" else reference.error_limits
     limits = pick(problem, rival_error)
     return limits if norm_counts else limits._replace(norm=math.inf)

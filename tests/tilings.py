@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pytest import MonkeyPatch
 
 from haloconv import plan
-from haloconv.families import halo_sm90
-from haloconv.families.base import TensorForm, strides_of
-from haloconv.families.halo_sm90_configs import configs, split_tilings, tilings
-from haloconv.families.halo_sm90_form import Form, forms
-from haloconv.families.halo_sm90_shape import Storage
-from haloconv.families.halo_sm90_text import source
-from haloconv.families.halo_sm90_tile import Tiling
+from haloconv.families.halo_sm90 import conv as halo_sm90
+from haloconv.families.halo_sm90.configs import configs, split_tilings, tilings
+from haloconv.families.halo_sm90.constants import source
+from haloconv.families.halo_sm90.form import Form, forms
+from haloconv.families.halo_sm90.shape import Storage
+from haloconv.families.halo_sm90.tile import Tiling
 from haloconv.jit import KernelSource
-from haloconv.problem import Conv2dProblem
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, TensorForm
 from tests import oracle
 from tests.cases import Case, Tensors
 
@@ -56,7 +56,7 @@ def texts_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
     return [*halo_sm90.sources(problem, *operands), *halo_sm90.split_sources(problem, *operands)]
 
 
-def chosen_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
+def chosen_texts(problem: Problem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
     """The kernel texts of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
     result = problem.y_shape if problem.direction == "fprop" else problem.x_shape
     operands = halo_sm90._operands(problem, first, second, strides_of(result, layout), layout)
@@ -64,6 +64,6 @@ def chosen_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, 
     return [source(problem, tiling) for tiling in best]
 
 
-def all_texts(problem: Conv2dProblem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
+def all_texts(problem: Problem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
     """The texts of halo_sm90.cu, without packing and repair, of every tiling."""
-    return [text for text in halo_sm90.sources(problem, first, second, layout) if text.kernel == "halo_sm90"]
+    return [text for text in halo_sm90.sources(problem, first, second, layout) if text.kernel == "halo_sm90/conv"]

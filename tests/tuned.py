@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from haloconv import env, plan
+from haloconv.choose import choice, records
+from haloconv.choose.buckets import bucket_of, layer_key, size_of
+from haloconv.choose.records import Record
 from haloconv.env import DeviceFacts, StandIn, software_stamp
 from haloconv.families import FAMILIES
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import BoundCall
-from haloconv.families.direct import DirectFamily
-from haloconv.families.kernel_files import kernel_hash
-from haloconv.problem import Conv2dProblem
-from haloconv.tune import choice, records
-from haloconv.tune.buckets import bucket_of, layer_key, size_of
-from haloconv.tune.records import Record
+from haloconv.families.direct.direct import DirectFamily
+from haloconv.families.files import kernel_hash
+from haloconv.problem import Problem
 from haloconv.tune.timing import Timing
 
 FACTS = DeviceFacts("Test GPU 9000", "sm_90a", 4, (9, 0), 1 << 33, 232_448, "none")
-LAYER = Conv2dProblem("fprop", 2, 8, 24, 28, 16, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16)
+LAYER = Problem("fprop", 2, 8, 24, 28, 16, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16)
 
 
 def forget() -> None:
@@ -34,7 +34,7 @@ def forget() -> None:
     env.frozen.cache_clear()
 
 
-def record(problem: Conv2dProblem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:
+def record(problem: Problem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:
     """A record that holds on ``facts`` and is current, unless ``changes`` say otherwise."""
     own = family if family != "aten" else "direct"
     made = Record(
@@ -87,10 +87,10 @@ class FakeFamily:
 
     name: str
     configs: tuple[FakeConfig, ...] = (FakeConfig(4), FakeConfig(8))
-    takes: Callable[[Conv2dProblem], bool] = lambda problem: True
+    takes: Callable[[Problem], bool] = lambda problem: True
     bound: list[FakeConfig | None] = field(default_factory=list)
 
-    def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
         return None if self.takes(problem) else "this fake does not take it"
 
     def candidates(self, problem, first, second, result_layout, device) -> list[FakeConfig]:

@@ -1,7 +1,8 @@
 """What the kernels of this checkout are: the text of every CI source, and every launch of the emulator's test runs.
 
-``python -m tools.fingerprint OUT.json`` writes them down. Nothing is compiled and nothing runs. Two checkouts whose
-fingerprints are equal compute the same: ``tools.carry`` compares them.
+``python -m tools.fingerprint OUT.json`` writes them down, with the hashes that stamps and records are tied to. Nothing
+is compiled and nothing runs. ``--cubins KERNEL`` compiles the CI sources of one .cu file instead and hashes their code.
+Two checkouts whose fingerprints are equal compute the same: ``tools.carry`` compares them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import ctypes
 import hashlib
 import json
-import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,25 +20,39 @@ import torch
 
 from haloconv import env, plan
 from haloconv.emulator.device import EmulatedDevice
-from haloconv.exporting.params import params_of, size_of, unpacked
-from haloconv.families.shipped import SHIPPED
-from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
+from haloconv.families.files import canonical_device, device_hash
+from haloconv.families.sources import SHIPPED
+from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel
+from haloconv.jit.params import params_of, size_of, unpacked
 from tests import oracle
 from tests.emulated import FAMILY_RUNS, MODULES, SM_COUNT, Run, tiles_of
+from tests.texts import compile_all
+from tools.stamps import all_hashes
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_SPACE = re.compile(r"\s+")
-
-
-def canonical(text: str) -> str:
-    """The text without comments and blank space that means nothing; a directive keeps its line."""
-    lines = (_SPACE.sub(" ", line).strip() for line in _COMMENT.sub("", text.replace("\\\n", " ")).split("\n"))
-    return "\n".join(line for line in lines if line)
+_NO_BITS = 8  # SHT_NOBITS: a section without content in the file
+_LINKED = (".text.", ".nv.constant", ".nv.info", ".nv.shared.", ".nv.global", ".rodata")
 
 
 def digest_of(source: KernelSource) -> str:
     """SHA-256, in hexadecimal, of what the compiler sees of a source but for its entry's name."""
-    return hashlib.sha256(canonical(source.text).replace(source.entry, "ENTRY_NAME").encode()).hexdigest()
+    return hashlib.sha256(canonical_device(source.text).replace(source.entry, "ENTRY_NAME").encode()).hexdigest()
+
+
+def code_hash(image: bytes, entry: str) -> str:
+    """SHA-256, in hexadecimal, of a cubin's code, constants and launch attributes; names are left out.
+
+    Reads the section table of an ELF file of 64 bits (System V ABI, chapter 4).
+    """
+    table, entry_bytes, count, names_at = (*struct.unpack_from("<Q", image, 40), *struct.unpack_from("<3H", image, 58))
+    headers = [struct.unpack_from("<2I4Q", image, table + i * entry_bytes) for i in range(count)]
+    names = headers[names_at][4]
+    total = hashlib.sha256()
+    for name_at, kind, _, _, offset, size in headers:
+        name = image[names + name_at : image.index(b"\0", names + name_at)].decode().replace(entry, "ENTRY_NAME")
+        if name.startswith(_LINKED):
+            content = b"" if kind == _NO_BITS else image[offset : offset + size]
+            total.update(f"{name} {size}\n".encode() + content)
+    return total.hexdigest()
 
 
 class _Kernel:
@@ -135,14 +150,27 @@ def fingerprint(families: list[str]) -> dict:
     for family in families:
         for run in FAMILY_RUNS[family]():
             tapes[str(run)] = tape_of(run)
-    return {"sources": sources, "tapes": tapes}
+    device = {family: device_hash(family) for family in families}
+    return {"sources": sources, "tapes": tapes, "hashes": all_hashes(), "device": device}
+
+
+def cubins(kernel: str) -> list[str]:
+    """The code of every CI source of a .cu file, by hash."""
+    found = {one.digest: one for sources in SHIPPED.values() for one in sources() if one.kernel == kernel}
+    arch = "sm_90a"
+    compile_all(found.values(), arch)
+    return [code_hash(get_kernel(one, arch).image, one.entry) for one in found.values()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--family", action="append", choices=sorted(SHIPPED), help="only these (default: all)")
+    parser.add_argument("--cubins", metavar="KERNEL", help="compile this kernel's CI sources for sm_90a, and no more")
     options = parser.parse_args()
+    if options.cubins:
+        options.out.write_text(json.dumps({"cubins": cubins(options.cubins)}), encoding="utf-8")
+        return
     found = fingerprint(options.family or sorted(SHIPPED))
     options.out.write_text(json.dumps(found), encoding="utf-8")
     counts = f"{sum(map(len, found['sources'].values()))} sources, {len(found['tapes'])} runs"

@@ -14,20 +14,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from haloconv.bench.costs import Cost, compile_times, host_costs, text_times
+from haloconv.bench.layer import LAYOUTS, Layer
+from haloconv.bench.network import Effort, NetworkCase, load_networks
+from haloconv.bench.results import ResultRow, append_rows, gpu_folder, refresh_latest
+from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, slower
+from haloconv.bench.sample import sample as draw
+from haloconv.bench.suite import PRECISIONS, Case, SuiteError, load_suite, select
+from haloconv.bench.trial import Budget, try_step, try_training_step
 from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.run import Family, make_console, make_progress, show
 from haloconv.env import device_facts, environment_stamp
-from haloconv.families.shipped import SHIPPED
+from haloconv.families.sources import SHIPPED
 from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
-from haloconv.tune.costs import Cost, compile_times, host_costs, text_times
-from haloconv.tune.layer import LAYOUTS, Layer
-from haloconv.tune.network import Effort, NetworkCase, load_networks
-from haloconv.tune.results import ResultRow, append_rows, gpu_folder, refresh_latest
-from haloconv.tune.sample import LEAST_RATIO, Drawn, compile_ahead, slower
-from haloconv.tune.sample import sample as draw
-from haloconv.tune.suite import PRECISIONS, Case, SuiteError, load_suite, select
-from haloconv.tune.trial import Budget, try_step, try_training_step
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MAIN_SUITE = "suite"

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from haloconv.bench.network import Effort, NetworkCase, Setting
+from haloconv.bench.networks import outcomes
+from haloconv.bench.results import append_rows, refresh_latest
 from haloconv.cli.run import make_progress
 from haloconv.env import environment_stamp
 from haloconv.report import Report, Row, network_table, networks_of, print_table
-from haloconv.tune.network import Effort, NetworkCase, Setting
-from haloconv.tune.networks import outcomes
-from haloconv.tune.results import append_rows, refresh_latest
 
 LATEST = "latest-models.jsonl"
 

@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from haloconv import env, jit
+from haloconv.choose.records import records_folder, shelf_of
 from haloconv.emulator.build import available, compiler_version
 from haloconv.jit.cache import prepare_root
 from haloconv.jit.compile import install_command
-from haloconv.tune.records import records_folder, shelf_of
 from haloconv.version import __version__
 
 Facts = dict[str, dict[str, str]]

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from haloconv.cli.run import Precision, make_console
-from haloconv.export import ARCHS, export
+from haloconv.export.export import ARCHS, export
 from haloconv.problem import FAMILIES
 from haloconv.problem_file import ProblemFileError
 

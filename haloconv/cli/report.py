@@ -10,6 +10,11 @@ import torch
 import typer
 from rich.console import Console
 
+from haloconv.bench.layer import LAYOUTS
+from haloconv.bench.problem_run import run_source
+from haloconv.bench.results import read_rows
+from haloconv.bench.suite import SuiteError, load_suite, with_bytes
+from haloconv.bench.targets import TargetError, find_source
 from haloconv.cli.bench import BENCHMARKS
 from haloconv.cli.run import (
     Device,
@@ -26,11 +31,6 @@ from haloconv.cli.run import (
 from haloconv.env import environment_stamp
 from haloconv.problem_file import ProblemFileError
 from haloconv.report import Report, Row, plots
-from haloconv.tune.layer import LAYOUTS
-from haloconv.tune.problem_run import run_source
-from haloconv.tune.results import read_rows
-from haloconv.tune.suite import SuiteError, load_suite, with_bytes
-from haloconv.tune.targets import TargetError, find_source
 
 Layout = Enum("Layout", {name: name for name in LAYOUTS}, type=str)
 

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from haloconv import emulator
+from haloconv.bench.emulated import UNTIMED, Emulation
+from haloconv.bench.problem_run import run_files
+from haloconv.bench.swapped import Options
+from haloconv.bench.traffic import conflict_table, traffic_table
+from haloconv.bench.trial import Budget
 from haloconv.env import environment_stamp
 from haloconv.problem import FAMILIES
 from haloconv.problem_file import Candidate, candidates
 from haloconv.report import Report, as_table, plots, print_table, score_lines, summary_table
-from haloconv.tune.emulated import UNTIMED, Emulation
-from haloconv.tune.problem_run import run_files
-from haloconv.tune.swapped import Options
-from haloconv.tune.traffic import conflict_table, traffic_table
-from haloconv.tune.trial import Budget
 
 LINE_WIDTH = 132
 MOST_NAMES = 4  # of files in a title

@@ -13,6 +13,10 @@ import torch
 import typer
 from rich.console import Console
 
+from haloconv.bench.layer import LAYOUTS
+from haloconv.bench.suite import PRECISIONS, SuiteError, load_suite, select
+from haloconv.bench.targets import TargetError, load_target
+from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.cli.bench import choices, listed
 from haloconv.cli.run import make_console, show, write_text
 from haloconv.env import device_facts
@@ -21,12 +25,8 @@ from haloconv.problem import DIRECTIONS
 from haloconv.problem_file import ProblemFileError
 from haloconv.report import Report
 from haloconv.tune.ahead import Options, tune_problems
-from haloconv.tune.layer import LAYOUTS
 from haloconv.tune.measure import BUDGET_S
-from haloconv.tune.records import records_path, shelf_of, shipped_path, write_records
-from haloconv.tune.suite import PRECISIONS, SuiteError, load_suite, select
-from haloconv.tune.targets import TargetError, load_target
-from haloconv.tune.walk import Posed, problems_of
+from haloconv.tune.problems import Posed, problems_of
 
 
 def tune(

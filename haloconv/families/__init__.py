@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import Family
-from haloconv.families.depthwise import DepthwiseFamily
-from haloconv.families.depthwise_toeplitz import DepthwiseToeplitzFamily
-from haloconv.families.depthwise_window import DepthwiseWindowFamily
-from haloconv.families.direct import DirectFamily
-from haloconv.families.halo_sm80 import HaloSm80Family
-from haloconv.families.halo_sm80_wgrad import HaloSm80WgradFamily
-from haloconv.families.halo_sm90 import HaloSm90Family
+from haloconv.families.depthwise.family import DepthwiseFamily
+from haloconv.families.depthwise_toeplitz.toeplitz import DepthwiseToeplitzFamily
+from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
+from haloconv.families.direct.direct import DirectFamily
+from haloconv.families.halo_sm80.conv import HaloSm80Family
+from haloconv.families.halo_sm80_wgrad.wgrad import HaloSm80WgradFamily
+from haloconv.families.halo_sm90.conv import HaloSm90Family
 
 FAMILIES: dict[str, Family] = {
     family.name: family

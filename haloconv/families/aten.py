@@ -7,9 +7,10 @@ from functools import partial
 
 import torch
 
-from haloconv.families.base import BoundCall, TensorForm, is_channels_last, strides_of
+from haloconv.families.base import BoundCall
+from haloconv.layout import is_channels_last, strides_of
 from haloconv.precision import convolution_precision
-from haloconv.problem import Conv2dProblem
+from haloconv.problem import Problem, TensorForm
 
 _MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
@@ -19,11 +20,11 @@ class AtenFamily:
 
     name = "aten"
 
-    def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
         return None
 
     def bind(
-        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> BoundCall:
         if problem.direction == "dgrad":
             run = partial(_dgrad, _order_of_like_x(problem, first, second, result_layout))
@@ -42,7 +43,7 @@ class AtenFamily:
 
 
 def aten_gradients(
-    problem: Conv2dProblem, layouts: tuple[str, str], dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor
+    problem: Problem, layouts: tuple[str, str], dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dx and dw in ``layouts`` of a problem whose opposite sides are padded alike."""
     top, _, left, _ = problem.padding
@@ -53,7 +54,7 @@ def aten_gradients(
     return _stored_as(layouts[0], dx), _stored_as(layouts[1], dw)
 
 
-def _follows_a_setting(problem: Conv2dProblem, device: torch.device) -> bool:
+def _follows_a_setting(problem: Problem, device: torch.device) -> bool:
     """Whether PyTorch's setting of TF32 decides how products are formed."""
     return problem.dtype == torch.float32 and device.type == "cuda"
 
@@ -74,13 +75,13 @@ def _stored_as(layout: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
 
-def is_symmetric(problem: Conv2dProblem) -> bool:
+def is_symmetric(problem: Problem) -> bool:
     """True if opposite sides are padded alike, as PyTorch pads."""
     top, bottom, left, right = problem.padding
     return top == bottom and left == right
 
 
-def _padded(problem: Conv2dProblem, x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+def _padded(problem: Problem, x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """The input to give to PyTorch, and the symmetric padding that is left to it."""
     top, bottom, left, right = problem.padding
     if is_symmetric(problem):
@@ -88,20 +89,20 @@ def _padded(problem: Conv2dProblem, x: torch.Tensor) -> tuple[torch.Tensor, list
     return torch.nn.functional.pad(x, (left, right, top, bottom)), [0, 0]
 
 
-def _fprop(problem: Conv2dProblem, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+def _fprop(problem: Problem, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
     x, padding = _padded(problem, x)
     return torch.conv2d(x, w, b, problem.stride, padding, problem.dilation, problem.groups)
 
 
 def _backward(
-    problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], wanted: list[bool]
+    problem: Problem, dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], wanted: list[bool]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.ops.aten.convolution_backward(
         dy, x, w, None, problem.stride, padding, problem.dilation, False, [0, 0], problem.groups, wanted
     )
 
 
-def _order_of_like_x(problem: Conv2dProblem, dy: TensorForm, w: TensorForm, result_layout: str) -> str:
+def _order_of_like_x(problem: Problem, dy: TensorForm, w: TensorForm, result_layout: str) -> str:
     """The order of the tensor that stands in for x. PyTorch takes its shape, and wants dy in its order, too.
 
     So it is one that dy has, or that w asks for anyway: else dy is copied for it.
@@ -110,7 +111,7 @@ def _order_of_like_x(problem: Conv2dProblem, dy: TensorForm, w: TensorForm, resu
     return "nhwc" if result_layout == "nhwc" and (dy_is_nhwc or not w_is_nhwc) else "nchw"
 
 
-def _dgrad(order: str, problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _dgrad(order: str, problem: Problem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     top, bottom, left, right = problem.padding
     n, c, h, width = problem.x_shape
     padding = [top, left] if is_symmetric(problem) else [0, 0]
@@ -123,7 +124,7 @@ def _dgrad(order: str, problem: Conv2dProblem, dy: torch.Tensor, w: torch.Tensor
     return dx if is_symmetric(problem) else dx[:, :, top : top + h, left : left + width]
 
 
-def _wgrad(result_layout: str, problem: Conv2dProblem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _wgrad(result_layout: str, problem: Problem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     x, padding = _padded(problem, _in_order(result_layout, x))
     like_w = dy.new_empty((1,)).expand(problem.w_shape)  # only its shape is read
     return _backward(problem, dy, x, like_w, padding, [False, True, False])[1]

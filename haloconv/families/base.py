@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import fields, is_dataclass
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from haloconv.problem import Conv2dProblem
+from haloconv.problem import Problem, Request, TensorForm
 
 BoundCall = Callable[..., torch.Tensor]
 """What binding gives: ``fprop(x, w, b) -> y``, ``dgrad(dy, w) -> dx`` or ``wgrad(dy, x) -> dw``."""
 
 
-class TensorForm(NamedTuple):
-    """What a plan may rely on about a tensor: strides in elements, and whether it starts at a multiple of 16 bytes."""
+@dataclass(frozen=True)
+class Config:
+    """What a kernel was chosen to do for a request.
 
-    strides: tuple[int, ...]
-    aligned: bool
+    ``kernel`` and ``key`` name it in records and rows: a pair of twins such as ``halo_sm90/conv``, and its parameters
+    as one line that is the same in every process (empty if it has none). ``derived`` is what the kernel's ``bind``
+    needs, worked out once; nobody else looks into it.
+    """
+
+    kernel: str
+    key: str = ""
+    derived: Any = field(default=None, compare=False, repr=False)
 
 
 class Family(Protocol):
@@ -26,11 +33,11 @@ class Family(Protocol):
 
     name: str
 
-    def why_not(self, problem: Conv2dProblem, device: torch.device) -> str | None:
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
         """None if the family takes the problem on the device, else a sentence that says why not."""
 
     def bind(
-        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> BoundCall:
         """Everything that does not depend on the elements: compile, load, fix the launch.
 
@@ -44,7 +51,7 @@ class SeveralConfigs(Family, Protocol):
     """A family that has more than one config to offer, so that measuring may find a better one than its model does."""
 
     def candidates(
-        self, problem: Conv2dProblem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
+        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
     ) -> list[Hashable]:
         """At most ``MOST_CANDIDATES`` configs that run the problem, the model's best first; none twice.
 
@@ -53,7 +60,7 @@ class SeveralConfigs(Family, Protocol):
 
     def bind(
         self,
-        problem: Conv2dProblem,
+        problem: Problem,
         first: TensorForm,
         second: TensorForm,
         result_layout: str,
@@ -70,19 +77,21 @@ class Activates(Family, Protocol):
     activations: tuple[str, ...]
 
 
-MOST_CANDIDATES = 3
+MOST_CANDIDATES = MOST_CONFIGS = 3
 Item = TypeVar("Item")
 
 
 def candidates_of(
     family: Family,
-    problem: Conv2dProblem,
+    problem: Problem,
     first: TensorForm,
     second: TensorForm,
     result_layout: str,
     device: torch.device,
 ) -> list[Hashable | None]:
     """What a family offers for a problem that it takes; ``[None]`` if it has one config for it."""
+    if hasattr(family, "configs"):
+        return list(family.configs(Request(problem, first, second, result_layout, device)))
     if isinstance(family, SeveralConfigs):
         return list(family.candidates(problem, first, second, result_layout, device))
     return [None]
@@ -90,7 +99,7 @@ def candidates_of(
 
 def bind_config(
     family: Family,
-    problem: Conv2dProblem,
+    problem: Problem,
     first: TensorForm,
     second: TensorForm,
     result_layout: str,
@@ -98,6 +107,9 @@ def bind_config(
     config: Hashable | None,
 ) -> BoundCall:
     """``family.bind`` with one of its candidates; None is the model's best."""
+    if hasattr(family, "configs"):
+        request = Request(problem, first, second, result_layout, device)
+        return family.bind(request, family.configs(request)[0] if config is None else config)
     if config is None:
         return family.bind(problem, first, second, result_layout, device)
     return family.bind(problem, first, second, result_layout, device, config=config)
@@ -111,87 +123,12 @@ def config_key(config: object) -> str:
     """
     if config is None:
         return ""
+    if isinstance(config, Config):
+        return config.key
     if isinstance(config, tuple):
         keys = [config_key(part) for part in config]
         return keys[0] if len(set(keys)) == 1 else " | ".join(keys)
     if not is_dataclass(config) or type(config).__str__ is not object.__str__:
         return str(config)
-    values = [(field.name, getattr(config, field.name)) for field in fields(config)]
+    values = [(each.name, getattr(config, each.name)) for each in fields(config)]
     return " ".join(name if value is True else f"{name}{value}" for name, value in values if value is not False)
-
-
-def few_apart(ordered: Iterable[Item], kind: Callable[[Item], Hashable], most: int = MOST_CANDIDATES) -> list[Item]:
-    """The first of each kind, in their order, ``most`` at most: neighbours in a model's order are often the same."""
-    found: dict[Hashable, Item] = {}
-    for item in ordered:
-        if found.setdefault(kind(item), item) is item and len(found) == most:
-            break
-    return list(found.values())
-
-
-def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
-
-
-def strides_of(shape: tuple[int, int, int, int], layout: str) -> tuple[int, int, int, int]:
-    """Strides in elements of a dense 4-D tensor stored as ``"nchw"`` or ``"nhwc"``."""
-    _, c, h, w = shape
-    if layout == "nhwc":
-        return (c * h * w, 1, w * c, c)
-    return (c * h * w, h * w, w, 1)
-
-
-def is_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a 4-D tensor counts as channels_last, by the rule that PyTorch derives output layouts from.
-
-    The rule of ``is_channels_last_strides_2d`` in c10/core/MemoryFormat.h: strides grow in the order C, W, H, N, and
-    forms that are both contiguous and channels_last count as contiguous.
-    """
-    if strides[1] == 0:
-        return False
-    least = 0
-    for dim in (1, 3, 2, 0):
-        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
-            return False
-        least = strides[dim] * max(shape[dim], 1)
-    return True
-
-
-def dense_call(
-    launch: Callable[..., None], problem: Conv2dProblem, out_shape: tuple[int, ...], out_strides: tuple[int, ...]
-) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel that takes (input, w, bias, output)."""
-
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        y = x.new_empty_strided(out_shape, out_strides)
-        if b is not None and not b.is_contiguous():
-            b = b.contiguous()
-        launch(x.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), y.data_ptr())
-        return y
-
-    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        dx = dy.new_empty_strided(out_shape, out_strides)
-        launch(dy.data_ptr(), w.data_ptr(), 0, dx.data_ptr())
-        return dx
-
-    return dgrad if problem.direction == "dgrad" else fprop
-
-
-def summed_call(
-    launch: Callable[..., None],
-    sum_parts: Callable[..., None],
-    partial_elems: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> BoundCall:
-    """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums) and of one that sums the parts, in fp32."""
-
-    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        partials = x.new_empty(partial_elems, dtype=torch.float32)
-        launch(x.data_ptr(), dy.data_ptr(), partials.data_ptr())
-        dw = x.new_empty_strided(shape, strides)
-        sum_parts(dw.data_ptr(), partials.data_ptr())
-        return dw
-
-    return wgrad

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from haloconv.jit.cache import CacheStatistics, cache_root, cache_size, clear_cache, get_kernel, statistics
-from haloconv.jit.compile import (
-    CompileError,
-    Cubin,
-    ToolchainError,
-    UnsupportedArchError,
-    compile_source,
-    nvrtc_info,
-)
+from haloconv.jit.compile import CompileError, Cubin, ToolchainError, UnsupportedArchError, compile_source, nvrtc_info
 from haloconv.jit.driver import TENSOR_MAP_BYTES, ArgumentBlock, DriverError, LoadedKernel, load_kernel
 from haloconv.jit.source import KernelSource, SourceError, family_sources, kernel_source
 from haloconv.jit.tensor_map import BoxMap, DataType, OutOfBounds, Swizzle, encode_tiled

@@ -16,7 +16,10 @@ from typing import NamedTuple
 
 from haloconv.version import __version__
 
-KERNEL_FOLDER = Path(__file__).resolve().parent.parent / "kernels"
+SOURCE_ROOT = Path(__file__).resolve().parent.parent
+"""The folder that includes are relative to: the package."""
+
+_FAMILIES = "families"  # the folder in it that names of kernels are relative to
 
 Constants = tuple[tuple[str, "int | str"], ...]
 
@@ -33,7 +36,7 @@ class SourceError(RuntimeError):
 
 
 class Origin(NamedTuple):
-    """The place in the kernel folder that a line of a joined text came from. ``line`` counts from 1."""
+    """The place in the package that a line of a joined text came from. ``line`` counts from 1."""
 
     file: str
     line: int
@@ -46,8 +49,8 @@ class Origin(NamedTuple):
 class KernelSource:
     """One specialisation of one kernel as a single text that NVRTC compiles as it is.
 
-    ``kernel`` is the stem of the .cu file, ``entry`` the ``extern "C"`` name, ``constants`` the values in the order in
-    which ``text`` defines them.
+    ``kernel`` is the path of the .cu file in families/, without its suffix; ``entry`` is the ``extern "C"`` name;
+    ``constants`` are the values in the order in which ``text`` defines them.
     """
 
     kernel: str
@@ -76,7 +79,7 @@ class KernelSource:
 
 
 def kernel_source(kernel: str, entry: str, constants: Mapping[str, int | str]) -> KernelSource:
-    """The text of ``kernels/<kernel>.cu`` with ``constants`` defined in the given order, for the entry ``entry``.
+    """The text of ``families/<kernel>.cu`` with ``constants`` defined in the given order, for the entry ``entry``.
 
     A value is an int, or the name of a type or constant such as ``float``, ``unsigned short`` or ``hc::bf16``.
 
@@ -86,12 +89,12 @@ def kernel_source(kernel: str, entry: str, constants: Mapping[str, int | str]) -
 
 
 def family_sources(kernel: str) -> list[Path]:
-    """``kernels/<kernel>.cu`` and every header it includes, in the order of inclusion.
+    """``families/<kernel>.cu`` and every header it includes, in the order of inclusion.
 
     Raises SourceError if one is missing.
     """
     begins = [line for line in _joined(kernel).splitlines() if line.startswith(_BEGIN)]
-    return [KERNEL_FOLDER / line.removeprefix(_BEGIN) for line in begins]
+    return [SOURCE_ROOT / line.removeprefix(_BEGIN) for line in begins]
 
 
 def is_marker(line: str) -> bool:
@@ -109,7 +112,7 @@ def _specialised(kernel: str, entry: str, constants: Constants) -> KernelSource:
 
 @lru_cache(maxsize=64)
 def _joined(kernel: str) -> str:
-    return "\n".join(_inlined(f"{kernel}.cu", set())) + "\n"
+    return "\n".join(_inlined(f"{_FAMILIES}/{kernel}.cu", set())) + "\n"
 
 
 def _inlined(file: str, seen: set[str], included_from: Origin | None = None) -> Iterator[str]:
@@ -135,11 +138,11 @@ def _inlined(file: str, seen: set[str], included_from: Origin | None = None) -> 
 def _read(file: str, included_from: Origin | None) -> str:
     asked_by = f"{included_from}: " if included_from else ""
     if file.startswith(("/", "~")) or ".." in Path(file).parts:
-        raise SourceError(f"{asked_by}'{file}' is outside the kernel folder; give a path relative to {KERNEL_FOLDER}")
+        raise SourceError(f"{asked_by}'{file}' is outside the package; give a path relative to {SOURCE_ROOT}")
     try:
-        return (KERNEL_FOLDER / file).read_text(encoding="utf-8")
+        return (SOURCE_ROOT / file).read_text(encoding="utf-8")
     except OSError as error:
-        raise SourceError(f"{asked_by}cannot read '{file}' in {KERNEL_FOLDER}: {error.strerror or error}") from error
+        raise SourceError(f"{asked_by}cannot read '{file}' in {SOURCE_ROOT}: {error.strerror or error}") from error
 
 
 def _checked_name(name: str) -> str:

@@ -1,7 +1,7 @@
 // Writing sums to a tensor: conversion to its element type, four at a time where memory allows.
 #pragma once
 
-#include "numeric.cuh"
+#include "kernels/numeric.cuh"
 
 namespace hc {
 

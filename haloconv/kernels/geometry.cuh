@@ -1,7 +1,7 @@
 // Which filter taps meet which pixels, and where: the index arithmetic of padding, stride and dilation.
 #pragma once
 
-#include "numeric.cuh"
+#include "kernels/numeric.cuh"
 
 namespace hc {
 

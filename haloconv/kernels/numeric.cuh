@@ -4,7 +4,7 @@
 // needed; sums of fp32, fp16 and bf16 are kept in float, sums of fp64 in double.
 #pragma once
 
-#include "ptx/cvt.cuh"
+#include "kernels/ptx/cvt.cuh"
 
 namespace hc {
 

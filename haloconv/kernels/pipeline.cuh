@@ -1,7 +1,7 @@
 // Rings of shared-memory buffers guarded by mbarriers: positions, waiting, arriving.
 #pragma once
 
-#include "ptx/mbarrier.cuh"
+#include "kernels/ptx/mbarrier.cuh"
 
 namespace hc {
 

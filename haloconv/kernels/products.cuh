@@ -1,9 +1,9 @@
 // The products of mma.sync under one name, by the type that is multiplied: float stands for TF32.
 #pragma once
 
-#include "numeric.cuh"
-#include "ptx/mma.cuh"
-#include "ptx/mma_half_k.cuh"
+#include "kernels/numeric.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/mma_half_k.cuh"
 
 namespace hc {
 

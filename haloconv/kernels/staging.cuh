@@ -5,7 +5,7 @@
 // Entry, so that staging an element is two adds and two compares.
 #pragma once
 
-#include "numeric.cuh"
+#include "kernels/numeric.cuh"
 
 namespace hc {
 

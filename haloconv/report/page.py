@@ -13,7 +13,7 @@ from haloconv.report import plots
 from haloconv.report.rows import Row
 from haloconv.report.summary import SKIPPED, score_lines
 from haloconv.report.table import CHECK, COLUMNS, LAYOUT, PRECISION, RATIO, cells, ratio_text, telling_columns
-from haloconv.tune.limits import ceilings_of
+from haloconv.roofline import ceilings_of
 
 if TYPE_CHECKING:
     from haloconv.report.report import Report

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from haloconv.report.rows import Row
 from haloconv.report.table import ratio_text
-from haloconv.tune.limits import Ceilings
+from haloconv.roofline import Ceilings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from haloconv.report.summary import FileOutcome
 class Report:
     """Rows with the environment they were measured in, and sentences that a reader must know.
 
-    ``launches`` are records of emulated launches (haloconv.tune.traffic). ``files`` says what came of each problem
+    ``launches`` are records of emulated launches (haloconv.bench.traffic). ``files`` says what came of each problem
     file.
     """
 

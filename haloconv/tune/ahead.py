@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from haloconv import env, plan
-from haloconv.problem import DIRECTIONS, Conv2dProblem, Direction
+from haloconv.choose.buckets import size_of
+from haloconv.choose.choice import in_a_group
+from haloconv.choose.records import Record, shelf_of
+from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
-from haloconv.tune.buckets import size_of
-from haloconv.tune.choice import in_a_group
-from haloconv.tune.limits import limit_ms
+from haloconv.roofline import limit_ms
 from haloconv.tune.measure import BUDGET_S, measure, prepared
-from haloconv.tune.records import Record, shelf_of
-from haloconv.tune.walk import Inputs, Posed, problems_of
+from haloconv.tune.problems import Inputs, Posed, problems_of
 
 _AT_ONCE = 8  # problems whose kernels are compiled side by side, and whose records are written together
 _NAMES_SHOWN = 2
-Work = tuple[Conv2dProblem, torch.device]
+Work = tuple[Problem, torch.device]
 Advance = Callable[[str, int], None]
 
 
@@ -118,7 +118,7 @@ def _on_rank_0(posed: Sequence[Posed], options: Options) -> Tally:
         return _tune(posed, options)
     distributed = torch.distributed
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    asked: list[list[Conv2dProblem]] = [[] for _ in range(world)]
+    asked: list[list[Problem]] = [[] for _ in range(world)]
     distributed.all_gather_object(asked, [each.problem for each in posed])
     outcome: list[Tally | str | None] = [None]
     if rank == 0:
@@ -158,7 +158,7 @@ def _tune(posed: Sequence[Posed], options: Options) -> Tally:
     return tally
 
 
-def _is_known(problem: Conv2dProblem, device: torch.device) -> bool:
+def _is_known(problem: Problem, device: torch.device) -> bool:
     """Whether exactly this problem has a current record."""
     return shelf_of(env.device_facts(device.index)).exact(problem) is not None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from haloconv import reference
-from haloconv.problem import Conv2dProblem, ConvSpec
+from haloconv.problem import ConvSpec, Problem
 from haloconv.reference import Error, Limits, Oracle
 
 UNLIMITED = Limits(float("inf"), float("inf"))
@@ -64,7 +64,7 @@ class Judge:
     ``operands`` are (x, w, b or None), (dy, w) or (dy, x); ``theirs`` is PyTorch's result for them.
     """
 
-    def __init__(self, problem: Conv2dProblem, operands: tuple[torch.Tensor | None, ...], theirs: torch.Tensor) -> None:
+    def __init__(self, problem: Problem, operands: tuple[torch.Tensor | None, ...], theirs: torch.Tensor) -> None:
         self.problem, self.theirs = problem, theirs
         self._images = _sampled(problem).to(theirs.device) if problem.direction != "wgrad" else None
         self._oracle = _oracle(problem, operands, self._images)
@@ -89,24 +89,24 @@ class Judge:
         return reference.measure_error(sample, self._oracle, limits, self._border)
 
 
-def agrees_with_aten(problem: Conv2dProblem, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+def agrees_with_aten(problem: Problem, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether a result is as near to PyTorch's as both may be to the truth, twice over: a quick look, no proof."""
     allowed = 2 * _DIFFERENCE_FACTOR * reference.error_limits(problem).norm
     return ours.shape == theirs.shape and relative_difference(ours, theirs) <= allowed
 
 
-def _images_at_a_time(problem: Conv2dProblem) -> int:
+def _images_at_a_time(problem: Problem) -> int:
     elems = sum(c * h * w for _, c, h, w in (problem.x_shape, problem.y_shape))
     return max(1, min(problem.n, _SAMPLE_ELEMS // elems))
 
 
-def _sampled(problem: Conv2dProblem) -> torch.Tensor:
+def _sampled(problem: Problem) -> torch.Tensor:
     """The images that are held against float64: evenly spaced, the first and the last among them."""
     count = max(min(2, problem.n), min(_images_at_a_time(problem), 4))
     return torch.linspace(0, problem.n - 1, count).round().to(torch.int64)
 
 
-def _oracle(problem: Conv2dProblem, operands: tuple[torch.Tensor | None, ...], images: torch.Tensor | None) -> Oracle:
+def _oracle(problem: Problem, operands: tuple[torch.Tensor | None, ...], images: torch.Tensor | None) -> Oracle:
     spec = ConvSpec(problem.stride, problem.padding, problem.dilation, problem.groups)
     first, second = operands[:2]
     if images is None:

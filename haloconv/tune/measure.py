@@ -17,12 +17,13 @@ from typing import NamedTuple
 import torch
 
 from haloconv import env, reference
+from haloconv.choose.records import Record, make_record
 from haloconv.families import FAMILIES
-from haloconv.families.base import BoundCall, TensorForm, bind_config, candidates_of, config_key, strides_of
+from haloconv.families.base import BoundCall, bind_config, candidates_of, config_key
+from haloconv.layout import strides_of
 from haloconv.precision import convolution_precision
-from haloconv.problem import Conv2dProblem
+from haloconv.problem import Problem, TensorForm
 from haloconv.tune.judge import Judge, Verdict, on_poisoned_memory
-from haloconv.tune.records import Record, make_record
 from haloconv.tune.timing import Timing, compare
 
 MARGIN = 1.03  # by which one of our families must be faster than PyTorch
@@ -62,7 +63,7 @@ ATEN_AGAIN = Candidate("aten after another search")  # a variant of the timing a
 class Prepared:
     """A problem, its candidates, and what binding them gave; ``rejected`` has a sentence per candidate that is out."""
 
-    problem: Conv2dProblem
+    problem: Problem
     candidates: list[Candidate]
     bound: dict[Candidate, BoundCall] = field(default_factory=dict)
     rejected: list[str] = field(default_factory=list)
@@ -71,19 +72,19 @@ class Prepared:
 class Outcome(NamedTuple):
     """What measuring a problem gave; ``rejected`` has a sentence per candidate that was not timed."""
 
-    problem: Conv2dProblem
+    problem: Problem
     record: Record
     rejected: tuple[str, ...] = ()
 
 
-def forms_of(problem: Conv2dProblem) -> tuple[TensorForm, TensorForm]:
+def forms_of(problem: Problem) -> tuple[TensorForm, TensorForm]:
     """The operands' forms that problems are measured in: dense, aligned, all in the problem's layout."""
     x, w, y = (strides_of(shape, problem.layout) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
     first, second = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[problem.direction]
     return TensorForm(first, True), TensorForm(second, True)
 
 
-def operands_of(problem: Conv2dProblem, device: torch.device, seed: int = 0) -> Operands:
+def operands_of(problem: Problem, device: torch.device, seed: int = 0) -> Operands:
     """Standard normal operands in those forms; weights are scaled so that y is about standard normal, too."""
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -100,7 +101,7 @@ def operands_of(problem: Conv2dProblem, device: torch.device, seed: int = 0) -> 
     return normal(problem.x_shape), normal(problem.w_shape, w_scale), normal((problem.k,)) if problem.bias else None
 
 
-def candidates(problem: Conv2dProblem, device: torch.device) -> list[Candidate]:
+def candidates(problem: Problem, device: torch.device) -> list[Candidate]:
     """PyTorch, then every family that takes the problem with its best few configs.
 
     Of one channel in a group, a tensor core would multiply seven zeros of eight: families for it are left out.
@@ -119,7 +120,7 @@ def candidates(problem: Conv2dProblem, device: torch.device) -> list[Candidate]:
     return found
 
 
-def bind(problem: Conv2dProblem, candidate: Candidate, device: torch.device) -> BoundCall:
+def bind(problem: Problem, candidate: Candidate, device: torch.device) -> BoundCall:
     """The candidate bound to operands in the measured forms. Raises what compiling and loading raise."""
     family, forms = FAMILIES[candidate.family], forms_of(problem)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -127,7 +128,7 @@ def bind(problem: Conv2dProblem, candidate: Candidate, device: torch.device) -> 
     return env.watched(run, device)
 
 
-def prepared(problems: Iterable[Conv2dProblem], device: torch.device) -> list[Prepared]:
+def prepared(problems: Iterable[Problem], device: torch.device) -> list[Prepared]:
     """The problems with all their candidates bound; on a GPU, kernels are compiled side by side."""
     entries = [Prepared(problem, candidates(problem, device)) for problem in problems]
     pairs = [(entry, candidate) for entry in entries for candidate in entry.candidates]
@@ -153,7 +154,7 @@ def prepared(problems: Iterable[Conv2dProblem], device: torch.device) -> list[Pr
 
 
 @contextmanager
-def plain_surroundings(problem: Conv2dProblem) -> Iterator[None]:
+def plain_surroundings(problem: Problem) -> Iterator[None]:
     """No graph, no autocast, the problem's precision: inside, PyTorch computes what it is asked for."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())

@@ -1,16 +1,16 @@
 // What the conformance kernels share: one block, one struct of arguments, waits that give up.
-#include "numeric.cuh"
-#include "ptx/barrier.cuh"
-#include "ptx/bulk.cuh"
-#include "ptx/cp_async.cuh"
-#include "ptx/fence.cuh"
-#include "ptx/ldmatrix.cuh"
-#include "ptx/mbarrier.cuh"
-#include "ptx/mma.cuh"
-#include "ptx/mma_half_k.cuh"
-#include "ptx/register.cuh"
-#include "ptx/tensor_map.cuh"
-#include "ptx/wgmma.cuh"
+#include "kernels/numeric.cuh"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/bulk.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/fence.cuh"
+#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/mma_half_k.cuh"
+#include "kernels/ptx/register.cuh"
+#include "kernels/ptx/tensor_map.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 using namespace hc::ptx;
 

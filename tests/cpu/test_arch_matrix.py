@@ -14,9 +14,10 @@ from functools import partial
 import pytest
 
 from haloconv import jit
-from haloconv.families import FAMILIES, direct
-from haloconv.families.shipped import SHIPPED
-from haloconv.jit.source import KERNEL_FOLDER
+from haloconv.families import FAMILIES
+from haloconv.families.direct import direct
+from haloconv.families.sources import SHIPPED
+from haloconv.jit.source import SOURCE_ROOT
 from tests.covering import constants_together, covering
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
@@ -35,23 +36,23 @@ ARCHS = {
     "depthwise": EVERY_ARCH,
 }
 LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
-    "depthwise_band": 80,
-    "depthwise_band_wgrad": 80,
-    "depthwise_tile": 80,
-    "halo_sm80_march": 90,
-    "halo_sm80_wgrad_march": 90,
+    "depthwise/band": 80,
+    "depthwise/band_wgrad": 80,
+    "depthwise/tile": 80,
+    "grouped_sm90/conv": 90,
+    "grouped_sm90/wgrad": 90,
 }
 BOXES_ARCH = 90  # where the copy engine takes boxes
 HOPPER_ONLY = (
-    "depthwise_box",
-    "depthwise_box_wgrad",
-    "depthwise_lanes",
-    "depthwise_lanes_wgrad",
-    "depthwise_pairs",
-    "depthwise_pairs_wgrad",
-    "depthwise_patch",
-    "depthwise_patch_wgrad",
-    "depthwise_tile_sm90",
+    "depthwise/box",
+    "depthwise/box_wgrad",
+    "depthwise/lanes",
+    "depthwise/lanes_wgrad",
+    "depthwise/pairs",
+    "depthwise/pairs_wgrad",
+    "depthwise/patch",
+    "depthwise/patch_wgrad",
+    "depthwise/tile_sm90",
 )  # the same, that need Hopper
 OLD_NVRTCS = (12, 11)
 THREADS = 2
@@ -79,7 +80,9 @@ def _runs(source: jit.KernelSource, arch: str) -> bool:
 def test_every_kernel_file_is_in_the_matrix() -> None:
     assert set(SHIPPED) == set(ARCHS) == set(FAMILIES) - {"aten"}
     sources = [source for shipped in SHIPPED.values() for source in shipped()]
-    assert {source.kernel for source in sources} == {path.stem for path in KERNEL_FOLDER.glob("*.cu")}
+    assert {source.kernel for source in sources} == {
+        path.relative_to(SOURCE_ROOT / "families").with_suffix("").as_posix() for path in SOURCE_ROOT.rglob("*.cu")
+    }
     assert len({source.digest for source in sources}) == len(sources)
 
 

@@ -9,10 +9,10 @@ import torch
 
 import haloconv
 from haloconv import plan
+from haloconv.bench.layer import LAYOUTS
 from haloconv.families import aten
-from haloconv.families.base import strides_of
+from haloconv.layout import strides_of
 from haloconv.problem import ConvSpec
-from haloconv.tune.layer import LAYOUTS
 from tests.cases import BY_NAME, Case, case, case_id, make, pick
 
 LAYERS = (

@@ -14,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from haloconv import plan
+from haloconv.bench import costs, first_use, suite, trial
 from haloconv.cli import app, bench
-from haloconv.tune import costs, first_use, suite, trial
 
 CPU = torch.device("cpu")
 SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "suite.toml"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from haloconv import plan
+from haloconv.bench import trial
 from haloconv.cli import bench
 from haloconv.precision import torch_precision
-from haloconv.tune import trial
 from tests.cpu.test_bench import CPU, QUICK, SMALL, console, lines_of, order
 
 

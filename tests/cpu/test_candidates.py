@@ -10,16 +10,10 @@ import torch
 from haloconv import emulator
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.families.base import (
-    MOST_CANDIDATES,
-    SeveralConfigs,
-    TensorForm,
-    bind_config,
-    candidates_of,
-    config_key,
-    few_apart,
-)
+from haloconv.families.base import MOST_CANDIDATES, SeveralConfigs, bind_config, candidates_of, config_key
+from haloconv.families.common import few_apart
 from haloconv.plan import problem_of
+from haloconv.problem import TensorForm
 from tests import oracle
 from tests.cases import Case, case, make
 

@@ -12,10 +12,11 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from haloconv.bench import costs
 from haloconv.cli import app, bench
-from haloconv.families import FAMILIES, shipped
+from haloconv.families import FAMILIES
+from haloconv.families import sources as shipped
 from haloconv.jit import CompileError, KernelSource
-from haloconv.tune import costs
 
 TEXT = 'extern "C" __global__ void {name}(float* y) {{ y[threadIdx.x] = {value}; }}'
 SMALL, OTHER = (

@@ -10,18 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haloconv.env import DeviceFacts
-from haloconv.families import depthwise_box, depthwise_box_wgrad, depthwise_boxes
-from haloconv.families.base import TensorForm, strides_of
-from haloconv.families.depthwise_boxes import COLS, Config, Cut
-from haloconv.families.depthwise_strips import shapes
-from haloconv.problem import Conv2dProblem, Direction
+from haloconv.families.depthwise import box as depthwise_box
+from haloconv.families.depthwise import box_wgrad as depthwise_box_wgrad
+from haloconv.families.depthwise import boxes as depthwise_boxes
+from haloconv.families.depthwise.boxes import COLS, Config, Cut
+from haloconv.families.depthwise.strips import shapes
+from haloconv.layout import strides_of
+from haloconv.problem import Direction, Problem, TensorForm
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 227 << 10, "580")
 BANKS, QUARTER = 8, 8  # of 16 bytes; lanes that read at a time
 
 
-def layer(direction: Direction, n: int, h: int, w: int, taps: int = 7, channels: int = 4) -> Conv2dProblem:
-    return Conv2dProblem(
+def layer(direction: Direction, n: int, h: int, w: int, taps: int = 7, channels: int = 4) -> Problem:
+    return Problem(
         direction, n=n, c=channels, h=h, w=w, k=channels, r=taps, s=taps, stride=(1, 1), padding=(taps // 2,) * 4,
         groups=channels, bias=False, dtype=torch.float32, layout="nchw",
     )  # fmt: skip
@@ -31,18 +33,18 @@ def dense(shape: tuple[int, int, int, int]) -> TensorForm:
     return TensorForm(strides_of(shape, "nchw"), True)
 
 
-def refusal(problem: Conv2dProblem, facts: DeviceFacts = H200) -> str | None:
+def refusal(problem: Problem, facts: DeviceFacts = H200) -> str | None:
     if problem.direction == "wgrad":
         return depthwise_box_wgrad.why_not(problem, dense(problem.y_shape), dense(problem.x_shape), facts)
     return depthwise_box.why_not(problem, dense(shapes(problem)[0]), "nchw", facts)
 
 
-def config_of(problem: Conv2dProblem) -> Config | None:
+def config_of(problem: Problem) -> Config | None:
     module = depthwise_box_wgrad if problem.direction == "wgrad" else depthwise_box
     return module.best_config(problem)
 
 
-def cut_of(problem: Conv2dProblem, config: Config) -> Cut:
+def cut_of(problem: Problem, config: Config) -> Cut:
     return depthwise_box_wgrad._cut(problem, config) if problem.direction == "wgrad" else Cut(problem, config)
 
 

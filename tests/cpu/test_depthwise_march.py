@@ -6,22 +6,23 @@ import pytest
 import torch
 
 from haloconv.env import DeviceFacts
-from haloconv.families import depthwise_march, depthwise_tile_sm90
-from haloconv.families.base import TensorForm, strides_of
-from haloconv.families.depthwise_march_form import Form, best_config
-from haloconv.problem import Conv2dProblem
+from haloconv.families.depthwise import march as depthwise_march
+from haloconv.families.depthwise import tile_sm90 as depthwise_tile_sm90
+from haloconv.families.depthwise.march_form import Form, best_config
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, TensorForm
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232448, "580")
 BEYOND_L2, SMALL = 64, 4  # images of 144 x 56 x 56
 
 
-def _problem(images: int, dtype: torch.dtype, layout: str, taps: int = 3, stride: int = 1) -> Conv2dProblem:
+def _problem(images: int, dtype: torch.dtype, layout: str, taps: int = 3, stride: int = 1) -> Problem:
     pad = (taps // 2,) * 4
     extents = (images, 144, 56, 56, 144, taps, taps, (stride, stride), pad, (1, 1), 144)
-    return Conv2dProblem("fprop", *extents, False, dtype, layout, "ieee")
+    return Problem("fprop", *extents, False, dtype, layout, "ieee")
 
 
-def _rows(problem: Conv2dProblem) -> int:
+def _rows(problem: Problem) -> int:
     x, w = (TensorForm(strides_of(shape, problem.layout), True) for shape in (problem.x_shape, problem.w_shape))
     form: Form = depthwise_march.form_of(problem, x, w, problem.layout)
     return depthwise_march.strips(form, best_config(form), 1000, H200.sm_count).rows

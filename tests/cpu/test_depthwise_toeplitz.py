@@ -9,15 +9,17 @@ import torch
 
 from haloconv import emulator
 from haloconv.emulator import emulated_device
-from haloconv.families import FAMILIES, depthwise_toeplitz, depthwise_toeplitz_wgrad
-from haloconv.families.depthwise_toeplitz_planes import blocks_that_fit
-from haloconv.problem import Conv2dProblem
+from haloconv.families import FAMILIES
+from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
+from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
+from haloconv.families.depthwise_toeplitz.planes import blocks_that_fit
+from haloconv.problem import Problem
 from tests import oracle
 from tests.emulated import BY_NAME, Run, execute
 
 MISSING = emulator.available()
 needs_emulator = pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
-LAYER = Conv2dProblem(
+LAYER = Problem(
     "fprop", 32, 128, 56, 56, 128, 31, 31, padding=(15,) * 4, groups=128, dtype=torch.float16, precision="ieee"
 )
 H200_SMEM, LEAST_SMEM = 232_448, 99 << 10

@@ -14,12 +14,15 @@ import typer
 from typer.testing import CliRunner
 
 import haloconv
-from haloconv import rules
+from haloconv.bench.suite import load_suite
+from haloconv.choose import rules
 from haloconv.cli import VERBS, app
 from haloconv.env import VARIABLES, DeviceFacts
-from haloconv.families import depthwise_toeplitz, halo_sm80, halo_sm80_wgrad, halo_sm90
+from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
+from haloconv.families.halo_sm80 import conv as halo_sm80
+from haloconv.families.halo_sm80_wgrad import wgrad as halo_sm80_wgrad
+from haloconv.families.halo_sm90 import conv as halo_sm90
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
-from haloconv.tune.suite import load_suite
 from haloconv.version import __version__
 from tools import readme_results
 

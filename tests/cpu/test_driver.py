@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from haloconv.families.halo_sm90_launch import OverlappingLaunch
 from haloconv.jit import DriverError
 from haloconv.jit import driver as kernels
 from haloconv.jit.driver import LoadedKernel
+from haloconv.jit.launch import Launch, LaunchShape
 
 
 class Launches:
@@ -83,9 +83,9 @@ def test_a_refusal_is_an_error(launches: Launches) -> None:
 
 
 def test_a_launch_submits_each_block_of_arguments_its_own_way(launches: Launches) -> None:
-    launch = object.__new__(OverlappingLaunch)
+    launch = object.__new__(Launch)
     launch._arguments, launch._fill, launch._free, launch._submits = bytes(64), lambda *_: None, [], {}
-    launch._grid, launch._threads, launch._smem_bytes = 7, 128, 1024
+    launch._shape, launch._pdl = LaunchShape(7, 128, 1024), True
     launch._index, launch._several_devices, launch._kernel = 0, False, launches.kernel
     launch._stream = lambda index: 5
     launch()

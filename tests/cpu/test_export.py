@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from haloconv import jit
 from haloconv.cli import app
 from haloconv.emulator.build import INCLUDE_FOLDER
-from haloconv.export import ARCHS, export
-from haloconv.exporting.cpp import constants
-from haloconv.exporting.params import params_of, size_of
+from haloconv.export.cpp import constants
+from haloconv.export.export import ARCHS, export
+from haloconv.jit.params import params_of, size_of
 from haloconv.jit.source import KernelSource, is_marker
 from haloconv.problem_file import ProblemFileError, load_problem_file
 from tests.cpu.test_arch_matrix import SHIPPED
@@ -154,7 +154,7 @@ def plain(text: str) -> list[str]:
 def test_kernels_are_the_library_s(name: str) -> None:
     module = load_text(text_of(name))
     for namespace, file, values in module.KERNELS:
-        source = jit.kernel_source(file.removesuffix(".cu"), "any", values)
+        source = jit.kernel_source(file.removeprefix("families/").removesuffix(".cu"), "any", values)
         first, *lines = plain(module.kernel_text(namespace, file, values))
         count = len(plain(source.text))
         assert first == f"namespace {namespace} {{" and lines[:count] == plain(source.text)

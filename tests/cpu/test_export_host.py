@@ -11,12 +11,14 @@ import torch
 from haloconv import emulator
 from haloconv.emulator import emulated_device
 from haloconv.emulator.build import _run
-from haloconv.export import export, facts_of, record
-from haloconv.exporting.layers import Layer, choose_and_record, layers_of
-from haloconv.exporting.record import CPU, Clear, recorder
+from haloconv.export.export import export, facts_of, record
+from haloconv.export.layers import Layer, choose_and_record, layers_of
+from haloconv.export.record import CPU, Clear, recorder
 from haloconv.families import FAMILIES
-from haloconv.families.base import TensorForm, candidates_of, config_key, strides_of
+from haloconv.families.base import candidates_of, config_key
+from haloconv.layout import strides_of
 from haloconv.plan import Choice
+from haloconv.problem import TensorForm
 from haloconv.problem_file import load_problem_file
 from tests.exported import Host, emulate, load_text, on_emulator
 

@@ -10,12 +10,13 @@ from itertools import product
 import pytest
 import torch
 
-from haloconv.families.base import TensorForm, strides_of
-from haloconv.families.halo_sm90_configs import storage_of
-from haloconv.families.halo_sm90_form import forms
-from haloconv.families.halo_sm90_shape import UNIT_PX, Storage, ceil_div, line_warps
-from haloconv.families.halo_sm90_tile import Tiling
-from haloconv.problem import Conv2dProblem
+from haloconv.families.common import ceil_div
+from haloconv.families.halo_sm90.configs import storage_of
+from haloconv.families.halo_sm90.form import forms
+from haloconv.families.halo_sm90.shape import UNIT_PX, Storage, line_warps
+from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, TensorForm
 from tests.tilings import all_tilings
 
 WIDTHS = (13, 20, 38, 64, 66, 150)
@@ -26,11 +27,11 @@ CHANNELS = ((8, 40), (66, 70), (160, 128))
 def _problem(
     direction: str, layout: str, dtype: torch.dtype, width: int, taps: tuple[int, int], channels: int, filters: int,
     stride: int,
-) -> Conv2dProblem:  # fmt: skip
+) -> Problem:  # fmt: skip
     precision = "tf32" if dtype == torch.float32 else "ieee"
     extents = {"n": 2, "c": channels, "h": 18, "w": width, "k": filters, "r": taps[0], "s": taps[1]}
     padding, strides = (1, 1, 1, 1), (stride, stride)
-    return Conv2dProblem(
+    return Problem(
         direction, **extents, padding=padding, stride=strides, dtype=dtype, layout=layout, precision=precision
     )
 
@@ -66,7 +67,7 @@ def test_planes_of_2_to_the_31_pixels_are_not_numbered_end_to_end() -> None:
     """Rows of the output that are not aligned: the copy engine's coordinates are 32-bit integers."""
     extents = {"n": 1, "c": 1, "k": 1, "r": 3, "s": 3, "dtype": torch.float16, "layout": "nchw"}
     for height, wanted in ((1024, True), (1 << 20, False)):  # 2^31 / 2^20 = 2048
-        problem = Conv2dProblem("fprop", h=height + 2, w=2048 + 6, **extents)
+        problem = Problem("fprop", h=height + 2, w=2048 + 6, **extents)
         x, y = strides_of(problem.x_shape, "nchw"), strides_of(problem.y_shape, "nchw")
         assert problem.q % 8 and y[1] % 8 == 0
         assert storage_of(problem, TensorForm(x, True), y, "nchw").y_joined is wanted

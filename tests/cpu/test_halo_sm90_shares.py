@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from haloconv import conv2d
 from haloconv.emulator import emulated_device
-from haloconv.families.base import TensorForm, strides_of
-from haloconv.families.halo_sm90_configs import storage_of
-from haloconv.families.halo_sm90_form import forms
-from haloconv.families.halo_sm90_share import cuts, divisor, share_steps
-from haloconv.families.halo_sm90_tile import Tiling
-from haloconv.problem import Conv2dProblem
+from haloconv.families.halo_sm90.configs import storage_of
+from haloconv.families.halo_sm90.form import forms
+from haloconv.families.halo_sm90.scheduler import cuts, divisor, share_steps
+from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, TensorForm
 from tests.emulated import tiles_of
 from tests.tilings import all_tilings
 
@@ -26,7 +26,7 @@ H200 = 132
 def _tilings(n: int, height: int, width: int, groups: int = 1) -> list[Tiling]:
     """Every tiling of a 3x3 layer without padding, in TF32 and nchw."""
     extents = {"n": n, "c": 64 * groups, "h": height, "w": width, "k": 128 * groups, "r": 3, "s": 3, "groups": groups}
-    problem = Conv2dProblem("fprop", **extents, dtype=torch.float32, layout="nchw", precision="tf32")
+    problem = Problem("fprop", **extents, dtype=torch.float32, layout="nchw", precision="tf32")
     form = TensorForm(strides_of(problem.x_shape, "nchw"), True)
     storage = storage_of(problem, form, strides_of(problem.y_shape, "nchw"), "nchw")
     return all_tilings(forms(problem)[0], storage)
@@ -83,7 +83,7 @@ def test_blocks_of_filters_go_side_by_side_where_it_costs_no_step(
 
 
 def _quotient(n: int, value: int, magic: int, shift: int) -> int:
-    """What ``Divisor::quotient`` of kernels/halo_sm90/divisor.cuh computes."""
+    """What ``Divisor::quotient`` of families/halo_sm90/divisor.cuh computes."""
     assert 0 <= n < 1 << 31 and magic < 1 << 32
     return n if value == 1 else (n * magic >> 32) >> shift
 
@@ -111,6 +111,11 @@ def test_sums_enter_their_buffers_without_bank_conflicts(dtype: torch.dtype, sto
     with emulated_device(statistics=True) as device, tiles_of("boxes in rows"):
         precision = "tf32" if dtype == torch.float32 else None
         conv2d(x, w, padding=1, family="halo_sm90", precision=precision, strict=True)
-    sites = [site for each in device.statistics for site in each.sites if site.place.startswith("halo_sm90/write.cuh")]
+    sites = [
+        site
+        for each in device.statistics
+        for site in each.sites
+        if site.place.startswith("families/halo_sm90/write.cuh")
+    ]
     filled = [site for site in sites if site.write]
     assert filled and all(site.worst_degree == 1 for site in filled), filled

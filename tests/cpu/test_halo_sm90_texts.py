@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haloconv.families.base import TensorForm, strides_of
 from haloconv.jit import KernelSource
 from haloconv.jit import compile as compiler
-from haloconv.problem import Conv2dProblem
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, TensorForm
 from tests.tilings import all_texts, chosen_texts
 
 MOST = 75  # five ways to stage (aligned rows; rows joined by 1, 2, 4 and 8 planes), by fifteen tile shapes and rings
@@ -25,7 +25,7 @@ REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the te
 }
 
 
-def _texts(problem: Conv2dProblem, every: bool = False) -> list[KernelSource]:
+def _texts(problem: Problem, every: bool = False) -> list[KernelSource]:
     gathered = problem.x_shape if problem.direction == "fprop" else problem.y_shape
     forms = [TensorForm(strides_of(shape, problem.layout), True) for shape in (gathered, problem.w_shape)]
     return (all_texts if every else chosen_texts)(problem, *forms, problem.layout)
@@ -38,7 +38,7 @@ def test_many_image_sizes_need_few_kernels(direction: str, layout: str, filters:
     rng, digests = random.Random(layout), set()
     for _ in range(200):
         n, h, w = rng.randint(1, 9), rng.randint(5, 160), rng.randint(5, 160)
-        problem = Conv2dProblem(
+        problem = Problem(
             direction, n, filters // 2, h, w, filters, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16, layout=layout
         )
         digests |= {text.digest for text in _texts(problem)}
@@ -51,7 +51,7 @@ def _representative(layout: str, width: int, dtype: torch.dtype, constants: dict
     precision = "tf32" if dtype == torch.float32 else "ieee"
     extents = {"n": 2, "c": 64, "h": 9, "w": width, "k": 128, "r": 3, "s": 3, "padding": (1, 1, 1, 1)}
     extents["stride"] = (1, 1) if constants["X_BOXES"] else (2, 2)
-    problem = Conv2dProblem("fprop", **extents, dtype=dtype, layout=layout, precision=precision)
+    problem = Problem("fprop", **extents, dtype=dtype, layout=layout, precision=precision)
     return next(text for text in _texts(problem, True) if constants.items() <= dict(text.constants).items())
 
 

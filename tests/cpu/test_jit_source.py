@@ -16,14 +16,16 @@ from haloconv.version import __version__
 ROOT = Path(__file__).resolve().parents[2]
 
 FILES = {
-    "toy.cu": '// toy\n#include "a.cuh"\n#include "ptx/b.cuh"\nint main_line;\n  #  include "a.cuh"\nint last_line;\n',
+    "families/toy.cu": (
+        '// toy\n#include "a.cuh"\n#include "ptx/b.cuh"\nint main_line;\n  #  include "a.cuh"\nint last_line;\n'
+    ),
     "a.cuh": '#pragma once\n#include "ptx/b.cuh"\nint a_line;\n',
     "ptx/b.cuh": "#pragma once\nint b_line;\n",
-    "missing.cu": '\n\n#include "gone.cuh"\n',
-    "system.cu": '#include "a.cuh"\n#include <cuda_fp16.h>\n',
-    "escape.cu": '#include "../secret.cuh"\n',
-    "circle.cu": '#include "round.cuh"\n',
-    "round.cuh": '#include "circle.cu"\nint round_line;\n',
+    "families/missing.cu": '\n\n#include "gone.cuh"\n',
+    "families/system.cu": '#include "a.cuh"\n#include <cuda_fp16.h>\n',
+    "families/escape.cu": '#include "../secret.cuh"\n',
+    "families/circle.cu": '#include "round.cuh"\n',
+    "round.cuh": '#include "families/circle.cu"\nint round_line;\n',
 }
 
 
@@ -32,7 +34,7 @@ def kernel_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    monkeypatch.setattr(source, "KERNEL_FOLDER", tmp_path)
+    monkeypatch.setattr(source, "SOURCE_ROOT", tmp_path)
     _forget()
     yield tmp_path
     _forget()
@@ -129,7 +131,7 @@ def test_the_same_arguments_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_process_makes_the_same_text(kernel_folder: Path) -> None:
     code = (
         "from pathlib import Path; from haloconv.jit import source\n"
-        f"source.KERNEL_FOLDER = Path({str(kernel_folder)!r})\n"
+        f"source.SOURCE_ROOT = Path({str(kernel_folder)!r})\n"
         "print(source.kernel_source('toy', 'toy', {'K': 1, 'ELEM': 'float'}).digest)"
     )
     outputs = set()

@@ -13,17 +13,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from haloconv import accelerate, plan
+from haloconv.bench import network, trial, whole
+from haloconv.bench.layer import Layer
+from haloconv.bench.network import Effort, NetworkCase, Setting, bench_network, load_networks
+from haloconv.bench.suite import SuiteError
+from haloconv.bench.swapped import Options, layers_of
+from haloconv.bench.trial import Budget
+from haloconv.bench.whole import Contest, try_model
 from haloconv.cli import app, bench, bench_models
 from haloconv.problem_file import load_problem_file
 from haloconv.reference import Error, Limits
 from haloconv.report import Row, networks_of
-from haloconv.tune import network, trial, whole
-from haloconv.tune.layer import Layer
-from haloconv.tune.network import Effort, NetworkCase, Setting, bench_network, load_networks
-from haloconv.tune.suite import SuiteError
-from haloconv.tune.swapped import Options, layers_of
-from haloconv.tune.trial import Budget
-from haloconv.tune.whole import Contest, try_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "benchmarks" / "models.toml"

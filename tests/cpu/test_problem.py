@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from haloconv.problem import Conv2dProblem, ConvSpec, as_four_sides, as_pair, output_extent
+from haloconv.problem import ConvSpec, Problem, as_four_sides, as_pair, output_extent
 from tests import oracle
 from tests.cases import CASES, DTYPE_NAMES, Case, Tensors, case_id, make, pick
 from tests.layers import random_layer, sized
@@ -131,5 +131,5 @@ def test_text_names_what_differs() -> None:
     ],
 )  # fmt: skip
 def test_precision_labels(dtype: torch.dtype, precision: str, label: str) -> None:
-    problem = Conv2dProblem("fprop", 1, 1, 3, 3, 1, 3, 3, dtype=dtype, precision=precision)
+    problem = Problem("fprop", 1, 1, 3, 3, 1, 3, 3, dtype=dtype, precision=precision)
     assert problem.precision_label == label

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from haloconv import env
-from haloconv.families.kernel_files import kernel_hash
-from haloconv.problem import Conv2dProblem
-from haloconv.tune import records
-from haloconv.tune.buckets import bucket_of, layer_key
-from haloconv.tune.records import FORMAT, SHIPPED, read_records, records_path, shelf_of, write_records
-from haloconv.tune.results import gpu_stem
+from haloconv.bench.results import gpu_stem
+from haloconv.choose import records
+from haloconv.choose.buckets import bucket_of, layer_key
+from haloconv.choose.records import FORMAT, SHIPPED, read_records, records_path, shelf_of, write_records
+from haloconv.families.files import kernel_hash
+from haloconv.problem import Problem
 from tests.tuned import FACTS, LAYER, record
 from tools.stamps import pending
 
@@ -35,7 +35,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     records.forget_shelves()
 
 
-def sized(n: int, h: int, w: int) -> Conv2dProblem:
+def sized(n: int, h: int, w: int) -> Problem:
     return replace(LAYER, n=n, h=h, w=w)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from haloconv import reference
-from haloconv.problem import Conv2dProblem, ConvSpec
+from haloconv.problem import ConvSpec, Problem
 
 SPECS = {
     "plain": ConvSpec(),
@@ -18,11 +18,11 @@ SPECS = {
 }
 
 
-def problem_for(spec: ConvSpec, direction: str = "fprop") -> Conv2dProblem:
-    return Conv2dProblem(direction, 2, 4, 13, 17, 6, 3, 5, spec.stride, spec.padding, spec.dilation, spec.groups)
+def problem_for(spec: ConvSpec, direction: str = "fprop") -> Problem:
+    return Problem(direction, 2, 4, 13, 17, 6, 3, 5, spec.stride, spec.padding, spec.dilation, spec.groups)
 
 
-def tensors(problem: Conv2dProblem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tensors(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return tuple(
         torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -30,7 +30,7 @@ def tensors(problem: Conv2dProblem) -> tuple[torch.Tensor, torch.Tensor, torch.T
     )
 
 
-def tap_by_tap(x: torch.Tensor, w: torch.Tensor, problem: Conv2dProblem) -> torch.Tensor:
+def tap_by_tap(x: torch.Tensor, w: torch.Tensor, problem: Problem) -> torch.Tensor:
     """The definition, one tap after the other, without any convolution of PyTorch."""
     top, bottom, left, right = problem.padding
     image = torch.zeros(problem.n, problem.c, problem.h + top + bottom, problem.w + left + right, dtype=x.dtype)
@@ -196,23 +196,23 @@ def test_empty_results_pass_and_wrong_shapes_are_refused():
     ],
 )
 def test_limits_by_precision(dtype, precision, norm):
-    problem = Conv2dProblem("fprop", 1, 4, 9, 9, 4, 3, 3, dtype=dtype, precision=precision)
+    problem = Problem("fprop", 1, 4, 9, 9, 4, 3, 3, dtype=dtype, precision=precision)
     assert reference.error_limits(problem) == (norm, 4 * norm)
 
 
 @pytest.mark.parametrize("direction, length", [("fprop", 2 * 3 * 5), ("dgrad", 3 * 3 * 5), ("wgrad", 2 * 11 * 13)])
 def test_ieee_limit_follows_the_reduction(direction, length):
-    problem = Conv2dProblem(direction, 2, 4, 13, 17, 6, 3, 5, groups=2)
+    problem = Problem(direction, 2, 4, 13, 17, 6, 3, 5, groups=2)
     assert reference.error_limits(problem).norm == pytest.approx(5e-7 * math.sqrt(math.log2(length)))
 
 
 def test_a_worse_rival_widens_only_fp32_ieee():
-    problem = Conv2dProblem("fprop", 1, 4, 9, 9, 4, 3, 3)
+    problem = Problem("fprop", 1, 4, 9, 9, 4, 3, 3)
     rival = reference.Error(1e-5, 3e-5, 0.0, 3e-5, None)
     assert reference.error_limits(problem, rival) == (2e-5, 6e-5)
     assert reference.error_limits(problem, rival._replace(norm=0.0, worst=0.0)) == reference.error_limits(problem)
     assert reference.error_limits(problem, rival._replace(norm=math.inf)) == reference.error_limits(problem)
-    tf32 = Conv2dProblem("fprop", 1, 4, 9, 9, 4, 3, 3, precision="tf32")
+    tf32 = Problem("fprop", 1, 4, 9, 9, 4, 3, 3, precision="tf32")
     assert reference.error_limits(tf32, rival._replace(norm=1.0)).norm == 5e-4
     assert reference.bgrad_limits(tf32).norm < 1e-5
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from haloconv.bench import targets
+from haloconv.bench.suite import Case
 from haloconv.cli import app
 from haloconv.report import FileOutcome, Report, plots
-from haloconv.tune import targets
-from haloconv.tune.limits import ceilings_of
-from haloconv.tune.suite import Case
+from haloconv.roofline import ceilings_of
 from tests.cpu.test_report import ENVIRONMENT, FAILED, LOSS, WIN, report
 from tests.cpu.test_run import MODEL
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from haloconv.tune import results
+from haloconv.bench import results
 
 
 def record(date: str, **changes) -> dict:

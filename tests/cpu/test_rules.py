@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from haloconv import rules
+from haloconv.choose import rules
+from haloconv.choose.rules import bgrad_by_rule, by_rule
 from haloconv.env import DeviceFacts
-from haloconv.problem import Conv2dProblem
-from haloconv.rules import bgrad_by_rule, by_rule
+from haloconv.problem import Problem
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
 A100 = DeviceFacts("NVIDIA A100", "sm_80", 108, (8, 0), 80 << 30, 166_912, "none")
@@ -42,7 +42,7 @@ def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
     dtype: torch.dtype, layout: str, channels: int, on_h200: str, on_a100: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extents = (64, channels, 56, 56, channels, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), channels)
-    problem = Conv2dProblem("wgrad", *extents, False, dtype, layout, "ieee")
+    problem = Problem("wgrad", *extents, False, dtype, layout, "ieee")
     for facts, family in ((H200, on_h200), (A100, on_a100)):
         monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family

@@ -11,12 +11,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 from haloconv import emulator, plan
+from haloconv.bench.emulated import EmulatedLayer, try_emulated_step
+from haloconv.bench.model import Modelled
+from haloconv.bench.traffic import Launched, conflict_table, traffic_table
 from haloconv.cli import app
 from haloconv.emulator import LaunchStatistics, SiteStatistics
-from haloconv.problem import Conv2dProblem, ConvSpec
-from haloconv.tune.emulated import EmulatedLayer, try_emulated_step
-from haloconv.tune.model import Modelled
-from haloconv.tune.traffic import Launched, conflict_table, traffic_table
+from haloconv.problem import ConvSpec, Problem
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import planted
 
@@ -161,7 +161,7 @@ def launched(entry: str, degree: float, multiplies: int = 0, step: str = "fprop"
         SiteStatistics("a.cuh:7", False, 64, 256, 2, degree, 4.0),
         SiteStatistics("a.cuh:9", True, 64, 256, 2, 1.0, 1.0),
     )
-    problem = None if step == "bgrad" else Conv2dProblem("fprop", 1, 4, 8, 8, 4, 1, 1)
+    problem = None if step == "bgrad" else Problem("fprop", 1, 4, 8, 8, 4, 1, 1)
     return Launched("layer", step, problem, LaunchStatistics(entry, 3, 128, counters, sites))
 
 
@@ -172,7 +172,7 @@ def column(table: object, head: str) -> list[str]:
 
 def test_ratios_are_those_of_all_launches_of_a_direction() -> None:
     table = traffic_table([launched("pack", 1.0), launched("main", 1.0, 2048), launched("sum", 1.0, 0, "bgrad")])
-    problem = Conv2dProblem("fprop", 1, 4, 8, 8, 4, 1, 1)
+    problem = Problem("fprop", 1, 4, 8, 8, 4, 1, 1)
     moved = 2 * (1000 + 2000 + 16000 + 32000)
     assert column(table, "of the tensors") == ["", f"{moved / problem.bytes:.2f}x", "–"]
     assert column(table, "of the definition") == ["", "2.00x", "–"]

@@ -13,11 +13,11 @@ import torch
 from typer.testing import CliRunner, Result
 
 from haloconv import cli, emulator, plan
+from haloconv.bench.trial import Budget
 from haloconv.cli import app
 from haloconv.problem_file import candidates, load_problem_file
 from haloconv.report import FileOutcome, Row
 from haloconv.report.summary import fast_p, geometric_mean, score_lines, scores
-from haloconv.tune.trial import Budget
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "kernelbench").glob("*.py"))
 MISSING = emulator.available()

@@ -9,10 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from haloconv.bench import sample, suite, trial
+from haloconv.bench.layer import LAYOUTS
 from haloconv.cli import bench
 from haloconv.problem import DIRECTIONS
-from haloconv.tune import sample, suite, trial
-from haloconv.tune.layer import LAYOUTS
 
 CPU = torch.device("cpu")
 QUICK = trial.Budget(seconds=0.0, min_runs=2)

@@ -10,14 +10,14 @@ import torch
 from haloconv import support
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.problem import DIRECTIONS, Conv2dProblem
+from haloconv.problem import DIRECTIONS, Problem
 from tests.cases import FULL_CASES, case_dtypes
 from tests.families import SUBJECTS, Subject
 
 
-def _problem(**change: object) -> Conv2dProblem:
+def _problem(**change: object) -> Problem:
     given = {"direction": "fprop", "n": 1, "c": 32, "h": 64, "w": 64, "k": 32, "r": 1, "s": 1, "dtype": torch.float16}
-    return Conv2dProblem(**{**given, **change})
+    return Problem(**{**given, **change})
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import torch
 
 from haloconv import emulator, env
 from haloconv.emulator.tensor_map import TensorMapError
-from haloconv.families.launch import _KEPT_ENCODINGS, Launch
 from haloconv.jit import BoxMap, DataType, DriverError, KernelSource, Swizzle, encode_tiled
 from haloconv.jit import driver as loader
+from haloconv.jit.launch import _KEPT_ENCODINGS, Launch
 from haloconv.jit.source import _inlined
 from tests.toy_kernel import toy_source
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from haloconv.problem import Conv2dProblem
-from haloconv.tune import limits, timing
+from haloconv import roofline as limits
+from haloconv.problem import Problem
+from haloconv.tune import timing
 
 CPU = torch.device("cpu")
 
@@ -147,15 +148,15 @@ def test_gpu_rounds_are_bounded(fake_gpu, monkeypatch):
 
 def test_limit_is_the_larger_of_arithmetic_and_memory():
     h200 = "NVIDIA H200"
-    a = Conv2dProblem("fprop", 8, 32, 512, 512, 64, 5, 9, padding=(2, 2, 4, 4), dilation=(2, 3))
+    a = Problem("fprop", 8, 32, 512, 512, 64, 5, 9, padding=(2, 2, 4, 4), dilation=(2, 3))
     assert limits.limit_ms(a, h200) == pytest.approx(a.flops / 51e12 * 1e3)
-    depthwise = Conv2dProblem("fprop", 64, 96, 56, 56, 96, 1, 1, groups=96, dtype=torch.float16)
+    depthwise = Problem("fprop", 64, 96, 56, 56, 96, 1, 1, groups=96, dtype=torch.float16)
     assert limits.limit_ms(depthwise, h200) == pytest.approx(2 * 64 * 96 * 56 * 56 * 2 / 4.3e12 * 1e3, rel=1e-4)
     assert limits.limit_ms(depthwise, h200) == limits.memory_limit_ms(depthwise, h200)
 
 
 def test_unknown_gpu_or_precision_has_no_limit():
-    problem = Conv2dProblem("fprop", 1, 1, 8, 8, 1, 3, 3, dtype=torch.float64)
+    problem = Problem("fprop", 1, 1, 8, 8, 1, 3, 3, dtype=torch.float64)
     assert limits.limit_ms(problem, "NVIDIA H200") is None
     assert limits.memory_limit_ms(problem, "NVIDIA H200") > 0
     assert limits.limit_ms(problem, "Some other GPU") is None
@@ -167,7 +168,7 @@ def test_limits_of_layer_a(label, ms):
     """The figures that the measured table of layer A is judged by."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(label, torch.float32)
     precision = "tf32" if label == "tf32" else "ieee"
-    a = Conv2dProblem(
+    a = Problem(
         "fprop", 8, 32, 512, 512, 64, 5, 9, padding=(2, 2, 4, 4), dilation=(2, 3), dtype=dtype, precision=precision
     )
     assert limits.limit_ms(a, "NVIDIA H200 NVL") == pytest.approx(ms, rel=0.01)

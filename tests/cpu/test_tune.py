@@ -13,11 +13,12 @@ import torch
 
 import haloconv
 from haloconv import env, plan
-from haloconv.families.direct import DirectFamily
-from haloconv.problem import Conv2dProblem
-from haloconv.tune import choice, measure, records
-from haloconv.tune.buckets import bucket_of
-from haloconv.tune.records import read_records, records_path, shelf_of, write_records
+from haloconv.choose import choice, records
+from haloconv.choose.buckets import bucket_of
+from haloconv.choose.records import read_records, records_path, shelf_of, write_records
+from haloconv.families.direct.direct import DirectFamily
+from haloconv.problem import Problem
+from haloconv.tune import measure
 from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only, record
 
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     env.tunes_at_first_use.cache_clear()
 
 
-def measured(problem: Conv2dProblem = LAYER) -> measure.Outcome:
+def measured(problem: Problem = LAYER) -> measure.Outcome:
     (entry,) = measure.prepared([problem], CPU)
     return measure.measure(entry, CPU)
 

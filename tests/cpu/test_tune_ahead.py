@@ -16,16 +16,17 @@ from typer.testing import CliRunner, Result
 
 import haloconv
 from haloconv import emulator, env, plan
+from haloconv.bench.targets import TargetError, load_target
+from haloconv.choose import records
+from haloconv.choose.records import read_records, records_path, shelf_of
 from haloconv.cli import app
 from haloconv.cli import tune as tune_verb
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.report import Report
-from haloconv.tune import measure, records
+from haloconv.tune import measure
 from haloconv.tune.ahead import Options, tune_problems
-from haloconv.tune.records import read_records, records_path, shelf_of
-from haloconv.tune.targets import TargetError, load_target
-from haloconv.tune.walk import Posed, problems_of
+from haloconv.tune.problems import Posed, problems_of
 from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only
 
 CPU = torch.device("cpu")

@@ -9,22 +9,20 @@ import pytest
 import torch
 
 from haloconv import plan
-from haloconv.families import (
-    depthwise_band,
-    depthwise_band_wgrad,
-    depthwise_box,
-    depthwise_box_wgrad,
-    depthwise_lanes,
-    depthwise_lanes_wgrad,
-    depthwise_march_form,
-    depthwise_pairs,
-    depthwise_pairs_wgrad,
-    depthwise_patch,
-    depthwise_patch_wgrad,
-    depthwise_tile,
-    depthwise_tile_sm90,
-)
-from haloconv.families.depthwise_march_form import Config, Form
+from haloconv.families.depthwise import band as depthwise_band
+from haloconv.families.depthwise import band_wgrad as depthwise_band_wgrad
+from haloconv.families.depthwise import box as depthwise_box
+from haloconv.families.depthwise import box_wgrad as depthwise_box_wgrad
+from haloconv.families.depthwise import lanes as depthwise_lanes
+from haloconv.families.depthwise import lanes_wgrad as depthwise_lanes_wgrad
+from haloconv.families.depthwise import march_form as depthwise_march_form
+from haloconv.families.depthwise import pairs as depthwise_pairs
+from haloconv.families.depthwise import pairs_wgrad as depthwise_pairs_wgrad
+from haloconv.families.depthwise import patch as depthwise_patch
+from haloconv.families.depthwise import patch_wgrad as depthwise_patch_wgrad
+from haloconv.families.depthwise import tile as depthwise_tile
+from haloconv.families.depthwise import tile_sm90 as depthwise_tile_sm90
+from haloconv.families.depthwise.march_form import Config, Form
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated_depthwise import BOXES, LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of

@@ -9,7 +9,8 @@ import torch
 
 from haloconv import plan
 from haloconv.env import device_facts
-from haloconv.families import depthwise_toeplitz, depthwise_toeplitz_wgrad
+from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
+from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated import Run, module_runs

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.cpp_extension import is_ninja_available
 
-from haloconv.export import export
+from haloconv.export.export import export
 from tests import oracle
 from tests.exported import load_text
 

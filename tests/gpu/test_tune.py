@@ -11,12 +11,13 @@ import torch
 
 import haloconv
 from haloconv import env, plan
-from haloconv.tune import measure, records
-from haloconv.tune.records import read_records, records_path, write_records
-from haloconv.tune.swapped import Autocast
+from haloconv.bench.swapped import Autocast
+from haloconv.bench.whole import Contest, _step
+from haloconv.choose import records
+from haloconv.choose.records import read_records, records_path, write_records
+from haloconv.tune import measure
+from haloconv.tune.problems import problems_of
 from haloconv.tune.timing import captured
-from haloconv.tune.walk import problems_of
-from haloconv.tune.whole import Contest, _step
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.tuned import forget

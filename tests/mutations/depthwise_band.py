@@ -12,8 +12,8 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop",
     dtype: torch.dtype = torch.float16, finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    kernel = "depthwise_tile" if dtype == torch.float32 else "depthwise_band"
-    kernel = "depthwise_band_wgrad" if result == "wgrad" else kernel
+    kernel = "depthwise/tile" if dtype == torch.float32 else "depthwise/band"
+    kernel = "depthwise/band_wgrad" if result == "wgrad" else kernel
     return Mutation(name, kernel, fault, edits, on, result, dtype, family="depthwise", shape=OLDER, finite=finite)
 
 

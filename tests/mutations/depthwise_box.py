@@ -11,7 +11,7 @@ from tests.mutations.mutation import Mutation
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str = "box_7x7", result: str = "fprop", finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    kernel = "depthwise_box_wgrad" if result == "wgrad" else "depthwise_box"
+    kernel = "depthwise/box_wgrad" if result == "wgrad" else "depthwise/box"
     return Mutation(f"box: {name}", kernel, fault, edits, on, result, torch.float32, "depthwise", SMALL, finite)
 
 

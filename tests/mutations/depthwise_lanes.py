@@ -12,7 +12,7 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str = "lanes_3x3", result: str = "fprop", finite: bool = True,
     kernel: str = "",
 ) -> Mutation:  # fmt: skip
-    kernel = kernel or ("depthwise_lanes_wgrad" if result == "wgrad" else "depthwise_lanes")
+    kernel = kernel or ("depthwise/lanes_wgrad" if result == "wgrad" else "depthwise/lanes")
     return Mutation(
         f"lanes: {name}", kernel, fault, edits, on, result, torch.float32, "depthwise", SMALL, finite
     )  # fmt: skip
@@ -103,7 +103,7 @@ WGRAD = (
            ("(i64)walk.part * (TAPS * CHANNELS)", "0"), result="wgrad"),
     _fault("wgrad: the tap beside", "rows and columns of the filter change places",
            ("tap / S * p.dw_r + tap % S * p.dw_s", "tap % S * p.dw_r + tap / S * p.dw_s"), result="wgrad",
-           kernel="depthwise_nhwc_wgrad_sum"),
+           kernel="depthwise/nhwc_wgrad_sum"),
 )  # fmt: skip
 
 MUTATIONS = (*RING, *PLACES, *PRODUCTS, *WGRAD)

@@ -11,7 +11,7 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop",
     dtype: torch.dtype = torch.float32, finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    kernel = "depthwise_march_wgrad" if result == "wgrad" else "depthwise_march"
+    kernel = "depthwise/march_wgrad" if result == "wgrad" else "depthwise/march"
     return Mutation(name, kernel, fault, edits, on, result, dtype, family="depthwise", finite=finite)
 
 

@@ -11,7 +11,7 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop",
     dtype: torch.dtype = torch.float16, finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    return Mutation(name, "depthwise_pairs", fault, edits, on, result, dtype, family="depthwise", finite=finite)
+    return Mutation(name, "depthwise/pairs", fault, edits, on, result, dtype, family="depthwise", finite=finite)
 
 
 STAGING = (

@@ -9,7 +9,7 @@ from tests.mutations.mutation import Mutation
 
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, dtype: torch.dtype = torch.float16, finite: bool = True,
-    kernel: str = "depthwise_pairs_wgrad",
+    kernel: str = "depthwise/pairs_wgrad",
 ) -> Mutation:  # fmt: skip
     return Mutation(name, kernel, fault, edits, on, "wgrad", dtype, family="depthwise", finite=finite)
 
@@ -72,12 +72,12 @@ SUMS = (
     _fault("pairs wgrad: the second sum of another tap", "a sum that is not finite becomes that of a tap further right",
            ("w = col + s - p.pad_left;", "w = col + s;"), on="pairs_wgrad_3x3", dtype=torch.bfloat16, finite=False),
     _fault("pairs wgrad: a part is left out", "the first part does not count",
-           ("int part = warp;", "int part = warp + 1;"), on="pairs_wgrad_3x3", kernel="depthwise_nhwc_wgrad_sum"),
+           ("int part = warp;", "int part = warp + 1;"), on="pairs_wgrad_3x3", kernel="depthwise/nhwc_wgrad_sum"),
     _fault("pairs wgrad: one warp's parts", "what other warps have added is left out",
            ("other < PART_WARPS; ++other)", "other < 1; ++other)"), on="pairs_wgrad_3x3",
-           kernel="depthwise_nhwc_wgrad_sum"),
+           kernel="depthwise/nhwc_wgrad_sum"),
     _fault("pairs wgrad: channels behind the last", "a block's channels that are not there are written",
-           ("    if (k < p.channels) p.dw", "    p.dw"), on="pairs_wgrad_channels", kernel="depthwise_nhwc_wgrad_sum"),
+           ("    if (k < p.channels) p.dw", "    p.dw"), on="pairs_wgrad_channels", kernel="depthwise/nhwc_wgrad_sum"),
 )  # fmt: skip
 
 MUTATIONS = (*COPIES, *PRODUCTS, *SUMS)

@@ -11,8 +11,8 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop",
     dtype: torch.dtype = torch.float16, finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    kernel = "depthwise_tile_sm90" if dtype == torch.float32 else "depthwise_patch"
-    kernel = "depthwise_patch_wgrad" if result == "wgrad" else kernel
+    kernel = "depthwise/tile_sm90" if dtype == torch.float32 else "depthwise/patch"
+    kernel = "depthwise/patch_wgrad" if result == "wgrad" else kernel
     return Mutation(name, kernel, fault, edits, on, result, dtype, family="depthwise", finite=finite)
 
 

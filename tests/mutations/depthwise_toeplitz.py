@@ -11,7 +11,7 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str = "toeplitz_13x13", result: str = "fprop",
     dtype: torch.dtype = torch.float16, shape: str = "", finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    kernel = "depthwise_toeplitz_wgrad" if result == "wgrad" else "depthwise_toeplitz"
+    kernel = "depthwise_toeplitz/wgrad" if result == "wgrad" else "depthwise_toeplitz/toeplitz"
     return Mutation(
         f"toeplitz: {name}", kernel, fault, edits, on, result, dtype, "depthwise_toeplitz", shape, finite=finite
     )

@@ -8,7 +8,7 @@ from tests.mutations.mutation import Mutation
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop", shape: str = "", finite: bool = True
 ) -> Mutation:
-    kernel = "depthwise_window_wgrad" if result == "wgrad" else "depthwise_window"
+    kernel = "depthwise_window/wgrad" if result == "wgrad" else "depthwise_window/window"
     return Mutation(name, kernel, fault, edits, on, result, family="depthwise_window", shape=shape, finite=finite)
 
 

@@ -6,7 +6,7 @@ from tests.mutations.mutation import Mutation
 
 
 def _fault(name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "fprop") -> Mutation:
-    return Mutation(name, "direct", fault, edits, on, result)
+    return Mutation(name, "direct/direct", fault, edits, on, result)
 
 
 PIPELINE = (

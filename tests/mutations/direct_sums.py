@@ -8,7 +8,7 @@ _TREE_STEP = "sums[pixel_lane][channel_lane] += sums[pixel_lane + half][channel_
 
 
 def _fault(name: str, fault: str, *edits: tuple[str, str], on: str, result: str = "bgrad") -> Mutation:
-    return Mutation(name, "direct_sums", fault, edits, on, result)
+    return Mutation(name, "reduce/sums", fault, edits, on, result)
 
 
 MUTATIONS = (

@@ -13,12 +13,12 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str = "group_march_strips", result: str = "fprop",
     dtype: torch.dtype = _FP16, finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    return Mutation(f"march: {name}", "halo_sm80_march", fault, edits, on, result, dtype, "halo_sm80", "", finite)
+    return Mutation(f"march: {name}", "grouped_sm90/conv", fault, edits, on, result, dtype, "halo_sm80", "", finite)
 
 
 def _wgrad(
     name: str, fault: str, *edits: tuple[str, str], on: str = "wgrad_march_strips", finite: bool = True,
-    kernel: str = "halo_sm80_wgrad_march",
+    kernel: str = "grouped_sm90/wgrad",
 ) -> Mutation:  # fmt: skip
     family = "halo_sm80_wgrad"
     return Mutation(f"march: wgrad: {name}", kernel, fault, edits, on, "wgrad", _FP16, family, "", finite)
@@ -78,10 +78,10 @@ MUTATIONS = (
            ("smem.x_bytes + (band < run.bands ? Y_BYTES : 0)", "smem.x_bytes")),
     _wgrad("taps of the next atom", "sums go to the neighbouring tap",
            ("atom = 2 * pair + e / 2;", "atom = 2 * pair + e % 2;"),
-           kernel="halo_sm80_wgrad_march_sum"),
+           kernel="grouped_sm90/wgrad_sum"),
     _wgrad("a part is left out", "warps share all parts but the first",
-           ("for (int part = warp; part", "for (int part = warp + 1; part"), kernel="halo_sm80_wgrad_march_sum"),
+           ("for (int part = warp; part", "for (int part = warp + 1; part"), kernel="grouped_sm90/wgrad_sum"),
     _wgrad("warps are not waited for", "the parts of other warps are added before they are summed",
            ("    __syncthreads();\n    if (warp > 0) return;", "    if (warp > 0) return;"),
-           kernel="halo_sm80_wgrad_march_sum"),
+           kernel="grouped_sm90/wgrad_sum"),
 )  # fmt: skip

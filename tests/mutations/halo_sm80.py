@@ -8,7 +8,7 @@ from tests.mutations.mutation import Mutation
 
 
 def _fault(
-    name: str, what: str, *edits: tuple[str, str], on: str, result: str = "fprop", kernel: str = "halo_sm80",
+    name: str, what: str, *edits: tuple[str, str], on: str, result: str = "fprop", kernel: str = "halo_sm80/conv",
     dtype: torch.dtype = torch.float32, shape: str = "", finite: bool = True,
 ) -> Mutation:  # fmt: skip
     return Mutation(f"sm80: {name}", kernel, what, edits, on, result, dtype, "halo_sm80", shape, finite)
@@ -113,9 +113,9 @@ WEIGHTS = (
     _fault("places behind a row's columns", "places that fill up a row are written over the next one",
            (" && at.col < p.tile_q;", ";"), on="eight_by_eight"),
     _fault("pack: half of the lanes", "weights of the last filters are not packed", ("if (index >= p.total) return;",
-           "if (index >= p.total / 2) return;"), on="rgb_stem", kernel="halo_sm80_pack"),
+           "if (index >= p.total / 2) return;"), on="rgb_stem", kernel="halo_sm80/pack"),
     _fault("pack: the first chunk's channels", "every chunk has the weights of the first channels",
-           ("chunk * p.chunk_channels,", "0,"), on="patches", shape="chunks in two buffers", kernel="halo_sm80_pack"),
+           ("chunk * p.chunk_channels,", "0,"), on="patches", shape="chunks in two buffers", kernel="halo_sm80/pack"),
     _fault("taps are not flipped", "the gradient's taps are counted from the first one on",
            ("axes.horizontal.first + at.col * axes.horizontal.step", "axes.horizontal.first + at.col"),
            on="dilated_strided_coprime", result="dgrad"),

@@ -13,8 +13,8 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, dtype: torch.dtype = torch.float32, shape: str = "",
     finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    kernel = "halo_sm80_wgrad"
-    return Mutation(f"wgrad: {name}", kernel, fault, edits, on, "wgrad", dtype, kernel, shape, finite)
+    kernel = "halo_sm80_wgrad/wgrad"
+    return Mutation(f"wgrad: {name}", kernel, fault, edits, on, "wgrad", dtype, "halo_sm80_wgrad", shape, finite)
 
 
 MUTATIONS = (

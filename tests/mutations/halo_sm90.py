@@ -9,7 +9,7 @@ from tests.mutations.mutation import Mutation
 
 
 def fault(
-    name: str, what: str, *edits: tuple[str, str], on: str, result: str = "fprop", kernel: str = "halo_sm90",
+    name: str, what: str, *edits: tuple[str, str], on: str, result: str = "fprop", kernel: str = "halo_sm90/conv",
     dtype: torch.dtype = torch.float32, shape: str = "", finite: bool = True,
 ) -> Mutation:  # fmt: skip
     """A fault in one of halo_sm90's kernels."""
@@ -172,12 +172,12 @@ ASYNCHRONOUS = (
 VALUES = (
     fault("weights not swizzled", "weights are packed in plain order, wgmma reads them swizzled",
           ("hc::unit_offset<CHUNK_BYTES>(m, piece)", "m * CHUNK_BYTES + (piece << 4)"),
-          on="large_3x3", kernel="halo_sm90_pack", shape="boxes in rows"),
+          on="large_3x3", kernel="halo_sm90/pack", shape="boxes in rows"),
     fault("groups of eight pixels too close", "the descriptor's stride is half of what it should be",
           ("shared_address(smem.slots), 16, 8 * CHUNK_BYTES", "shared_address(smem.slots), 16, 4 * CHUNK_BYTES"),
           on="large_3x3", shape="boxes in rows"),
     fault("a weight loses a bit that is multiplied", "it is cut to fewer bits than TF32 has",
-          ("word &= 0xffffe000u", "word &= 0xfffe0000u"), on="large_3x3", kernel="halo_sm90_pack",
+          ("word &= 0xffffe000u", "word &= 0xfffe0000u"), on="large_3x3", kernel="halo_sm90/pack",
           shape="boxes in rows"),
     fault("the first half of a tap's slices twice", "the second half is left out",
           ("multiply_steps<HALF, STEPS>(", "multiply_steps<0, STEPS - HALF>("), on="aligned_3x5",
@@ -192,9 +192,9 @@ VALUES = (
           ("* TILE_PX + line_px -\n" + " " * 35 + "p.pitch.quotient(line_px) * p.pitch.value", "* TILE_PX"),
           on="border_3x3"),
     fault("packed rows are not shifted", "all output rows of a pack take the taps of the first",
-          ("r - p.shift_r * (phase / p.pack_w)", "r"), on="large_3x3", kernel="halo_sm90_pack", shape="boxes in rows"),
+          ("r - p.shift_r * (phase / p.pack_w)", "r"), on="large_3x3", kernel="halo_sm90/pack", shape="boxes in rows"),
     fault("packed channels beyond the last one", "weights are read behind the last channel",
-          ("there && first_channel + i * PLANES < p.channels", "there"), on="odd_widths", kernel="halo_sm90_pack"),
+          ("there && first_channel + i * PLANES < p.channels", "there"), on="odd_widths", kernel="halo_sm90/pack"),
 )  # fmt: skip
 
 PLACES = (
@@ -227,23 +227,23 @@ NOT_FINITE = (
           on="large_3x3", shape="boxes in rows"),
     fault("the note is not cleared", "what was in memory calls for a repair",
           ("    if (blockIdx.x == 0 && threadIdx.x == 0) *p.not_finite = 0;\n", ""),
-          on="large_3x3", kernel="halo_sm90_pack", shape="boxes in rows"),
+          on="large_3x3", kernel="halo_sm90/pack", shape="boxes in rows"),
     fault("the repair does nothing", "it takes the note the wrong way round",
-          ("*p.not_finite == 0", "*p.not_finite != 0"), on="large_3x3", finite=False, kernel="halo_sm90_repair"),
+          ("*p.not_finite == 0", "*p.not_finite != 0"), on="large_3x3", finite=False, kernel="halo_sm90/fixup"),
     fault("the repair ends early", "the second half of the outputs is left as it is",
-          ("index < p.outputs", "index < p.outputs / 2"), on="large_3x3", finite=False, kernel="halo_sm90_repair"),
+          ("index < p.outputs", "index < p.outputs / 2"), on="large_3x3", finite=False, kernel="halo_sm90/fixup"),
     fault("the repair has no border", "rows outside the image count", ("(unsigned)h >= (unsigned)p.h || ", ""),
           on="large_3x3", shape="packed rows", result="dgrad", finite=False,
-          kernel="halo_sm90_repair"),
+          kernel="halo_sm90/fixup"),
     fault("the repair does not flip the filter", "dgrad walks the taps in the direction of fprop",
           ("(p.first_r + r * p.step_r)", "r"), on="large_3x3", shape="packed rows", result="dgrad", finite=False,
-          kernel="halo_sm90_repair"),
+          kernel="halo_sm90/fixup"),
     fault("the repair forgets the bias", "an output is summed anew without its bias",
           ("HAS_BIAS ? hc::to_acc(p.bias[at.filter]) : 0.f", "0.f"),
-          on="large_3x3", finite=False, kernel="halo_sm90_repair"),
+          on="large_3x3", finite=False, kernel="halo_sm90/fixup"),
     fault("the repair forgets ReLU", "an output that is summed anew may be below zero",
           ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
-          on="large_3x3", result="relu", finite=False, kernel="halo_sm90_repair"),
+          on="large_3x3", result="relu", finite=False, kernel="halo_sm90/fixup"),
     fault("NaN run over", "the payload of a NaN is rounded as if it were a number",
           ("value != value ? 0x7fffffffu : __float_as_uint(value) + 0x1000u", "__float_as_uint(value) + 0x1000u"),
           on="odd_widths", finite=False),

@@ -181,7 +181,7 @@ STRIPS = (
 
 SUMS = (
     fault("rows of M packed in order", "sums go to the rows of other filters",
-          ("SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;", "m;"), on="border_3x3", kernel="halo_sm90_pack"),
+          ("SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;", "m;"), on="border_3x3", kernel="halo_sm90/pack"),
     fault("rows of a buffer in order", "sums go to the rows of other filters",
           ("unit_offset<128>(spread_row(lane / 4),", "unit_offset<128>(lane / 4,"), on="border_3x3"),
     fault("the bias of rows in order", "rows take other filters' bias",

@@ -68,19 +68,19 @@ STEPS = (
 
 PARTS = (
     fault("the first part is all of a sum", "the other parts of the channels are lost",
-          ("part < p.splits", "part < 1"), on="split_small", shape="channels in two parts", kernel="halo_sm90_sum"),
+          ("part < p.splits", "part < 1"), on="split_small", shape="channels in two parts", kernel="halo_sm90/sum"),
     fault("parts that are no images apart", "parts of the next image count",
           ("from[part * p.inner]", "from[part]"), on="split_nhwc", shape="channels in two parts",
-          kernel="halo_sm90_sum"),
+          kernel="halo_sm90/sum"),
     fault("parts of the first image", "every image is the first",
           ("p.partial + outer * p.splits * p.inner + in", "p.partial + in"), on="split_small",
-          shape="channels in two parts", kernel="halo_sm90_sum"),
+          shape="channels in two parts", kernel="halo_sm90/sum"),
     fault("parts without the bias", "it is added by nobody", ("if (HAS_BIAS) sum +=", "if (false) sum +="),
-          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90_sum"),
+          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
     fault("the bias of pixels", "a pixel's number is taken for its filter's", ("in / p.plane", "in % p.filters"),
-          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90_sum"),
+          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
     fault("parts without ReLU", "outputs may be below zero", ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
-          on="split_few_nhwc", shape="channels in two parts", result="relu", kernel="halo_sm90_sum"),
+          on="split_few_nhwc", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
 )  # fmt: skip
 
 TERMS = (

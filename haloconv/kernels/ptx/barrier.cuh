@@ -1,7 +1,7 @@
 // Named barriers of a block: ids 0 to 15 (0 is __syncthreads), thread counts in multiples of 32; and a warp's leader.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {

@@ -1,7 +1,7 @@
 // Bulk copies of contiguous bytes by the copy engine. Addresses and sizes are multiples of 16 bytes.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {

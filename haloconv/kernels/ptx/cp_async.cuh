@@ -2,7 +2,7 @@
 // src_bytes (0 to the size) are read; the rest of the destination becomes zero.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {

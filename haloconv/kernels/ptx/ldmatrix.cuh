@@ -3,7 +3,7 @@
 // in the _trans forms, of column l / 4.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {

@@ -1,7 +1,7 @@
 // mbarrier: a barrier in shared memory that counts arrivals and bytes still to come; its phases alternate in parity.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {

@@ -1,7 +1,7 @@
 // Tensor-core products of a warp: d[16][8] += a[16][k] * b[k][8] with fp32 sums, operands in registers.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {

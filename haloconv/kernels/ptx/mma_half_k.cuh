@@ -1,7 +1,7 @@
 // Products of a warp with half of the k of those in mma.cuh: d[16][8] += a[16][k] * b[k][8] with fp32 sums.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {

@@ -4,7 +4,7 @@
 // anything else for an illegal instruction.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 namespace hc {
 

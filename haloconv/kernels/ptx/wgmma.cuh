@@ -3,7 +3,7 @@
 // tf32 (fp32 words; their low 13 bits are ignored) and 16 for fp16 and bf16.
 #pragma once
 
-#include "ptx/address.cuh"
+#include "kernels/ptx/address.cuh"
 
 namespace hc {
 

@@ -1,0 +1,193 @@
+"""What a call costs besides the kernel's own time: the host side of a warm call, the first use of a new layer, and how
+long a family's kernels compile."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from haloconv import env
+from haloconv.bench.first_use import FirstUse
+from haloconv.bench.suite import Case
+from haloconv.families.sources import SHIPPED
+from haloconv.functional import conv2d
+from haloconv.jit import KernelSource, compile_source
+from haloconv.module import Conv2d
+from haloconv.tune.timing import host_cost
+
+NO_GRAD_BUDGET_US = 12.0
+WITH_GRAD_BUDGET_US = 25.0
+COMPILE_BUDGET_MS = 1000.0
+TEXT_BUDGET_MS = 1500.0
+DISK_BUDGET_MS = 20.0
+SMALL_INPUT = (1, 8, 16, 16)
+SMALL_IMAGE = (64, 64)
+TURNS = 5
+STARTER_TEXT = KernelSource("starter", "starter", (), 'extern "C" __global__ void starter() {}')  # loads NVRTC
+CHILD_TIMEOUT_S = 300
+
+
+class Cost:
+    """A measured cost, a dataclass, that may be within its budget."""
+
+    @property
+    def within_budget(self) -> bool:
+        raise NotImplementedError
+
+    def record(self) -> dict[str, object]:
+        """The fields of a row."""
+        return {**asdict(self), "within_budget": self.within_budget}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class HostCost(Cost):
+    """Wall us that the host needs to enqueue one warm call, on PyTorch's side and on ours, in the same run.
+
+    ``budget_us`` is what PyTorch took when the budget was set. Hosts differ, and one host from run to run, so that the
+    bar is PyTorch in the same run.
+    """
+
+    what: str
+    aten_us: float
+    haloconv_us: float
+    budget_us: float
+
+    @property
+    def within_budget(self) -> bool:
+        """At most what PyTorch takes in the same run."""
+        return self.haloconv_us <= self.aten_us
+
+
+@dataclass(frozen=True)
+class CompileTime(Cost):
+    """Wall ms per kernel of a layer's first call in a process: compiled anew, and loaded from the cache on disk.
+
+    ``budgeted`` is False for the first kernel of a process, whose time is that of loading the compiler.
+    """
+
+    what: str
+    kernels: int
+    compile_ms: float
+    disk_ms: float
+    compile_budget_ms: float = COMPILE_BUDGET_MS
+    disk_budget_ms: float = DISK_BUDGET_MS
+    budgeted: bool = True
+
+    @property
+    def within_budget(self) -> bool:
+        within = self.compile_ms <= self.compile_budget_ms and self.disk_ms <= self.disk_budget_ms
+        return within or not self.budgeted
+
+
+@dataclass(frozen=True)
+class TextTimes(Cost):
+    """Wall ms to compile each of the texts that stand for a family, ``jobs`` processes side by side, no cache."""
+
+    what: str
+    texts: int
+    median_ms: float
+    worst_ms: float
+    worst: str
+    jobs: int
+    budget_ms: float = TEXT_BUDGET_MS
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the slowest is."""
+        return self.worst_ms <= self.budget_ms
+
+
+class _Sides(NamedTuple):
+    what: str
+    aten: Callable[[], object]
+    haloconv: Callable[[], object]
+    budget_us: float
+
+
+def host_costs(device: torch.device, family: str = "direct", repeats: int = 200) -> list[HostCost]:
+    """The host's cost of a small 3x3 convolution: the function without gradients, the module with them."""
+    torch.manual_seed(0)
+    x = torch.randn(SMALL_INPUT, device=device)
+    theirs = torch.nn.Conv2d(SMALL_INPUT[1], 8, 3).to(device)
+    ours = Conv2d.from_torch(theirs, family=family)
+    w, b = theirs.weight.detach(), theirs.bias.detach()
+    function = _Sides(
+        "F.conv2d, no grad",
+        lambda: torch.nn.functional.conv2d(x, w, b),
+        lambda: conv2d(x, w, b, family=family),
+        NO_GRAD_BUDGET_US,
+    )
+    module = _Sides("nn.Conv2d, with grad", lambda: theirs(x), lambda: ours(x), WITH_GRAD_BUDGET_US)
+    with torch.no_grad():
+        costs = [_in_turns(function, repeats, device)]
+    with torch.enable_grad():
+        return [*costs, _in_turns(module, repeats, device)]
+
+
+def _in_turns(sides: _Sides, repeats: int, device: torch.device) -> HostCost:
+    samples: tuple[list[float], list[float]] = ([], [])
+    for _ in range(TURNS):
+        for call, costs in zip((sides.aten, sides.haloconv), samples, strict=True):
+            costs.append(host_cost(call, repeats, rounds=3, device=device))
+    return HostCost(sides.what, *(statistics.median(costs) for costs in samples), sides.budget_us)
+
+
+def compile_times(cases: Sequence[Case], family: str = "direct") -> list[CompileTime]:
+    """First uses of every direction of the cases, in one new process with an empty cache and in one with a full one.
+
+    The images are small, because the kernels do not depend on their extents.
+
+    Raises RuntimeError if a process fails, or if the second one compiles anything.
+    """
+    small = [replace(case, input=(1, case.input[1], *SMALL_IMAGE)) for case in cases]
+    order = json.dumps({"family": family, "cases": [asdict(case) for case in small]})
+    with tempfile.TemporaryDirectory(prefix="haloconv-") as folder:
+        cold, warm = (_in_new_process(order, folder) for _ in range(2))
+    late = [use.what for use in warm if use.compiles]
+    if late:
+        raise RuntimeError(f"the cache on disk did not serve {', '.join(late)}")
+    return [
+        CompileTime(new.what, new.kernels, new.ms / new.kernels, old.ms / new.kernels, budgeted=i > 0)
+        for i, (new, old) in enumerate(zip(cold, warm, strict=True))
+    ]
+
+
+def _in_new_process(order: str, cache_folder: str) -> list[FirstUse]:
+    surroundings = env.child_environment(**{env.CACHE_DIR: cache_folder, env.CACHE: "1"})
+    command = [sys.executable, "-m", "haloconv.bench.first_use"]
+    done = subprocess.run(
+        command, input=order, capture_output=True, text=True, env=surroundings, timeout=CHILD_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"measuring compile times failed:\n{done.stderr.strip()}")
+    return [FirstUse(**use) for use in json.loads(done.stdout)]
+
+
+def text_times(family: str, arch: str, jobs: int | None = None) -> TextTimes:
+    """Compile every text that stands for ``family`` (families/shipped.py) once, for ``arch`` (such as ``"sm_90a"``).
+
+    A process for each four processors by default, as compiling is slower beside many others.
+    """
+    jobs, texts = jobs or max(1, (os.cpu_count() or 1) // 4), SHIPPED[family]()
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used CUDA cannot
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_compile_ms, initargs=(STARTER_TEXT, arch)) as pool:
+        times = list(pool.map(_compile_ms, texts, [arch] * len(texts)))
+    worst = max(range(len(texts)), key=times.__getitem__)
+    constants = " ".join(f"{name}={value}" for name, value in texts[worst].constants)
+    name = f"{texts[worst].entry} {constants}"
+    return TextTimes(family, len(texts), statistics.median(times), times[worst], name, jobs)
+
+
+def _compile_ms(source: KernelSource, arch: str) -> float:
+    return compile_source(source, arch).compile_ms

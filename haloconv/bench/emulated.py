@@ -1,0 +1,129 @@
+"""A layer with our side on the emulator: checked against float64 and untimed, with what its kernels moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+
+from haloconv.bench.layer import Layer, Step
+from haloconv.bench.model import modelled
+from haloconv.bench.traffic import Launched
+from haloconv.bench.trial import AS_LARGE, Budget, try_step
+from haloconv.emulator import EmulatedDevice, EmulatorError, emulated_device
+from haloconv.plan import Choice
+from haloconv.problem import Problem
+from haloconv.reference import Error, Limits, measure_error, raised, rounded_to_tf32
+from haloconv.report import Row
+from haloconv.tune.judge import UNLIMITED
+
+UNTIMED = Budget(seconds=0.0, min_runs=0)
+LAUNCH_LIMIT_S = 600.0
+
+
+@dataclass
+class Emulation:
+    """How our side is emulated, and what came of it.
+
+    ``seed`` draws the schedules. ``launches`` counts kernel launches; with ``statistics`` those of single layers are
+    kept in ``launched``, one record each.
+    """
+
+    seed: int = 0
+    statistics: bool = False
+    launches: int = 0
+    launched: list[Launched] = field(default_factory=list)
+
+    @contextmanager
+    def device(self, statistics: bool = False) -> Iterator[EmulatedDevice]:
+        """The emulated device. Raises EmulatorError for what the emulator finds."""
+        with emulated_device(seed=self.seed, limit_s=LAUNCH_LIMIT_S, statistics=statistics) as device:
+            yield device
+        self.launches += device.launches
+
+
+@dataclass(frozen=True)
+class EmulatedLayer(Layer):
+    """A layer whose own side runs on the emulator; PyTorch's side and the oracle run as they are."""
+
+    emulation: Emulation = field(default_factory=Emulation)
+
+    @classmethod
+    def of(cls, layer: Layer, emulation: Emulation) -> EmulatedLayer:
+        """The same layer on the emulator."""
+        return cls(**_fields_of(layer), emulation=emulation)
+
+    def choice(self, step: Step) -> Choice:
+        """The family that runs the step on the emulated device, and why."""
+        with self.emulation.device():
+            return Layer(**_fields_of(self)).choice(step)
+
+    def problem(self, step: Step) -> Problem:
+        """The problem as it is computed: ``direct`` forms fp32 products in full precision where TF32 is allowed too."""
+        problem = super().problem(step)
+        return replace(problem, precision="ieee") if self.choice(step).family == "direct" else problem
+
+    def limits(self, step: Step, rival: Error | None) -> Limits:
+        """What passes. In TF32 no PyTorch stands beside, and rounding of the operands alone may err by more than 5e-4.
+
+        So it may where a result is few sums of few products: one image of a filter of 27 taps.
+        """
+        limits = super().limits(step, rival)
+        if step == "bgrad" or self.problem(step).precision_label != "tf32":
+            return limits
+        rounded = replace(self, **{name: rounded_to_tf32(getattr(self, name)) for name in ("x", "w", "dy")})
+        rounding = measure_error(rounded.oracle(step).value, self.oracle(step), UNLIMITED, self.border(step))
+        return raised(limits, rounding, AS_LARGE)
+
+    def ours(self, step: Step) -> Callable[[], torch.Tensor]:
+        """haloconv's operation on the emulator."""
+        call, emulation = super().ours(step), self.emulation
+        problem = None if step == "bgrad" else self.problem(step)
+        gathered = {"fprop": self.x, "dgrad": self.dy}.get(step)
+        has_model = gathered is not None and self.choice(step).family == "halo_sm90"
+
+        def emulated() -> torch.Tensor:
+            with emulation.device(emulation.statistics) as device:
+                result = call()
+                model = modelled(problem, gathered) if has_model else None
+            emulation.launched += [Launched(self.name, step, problem, seen, model) for seen in device.statistics]
+            return result
+
+        return emulated
+
+
+def _fields_of(layer: Layer) -> dict[str, object]:
+    return {each.name: getattr(layer, each.name) for each in fields(Layer)}
+
+
+def try_emulated_step(layer: EmulatedLayer, step: Step) -> Row:
+    """Check one direction of the layer against the oracle. What the emulator finds is the row's complaint."""
+    try:
+        return try_step(layer, step, UNTIMED)
+    except EmulatorError as error:
+        problem, choice = layer.problem(step), layer.choice(step)
+        return failed_row(layer.name, step, problem.precision_label, layer.layout, choice, error)
+
+
+def failed_row(case: str, step: str, precision: str, layout: str, choice: Choice, error: EmulatorError) -> Row:
+    """The row of a run that has no result."""
+    return Row(
+        case=case,
+        direction=step,
+        precision=precision,
+        layout=layout,
+        family=choice.family,
+        reason=choice.reason,
+        error=math.inf,
+        aten_error=math.nan,
+        error_limit=math.nan,
+        difference=math.inf,
+        aten_ms=None,
+        haloconv_ms=None,
+        spread=0.0,
+        runs=0,
+        complaint=str(error),
+    )

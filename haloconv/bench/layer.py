@@ -1,0 +1,145 @@
+"""One convolution with its tensors: the same call on our side, on PyTorch's side and on the oracle's, per direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from haloconv import plan, reference
+from haloconv.choose.rules import bgrad_by_rule
+from haloconv.precision import convolution_precision
+from haloconv.problem import DIRECTIONS, ConvSpec, Problem
+
+Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
+
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution as data. ``x`` (N, C, H, W), ``w`` (K, C/G, R, S), ``b`` (K,) or None, ``dy`` (N, K, P, Q).
+
+    The tensors carry no graph. ``layout`` is the memory order of y and dx, and mostly that of x and w, too. ``count``
+    says how many layers of a model it stands for. ``fed`` layers take the model's own input, for which training wants
+    no gradient; ``activation`` says that ``x`` is what other layers of a model made of it.
+    """
+
+    name: str
+    x: torch.Tensor
+    w: torch.Tensor
+    b: torch.Tensor | None
+    dy: torch.Tensor
+    spec: ConvSpec
+    layout: str = "nchw"
+    count: int = 1
+    fed: bool = False
+    activation: bool = False
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The directions, and the bias gradient if there is a bias."""
+        return DIRECTIONS if self.b is None else (*DIRECTIONS, "bgrad")
+
+    def problem(self, step: Step) -> Problem:
+        """The problem of a direction as a plan poses it; for the bias gradient that of the forward direction."""
+        direction = "fprop" if step == "bgrad" else step
+        bias = self.b is not None and direction == "fprop"
+        layout = plan.layout_of(self.x) if step == "wgrad" else self.layout
+        return plan.problem_of(direction, self.x.shape, self.w.shape, self.spec, self.x.dtype, layout, bias)
+
+    def choice(self, step: Step) -> plan.Choice:
+        """The family that runs the step, and why. The bias gradient is a sum, which our kernels take in any family."""
+        device, family = self.x.device, self.spec.family
+        if step != "bgrad" or family == "aten":
+            return plan.choose(self.problem(step), device, family)
+        choice = plan.choose(self.problem(step), device, "direct")
+        if choice.refused:
+            return choice
+        by_rule = plan.Choice(*bgrad_by_rule(self.dy.shape, self.dy.stride()))
+        return by_rule if family == "auto" else by_rule._replace(family="direct", reason="asked for")
+
+    def ours(self, step: Step) -> Callable[[], torch.Tensor]:
+        """haloconv's operation."""
+        x, w, b, dy, spec = self.x, self.w, self.b, self.dy, self.spec
+        return {
+            "fprop": lambda: plan.fprop(x, w, b, spec),
+            "dgrad": lambda: plan.dgrad(dy, w, tuple(x.shape), self.layout, spec),
+            "wgrad": lambda: plan.wgrad(dy, x, tuple(w.shape), plan.layout_of(w), spec),
+            "bgrad": lambda: plan.bgrad(dy, spec),
+        }[step]
+
+    def rival(self, step: Step) -> Callable[[], torch.Tensor]:
+        """PyTorch's operation. Four-sided padding, which it lacks, costs it a padded copy, as it does in torch.nn.
+
+        dw is in the order of w, as autograd stores a parameter's gradient: it copies one that is not.
+        """
+        if step == "fprop":
+            return lambda: torch_convolution(self.x, self.w, self.b, self.spec)
+        if step == "bgrad":
+            return lambda: self.dy.sum((0, 2, 3))
+        mask = [step == "dgrad", step == "wgrad", False]
+        return lambda: self._rival_backward(mask)
+
+    def oracle(self, step: Step) -> reference.Oracle:
+        """The float64 answer."""
+        x, w, dy, spec = self.x, self.w, self.dy, self.spec
+        if step == "fprop":
+            return reference.oracle_fprop(x, w, self.b, spec)
+        if step == "dgrad":
+            return reference.oracle_dgrad(dy, w, tuple(x.shape), spec)
+        if step == "wgrad":
+            return reference.oracle_wgrad(dy, x, tuple(w.shape), spec)
+        return reference.oracle_bgrad(dy)
+
+    def limits(self, step: Step, rival: reference.Error | None) -> reference.Limits:
+        """What passes, given PyTorch's own error."""
+        if step == "bgrad":
+            return reference.bgrad_limits(self.problem(step), rival)
+        return reference.error_limits(self.problem(step), rival)
+
+    def border(self, step: Step) -> torch.Tensor | None:
+        return None if step == "bgrad" else reference.border_mask(self.problem(step), self.x.device)
+
+    def with_layout(self, layout: str) -> Layer:
+        """The same values in the other memory order."""
+        order = LAYOUTS[layout]
+        x, w, dy = (tensor.contiguous(memory_format=order) for tensor in (self.x, self.w, self.dy))
+        return replace(self, x=x, w=w, dy=dy, layout=layout)
+
+    def _rival_backward(self, mask: list[bool]) -> torch.Tensor:
+        spec = self.spec
+        image, padding = _padded(self.x, spec)
+        dx, dw, _ = torch.ops.aten.convolution_backward(
+            self.dy, image, self.w, None, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups, mask
+        )
+        if dx is None:
+            return dw.contiguous(memory_format=LAYOUTS[plan.layout_of(self.w)])
+        if image is self.x:
+            return dx
+        top, bottom, left, right = spec.padding
+        return dx[:, :, top : dx.shape[2] - bottom, left : dx.shape[3] - right]
+
+
+def torch_convolution(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
+    """PyTorch's own convolution with our parameters."""
+    image, padding = _padded(x, spec)
+    return torch.conv2d(image, w, b, spec.stride, padding, spec.dilation, spec.groups)
+
+
+def _padded(x: torch.Tensor, spec: ConvSpec) -> tuple[torch.Tensor, list[int]]:
+    """The image that PyTorch convolves, and the symmetric padding left to it."""
+    top, bottom, left, right = spec.padding
+    if top == bottom and left == right:
+        return x, [top, left]
+    return torch.nn.functional.pad(x, (left, right, top, bottom)), [0, 0]
+
+
+@contextmanager
+def rival_flags(precision: str) -> Iterator[None]:
+    """PyTorch at its best for the same precision: cuDNN's search on, TF32 exactly if ``precision`` is ``"tf32"``."""
+    with reference.cudnn_search(True), convolution_precision(precision):
+        yield

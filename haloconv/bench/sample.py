@@ -1,0 +1,148 @@
+"""A random sample of depthwise, few-channel and grouped layers, to find where ``auto`` is slower than PyTorch.
+
+The suite holds layers that somebody chose; a rule read off them may be wrong between them. These problems are drawn
+over the extents that vision networks have, one direction, precision and memory order each.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from haloconv import plan
+from haloconv.bench.layer import LAYOUTS
+from haloconv.bench.suite import PRECISIONS, Case
+from haloconv.families import FAMILIES
+from haloconv.layout import strides_of
+from haloconv.problem import DIRECTIONS, Pair, Problem, TensorForm
+from haloconv.report import Row
+
+LEAST_RATIO = 0.9
+"""What no problem of the sample may fall below, as a ratio to PyTorch's speed."""
+
+_ELEMENTS = 1 << 24  # of the larger of input and output, at most
+_LEAST_ELEMENTS = 1 << 19
+_PRODUCTS = 1 << 35  # multiplies, at most: the float64 reference computes them, too
+
+
+class Drawn(NamedTuple):
+    """One problem: a layer, and how it is to run."""
+
+    case: Case
+    direction: str
+    precision: str
+    layout: str
+
+    @property
+    def problem(self) -> Problem:
+        """The problem, without bias."""
+        case, (dtype, products) = self.case, PRECISIONS[self.precision]
+        (n, c, h, w), (rows, cols) = case.input, case.padding
+        padding = (rows, rows, cols, cols)
+        return Problem(
+            *(self.direction, n, c, h, w, case.filters, *case.filter, case.stride, padding, case.dilation, case.groups),
+            *(False, dtype, self.layout, products),
+        )
+
+
+def sample(count: int, seed: int) -> list[Drawn]:
+    """``count`` problems, depthwise, grouped and stems in turns; the same for the same seed."""
+    rng = random.Random(seed)
+    kinds = (_depthwise, _grouped, _stem)
+    return [
+        Drawn(
+            _reasonable(rng, kinds[i % len(kinds)]),
+            rng.choice(DIRECTIONS),
+            rng.choice(tuple(PRECISIONS)),
+            rng.choice(tuple(LAYOUTS)),
+        )
+        for i in range(count)
+    ]
+
+
+def compile_ahead(drawn: Iterable[Drawn], device: torch.device) -> None:
+    """Compile the kernels that ``auto`` takes for the problems, side by side: one after another they take minutes."""
+
+    def bind(each: Drawn) -> None:
+        problem = each.problem
+        shapes = {
+            "fprop": (problem.x_shape, problem.w_shape),
+            "dgrad": (problem.y_shape, problem.w_shape),
+            "wgrad": (problem.y_shape, problem.x_shape),
+        }[problem.direction]
+        forms = [TensorForm(strides_of(shape, each.layout), True) for shape in shapes]
+        FAMILIES[plan.choose(problem, device).family].bind(problem, *forms, each.layout, device)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(bind, drawn))
+
+
+def slower(rows: Iterable[Row]) -> list[Row]:
+    """The timed rows below ``LEAST_RATIO``, the slowest first."""
+    return sorted((row for row in rows if row.ratio is not None and row.ratio < LEAST_RATIO), key=lambda row: row.ratio)
+
+
+def _reasonable(rng: random.Random, kind: Callable[[random.Random], Case]) -> Case:
+    """A layer large enough that not the launch is measured, and small enough for the float64 reference."""
+    while True:
+        case = kind(rng)
+        n, c, h, w = case.input
+        largest = max(n * c * h * w, n * case.filters * h * w // case.stride[0] ** 2)
+        if _LEAST_ELEMENTS <= largest <= 2 * _ELEMENTS and max(case.filter) <= 2 * min(h, w):
+            return case
+
+
+def _depthwise(rng: random.Random) -> Case:
+    channels = rng.choice((16, 32, 48, 64, 96, 144, 192, 240, 384, 576, 768))
+    multiplier = rng.choice((1, 1, 1, 1, 2))
+    taps = rng.choice((3, 3, 3, 5, 5, 7, 9, 13, 21, 31))
+    filter_extents = rng.choice(((taps, taps), (taps, taps), (taps, taps), (1, taps), (taps, 1)))
+    stride, dilation = rng.choice((1, 1, 1, 2)), rng.choice((1, 1, 1, 2, 4)) if taps <= 7 else 1
+    extent = rng.choice((14, 28, 38, 56, 64, 75, 112, 128, 160))
+    shape = (channels, channels * multiplier, filter_extents, stride, dilation, channels, extent)
+    return _case(rng, "depthwise", *shape)
+
+
+def _grouped(rng: random.Random) -> Case:
+    per_group = rng.choice((4, 8, 8, 16, 16, 24, 32, 64))
+    groups = rng.choice((2, 4, 8, 16, 32, 64))
+    taps, dilation = rng.choice((1, 3, 3, 3, 3, 5)), rng.choice((1, 1, 1, 2))
+    extent = rng.choice((7, 14, 28, 33, 56, 64, 112))
+    channels = per_group * groups
+    shape = (channels, channels, (taps, taps), rng.choice((1, 1, 1, 2)), dilation, groups, extent)
+    return _case(rng, "grouped", *shape)
+
+
+def _stem(rng: random.Random) -> Case:
+    channels, filters = rng.choice((1, 2, 3, 3, 3, 4, 6, 8)), rng.choice((16, 24, 32, 48, 64, 64, 96, 128))
+    taps, stride = rng.choice(((3, 1), (3, 2), (3, 2), (5, 2), (7, 2), (7, 2), (7, 4), (4, 4), (11, 4), (16, 16)))
+    extent = rng.choice((96, 128, 160, 192, 224, 224, 256, 299))
+    return _case(rng, "stem", channels, filters, (taps, taps), stride, 1, 1, extent)
+
+
+def _case(
+    rng: random.Random,
+    kind: str,
+    channels: int,
+    filters: int,
+    taps: Pair,
+    stride: int,
+    dilation: int,
+    groups: int,
+    extent: int,
+) -> Case:
+    """A layer padded to keep its extents (patches: not at all), of as many images as stay within _ELEMENTS."""
+    height, width = extent, rng.choice((extent, extent, extent + rng.choice((-1, 3, 8)), 2 * extent))
+    padding = tuple(0 if stride >= each else dilation * (each - 1) // 2 for each in taps)
+    image = height * width * max(channels, filters // stride**2)
+    images = max(1, min(rng.choice((1, 8, 32, 64, 128)), _ELEMENTS // image))
+    products = filters * (channels // groups) * taps[0] * taps[1] * height * width // stride**2
+    images = max(1, min(images, _PRODUCTS // products))
+    name = f"{kind} {images}x{channels}x{height}x{width} k{filters} {taps[0]}x{taps[1]} s{stride} d{dilation} g{groups}"
+    return Case(
+        name, (images, channels, height, width), filters, taps, (stride, stride), padding, (dilation, dilation), groups
+    )

@@ -1,0 +1,134 @@
+"""The benchmark suite: layers of real networks as data, and the tensors made from them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from haloconv.bench.layer import Layer
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Pair, Problem, output_extent
+from haloconv.report import Row
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PRECISIONS: dict[str, tuple[torch.dtype, str]] = {
+    "fp32": (torch.float32, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+    "fp16": (torch.float16, "ieee"),
+    "bf16": (torch.bfloat16, "ieee"),
+}
+"""The tensors' dtype and how fp32 products are formed, by precision label."""
+
+
+class SuiteError(ValueError):
+    """The suite file is wrong, or asks for something that it does not hold."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer: ``input`` (N, C, H, W), ``filters`` K, ``filter`` (R, S), ``padding`` rows and columns per side."""
+
+    name: str
+    input: tuple[int, int, int, int]
+    filters: int
+    filter: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    tags: tuple[str, ...] = ()
+    about: str = ""
+
+    def problem(self, direction: Direction, precision: str, layout: str) -> Problem:
+        """One direction of the layer, without bias. ``precision`` is fp32, tf32, fp16 or bf16."""
+        dtype, products = PRECISIONS[precision]
+        return Problem(
+            direction, *self.input, self.filters, *self.filter, self.stride, self._sides, self.dilation, self.groups,
+            dtype=dtype, layout=layout, precision=products,
+        )  # fmt: skip
+
+    @property
+    def _sides(self) -> tuple[int, int, int, int]:
+        return (self.padding[0], self.padding[0], self.padding[1], self.padding[1])
+
+    def layer(self, precision: str, layout: str, family: str, device: torch.device, seed: int = 0) -> Layer:
+        """The layer with standard normal tensors, without bias. ``precision`` is fp32, tf32, fp16 or bf16.
+
+        The weights are scaled so that outputs have about the variance of the inputs.
+        """
+        dtype, products = PRECISIONS[precision]
+        generator = torch.Generator(device).manual_seed(seed)
+        n, c, h, w = self.input
+        fan_in = c // self.groups * self.filter[0] * self.filter[1]
+        p, q = (
+            output_extent(extent, 2 * pad, taps, stride, dilation)
+            for extent, pad, taps, stride, dilation in zip(
+                (h, w), self.padding, self.filter, self.stride, self.dilation, strict=True
+            )
+        )
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+
+        x, dy = normal(n, c, h, w).to(dtype), normal(n, self.filters, p, q).to(dtype)
+        weight = (normal(self.filters, c // self.groups, *self.filter) * fan_in**-0.5).to(dtype)
+        spec = ConvSpec(self.stride, self._sides, self.dilation, self.groups, products, family)
+        return Layer(self.name, x, weight, None, dy, spec).with_layout(layout)
+
+
+def load_suite(path: Path) -> list[Case]:
+    """The cases of a suite file, in its order.
+
+    Raises SuiteError if the file cannot be read, is no TOML, or a case has a missing, unknown or doubled entry.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SuiteError(f"{path}: {error}") from error
+    cases = []
+    for entry in content.get("case", []):
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        try:
+            cases.append(Case(**values))
+        except TypeError as error:
+            raise SuiteError(f"{path}: case {entry.get('name', '?')}: {error}") from error
+    names = [case.name for case in cases]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if not cases or doubled:
+        raise SuiteError(f"{path}: {'cases ' + ', '.join(doubled) + ' stand twice' if doubled else 'there is no case'}")
+    return cases
+
+
+def select(cases: list[Case], names: Collection[str] = (), tags: Collection[str] = ()) -> list[Case]:
+    """The cases with one of the names and one of the tags; an empty collection selects everything.
+
+    Raises SuiteError if a name or a tag is unknown, or if no case has both.
+    """
+    known_tags = {tag for case in cases for tag in case.tags}
+    unknown = [name for name in names if name not in {case.name for case in cases}]
+    unknown += [tag for tag in tags if tag not in known_tags]
+    if unknown:
+        held = f"the cases {', '.join(case.name for case in cases)} and the tags {', '.join(sorted(known_tags))}"
+        raise SuiteError(f"the suite has no {', '.join(unknown)}; it has {held}")
+    chosen = [case for case in cases if (not names or case.name in names) and (not tags or set(tags) & set(case.tags))]
+    if not chosen:
+        raise SuiteError(f"none of the cases {', '.join(names)} has one of the tags {', '.join(tags)}")
+    return chosen
+
+
+def with_bytes(rows: list[Row], cases: list[Case]) -> list[Row]:
+    """The rows, with the bytes of their problems where a record does not tell them and the suite knows the case."""
+    known = {case.name: case for case in cases}
+    return [_with_bytes(row, known[row.case]) if row.bytes is None and row.case in known else row for row in rows]
+
+
+def _with_bytes(row: Row, case: Case) -> Row:
+    directions = DIRECTIONS if row.direction == "step" else (row.direction,)
+    return replace(row, bytes=sum(case.problem(each, row.precision, row.layout).bytes for each in directions))

@@ -1,0 +1,208 @@
+"""A model with swapped convolutions: each that runs as a Layer, and the rows of its layers and of the whole of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from haloconv.accelerate import Acceleration, Swap
+from haloconv.bench.emulated import EmulatedLayer, Emulation, failed_row, try_emulated_step
+from haloconv.bench.layer import LAYOUTS, Layer
+from haloconv.bench.trial import Budget, try_step
+from haloconv.bench.whole import Contest, try_model
+from haloconv.emulator import EmulatorError
+from haloconv.module import Conv2d
+from haloconv.plan import Choice, layout_of, result_layout
+from haloconv.problem import ConvSpec, as_four_sides, output_extent
+from haloconv.report import Row
+from haloconv.tune.problems import evaluating
+
+
+class ModelError(Exception):
+    """A model cannot be used; the message is a sentence for the person who wrote it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for. ``precision`` None follows PyTorch's TF32 setting.
+
+    ``emulation`` is set if our side runs on the emulator. ``autocast`` is the dtype that both sides run in under
+    torch.autocast, or None; ``layout`` the memory order of weights and images, None leaving them as they are.
+    """
+
+    device: torch.device
+    precision: str | None
+    family: str
+    seed: int
+    budget: Budget
+    emulation: Emulation | None = None
+    autocast: torch.dtype | None = None
+    layout: str | None = None
+
+    @property
+    def model_precision(self) -> str | None:
+        """How whole models form fp32 products: beside the emulator stands no PyTorch with TF32 to judge a model by."""
+        return "ieee" if self.emulation is not None and self.precision is None else self.precision
+
+    def in_layout(self, layout: str) -> Options:
+        """The same with another memory order."""
+        return replace(self, layout=layout)
+
+
+class Autocast(torch.nn.Module):
+    """A model that runs under torch.autocast. float64 stays float64 there, which the reference needs."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, *inputs: torch.Tensor) -> object:
+        with torch.autocast(inputs[0].device.type, self.dtype):
+            return self.model(*inputs)
+
+
+def placed(
+    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], options: Options
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """Model and inputs on the device, and in the memory order if one is asked for."""
+    order = None if options.layout is None else LAYOUTS[options.layout]
+    model, inputs = model.to(options.device), tuple(x.to(options.device) for x in inputs)
+    if order is None:
+        return model, inputs
+    inputs = tuple(x.to(memory_format=order) if x.dim() == 4 else x for x in inputs)
+    return model.to(memory_format=order), inputs
+
+
+def why_nothing_is_ours(acceleration: Acceleration) -> str | None:
+    """Why no layer of a model is ours, or None if one is."""
+    if acceleration.swaps or acceleration.already:
+        return None
+    reasons = dict.fromkeys(left.reason for left in acceleration.left)
+    return "; ".join(reasons) or "it holds no torch.nn.Conv2d"
+
+
+def layers_of(
+    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: Sequence[Swap], options: Options
+) -> list[Layer]:
+    """Every swapped convolution that runs, with the input of its first call. Raises ModelError if the model fails.
+
+    Layers are called ``name.module``, and ``name`` if the model has only one convolution. Convolutions that pose the
+    same problems are one layer, whose ``count`` says how many they are.
+    """
+    seen: dict[Conv2d, torch.Tensor] = {}
+
+    def note(module: Conv2d, args: tuple, kwargs: dict) -> None:
+        x = (args[0] if args else kwargs["input"]).detach()
+        seen.setdefault(module, x if x.dim() == 4 else x.unsqueeze(0))
+
+    hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
+    try:
+        with torch.no_grad(), evaluating(model), warnings.catch_warnings():
+            if options.emulation is not None:  # no kernel of ours is meant to run in this pass
+                warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
+            model(*inputs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"Model's forward raised {type(error).__name__}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    given = {x.data_ptr() for x in inputs}
+    many = len(swaps) > 1
+    places: dict[tuple, list[Swap]] = {}
+    for swap in swaps:
+        if swap.module in seen:
+            places.setdefault(_problem_key(swap.module, seen[swap.module]), []).append(swap)
+    layers = []
+    for alike in places.values():
+        first = alike[0]
+        layer = layer_of(f"{name}.{first.name}" if many else name, first.module, seen[first.module], options)
+        fed = all(seen[each.module].data_ptr() in given for each in alike)
+        activation = seen[first.module].data_ptr() not in given
+        layers.append(replace(layer, count=len(alike), fed=fed, activation=activation))
+    return layers
+
+
+def _problem_key(module: Conv2d, x: torch.Tensor) -> tuple:
+    """Equal exactly for modules whose problems are equal in every direction."""
+    orders = layout_of(x), layout_of(module.weight)
+    extents = tuple(x.shape), tuple(module.weight.shape), x.dtype, orders, module.bias is None
+    return *extents, module.stride, module.padding, module.padding_mode, module.dilation, module.groups
+
+
+def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> Layer:
+    """The module's convolution of ``x`` (N, C, H, W) as a Layer, with standard normal output gradients.
+
+    Tensors keep their order, as x and the weight may differ: then PyTorch copies, and so may we.
+    """
+    stride, dilation = tuple(module.stride), tuple(module.dilation)
+    if module.padding_mode == "zeros":
+        padding = as_four_sides(module.padding, filter_extent=module.kernel_size, stride=stride, dilation=dilation)
+    else:
+        x = torch.nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+        padding = (0, 0, 0, 0)
+    dtype = options.autocast or x.dtype
+    spec = ConvSpec(stride, padding, dilation, module.groups, options.precision, options.family)
+    rows = output_extent(x.shape[2], padding[0] + padding[1], module.kernel_size[0], stride[0], dilation[0])
+    cols = output_extent(x.shape[3], padding[2] + padding[3], module.kernel_size[1], stride[1], dilation[1])
+    generator = torch.Generator(x.device).manual_seed(options.seed)
+    dy = torch.randn(x.shape[0], module.out_channels, rows, cols, generator=generator, device=x.device).to(dtype)
+    bias = None if module.bias is None else module.bias.detach().to(dtype)
+    x, weight = x.to(dtype), module.weight.detach().to(dtype)
+    layout = result_layout(x, weight)
+    return Layer(name, x, weight, bias, dy.contiguous(memory_format=LAYOUTS[layout]), spec, layout)
+
+
+def try_layers(layers: list[Layer], options: Options, announce: Callable[[str], None]) -> list[Row]:
+    """A row for every direction of every layer; ``announce`` hears of each before it starts."""
+    rows = []
+    for layer in layers:
+        for step in layer.steps:
+            announce(f"{layer.name} {step}")
+            rows.append(
+                try_emulated_step(EmulatedLayer.of(layer, options.emulation), step)
+                if options.emulation is not None
+                else try_step(layer, step, options.budget)
+            )
+    return rows
+
+
+def try_whole(
+    name: str,
+    ours: torch.nn.Module,
+    theirs: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    rows: list[Row],
+    options: Options,
+) -> tuple[list[Row], list[str]]:
+    """The rows of the whole model, given those of its layers, and notes on how it was judged."""
+    alike = [row for row in rows if row.precision != "tf32" or options.model_precision != "ieee"]
+    labels = {row.precision for row in alike}
+    layer_names = {row.case for row in alike}
+    if options.autocast is not None:
+        ours, theirs = Autocast(ours, options.autocast), Autocast(theirs, options.autocast)
+    contest = Contest(
+        ours,
+        theirs,
+        inputs,
+        precision="tf32" if "tf32" in labels else "ieee",
+        family="+".join(dict.fromkeys(row.family for row in alike)),
+        label=labels.pop() if len(labels) == 1 else "mixed" if labels else "fp32",
+        norm_limit=len(layer_names) * max((row.error_limit for row in alike), default=0.0),
+        seed=options.seed,
+        surroundings=options.emulation.device if options.emulation is not None else nullcontext,
+    )
+    try:
+        model_rows, notes = try_model(contest, name, options.budget)
+    except EmulatorError as error:
+        choice = Choice(contest.family, "")
+        failure = failed_row(f"{name} (model)", "step", contest.label, rows[0].layout, choice, error)
+        model_rows, notes = [failure], []
+    if len(alike) < len(rows):
+        notes = [*notes, "The whole model ran in full fp32 precision: PyTorch on a CPU has no TF32 to judge it by."]
+    return model_rows, notes

@@ -1,0 +1,213 @@
+"""One direction of one layer: haloconv against PyTorch, right first and then fast. The outcome is a Row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from haloconv.bench.layer import LAYOUTS, Layer, Step, rival_flags, torch_convolution
+from haloconv.functional import conv2d
+from haloconv.problem import DIRECTIONS, Problem
+from haloconv.reference import Error, Limits, measure_error, raised
+from haloconv.report import Row
+from haloconv.roofline import limit_ms, memory_limit_ms
+from haloconv.tune.judge import UNLIMITED, complaint_about, on_poisoned_memory, relative_difference
+from haloconv.tune.timing import Timing, compare
+
+OURS, RIVAL, RIVAL_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
+_ABOVE_CUBLAS = 1.05  # times its rate is still believed
+AS_LARGE = 1.05  # times an error is still about the same
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long one comparison may take: ``seconds`` of timing, but at least ``min_runs`` runs of every variant.
+
+    With ``min_runs`` 0 nothing is timed: results are checked once.
+    ``other_layout`` also times PyTorch in the other memory order. cuDNN's search there is not part of the seconds, and
+    takes up to a minute for fp32 without TF32.
+    """
+
+    seconds: float = 1.0
+    min_runs: int = 10
+    other_layout: bool = False
+
+    @property
+    def timed(self) -> bool:
+        return self.min_runs > 0
+
+
+def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
+    """Check one direction of the layer against the oracle; if the budget has time, time it and check it again.
+
+    The outputs land in memory that held NaN. Raises what either side raises.
+    """
+    device = layer.x.device
+    problem = layer.problem(step)
+    choice = layer.choice(step)
+    with torch.no_grad(), rival_flags(problem.precision):
+        oracle, border = layer.oracle(step), layer.border(step)
+        ours, rival = layer.ours(step), layer.rival(step)
+        theirs = rival()
+        aten_error = measure_error(theirs, oracle, UNLIMITED, border)
+        limits = _limits(layer, step, aten_error)
+        result = on_poisoned_memory(ours, theirs)
+        before = measure_error(result, oracle, limits, border)
+        difference = relative_difference(result, theirs)
+        del result, theirs
+        error, timings = before, {}
+        if budget.timed:
+            timings = _timings(layer, step, budget)
+            after = measure_error(on_poisoned_memory(ours, rival()), oracle, limits, border)
+            error = before if not before.passed or after.passed else after
+    own_limit = None if step == "bgrad" else _limit_ms(problem, device)
+    row = Row(
+        case=layer.name,
+        direction=step,
+        precision=problem.precision_label,
+        layout=layer.layout,
+        family=choice.family,
+        reason=choice.reason,
+        error=error.norm,
+        aten_error=aten_error.norm,
+        error_limit=limits.norm,
+        difference=difference,
+        **measured(timings),
+        flops=None if step == "bgrad" else problem.flops,
+        limit_ms=own_limit,
+        bytes=None if step == "bgrad" else problem.bytes,
+        count=layer.count,
+    )
+    return replace(row, complaint=complaint_about(error, limits) or too_fast(row, problem, device))
+
+
+def _limits(layer: Layer, step: Step, aten_error: Error) -> Limits:
+    """What passes. Where PyTorch's own convolution is the choice, nothing of ours is judged, and it may err as it does.
+
+    cuDNN's weight gradient in TF32 errs by more than 5e-4 on inputs that are all positive. The limits are those of
+    random inputs: on a model's activations, which may be anything, our kernels may err as much as PyTorch's.
+    """
+    limits = layer.limits(step, aten_error)
+    if layer.choice(step).family == "aten":
+        return raised(limits, aten_error)
+    return raised(limits, aten_error, AS_LARGE) if layer.activation else limits
+
+
+def measured(timings: dict[str, Timing]) -> dict[str, object]:
+    """The fields of a Row that come from timing, for the variants that were timed."""
+    if not timings:
+        return {"aten_ms": None, "haloconv_ms": None, "spread": 0.0, "runs": 0}
+    ours, rival, other = timings[OURS], timings[RIVAL], timings.get(RIVAL_OTHER_LAYOUT)
+    return {
+        "aten_ms": rival.ms,
+        "haloconv_ms": ours.ms,
+        "spread": max(ours.spread, rival.spread),
+        "runs": ours.runs,
+        "aten_best_ms": min(rival.ms, other.ms) if other else None,
+    }
+
+
+def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
+    """Both sides, and PyTorch in the other layout too if the budget has it, so that the best of both is known."""
+    variants = {RIVAL: layer.rival(step), OURS: layer.ours(step)}
+    device = layer.x.device
+    if budget.other_layout and step != "bgrad":
+        other = next(layout for layout in LAYOUTS if layout != layer.layout)
+        variants[RIVAL_OTHER_LAYOUT] = layer.with_layout(other).rival(step)
+    return compare(variants, device=device, budget_s=budget.seconds, min_runs=budget.min_runs)
+
+
+def _limit_ms(problem: Problem, device: torch.device) -> float | None:
+    return limit_ms(problem, torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def too_fast(row: Row, problem: Problem, device: torch.device) -> str | None:
+    """The complaint about a time well below the limit, which means that the measurement is wrong, or None.
+
+    The limit's rate is cuBLAS', which is no law: tensor cores by themselves run up to a sixth above it. PyTorch's own
+    family may beat the arithmetic limit, because it has algorithms with fewer multiplications; nothing beats the memory
+    limit.
+    """
+    limit = row.limit_ms
+    if limit is not None and row.family == "aten":
+        limit = memory_limit_ms(problem, torch.cuda.get_device_name(device))
+    if limit is None or row.haloconv_ms * _ABOVE_CUBLAS >= limit:
+        return None
+    return f"{row.haloconv_ms:.4f} ms is {limit / row.haloconv_ms:.0%} of the limit: the measurement is wrong"
+
+
+def try_training_step(layer: Layer, budget: Budget) -> Row:
+    """Check and time forward and backward together, through autograd, with gradients for input and weight.
+
+    Raises what either side raises.
+    """
+    device = layer.x.device
+    problems = [layer.problem(direction) for direction in DIRECTIONS]
+    with rival_flags(problems[0].precision):
+        ours, theirs = _ours_with_grad(layer), _rival_with_grad(layer)
+        worst, complaint = _judge_gradients(layer, ours(), theirs())
+        calls = {RIVAL: theirs, OURS: ours}
+        timings = compare(calls, device=device, budget_s=budget.seconds, min_runs=budget.min_runs)
+    limits_ms = [_limit_ms(problem, device) for problem in problems]
+    choices = [layer.choice(direction) for direction in DIRECTIONS]
+    return Row(
+        case=layer.name,
+        direction="step",
+        precision=problems[0].precision_label,
+        layout=layer.layout,
+        family="+".join(dict.fromkeys(choice.family for choice in choices)),
+        reason="; ".join(dict.fromkeys(choice.reason for choice in choices)),
+        error=worst[0],
+        aten_error=worst[1],
+        error_limit=worst[2],
+        difference=worst[3],
+        **measured(timings),
+        flops=sum(problem.flops for problem in problems),
+        bytes=sum(problem.bytes for problem in problems),
+        limit_ms=None if None in limits_ms else sum(limits_ms),
+        complaint=complaint,
+    )
+
+
+def _ours_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
+    spec = layer.spec
+    options = {"precision": spec.precision, "family": spec.family, "strict": spec.strict}
+
+    def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv2d(x, w, layer.b, spec.stride, spec.padding, spec.dilation, spec.groups, **options)
+
+    return _with_grad(convolve, layer)
+
+
+def _rival_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
+    return _with_grad(lambda x, w: torch_convolution(x, w, layer.b, layer.spec), layer)
+
+
+def _with_grad(
+    convolve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layer: Layer
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    x, w = layer.x.detach().requires_grad_(), layer.w.detach().requires_grad_()
+
+    def call() -> tuple[torch.Tensor, ...]:
+        y = convolve(x, w)
+        return (y.detach(), *torch.autograd.grad(y, (x, w), layer.dy))
+
+    return call
+
+
+def _judge_gradients(
+    layer: Layer, ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]
+) -> tuple[tuple[float, float, float, float], str | None]:
+    """The worst (error, PyTorch's error, limit, difference) over output and gradients, and the first complaint."""
+    worst, complaint = (0.0, 0.0, 0.0, 0.0), None
+    for direction, result, their_result in zip(DIRECTIONS, ours, theirs, strict=True):
+        oracle, border = layer.oracle(direction), layer.border(direction)
+        aten_error = measure_error(their_result, oracle, UNLIMITED, border)
+        limits = _limits(layer, direction, aten_error)
+        error = measure_error(result, oracle, limits, border)
+        if not error.passed and complaint is None:
+            complaint = f"{direction}: {complaint_about(error, limits)}"
+        worst = max(worst, (error.norm, aten_error.norm, limits.norm, relative_difference(result, their_result)))
+    return worst, complaint

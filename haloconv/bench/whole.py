@@ -1,0 +1,273 @@
+"""A whole model, swapped and as it was: its outputs and all its gradients, and the times of forward and of a step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils import _pytree
+
+from haloconv.bench.layer import rival_flags
+from haloconv.bench.trial import OURS, RIVAL, Budget, measured
+from haloconv.plan import layout_of
+from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
+from haloconv.report import Row
+from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
+from haloconv.tune.timing import compare
+
+Values = dict[str, torch.Tensor]
+
+DRAWS = 4
+"""How many draws of inputs decide together about a model that seems wrong on the first."""
+
+NO_DIGIT = 1.0
+"""A relative error from which on nothing of a tensor is right."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The same model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
+
+    ``precision`` is how PyTorch forms fp32 products for a fair race, ``"ieee"`` or ``"tf32"``; ``label`` is its name in
+    tables, ``family`` the families in use. ``norm_limit`` is what the layers together may err. ``seed`` fixes random
+    layers and the output gradients. ``surroundings`` makes the context in which our model runs.
+    """
+
+    ours: torch.nn.Module
+    theirs: torch.nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    precision: str
+    label: str
+    norm_limit: float
+    family: str = ""
+    seed: int = 0
+    surroundings: Callable[[], AbstractContextManager] = nullcontext
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs[0].device
+
+
+def try_model(
+    contest: Contest, name: str, budget: Budget, directions: Collection[str] = ("forward", "step")
+) -> tuple[list[Row], list[str]]:
+    """The rows ``forward`` and ``step`` (forward and backward) of the model ``name``, and notes on how it was judged.
+
+    What seems wrong on the given inputs is judged again on ``DRAWS`` draws together: one draw of PyTorch's error says
+    little of what may be expected of a gradient of ten elements, and twice it is soon exceeded by chance.
+
+    A budget without runs times nothing. On a GPU the rows tell the peaks of memory, too. Raises what the model raises.
+    """
+    notes = []
+    with rival_flags(contest.precision):
+        gradients = "step" in directions
+        first = _draw(contest, 0, gradients)
+        if first.truth is None:
+            notes.append("The model does not run in float64, so its outputs were compared with PyTorch's only.")
+        rows, all_draws = [], None
+        for direction in directions:
+            call = {"forward": _forward, "step": _step}[direction]
+            errors = _judge(*first.of(direction), contest)
+            if errors.complaint is not None:
+                notes.append(f"{direction}: judged on {DRAWS} draws together, because on one {errors.complaint}")
+                all_draws = all_draws or _joined([first, *(_draw(contest, i, gradients) for i in range(1, DRAWS))])
+                errors = _judge(*all_draws.of(direction), contest)
+            times = {}
+            if budget.timed:
+                calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
+                times = compare(calls, device=contest.device, budget_s=budget.seconds, min_runs=budget.min_runs)
+            peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
+            rows.append(replace(_row(contest, f"{name} (model)", direction, errors, times), **peaks))
+    return rows, notes
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """The values of both models on the same inputs, and in float64 (None if the model does not run there)."""
+
+    ours: Values
+    theirs: Values
+    truth: Values | None
+
+    def of(self, direction: str) -> tuple[Values, Values, Values]:
+        """Ours, theirs and the truth of what the direction gives: ``forward`` gives outputs alone."""
+        ours = {name: each for name, each in self.ours.items() if direction == "step" or name.startswith("output")}
+        return ours, self.theirs, self.truth or self.theirs
+
+
+def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
+    """Draw 0 has the given inputs; others have them mirrored, and other output gradients and random layers."""
+    mirrored = [dim for bit, dim in ((1, -1), (2, -2)) if index & bit]
+    inputs = tuple(x.flip(mirrored) if x.dim() == 4 else x for x in contest.inputs)
+    contest = replace(contest, inputs=inputs, seed=contest.seed + 1000 * index)
+    theirs = values_of(contest.theirs, contest.inputs, contest.seed, gradients)
+    with contest.surroundings():
+        ours = values_of(contest.ours, contest.inputs, contest.seed, gradients)
+    return _Draw(ours, theirs, _truth(contest, gradients))
+
+
+def _joined(draws: Sequence[_Draw]) -> _Draw:
+    """One draw whose tensors are those of all draws, stacked."""
+
+    def stacked(values: Sequence[Values]) -> Values:
+        return {name: torch.stack([each[name] for each in values]) for name in values[0]}
+
+    truths = [draw.truth for draw in draws if draw.truth is not None]
+    return _Draw(
+        stacked([draw.ours for draw in draws]),
+        stacked([draw.theirs for draw in draws]),
+        stacked(truths) if len(truths) == len(draws) else None,
+    )
+
+
+def values_of(model: torch.nn.Module, inputs: Sequence[torch.Tensor], seed: int, gradients: bool = True) -> Values:
+    """The outputs, the gradients of the inputs and the gradients of the parameters, by name; or the outputs alone.
+
+    The output gradients are standard normal, the same for every dtype.
+    """
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    torch.manual_seed(seed)
+    with torch.set_grad_enabled(gradients):
+        outputs = _tensors(model(*leaves))
+    _backward(outputs, seed)
+    values = {name: tensor.detach() for name, tensor in outputs.items()}
+    values |= {f"gradient of input {i}": x.grad for i, x in enumerate(leaves) if x.grad is not None}
+    values |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return values
+
+
+def _tensors(output: object) -> Values:
+    """The floating-point tensors in a model's output, named ``output`` or ``output 0``, ``output 1``..."""
+    leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in leaves if leaf.is_floating_point()]
+    return {"output" if len(leaves) == 1 else f"output {i}": leaf for i, leaf in enumerate(leaves)}
+
+
+def _backward(outputs: Values, seed: int) -> None:
+    roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
+    if roots:
+        torch.autograd.backward(roots, [_normal(root, seed + i) for i, root in enumerate(roots)])
+
+
+def _normal(like: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
+
+
+def _truth(contest: Contest, gradients: bool) -> Values | None:
+    """The values of the model in float64, or None if it does not run there. Raises OutOfMemoryError."""
+    model = copy.deepcopy(contest.theirs).double()
+    inputs = [x.double() if x.is_floating_point() else x for x in contest.inputs]
+    try:
+        with cudnn_search(False):
+            return values_of(model, inputs, contest.seed, gradients)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _peaks(contest: Contest, call: Callable[[torch.nn.Module, Contest], Callable[[], object]]) -> dict[str, int]:
+    """The fields of a Row that tell the most device memory that each side's call holds, model and inputs included."""
+    return {
+        "aten_peak_bytes": peak_bytes(call(contest.theirs, contest), contest.theirs, contest.inputs),
+        "haloconv_peak_bytes": peak_bytes(call(contest.ours, contest), contest.ours, contest.inputs),
+    }
+
+
+def peak_bytes(call: Callable[[], object], model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> int:
+    """The most bytes that PyTorch's allocator holds during a warm call, with the model and its inputs, on a GPU."""
+    device = inputs[0].device
+    call()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    own = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), *inputs))
+    return torch.cuda.max_memory_allocated(device) - before + own
+
+
+def _forward(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
+    def call() -> object:
+        with torch.no_grad():
+            return model(*contest.inputs)
+
+    return call
+
+
+def _step(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
+    """Forward and backward as in training: gradients of the parameters, none of the inputs."""
+    with torch.no_grad():
+        gradients = [_normal(tensor, contest.seed) for tensor in _tensors(model(*contest.inputs)).values()]
+
+    def call() -> None:
+        pairs = zip(_tensors(model(*contest.inputs)).values(), gradients, strict=True)
+        wanted = [(root, gradient) for root, gradient in pairs if root.requires_grad]
+        if wanted:
+            torch.autograd.backward(*zip(*wanted, strict=True))
+        model.zero_grad(set_to_none=True)
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """The worst figures over several tensors, and the first complaint."""
+
+    norm: float
+    aten_norm: float
+    difference: float
+    limit: float
+    complaint: str | None
+
+
+def _judge(ours: Values, theirs: Values, truth: Values, contest: Contest) -> _Errors:
+    """Compare tensor by tensor with the truth; twice PyTorch's own, of all and of an element, is allowed.
+
+    A gradient that is zero but for rounding (a bias before batch normalisation) is judged, but not the worst error.
+    """
+    worst, complaint = (0.0, 0.0, 0.0, contest.norm_limit), None
+    for name, own in ours.items():
+        oracle = _flat_oracle(truth[name])
+        rival = measure_error(theirs[name], oracle, UNLIMITED)
+        norm_limit = max(contest.norm_limit, RIVAL_FACTOR * rival.norm)
+        limits = raised(Limits(norm_limit, ELEMENT_FACTOR * norm_limit), rival)
+        error = measure_error(own, oracle, limits)
+        if not error.passed and complaint is None:
+            complaint = f"{name}: {complaint_about(error, limits)}"
+        if rival.norm < NO_DIGIT:
+            worst = max(worst, (error.norm, rival.norm, relative_difference(own, theirs[name]), norm_limit))
+    return _Errors(*worst, complaint)
+
+
+def _flat_oracle(truth: torch.Tensor) -> Oracle:
+    """Every element is judged against the largest one: a whole model has no convolution of absolute values."""
+    value = truth.to(torch.float64)
+    largest = torch.linalg.vector_norm(value, float("inf")).item() if value.numel() else 0.0
+    if not math.isfinite(largest):
+        finite = value[value.isfinite()]
+        largest = finite.abs().max().item() if finite.numel() else 1.0
+    return Oracle(value, value.new_tensor(largest).expand(value.shape))
+
+
+def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict) -> Row:
+    return Row(
+        case=case,
+        direction=direction,
+        precision=contest.label,
+        layout=layout_of(contest.inputs[0]) if contest.inputs[0].dim() == 4 else "nchw",
+        family=contest.family,
+        reason="",
+        error=errors.norm,
+        aten_error=errors.aten_norm,
+        error_limit=errors.limit,
+        difference=errors.difference,
+        **measured(times),
+        complaint=errors.complaint,
+    )

@@ -1,0 +1,301 @@
+"""Records: what was measured for a problem, and which family it chose; one JSON file per GPU model.
+
+The file is replaced in one step under a lock, so that racing processes lose nothing and nobody reads half of it. What
+cannot be read is a miss, reported once. A record holds only on the GPU model and for the kernels that it was measured
+on; other versions of PyTorch, cuDNN or the driver are noted, and reason enough to measure again when asked to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock, Timeout
+from platformdirs import user_data_path
+
+from haloconv import env
+from haloconv.bench.results import gpu_stem
+from haloconv.choose.buckets import Bucket, Size, bucket_of, layer_key, size_of
+from haloconv.families import FAMILIES
+from haloconv.families.files import device_hash
+from haloconv.problem import Problem
+
+FORMAT = 2
+SHIPPED = Path(__file__).resolve().parent / "shipped"
+_LOCK_TIMEOUT_S = 60
+_DAY = 10  # letters of a date
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One measured choice. Times are medians in ms, errors norms against float64. Compared by identity.
+
+    ``family`` was chosen, with ``config`` (families.base.config_key), and took ``ms``; ``own`` is the fastest of our
+    families, chosen or not, None if no result of ours was right. ``error`` and ``difference`` (from PyTorch's result)
+    are the chosen family's, ``error_limit`` is what passes; ``spread`` and ``runs`` are those of its times. ``kernels``
+    is the hash of the kernels of ``own``, which decided also where PyTorch won; ``software`` the versions in force.
+    """
+
+    layer: str
+    size: Size
+    bucket: Bucket
+    family: str
+    config: str
+    ms: float
+    aten_ms: float
+    own: str | None
+    own_ms: float | None
+    error: float
+    aten_error: float
+    error_limit: float
+    difference: float
+    spread: float
+    runs: int
+    kernels: str
+    gpu: str
+    sm_count: int
+    software: dict[str, str]
+    date: str
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than PyTorch the fastest of our families is."""
+        return self.aten_ms / self.own_ms if self.own_ms else None
+
+    def why(self, size: Size, shipped: bool = False) -> str:
+        """The sentence that reports give for the choice, for a problem of ``size``."""
+        what = "tuned, as shipped" if shipped else "tuned"
+        if self.own is None:
+            outcome = "PyTorch, as none of ours takes it"
+        elif self.family == "aten":
+            outcome = f"PyTorch, as the fastest of ours, {self.own}, reaches {self.ratio:.2f}x"
+        else:
+            outcome = f"{self.ratio:.2f}x PyTorch"
+        carried = "" if size == self.size else f", measured at {self.size}"
+        return f"{what}: {outcome} on {self.date[:_DAY]}, {self.gpu}{carried}"
+
+    def holds_on(self, facts: env.DeviceFacts) -> bool:
+        """Whether the record says anything here: the same GPU model, and kernels unchanged since."""
+        same_gpu = (self.gpu, self.sm_count) == (facts.name, facts.sm_count)
+        own = self.own or "aten"
+        return same_gpu and {self.family, own} <= set(FAMILIES) and self.kernels == device_hash(own)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the software is still what it was measured with."""
+        return self.software == env.software_stamp()
+
+
+class Place(NamedTuple):
+    """What a record is found by."""
+
+    layer: str
+    size: Size
+
+
+def make_record(
+    problem: Problem, facts: env.DeviceFacts, family: str, config: str, own: str | None, **measured: float | None
+) -> Record:
+    """The record of a measurement made now; ``measured`` are its numbers, by the names of the fields."""
+    numbers = {name: _digits(value) for name, value in measured.items()}
+    return Record(
+        layer=layer_key(problem),
+        size=size_of(problem),
+        bucket=bucket_of(problem),
+        family=family,
+        config=config,
+        own=own,
+        kernels=device_hash(own or "aten"),
+        gpu=facts.name,
+        sm_count=facts.sm_count,
+        software=env.software_stamp(),
+        date=env.now(),
+        **numbers,
+    )
+
+
+def _digits(value: float | None) -> float | None:
+    """Five digits of a figure; a count is kept."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def records_folder() -> Path:
+    """The folder that HALOCONV_RECORDS_DIR names, else one in the user's data folder."""
+    return env.records_dir_override() or user_data_path("haloconv", appauthor=False) / "records"
+
+
+def records_path(gpu_name: str) -> Path:
+    """The user's file for a GPU model."""
+    return records_folder() / f"{gpu_stem(gpu_name)}.v{FORMAT}.json"
+
+
+def shipped_path(gpu_name: str) -> Path:
+    """The file that comes with the package."""
+    return SHIPPED / f"{gpu_stem(gpu_name)}.json"
+
+
+_warned: set[Path] = set()
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file; none if there is no file, or if it is damaged, which is warned of once."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
+        return [_parsed(each) for each in content["records"]]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if path not in _warned:
+            _warned.add(path)
+            warnings.warn(
+                f"the tuning records in {path} are not used: {type(error).__name__}: {error}. The next `haloconv tune` "
+                "writes the file anew",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return []
+
+
+def _parsed(entry: dict[str, object]) -> Record:
+    """A record from JSON. Raises ValueError, KeyError or TypeError if it is none."""
+    values = {field.name: entry[field.name] for field in fields(Record)}
+    texts = [values[name] for name in ("layer", "family", "config", "kernels", "gpu", "date")]
+    numbers = [values[name] for name in ("error", "aten_error", "error_limit", "difference", "spread", "runs")]
+    own, own_ms, software = values["own"], values["own_ms"], values["software"]
+    sound = all(isinstance(text, str) for text in texts) and isinstance(software, dict)
+    sound = sound and (own is None) == (own_ms is None) and (own is None or (isinstance(own, str) and own_ms > 0))
+    sound = sound and all(isinstance(number, (int, float)) for number in numbers)
+    if not sound or not (values["aten_ms"] > 0 and values["ms"] > 0):
+        raise ValueError(f"no record: {entry}")
+    size, bucket = (tuple(map(int, values[name])) for name in ("size", "bucket"))
+    return Record(**{**values, "size": Size(*size), "bucket": Bucket(*bucket), "sm_count": int(values["sm_count"])})
+
+
+def write_records(path: Path, records: Iterable[Record], facts: env.DeviceFacts) -> None:
+    """Add the records to a file. Each replaces those of its place that hold on the device; all others stay.
+
+    Safe from any number of processes. Raises OSError if the file cannot be written, filelock.Timeout if another process
+    holds the lock for a minute, RuntimeError if records are frozen.
+    """
+    if env.frozen():
+        raise RuntimeError(f"{env.FROZEN} is set: tuning records are read only")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f"{path.name}.lock"), timeout=_LOCK_TIMEOUT_S):
+        kept = {Place(new.layer, new.size): new for new in records}
+        stay = [old for old in read_records(path) if Place(old.layer, old.size) not in kept or not old.holds_on(facts)]
+        entries = [asdict(each) for each in sorted([*stay, *kept.values()], key=_order)]
+        lines = ",\n".join(json.dumps(entry, allow_nan=False) for entry in entries)
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+        try:
+            partial.write_text(f'{{"format": {FORMAT}, "records": [\n{lines}\n]}}\n', encoding="utf-8")
+            os.replace(partial, path)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _order(record: Record) -> tuple:
+    return (record.layer, record.size, record.gpu, record.sm_count, record.kernels)
+
+
+class Shelf:
+    """The records that hold on one device: those made or read by this process, then those that come with the package.
+
+    The files are read once, at the first question.
+    """
+
+    def __init__(self, facts: env.DeviceFacts) -> None:
+        self.facts = facts
+        self._own = _by_layer(read_records(records_path(facts.name)), facts)
+        self._shipped = _by_layer(read_records(shipped_path(facts.name)), facts)
+
+    def find(self, problem: Problem) -> tuple[Record, bool] | None:
+        """The record for a problem and whether it came with the package, or None.
+
+        The problem's own size is best, then the size nearest to it in its bucket.
+        """
+        layer = layer_key(problem)
+        for records, shipped in ((self._own, False), (self._shipped, True)):
+            known = records.get(layer)
+            found = None if known is None else _nearest(known, problem)
+            if found is not None:
+                return found, shipped
+        return None
+
+    def exact(self, problem: Problem) -> Record | None:
+        """The record of this process or this user for exactly this problem, if it is current."""
+        record = self._own.get(layer_key(problem), {}).get(size_of(problem))
+        return record if record is not None and record.is_current else None
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Take over records that hold here, without writing them."""
+        for layer, found in _by_layer(records, self.facts).items():
+            self._own.setdefault(layer, {}).update(found)
+
+    def keep(self, records: Iterable[Record]) -> None:
+        """Take over records and write them; a file that cannot be written is warned of, the records hold all the same.
+
+        Raises RuntimeError if records are frozen.
+        """
+        records = list(records)
+        self.add(records)
+        path = records_path(self.facts.name)
+        try:
+            write_records(path, records, self.facts)
+        except (OSError, Timeout) as error:
+            warnings.warn(
+                f"tuning records cannot be written to {path}: {error}. They hold for this process alone; set "
+                f"{env.RECORDS_DIR} to a folder that can be written",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def counts(self) -> tuple[int, int]:
+        """How many records of the user and how many shipped ones hold here."""
+        return sum(map(len, self._own.values())), sum(map(len, self._shipped.values()))
+
+    def discard(self, record: Record) -> None:
+        """Forget a record that came with the package."""
+        self._shipped.get(record.layer, {}).pop(record.size, None)
+
+
+def _by_layer(records: Iterable[Record], facts: env.DeviceFacts) -> dict[str, dict[Size, Record]]:
+    found: dict[str, dict[Size, Record]] = {}
+    for record in records:
+        if record.holds_on(facts):
+            found.setdefault(record.layer, {})[record.size] = record
+    return found
+
+
+def _nearest(known: dict[Size, Record], problem: Problem) -> Record | None:
+    size, bucket = size_of(problem), bucket_of(problem)
+    if size in known:
+        return known[size]
+    near = [record for record in known.values() if record.bucket == bucket]
+    pixels = size.n * size.h * size.w
+    return min(near, key=lambda each: abs(each.size.n * each.size.h * each.size.w - pixels), default=None)
+
+
+_shelves: dict[env.DeviceFacts, Shelf] = {}
+
+
+def shelf_of(facts: env.DeviceFacts) -> Shelf:
+    """The shelf of a device, made at the first question."""
+    if facts not in _shelves:
+        _shelves[facts] = Shelf(facts)
+    return _shelves[facts]
+
+
+def forget_shelves() -> None:
+    """Read the files again at the next question."""
+    _shelves.clear()
+    _warned.clear()

@@ -1,0 +1,149 @@
+"""Which convolutions a problem file's model runs, on which shapes, and which family computes each direction."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+
+from haloconv import plan
+from haloconv.choose.rules import by_rule
+from haloconv.env import device_facts
+from haloconv.export.record import CPU, Forms, Recorder, Tape, bgrad_tape, tape_of
+from haloconv.families import FAMILIES
+from haloconv.functional import make_spec
+from haloconv.plan import Choice, choose, layout_of
+from haloconv.problem import DIRECTIONS, ConvSpec, Problem
+from haloconv.problem_file import ProblemFile, ProblemFileError
+
+TENSOR_CORE_WGRAD = "halo_sm80_wgrad"
+ROUTED = "PyTorch's own convolution is the choice here, and an exported file has kernels alone"
+
+
+@dataclass
+class Layer:
+    """One convolution for inputs of one shape, its problem in each direction, and what was chosen and recorded."""
+
+    name: str
+    fprop: Problem
+    spec: ConvSpec
+    forms: Forms
+    choices: dict[str, Choice] = field(default_factory=dict)
+    tapes: dict[str, Tape] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple:
+        """What the exported file finds the layer by."""
+        spec, problem = self.spec, self.fprop
+        return (problem.x_shape, problem.w_shape, spec.stride, spec.padding, spec.dilation, spec.groups, problem.bias)
+
+    @property
+    def functions(self) -> dict[str, Tape]:
+        """The tapes by the name of the C++ function that repeats them."""
+        return {f"{self.name}_{direction}": tape for direction, tape in self.tapes.items()}
+
+
+def layers_of(file: ProblemFile, precision: str | None) -> list[Layer]:
+    """The layers of the file's model in the order in which they run, each form of input once.
+
+    The model runs on tensors without memory. Raises ProblemFileError if it does not run there, if it runs no
+    convolution, or one that pads with something else than zeros.
+    """
+    seen: list[tuple[str, torch.nn.Conv2d, torch.Tensor]] = []
+    with torch.device("meta"):
+        inputs = file.inputs()
+    model = file.model().to("meta")
+    names = {module: name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append((names[module], module, args[0] if args else kwargs["input"])),
+            with_kwargs=True,
+        )
+        for module in names
+    ]
+    try:
+        with torch.no_grad():
+            model(*[x.to("meta") for x in inputs])
+    except Exception as error:
+        raise ProblemFileError(f"{file.path}: Model's forward raised {type(error).__name__}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    layers: dict[tuple, Layer] = {}
+    for name, module, x in seen:
+        layer = _layer(file, name, module, x if x.dim() == 4 else x.unsqueeze(0), precision)
+        layers.setdefault(layer.key, layer)
+    if not layers:
+        raise ProblemFileError(f"{file.path}: no torch.nn.Conv2d ran in Model's forward, so there is nothing to export")
+    taken: set[str] = set()
+    for layer in layers.values():
+        while layer.name in taken:
+            layer.name += "_again"
+        taken.add(layer.name)
+    return list(layers.values())
+
+
+def _layer(file: ProblemFile, name: str, module: torch.nn.Conv2d, x: torch.Tensor, precision: str | None) -> Layer:
+    if module.padding_mode != "zeros":
+        raise ProblemFileError(
+            f"{file.path}: {name} pads with padding_mode='{module.padding_mode}'; an exported layer pads with zeros"
+        )
+    arguments = (module.stride, module.padding, module.dilation, module.groups, module.kernel_size)
+    spec = make_spec(*arguments, precision, "auto", False)
+    forms = Forms(layout_of(x), layout_of(module.weight))
+    bias = module.bias is not None
+    shapes = (tuple(x.shape), tuple(module.weight.shape))
+    problem = plan.problem_of("fprop", *shapes, spec, x.dtype, forms.y, bias)
+    return Layer(re.sub(r"\W+", "_", name) or "model", problem, spec, forms)
+
+
+def choose_on(gpu: torch.device, layer: Layer) -> None:
+    """Note what is chosen for the layer on a GPU that is at hand: nothing may stand in for it."""
+    for direction in DIRECTIONS:
+        layer.choices[direction] = choose(layer.fprop.toward(direction), gpu)
+
+
+def choose_and_record(layer: Layer, device: Recorder, family: str) -> None:
+    """Settle the layer's choices, also where none was made on a GPU, and record its tapes.
+
+    Raises ProblemFileError if no kernel of ours takes the layer.
+    """
+    for direction in DIRECTIONS:
+        problem = layer.fprop.toward(direction)
+        choice = layer.choices[direction] = _choice(problem, layer.choices.get(direction), family)
+        if choice.family == "aten":
+            raise ProblemFileError(f"no kernel runs the layer {layer.name}: {choice.reason}")
+        layer.tapes[direction] = tape_of(device, problem, choice.family, layer.forms, choice.config or "")
+    if layer.fprop.bias:
+        layer.tapes["bgrad"] = bgrad_tape(device, layer.fprop, layer.forms)
+
+
+def _choice(problem: Problem, chosen: Choice | None, family: str) -> Choice:
+    """The family asked for if it takes the problem, else the one chosen, else the most special one that is ours."""
+    if family != "auto" and FAMILIES[family].why_not(problem, CPU) is None:
+        return Choice(family, "asked for")
+    chosen = Choice(*by_rule(problem, CPU)) if chosen is None else chosen
+    if chosen.family != "aten":
+        return chosen
+    own = _own(problem)
+    if own is None:
+        return Choice("aten", FAMILIES["direct"].why_not(problem, CPU), refused=True)
+    return Choice(own, f"{ROUTED} ({chosen.reason})")
+
+
+def _own(problem: Problem) -> str | None:
+    """The most special of our families; a weight gradient that none is special for goes to tensor cores if it can."""
+    takes = [name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, CPU) is None]
+    takes.remove("aten")
+    if takes[:1] == ["direct"] and TENSOR_CORE_WGRAD in takes:
+        return TENSOR_CORE_WGRAD
+    return takes[0] if takes else None
+
+
+def gpu_of(arch: str) -> torch.device | None:
+    """The current GPU if it is of that architecture, else None."""
+    if not torch.cuda.is_available():
+        return None
+    index = torch.cuda.current_device()
+    return torch.device("cuda", index) if device_facts(index).arch == arch else None

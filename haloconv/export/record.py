@@ -1,0 +1,275 @@
+"""What a family launches for a problem, written down instead of run: kernels, arguments, temporary memory.
+
+A family is bound and called as on a GPU, but on the stand-in of this file and with tensors that have a place and no
+memory. What it launches is the list that an exported file repeats.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from haloconv import env, plan
+from haloconv.choose.choice import config_named
+from haloconv.families import FAMILIES
+from haloconv.families.base import bind_config
+from haloconv.families.reduce.sums import bind_bgrad
+from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
+from haloconv.jit.params import Field, params_of, size_of, unpacked
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, TensorForm
+
+CPU = torch.device("cpu")
+WORKSPACE = "workspace"
+
+_PLACE_BITS = 44  # tensors are that far apart, so that an address tells the tensor and the byte in it
+_ALIGNMENT = 256
+
+
+class Address(NamedTuple):
+    """A byte of a tensor: of an operand, of the result, or of the workspace."""
+
+    tensor: str
+    offset: int = 0
+
+
+class MapRecord(NamedTuple):
+    """What was asked of the driver's encoder of tensor maps."""
+
+    data_type: int
+    address: Address
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+Value = int | float | Address | MapRecord | None
+
+
+class Argument(NamedTuple):
+    """A field of a kernel's struct and what a launch puts there: None is a null pointer, or a map that is not read."""
+
+    field: Field
+    value: Value
+
+
+class LaunchRecord(NamedTuple):
+    """One launch. ``block`` holds the bytes of the struct as the family packed them, with stand-in addresses."""
+
+    source: KernelSource
+    grid: int
+    threads: int
+    smem_bytes: int
+    arguments: tuple[Argument, ...]
+    block: bytes
+
+
+class Clear(NamedTuple):
+    """A tensor that is filled with zeros."""
+
+    address: Address
+    size_bytes: int
+
+
+Step = LaunchRecord | Clear
+
+
+@dataclass(frozen=True)
+class Tape:
+    """All that one direction of a problem does, in order. ``operands`` are the names of what it is called with."""
+
+    operands: tuple[str, ...]
+    result: str
+    steps: tuple[Step, ...]
+    workspace_bytes: int
+
+    @property
+    def launches(self) -> tuple[LaunchRecord, ...]:
+        return tuple(step for step in self.steps if isinstance(step, LaunchRecord))
+
+
+@dataclass(eq=False)
+class _Placed:
+    """A tensor with an address and no memory, with those methods of torch.Tensor that families call."""
+
+    recorder: Recorder
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    index: int
+    device: torch.device = CPU
+
+    @property
+    def size_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def data_ptr(self) -> int:
+        return self.index << _PLACE_BITS
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def new_empty(self, shape: int | tuple[int, ...], dtype: torch.dtype | None = None) -> _Placed:
+        return self.recorder.place(shape, dtype or self.dtype)
+
+    def new_empty_strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Placed:
+        return self.recorder.place(shape, self.dtype)
+
+    def zero_(self) -> _Placed:
+        self.recorder.steps.append((self, self.size_bytes))
+        return self
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What Recorder.load gives; ``launch`` has the arguments of jit.LoadedKernel's."""
+
+    recorder: Recorder
+    source: KernelSource
+
+    def launch(self, grid_x: int, block_threads: int, smem_bytes: int, stream: int, params_address: int) -> None:
+        block = ctypes.c_void_p.from_address(params_address).value
+        packed = ctypes.string_at(block, size_of(params_of(self.source)))
+        self.recorder.steps.append((self.source, grid_x, block_threads, smem_bytes, packed))
+
+
+class Recorder(TorchFunctionMode):
+    """A stand-in for a GPU of the given facts: tensors that are made get a place, launches and zeros are noted."""
+
+    def __init__(self, facts: env.DeviceFacts) -> None:
+        super().__init__()
+        self.facts = facts
+        self.steps: list[tuple] = []
+        self.placed: list[_Placed] = []
+        self.maps: list[tuple] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.empty:
+            return self.place(args[0], kwargs["dtype"])
+        return func(*args, **(kwargs or {}))
+
+    def place(self, shape: int | tuple[int, ...], dtype: torch.dtype) -> _Placed:
+        """A new tensor."""
+        placed = _Placed(self, (shape,) if isinstance(shape, int) else tuple(shape), dtype, len(self.placed) + 1)
+        self.placed.append(placed)
+        return placed
+
+    def load(self, source: KernelSource, smem_bytes: int) -> _Kernel:
+        """A kernel whose launches are noted."""
+        return _Kernel(self, source)
+
+    def encode_tiled(self, data_type, address, extents, strides, box, *, swizzle) -> bytes:
+        """Bytes that name the request, in place of a tensor map."""
+        self.maps.append((int(data_type), address, tuple(extents), tuple(strides), tuple(box), int(swizzle)))
+        return len(self.maps).to_bytes(TENSOR_MAP_BYTES, "little")
+
+
+@contextmanager
+def recorder(facts: env.DeviceFacts) -> Iterator[Recorder]:
+    """Inside, CPU tensors are treated as living on a GPU of these facts, on which nothing runs.
+
+    Plans are forgotten on entry and on exit. Raises RuntimeError inside another stand-in.
+    """
+    if env.stand_in() is not None:
+        raise RuntimeError("another stand-in for a GPU is in force, such as the emulator's")
+    device = Recorder(facts)
+    plan.clear_plans()
+    env.set_stand_in(env.StandIn(facts, device.load, lambda run: run, device.encode_tiled))
+    try:
+        yield device
+    finally:
+        env.set_stand_in(None)
+        plan.clear_plans()
+
+
+@dataclass(frozen=True)
+class Forms:
+    """How the tensors of a layer are stored: ``"nchw"`` or ``"nhwc"``, all dense and at multiples of 16 bytes."""
+
+    x: str
+    w: str
+    y: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "y", "nhwc" if "nhwc" in (self.x, self.w) else "nchw")
+
+
+def tape_of(device: Recorder, problem: Problem, family: str, forms: Forms, config: str = "") -> Tape:
+    """What ``family`` does for the problem, with the config of that key if it offers it, else with its model's best."""
+    x = (problem.x_shape, TensorForm(strides_of(problem.x_shape, forms.x), True))
+    w = (problem.w_shape, TensorForm(strides_of(problem.w_shape, forms.w), True))
+    y = (problem.y_shape, TensorForm(strides_of(problem.y_shape, forms.y), True))
+    first, second, layout = {
+        "fprop": (x, w, forms.y),
+        "dgrad": (y, w, forms.y),
+        "wgrad": (y, x, forms.w),
+    }[problem.direction]
+    names = {"fprop": ("x", "w", "b"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}[problem.direction]
+    stored = (first[1], second[1])
+    run = bind_config(
+        FAMILIES[family], problem, *stored, layout, CPU, config_named(config, family, problem, stored, layout, CPU)
+    )
+    operands = [device.place(shape, problem.dtype) for shape, _ in (first, second)]
+    if problem.direction == "fprop":
+        operands.append(device.place(problem.k, problem.dtype) if problem.bias else None)
+    with device:
+        result = run(*operands)
+    return _finished(device, names, operands, {"fprop": "y", "dgrad": "dx", "wgrad": "dw"}[problem.direction], result)
+
+
+def bgrad_tape(device: Recorder, problem: Problem, forms: Forms) -> Tape:
+    """What the bias gradient of a layer does."""
+    form = TensorForm(strides_of(problem.y_shape, forms.y), True)
+    run = bind_bgrad(problem.dtype, problem.y_shape, form, CPU)
+    dy = device.place(problem.y_shape, problem.dtype)
+    with device:
+        result = run(dy)
+    return _finished(device, ("dy",), [dy], "db", result)
+
+
+def _finished(
+    device: Recorder, names: tuple[str, ...], operands: list[_Placed | None], result_name: str, result: _Placed
+) -> Tape:
+    """The notes as a tape, with names for addresses; the recorder is ready for the next one."""
+    places = {each.index: Address(name) for name, each in zip(names, operands, strict=True) if each is not None}
+    places[result.index] = Address(result_name)
+    workspace_bytes = 0
+    for each in device.placed:
+        if each.index not in places:
+            places[each.index] = Address(WORKSPACE, workspace_bytes)
+            workspace_bytes += -(-each.size_bytes // _ALIGNMENT) * _ALIGNMENT
+
+    def named(pointer: int) -> Address | None:
+        if pointer == 0:
+            return None
+        place = places[pointer >> _PLACE_BITS]
+        return Address(place.tensor, place.offset + pointer % (1 << _PLACE_BITS))
+
+    steps = tuple(_step(note, named, device.maps) for note in device.steps)
+    device.steps, device.placed, device.maps = [], [], []
+    return Tape(names, result_name, steps, workspace_bytes)
+
+
+def _step(note: tuple, named, maps: list[tuple]) -> Step:
+    if isinstance(note[0], _Placed):
+        return Clear(named(note[0].data_ptr()), note[1])
+    source, grid, threads, smem_bytes, block = note
+    fields = params_of(source)
+    arguments = []
+    for each, value in zip(fields, unpacked(fields, block), strict=True):
+        if each.is_pointer:
+            value = named(value)
+        elif each.is_map:
+            number = int.from_bytes(value, "little")
+            value = None
+            if number:
+                data_type, address, *rest = maps[number - 1]
+                value = MapRecord(data_type, named(address), *rest)
+        arguments.append(Argument(each, value))
+    return LaunchRecord(source, grid, threads, smem_bytes, tuple(arguments), block)

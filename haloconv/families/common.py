@@ -1,0 +1,69 @@
+"""What the host halves of several families share: element names, sizes, and the calls that bound kernels become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+import torch
+
+from haloconv.families.base import MOST_CANDIDATES, BoundCall
+from haloconv.problem import Problem
+
+ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
+"""The device code's name of a dtype."""
+
+Item = TypeVar("Item")
+
+
+def few_apart(ordered: Iterable[Item], kind: Callable[[Item], Hashable], most: int = MOST_CANDIDATES) -> list[Item]:
+    """The first of each kind, in their order, ``most`` at most: neighbours in a model's order are often the same."""
+    found: dict[Hashable, Item] = {}
+    for item in ordered:
+        if found.setdefault(kind(item), item) is item and len(found) == most:
+            break
+    return list(found.values())
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def dense_call(
+    launch: Callable[..., None], problem: Problem, out_shape: tuple[int, ...], out_strides: tuple[int, ...]
+) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel that takes (input, w, bias, output)."""
+
+    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        y = x.new_empty_strided(out_shape, out_strides)
+        if b is not None and not b.is_contiguous():
+            b = b.contiguous()
+        launch(x.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), y.data_ptr())
+        return y
+
+    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        dx = dy.new_empty_strided(out_shape, out_strides)
+        launch(dy.data_ptr(), w.data_ptr(), 0, dx.data_ptr())
+        return dx
+
+    return dgrad if problem.direction == "dgrad" else fprop
+
+
+def summed_call(
+    launch: Callable[..., None],
+    sum_parts: Callable[..., None],
+    partial_elems: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> BoundCall:
+    """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums) and of one that sums the parts, in fp32."""
+
+    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        partials = x.new_empty(partial_elems, dtype=torch.float32)
+        launch(x.data_ptr(), dy.data_ptr(), partials.data_ptr())
+        dw = x.new_empty_strided(shape, strides)
+        sum_parts(dw.data_ptr(), partials.data_ptr())
+        return dw
+
+    return wgrad

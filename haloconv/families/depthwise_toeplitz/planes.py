@@ -1,0 +1,97 @@
+"""What kernels/depthwise_toeplitz*.cu share: planes of images in shared memory (depthwise_toeplitz/planes.cuh)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from haloconv import support
+from haloconv.env import DeviceFacts
+from haloconv.families.common import ceil_div
+from haloconv.problem import Problem, TensorForm
+
+GROUP_BYTES = 16  # of columns
+STAGED_FORMAT = "4q8i"
+FEWEST_THREADS = 128  # of a block
+_LEAST_CAPABILITY = (8, 0)
+_RESERVED_BYTES = 1024  # of shared memory, for each block
+_FEW_TAPS = 9
+_MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
+
+
+class Planes(NamedTuple):
+    """How planes of a tensor lie in shared memory; the fields of ``Staged`` in planes.cuh."""
+
+    image: int
+    channel: int
+    row: int
+    col: int
+    images: int
+    height: int
+    copies: int
+    rows: int
+    row_bytes: int
+    left: int
+    skipped: int
+    copied: int
+
+    @property
+    def plane_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
+def planes(
+    side: TensorForm,
+    shape: tuple[int, int, int, int],
+    rows: int,
+    inside: tuple[int, int],
+    left: int,
+    groups: int,
+    itemsize: int,
+) -> Planes:
+    """``rows`` rows of a tensor of ``shape`` as ``groups`` groups of columns, of which ``left`` stand before column 0.
+
+    ``inside`` is the range of rows that may lie inside the image.
+    """
+    copies = shape[3] * itemsize // copy_bytes(side, shape[3], itemsize)
+    begin, end = (min(max(row, 0), rows) for row in inside)
+    places = (groups * GROUP_BYTES, left * GROUP_BYTES, begin, max(end - begin, 0))
+    return Planes(*side.strides, shape[0], shape[2], copies, rows, *places)
+
+
+def groups_of(cols: int, itemsize: int) -> int:
+    """Groups that hold so many columns."""
+    return ceil_div(cols * itemsize, GROUP_BYTES)
+
+
+def copy_bytes(side: TensorForm, cols: int, itemsize: int) -> int:
+    """Of the largest copy that rows of ``cols`` columns are made of."""
+    extents = [extent * itemsize for extent in (*side.strides[:3], cols)]
+    for size in (16, 8, 4):
+        if side.aligned and side.strides[3] == 1 and not any(extent % size for extent in extents):
+            return size
+    return itemsize
+
+
+def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+    """None if the layer is one for bands on tensor cores of the device, else a sentence that says why not."""
+    if facts.capability < _LEAST_CAPABILITY:
+        return "the device has no asynchronous copies (compute capability 8.0)"
+    reason = support.why_no_tensor_core_products(problem)
+    if reason is not None:
+        return reason
+    if problem.c_per_group != 1:
+        return f"each group has {problem.c_per_group} input channels; depthwise_toeplitz takes one"
+    if problem.stride != (1, 1) or problem.dilation != (1, 1):
+        return "bands are for filters without stride and dilation"
+    if problem.r * problem.s <= _FEW_TAPS:
+        return f"the filter has no more than {_FEW_TAPS} taps"
+    if problem.r * problem.s > _MOST_PRODUCTS:
+        return f"the filter has more than {_MOST_PRODUCTS} taps, too many for one sum"
+    if max(problem.w, problem.q) > FEWEST_THREADS:
+        return f"a row has more than {FEWEST_THREADS} columns, one for each thread that copies"
+    return None
+
+
+def blocks_that_fit(smem_bytes: int, max_smem: int) -> int:
+    """Blocks of a multiprocessor, as far as its shared memory goes."""
+    return (max_smem + _RESERVED_BYTES) // (smem_bytes + _RESERVED_BYTES)

@@ -1,0 +1,328 @@
+"""How a depthwise problem is cut for kernels/depthwise_window*.cu: tiles, shared memory, and what a cut costs.
+
+``Config`` is what is compiled, ``Cut`` what the launch says; a new image or filter changes the latter only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
+
+from haloconv.families.common import ceil_div
+from haloconv.families.depthwise_window.axes import Axis, met_share, stored_lines
+
+TILE_J = 8  # columns of a thread's tile
+WORD_BYTES = 4
+
+_MAX_PLANES = 64  # of a block
+_MAX_CHANNEL_LANES = 32
+RUN_PRODUCTS = 4096  # that one sum takes before it is added to others: more would round too much
+
+_BLOCK_SMEM_BYTES = 1024  # that the driver takes of each block's shared memory
+_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512)
+
+# The cost model, fitted to 39 layers on an H200: its first choice took 2.5 % longer there than the best that was tried.
+MULTIPLY_SHARE = 0.9  # of the instructions of the inner loop
+ROW_INSTRUCTIONS = 220  # a window row, beside its multiplies
+EDGE_INSTRUCTIONS = 90  # a row of the tile that meets a window row by itself, beside its multiplies
+_STAGE_INSTRUCTIONS = 20  # an element that is staged
+_STAGE_CYCLES = 0.55  # the same, as memory allows a multiprocessor
+_SECTOR_WORDS = 8
+_LOADS_IN_FLIGHT = 14  # of a thread
+_LOAD_CYCLES = 550
+_TERM_CYCLES = 1100  # barriers, and the first load of a term
+_BLOCK_CYCLES = 1000
+_LONE_WARP = 0.4  # what a scheduler's only warp waits, in its instructions
+_FEW_ROUNDS = 4
+_SCHEDULERS = 4
+
+
+def round_up(a: int, b: int) -> int:
+    """The least multiple of b that is not below a."""
+    return ceil_div(a, b) * b
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compiled: rows of a thread's tile, threads of a block, blocks that registers must allow."""
+
+    tile_i: int
+    threads: int
+    min_blocks: int
+
+
+class Planes(NamedTuple):
+    """Images and channels of the result, and how many filters each of them sums."""
+
+    images: int
+    channels: int
+    filters: int
+
+
+CONFIGS = (Config(4, 128, 4), Config(4, 256, 2), Config(4, 512, 1))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one block computes and stages: results of a class, planes and their filters, taps at a time.
+
+    ``promotes``: the sums of each range of taps are added to totals in shared memory, as one run would
+    round too much. ``classes_w`` classes of columns are done side by side.
+    """
+
+    tile_p: int
+    tile_q: int
+    planes: int
+    filters: int
+    chunk_r: int
+    chunk_s: int
+    promotes: bool = False
+    classes_w: int = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places in shared memory, in words (``WindowParams`` in families/depthwise_window/windows.cuh)."""
+
+    lines_h: int
+    lines_w: int
+    skew: int
+    class_words: int
+    plane_words: int
+    tap_words: int
+    filter_row_words: int
+    filter_words: int
+
+    @property
+    def half_words(self) -> int:
+        return self.lines_w // 2
+
+
+def layout(config: Config, cut: Cut, both: tuple[Axis, Axis]) -> Layout:
+    """Rows and planes are set apart so that threads next to each other read 16 bytes on other banks.
+
+    The next thread behind those of a row has the next plane, and behind those of all planes the next row.
+    """
+    steps_h, steps_w = both[0].steps, both[1].steps
+    lines_h = stored_lines(both[0], cut.tile_p, cut.chunk_r)
+    tap_words = round_up(ceil_div(cut.chunk_s, steps_w), 4)
+    lines_w = round_up(cut.tile_q + tap_words, 8)
+    cols = cut.tile_q // TILE_J
+    skew = (cols - config.tile_i * lines_w // 4) % 8 * 4
+    class_words = lines_h * lines_w + (lines_h - 1) // config.tile_i * skew
+    plane_words = steps_h * steps_w * cut.classes_w * class_words
+    plane_words += ((cols % 8 or 1) - plane_words // 4) % 8 * 4
+    filter_words = cut.chunk_r * steps_w * tap_words
+    filter_words += (1 - filter_words // 4 % 2) * 4
+    return Layout(lines_h, lines_w, skew, class_words, plane_words, tap_words, steps_w * tap_words, filter_words)
+
+
+def totals_words(cut: Cut, places: Layout) -> int:
+    """Where the totals of long sums begin: behind the planes with their halo, and the filters."""
+    return cut.planes * places.plane_words + cut.filters * places.filter_words
+
+
+def smem_bytes(config: Config, cut: Cut, places: Layout) -> int:
+    """Shared memory of a block: planes with their halo, filters, totals."""
+    totals = config.tile_i * TILE_J * config.threads if cut.promotes else 0
+    return WORD_BYTES * (totals_words(cut, places) + totals)
+
+
+def threads_used(config: Config, cut: Cut) -> int:
+    """Threads that have a tile."""
+    return cut.classes_w * cut.planes * (cut.tile_p // config.tile_i) * (cut.tile_q // TILE_J)
+
+
+def invalid(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem_bytes: int) -> str | None:
+    """Why a block cannot be cut like this, or None."""
+    if cut.tile_p % config.tile_i or cut.tile_q % TILE_J:
+        return f"tiles of {cut.tile_p} x {cut.tile_q} are no multiple of a thread's {config.tile_i} x {TILE_J}"
+    if threads_used(config, cut) > config.threads:
+        return f"{threads_used(config, cut)} thread tiles do not fit a block of {config.threads} threads"
+    if channels_inner and (cut.filters & (cut.filters - 1) or cut.filters > _MAX_CHANNEL_LANES):
+        return f"{cut.filters} channels are no power of two up to {_MAX_CHANNEL_LANES}, as lanes need it"
+    needed = smem_bytes(config, cut, layout(config, cut, both))
+    if needed > max_smem_bytes:
+        return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
+    return None
+
+
+def groups(planes: Planes, cut: Cut, channels_inner: bool) -> tuple[int, int]:
+    """Groups of planes, a block's each; and of channels, if channels are neighbours, or 1."""
+    if not channels_inner:
+        return ceil_div(planes.images * planes.channels, cut.planes), 1
+    of_channels = ceil_div(planes.channels, cut.filters)
+    return ceil_div(planes.images, cut.planes // cut.filters) * of_channels, of_channels
+
+
+def blocks(planes: Planes, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool) -> int:
+    """Blocks of a launch."""
+    tiles = ceil_div(both[0].class_results, cut.tile_p) * ceil_div(both[1].class_results, cut.tile_q)
+    classes = both[0].classes * (both[1].classes // cut.classes_w)
+    return groups(planes, cut, channels_inner)[0] * tiles * classes
+
+
+def edges(config: Config) -> int:
+    """How often a row of a tile meets a window row that not all rows of the tile meet."""
+    return config.tile_i * (config.tile_i - 1)
+
+
+def cost(
+    config: Config,
+    cut: Cut,
+    both: tuple[Axis, Axis],
+    planes: Planes,
+    channels_inner: bool,
+    limits: tuple[int, int],
+) -> float:
+    """Estimated cycles of a launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
+    places = layout(config, cut, both)
+    steps = both[0].steps * both[1].steps * cut.classes_w
+    terms = planes.filters * ceil_div(both[0].taps, cut.chunk_r) * ceil_div(both[1].taps, cut.chunk_s)
+    rows = planes.filters * both[0].taps + terms * (config.tile_i - 1) * both[0].steps
+    own = config.tile_i * TILE_J * planes.filters * both[0].taps * both[1].taps / MULTIPLY_SHARE
+    own += (rows * ROW_INSTRUCTIONS + terms * both[0].steps * edges(config) * EDGE_INSTRUCTIONS) * both[1].steps
+    own *= met_share(both[0], config.tile_i)
+    window = places.lines_h * places.lines_w * steps
+    work = Work(
+        blocks=blocks(planes, cut, both, channels_inner),
+        smem_bytes=smem_bytes(config, cut, places),
+        warps=ceil_div(threads_used(config, cut), 32),
+        instructions=own,
+        terms=terms,
+        staged=cut.planes * window + cut.filters * places.filter_words,
+        channel_run=cut.filters if channels_inner else 0,
+    )
+    return work.cycles(config, limits)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the cost model knows of a launch: of a block unless it says otherwise.
+
+    ``instructions`` are a thread's, of all terms; ``staged`` are words of a term; ``channel_run`` is the number of
+    neighbouring channels that are read together, 0 where columns are neighbours.
+    """
+
+    blocks: int
+    smem_bytes: int
+    warps: int
+    instructions: float
+    terms: int
+    staged: int
+    channel_run: int
+
+    def cycles(self, config: Config, limits: tuple[int, int]) -> float:
+        """Estimated cycles of the launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
+        sm_count, max_smem = limits
+        fit = (max_smem + _BLOCK_SMEM_BYTES) // (self.smem_bytes + _BLOCK_SMEM_BYTES)
+        resident = min(config.min_blocks, fit, ceil_div(self.blocks, sm_count))
+        active = resident * ceil_div(self.warps, _SCHEDULERS)  # warps of a scheduler: a block's begin at the first
+        multiply = active * self.instructions * (1 + _LONE_WARP / active**2)
+        waste = max(1, _SECTOR_WORDS // self.channel_run) if self.channel_run else 1
+        staged = resident * self.staged * max(_STAGE_INSTRUCTIONS / 32 / _SCHEDULERS, waste * _STAGE_CYCLES)
+        rounds_of_loads = ceil_div(self.staged, config.threads * _LOADS_IN_FLIGHT)
+        waiting = self.terms * (_TERM_CYCLES + rounds_of_loads * _LOAD_CYCLES) + _BLOCK_CYCLES
+        cycles = multiply + self.terms * staged + waiting / resident
+        rounds = self.blocks / (sm_count * resident)
+        return cycles * (ceil(rounds) if rounds < _FEW_ROUNDS else rounds + 0.5)
+
+
+def cuts(
+    config: Config,
+    both: tuple[Axis, Axis],
+    planes: Planes,
+    channels_inner: bool,
+    max_smem: int,
+    classes_w: int,
+) -> Iterator[Cut]:
+    """Every cut worth a thought that runs with this config and does so many classes of columns side by side."""
+    promotes = planes.filters * both[0].taps * both[1].taps > RUN_PRODUCTS
+    tiles_p = sorted({round_up(ceil_div(both[0].class_results, part), config.tile_i) for part in _PARTS})
+    tiles_q = sorted({round_up(ceil_div(both[1].class_results, part), TILE_J) for part in _PARTS})
+    for tile_p in tiles_p:
+        for tile_q in tiles_q:
+            most = config.threads // ((tile_p // config.tile_i) * (tile_q // TILE_J) * classes_w)
+            for count, filters in _plane_blocks(min(most, _MAX_PLANES), planes, channels_inner):
+                tile = Cut(tile_p, tile_q, count, filters, 0, 0, promotes, classes_w)
+                cut = _fitting(config, tile, both, channels_inner, max_smem)
+                if cut is not None:
+                    yield cut
+
+
+def _plane_blocks(most: int, planes: Planes, channels_inner: bool) -> Iterator[tuple[int, int]]:
+    """(planes, filters) of a block of up to ``most`` planes."""
+    if channels_inner:
+        for channels in (1, 2, 4, 8, 16, 32):
+            if channels <= most and channels < 2 * planes.channels:
+                yield channels, channels
+                if channels >= min(16, planes.channels):
+                    yield min(most // channels, planes.images) * channels, channels
+        return
+    for count in range(1, min(most, planes.images * planes.channels) + 1):
+        yield count, filters_met(count, planes.images)
+
+
+def filters_met(count: int, images: int) -> int:
+    """The most filters that ``count`` planes have which follow one another image by image, in groups of ``count``."""
+    if images % count == 0 or count % images == 0:
+        return max(1, count // images)
+    return (count - 2) // images + 2
+
+
+def _fitting(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem: int) -> Cut | None:
+    """The cut with as many taps at a time as shared memory allows, or None."""
+    for chunk_s in _halves(both[1].taps):
+        for chunk_r in _halves(both[0].taps):
+            whole = replace(cut, chunk_r=chunk_r, chunk_s=chunk_s)
+            if chunk_r * chunk_s <= RUN_PRODUCTS and invalid(config, whole, both, channels_inner, max_smem) is None:
+                return whole
+    return None
+
+
+def _halves(taps: int) -> Iterator[int]:
+    while taps > 1:
+        yield taps
+        taps = ceil_div(taps, 2)
+    yield 1
+
+
+def best_cut(
+    configs: tuple[Config, ...],
+    both: tuple[Axis, Axis],
+    planes: Planes,
+    channels_inner: bool,
+    limits: tuple[int, int],
+) -> tuple[Config, Cut] | None:
+    """The config and the cut that the cost model likes best, or None if nothing fits shared memory."""
+    for classes_w in dict.fromkeys((both[1].joined_classes, 1)):
+        found = [
+            (config, cut)
+            for config in configs
+            for cut in cuts(config, both, planes, channels_inner, limits[1], classes_w)
+        ]
+        if found:
+            return min(found, key=lambda each: cost(*each, both, planes, channels_inner, limits))
+    return None
+
+
+def axis_fields(axis: Axis, tile: int, chunk: int, lines: int) -> tuple[int, ...]:
+    """``AxisParams`` in families/depthwise_window/line.cuh."""
+    own = (axis.filter_taps, axis.stride, axis.dil, axis.pad, axis.results, axis.extent, axis.classes)
+    return (*own, tile, ceil_div(axis.class_results, tile), chunk, lines, axis.steps)
+
+
+def window_fields(
+    config: Config, cut: Cut, places: Layout, both: tuple[Axis, Axis], channels_inner: bool
+) -> tuple[int, ...]:
+    """``WindowParams`` in families/depthwise_window/windows.cuh."""
+    channel_shift = cut.filters.bit_length() - 1 if channels_inner else 0
+    col_shift, tap_shift = (
+        min(5 - channel_shift, (columns - 1).bit_length())
+        for columns in (places.lines_w * both[1].steps * cut.classes_w, places.filter_row_words)
+    )
+    rows = (places.half_words, places.lines_w, places.skew, places.class_words, places.plane_words)
+    filters = (places.tap_words, places.filter_row_words, places.filter_words)
+    return (*rows, *filters, channel_shift, col_shift, tap_shift, cut.planes, cut.filters, cut.classes_w)

@@ -1,0 +1,68 @@
+// halo_sm90_repair: outputs that are not finite, summed once more where outputs were packed into M.
+//
+// Outputs of a pack meet pixels outside their own filter with weight zero, and zero times an infinity or a NaN is a
+// NaN. halo_sm90 notes whether any of its sums was not finite; if none was, this kernel ends at once. Else it sums each
+// output that is not finite over its own taps alone, in fp32 from the tensors as they are. That is slow, and only
+// tensors with such values pay. One thread an output, a grid's stride apart.
+#include "families/halo_sm90/relu.cuh"
+#include "kernels/numeric.cuh"
+
+// Constants: ELEM is float, hc::fp16 or hc::bf16; HAS_BIAS adds bias[filter]; HAS_RELU: max(0, y) instead of y.
+using hc::i64;
+using elem_t = ELEM;
+
+constexpr int THREADS = 256;
+
+// Scalars as in halo_sm90's form: output pixel i gathers input pixel i * stride + j * dil - pad at tap j.
+struct Params {
+    const elem_t *x, *w;
+    elem_t* y;
+    const elem_t* bias;
+    const unsigned* not_finite;
+    i64 x_n, x_c, x_h, x_w;                      // strides in elements
+    i64 w_filter, w_channel, w_r, w_s, w_group;  // likewise
+    i64 y_n, y_k, y_row, y_col, y_first;         // likewise; y_first is where the launch begins
+    i64 outputs;                                 // of all images and filters
+    int h, w_extent, channels, filters, groups;
+    int rows, cols, pad_top, pad_left, stride_h, stride_w, dil_h, dil_w;
+    int taps_r, first_r, step_r, taps_s, first_s, step_s;
+};
+
+struct Output {
+    int n, filter, row, col;  // filter counts all groups
+};
+
+__device__ __forceinline__ Output output_at(const Params& p, i64 index) {
+    Output at;
+    at.col = int(index % p.cols), index /= p.cols;
+    at.row = int(index % p.rows), index /= p.rows;
+    const int filters = p.filters * p.groups;
+    at.filter = int(index % filters), at.n = int(index / filters);
+    return at;
+}
+
+__device__ __forceinline__ float sum_of(const Params& p, Output at) {
+    const int group = at.filter / p.filters;
+    const elem_t* x = p.x + at.n * p.x_n + (i64)group * p.channels * p.x_c;
+    const elem_t* w = p.w + group * p.w_group + (at.filter - group * p.filters) * p.w_filter;
+    float sum = HAS_BIAS ? hc::to_acc(p.bias[at.filter]) : 0.f;
+    for (int r = 0; r < p.taps_r; ++r)
+        for (int s = 0; s < p.taps_s; ++s) {
+            const int h = at.row * p.stride_h + r * p.dil_h - p.pad_top;
+            const int col = at.col * p.stride_w + s * p.dil_w - p.pad_left;
+            if ((unsigned)h >= (unsigned)p.h || (unsigned)col >= (unsigned)p.w_extent) continue;
+            const elem_t* pixel = x + h * p.x_h + col * p.x_w;
+            const elem_t* tap = w + (p.first_r + r * p.step_r) * p.w_r + (p.first_s + s * p.step_s) * p.w_s;
+            for (int c = 0; c < p.channels; ++c) sum += hc::to_acc(pixel[c * p.x_c]) * hc::to_acc(tap[c * p.w_channel]);
+        }
+    return HAS_RELU ? hc::relu(sum) : sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_repair(const __grid_constant__ Params p) {
+    if (*p.not_finite == 0) return;
+    for (i64 index = (i64)blockIdx.x * THREADS + threadIdx.x; index < p.outputs; index += (i64)gridDim.x * THREADS) {
+        const Output at = output_at(p, index);
+        elem_t* y = p.y + p.y_first + at.n * p.y_n + at.filter * p.y_k + at.row * p.y_row + at.col * p.y_col;
+        if (hc::to_acc(*y) * 0.f != 0.f) *y = hc::from_acc<elem_t>(sum_of(p, at));
+    }
+}

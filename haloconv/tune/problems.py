@@ -1,0 +1,126 @@
+"""Which problems a model's convolutions pose for given inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from haloconv.functional import make_spec
+from haloconv.module import OWN_NAMES, Conv2d
+from haloconv.plan import layout_of, problem_of, result_layout
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
+from haloconv.reclass import why_not_plain
+
+Inputs = torch.Tensor | Sequence[object] | Mapping[str, object]
+
+
+class Posed(NamedTuple):
+    """One direction of one layer, and where it runs."""
+
+    layer: str
+    problem: Problem
+    device: torch.device
+
+
+def problems_of(
+    model: torch.nn.Module, example_inputs: Inputs, directions: Collection[Direction] = DIRECTIONS
+) -> list[Posed]:
+    """The problems of every torch.nn.Conv2d and haloconv.Conv2d with ``family="auto"`` that a forward pass meets.
+
+    ``example_inputs`` is what the model is called with: a tensor, a sequence of arguments, or a mapping of keyword
+    arguments. The pass is made in evaluation mode, without a graph, under the autocast that is in force; the model is
+    left as it was. Subclasses of torch.nn.Conv2d are not ours to run, as in ``haloconv.accelerate``. The gradient of an
+    example input is a problem only if that input requires one.
+
+    Raises ValueError for a direction that is none, and what the model raises.
+    """
+    unknown = [each for each in directions if each not in DIRECTIONS]
+    if unknown:
+        raise ValueError(f"directions are some of {', '.join(DIRECTIONS)}, not {', '.join(map(str, unknown))}")
+    args, kwargs = _arguments(example_inputs)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    frozen_inputs = {tensor.data_ptr() for tensor in tensors if not tensor.requires_grad}
+    found: list[Posed] = []
+
+    def note(name: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:
+        wanted = [each for each in directions if each != "dgrad" or x.data_ptr() not in frozen_inputs]
+        found.extend(Posed(name, problem, x.device) for problem in _problems(module, x, wanted))
+
+    with _noting(model, note), evaluating(model), torch.no_grad():
+        model(*args, **kwargs)
+    return list(dict.fromkeys(found))
+
+
+def _arguments(example_inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs), {}
+
+
+def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[Direction]) -> Iterator[Problem]:
+    """The problems of one call; none if a layer asks for a family by name."""
+    w, spec = module.weight, _spec_of(module)
+    if spec.family != "auto":
+        return
+    if x.dim() == 3:
+        x = x.unsqueeze(0)
+    dtype, (n, c, h, width) = _dtype(x), x.shape
+    if module.padding_mode != "zeros":
+        left, right, top, bottom = module._reversed_padding_repeated_twice
+        h, width = h + top + bottom, width + left + right
+    layout = result_layout(x, w)
+    for direction in directions:
+        stored = layout_of(x) if direction == "wgrad" else layout
+        bias = module.bias is not None and direction == "fprop"
+        yield problem_of(direction, (n, c, h, width), tuple(w.shape), spec, dtype, stored, bias)
+
+
+def _spec_of(module: torch.nn.Conv2d) -> ConvSpec:
+    padding = module.padding if module.padding_mode == "zeros" else 0
+    chosen = (None, "auto", False)
+    if isinstance(module, Conv2d):
+        chosen = (module.precision, module.family, module.strict)
+    return make_spec(module.stride, padding, module.dilation, module.groups, module.kernel_size, *chosen)
+
+
+def _dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype in which a call of ``x`` is computed under the autocast in force."""
+    casts = torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64
+    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
+
+
+@contextmanager
+def _noting(model: torch.nn.Module, note: object) -> Iterator[None]:
+    """While active, ``note(name, module, x)`` is called before each convolution that we may run."""
+
+    def hook_of(name: str):
+        return lambda module, args, kwargs: note(name, module, args[0] if args else kwargs["input"])
+
+    modules = [(name, module) for name, module in model.named_modules() if _is_ours_to_run(module)]
+    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_ours_to_run(module: torch.nn.Module) -> bool:
+    """Whether the module is a layer of ours, or one that ``haloconv.accelerate`` would make so."""
+    plain = isinstance(module, torch.nn.Conv2d) and why_not_plain(module, OWN_NAMES) is None
+    return plain or isinstance(module, Conv2d)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode, so that no running statistics change; afterwards as before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,171 @@
+"""Carry stamps and shipped records over a change that changes no kernel: ``python -m tools.carry REVISION``.
+
+A kernel's stamp moves over if nothing that a GPU sees changed since the revision: every CI source of it has the same
+text (comments and layout aside) or compiles to the same cubin, and every launch of the emulator's test runs has the
+same kernel, constants, grid, block, shared memory and arguments. Kernels may have other names and places: they are
+matched by what they are. ``--write`` changes benchmarks/verified and the shipped records; without it the proof is
+printed alone.
+Exit code 1 if a kernel that was verified at the revision cannot be carried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from haloconv.choose.records import SHIPPED
+from tools import stamps
+from tools.stamps import ROOT
+
+_LIMIT_S = 1800
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What ``tools.fingerprint`` wrote of a checkout: see there. ``root`` is the checkout."""
+
+    root: Path
+    sources: dict[str, list]
+    tapes: dict[str, list]
+    hashes: dict[str, str]
+    device: dict[str, str]
+
+    def digests(self, kernel: str) -> Counter:
+        """How often each text stands among the CI sources of a .cu file."""
+        return Counter(digest for each in self.sources.values() for name, _, digest in each if name == kernel)
+
+    @property
+    def kernels(self) -> set[str]:
+        """Every .cu file that has a CI source, by name."""
+        return {name for each in self.sources.values() for name, _, _ in each}
+
+
+@contextmanager
+def checkout(revision: str) -> Iterator[Path]:
+    """A work tree of the revision, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="haloconv-carry-") as folder:
+        place = Path(folder) / "tree"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(place), revision], cwd=ROOT, check=True)
+        try:
+            yield place
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(place)], cwd=ROOT, check=True)
+
+
+def taken(root: Path, *options: str) -> dict:
+    """What ``tools.fingerprint`` of that checkout writes, with this interpreter."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "fingerprint.json"
+        command = [sys.executable, "-m", "tools.fingerprint", str(out), *options]
+        subprocess.run(command, cwd=root, env=stamps.environment_of(root), check=True, timeout=_LIMIT_S, stdout=2)
+        return json.loads(out.read_text(encoding="utf-8"))
+
+
+def fingerprint_of(root: Path) -> Fingerprint:
+    found = taken(root)
+    return Fingerprint(root, found["sources"], found["tapes"], found["hashes"], found["device"])
+
+
+def names_now(then: Fingerprint, now: Fingerprint) -> dict[str, str]:
+    """The present name of every .cu file of the revision: its own, else that of a new file with the same texts."""
+    gone, new = then.kernels - now.kernels, now.kernels - then.kernels
+    found = {name: name for name in then.kernels & now.kernels}
+    for name in sorted(gone):
+        fitting = [other for other in sorted(new) if now.digests(other) == then.digests(name)]
+        if len(fitting) == 1:
+            found[name] = fitting[0]
+    return found
+
+
+def cubins_of(at: Fingerprint, kernel: str) -> Counter:
+    """How often each code, by hash, stands among the cubins of a kernel's CI sources."""
+    return Counter(taken(at.root, "--cubins", kernel)["cubins"])
+
+
+def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint) -> bool:
+    """Whether a .cu file and what it was called compile to the same code, source by source."""
+    return then.digests(old) == now.digests(file) or cubins_of(then, old) == cubins_of(now, file)
+
+
+def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> list[str]:
+    """What a GPU would see of what changed in a kernel and the files that it launches; empty if nothing."""
+    before = {new: old for old, new in names.items()}
+    files = stamps.launched(kernel)
+    found = [f"{file} is new" for file in files if file not in before]
+    changed = [file for file in files if file in before and not same_code(file, before[file], then, now)]
+    found += [f"{file} compiles to other code" for file in changed]
+    tapes = {run: [[names.get(launch[0]), *launch[1:]] for launch in tape] for run, tape in then.tapes.items()}
+    for run in sorted(tapes.keys() | now.tapes.keys()):
+        old, new = tapes.get(run), now.tapes.get(run)
+        if old != new and any(launch[0] in files for launch in [*(old or []), *(new or [])]):
+            found.append(f"{run} is {'new' if old is None else 'gone' if new is None else 'launched differently'}")
+    return found
+
+
+def carried(stamp: dict, digest: str, revision: str) -> dict:
+    """The stamp for the present hash; it remembers the one that a GPU run made."""
+    origin = stamp.get("carried_from") or {"hash": stamp["hash"], "commit": stamp["commit"]}
+    return {**stamp, "hash": digest, "carried_from": {**origin, "through": revision}}
+
+
+def carry_records(then: Fingerprint, now: Fingerprint, families: set[str]) -> int:
+    """Give shipped records of these families' unchanged kernels the present hash; how many."""
+    count = 0
+    for path in sorted(SHIPPED.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for record in content["records"]:
+            own = record["own"]
+            if own in families and record["kernels"] == then.device[own] != now.device[own]:
+                record["kernels"], count = now.device[own], count + 1
+        lines = ",\n".join(json.dumps(record, allow_nan=False) for record in content["records"])
+        path.write_text(f'{{"format": {content["format"]}, "records": [\n{lines}\n]}}\n', encoding="utf-8")
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("revision", help="a revision whose kernels were verified")
+    parser.add_argument("--write", action="store_true", help="write the stamps and the records that carry over")
+    options = parser.parse_args()
+    command = ["git", "rev-parse", "--short=12", options.revision]
+    revision = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    now = fingerprint_of(ROOT)
+    with checkout(revision) as place:
+        then = fingerprint_of(place)
+        verified = stamps.read_stamps(place / "benchmarks" / "verified")
+        names = names_now(then, now)
+        outcome = {kernel: changes(kernel, then, now, names) for kernel in stamps.kernels()}
+    texts, launches = sum(map(len, now.sources.values())), sum(map(len, now.tapes.values()))
+    print(f"{texts} CI sources, {len(now.tapes)} runs, {launches} launches against {revision}")
+    before = {new: old for old, new in names.items()}
+    moved, refused = {}, 0
+    for kernel, found in outcome.items():
+        old = before.get(kernel, kernel)
+        stamp = verified.get(old)
+        if stamp is None or stamp["hash"] != then.hashes.get(old):
+            said = "was not verified there"
+        elif found:
+            said, refused = found[0] + (f" (and {len(found) - 1} more)" if found[1:] else ""), refused + 1
+        elif stamp["hash"] == now.hashes[kernel]:
+            said = "unchanged"
+        else:
+            said, moved[kernel] = "same code, same launches", carried(stamp, now.hashes[kernel], revision)
+        print(f"{kernel}: {said}")
+    if options.write:
+        stamps.write_stamps(moved)
+        changed = {kernel.split("/")[0] for kernel, found in outcome.items() if found}
+        count = carry_records(then, now, set(stamps.kernel_families()) - changed)
+        print(f"{len(moved)} stamps and {count} shipped records carried over")
+    return int(refused > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
