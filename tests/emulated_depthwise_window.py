@@ -47,6 +47,10 @@ CASES = (
          storage="transposed", w_storage="transposed"),
     case("window_tall", "filter rows of which many lie outside of the image", (8, 1, 20, 32), (1, 21, 3),
          padding=(10, 1), groups=1),
+    case("window_low_nhwc", "channels innermost, and results that are more words than what they come from: few rows",
+         (3, 8, 5, 53), (8, 3, 3), padding=1, groups=8, storage="channels_last"),
+    case("window_low_dilated", "columns side by side, and results that are more words than what they come from",
+         (3, 13, 1, 52), (13, 1, 2), dilation=(2, 3), groups=13),
     case("window_aligned", "rows of 16 bytes, which leave four at a time", (2, 4, 12, 16), (4, 9, 7), padding=(4, 3),
          groups=4, bias=False),
 )  # fmt: skip

@@ -103,6 +103,8 @@ GEOMETRY = (
            ("window.classes_w == 1 ? work.cols.step : 1", "work.cols.step"), on="window_dilated"),
     _fault("sums over windows that are read", "sums go to shared memory while others multiply",
            ("    __syncthreads();  // the windows are read\n", ""), on="window_nhwc"),
+    _fault("planes of results further apart", "the last plane's results are behind the block's shared memory",
+           ("plane_words = tile_pixels + 1;", "plane_words = tile_pixels + 2;"), on="window_low_nhwc"),
     _fault("long sums start anew", "only the last range of taps counts",
            ("m + row + col == 0,", "true,"), on="window_13x11", shape=_BOTH),
     _fault("window: the totals are not taken back", "sums after the last range are cleared",

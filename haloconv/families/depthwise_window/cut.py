@@ -124,10 +124,20 @@ def totals_words(cut: Cut, places: Layout) -> int:
     return cut.planes * places.plane_words + cut.filters * places.filter_words
 
 
-def smem_bytes(config: Config, cut: Cut, places: Layout) -> int:
-    """Shared memory of a block: planes with their halo, filters, totals."""
+def results_words(cut: Cut, channels_inner: bool) -> int:
+    """Sums of a block that leave in the order of memory (``write_together`` in depthwise_window.cu), or 0.
+
+    They begin where the windows were. A window may be smaller: rows outside of the source are one row.
+    """
+    if not channels_inner and cut.classes_w == 1:
+        return 0
+    return cut.planes * (cut.tile_p * cut.tile_q * cut.classes_w + 1)
+
+
+def smem_bytes(config: Config, cut: Cut, places: Layout, channels_inner: bool) -> int:
+    """Shared memory of a block: planes with their halo, filters and totals, later the results in their place."""
     totals = config.tile_i * TILE_J * config.threads if cut.promotes else 0
-    return WORD_BYTES * (totals_words(cut, places) + totals)
+    return WORD_BYTES * max(totals_words(cut, places) + totals, results_words(cut, channels_inner))
 
 
 def threads_used(config: Config, cut: Cut) -> int:
@@ -143,7 +153,7 @@ def invalid(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: b
         return f"{threads_used(config, cut)} thread tiles do not fit a block of {config.threads} threads"
     if channels_inner and (cut.filters & (cut.filters - 1) or cut.filters > _MAX_CHANNEL_LANES):
         return f"{cut.filters} channels are no power of two up to {_MAX_CHANNEL_LANES}, as lanes need it"
-    needed = smem_bytes(config, cut, layout(config, cut, both))
+    needed = smem_bytes(config, cut, layout(config, cut, both), channels_inner)
     if needed > max_smem_bytes:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
     return None
@@ -188,7 +198,7 @@ def cost(
     window = places.lines_h * places.lines_w * steps
     work = Work(
         blocks=blocks(planes, cut, both, channels_inner),
-        smem_bytes=smem_bytes(config, cut, places),
+        smem_bytes=smem_bytes(config, cut, places, channels_inner),
         warps=ceil_div(threads_used(config, cut), 32),
         instructions=own,
         terms=terms,

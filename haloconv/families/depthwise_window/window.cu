@@ -9,7 +9,8 @@
 // (line.cuh); a stride is undone by staging residues side by side (windows.cuh). Extents, filter and cutting are
 // numbers of the launch: one kernel serves all layers of a dtype.
 //
-// Budget: TILE_I * 8 sums and some 60 more registers; shared memory for the block's planes and their filters.
+// Budget: TILE_I * 8 sums and some 60 more registers; shared memory for the block's planes and their filters, later
+// for results that leave together.
 #include "families/depthwise_window/windows.cuh"
 #include "kernels/epilogue.cuh"
 
@@ -210,7 +211,8 @@ __device__ __forceinline__ void write_columns(const Sums& sums, const Params& p,
 }
 
 // Channels are neighbours in memory, or classes of columns: the sums go through shared memory in the order of memory.
-// A warp takes a row at a time, lanes along channels and columns.
+// A warp takes a row at a time, lanes along channels and columns. They begin where the windows were, and may take more
+// room than those: `results_words` in depthwise_window_cut.py.
 __device__ __forceinline__ void write_together(const Sums& sums, float* smem, const Params& p, const Work& work,
                                                Place place) {
     const auto& window = p.window;

@@ -158,7 +158,7 @@ def _bind(
     fields = _fields(problem, chosen, (*first.strides, *filter_strides, *out_strides), channels_inner, facts.sm_count)
     both = axes(problem)
     grid = blocks(result_planes(problem), cut, both, channels_inner)
-    smem = smem_bytes(config, cut, layout(config, cut, both))
+    smem = smem_bytes(config, cut, layout(config, cut, both), channels_inner)
     text = source(problem, config, result_layout)
     launch = PositionalLaunch(text, device, grid, config.threads, smem, _PARAMS_FORMAT, fields)
 
