@@ -16,6 +16,16 @@ from pathlib import Path
 
 from haloconv.report import Network, Row, networks_of
 from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR
+from tools.result_facts import (
+    NO_RESULTS,
+    costs_section,
+    export_section,
+    rates_section,
+    result_files,
+    sample_section,
+    suite_rows,
+    where_from,
+)
 from tools.result_tables import (
     DIRECTIONS,
     grouped,
@@ -48,24 +58,8 @@ HEADLINE = (
     ("C", "fp16", "nchw", "3x3, 64 to 128 channels, 512x1024"),
 )
 """The layers that the README shows first, one of every kind and losses among them, whatever their figures are."""
-NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine writes them."
 NO_NETWORKS = "No networks are measured yet: `haloconv bench --models` on a GPU machine measures them."
 NO_STAMPS = "No family has been verified on a GPU yet: `make gpu` on a GPU machine writes the stamps."
-
-
-def result_files(root: Path, name: str) -> list[Path]:
-    """The files of this name that have rows, one a GPU."""
-    return [path for path in sorted(root.glob(f"benchmarks/results/*/{name}")) if read_rows(path)]
-
-
-def suite_rows(folder: Path) -> list[dict]:
-    """The newest rows of layers of one GPU, all suites together; those of networks are not among them."""
-    paths = sorted(path for path in folder.glob("latest*.jsonl") if path.name != "latest-models.jsonl")
-    return with_faster_layout([row for path in paths for row in read_rows(path)])
-
-
-def where_from(rows: list[dict], path: Path, root: Path) -> str:
-    return f"commit {span(rows, 'commit')}, {span(rows, 'date')}; rows from `{path.relative_to(root).as_posix()}`"
 
 
 def gpu_results(path: Path, root: Path) -> list[str]:
@@ -271,60 +265,6 @@ def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:
     return found
 
 
-def newest(root: Path, purpose: str) -> list[Path]:
-    """The newest dated file of one purpose, of each GPU."""
-    folders = sorted(root.glob("benchmarks/results/*"))
-    found = (sorted(folder.glob(f"????-??-??-{purpose}.jsonl")) for folder in folders)
-    return [files[-1] for files in found if files]
-
-
-def sample_section(root: Path = ROOT) -> str:
-    """The Markdown between the sample markers: what `auto` did on random layers, newest draw."""
-    lines = []
-    for path in newest(root, "sample"):
-        rows = read_rows(path)
-        ours = sum(row["family"] != "aten" for row in rows)
-        slowest = min((row for row in rows if row["ratio"] is not None), key=lambda row: row["ratio"])
-        lines += [
-            f"{span(rows, 'gpu')}, {where_from(rows, path, root)}: {summary(rows)}; {ours} ran on our kernels.",
-            f"The slowest at {slowest['ratio']:.2f}×: {' '.join(place_of(slowest))} on `{slowest['family']}`.",
-        ]
-    return "\n".join(lines) or NO_RESULTS
-
-
-def rates_section(root: Path = ROOT) -> str:
-    """The Markdown between the rates markers: the fastest row of each precision, beside the rate of its roofline."""
-    lines = []
-    for path in result_files(root, "latest.jsonl"):
-        rows = [row for row in suite_rows(path.parent) if row.get("tflops") and row["share"]]
-        tops = {row["precision"]: row for row in sorted(rows, key=lambda row: row["tflops"])}
-        body = [
-            [label, *(f"{rate:.0f}" for rate in (row["tflops"], row["tflops"] / row["share"], 100 * row["share"])),
-             " ".join(place_of(row)), f"`{row['family']}`"]
-            for label, row in sorted(tops.items())
-        ]  # fmt: skip
-        header = ["precision", "TFLOP/s", "roofline TFLOP/s", "per cent", "row", "family"]
-        lines += [f"**{span(rows, 'gpu')}**:", "", *table(header, body)]
-    return "\n".join(lines) or NO_RESULTS
-
-
-def costs_section(root: Path = ROOT) -> str:
-    """The Markdown between the costs markers: compile times and the host's time of a call, newest of each."""
-    lines = []
-    for path in newest(root, "compile-time"):
-        for row in {row["what"]: row for row in read_rows(path)}.values():
-            what, facts = f"compiling `{row['what']}`", f"{row.get('compile_ms', 0):.0f} ms"
-            if "texts" in row:
-                what = f"compiling the {row['texts']} sources of `{row['what']}`"
-                facts = f"median {row['median_ms']:.0f} ms, worst {row['worst_ms']:.0f} ms, {row['jobs']} at a time"
-            lines.append([what, facts, row["gpu"], row["commit"]])
-    for path in newest(root, "host-cost"):
-        for row in read_rows(path):
-            facts = f"PyTorch {row['aten_us']:.1f} us, haloconv {row['haloconv_us']:.1f} us"
-            lines.append([f"host time of `{row['what']}`", facts, row["gpu"], row["commit"]])
-    return "\n".join(table(["what", "time", "machine", "commit"], lines)) if lines else NO_RESULTS
-
-
 FAMILY_PAGES = (
     "direct",
     "grouped_sm90",
@@ -350,6 +290,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "costs": costs_section,
         "verified": lambda: verified_section(read_stamps(), pending()),
     },
+    "docs/export.md": {"export": export_section},
     **{f"docs/kernels/{family}.md": {"rows": partial(family_section, family)} for family in FAMILY_PAGES},
 }
 """Every page with generated sections, and who writes each section."""
