@@ -1,23 +1,49 @@
-"""Fill the tables of README.md from the committed results and stamps; `--check` only reports whether they are current.
+"""Fill the marked sections of README.md and docs from the committed results and stamps.
 
-Results come from benchmarks/results/<gpu>/latest.jsonl, those of networks from latest-models.jsonl beside it, verified
-families from benchmarks/verified. Run as `python -m tools.readme_results`.
+Results come from benchmarks/results/<gpu>/latest.jsonl, those of other suites and of networks from latest-*.jsonl
+beside it, verified families from benchmarks/verified. Run as `python -m tools.readme_results`; with `--check` it only
+reports whether the sections are current.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from haloconv.report import Network, Row, networks_of
 from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR
+from tools.result_facts import (
+    NO_RESULTS,
+    costs_section,
+    export_section,
+    rates_section,
+    result_files,
+    sample_section,
+    suite_rows,
+    where_from,
+)
+from tools.result_tables import (
+    DIRECTIONS,
+    grouped,
+    number,
+    place_of,
+    ranges,
+    ratio_cell,
+    read_rows,
+    span,
+    spread,
+    summary,
+    table,
+    tally,
+    times,
+    with_faster_layout,
+)
 from tools.stamps import ROOT, VERIFIED, pending
 
-DIRECTIONS = ("fprop", "dgrad", "wgrad", "step")
 MAIN_CASES = ("A", "B", "C")
 HEADLINE = (
     ("A", "tf32", "nhwc", "dilated 5x9, 32 to 64 channels, 512x512"),
@@ -27,89 +53,22 @@ HEADLINE = (
     ("convnext_dw7", "bf16", "nhwc", "ConvNeXt's 7x7 depthwise"),
     ("mobilenet_dw3_s2", "fp32", "nchw", "MobileNet's 3x3 depthwise, stride 2"),
     ("resnet_14", "tf32", "nchw", "ResNet's 3x3 on 14x14 images"),
+    ("resnet_7", "fp16", "nchw", "ResNet's 3x3 on 7x7 images"),
+    ("resnet_14_one", "fp16", "nhwc", "the same on one 14x14 image"),
+    ("C", "fp16", "nchw", "3x3, 64 to 128 channels, 512x1024"),
 )
-"""The layers that the README shows first, one of every kind and a loss among them, whatever their figures are."""
-NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine writes them."
+"""The layers that the README shows first, one of every kind and losses among them, whatever their figures are."""
 NO_NETWORKS = "No networks are measured yet: `haloconv bench --models` on a GPU machine measures them."
 NO_STAMPS = "No family has been verified on a GPU yet: `make gpu` on a GPU machine writes the stamps."
 
 
-def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """A Markdown table, first column left, the others right."""
-    names = list(header)
-    lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def number(value: float | None) -> str:
-    """Three significant digits without an exponent for the sizes that times have; a dash for None."""
-    if value is None:
-        return "–"
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}" if value >= 0.001 else f"{value:.1e}"
-
-
-def cell(row: dict | None) -> str:
-    """One measurement: PyTorch's time, ours, the ratio in bold where ours is faster, the share of the limit.
-
-    A second ratio follows where PyTorch is faster in the other layout.
-    """
-    if row is None:
-        return "–"
-    text = f"{number(row['aten_ms'])} → {number(row['haloconv_ms'])}"
-    ratio, share = row["ratio"], row["share"]
-    if ratio is not None:
-        text += f" (**{ratio:.2f}×**" if round(ratio, 2) > 1 else f" ({ratio:.2f}×"
-        best = row.get("aten_best_ms")
-        if best is not None and best < row["aten_ms"]:
-            text += f", {best / row['haloconv_ms']:.2f}× of its better layout"
-        text += f", {100 * share:.0f} %)" if share is not None else ")"
-    return text
-
-
-def grouped(rows: list[dict]) -> list[str]:
-    """The rows as one table: a line per case, precision and layout; a column per measured direction."""
-    cells: dict[tuple, dict[str, dict]] = {}
-    for row in rows:
-        cells.setdefault((row["case"], row["precision"], row["layout"]), {})[row["direction"]] = row
-    directions = [direction for direction in DIRECTIONS if any(direction in found for found in cells.values())]
-    body = []
-    for (case, precision, layout), found in cells.items():
-        families = ", ".join(sorted({row["family"] for row in found.values()}))
-        body.append([case, precision, layout, families, *(cell(found.get(direction)) for direction in directions)])
-    return table(["case", "precision", "layout", "family", *directions], body)
-
-
-def summary(rows: list[dict]) -> str:
-    """Wins, ties (within 2 %, as reports count them) and losses in one sentence."""
-    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
-    if not ratios:
-        return f"{len(rows)} measurements, none with PyTorch's time"
-    wins, losses = sum(ratio > 1.02 for ratio in ratios), sum(ratio < 0.98 for ratio in ratios)
-    ties, middle = len(ratios) - wins - losses, statistics.median(ratios)
-    counts = f"haloconv faster in {wins}, within 2 % in {ties}, slower in {losses}"
-    return f"{len(ratios)} measurements, {counts}; median ratio {middle:.2f}×"
-
-
-def span(rows: list[dict], key: str) -> str:
-    """The different values of ``key``; of dates, the first and the last day."""
-    if key == "date":
-        days = sorted({row["date"][:10] for row in rows})
-        return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    return ", ".join(sorted({row[key] for row in rows}))
-
-
 def gpu_results(path: Path, root: Path) -> list[str]:
-    rows = read_rows(path)
+    rows = with_faster_layout(read_rows(path))
     versions = f"PyTorch {span(rows, 'torch')}, cuDNN {span(rows, 'cudnn')}, CUDA {span(rows, 'cuda')}"
-    source = f"commit {span(rows, 'commit')}, {span(rows, 'date')}; rows from `{path.relative_to(root).as_posix()}`"
     lines = [
-        f"**{span(rows, 'gpu')}**, {versions}; {source}.",
+        f"**{span(rows, 'gpu')}**, {versions}; {where_from(rows, path, root)}.",
         "",
-        "Milliseconds, PyTorch → haloconv (ratio, share of the limit); bold where haloconv is faster.",
+        "Milliseconds, PyTorch → haloconv (ratio, roofline fraction); bold where haloconv is faster.",
         "",
     ]
     main = [row for row in rows if row["case"] in MAIN_CASES]
@@ -122,19 +81,18 @@ def gpu_results(path: Path, root: Path) -> list[str]:
     return [*lines, f"All cases: {summary(rows)}."]
 
 
-def results_section(root: Path = ROOT) -> str:
-    """The Markdown between the results markers."""
-    paths = [path for path in sorted(root.glob("benchmarks/results/*/latest.jsonl")) if read_rows(path)]
-    return "\n\n".join("\n".join(gpu_results(path, root)) for path in paths) or NO_RESULTS
+def results_section(root: Path = ROOT, name: str = "latest.jsonl") -> str:
+    """The Markdown between the markers of one suite's layers."""
+    return "\n\n".join("\n".join(gpu_results(path, root)) for path in result_files(root, name)) or NO_RESULTS
 
 
 def headline_section(root: Path = ROOT) -> str:
     """The Markdown between the headline markers: how many times PyTorch's speed, of the first GPU with results."""
-    path = next((path for path in sorted(root.glob("benchmarks/results/*/latest.jsonl")) if read_rows(path)), None)
+    path = next(iter(result_files(root, "latest.jsonl")), None)
     if path is None:
         return NO_RESULTS
-    rows = read_rows(path)
-    places = {(row["case"], row["precision"], row["layout"], row["direction"]): row for row in rows}
+    rows = suite_rows(path.parent)
+    places = {place_of(row): row for row in rows}
     body = [
         [
             about,
@@ -149,24 +107,64 @@ def headline_section(root: Path = ROOT) -> str:
     note = " Losses here asked for a family by name; by itself haloconv leaves such layers to PyTorch." if lost else ""
     lines = [
         f"Times PyTorch's speed (cuDNN with its search on, same precision and layout): {span(rows, 'gpu')}.",
+        "In brackets: the same against PyTorch in its faster layout.",
         "",
         *table(["layer", "precision", "layout", "output", "input gradient", "weight gradient"], body),
         "",
-        f"–: not measured.{note} All layers: {summary(rows)}.",
+        f"–: not measured.{note}",
+        f"All layers: {summary(rows)}.",
     ]
     return "\n".join(lines)
 
 
-def ratio_cell(row: dict | None) -> str:
-    """A ratio, bold where ours is faster; a dash where there is none."""
-    if row is None or row["ratio"] is None:
-        return "–"
-    return f"**{row['ratio']:.2f}×**" if round(row["ratio"], 2) > 1 else f"{row['ratio']:.2f}×"
+def tally_section(root: Path = ROOT) -> str:
+    """The Markdown between the tally markers: wins and losses of each family, all suites together, a table a GPU."""
+    found = []
+    for path in result_files(root, "latest.jsonl"):
+        rows = suite_rows(path.parent)
+        found.append("\n".join([f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *tally(rows)]))
+    return "\n\n".join(found) or NO_RESULTS
+
+
+def marches(row: dict) -> bool:
+    """Whether `grouped_sm90` ran: its rows of today carry the names of the families that it was a part of."""
+    where = row["case"].startswith("resnext") and row["layout"] == "nhwc"
+    return where and (row["family"] == "halo_sm80" or row["family"] == "halo_sm80_wgrad" and row["precision"] != "tf32")
+
+
+def is_of(family: str, row: dict) -> bool:
+    """Whether a row is of the family of a page."""
+    if family == "grouped_sm90":
+        return row["family"] == family or marches(row)
+    return row["family"] == family and not marches(row)
+
+
+def family_section(family: str, root: Path = ROOT) -> str:
+    """The Markdown between the markers of a family's page: what its rows prove, a line a layer."""
+    found = []
+    for path in result_files(root, "latest.jsonl"):
+        rows = [row for row in suite_rows(path.parent) if is_of(family, row)]
+        if not rows:
+            continue
+        cases = {row["case"] for row in read_rows(path)}
+        suite = [row for row in rows if row["case"] in cases]
+        other = [row for row in rows if row["case"] not in cases]
+        lines = [
+            f"**{span(rows, 'gpu')}**, {span(rows, 'date')}, commit {span(rows, 'commit')}; rows of `{family}` in",
+            f"`{path.parent.relative_to(root).as_posix()}/latest*.jsonl`. Times PyTorch's speed in the same layout,",
+            "roofline fraction; least and greatest of the precisions.",
+            "",
+            *ranges(suite),
+            "",
+            f"{summary(suite)}.",
+        ]
+        found.append("\n".join([*lines, *([f"Suites of other layers: {summary(other)}."] if other else [])]))
+    return "\n\n".join(found) or NO_RESULTS
 
 
 def models_section(root: Path = ROOT) -> str:
     """The Markdown between the models markers: a line per network, precision and layout."""
-    paths = [path for path in sorted(root.glob("benchmarks/results/*/latest-models.jsonl")) if read_rows(path)]
+    paths = result_files(root, "latest-models.jsonl")
     return "\n\n".join("\n".join(gpu_models(path, root)) for path in paths) or NO_NETWORKS
 
 
@@ -182,26 +180,37 @@ def gpu_models(path: Path, root: Path) -> list[str]:
     header = ["network", "precision", "layout", "inference", "memory", "training step", "memory", "layers", "slowest"]
     missed = [sentence for network in networks for sentence in network.missed()]
     bars = f"every layer at {LAYER_BAR:g}×, a network at {NETWORK_BAR:g}×, memory at most {MEMORY_BAR:g}×"
-    source = f"commit {span(rows, 'commit')}, {span(rows, 'date')}; rows from `{path.relative_to(root).as_posix()}`"
     return [
-        f"**{span(rows, 'gpu')}**, PyTorch {span(rows, 'torch')}; {source}.",
+        f"**{span(rows, 'gpu')}**, PyTorch {span(rows, 'torch')}; {where_from(rows, path, root)}.",
         "",
         "Milliseconds, PyTorch → haloconv (ratio); peak memory over PyTorch's; distinct layers and the slowest.",
         "",
         *table(header, body),
         "",
+        *networks_summary(networks),
         f"The bars ({bars}): {f'{len(missed)} missed' if missed else 'all met'} by these rows.",
         *(f"- {sentence}" for sentence in missed),
     ]
+
+
+def networks_summary(networks: list[Network]) -> list[str]:
+    """Least and greatest ratio of whole networks, and how their layers compare."""
+    lines = []
+    wholes = {"Inference": [each.forward for each in networks], "A training step": [each.step for each in networks]}
+    for name, found in wholes.items():
+        ratios = [row.ratio for row in found if row is not None and row.ratio is not None]
+        if ratios:
+            lines.append(f"{name}, {len(ratios)} settings: {spread(ratios, '.2f')} times PyTorch's speed.")
+    layers = [{"ratio": row.ratio} for network in networks for row in network.layers]
+    return [*lines, f"Their layers: {summary(layers)}."] if layers else lines
 
 
 def whole_cells(row: Row | None) -> list[str]:
     """Time and memory of one direction of a whole network."""
     if row is None or row.ratio is None:
         return ["–", "–"]
-    ratio = f"**{row.ratio:.2f}×**" if round(row.ratio, 2) > 1 else f"{row.ratio:.2f}×"
     memory = "–" if row.memory_ratio is None else f"{row.memory_ratio:.2f}×"
-    return [f"{number(row.aten_ms)} → {number(row.haloconv_ms)} ({ratio})", memory]
+    return [f"{number(row.aten_ms)} → {number(row.haloconv_ms)} ({times(row.ratio)})", memory]
 
 
 def slowest_cells(network: Network) -> list[str]:
@@ -214,59 +223,104 @@ def slowest_cells(network: Network) -> list[str]:
 
 
 def verified_section(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> str:
-    """The Markdown between the verified markers: one line per family that has a stamp or waits for one.
+    """The Markdown between the verified markers: one line per kernel that has a stamp or waits for one.
 
-    ``waiting`` maps a pending family to its date and reason.
+    ``waiting`` maps what is pending to its date and reason.
     """
     rows = []
-    for family in sorted(stamps.keys() | waiting.keys()):
-        stamp = stamps.get(family)
-        state = f"pending since {waiting[family]}" if family in waiting else "verified"
+    for name in sorted(stamps.keys() | waiting.keys()):
+        stamp = stamps.get(name)
+        state = f"pending since {waiting[name]}" if name in waiting else "verified"
         if stamp is None:
-            rows.append([f"`{family}`", state, "–", "–", "–", "–", "–"])
+            rows.append([f"`{name}`", state, "–", "–", "–", "–", "–"])
             continue
+        if "carried_from" in stamp and name not in waiting:
+            state += f" at {stamp['carried_from']['commit']}, carried over unchanged"
         errors = ", ".join(f"{label} {error:.1e}" for label, error in sorted(stamp["worst_errors"].items()))
         place = f"{stamp['gpu']}, PyTorch {stamp['torch']}"
-        rows.append([f"`{family}`", state, place, str(stamp["checks"]), errors, stamp["sanitizer"], stamp["date"]])
-    header = ["family", "state", "on", "checks passed", "worst norm errors", "compute-sanitizer", "date"]
+        rows.append([f"`{name}`", state, place, str(stamp["checks"]), errors, stamp["sanitizer"], stamp["date"]])
+    header = ["kernel", "state", "on", "checks passed", "worst norm errors", "compute-sanitizer", "date"]
     return "\n".join(table(header, rows)) if rows else NO_STAMPS
 
 
+def stamps_line(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> str:
+    """Which families hold all their stamps, and what waits for one, with date and reason."""
+    if not stamps and not waiting:
+        return NO_STAMPS
+    late = {name.partition("/")[0] for name in waiting}
+    held = sorted({name.partition("/")[0] for name in stamps} - late)
+    gpus = ", ".join(sorted({stamp["gpu"] for stamp in stamps.values()}))
+    verified = [f"Verified on {gpus}: {', '.join(f'`{name}`' for name in held)}."] if held else []
+    pending_lines = [f"Pending: `{name}` since {about}." for name, about in sorted(waiting.items())]
+    return "\n".join([*verified, *(pending_lines or ["Pending: none."])])
+
+
 def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
+    """Stamp by name: `family/kernel`, or `family` where a file is the stamp of a whole family."""
+    found: dict[str, dict] = {}
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kernels = content.get("kernels")
+        found |= {path.stem: content} if kernels is None else {f"{path.stem}/{name}": kernels[name] for name in kernels}
+    return found
 
 
-def filled(readme: str) -> str:
-    """The README's text with every section replaced. Raises ValueError if a pair of markers is missing."""
-    sections = {
-        "headline": headline_section(),
-        "models": models_section(),
-        "results": results_section(),
-        "verified": verified_section(read_stamps(), pending()),
-    }
-    for name, text in sections.items():
+FAMILY_PAGES = (
+    "direct",
+    "grouped_sm90",
+    "halo_sm80",
+    "halo_sm80_wgrad",
+    "halo_sm90",
+    "depthwise",
+    "depthwise_window",
+    "depthwise_toeplitz",
+)
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {
+        "headline": headline_section,
+        "stamps": lambda: stamps_line(read_stamps(), pending()),
+    },
+    "docs/results.md": {
+        "tally": tally_section,
+        "models": models_section,
+        "results": results_section,
+        "few_images": partial(results_section, name="latest-few_images.jsonl"),
+        "sample": sample_section,
+        "rates": rates_section,
+        "costs": costs_section,
+        "verified": lambda: verified_section(read_stamps(), pending()),
+    },
+    "docs/export.md": {"export": export_section},
+    **{f"docs/kernels/{family}.md": {"rows": partial(family_section, family)} for family in FAMILY_PAGES},
+}
+"""Every page with generated sections, and who writes each section."""
+
+
+def filled(page: str, text: str) -> str:
+    """The text of a page with every section replaced. Raises ValueError if a pair of markers is missing."""
+    for name, write in PAGES[page].items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        if readme.count(begin) != 1 or readme.count(end) != 1:
-            raise ValueError(f"README.md must hold {begin} and {end} exactly once")
-        head, rest = readme.split(begin)
-        readme = f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
-    return readme
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"{page} must hold {begin} and {end} exactly once")
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{write()}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the tables are out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a section is out of date")
     arguments = parser.parse_args()
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    after = filled(before)
-    if before == after:
-        return 0
-    if arguments.check:
-        print("README.md is out of date: run `python -m tools.readme_results`", file=sys.stderr)
+    before = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    after = {page: filled(page, text) for page, text in before.items()}
+    late = [page for page in PAGES if before[page] != after[page]]
+    for page in late:
+        if not arguments.check:
+            (ROOT / page).write_text(after[page], encoding="utf-8")
+    if arguments.check and late:
+        print(f"{', '.join(late)}: out of date; run `python -m tools.readme_results`", file=sys.stderr)
         return 1
-    path.write_text(after, encoding="utf-8")
-    print("README.md: tables refreshed")
+    print("\n".join(f"{page}: refreshed" for page in late))
     return 0
 
 

@@ -28,9 +28,13 @@ from tools import readme_results
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+KERNEL_PAGES = sorted((ROOT / "docs" / "kernels").glob("*.md"))
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *KERNEL_PAGES]
+SECTIONS = [(page, section) for page, sections in readme_results.PAGES.items() for section in sections]
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\((?P<target>[^)#\s]*)#(?P<anchor>[^)\s]+)\)")
+HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
 RECORD = {
     "case": "A", "direction": "fprop", "precision": "fp32", "layout": "nchw", "family": "direct",
     "aten_ms": 16.4, "haloconv_ms": 20.5, "ratio": 0.8, "share": 0.35, "spread": 0.01, "limit_ms": 7.2,
@@ -75,6 +79,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings, code blocks left out."""
+    titles = [match["title"] for match in HEADING.finditer(FENCE.sub("", page.read_text("utf-8")))]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_anchors_are_headings(page: Path) -> None:
+    found = [(match["target"], match["anchor"]) for match in ANCHOR.finditer(page.read_text("utf-8"))]
+    inside = [(page.parent / target if target else page, anchor) for target, anchor in found if "://" not in target]
+    assert [f"{target}#{anchor}" for target, anchor in inside if anchor not in anchors_of(target)] == []
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
@@ -117,7 +134,35 @@ def test_readme_shows_a_result_by_line_30_and_links_every_page() -> None:
     assert 1 < lines.index("<!-- headline:begin -->") < lines.index("<!-- headline:end -->") < 30
     assert re.search(r"\*\*\d+\.\d\d×\*\*", "\n".join(lines[:30]))
     linked = {match["target"] for match in LINK.finditer(text[text.index("## More") :])}
-    assert linked >= {name_of(page) for page in PAGES if page != README}
+    index = ROOT / "docs" / "kernels" / "README.md"
+    assert linked >= {name_of(page) for page in [*PAGES, index] if page != README and page not in KERNEL_PAGES}
+    assert "docs/kernels/README.md" in linked
+    for page, folder in ((README, "docs/kernels/"), (index, "")):
+        targets = {match["target"] for match in LINK.finditer(page.read_text("utf-8"))}
+        assert targets >= {folder + each.name for each in KERNEL_PAGES if each != index}
+
+
+def test_pages_are_short() -> None:
+    most = dict.fromkeys([README, *KERNEL_PAGES], 150) | {ROOT / "docs" / "kernels" / "README.md": 60}
+    assert {name_of(page): len(page.read_text("utf-8").splitlines()) for page in most if
+            len(page.read_text("utf-8").splitlines()) > most[page]} == {}  # fmt: skip
+
+
+FAMILY_PAGES = [page for page in KERNEL_PAGES if page.name != "README.md"]
+
+
+@pytest.mark.parametrize("page", FAMILY_PAGES, ids=name_of)
+def test_family_pages_have_the_same_parts_and_name_files_that_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    titles = [match["title"] for match in HEADING.finditer(FENCE.sub("", text))]
+    parts = ["The trick", "What bounds it", "Budget", "Files", "What rows prove"]
+    assert [title for title in titles if title in parts] == parts and blocks(page, "text")
+    files = text[text.index("## Files") : text.index("## What rows prove")]
+    folders = [ROOT / "haloconv" / name for name in (f"families/{page.stem}", "families/reduce", "kernels")]
+    named = set(re.findall(r"`([\w/]+\.(?:py|cuh?))`", files))
+    assert f"families/{page.stem}/" in files and len(named) > 3
+    if folders[0].is_dir():  # before the move into folders there is nothing to look for
+        assert [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
 
 
 def test_design_page_names_files_that_exist() -> None:
@@ -149,9 +194,38 @@ def test_version_is_in_one_place() -> None:
     assert 'path = "haloconv/version.py"' in pyproject and __version__ not in re.sub(r"[\w-]+[=<>].*", "", pyproject)
 
 
-def test_readme_tables_equal_the_committed_results() -> None:
-    text = README.read_text("utf-8")
-    assert readme_results.filled(text) == text, "run: python -m tools.readme_results"
+@pytest.mark.parametrize("page", readme_results.PAGES)
+def test_generated_sections_equal_the_committed_results(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert readme_results.filled(page, text) == text, "run: python -m tools.readme_results"
+
+
+def test_every_marker_is_filled_by_the_generator() -> None:
+    marked = {
+        (name_of(page), name) for page in PAGES for name in re.findall(r"<!-- (\w+):begin -->", page.read_text("utf-8"))
+    }
+    assert marked == set(SECTIONS)
+    for page in FAMILY_PAGES:
+        assert (name_of(page), "rows") in marked
+
+
+def test_every_row_of_layers_is_counted_and_shown() -> None:
+    """Losses included: each family's wins, ties and losses add up to the rows of all suites."""
+    folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
+    rows = [
+        json.loads(line) for path in folder.glob("latest*.jsonl") if "models" not in path.name for line in path.open()
+    ]
+    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+    lines = [line.split("|") for line in readme_results.tally_section().splitlines() if line.startswith("| `")]
+    assert sum(int(line[2]) for line in lines) == len(rows)
+    assert sum(int(number) for line in lines for number in line[3:6]) == len(rows)
+    assert sum(int(line[5]) for line in lines) == sum(row["ratio"] < 0.98 for row in rows) > 0
+    assert f"All layers: {len(rows)} measurements" in README.read_text("utf-8")
+    for row in rows:
+        times = f"{readme_results.number(row['aten_ms'])} → {readme_results.number(row['haloconv_ms'])} ("
+        assert any(
+            times in line for line in text.splitlines() if line.startswith(f"| {row['case']} | {row['precision']} |")
+        )
 
 
 def test_results_section_shows_losses_and_dashes(tmp_path: Path) -> None:
@@ -165,6 +239,7 @@ def test_results_section_shows_losses_and_dashes(tmp_path: Path) -> None:
     assert "| A | fp32 | nchw | direct | 16.4 → 20.5 (0.80×, 35 %) | – → 20.5 |" in text
     assert "| unet | fp32 | nchw | direct | 41.0 → 20.5 (**2.00×**, 1.00× of its better layout, 70 %) |" in text
     assert "2 measurements, haloconv faster in 1, within 2 % in 0, slower in 1" in text
+    assert "in its faster layout: faster in 0, within 2 % in 1, slower in 1" in text
     assert "**Some GPU**" in text and "commit abc1234, 2026-01-02;" in text
 
 
@@ -179,6 +254,34 @@ def test_verified_section_shows_stamps_and_pending_families() -> None:
     assert f"| `direct` | verified | {facts}" in text
     assert f"| `other` | pending since 2026-01-02: changed since | {facts}" in text
     assert "| `new` | pending since x | – |" in readme_results.verified_section({}, {"new": "x"})
+
+
+def test_one_line_of_stamps_names_what_waits() -> None:
+    stamp = {"gpu": "Some GPU"}
+    waiting = {"other/conv": "2026-01-02: changed since"}
+    line = readme_results.stamps_line({"direct": stamp, "other/conv": stamp, "other/pack": stamp}, waiting)
+    assert line == "Verified on Some GPU: `direct`.\nPending: `other/conv` since 2026-01-02: changed since."
+    assert readme_results.stamps_line({"direct": stamp}, {}) == "Verified on Some GPU: `direct`.\nPending: none."
+    assert readme_results.stamps_line({}, {}) == readme_results.NO_STAMPS
+
+
+def test_stamps_of_families_and_of_kernels_are_read(tmp_path: Path) -> None:
+    stamp = {
+        "gpu": "Some GPU",
+        "torch": "2.13",
+        "checks": 7,
+        "worst_errors": {},
+        "sanitizer": "-",
+        "date": "2026-01-01",
+    }
+    carried = {**stamp, "carried_from": {"commit": "abc1234"}}
+    (tmp_path / "direct.json").write_text(json.dumps(stamp), "utf-8")
+    (tmp_path / "other.json").write_text(json.dumps({"kernels": {"conv": carried, "wgrad": stamp}}), "utf-8")
+    stamps = readme_results.read_stamps(tmp_path)
+    assert list(stamps) == ["direct", "other/conv", "other/wgrad"]
+    text = readme_results.verified_section(stamps, {})
+    assert "| `other/conv` | verified at abc1234, carried over unchanged | Some GPU, PyTorch 2.13 | 7 |" in text
+    assert "| `other/wgrad` | verified | Some GPU, PyTorch 2.13 | 7 |" in text
 
 
 def write_rows(folder: Path, name: str, rows: list[dict]) -> None:
@@ -200,6 +303,24 @@ def test_headline_shows_its_layers_whatever_their_figures(tmp_path: Path) -> Non
     assert "Losses here" not in readme_results.headline_section(tmp_path)
 
 
+def test_faster_layout_of_the_baseline_comes_from_the_other_row(tmp_path: Path) -> None:
+    """Wins that are losses against PyTorch's faster layout are counted as such, over all suites."""
+    win = {**RECORD, "aten_ms": 4.0, "haloconv_ms": 2.0, "ratio": 2.0}
+    other = {**RECORD, "layout": "nhwc", "aten_ms": 1.0, "haloconv_ms": 2.0, "ratio": 0.5}
+    write_rows(tmp_path, "latest.jsonl", [win, other])
+    write_rows(tmp_path, "latest-small.jsonl", [{**RECORD, "case": "small", "family": "halo_sm90", "ratio": 1.01}])
+    text = readme_results.headline_section(tmp_path)
+    assert "All layers: 3 measurements, haloconv faster in 1, within 2 % in 1, slower in 1" in text
+    assert "in its faster layout: faster in 0, within 2 % in 1, slower in 2" in text
+    tally = readme_results.tally_section(tmp_path)
+    assert "| `direct` | 2 | 1 | 0 | 1 | 1.25× | 2.00× A fp32 nchw fprop | 0.50× A fp32 nhwc fprop | 2 |" in tally
+    assert "| `halo_sm90` | 1 | 0 | 1 | 0 |" in tally
+    page = readme_results.family_section("direct", tmp_path)
+    assert "| A | nchw | fp32 | 2.00×, 35 % |" in page and "| A | nhwc | fp32 | 0.50×, 35 % |" in page
+    small = readme_results.family_section("halo_sm90", tmp_path)
+    assert "Suites of other layers: 1 measurements" in small
+
+
 def test_networks_and_the_bars_they_miss(tmp_path: Path) -> None:
     assert readme_results.models_section(tmp_path) == readme_results.NO_NETWORKS
     whole = {**RECORD, "case": "net (model)", "family": "direct", "error": 0.0}
@@ -216,15 +337,18 @@ def test_networks_and_the_bars_they_miss(tmp_path: Path) -> None:
         in text
     )
     assert "1 missed by these rows" in text and "- net fp32 nchw: step of the network at 0.80x" in text
+    assert "Inference, 1 settings: 1.50 times PyTorch's speed." in text
+    assert "A training step, 1 settings: 0.80 times PyTorch's speed." in text
     write_rows(tmp_path, "latest-models.jsonl", [rows[0], rows[2]])
     assert "all met by these rows" in readme_results.models_section(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["headline", "models", "results", "verified"])
-def test_missing_markers_are_refused(name: str) -> None:
-    text = README.read_text("utf-8").replace(f"<!-- {name}:begin -->", "")
+@pytest.mark.parametrize(("page", "name"), SECTIONS)
+def test_missing_markers_are_refused(page: str, name: str) -> None:
+    text = (ROOT / page).read_text("utf-8").replace(f"<!-- {name}:begin -->", "")
     with pytest.raises(ValueError, match=f"{name}:begin"):
-        readme_results.filled(text)
+        readme_results.filled(page, text)
+    assert {"headline", "models", "results", "verified"} <= {section for _, section in SECTIONS}
 
 
 def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,96 @@
+"""Committed results as files: which there are, and short sections that one file or one look at all rows gives."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tools.result_tables import place_of, read_rows, span, summary, table, times, with_faster_layout
+from tools.stamps import ROOT
+
+NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine writes them."
+
+
+def result_files(root: Path, name: str) -> list[Path]:
+    """The files of this name that have rows, one a GPU."""
+    return [path for path in sorted(root.glob(f"benchmarks/results/*/{name}")) if read_rows(path)]
+
+
+def suite_rows(folder: Path) -> list[dict]:
+    """The newest rows of layers of one GPU, all suites together; those of networks are not among them."""
+    paths = sorted(path for path in folder.glob("latest*.jsonl") if path.name != "latest-models.jsonl")
+    return with_faster_layout([row for path in paths for row in read_rows(path)])
+
+
+def where_from(rows: list[dict], path: Path, root: Path) -> str:
+    return f"commit {span(rows, 'commit')}, {span(rows, 'date')}; rows from `{path.relative_to(root).as_posix()}`"
+
+
+def newest(root: Path, purpose: str) -> list[Path]:
+    """The newest dated file of one purpose, of each GPU."""
+    folders = sorted(root.glob("benchmarks/results/*"))
+    found = (sorted(folder.glob(f"????-??-??-{purpose}.jsonl")) for folder in folders)
+    return [files[-1] for files in found if files]
+
+
+def sample_section(root: Path = ROOT) -> str:
+    """The Markdown between the sample markers: what `auto` did on random layers, newest draw."""
+    lines = []
+    for path in newest(root, "sample"):
+        rows = read_rows(path)
+        ours = sum(row["family"] != "aten" for row in rows)
+        slowest = min((row for row in rows if row["ratio"] is not None), key=lambda row: row["ratio"])
+        lines += [
+            f"{span(rows, 'gpu')}, {where_from(rows, path, root)}: {summary(rows)}; {ours} ran on our kernels.",
+            f"The slowest at {slowest['ratio']:.2f}×: {' '.join(place_of(slowest))} on `{slowest['family']}`.",
+        ]
+    return "\n".join(lines) or NO_RESULTS
+
+
+def rates_section(root: Path = ROOT) -> str:
+    """The Markdown between the rates markers: the fastest row of each precision, beside the rate of its roofline."""
+    lines = []
+    for path in result_files(root, "latest.jsonl"):
+        rows = [row for row in suite_rows(path.parent) if row.get("tflops") and row["share"]]
+        tops = {row["precision"]: row for row in sorted(rows, key=lambda row: row["tflops"])}
+        body = [
+            [label, *(f"{rate:.0f}" for rate in (row["tflops"], row["tflops"] / row["share"], 100 * row["share"])),
+             " ".join(place_of(row)), f"`{row['family']}`"]
+            for label, row in sorted(tops.items())
+        ]  # fmt: skip
+        header = ["precision", "TFLOP/s", "roofline TFLOP/s", "per cent", "row", "family"]
+        lines += [f"**{span(rows, 'gpu')}**:", "", *table(header, body)]
+    return "\n".join(lines) or NO_RESULTS
+
+
+def costs_section(root: Path = ROOT) -> str:
+    """The Markdown between the costs markers: compile times and the host's time of a call, newest of each."""
+    lines = []
+    for path in newest(root, "compile-time"):
+        for row in {row["what"]: row for row in read_rows(path)}.values():
+            what, facts = f"compiling `{row['what']}`", f"{row.get('compile_ms', 0):.0f} ms"
+            if "texts" in row:
+                what = f"compiling the {row['texts']} sources of `{row['what']}`"
+                facts = f"median {row['median_ms']:.0f} ms, worst {row['worst_ms']:.0f} ms, {row['jobs']} at a time"
+            lines.append([what, facts, row["gpu"], row["commit"]])
+    for path in newest(root, "host-cost"):
+        for row in read_rows(path):
+            facts = f"PyTorch {row['aten_us']:.1f} us, haloconv {row['haloconv_us']:.1f} us"
+            lines.append([f"host time of `{row['what']}`", facts, row["gpu"], row["commit"]])
+    return "\n".join(table(["what", "time", "machine", "commit"], lines)) if lines else NO_RESULTS
+
+
+def export_section(root: Path = ROOT) -> str:
+    """The Markdown between the export markers: what exported files printed about themselves, newest of each GPU."""
+    body = []
+    for folder in sorted(root.glob("benchmarks/results/*")):
+        files = sorted(folder.glob("????-??-??-export.txt"))
+        text = files[-1].read_text(encoding="utf-8") if files else ""
+        for name, found in re.findall(r"^== (\w+)\n(.*?)(?=^== |\Z)", text, re.MULTILINE | re.DOTALL):
+            line = re.findall(
+                r"^(?:forward|forward and backward) +([\d.]+) ms, PyTorch's ([\d.]+) ms \((\w+)\)", found, re.MULTILINE
+            )
+            cells = [f"{baseline} → {ours} ({times(float(baseline) / float(ours))})" for ours, baseline, _ in line]
+            body.append([name, line[0][2], *cells, f"`{files[-1].name}`"])
+    header = ["exported", "PyTorch in", "forward, ms", "forward and backward, ms", "file"]
+    return "\n".join(table(header, body)) if body else NO_RESULTS
