@@ -58,7 +58,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
     problem, cut = request.problem, config.derived
     n, channels, rows, _ = request.result_shape
-    parts = cut.parts(request.facts)
+    parts = cut.parts(request.facts.sm_count)
     fields = {
         **named("w", "k.rs", request.second.strides),
         **named("out", "nch.", request.result_strides),

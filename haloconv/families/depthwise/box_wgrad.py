@@ -55,7 +55,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
     problem, dy, x, cut = request.problem, request.first, request.second, config.derived
-    parts = cut.parts(request.facts, _MOST_PRODUCTS // (cut.tiling.rows * COLS))
+    parts = cut.parts(request.facts.sm_count, _MOST_PRODUCTS // (cut.tiling.rows * COLS))
     fields = {
         "x_side": _side_fields(x, problem.x_shape),
         "dy_side": _side_fields(dy, problem.y_shape),

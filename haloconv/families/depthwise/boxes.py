@@ -7,7 +7,6 @@ from math import prod
 
 import torch
 
-from haloconv.env import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, lead, padding, shapes
 from haloconv.families.depthwise.strips import cut_rows, share
@@ -102,9 +101,9 @@ class Cut:
         read = (self.rows + problem.r - 1) / self.rows  # of a row that is multiplied
         self.cost = lanes * tiling.rows * read
 
-    def parts(self, facts: DeviceFacts, most_units: int = 0) -> int:
+    def parts(self, sm_count: int, most_units: int = 0) -> int:
         """Blocks of a channel."""
-        slots = self.resident * facts.sm_count
+        slots = self.resident * sm_count
         cut = (self.strips, self.rows)
         return share(self.channels, self.image_groups, cut, self.buffer_bytes, slots, most_units).parts
 

@@ -71,7 +71,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
     problem, cut = request.problem, config.derived
-    parts = cut.parts(request.facts)
+    parts = cut.parts(request.facts.sm_count)
     fields = {**named("w", "k.rs", request.second.strides), "cut": cut.fields(parts)}
     maps = {"in_map": cut.box_map(shapes(problem)[0], request.first.strides, cut.x_cols, _IN_POINTER)}
     shape = LaunchShape(cut.slabs * parts, cut.tiling.threads, cut.stages * cut.stage_bytes)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from haloconv.env import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, padding, shapes
 from haloconv.jit import BoxMap, DataType, Swizzle
@@ -175,9 +174,9 @@ class Cut:
         """Rows that shared memory has room for."""
         return min(_MOST_STAGES, (_SMEM_BYTES - _BARRIER_BYTES) // self.stage_bytes)
 
-    def parts(self, facts: DeviceFacts, most_rows: int = 0) -> int:
+    def parts(self, sm_count: int, most_rows: int = 0) -> int:
         """Blocks of a slab: as many as run at a time, or as leave each ``most_rows`` rows."""
-        running = min(self.bands, facts.sm_count // self.slabs)
+        running = min(self.bands, sm_count // self.slabs)
         return max(1, running, ceil_div(self.bands, most_rows // self.tiling.band) if most_rows else 0)
 
     def fields(self, parts: int) -> dict[str, int]:

@@ -63,7 +63,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
     problem, dy, x, cut = request.problem, request.first, request.second, config.derived
     tiling = cut.tiling
-    parts = cut.parts(request.facts, _MOST_PRODUCTS // tiling.cols)
+    parts = cut.parts(request.facts.sm_count, _MOST_PRODUCTS // tiling.cols)
     maps = {
         "x_map": cut.box_map(problem.x_shape, x.strides, cut.x_cols, _X_POINTER),
         "dy_map": cut.box_map(problem.y_shape, dy.strides, tiling.strip_cols, _DY_POINTER),

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.env import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call
 from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, named, padding, shapes
@@ -117,7 +116,8 @@ def configs(request: Request) -> list[Config]:
     tiling = best_tiling(request.problem) if _refused(request) is None else None
     if tiling is None:
         return []
-    return [Config(KERNEL, config_key(tiling), (tiling, _cut(request.problem, tiling, request.facts)))]
+    cut = _cut(request.problem, tiling, request.facts.max_smem_bytes)
+    return [Config(KERNEL, config_key(tiling), (tiling, cut))]
 
 
 def best_tiling(problem: Problem) -> Tiling | None:
@@ -188,7 +188,7 @@ class _Cut(NamedTuple):
         return self.stages * (self.x_bytes + _BARRIER_BYTES) + _Y_BUFFERS * (self.y_bytes + _BARRIER_BYTES)
 
 
-def _cut(problem: Problem, tiling: Tiling, facts: DeviceFacts) -> _Cut:
+def _cut(problem: Problem, tiling: Tiling, max_smem_bytes: int) -> _Cut:
     cols, one = shapes(problem)[1][3], patch(problem)
     strips = ceil_div(cols, tiling.tiles * 8 * one.cols)
     strip_cols = ceil_div(ceil_div(cols, strips), one.cols) * one.cols
@@ -200,7 +200,7 @@ def _cut(problem: Problem, tiling: Tiling, facts: DeviceFacts) -> _Cut:
         ceil_div(tiling.band * each * tiling.pixel_bytes, _ALIGNMENT) * _ALIGNMENT for each in (x_cols, y_cols)
     )
     filters = tiling.channels * problem.r * problem.s * _ELEM_BYTES
-    room = facts.max_smem_bytes - filters - _RESERVED_BYTES - _Y_BUFFERS * (y_bytes + _BARRIER_BYTES)
+    room = max_smem_bytes - filters - _RESERVED_BYTES - _Y_BUFFERS * (y_bytes + _BARRIER_BYTES)
     stages = min(_MOST_STAGES, room // (x_bytes + _BARRIER_BYTES))
     steps = tiling.band // one.rows
     lead = -(one.live - 1) % steps * one.rows
