@@ -9,13 +9,7 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.depthwise import box as depthwise_box
-from haloconv.families.depthwise import box_wgrad as depthwise_box_wgrad
-from haloconv.families.depthwise import lanes_cut as depthwise_lanes_cut
-from haloconv.families.depthwise import pairs as depthwise_pairs
-from haloconv.families.depthwise import patch as depthwise_patch
-from haloconv.families.depthwise import patch_wgrad as depthwise_patch_wgrad
-from haloconv.families.depthwise import tile_sm90 as depthwise_tile_sm90
+from haloconv.families.depthwise import box, box_wgrad, lanes_cut, pairs, patch, patch_wgrad, tile_sm90
 from tests.cases import Case, case, pick
 
 CASES = (
@@ -238,15 +232,14 @@ def forced(shape: str) -> Iterator[None]:
     ``SMALL``: lanes of channels and boxes do so, too.
     """
     assert shape in ("", OLDER, SMALL)
-    with MonkeyPatch.context() as patch:
-        for module in (depthwise_patch, depthwise_patch_wgrad):
-            patch.setattr(module, "MOST_IDLE", 1000)
-        patch.setattr(depthwise_pairs, "LEAST_COLS", (0, 0))
+    with MonkeyPatch.context() as monkey:
+        for module in (patch, patch_wgrad):
+            monkey.setattr(module, "MOST_IDLE", 1000)
+        monkey.setattr(pairs, "LEAST_COLS", (0, 0))
         for limit in LANES_LIMITS if shape == SMALL else ():
-            patch.setattr(depthwise_lanes_cut, limit, 0)
-        for limit, module in product(BOXES_LIMITS if shape == SMALL else (), (depthwise_box, depthwise_box_wgrad)):
-            patch.setattr(module, limit, 0)
-        hopper = (depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_box, depthwise_box_wgrad)
-        for module in hopper if shape == OLDER else ():
-            patch.setattr(module, "why_not", lambda *_: "older kernels are asked for")
+            monkey.setattr(lanes_cut, limit, 0)
+        for limit, module in product(BOXES_LIMITS if shape == SMALL else (), (box, box_wgrad)):
+            monkey.setattr(module, limit, 0)
+        for module in (patch, patch_wgrad, tile_sm90, box, box_wgrad) if shape == OLDER else ():
+            monkey.setattr(module, "configs", lambda request: [])
         yield

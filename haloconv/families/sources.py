@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from haloconv.families.depthwise import family as depthwise
+from haloconv.families.depthwise.family import DepthwiseFamily
 from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
 from haloconv.families.depthwise_window import window as depthwise_window
 from haloconv.families.direct import direct
@@ -20,5 +20,5 @@ SHIPPED: dict[str, Callable[[], list[KernelSource]]] = {
     "halo_sm90": halo_sm90_shipped.shipped_sources,
     "depthwise_window": depthwise_window.shipped_sources,
     "depthwise_toeplitz": depthwise_toeplitz.shipped_sources,
-    "depthwise": depthwise.shipped_sources,
+    "depthwise": DepthwiseFamily().sources,
 }

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haloconv.env import DeviceFacts
-from haloconv.families.depthwise import box as depthwise_box
-from haloconv.families.depthwise import box_wgrad as depthwise_box_wgrad
-from haloconv.families.depthwise import boxes as depthwise_boxes
-from haloconv.families.depthwise.boxes import COLS, Config, Cut
-from haloconv.families.depthwise.strips import shapes
+from haloconv.families.depthwise import box, box_wgrad
+from haloconv.families.depthwise.boxes import COLS, Cut, Tiling
+from haloconv.families.depthwise.layer import lead, shapes
 from haloconv.layout import strides_of
-from haloconv.problem import Direction, Problem, TensorForm
+from haloconv.problem import Direction, Problem, Request, TensorForm, dense_request
+from tests.texts import noted_texts
 
+CPU = torch.device("cpu")
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 227 << 10, "580")
 BANKS, QUARTER = 8, 8  # of 16 bytes; lanes that read at a time
 
@@ -29,23 +29,22 @@ def layer(direction: Direction, n: int, h: int, w: int, taps: int = 7, channels:
     )  # fmt: skip
 
 
-def dense(shape: tuple[int, int, int, int]) -> TensorForm:
-    return TensorForm(strides_of(shape, "nchw"), True)
+def refusal(request: Request, facts: DeviceFacts = H200) -> str | None:
+    """Why the kernel does not take the request on such a device; it offers a config exactly if there is no reason."""
+    module = box_wgrad if request.problem.direction == "wgrad" else box
+    with noted_texts(facts):
+        reason = module.why_not(request)
+        assert len(module.configs(request)) == (reason is None)
+    return reason
 
 
-def refusal(problem: Problem, facts: DeviceFacts = H200) -> str | None:
-    if problem.direction == "wgrad":
-        return depthwise_box_wgrad.why_not(problem, dense(problem.y_shape), dense(problem.x_shape), facts)
-    return depthwise_box.why_not(problem, dense(shapes(problem)[0]), "nchw", facts)
+def dense_refusal(problem: Problem, facts: DeviceFacts = H200) -> str | None:
+    return refusal(dense_request(problem, CPU), facts)
 
 
-def config_of(problem: Problem) -> Config | None:
-    module = depthwise_box_wgrad if problem.direction == "wgrad" else depthwise_box
-    return module.best_config(problem)
-
-
-def cut_of(problem: Problem, config: Config) -> Cut:
-    return depthwise_box_wgrad._cut(problem, config) if problem.direction == "wgrad" else Cut(problem, config)
+def tiling_of(problem: Problem) -> Tiling | None:
+    module = box_wgrad if problem.direction == "wgrad" else box
+    return module.best_tiling(problem)
 
 
 @given(
@@ -54,18 +53,18 @@ def cut_of(problem: Problem, config: Config) -> Cut:
 )  # fmt: skip
 def test_units_cover_every_pixel_and_fit(direction: Direction, n: int, h: int, groups: int, taps: int) -> None:
     problem = layer(direction, n, h, groups * COLS, taps)
-    config = config_of(problem)
-    if config is None:
+    tiling = tiling_of(problem)
+    if tiling is None:
         assert groups > 48, "only wide rows do not fit"
         return
-    cut, (_, _, rows, cols) = cut_of(problem, config), shapes(problem)[1]
-    assert cut.rows * (cut.strips - 1) < rows <= cut.rows * cut.strips and cut.rows % config.rows == 0
+    cut, (_, _, rows, cols) = Cut(problem, tiling), shapes(problem)[1]
+    assert cut.rows * (cut.strips - 1) < rows <= cut.rows * cut.strips and cut.rows % tiling.rows == 0
     assert cut.images * (cut.image_groups - 1) < n <= cut.images * cut.image_groups
     assert cut.groups * COLS >= cols
-    assert cut.groups * (cut.rows // config.rows) * cut.images <= config.threads, "a tile for each thread, not two"
+    assert cut.groups * (cut.rows // tiling.rows) * cut.images <= tiling.threads, "a tile for each thread, not two"
     assert max(*cut.in_box, *cut.out_box) <= 256
-    assert cut.in_box[0] >= (cut.groups - 1) * COLS + depthwise_boxes.lead(problem) + COLS + taps - 1
-    assert config.buffers * cut.buffer_bytes <= cut.smem_bytes <= H200.max_smem_bytes
+    assert cut.in_box[0] >= (cut.groups - 1) * COLS + lead(problem, COLS) + COLS + taps - 1
+    assert tiling.buffers * cut.buffer_bytes <= cut.smem_bytes <= H200.max_smem_bytes
     assert cut.out_offset % 128 == cut.buffer_bytes % 128 == 0
     assert cut.box_bytes <= cut.buffer_bytes
 
@@ -73,7 +72,7 @@ def test_units_cover_every_pixel_and_fit(direction: Direction, n: int, h: int, g
 @pytest.mark.parametrize(("size", "rows"), [(56, 7), (112, 7), (28, 7), (64, 8), (96, 8), (128, 8), (224, 8)])
 def test_lanes_that_read_at_a_time_read_different_banks(size: int, rows: int) -> None:
     """Of the first row of each window; later rows are as far from each other."""
-    cut = Cut(layer("fprop", 8, size, size), Config(rows, 2, 3, 4))
+    cut = Cut(layer("fprop", 8, size, size), Tiling(rows, 2, 3, 4))
     pitch = cut.in_box[0] // COLS
     tiles = cut.rows // rows
     pieces = [line // tiles * cut.in_box[1] * pitch + line % tiles * rows * pitch + group
@@ -85,7 +84,7 @@ def test_lanes_that_read_at_a_time_read_different_banks(size: int, rows: int) ->
 
 
 def test_small_maps_share_a_block() -> None:
-    cut = Cut(layer("fprop", 64, 28, 28), Config(7, 2, 3, 4))
+    cut = Cut(layer("fprop", 64, 28, 28), Tiling(7, 2, 3, 4))
     assert (cut.images, cut.strips, cut.rows) == (4, 1, 28)
     assert cut.groups * (cut.rows // 7) * cut.images == 112
 
@@ -93,26 +92,27 @@ def test_small_maps_share_a_block() -> None:
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
 def test_what_is_taken(direction: Direction) -> None:
     good = layer(direction, 16, 56, 56)
-    assert refusal(good) is None
-    assert "Hopper" in str(refusal(good, replace(H200, capability=(8, 0))))
-    assert "fp32" in str(refusal(replace(good, dtype=torch.float16)))
-    assert "dilation" in str(refusal(replace(good, dilation=(2, 2), padding=(6,) * 4)))
-    assert "columns" in str(refusal(layer(direction, 16, 56, 16)))
-    assert "box" in str(refusal(layer(direction, 16, 56, 400)))
-    assert "16 bytes" in str(refusal(layer(direction, 16, 57, 57))) or "pieces" in str(
-        refusal(layer(direction, 16, 57, 57))
+    assert dense_refusal(good) is None
+    assert "Hopper" in str(dense_refusal(good, replace(H200, capability=(8, 0))))
+    assert "fp32" in str(dense_refusal(replace(good, dtype=torch.float16)))
+    assert "dilation" in str(dense_refusal(replace(good, dilation=(2, 2), padding=(6,) * 4)))
+    assert "columns" in str(dense_refusal(layer(direction, 16, 56, 16)))
+    assert "box" in str(dense_refusal(layer(direction, 16, 56, 400)))
+    assert "16 bytes" in str(dense_refusal(layer(direction, 16, 57, 57))) or "pieces" in str(
+        dense_refusal(layer(direction, 16, 57, 57))
     )
 
 
 def test_few_taps_stay_with_other_kernels() -> None:
-    assert "taps" in str(refusal(layer("fprop", 16, 56, 56, taps=5)))
-    assert refusal(layer("wgrad", 16, 56, 56, taps=5)) is None
-    assert "marches" in str(refusal(layer("wgrad", 16, 56, 56, taps=3)))
-    assert refusal(layer("wgrad", 16, 224, 224, taps=3)) is None
+    assert "taps" in str(dense_refusal(layer("fprop", 16, 56, 56, taps=5)))
+    assert dense_refusal(layer("wgrad", 16, 56, 56, taps=5)) is None
+    assert "marches" in str(dense_refusal(layer("wgrad", 16, 56, 56, taps=3)))
+    assert dense_refusal(layer("wgrad", 16, 224, 224, taps=3)) is None
 
 
 def test_an_image_that_is_several_is_refused() -> None:
-    """A stride of zero, as ``expand`` gives: the copy engine takes none."""
+    """A stride of zero, as ``expand`` gives: TMA takes none."""
     problem = layer("wgrad", 4, 56, 56)
     seen = TensorForm((0, *strides_of(problem.x_shape, "nchw")[1:]), True)
-    assert "neighbours" in str(depthwise_box_wgrad.why_not(problem, dense(problem.y_shape), seen, H200))
+    request = replace(dense_request(problem, CPU), second=seen)
+    assert "neighbours" in str(refusal(request))

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from haloconv.env import DeviceFacts
-from haloconv.families.depthwise import march as depthwise_march
-from haloconv.families.depthwise import tile_sm90 as depthwise_tile_sm90
-from haloconv.families.depthwise.march_form import Form, best_config
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.families.depthwise import march, tile_sm90
+from haloconv.families.depthwise.march_form import best_tiling
+from haloconv.problem import Problem, dense_request
+from tests.texts import noted_texts
+
+CPU = torch.device("cpu")
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232448, "580")
 BEYOND_L2, SMALL = 64, 4  # images of 144 x 56 x 56
@@ -23,9 +24,8 @@ def _problem(images: int, dtype: torch.dtype, layout: str, taps: int = 3, stride
 
 
 def _rows(problem: Problem) -> int:
-    x, w = (TensorForm(strides_of(shape, problem.layout), True) for shape in (problem.x_shape, problem.w_shape))
-    form: Form = depthwise_march.form_of(problem, x, w, problem.layout)
-    return depthwise_march.strips(form, best_config(form), 1000, H200.sm_count).rows
+    form = march.form_of(dense_request(problem, CPU))
+    return march.strips(form, best_tiling(form), 1000, H200.sm_count).rows
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,9 @@ def test_strips_of_few_taps_beyond_the_l2_are_short(
 
 @pytest.mark.parametrize(("images", "taps", "lands"), [(BEYOND_L2, 3, False), (SMALL, 3, True), (BEYOND_L2, 5, True)])
 def test_planes_land_where_the_march_has_no_short_strips(images: int, taps: int, lands: bool) -> None:
-    problem = _problem(images, torch.float32, "nchw", taps)
-    x = TensorForm(strides_of(problem.x_shape, "nchw"), True)
-    reason = depthwise_tile_sm90.why_not(problem, x, "nchw", H200)
+    request = dense_request(_problem(images, torch.float32, "nchw", taps), CPU)
+    with noted_texts(H200):
+        reason = tile_sm90.why_not(request)
+        assert len(tile_sm90.configs(request)) == lands
     assert (reason is None) == lands
     assert lands or "march" in reason

@@ -9,20 +9,22 @@ import pytest
 import torch
 
 from haloconv import plan
-from haloconv.families.depthwise import band as depthwise_band
-from haloconv.families.depthwise import band_wgrad as depthwise_band_wgrad
-from haloconv.families.depthwise import box as depthwise_box
-from haloconv.families.depthwise import box_wgrad as depthwise_box_wgrad
-from haloconv.families.depthwise import lanes as depthwise_lanes
-from haloconv.families.depthwise import lanes_wgrad as depthwise_lanes_wgrad
-from haloconv.families.depthwise import march_form as depthwise_march_form
-from haloconv.families.depthwise import pairs as depthwise_pairs
-from haloconv.families.depthwise import pairs_wgrad as depthwise_pairs_wgrad
-from haloconv.families.depthwise import patch as depthwise_patch
-from haloconv.families.depthwise import patch_wgrad as depthwise_patch_wgrad
-from haloconv.families.depthwise import tile as depthwise_tile
-from haloconv.families.depthwise import tile_sm90 as depthwise_tile_sm90
-from haloconv.families.depthwise.march_form import Config, Form
+from haloconv.families.depthwise import (
+    band,
+    band_wgrad,
+    box,
+    box_wgrad,
+    lanes,
+    lanes_wgrad,
+    march_form,
+    pairs,
+    pairs_wgrad,
+    patch,
+    patch_wgrad,
+    tile,
+    tile_sm90,
+)
+from haloconv.families.depthwise.march_form import Form, Tiling
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated_depthwise import BOXES, LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of
@@ -50,10 +52,9 @@ RUNS = over(
     *((DEPTHWISE, one, dtype, result) for one in CASES for dtype in DEPTHWISE.dtypes for result in results_of(one))
 )
 NO_MARCHES = (
-    depthwise_pairs, depthwise_pairs_wgrad, depthwise_patch, depthwise_patch_wgrad, depthwise_tile_sm90, depthwise_band,
-    depthwise_band_wgrad, depthwise_tile, depthwise_lanes, depthwise_lanes_wgrad, depthwise_box, depthwise_box_wgrad,
+    pairs, pairs_wgrad, patch, patch_wgrad, tile_sm90, band, band_wgrad, tile, lanes, lanes_wgrad, box, box_wgrad,
 )  # fmt: skip
-CONFIGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
+TILINGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 
 
 @pytest.mark.parametrize(("subject", "one", "dtype", "result"), RUNS, ids=name_of)
@@ -93,23 +94,23 @@ def test_special_activations_of_small_images(one: Case) -> None:
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
-@pytest.mark.parametrize("one", [one for one in (*LARGE, *LARGE_NHWC) if one.name in CONFIGS], ids=case_id)
-def test_every_config(one: Case, subject: Subject, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("one", [one for one in (*LARGE, *LARGE_NHWC) if one.name in TILINGS], ids=case_id)
+def test_every_tiling(one: Case, subject: Subject, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the marches that fit, not only the one that is put first, also where planes would be staged."""
     for other in NO_MARCHES:
-        monkeypatch.setattr(other, "why_not", lambda *_: "a march is asked for")
-    forced, t, configs = subject.on(one, dtype), make(one, dtype, "cuda"), depthwise_march_form.configs
+        monkeypatch.setattr(other, "configs", lambda request: [])
+    forced, t, tilings = subject.on(one, dtype), make(one, dtype, "cuda"), march_form.tilings
     for result in results_of(one):
         want, index, most = oracle.expected(result, t, forced.spec), 0, 1
         while index < most:
             seen: list[int] = []
 
-            def nth(form: Form, index: int = index, seen: list[int] = seen) -> tuple[Config, ...]:
-                found = configs(form)
+            def nth(form: Form, index: int = index, seen: list[int] = seen) -> tuple[Tiling, ...]:
+                found = tilings(form)
                 seen.append(len(found))
                 return found[min(index, len(found) - 1) :][:1]
 
-            monkeypatch.setattr(depthwise_march_form, "configs", nth)
+            monkeypatch.setattr(march_form, "tilings", nth)
             plan.clear_plans()
             oracle.check(result, oracle.run(result, t, forced), t, forced.spec, want=want)
             most, index = max(seen), index + 1

@@ -1,4 +1,4 @@
-"""Faults in the depthwise kernels that stage planes: depthwise_band.cu, depthwise_band_wgrad.cu, depthwise_tile.cu."""
+"""Faults in the depthwise kernels that stage planes: band.cu, band_wgrad.cu, tile.cu."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PRODUCTS = (
            on="band_sides"),
     _fault("band: the rows' dilation", "filter rows meet neighbouring rows",
            ("load_row(x, rows + r * DIL_H * p", "load_row(x, rows + r * p"), on="band_sides"),
-    _fault("band: dgrad's filter is not turned round", "rows of the filter are in fprop's order",
+    _fault("band: dgrad's filter is not flipped", "rows of the filter are in fprop's order",
            ("DGRAD ? R - 1 - r : r", "r"), on="band_sides", result="dgrad"),
     _fault("band: even and odd columns change places", "the fragments' rows stand for columns in another order",
            ("(2 * group + i % 2) + p.pad_left", "(2 * group + 1 - i % 2) + p.pad_left"), on="band_3x5"),
@@ -118,7 +118,7 @@ TILES = (
            dtype=torch.float32),
     _fault("tile: a row of the filter too few", "the last row that a window meets is left out",
            ("at < ROWS + R - 1", "at < ROWS + R - 2"), on="band_7x7", dtype=torch.float32),
-    _fault("tile: dgrad's filter is not turned round", "columns of the filter are in fprop's order",
+    _fault("tile: dgrad's filter is not flipped", "columns of the filter are in fprop's order",
            ("DGRAD ? S - 1 - s : s", "s"), on="band_3x5", result="dgrad", dtype=torch.float32),
     _fault("tile: rows beyond the last", "a thread writes all its rows", ("if (i < rows)", "if (true)"),
            on="band_5x5_multiplier", dtype=torch.float32),

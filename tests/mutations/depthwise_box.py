@@ -1,4 +1,4 @@
-"""Faults in the depthwise kernels whose planes come as boxes: depthwise_box.cu, depthwise_box_wgrad.cu."""
+"""Faults in the depthwise kernels whose planes come as boxes: box.cu, box_wgrad.cu."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _fault(
 RING = (
     _fault("a unit is not waited for", "threads read boxes that have not landed",
            ("        wait(&full[in.index], in.parity);\n", ""), on="box_many"),
-    _fault("a unit is overwritten", "the copy engine fills a buffer that is being read",
+    _fault("a unit is overwritten", "TMA fills a buffer that is being read",
            ("        __syncthreads();\n        if (threadIdx.x == 0) ask_next(in.index, ask);",
             "        if (threadIdx.x == 0) ask_next(in.index, ask);"), on="box_many", result="wgrad"),
     _fault("a unit counts too early", "half of a unit's bytes are waited for",

@@ -1,4 +1,4 @@
-"""Faults in the depthwise kernels whose lanes are channels: depthwise_lanes.cu, depthwise_lanes_wgrad*.cu."""
+"""Faults in the depthwise kernels whose lanes are channels: lanes.cu, lanes_wgrad.cu, nhwc_wgrad_sum.cu."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RING = (
            ("            wait(&ring.empty[to.index], to.parity ^ 1);\n", ""), on="lanes_tall"),
     _fault("a row is not waited for", "warps read rows that have not landed",
            (" wait(&ring.full[next.index], next.parity);", ";"), on="lanes_tall"),
-    _fault("a row is given back too early", "the copy engine overwrites the first row of the next band",
+    _fault("a row is given back too early", "TMA overwrites the first row of the next band",
            ("at == ROWS - 1) reader.free(ring, cut, row + BAND);",
             "at == ROWS - 1) reader.free(ring, cut, row + BAND + 1);"), on="lanes_7x7"),
     _fault("rows of a run stay", "what the last band leaves in the ring is taken for the next run's rows",
@@ -65,7 +65,7 @@ PRODUCTS = (
             "at < ROWS + R - 2; ++at) {\n                    Window")),
     _fault("the column beside", "taps are a column early",
            ("x[b + s] * filter.of[r][s]", "x[b + (s + 1) % S] * filter.of[r][s]")),
-    _fault("dgrad's filter is not turned round", "taps are in fprop's order", ("DGRAD ? TAPS - 1 - tap : tap", "tap"),
+    _fault("dgrad's filter is not flipped", "taps are in fprop's order", ("DGRAD ? TAPS - 1 - tap : tap", "tap"),
            result="dgrad"),
     _fault("no bias", "sums begin with zero", ("of[i / COLS][i % COLS] = bias;", "of[i / COLS][i % COLS] = 0;")),
     _fault("rows beyond the last", "a band leaves with all its rows", ("if (row < rows && b < cols)", "if (b < cols)")),

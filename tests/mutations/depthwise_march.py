@@ -1,4 +1,4 @@
-"""Faults in the depthwise marches: depthwise_march.cu, depthwise_march_wgrad.cu and their headers."""
+"""Faults in the depthwise marches: march.cu, march_wgrad.cu and their headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in the depthwise kernel that multiplies channel pairs: depthwise_pairs.cu."""
+"""Faults in the depthwise kernel that multiplies channel pairs: pairs.cu."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STAGING = (
     _fault("pairs: stages are overwritten", "a stage is asked for while it is read",
            ("            wait(&smem.empty[at.index], at.parity ^ 1);\n", ""), on="pairs_many"),
     _fault("pairs: handed back too early", "the engine may write what is still read",
-           ("            ptx::fence_proxy_async_shared();  // before the copy engine writes x, and before it reads y\n",
+           ("            ptx::fence_proxy_async_shared();  // before TMA writes x, and before it reads y\n",
             ""), on="pairs_5x5"),
     _fault("pairs: shares overlap", "a block begins with the last band of the one before",
            ("at = part * cut.share + (part < cut.longer ? part : cut.longer);",

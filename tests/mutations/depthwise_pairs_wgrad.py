@@ -1,4 +1,4 @@
-"""Faults in depthwise_pairs_wgrad*.cu: filter gradients in 16-bit channels_last."""
+"""Faults in pairs_wgrad.cu, nhwc_wgrad_sum.cu: filter gradients in 16-bit channels_last."""
 
 from __future__ import annotations
 

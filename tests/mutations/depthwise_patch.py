@@ -1,4 +1,4 @@
-"""Faults in the depthwise kernels whose planes land whole: depthwise_patch*.cu, depthwise_tile_sm90.cu."""
+"""Faults in the depthwise kernels whose planes land whole: patch.cu, patch_wgrad.cu, tile_sm90.cu."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PRODUCTS = (
            on="patch_3x3"),
     _fault("patch: the filter's dilation", "taps are neighbours", ("across % DIL_W == 0", "across % DIL_W == 1"),
            on="patch_sides"),
-    _fault("patch: dgrad's filter is not turned round", "columns of the filter are in fprop's order",
+    _fault("patch: dgrad's filter is not flipped", "columns of the filter are in fprop's order",
            ("DGRAD ? S - 1 - s : s", "s"), on="patch_sides", result="dgrad"),
     _fault("patch: rows of a patch change places", "a fragment's halves stand for each other's rows",
            ("(at.row - i % 2) * Filter::WIDTH", "(at.row - 1 + i % 2) * Filter::WIDTH"), on="patch_3x3"),
@@ -91,9 +91,9 @@ LEAVING = (
     _fault("patch: rows beyond the last", "a strip leaves with all its rows",
            ("const int rows = left < p.cut.rows ? left : p.cut.rows;", "const int rows = p.cut.rows;"),
            on="patch_7x7"),
-    _fault("patch: a strip leaves too early", "the copy engine reads before all warps have written",
+    _fault("patch: a strip leaves too early", "TMA reads before all warps have written",
            ("        __syncthreads();\n        if (leads) send", "        if (leads) send"), on="patch_3x3"),
-    _fault("patch: no fence before a strip leaves", "the copy engine reads what ordinary stores wrote",
+    _fault("patch: no fence before a strip leaves", "TMA reads what ordinary stores wrote",
            ("        hc::ptx::fence_proxy_async_shared();\n        __syncthreads();\n        if (leads) send",
             "        __syncthreads();\n        if (leads) send"), on="patch_3x3"),
     _fault("patch: a strip is overwritten while it leaves", "the one before may still be read",
@@ -149,7 +149,7 @@ TILES = (
     _fault("landed tile: a row of the filter too few", "the last row that a window meets is left out",
            ("at < ROWS + R - 1; ++at) {\n        const bool", "at < ROWS + R - 2; ++at) {\n        const bool"),
            on="patch_3x3", dtype=torch.float32),
-    _fault("landed tile: dgrad's filter is not turned round", "columns of the filter are in fprop's order",
+    _fault("landed tile: dgrad's filter is not flipped", "columns of the filter are in fprop's order",
            ("DGRAD ? S - 1 - s : s", "s"), on="patch_3x3", result="dgrad", dtype=torch.float32),
     _fault("landed tile: rows beyond the last", "a thread writes all its rows", ("if (i < rows)", "if (true)"),
            on="patch_5x5_multiplier", dtype=torch.float32),

@@ -5,7 +5,7 @@
 // A row of the filter is a matrix of 16 output columns by 16 * SLICES input columns whose diagonals are taps. mma.sync
 // multiplies it with 8 rows of a plane, which ldmatrix reads as they lie in memory: no element is converted, and the
 // many multiplies by zero take less time than the taps would elsewhere. The trick: the 16 rows of a fragment stand for
-// columns 0, 2, ..., 14, 1, 3, ..., 15, so that a thread's sums are neighbours. dgrad is fprop with the filter turned.
+// columns 0, 2, ..., 14, 1, 3, ..., 15, so that a thread's sums are neighbours. dgrad is fprop with the filter flipped.
 //
 // A zero of the band times an infinity is a NaN that does not belong into the sum: sums that are not finite are summed
 // once more over the taps alone. A block keeps the bands of its channel, whose strips come through a ring of buffers.
@@ -47,7 +47,7 @@ struct Params {
 
 __device__ __forceinline__ const elem_t* filter_of(const Params& p, int channel) { return p.w + channel * p.w_k; }
 
-// Tap (r, s) as it meets a window: dgrad's filter is turned round.
+// Tap (r, s) as it meets a window: dgrad's filter is flipped.
 __device__ __forceinline__ elem_t tap(const Params& p, const elem_t* filter, int r, int s) {
     return filter[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
 }

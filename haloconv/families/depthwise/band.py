@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import BoundCall
+from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div
-from haloconv.families.depthwise import strips as depthwise_strips
-from haloconv.families.depthwise.strips import PIECE_BYTES, Cut, bind_strips, padding, shapes, slots, staged, strips
+from haloconv.families.depthwise import strips
+from haloconv.families.depthwise.layer import padding, shapes
+from haloconv.families.depthwise.strips import PIECE_BYTES, Cut, Window
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, Request
 
+KERNEL = "depthwise/band"
 _PIECE = 8  # columns of one copy
 _ROWS, _TILE = 8, 16  # output rows of a warp's step, output columns of a tile
 _MOST_BANDS = 18  # slices of all filter rows: four registers each
@@ -23,7 +22,7 @@ _FILTER_BYTES = 4096  # about what a filter between zeros takes
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``tiles`` of 16 columns in a warp's step; ``buffers`` and ``warps`` of a block.
 
     ``min_blocks`` blocks must fit a multiprocessor. A strip of a plane is cut to about ``buffer_bytes``.
@@ -50,27 +49,53 @@ def columns(problem: Problem) -> Columns:
     return Columns(left, ceil_div(left - pad + _TILE + (problem.s - 1) * problem.dilation[1], _TILE))
 
 
-def why_not(problem: Problem, side: TensorForm, result_layout: str, facts: DeviceFacts) -> str | None:
-    """None if the bands take the problem on the device, else a sentence that says why not."""
-    if problem.dtype.itemsize != 2 or problem.direction == "wgrad" or result_layout != "nchw":
+def why_not(request: Request) -> str | None:
+    """None if the bands take the request, else a sentence that says why not."""
+    return _refused(request) or (None if configs(request) else strips.NO_ROOM)
+
+
+def _refused(request: Request) -> str | None:
+    """The same, but for the room in shared memory."""
+    problem = request.problem
+    if problem.dtype.itemsize != 2 or problem.direction == "wgrad" or request.result_layout != "nchw":
         return "bands are for fprop and dgrad in 16 bits and nchw"
     if problem.r * columns(problem).slices > _MOST_BANDS:
         return "the bands of the filter do not fit registers"
     if padding(problem)[1] < -_MOST_ABOVE:
         return "the filter begins too far from the outputs"
-    refused = depthwise_strips.why_not(problem, (side,), facts)
-    if refused is None and not _cut(problem, side, best_config(problem), facts).slots:
-        refused = "the rows that a strip needs do not fit shared memory"
-    return refused
+    return strips.why_not(request)
 
 
-def best_config(problem: Problem) -> Config:
+def configs(request: Request) -> list[Config]:
+    """The one of a request that the kernel takes."""
+    if _refused(request) is not None:
+        return []
+    tiling = best_tiling(request.problem)
+    cut = _cut(request, tiling)
+    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
+
+
+def best_tiling(problem: Problem) -> Tiling:
     """Best of a sweep on an NVIDIA H200 (2026-11-22, 5x5 and 7x7 on maps of 56, 64 and 112)."""
-    return Config(4, 3, 4)
+    return Tiling(4, 3, 4)
 
 
-def source(problem: Problem, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part."""
+def _cut(request: Request, tiling: Tiling) -> Cut:
+    problem = request.problem
+    in_shape, out_shape = shapes(problem)
+    (left, slices), (pad_top, pad_left) = columns(problem), padding(problem)
+    halo_h, halo_w = ((n - 1) * dil for n, dil in zip((problem.r, problem.s), problem.dilation, strict=True))
+    width, step_cols = left + max(in_shape[3], out_shape[3] - pad_left + halo_w), _TILE * tiling.tiles
+    cut = strips.cut_rows(out_shape[2], tiling.buffer_bytes // (2 * (width + _PIECE)) - halo_h, _ROWS)
+    read = ceil_div(out_shape[3], step_cols) * step_cols + _TILE * (slices - 1)
+    window = Window(pad_top, cut[1] + halo_h, left // _PIECE, width, read)
+    side = strips.staged(request.first, in_shape, window, 2)
+    smem = tiling.buffers * side.buffer_bytes + tiling.warps * _ROWS * (2 * tiling.tiles + 1) * PIECE_BYTES
+    return Cut(cut, side, smem, strips.slots(request.facts, smem + _FILTER_BYTES, tiling.min_blocks))
+
+
+def source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part."""
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
@@ -80,30 +105,18 @@ def source(problem: Problem, config: Config) -> KernelSource:
         "DIL_W": problem.dilation[1],
         "MULTIPLIER": problem.k_per_group,
         "SLICES": columns(problem).slices,
-        "TILES": config.tiles,
-        "BUFFERS": config.buffers,
-        "THREADS": 32 * config.warps,
-        "MIN_BLOCKS": config.min_blocks,
+        "TILES": tiling.tiles,
+        "BUFFERS": tiling.buffers,
+        "THREADS": 32 * tiling.warps,
+        "MIN_BLOCKS": tiling.min_blocks,
         "HAS_BIAS": int(problem.bias),
     }
-    return kernel_source("depthwise/band", "depthwise_band", constants)
+    return kernel_source(KERNEL, "depthwise_band", constants)
 
 
-def _cut(problem: Problem, first: TensorForm, config: Config, facts: DeviceFacts) -> Cut:
-    in_shape, out_shape = shapes(problem)
-    (left, slices), (pad_top, pad_left) = columns(problem), padding(problem)
-    halo_h, halo_w = ((n - 1) * dil for n, dil in zip((problem.r, problem.s), problem.dilation, strict=True))
-    width, step_cols = left + max(in_shape[3], out_shape[3] - pad_left + halo_w), _TILE * config.tiles
-    cut = strips(out_shape[2], config.buffer_bytes // (2 * (width + _PIECE)) - halo_h, _ROWS)
-    read = ceil_div(out_shape[3], step_cols) * step_cols + _TILE * (slices - 1)
-    side = staged(first, in_shape, pad_top, cut[1] + halo_h, left // _PIECE, width, read, 2)
-    smem = config.buffers * side.buffer_bytes + config.warps * _ROWS * (2 * config.tiles + 1) * PIECE_BYTES
-    return Cut(cut, side, smem, slots(facts, smem + _FILTER_BYTES, config.min_blocks))
-
-
-def bind(problem: Problem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
+def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    out_shape, config = shapes(problem)[1], best_config(problem)
-    cut = _cut(problem, first, config, device_facts(device.index))
-    text, own = source(problem, config), (*out_shape[2:], padding(problem)[1])
-    return bind_strips(text, 32 * config.warps, problem, w, result_layout, device, cut, own)
+    problem, (tiling, cut) = request.problem, config.derived
+    _, _, rows, cols = request.result_shape
+    own = {"out_rows": rows, "out_cols": cols, "pad_left": padding(problem)[1]}
+    return strips.bind(source(problem, tiling), request, cut, 32 * tiling.warps, own)

@@ -5,39 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import BoundCall
-from haloconv.families.common import ELEMENTS, ceil_div, summed_call
-from haloconv.families.depthwise import strips as depthwise_strips
+from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.depthwise import strips
 from haloconv.families.depthwise.band import columns
-from haloconv.families.depthwise.strips import (
-    SHARE_FORMAT,
-    STAGED_FORMAT,
-    Staged,
-    padding,
-    share,
-    slots,
-    staged,
-    strips,
-)
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.depthwise.layer import padding, wgrad_call
+from haloconv.families.depthwise.strips import Staged, Window
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request
 
+KERNEL = "depthwise/band_wgrad"
 _PIECE = 8  # columns of one copy
 _ROWS, _COLS = 16, 32  # pixels of dy of a warp's step
 _X_TILE = 8
 _MOST_SUMS = 16  # fragments of a warp: rows of the filter by tiles of x
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
-_PARAMS_FORMAT = f"3Q{STAGED_FORMAT}{STAGED_FORMAT}{SHARE_FORMAT}6i"
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``filter_rows`` of a warp, ``buffers`` of a block, ``min_blocks`` of a multiprocessor, ``warps`` of a block.
 
     A strip of both planes is cut to about ``buffer_bytes``.
@@ -56,20 +43,31 @@ def _window(problem: Problem) -> tuple[int, int]:
     return left, ceil_div(left - pad + 16 + (problem.s - 1) * problem.dilation[1], _X_TILE)
 
 
-def why_not(problem: Problem, dy: TensorForm, x: TensorForm, facts: DeviceFacts) -> str | None:
-    """None if the kernel takes the problem on the device, else a sentence that says why not."""
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _refused(request) or (None if configs(request) else strips.NO_ROOM)
+
+
+def _refused(request: Request) -> str | None:
+    """The same, but for the room in shared memory."""
+    problem = request.problem
     if problem.dtype.itemsize != 2 or problem.direction != "wgrad":
         return "this is for filter gradients in 16 bits"
-    config = best_config(problem)
-    if config is None:
+    if best_tiling(problem) is None:
         return "the sums of the filter do not fit registers"
-    refused = depthwise_strips.why_not(problem, (dy, x), facts)
-    if refused is None and not _cut(problem, dy, x, config, facts).slots:
-        refused = "the rows that a strip needs do not fit shared memory"
-    return refused
+    return strips.why_not(request)
 
 
-def best_config(problem: Problem) -> Config | None:
+def configs(request: Request) -> list[Config]:
+    """The one of a request that the kernel takes."""
+    if _refused(request) is not None:
+        return []
+    tiling = best_tiling(request.problem)
+    cut = _cut(request, tiling)
+    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
+
+
+def best_tiling(problem: Problem) -> Tiling | None:
     """As few warps share a step as their registers allow, the rest best of a sweep on an NVIDIA H200 (2026-11-22).
 
     None: the sums do not fit.
@@ -78,26 +76,8 @@ def best_config(problem: Problem) -> Config | None:
     for shares in (1, 2):
         rows = ceil_div(problem.r, shares)
         if rows * tiles <= _MOST_SUMS:
-            return Config(rows, 2, 3 if shares == 1 else 4)
+            return Tiling(rows, 2, 3 if shares == 1 else 4)
     return None
-
-
-def source(problem: Problem, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part."""
-    constants: dict[str, int | str] = {
-        "ELEM": ELEMENTS[problem.dtype],
-        "R": problem.r,
-        "S": problem.s,
-        "DIL_H": problem.dilation[0],
-        "DIL_W": problem.dilation[1],
-        "MULTIPLIER": problem.k_per_group,
-        "FILTER_ROWS": config.filter_rows,
-        "X_TILES": _window(problem)[1],
-        "BUFFERS": config.buffers,
-        "THREADS": 32 * config.warps,
-        "MIN_BLOCKS": config.min_blocks,
-    }
-    return kernel_source("depthwise/band_wgrad", "depthwise_band_wgrad", constants)
 
 
 class _Cut(NamedTuple):
@@ -110,40 +90,57 @@ class _Cut(NamedTuple):
     slots: int
 
 
-def _cut(problem: Problem, dy: TensorForm, x: TensorForm, config: Config, facts: DeviceFacts) -> _Cut:
+def _cut(request: Request, tiling: Tiling) -> _Cut:
+    problem, facts, dy, x = request.problem, request.facts, request.first, request.second
     (left, x_tiles), (pad_top, pad_left) = _window(problem), padding(problem)
     halo_h, halo_w = ((n - 1) * dil for n, dil in zip((problem.r, problem.s), problem.dilation, strict=True))
     dy_width = ceil_div(problem.q, _COLS) * _COLS
     x_width = left + max(problem.w, problem.q - pad_left + halo_w)
-    most = (config.buffer_bytes - 2 * halo_h * x_width) // (2 * (x_width + dy_width))
-    cut = strips(problem.p, most, _ROWS)
+    most = (tiling.buffer_bytes - 2 * halo_h * x_width) // (2 * (x_width + dy_width))
+    cut = strips.cut_rows(problem.p, most, _ROWS)
     x_read = dy_width - _COLS + 16 + ceil_div(x_tiles, 2) * 16  # columns that the last step reads
     rows = min(cut[1], problem.p)  # the rest of a step is spare
-    of_x = staged(x, problem.x_shape, pad_top, rows + halo_h, left // _PIECE, x_width, x_read, 2, cut[1] - rows)
-    of_dy = staged(dy, problem.y_shape, 0, rows, 0, dy_width, dy_width, 2, cut[1] - rows)
-    smem = config.buffers * (of_x.buffer_bytes + of_dy.buffer_bytes)
-    static = config.warps * 16 * (x_tiles + 1) * _X_TILE * 4
+    x_window = Window(pad_top, rows + halo_h, left // _PIECE, x_width, x_read, cut[1] - rows)
+    of_x = strips.staged(x, problem.x_shape, x_window, 2)
+    of_dy = strips.staged(dy, problem.y_shape, Window(0, rows, 0, dy_width, dy_width, cut[1] - rows), 2)
+    smem = tiling.buffers * (of_x.buffer_bytes + of_dy.buffer_bytes)
+    static = tiling.warps * 16 * (x_tiles + 1) * _X_TILE * 4
     fits = smem + static <= facts.max_smem_bytes
-    return _Cut(cut, of_x, of_dy, smem, slots(facts, smem + static, config.min_blocks) if fits else 0)
+    return _Cut(cut, of_x, of_dy, smem, strips.slots(facts, smem + static, tiling.min_blocks) if fits else 0)
 
 
-def bind(problem: Problem, dy: TensorForm, x: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
+def source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part."""
+    constants: dict[str, int | str] = {
+        "ELEM": ELEMENTS[problem.dtype],
+        "R": problem.r,
+        "S": problem.s,
+        "DIL_H": problem.dilation[0],
+        "DIL_W": problem.dilation[1],
+        "MULTIPLIER": problem.k_per_group,
+        "FILTER_ROWS": tiling.filter_rows,
+        "X_TILES": _window(problem)[1],
+        "BUFFERS": tiling.buffers,
+        "THREADS": 32 * tiling.warps,
+        "MIN_BLOCKS": tiling.min_blocks,
+    }
+    return kernel_source(KERNEL, "depthwise_band_wgrad", constants)
+
+
+def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
-    config = best_config(problem)
-    assert config is not None
-    cut = _cut(problem, dy, x, config, device_facts(device.index))
-    steps = cut.strips[1] // _ROWS * ceil_div(problem.q, _COLS) * ceil_div(problem.r, config.filter_rows)
-    most_units = max(1, _MOST_PRODUCTS // (ceil_div(steps, config.warps) * _COLS))
+    problem, (tiling, cut) = request.problem, config.derived
+    steps = cut.strips[1] // _ROWS * ceil_div(problem.q, _COLS) * ceil_div(problem.r, tiling.filter_rows)
+    most_units = max(1, _MOST_PRODUCTS // (ceil_div(steps, tiling.warps) * _COLS))
     buffer_bytes = cut.x.buffer_bytes + cut.dy.buffer_bytes
-    shared = share(problem.k, problem.n, cut.strips, buffer_bytes, cut.slots, most_units)
-    fields = (
-        *(*cut.x, *cut.dy, *shared, cut.x.buffer_bytes),
-        *(problem.h, problem.w, problem.p, problem.q, padding(problem)[1]),
-    )
-    grid = problem.k * shared.parts
-    text = source(problem, config)
-    launch = PositionalLaunch(text, device, grid, 32 * config.warps, cut.smem_bytes, _PARAMS_FORMAT, fields)
-    dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
-    sum_parts = bind_sum(problem.dtype, dw_shape, dw_strides, shared.parts, device)
-    partial_elems = shared.parts * problem.k * problem.r * problem.s
-    return summed_call(launch, sum_parts, partial_elems, dw_shape, dw_strides)
+    share = strips.share(problem.k, problem.n, cut.strips, buffer_bytes, cut.slots, most_units)
+    fields = {
+        "x_staged": cut.x._asdict(),
+        "dy_staged": cut.dy._asdict(),
+        "share": share._asdict(),
+        "x_bytes": cut.x.buffer_bytes,
+        **{"h": problem.h, "w": problem.w, "p": problem.p, "q": problem.q, "pad_left": padding(problem)[1]},
+    }
+    shape = LaunchShape(problem.k * share.parts, 32 * tiling.warps, cut.smem_bytes)
+    launch = Launch(source(problem, tiling), request.device, shape, fields)
+    return wgrad_call(launch, request, share.parts)

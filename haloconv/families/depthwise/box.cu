@@ -2,9 +2,9 @@
 //
 //   y[p, q] = sum over (r, s) of w[r, s] * x[p + r - pad_top, q + s - pad_left]
 //
-// The trick: the copy engine brings strips of planes as boxes, zeros around them included, so that no thread spends
+// The trick: TMA brings strips of planes as boxes, zeros around them included, so that no thread spends
 // instructions on that. A thread has ROWS by 4 outputs at a time in registers: a row of its window is three or so reads
-// of 16 bytes for up to ROWS * S * 4 multiplies. dgrad is fprop with the filter turned round. A block does every so
+// of 16 bytes for up to ROWS * S * 4 multiplies. dgrad is fprop with the flipped filter. A block does every so
 // many-th unit of one channel.
 //
 // Budget: R * S registers for the filter, ROWS * 4 for sums, a row of the window; BUFFERS units in shared memory.

@@ -3,7 +3,7 @@
 //   partials[part][k, r, s] = sum over pixels (n, p, q) of
 //                                 dy[n, k, p, q] * x[n, k / M, p + r - pad_top, q + s - pad_left]
 //
-// The trick: the copy engine brings strips of both planes as boxes, zeros around x included, so that no thread spends
+// The trick: TMA brings strips of both planes as boxes, zeros around x included, so that no thread spends
 // instructions on either. A thread has all sums of a filter and ROWS by 4 pixels of dy in registers: a row of x is
 // three or so reads of 16 bytes for up to ROWS * S * 4 multiplies. A block does every so many-th unit of one filter;
 // in the end it adds the sums of its threads, in a fixed order.

@@ -2,83 +2,77 @@
 
 from __future__ import annotations
 
-import torch
-
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import BoundCall
-from haloconv.families.common import summed_call
-from haloconv.families.depthwise import boxes as depthwise_boxes
-from haloconv.families.depthwise.boxes import COLS, CUT_FORMAT, ELEM_BYTES, Config, Cut
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.depthwise import boxes
+from haloconv.families.depthwise.boxes import COLS, ELEM_BYTES, Cut, Tiling
+from haloconv.families.depthwise.layer import Extents, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request, TensorForm
 
+KERNEL = "depthwise/box_wgrad"
 LEAST_TAPS, LEAST_COLS = 10, 20  # on others marches were measured as fast, or faster
 _LEAST_COLS_OF_FEW_TAPS = 192  # with fewer taps: from there boxes were faster
 _MANY_TAPS = 25  # more than these
 _MOST_PRODUCTS = 2048  # of one fp32 sum: bounds its rounding
-_PARAMS_FORMAT = f"3Q3q2i3q2i{CUT_FORMAT}4i"
 _X_POINTER, _DY_POINTER = 0, 1
 
 
-def why_not(problem: Problem, dy: TensorForm, x: TensorForm, facts: DeviceFacts) -> str | None:
-    """None if the kernel takes the problem on the device, else a sentence that says why not."""
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _refused(request) or (None if configs(request) else boxes.NO_ROOM)
+
+
+def _refused(request: Request) -> str | None:
+    """The same, but for the room in a box and in shared memory."""
+    problem = request.problem
     if problem.direction != "wgrad":
         return "this is for filter gradients"
     least = LEAST_COLS if problem.r * problem.s >= LEAST_TAPS else _LEAST_COLS_OF_FEW_TAPS
     if problem.q < least:
         return f"marches are as fast with {problem.r * problem.s} taps and fewer than {least} columns"
-    refused = depthwise_boxes.why_not(problem, (dy, x), facts)
-    if refused is None and best_config(problem) is None:
-        refused = "the rows that a block needs do not fit a box or shared memory"
-    return refused
+    return boxes.why_not(request)
 
 
-def best_config(problem: Problem) -> Config | None:
+def configs(request: Request) -> list[Config]:
+    """The one of a request that the kernel takes."""
+    tiling = best_tiling(request.problem) if _refused(request) is None else None
+    return [] if tiling is None else [Config(KERNEL, config_key(tiling), Cut(request.problem, tiling))]
+
+
+def best_tiling(problem: Problem) -> Tiling | None:
     """By a sweep on an NVIDIA H200 (2026-11-22, 5x5 and 7x7 on maps of 20 to 224); None if none fits."""
     many = problem.r * problem.s > _MANY_TAPS
-    large = Config(7, 2, 1, 8, weight=1.05) if many else Config(14, 2, 3, 4)
-    configs = (Config(7, 2, 3, 4), Config(8, 2, 3, 4), large)
-    return depthwise_boxes.best(problem, ((each, _cut(problem, each)) for each in configs))
+    large = {Tiling(7, 2, 1, 8): 1.05} if many else {Tiling(14, 2, 3, 4): 1.0}
+    return boxes.best(problem, {Tiling(7, 2, 3, 4): 1.0, Tiling(8, 2, 3, 4): 1.0, **large})
 
 
-def _cut(problem: Problem, config: Config) -> Cut:
-    return Cut(problem, config, True, problem.r * problem.s * config.threads * ELEM_BYTES)
+def source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part."""
+    return kernel_source(KERNEL, "depthwise_box_wgrad", boxes.constants(problem, tiling))
 
 
-def source(problem: Problem, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part."""
-    constants = depthwise_boxes.constants(problem, config)
-    return kernel_source("depthwise/box_wgrad", "depthwise_box_wgrad", constants)
+def bind(request: Request, config: Config) -> BoundCall:
+    """wgrad(dy, x) -> dw."""
+    problem, dy, x, cut = request.problem, request.first, request.second, config.derived
+    parts = cut.parts(request.facts.sm_count, _MOST_PRODUCTS // (cut.tiling.rows * COLS))
+    fields = {
+        "x_side": _side_fields(x, problem.x_shape),
+        "dy_side": _side_fields(dy, problem.y_shape),
+        "cut": cut.fields(parts),
+        **{"images": problem.n, "filters": problem.k},
+        **{"dy_offset": cut.out_offset, "dy_row_bytes": cut.out_box[0] * ELEM_BYTES},
+    }
+    maps = {
+        "x_map": boxes.box_map(problem.x_shape, x, cut.in_box, _X_POINTER),
+        "dy_map": boxes.box_map(problem.y_shape, dy, cut.out_box, _DY_POINTER),
+    }
+    shape = LaunchShape(problem.k * parts, cut.tiling.threads, cut.smem_bytes)
+    launch = Launch(source(problem, cut.tiling), request.device, shape, fields, maps)
+    return wgrad_call(launch, request, parts)
 
 
-def bind(
-    problem: Problem,
-    dy: TensorForm,
-    x: TensorForm,
-    result_layout: str,
-    device: torch.device,
-    config: Config | None = None,
-) -> BoundCall:
-    """wgrad(dy, x) -> dw; without a config with the best."""
-    config = config or best_config(problem)
-    assert config is not None
-    cut = _cut(problem, config)
-    parts = cut.parts(device_facts(device.index), _MOST_PRODUCTS // (config.rows * COLS))
-    fields = (
-        *(*x.strides[:3], problem.h, problem.w, *dy.strides[:3], problem.p, problem.q, *cut.fields(parts)),
-        *(problem.n, problem.k, cut.out_offset, cut.out_box[0] * ELEM_BYTES),
-    )
-    boxes = (
-        depthwise_boxes.boxes(problem.x_shape, x, cut.in_box, _X_POINTER),
-        depthwise_boxes.boxes(problem.y_shape, dy, cut.out_box, _DY_POINTER),
-    )
-    grid = problem.k * parts
-    launch = PositionalLaunch(
-        source(problem, config), device, grid, config.threads, cut.smem_bytes, _PARAMS_FORMAT, fields, boxes
-    )
-    dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
-    sum_parts = bind_sum(problem.dtype, dw_shape, dw_strides, parts, device)
-    return summed_call(launch, sum_parts, parts * problem.k * problem.r * problem.s, dw_shape, dw_strides)
+def _side_fields(side: TensorForm, shape: Extents) -> dict[str, int]:
+    """``Side`` of the kernel."""
+    image, channel, row, _ = side.strides
+    return {"image": image, "channel": channel, "row": row, "rows": shape[2], "cols": shape[3]}

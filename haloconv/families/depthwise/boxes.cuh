@@ -1,4 +1,4 @@
-// Strips of planes that the copy engine brings as boxes, with zeros where an image ends, and how threads share them.
+// Strips of planes that TMA brings as boxes, with zeros where an image ends, and how threads share them.
 //
 // A unit is the same strip of rows of neighbouring images of a channel. A thread has ROWS rows of four columns of it, a
 // tile; threads beside each other have tiles beside each other. A block does every so many-th unit of one channel of

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from haloconv.env import DeviceFacts
 from haloconv.families.common import ceil_div
-from haloconv.families.depthwise.strips import padding, shapes, share, strips
+from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, lead, padding, shapes
+from haloconv.families.depthwise.strips import cut_rows, share
 from haloconv.jit import BoxMap, DataType, Swizzle
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, Request, TensorForm
 
-Extents = tuple[int, int, int, int]
 COLS, ELEM_BYTES = 4, 4  # columns of a tile, which are a piece of 16 bytes
-CUT_FORMAT = "11i"
-MOST_TAPS = 49  # that stand in registers
-_CAPABILITY = (9, 0)
+NO_ROOM = "the rows that a block needs do not fit a box or shared memory"
+_MOST_TAPS = 49  # that stand in registers
 _BANKS = 8  # pieces side by side in shared memory
 _BOX_ALIGNMENT = 128
 _MOST_BOX = 256  # elements of a box along an axis
@@ -27,112 +24,110 @@ _LEAST_WARPS = 8  # of a multiprocessor
 
 
 @dataclass(frozen=True)
-class Config:
-    """``rows`` of a tile; ``buffers`` and ``warps`` of a block; blocks that must fit a multiprocessor.
-
-    ``weight``: what a tile's row takes, against that of other configs.
-    """
+class Tiling:
+    """``rows`` of a tile; ``buffers`` and ``warps`` of a block; blocks that must fit a multiprocessor."""
 
     rows: int
     buffers: int
     min_blocks: int
     warps: int
-    weight: float = 1.0
 
     @property
     def threads(self) -> int:
         return 32 * self.warps
 
 
-def why_not(problem: Problem, sides: tuple[TensorForm, ...], facts: DeviceFacts) -> str | None:
-    """None if planes of these tensors can come as boxes on the device, else a sentence that says why not."""
-    if facts.capability != _CAPABILITY:
-        return "the device is no Hopper GPU (compute capability 9.0)"
+def why_not(request: Request) -> str | None:
+    """None if planes of the tensors can come as boxes on the device, else a sentence that says why not."""
+    problem = request.problem
+    if not is_hopper(request):
+        return NO_HOPPER
     if problem.dtype != torch.float32:
         return "this is for fp32"
-    if problem.stride != (1, 1) or problem.dilation != (1, 1) or problem.r * problem.s > MOST_TAPS:
+    if problem.stride != (1, 1) or problem.dilation != (1, 1) or problem.r * problem.s > _MOST_TAPS:
         return "the filter has a stride or a dilation, or does not fit registers"
-    if not all(_has_boxes(side) for side in sides):
+    if not in_boxes(request, 3, COLS):
         return "columns are no neighbours in memory, or rows begin at no multiples of 16 bytes"
     return None
 
 
-def _has_boxes(side: TensorForm) -> bool:
-    steps = side.strides[:3]
-    whole = min(steps) > 0 and not any(step % COLS for step in steps)  # 0: one image seen as several
-    return side.aligned and side.strides[3] == 1 and whole
-
-
-def lead(problem: Problem) -> int:
-    """Columns of the first 16 bytes of a window before the first one that the filter meets."""
-    return -padding(problem)[1] % COLS
-
-
-def constants(problem: Problem, config: Config) -> dict[str, int | str]:
-    """What both kernels' texts are specialised by."""
+def constants(problem: Problem, tiling: Tiling) -> dict[str, int | str]:
+    """What both kernels' sources are specialised by."""
     return {
         "R": problem.r,
         "S": problem.s,
         "MULTIPLIER": problem.k_per_group,
-        "ROWS": config.rows,
-        "LEAD": lead(problem),
-        "BUFFERS": config.buffers,
-        "THREADS": config.threads,
-        "MIN_BLOCKS": config.min_blocks,
+        "ROWS": tiling.rows,
+        "LEAD": lead(problem, COLS),
+        "BUFFERS": tiling.buffers,
+        "THREADS": tiling.threads,
+        "MIN_BLOCKS": tiling.min_blocks,
     }
 
 
 class Cut:
     """Units of the output (in wgrad dy): ``images`` neighbours of a strip of ``rows`` rows; and their boxes.
 
-    ``output_lands``: dy does, beside x. ``end_bytes`` of shared memory take the place of units in the end.
+    In wgrad dy lands beside x, and sums of threads take the place of units in the end.
     """
 
-    def __init__(self, problem: Problem, config: Config, output_lands: bool = False, end_bytes: int = 0) -> None:
+    def __init__(self, problem: Problem, tiling: Tiling) -> None:
+        self.tiling = tiling
         n, self.channels, out_rows, out_cols = shapes(problem)[1]
         self.pads, self.groups = padding(problem), ceil_div(out_cols, COLS)
-        lines = max(1, config.threads // self.groups)  # of tiles
-        self.strips, self.rows = strips(out_rows, lines * config.rows, config.rows)
-        self.images = max(1, min(n, lines // (self.rows // config.rows)))
+        lines = max(1, tiling.threads // self.groups)  # of tiles
+        self.strips, self.rows = cut_rows(out_rows, lines * tiling.rows, tiling.rows)
+        self.images = max(1, min(n, lines // (self.rows // tiling.rows)))
         self.image_groups = ceil_div(n, self.images)
-        vectors = ceil_div(lead(problem) + COLS + problem.s - 1, COLS)  # of a thread's window
-        pitch = _apart(self.groups - 1 + vectors, config.rows, self.groups)
+        vectors = ceil_div(lead(problem, COLS) + COLS + problem.s - 1, COLS)  # of a thread's window
+        pitch = _apart(self.groups - 1 + vectors, tiling.rows, self.groups)
         self.in_box = (pitch * COLS, self.rows + problem.r - 1, 1, self.images)
         self.out_box = (self.groups * COLS, self.rows, 1, self.images)
-        self.box_bytes = _bytes(self.in_box) + (_bytes(self.out_box) if output_lands else 0)
-        self.out_offset = _aligned(_bytes(self.in_box))
-        self.buffer_bytes = self.out_offset + (_aligned(_bytes(self.out_box)) if output_lands else 0)
-        self.smem_bytes = max(config.buffers * self.buffer_bytes, end_bytes)
+        self.out_offset = self.buffer_bytes = _aligned(_bytes(self.in_box))
+        self.box_bytes, end_bytes = _bytes(self.in_box), 0
+        if problem.direction == "wgrad":
+            self.box_bytes += _bytes(self.out_box)
+            self.buffer_bytes += _aligned(_bytes(self.out_box))
+            end_bytes = problem.r * problem.s * tiling.threads * ELEM_BYTES
+        self.smem_bytes = max(tiling.buffers * self.buffer_bytes, end_bytes)
         fit = (_SMEM_BYTES + _RESERVED_BYTES) // (self.smem_bytes + _RESERVED_BYTES)
-        self.resident = min(config.min_blocks, fit)  # blocks of a multiprocessor
+        self.resident = min(tiling.min_blocks, fit)  # blocks of a multiprocessor
         self.fits = (
-            self.groups <= config.threads
+            self.groups <= tiling.threads
             and max(*self.in_box, *self.out_box) <= _MOST_BOX
-            and self.resident * config.warps >= _LEAST_WARPS
+            and self.resident * tiling.warps >= _LEAST_WARPS
         )
-        lanes = config.threads * self.strips * self.image_groups / n  # of an image
+        lanes = tiling.threads * self.strips * self.image_groups / n  # of an image
         read = (self.rows + problem.r - 1) / self.rows  # of a row that is multiplied
-        self.cost = config.weight * lanes * config.rows * read
+        self.cost = lanes * tiling.rows * read
 
-    def parts(self, facts: DeviceFacts, most_units: int = 0) -> int:
+    def parts(self, sm_count: int, most_units: int = 0) -> int:
         """Blocks of a channel."""
-        slots = self.resident * facts.sm_count
+        slots = self.resident * sm_count
         cut = (self.strips, self.rows)
         return share(self.channels, self.image_groups, cut, self.buffer_bytes, slots, most_units).parts
 
-    def fields(self, parts: int) -> tuple[int, ...]:
-        """``Cut`` in the kernels."""
-        units = self.image_groups * self.strips
-        boxes = (self.in_box[0] * ELEM_BYTES, self.box_bytes, self.buffer_bytes)
-        return (units, parts, self.images, self.strips, self.rows, self.groups, *self.pads, *boxes)
+    def fields(self, parts: int) -> dict[str, int]:
+        """``Cut`` in boxes.cuh."""
+        return {
+            **{"units": self.image_groups * self.strips, "parts": parts},
+            **{"images": self.images, "strips": self.strips, "rows": self.rows, "groups": self.groups},
+            **{"top": self.pads[0], "left": self.pads[1], "row_bytes": self.in_box[0] * ELEM_BYTES},
+            **{"box_bytes": self.box_bytes, "buffer_bytes": self.buffer_bytes},
+        }
 
 
-def best(problem: Problem, cuts: Iterable[tuple[Config, Cut]]) -> Config | None:
-    """The first config of the least cost: rows that lanes multiply, times those that are read; None if none fits."""
-    return min((each for each in cuts if each[1].fits), key=lambda each: each[1].cost, default=(None,))[0]
+def best(problem: Problem, weights: dict[Tiling, float]) -> Tiling | None:
+    """The tiling of the least cost: rows that lanes multiply, times those that are read and what a tile's row takes.
+
+    ``weights``: the latter, against that of the others. None if no tiling fits; a tie goes to the first.
+    """
+    cuts = {tiling: Cut(problem, tiling) for tiling in weights}
+    fitting = (tiling for tiling, cut in cuts.items() if cut.fits)
+    return min(fitting, key=lambda tiling: weights[tiling] * cuts[tiling].cost, default=None)
 
 
-def boxes(shape: Extents, side: TensorForm, box: Extents, pointer: int) -> BoxMap:
+def box_map(shape: Extents, side: TensorForm, box: Extents, pointer: int) -> BoxMap:
     """Boxes of a tensor (N, C, H, W) of ``shape``."""
     n, c, h, w = shape
     steps = (side.strides[2] * ELEM_BYTES, side.strides[1] * ELEM_BYTES, side.strides[0] * ELEM_BYTES)

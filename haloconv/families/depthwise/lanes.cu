@@ -5,7 +5,7 @@
 // The trick: lanes are channels, so that each access of a warp is 128 neighbouring bytes and no bank has two. The copy
 // engine brings rows into a ring, asked by a warp of its own. A thread has its filter and ROWS by COLS outputs at a
 // time in registers: a row of their window is COLS + S - 1 reads for up to ROWS * S * COLS multiplies. dgrad is fprop
-// with the filter turned.
+// with the filter flipped.
 //
 // Budget: R * S registers for the filter, ROWS * COLS for sums, COLS + S - 1 for the window; a ring of rows.
 #include "families/depthwise/lanes.cuh"
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) depthwise_lanes(const _
     wait_for_barriers();
     const Place place(p.cut, slab);
     const Filter filter(p, filters, place);
-    hc::ptx::fence_proxy_async_shared();  // before the copy engine writes there
+    hc::ptx::fence_proxy_async_shared();  // before TMA writes there
     hc::arrive_warp(&ring.spare);
     convolve(p, ring, dynamic_smem, place, filter);
 }

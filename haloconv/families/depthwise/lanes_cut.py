@@ -6,24 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-from haloconv.env import DeviceFacts
 from haloconv.families.common import ceil_div
+from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, padding, shapes
 from haloconv.jit import BoxMap, DataType, Swizzle
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, Request
 
-Extents = tuple[int, int, int, int]
 LANES, ELEM_BYTES = 32, 4
-CUT_FORMAT = "13i"
 LEAST_COLS, LEAST_COLS_OF_MANY_TAPS = 14, 28  # of a map; on narrower ones marches were measured as fast, or faster
 LEAST_ELEMS = 1 << 23  # of the tensors: the same
 MARCHED_TAPS = 9  # of fprop: the same
 _MANY_TAPS = 25  # more than these
-_PIECE_ELEMS = 4  # of 16 bytes, the copy engine's
+_PIECE_ELEMS = 4  # of 16 bytes, TMA's
 _MOST_SLAB_WARPS = 8  # 256 elements: most of a box along an axis
 _COLS, ROWS = (7, 8), (4, 2)  # of a thread: maps are mostly multiples of these
 _HALO_COST = 0.5  # of a column that is read beside those that are computed
 _HALF_ROWS_COST = 1.1  # of threads of two rows: they read more of the window for a multiply
-_CAPABILITY = (9, 0)
 _MOST_STAGES = 64
 _SMEM_BYTES, _BARRIER_BYTES = 227 << 10, 1280  # of shared memory, that a block may have; of its barriers, at most
 _REGISTERS, _MOST_REGISTERS, _WARP_STEP = 1 << 16, 255, 4  # of a multiprocessor, of a thread; warps come in fours
@@ -32,7 +29,7 @@ _MOST_ROWS = (1 << 31) - 1  # of all images
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``rows`` by ``cols`` pixels of a thread; warps of a block beside each other in columns, channels and rows."""
 
     rows: int
@@ -67,25 +64,20 @@ class Config:
         return self.cols * self.warps_q
 
 
-def why_not(problem: Problem, sides: tuple[TensorForm, ...], facts: DeviceFacts) -> str | None:
-    """None if rows of these tensors can land and be multiplied on the device, else a sentence that says why not."""
-    if facts.capability != _CAPABILITY:
-        return "the device is no Hopper GPU (compute capability 9.0)"
+def why_not(request: Request) -> str | None:
+    """None if rows of the tensors can land and be multiplied on the device, else a sentence that says why not."""
+    problem = request.problem
+    if not is_hopper(request):
+        return NO_HOPPER
     if problem.dtype != torch.float32 or problem.stride != (1, 1) or problem.dilation != (1, 1):
         return "lanes of channels are for fp32 without stride and dilation"
     if problem.k_per_group != 1:
         return "a channel has several filters"
-    if problem.c % _PIECE_ELEMS or not all(_has_boxes(side) for side in sides):
+    if problem.c % _PIECE_ELEMS or not in_boxes(request, 1, _PIECE_ELEMS):
         return "channels are no neighbours at multiples of 16 bytes"
     if problem.n * max(problem.h * problem.w, problem.p * problem.q) > _MOST_ROWS:
         return "rows of all images cannot be counted in 32 bits"
-    return None
-
-
-def _has_boxes(side: TensorForm) -> bool:
-    steps = (side.strides[0], *side.strides[2:])
-    whole = min(steps) > 0 and not any(step % _PIECE_ELEMS for step in steps)  # 0: one image seen as several
-    return side.aligned and side.strides[1] == 1 and whole
+    return _too_small(problem)
 
 
 def has_many_taps(problem: Problem) -> bool:
@@ -93,9 +85,9 @@ def has_many_taps(problem: Problem) -> bool:
     return problem.r * problem.s > _MANY_TAPS
 
 
-def too_small(problem: Problem, extents: Extents) -> str | None:
-    """Why marches are as fast on maps of such extents, if they are."""
-    n, c, h, w = extents
+def _too_small(problem: Problem) -> str | None:
+    """Why marches are as fast on such maps, if they are."""
+    n, c, h, w = shapes(problem)[1]
     if w < (LEAST_COLS_OF_MANY_TAPS if has_many_taps(problem) else LEAST_COLS) or n * c * h * w < LEAST_ELEMS:
         return "the map is narrow, or there are few pixels"
     if problem.direction == "fprop" and problem.r * problem.s <= MARCHED_TAPS:
@@ -122,93 +114,98 @@ def channel_warps(channels: int, most_warps: int) -> int:
     return min(range(1, min(most_warps, _MOST_SLAB_WARPS) + 1), key=cost)
 
 
-def fits(config: Config, problem: Problem) -> bool:
+def fits(tiling: Tiling, problem: Problem) -> bool:
     """Whether a thread's filter, sums (in wgrad dy and sums) and window fit registers, one block a multiprocessor."""
-    needed = problem.r * problem.s + config.rows * config.cols + config.cols + problem.s - 1 + _REGISTERS_BESIDE
-    warps = ceil_div(config.warps + 1, _WARP_STEP) * _WARP_STEP
+    needed = problem.r * problem.s + tiling.rows * tiling.cols + tiling.cols + problem.s - 1 + _REGISTERS_BESIDE
+    warps = ceil_div(tiling.warps + 1, _WARP_STEP) * _WARP_STEP
     return needed <= min(_MOST_REGISTERS, _REGISTERS // (LANES * warps) // 8 * 8)
 
 
-def idle_rows_cost(config: Config, height: int) -> float:
+def idle_rows_cost(tiling: Tiling, height: int) -> float:
     """Of a map: rows that bands compute."""
-    return ceil_div(height, config.band) * config.band * (1.0 if config.rows == ROWS[0] else _HALF_ROWS_COST)
+    return ceil_div(height, tiling.band) * tiling.band * (1.0 if tiling.rows == ROWS[0] else _HALF_ROWS_COST)
 
 
 @dataclass(frozen=True)
 class Cut:
     """``Cut`` of lanes.cuh: slabs, and images, strips and rows of each, which ``parts`` blocks share.
 
-    ``extents`` are those of what is cut. ``cut_lands``: it lands beside the rows whose halo is read.
+    What is cut is the output; in wgrad dy, which lands beside the rows of x.
     """
 
     problem: Problem
-    config: Config
-    extents: Extents
-    cut_lands: bool = False
+    tiling: Tiling
+
+    @property
+    def extents(self) -> Extents:
+        """Of what is cut."""
+        return shapes(self.problem)[1]
 
     @property
     def x_cols(self) -> int:
         """Columns that land of a row whose halo is read."""
-        return self.config.strip_cols + self.problem.s - 1
+        return self.tiling.strip_cols + self.problem.s - 1
 
     @property
     def stage_bytes(self) -> int:
-        cols = self.x_cols + (self.config.strip_cols if self.cut_lands else 0)
-        return cols * self.config.slab * ELEM_BYTES
+        cols = self.x_cols + (self.tiling.strip_cols if self.problem.direction == "wgrad" else 0)
+        return cols * self.tiling.slab * ELEM_BYTES
 
     @property
     def slabs(self) -> int:
-        return ceil_div(self.extents[1], self.config.slab)
+        return ceil_div(self.extents[1], self.tiling.slab)
 
     @property
     def strips(self) -> int:
-        return ceil_div(self.extents[3], self.config.strip_cols)
+        return ceil_div(self.extents[3], self.tiling.strip_cols)
 
     @property
     def bands(self) -> int:
         """Of a slab."""
-        return ceil_div(self.extents[0] * self.strips * self.extents[2], self.config.band)
+        return ceil_div(self.extents[0] * self.strips * self.extents[2], self.tiling.band)
 
     @property
     def window_rows(self) -> int:
         """That a band reads."""
-        return self.config.band + self.problem.r - 1
+        return self.tiling.band + self.problem.r - 1
 
     @property
     def stages(self) -> int:
         """Rows that shared memory has room for."""
         return min(_MOST_STAGES, (_SMEM_BYTES - _BARRIER_BYTES) // self.stage_bytes)
 
-    def parts(self, facts: DeviceFacts, most_rows: int = 0) -> int:
+    def parts(self, sm_count: int, most_rows: int = 0) -> int:
         """Blocks of a slab: as many as run at a time, or as leave each ``most_rows`` rows."""
-        running = min(self.bands, facts.sm_count // self.slabs)
-        return max(1, running, ceil_div(self.bands, most_rows // self.config.band) if most_rows else 0)
+        running = min(self.bands, sm_count // self.slabs)
+        return max(1, running, ceil_div(self.bands, most_rows // self.tiling.band) if most_rows else 0)
 
-    def fields(self, parts: int, top: int, left: int, in_rows: int) -> tuple[int, ...]:
-        """The scalars of ``Cut`` in lanes.cuh, in its order."""
-        n, _, rows, cols = self.extents
-        share = divmod(self.bands, parts)
-        return (
-            *(self.slabs, n, self.strips, rows, *share, cols, in_rows, top, left),
-            *(self.config.warps_q, self.stages, self.stage_bytes),
-        )
+    def fields(self, parts: int) -> dict[str, int]:
+        """``Cut`` in lanes.cuh."""
+        (n, _, rows, cols), (top, left) = self.extents, padding(self.problem)
+        share, longer = divmod(self.bands, parts)
+        return {
+            **{"slabs": self.slabs, "images": n, "strips": self.strips, "rows": rows},
+            **{"share": share, "longer": longer, "cols": cols, "in_rows": shapes(self.problem)[0][2]},
+            **{"top": top, "left": left, "warps_q": self.tiling.warps_q},
+            **{"stages": self.stages, "stage_bytes": self.stage_bytes},
+        }
 
-    def boxes(self, shape: Extents, strides: tuple[int, ...], cols: int, pointer: int) -> BoxMap:
+    def box_map(self, shape: Extents, strides: tuple[int, ...], cols: int, pointer: int) -> BoxMap:
         """Boxes of ``cols`` columns of a row of a tensor."""
         n, c, h, w = shape
         steps = (strides[3] * ELEM_BYTES, strides[2] * ELEM_BYTES, strides[0] * ELEM_BYTES)
-        return BoxMap(DataType.FLOAT32, (c, w, h, n), steps, (self.config.slab, cols, 1, 1), Swizzle.NONE, pointer)
+        return BoxMap(DataType.FLOAT32, (c, w, h, n), steps, (self.tiling.slab, cols, 1, 1), Swizzle.NONE, pointer)
 
 
-def constants(problem: Problem, config: Config) -> dict[str, int | str]:
-    """What both kernels' texts are specialised by."""
+def constants(problem: Problem, tiling: Tiling) -> dict[str, int | str]:
+    """What both kernels' sources are specialised by."""
     return {
         "R": problem.r,
         "S": problem.s,
-        "ROWS": config.rows,
-        "COLS": config.cols,
-        "WARPS_C": config.warps_c,
-        "WARPS_R": config.warps_r,
+        "ROWS": tiling.rows,
+        "COLS": tiling.cols,
+        "WARPS_C": tiling.warps_c,
+        "WARPS_R": tiling.warps_r,
         "CHANNELS": problem.c,
-        "THREADS": config.threads,
+        "THREADS": tiling.threads,
     }

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
-from haloconv.env import device_facts
-from haloconv.families.base import BoundCall
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ceil_div, dense_call
-from haloconv.families.depthwise import march_form as depthwise_march_form
-from haloconv.families.depthwise.march_form import Config, Form, column_constant, common_constants, vectors
+from haloconv.families.depthwise import march_form
+from haloconv.families.depthwise.layer import beyond_l2, named
+from haloconv.families.depthwise.march_form import Form, Tiling, column_constant, common_constants, vectors
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Request, TensorForm
 
+KERNEL = "depthwise/march"
 _START_ROWS = 4  # what starting a strip costs, in rows
 _FEWEST_ROWS = 4
 _LAST_WAVE = 0.5  # blocks do not end at the same time: waves that the last ones cost
 _SHORT_ROWS, _SHORT_PAIR_ROWS = 8, 14  # of a strip that is cut short; the latter in nhwc and 16 bits
-_BEYOND_L2_BYTES = 96 << 20  # of input and output
-_PARAMS_FORMAT = "4Q14q11i"
 
 
-def source(form: Form, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part."""
-    constants: dict[str, int | str] = {
-        **common_constants(form, config),
-        "DGRAD": int(form.scatters),
-        "PHASE_W": form.phase,
-        "OUT_VEC": vectors(form, config).output,
-        "OUT_COL": column_constant(form, form.output, form.out_shape[1]),
-        "CHANNEL_LANES": int(form.channel_lanes),
-        "HAS_BIAS": int(form.problem.bias),
-    }
-    return kernel_source("depthwise/march", "depthwise_march", constants)
+def form_of(request: Request) -> Form:
+    """What is marched over, and the result, which is dense and aligned."""
+    result = TensorForm(request.result_strides, True)
+    return Form(request.problem, request.first, result, request.result_layout == "nhwc")
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    if request.problem.direction == "wgrad":
+        return "this is for fprop and dgrad"
+    return march_form.why_not(request.problem)
+
+
+def configs(request: Request) -> list[Config]:
+    """Those that compute few idle columns, best first."""
+    if why_not(request) is not None:
+        return []
+    form = form_of(request)
+    return [Config(KERNEL, config_key(each), (form, each)) for each in march_form.good_tilings(form)][:MOST_CONFIGS]
 
 
 class Strips(NamedTuple):
@@ -66,24 +69,18 @@ def cuts_short(form: Form) -> bool:
     return few and not pairs and beyond_l2(problem)
 
 
-def beyond_l2(problem: Problem) -> bool:
-    """Whether input and output are far larger than the L2 of an H200."""
-    elems = problem.n * (problem.c * problem.h * problem.w + problem.k * problem.p * problem.q)
-    return elems * problem.dtype.itemsize >= _BEYOND_L2_BYTES
-
-
-def strips(form: Form, config: Config, blocks: int, sm_count: int) -> Strips:
+def strips(form: Form, tiling: Tiling, blocks: int, sm_count: int) -> Strips:
     """The cut that ends first: waves of blocks times the rows that a strip reads, halo and start included.
 
     ``blocks`` are those of one strip of one class.
     """
     rows, step = class_rows(form), form.problem.stride[0] if form.scatters else 1
     short = _SHORT_PAIR_ROWS if form.channel_lanes and form.problem.dtype.itemsize == 2 else _SHORT_ROWS
-    wanted = config.strip_rows or (short if cuts_short(form) else 0)
+    wanted = tiling.strip_rows or (short if cuts_short(form) else 0)
     if wanted:
         each = ceil_div(wanted, step) * step
         return Strips(ceil_div(rows, each), each)
-    slots = sm_count * config.min_blocks
+    slots = sm_count * tiling.min_blocks
 
     def cost(cut: Strips) -> float:
         waves = blocks * cut.count * form.problem.dilation[0] / slots
@@ -96,35 +93,42 @@ def strips(form: Form, config: Config, blocks: int, sm_count: int) -> Strips:
     return min(cuts, key=cost)
 
 
-def form_of(problem: Problem, first: TensorForm, w: TensorForm, result_layout: str) -> Form:
-    """What is marched over, and the result, which is dense and aligned."""
-    out_shape = problem.x_shape if problem.direction == "dgrad" else problem.y_shape
-    return Form(problem, first, TensorForm(strides_of(out_shape, result_layout), True), result_layout == "nhwc")
+def source(form: Form, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part."""
+    constants: dict[str, int | str] = {
+        **common_constants(form, tiling),
+        "DGRAD": int(form.scatters),
+        "PHASE_W": form.phase,
+        "OUT_VEC": vectors(form, tiling).output,
+        "OUT_COL": column_constant(form, form.output, form.out_shape[1]),
+        "CHANNEL_LANES": int(form.channel_lanes),
+        "HAS_BIAS": int(form.problem.bias),
+    }
+    return kernel_source(KERNEL, "depthwise_march", constants)
 
 
-def bind(
-    problem: Problem,
-    first: TensorForm,
-    w: TensorForm,
-    result_layout: str,
-    device: torch.device,
-    config: Config | None = None,
-) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx; without a config with the best."""
-    form = form_of(problem, first, w, result_layout)
-    out_shape, out_strides = form.out_shape, form.output.strides
-    config = config or depthwise_march_form.best_config(form)
-    n, channels, rows, cols = out_shape
-    groups = (channels // config.channels, ceil_div(cols, config.cols))
-    threads = n * groups[0] * groups[1]
-    blocks = ceil_div(threads, config.threads)
-    cut = strips(form, config, blocks, device_facts(device.index).sm_count)
-    dil, elem_bytes = problem.dilation[0], problem.dtype.itemsize
-    fields = (
-        *(*first.strides, w.strides[0], *w.strides[2:], *out_strides),
-        *(dil * first.strides[2] * elem_bytes, dil * out_strides[2] * elem_bytes, threads),
-        *(*form.in_shape[2:], rows, cols, problem.padding[0], problem.padding[2], dil, *groups, *cut),
-    )
-    grid = blocks * cut.count * dil
-    launch = PositionalLaunch(source(form, config), device, grid, config.threads, 0, _PARAMS_FORMAT, fields)
-    return dense_call(launch, problem, out_shape, out_strides)
+def bind(request: Request, config: Config) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    problem, (form, tiling) = request.problem, config.derived
+    (n, channels, rows, cols), (_, _, in_rows, in_cols) = form.out_shape, form.in_shape
+    channel_groups, col_groups = channels // tiling.channels, ceil_div(cols, tiling.cols)
+    threads = n * channel_groups * col_groups
+    blocks = ceil_div(threads, tiling.threads)
+    cut = strips(form, tiling, blocks, request.facts.sm_count)
+    dil = problem.dilation[0]
+    step_bytes = dil * problem.dtype.itemsize
+    fields = {
+        **named("in", "nchw", form.input.strides),
+        **named("w", "k.rs", request.second.strides),
+        **named("out", "nchw", form.output.strides),
+        "in_step_bytes": step_bytes * form.input.strides[2],
+        "out_step_bytes": step_bytes * form.output.strides[2],
+        "threads": threads,
+        **{"in_rows": in_rows, "in_cols": in_cols, "out_rows": rows, "out_cols": cols},
+        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "dil_h": dil},
+        **{"channel_groups": channel_groups, "col_groups": col_groups},
+        **{"strips": cut.count, "strip_rows": cut.rows},
+    }
+    shape = LaunchShape(blocks * cut.count * dil, tiling.threads)
+    launch = Launch(source(form, tiling), request.device, shape, fields)
+    return dense_call(launch, problem, request.result_shape, request.result_strides)

@@ -1,4 +1,4 @@
-"""What the marches of kernels/depthwise_march*.cu share: what is marched over, what a thread owns, how rows move.
+"""What the marches (march.cu, march_wgrad.cu) share: what is marched over, what a thread owns, how rows move.
 
 A thread owns a few neighbouring columns, and in ``nhwc`` a few neighbouring channels, and marches down a strip of rows.
 """
@@ -24,11 +24,11 @@ _MOST_REGISTERS = 255  # of a thread
 _OTHER_REGISTERS, _STRIDED_REGISTERS = 32, 10  # addresses, masks, counters; what ptxas adds to four strided columns
 _WGRAD_REGISTERS, _WGRAD_SPREAD = 20, 1.25  # a second tensor's addresses and masks; what ptxas adds to spread taps
 _WGRAD_CHANNEL_REGISTERS = 4
-_WASTE = 1.35  # columns beyond the row's end that a better config may compute, against the config with the fewest
+_WASTE = 1.35  # columns beyond the row's end that a better tiling may compute, against the tiling with the fewest
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """What a thread owns and how it waits.
 
     ``cols`` outputs of a row, ``channels`` neighbouring channels, ``ahead`` rows under way. ``min_blocks`` blocks must
@@ -133,14 +133,14 @@ def _columns(side: TensorForm, most: int, *multiples: int) -> int:
     return _widest(most, *side.strides[:3], *multiples) if side.strides[3] == 1 and side.aligned else 1
 
 
-def vectors(form: Form, config: Config) -> Vectors:
+def vectors(form: Form, tiling: Tiling) -> Vectors:
     """The widest accesses along rows that alignment allows."""
     if form.channel_lanes:
         return Vectors(1, 0, 1)
     most, stride = _VECTOR_BYTES // form.problem.dtype.itemsize, form.problem.stride[1]
-    moved = config.cols // stride if form.scatters else config.cols * stride  # input columns from thread to thread
+    moved = tiling.cols // stride if form.scatters else tiling.cols * stride  # input columns from thread to thread
     vec = _columns(form.input, most, moved, form.in_shape[3])
-    return Vectors(vec, form.first_column % vec, _columns(form.output, most, config.cols, form.out_shape[3]))
+    return Vectors(vec, form.first_column % vec, _columns(form.output, most, tiling.cols, form.out_shape[3]))
 
 
 def _words(cols: int, lead: int, vec: int, elem_bytes: int) -> int:
@@ -154,68 +154,68 @@ def _words(cols: int, lead: int, vec: int, elem_bytes: int) -> int:
     return total
 
 
-def registers(form: Form, config: Config) -> int:
+def registers(form: Form, tiling: Tiling) -> int:
     """About what a thread needs: weights, sums (in wgrad the reverse), rows under way, a row unpacked, addresses."""
-    problem, window, row = form.problem, form.window(config.cols), vectors(form, config)
-    elem_bytes = problem.dtype.itemsize * config.channels  # one side of a vector is 1
+    problem, window, row = form.problem, form.window(tiling.cols), vectors(form, tiling)
+    elem_bytes = problem.dtype.itemsize * tiling.channels  # one side of a vector is 1
     words = float(_words(window, row.lead, row.input, elem_bytes))
     if problem.direction == "wgrad":
-        words += _words(config.cols, 0, row.output, elem_bytes) / problem.stride[0]
+        words += _words(tiling.cols, 0, row.output, elem_bytes) / problem.stride[0]
     unpacked = 0 if problem.dtype == torch.float32 else window / 2
-    held = config.channels * (problem.r * problem.s + config.cols * form.ring_rows + unpacked)
-    needed, plain = held + words * config.ahead + _OTHER_REGISTERS, problem.stride == problem.dilation == (1, 1)
+    held = tiling.channels * (problem.r * problem.s + tiling.cols * form.ring_rows + unpacked)
+    needed, plain = held + words * tiling.ahead + _OTHER_REGISTERS, problem.stride == problem.dilation == (1, 1)
     if problem.direction == "wgrad":
-        needed += _WGRAD_REGISTERS + _WGRAD_CHANNEL_REGISTERS * config.channels
+        needed += _WGRAD_REGISTERS + _WGRAD_CHANNEL_REGISTERS * tiling.channels
         return int(needed * (1 if plain else _WGRAD_SPREAD))
-    return int(needed) + (0 if form.scatters or plain else _STRIDED_REGISTERS * config.cols // 4)
+    return int(needed) + (0 if form.scatters or plain else _STRIDED_REGISTERS * tiling.cols // 4)
 
 
-def invalid(form: Form, config: Config) -> str | None:
-    """Why a config does not run the form, or None."""
-    if _channel_vector(form) % config.channels:
-        return f"neighbouring channels come in groups of {_channel_vector(form)}, not {config.channels}"
-    if form.scatters and config.cols % form.problem.stride[1]:
-        return f"{config.cols} columns are no multiple of the stride {form.problem.stride[1]}"
-    moved = vectors(form, config)
-    count = ceil_div(form.window(config.cols) + moved.lead, moved.input)
+def invalid(form: Form, tiling: Tiling) -> str | None:
+    """Why a tiling does not run the form, or None."""
+    if _channel_vector(form) % tiling.channels:
+        return f"neighbouring channels come in groups of {_channel_vector(form)}, not {tiling.channels}"
+    if form.scatters and tiling.cols % form.problem.stride[1]:
+        return f"{tiling.cols} columns are no multiple of the stride {form.problem.stride[1]}"
+    moved = vectors(form, tiling)
+    count = ceil_div(form.window(tiling.cols) + moved.lead, moved.input)
     if count > _MOST_VECTORS:
         return f"a thread would read {count} vectors of a row; it has bits for {_MOST_VECTORS}"
-    allowed = min(_REGISTER_FILE // (config.threads * config.min_blocks) // 8 * 8, _MOST_REGISTERS)
-    needed = registers(form, config)
+    allowed = min(_REGISTER_FILE // (tiling.threads * tiling.min_blocks) // 8 * 8, _MOST_REGISTERS)
+    needed = registers(form, tiling)
     return f"needs about {needed} registers; it may have {allowed}" if needed > allowed else None
 
 
 _FEW_COLUMNS = (
-    Config(4, 1, 3, 6), Config(4, 1, 3, 5), Config(4, 1, 2, 5), Config(4, 1, 3, 4), Config(4, 1, 2, 4),
-    Config(4, 1, 2, 3), Config(4, 1, 1, 2), Config(2, 1, 1, 2),
+    Tiling(4, 1, 3, 6), Tiling(4, 1, 3, 5), Tiling(4, 1, 2, 5), Tiling(4, 1, 3, 4), Tiling(4, 1, 2, 4),
+    Tiling(4, 1, 2, 3), Tiling(4, 1, 1, 2), Tiling(2, 1, 1, 2),
 )  # fmt: skip
-_MANY_COLUMNS = (Config(8, 1, 3, 5), Config(8, 1, 2, 4), Config(8, 1, 2, 3), Config(8, 1, 2, 2))
-_CHANNELS = (Config(4, 2, 2, 5), Config(4, 2, 2, 4), Config(4, 2, 2, 3), Config(4, 2, 2, 2))
+_MANY_COLUMNS = (Tiling(8, 1, 3, 5), Tiling(8, 1, 2, 4), Tiling(8, 1, 2, 3), Tiling(8, 1, 2, 2))
+_CHANNELS = (Tiling(4, 2, 2, 5), Tiling(4, 2, 2, 4), Tiling(4, 2, 2, 3), Tiling(4, 2, 2, 2))
 
 # Best of a sweep on an NVIDIA H200 (2026-11-22, maps of 56 and 112): by lanes along channels, bytes of an element and
 # role, for filters of up to 9, 25 and 49 taps; None: not measured.
-_MEASURED: dict[tuple[bool, int, str], tuple[Config | None, Config | None, Config | None]] = {
-    (False, 4, "plain"): (Config(4, 1, 2, 6), Config(4, 1, 3, 4), Config(2, 1, 3, 4)),
-    (False, 4, "strided fprop"): (Config(4, 1, 1, 6), None, None),
-    (False, 4, "strided dgrad"): (Config(4, 1, 3, 6), None, None),
-    (False, 4, "wgrad"): (Config(8, 1, 3, 3), None, Config(8, 1, 1, 2)),
-    (False, 2, "plain"): (Config(4, 1, 3, 5), Config(8, 1, 3, 4), Config(4, 1, 2, 4)),
-    (False, 2, "strided fprop"): (Config(4, 1, 2, 6), None, None),
-    (False, 2, "strided dgrad"): (Config(8, 1, 3, 5), None, None),
-    (False, 2, "wgrad"): (Config(8, 1, 3, 4), None, Config(8, 1, 1, 2)),
-    (True, 4, "plain"): (Config(2, 4, 2, 4), Config(8, 1, 2, 3), Config(4, 1, 3, 3)),
-    (True, 4, "strided fprop"): (Config(2, 4, 3, 3), None, None),
-    (True, 4, "strided dgrad"): (Config(2, 4, 2, 4), None, None),
-    (True, 4, "wgrad"): (Config(4, 2, 3, 3), None, Config(8, 1, 1, 2)),
-    (True, 2, "plain"): (Config(2, 4, 3, 4), Config(8, 1, 2, 3), Config(4, 1, 3, 3)),
-    (True, 2, "strided fprop"): (Config(4, 2, 3, 4), None, None),
-    (True, 2, "strided dgrad"): (Config(4, 2, 3, 4), None, None),
-    (True, 2, "wgrad"): (Config(4, 2, 2, 4), None, Config(8, 1, 3, 2)),
-    (True, 2, "strided wgrad"): (Config(4, 4, 1, 2), None, None),
+_MEASURED: dict[tuple[bool, int, str], tuple[Tiling | None, Tiling | None, Tiling | None]] = {
+    (False, 4, "plain"): (Tiling(4, 1, 2, 6), Tiling(4, 1, 3, 4), Tiling(2, 1, 3, 4)),
+    (False, 4, "strided fprop"): (Tiling(4, 1, 1, 6), None, None),
+    (False, 4, "strided dgrad"): (Tiling(4, 1, 3, 6), None, None),
+    (False, 4, "wgrad"): (Tiling(8, 1, 3, 3), None, Tiling(8, 1, 1, 2)),
+    (False, 2, "plain"): (Tiling(4, 1, 3, 5), Tiling(8, 1, 3, 4), Tiling(4, 1, 2, 4)),
+    (False, 2, "strided fprop"): (Tiling(4, 1, 2, 6), None, None),
+    (False, 2, "strided dgrad"): (Tiling(8, 1, 3, 5), None, None),
+    (False, 2, "wgrad"): (Tiling(8, 1, 3, 4), None, Tiling(8, 1, 1, 2)),
+    (True, 4, "plain"): (Tiling(2, 4, 2, 4), Tiling(8, 1, 2, 3), Tiling(4, 1, 3, 3)),
+    (True, 4, "strided fprop"): (Tiling(2, 4, 3, 3), None, None),
+    (True, 4, "strided dgrad"): (Tiling(2, 4, 2, 4), None, None),
+    (True, 4, "wgrad"): (Tiling(4, 2, 3, 3), None, Tiling(8, 1, 1, 2)),
+    (True, 2, "plain"): (Tiling(2, 4, 3, 4), Tiling(8, 1, 2, 3), Tiling(4, 1, 3, 3)),
+    (True, 2, "strided fprop"): (Tiling(4, 2, 3, 4), None, None),
+    (True, 2, "strided dgrad"): (Tiling(4, 2, 3, 4), None, None),
+    (True, 2, "wgrad"): (Tiling(4, 2, 2, 4), None, Tiling(8, 1, 3, 2)),
+    (True, 2, "strided wgrad"): (Tiling(4, 4, 1, 2), None, None),
 }
 
 
-def _measured(form: Form) -> tuple[Config, ...]:
+def _measured(form: Form) -> tuple[Tiling, ...]:
     problem = form.problem
     lanes, elem_bytes, role = form.channel_lanes, problem.dtype.itemsize, f"strided {problem.direction}"
     if max(problem.stride) == 1 or (lanes, elem_bytes, role) not in _MEASURED:
@@ -225,7 +225,7 @@ def _measured(form: Form) -> tuple[Config, ...]:
     return () if best is None else (best,)
 
 
-def configs(form: Form) -> tuple[Config, ...]:
+def tilings(form: Form) -> tuple[Tiling, ...]:
     """Those that fit, best first. They depend on filter, dtype and alignment only: new image sizes never compile."""
     strided = form.scatters and form.problem.stride[1] > 1
     if form.channel_lanes:
@@ -236,21 +236,21 @@ def configs(form: Form) -> tuple[Config, ...]:
         others = _FEW_COLUMNS
     if strided and 8 % form.problem.stride[1]:  # columns are multiples of the stride
         step = form.problem.stride[1]
-        others = (Config(step, 4, 2, 3), Config(step, 2, 2, 4), Config(2 * step, 1, 2, 4), Config(step, 1, 1, 2))
-    return tuple(config for config in (*_measured(form), *others) if invalid(form, config) is None)
+        others = (Tiling(step, 4, 2, 3), Tiling(step, 2, 2, 4), Tiling(2 * step, 1, 2, 4), Tiling(step, 1, 1, 2))
+    return tuple(tiling for tiling in (*_measured(form), *others) if invalid(form, tiling) is None)
 
 
-def good_configs(form: Form) -> list[Config]:
+def good_tilings(form: Form) -> list[Tiling]:
     """Those that compute few columns beyond the end of a row, best first; none twice."""
-    found = dict.fromkeys(configs(form))
+    found = dict.fromkeys(tilings(form))
     cols = form.out_shape[3]
-    fewest = min(ceil_div(cols, config.cols) * config.cols for config in found)
+    fewest = min(ceil_div(cols, tiling.cols) * tiling.cols for tiling in found)
     return [each for each in found if ceil_div(cols, each.cols) * each.cols <= _WASTE * fewest]
 
 
-def best_config(form: Form) -> Config:
+def best_tiling(form: Form) -> Tiling:
     """The first of them."""
-    return good_configs(form)[0]
+    return good_tilings(form)[0]
 
 
 def why_not(problem: Problem) -> str | None:
@@ -262,15 +262,15 @@ def why_not(problem: Problem) -> str | None:
     if problem.direction == "dgrad" and problem.k_per_group > 1:
         return "a channel has several filters, whose input gradients would have to be summed"
     sides = (TensorForm(strides_of(shape, "nchw"), False) for shape in (problem.x_shape, problem.y_shape))
-    if not configs(Form(problem, *sides, False)):
+    if not tilings(Form(problem, *sides, False)):
         axis = f"{problem.s} columns of taps with stride {problem.stride[1]} and dilation {problem.dilation[1]}"
         return f"{axis} are too many for the registers of a thread"
     return None
 
 
-def common_constants(form: Form, config: Config) -> dict[str, int | str]:
-    """What both kernels' texts are specialised by."""
-    problem, moved = form.problem, vectors(form, config)
+def common_constants(form: Form, tiling: Tiling) -> dict[str, int | str]:
+    """What both kernels' sources are specialised by."""
+    problem, moved = form.problem, vectors(form, tiling)
     return {
         "ELEM": ELEMENTS[problem.dtype],
         "R": problem.r,
@@ -279,11 +279,11 @@ def common_constants(form: Form, config: Config) -> dict[str, int | str]:
         "STRIDE_W": problem.stride[1],
         "DIL_W": problem.dilation[1],
         "MULTIPLIER": problem.k_per_group,
-        "COLS": config.cols,
-        "CHANNELS": config.channels,
-        "AHEAD": config.ahead,
-        "THREADS": config.threads,
-        "MIN_BLOCKS": config.min_blocks,
+        "COLS": tiling.cols,
+        "CHANNELS": tiling.channels,
+        "AHEAD": tiling.ahead,
+        "THREADS": tiling.threads,
+        "MIN_BLOCKS": tiling.min_blocks,
         "IN_VEC": moved.input,
         "IN_LEAD": moved.lead,
         "IN_COL": column_constant(form, form.input, form.in_shape[1]),
@@ -291,7 +291,7 @@ def common_constants(form: Form, config: Config) -> dict[str, int | str]:
 
 
 def column_constant(form: Form, side: TensorForm, channels: int) -> int:
-    """Elements between neighbouring columns where a kernel's text may have them, else 0: known at run time.
+    """Elements between neighbouring columns where a kernel's source may have them, else 0: known at run time.
 
     That is 1, or the channels of a dense ``nhwc`` tensor: no extent of the image.
     """

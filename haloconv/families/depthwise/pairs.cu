@@ -1,6 +1,6 @@
 // depthwise_pairs: fprop and dgrad of depthwise layers in nhwc, 16 bits, stride 1, on tensor cores, from Hopper on.
 //
-//   y[pixel, c] = sum over (r, s) of w[c, r, s] * x[pixel at tap (r, s), c]        dgrad: the filter turned round
+//   y[pixel, c] = sum over (r, s) of w[c, r, s] * x[pixel at tap (r, s), c]        dgrad: the flipped filter
 //
 // mma.sync multiplies 2 channels by the 8 pixels p of a patch (rows) with 8 patches beside each other (columns), over 8
 // places q of a patch's window by 2 channels (k):
@@ -8,7 +8,7 @@
 //
 // The trick: in nhwc a register of B is a word as it lies in memory, so nothing is transposed or moved. A stays in
 // registers: a block keeps to one slab of channels and marches down, and a row of x, read once from shared memory, goes
-// into the sums of the LIVE rows of patches whose windows it lies in. The copy engine brings bands of x, with zeros for
+// into the sums of the LIVE rows of patches whose windows it lies in. TMA brings bands of x, with zeros for
 // the padding, and takes those of y away. A zero of A times an infinity is a NaN that does not belong into the sum:
 // sums that are not finite are summed once more over the taps alone.
 // Budget: a warp has 4 * PAIRS registers of A for each product of a window, 4 * PAIRS * TILES * LIVE sums; a ring of
@@ -331,7 +331,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, unsig
                                 run.strip * p.strip_cols);
                 }
             }
-            ptx::fence_proxy_async_shared();  // before the copy engine writes x, and before it reads y
+            ptx::fence_proxy_async_shared();  // before TMA writes x, and before it reads y
             arrive_warp(&smem.empty[at.index]);
             if (!writes) continue;
             arrive_warp(&smem.y_full[out.index]);

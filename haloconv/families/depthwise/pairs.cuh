@@ -15,7 +15,7 @@ namespace hc::pairs {
 
 constexpr int CHUNK_BYTES = 16, CHUNK_CHANNELS = 8, CHUNK_PAIRS = 4;
 
-// How the copy engine lays a row of a slab out in shared memory: PIXEL_BYTES for a column, its chunks moved by a
+// How TMA lays a row of a slab out in shared memory: PIXEL_BYTES for a column, its chunks moved by a
 // swizzle of so many bytes (then rows are multiples of 8 columns), or by none if SWIZZLE_BYTES is 0.
 template <int PIXEL_BYTES, int SWIZZLE_BYTES>
 __device__ __forceinline__ int place_in_row(int col, int chunk) {

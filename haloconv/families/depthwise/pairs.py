@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import BoundCall
+from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call
-from haloconv.families.depthwise.strips import padding, shapes
+from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, named, padding, shapes
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request
 
-_CAPABILITY = (9, 0)
+KERNEL = "depthwise/pairs"
 _KINDS = {torch.float16: DataType.FLOAT16, torch.bfloat16: DataType.BFLOAT16}
 _SWIZZLES = {0: Swizzle.NONE, 64: Swizzle.B64, 128: Swizzle.B128}
 _CHUNK, _CHUNK_BYTES, _CHUNK_PAIRS, _ELEM_BYTES = 8, 16, 4, 2
@@ -31,12 +29,11 @@ _NARROW = 32  # columns, up to which slabs of 64 channels leave room for enough 
 LEAST_COLS = (20, 48)  # of outputs with small and with middling filters: with fewer a march was as fast, or faster
 _BARRIER_BYTES = 16  # of a buffer: its two barriers
 _RESERVED_BYTES = 1024  # beside the filters, which are static
-_PARAMS_FORMAT = "4Q7q18i"
 _X_POINTER, _Y_POINTER = 0, 3
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``chunks`` of 8 channels in a slab, of which a warp has ``pairs`` pairs and ``tiles`` times 8 patches of a row.
 
     ``registers`` of threads that multiply, which take them from the others; 0: as the compiler says. ``band`` rows come
@@ -92,33 +89,41 @@ def patch(problem: Problem) -> Patch:
     return min(map(of, (4, 2)), key=lambda one: (one.rows + problem.r - 1) * one.groups)
 
 
-def why_not(problem: Problem, x: TensorForm, result_layout: str, facts: DeviceFacts) -> str | None:
-    """None if the kernel takes the problem with ``x`` (dy in dgrad) on the device, else why not."""
-    if facts.capability != _CAPABILITY:
-        return "the device is no Hopper GPU (compute capability 9.0)"
-    if problem.dtype not in _KINDS or problem.direction == "wgrad" or result_layout != "nhwc":
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    unmeasured = "no slab of so many channels was measured as faster than a march"
+    return _refused(request) or (None if configs(request) else unmeasured)
+
+
+def _refused(request: Request) -> str | None:
+    """The same, but for how many channels and columns there are."""
+    problem = request.problem
+    if not is_hopper(request):
+        return NO_HOPPER
+    if problem.dtype not in _KINDS or problem.direction == "wgrad" or request.result_layout != "nhwc":
         return "this is for fprop and dgrad in 16 bits and nhwc"
     if problem.stride != (1, 1) or problem.dilation != (1, 1) or problem.k_per_group > 1:
         return "the layer is strided or dilated, or a channel has several filters"
     if max(problem.r, problem.s) > _MOST_TAPS:
         return f"the filter has more than {_MOST_TAPS} rows or columns"
-    if problem.c % _CHUNK or not _has_boxes(x):
+    if problem.c % _CHUNK or not in_boxes(request, 1, _CHUNK):
         return f"channels are no neighbours in groups of {_CHUNK} at multiples of {_CHUNK_BYTES} bytes"
-    if not configs(problem):
-        return "no slab of so many channels was measured as faster than a march"
     return None
 
 
-def _has_boxes(x: TensorForm) -> bool:
-    steps = (x.strides[0], *x.strides[2:])
-    whole = min(steps) > 0 and not any(step % _CHUNK for step in steps)  # 0: one image seen as several
-    return x.aligned and x.strides[1] == 1 and whole
+def configs(request: Request) -> list[Config]:
+    """The one of a request that the kernel takes."""
+    tiling = best_tiling(request.problem) if _refused(request) is None else None
+    if tiling is None:
+        return []
+    cut = _cut(request.problem, tiling, request.facts.max_smem_bytes)
+    return [Config(KERNEL, config_key(tiling), (tiling, cut))]
 
 
-def configs(problem: Problem) -> list[Config]:
-    """Those that fit, of the kinds that were ahead of the march on an NVIDIA H200 (2026-11-22), best first.
+def best_tiling(problem: Problem) -> Tiling | None:
+    """The first that fits, of the kinds that were ahead of the march on an NVIDIA H200 (2026-11-22).
 
-    They depend on filter, channels and the class of the width.
+    It depends on filter, channels and the class of the width. None: no kind fits.
     """
     taps, cols, channels = problem.r * problem.s, shapes(problem)[1][3], problem.c
     found: list[tuple[int, int, int]] = []
@@ -130,8 +135,8 @@ def configs(problem: Problem) -> list[Config]:
         found = [(8, 4, 0)] if channels % 64 == 0 and cols <= _NARROW else [(4, 4, 0)]
         found.append((4, 2, 240))  # for filters whose taps do not fit the registers of fewer warps
     tiles = _tiles(cols, patch(problem))
-    every = (Config(chunks, pairs, tiles, registers) for chunks, pairs, registers in found)
-    return [config for config in every if _fits(problem, config)][:1]
+    every = (Tiling(chunks, pairs, tiles, registers) for chunks, pairs, registers in found)
+    return next((tiling for tiling in every if _fits(problem, tiling)), None)
 
 
 def _tiles(cols: int, one: Patch) -> int:
@@ -139,31 +144,31 @@ def _tiles(cols: int, one: Patch) -> int:
     return next((tiles for tiles in (1, 2) if cols <= tiles * 8 * one.cols), 2 if one.cols == 4 else 4)
 
 
-def _fits(problem: Problem, config: Config) -> bool:
+def _fits(problem: Problem, tiling: Tiling) -> bool:
     """Whether the taps and the sums of a warp fit its registers."""
     one = patch(problem)
     products = ceil_div((one.rows + problem.r - 1) * one.groups, 2)
-    needed = _CHUNK_PAIRS * config.pairs * (products + config.tiles * one.live) + _OTHER_REGISTERS
-    of_scheduler = ceil_div(config.threads, _SCHEDULERS * 32) * 32
-    return needed <= (config.registers or min(_MOST_REGISTERS, _SCHEDULER_REGISTERS // of_scheduler // 8 * 8))
+    needed = _CHUNK_PAIRS * tiling.pairs * (products + tiling.tiles * one.live) + _OTHER_REGISTERS
+    of_scheduler = ceil_div(tiling.threads, _SCHEDULERS * 32) * 32
+    return needed <= (tiling.registers or min(_MOST_REGISTERS, _SCHEDULER_REGISTERS // of_scheduler // 8 * 8))
 
 
-def source(problem: Problem, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part, but for the class of its width."""
+def source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part, but for the class of its width."""
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "R": problem.r,
         "S": problem.s,
         "PATCH_ROWS": patch(problem).rows,
-        "CHUNKS": config.chunks,
-        "SWIZZLE": config.swizzle,
-        "PAIRS": config.pairs,
-        "TILES": config.tiles,
-        "BAND": config.band,
-        "REGISTERS": config.registers,
+        "CHUNKS": tiling.chunks,
+        "SWIZZLE": tiling.swizzle,
+        "PAIRS": tiling.pairs,
+        "TILES": tiling.tiles,
+        "BAND": tiling.band,
+        "REGISTERS": tiling.registers,
         "HAS_BIAS": int(problem.bias),
     }
-    return kernel_source("depthwise/pairs", "depthwise_pairs", constants)
+    return kernel_source(KERNEL, "depthwise_pairs", constants)
 
 
 class _Cut(NamedTuple):
@@ -183,76 +188,69 @@ class _Cut(NamedTuple):
         return self.stages * (self.x_bytes + _BARRIER_BYTES) + _Y_BUFFERS * (self.y_bytes + _BARRIER_BYTES)
 
 
-def _cut(problem: Problem, config: Config, facts: DeviceFacts) -> _Cut:
+def _cut(problem: Problem, tiling: Tiling, max_smem_bytes: int) -> _Cut:
     cols, one = shapes(problem)[1][3], patch(problem)
-    strips = ceil_div(cols, config.tiles * 8 * one.cols)
+    strips = ceil_div(cols, tiling.tiles * 8 * one.cols)
     strip_cols = ceil_div(ceil_div(cols, strips), one.cols) * one.cols
     x_cols = strip_cols - one.cols + 4 * one.groups
-    if config.swizzle:
+    if tiling.swizzle:
         x_cols = ceil_div(x_cols, _ROW_COLS) * _ROW_COLS
     y_cols = ceil_div(strip_cols, _ROW_COLS) * _ROW_COLS
     x_bytes, y_bytes = (
-        ceil_div(config.band * each * config.pixel_bytes, _ALIGNMENT) * _ALIGNMENT for each in (x_cols, y_cols)
+        ceil_div(tiling.band * each * tiling.pixel_bytes, _ALIGNMENT) * _ALIGNMENT for each in (x_cols, y_cols)
     )
-    filters = config.channels * problem.r * problem.s * _ELEM_BYTES
-    room = facts.max_smem_bytes - filters - _RESERVED_BYTES - _Y_BUFFERS * (y_bytes + _BARRIER_BYTES)
+    filters = tiling.channels * problem.r * problem.s * _ELEM_BYTES
+    room = max_smem_bytes - filters - _RESERVED_BYTES - _Y_BUFFERS * (y_bytes + _BARRIER_BYTES)
     stages = min(_MOST_STAGES, room // (x_bytes + _BARRIER_BYTES))
-    steps = config.band // one.rows
+    steps = tiling.band // one.rows
     lead = -(one.live - 1) % steps * one.rows
     return _Cut(strips, strip_cols, x_cols, y_cols, lead, x_bytes, y_bytes, stages)
 
 
-def bind(
-    problem: Problem,
-    x: TensorForm,
-    w: TensorForm,
-    result_layout: str,
-    device: torch.device,
-    config: Config | None = None,
-) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx; without a config with the best."""
-    config = config or configs(problem)[0]
-    facts = device_facts(device.index)
-    cut = _cut(problem, config, facts)
+def bind(request: Request, config: Config) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    problem, x, (tiling, cut) = request.problem, request.first, config.derived
     x_shape, y_shape = shapes(problem)
-    y_strides = strides_of(y_shape, result_layout)
     images, channels, rows, cols = x_shape
-    slabs, bands = ceil_div(channels, config.channels), ceil_div(y_shape[2], config.band)
+    slabs, bands = ceil_div(channels, tiling.channels), ceil_div(y_shape[2], tiling.band)
     units = images * cut.strips * bands
-    parts = max(1, min(units, facts.sm_count // slabs))
-    fields = (
-        *_filter_fields(problem, w),
-        *(x.strides[0], *x.strides[2:], slabs, images, cut.strips, bands, *divmod(units, parts)),
-        *(channels, rows, cols, *padding(problem), cut.lead, cut.strip_cols, cut.x_cols, cut.y_cols),
-        *(cut.stages, cut.x_bytes, cut.y_bytes),
-    )
-    maps = (
-        _boxes(problem, config, x_shape, x.strides, (cut.x_cols, config.band), _X_POINTER),
-        _boxes(problem, config, y_shape, y_strides, (cut.strip_cols, 1), _Y_POINTER),
-    )
-    text, grid = source(problem, config), slabs * parts
-    launch = PositionalLaunch(text, device, grid, config.threads, cut.smem_bytes, _PARAMS_FORMAT, fields, maps)
-    return dense_call(launch, problem, y_shape, y_strides)
+    parts = max(1, min(units, request.facts.sm_count // slabs))
+    share, longer = divmod(units, parts)
+    top, left = padding(problem)
+    fields = {
+        **_filter_fields(request),
+        **named("x", "n.hw", x.strides),
+        "cut": {
+            **{"slabs": slabs, "images": images, "strips": cut.strips, "bands": bands},
+            **{"share": share, "longer": longer},
+        },
+        **{"channels": channels, "rows": rows, "cols": cols, "top": top, "left": left, "lead": cut.lead},
+        **{"strip_cols": cut.strip_cols, "x_cols": cut.x_cols, "y_cols": cut.y_cols},
+        **{"stages": cut.stages, "x_bytes": cut.x_bytes, "y_bytes": cut.y_bytes},
+    }
+    maps = {
+        "x_map": _box_map(problem, tiling, (x_shape, x.strides), (cut.x_cols, tiling.band), _X_POINTER),
+        "y_map": _box_map(problem, tiling, (y_shape, request.result_strides), (cut.strip_cols, 1), _Y_POINTER),
+    }
+    shape = LaunchShape(slabs * parts, tiling.threads, cut.smem_bytes)
+    launch = Launch(source(problem, tiling), request.device, shape, fields, maps)
+    return dense_call(launch, problem, request.result_shape, request.result_strides)
 
 
-def _boxes(
-    problem: Problem,
-    config: Config,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, int],
-    pointer: int,
+def _box_map(
+    problem: Problem, tiling: Tiling, tensor: tuple[Extents, Extents], box: tuple[int, int], pointer: int
 ) -> BoxMap:
-    """Boxes of a slab of a tensor, ``box`` columns and rows."""
-    n, c, h, w = shape
+    """Boxes of a slab of a tensor of a shape and strides, ``box`` columns and rows."""
+    (n, c, h, w), strides = tensor
     steps = (strides[3] * _ELEM_BYTES, strides[2] * _ELEM_BYTES, strides[0] * _ELEM_BYTES)
-    extents, whole = (c, w, h, n), (config.channels, *box, 1)
-    return BoxMap(_KINDS[problem.dtype], extents, steps, whole, _SWIZZLES[config.swizzle], pointer)
+    kind, whole = _KINDS[problem.dtype], (tiling.channels, *box, 1)
+    return BoxMap(kind, (c, w, h, n), steps, whole, _SWIZZLES[tiling.swizzle], pointer)
 
 
-def _filter_fields(problem: Problem, w: TensorForm) -> tuple[int, ...]:
-    """The first tap's place, and the strides of Params in depthwise_pairs.cu; dgrad turns the filter round."""
-    w_c, _, w_r, w_s = w.strides
+def _filter_fields(request: Request) -> dict[str, int]:
+    """The first tap's place, and the strides; dgrad flips the filter."""
+    problem, strides = request.problem, request.second.strides
     if problem.direction == "fprop":
-        return (0, w_c, w_r, w_s)
-    return ((problem.r - 1) * w_r + (problem.s - 1) * w_s, w_c, -w_r, -w_s)
+        return {"w_first": 0, **named("w", "c.rs", strides)}
+    w_c, _, w_r, w_s = strides
+    return {"w_first": (problem.r - 1) * w_r + (problem.s - 1) * w_s, "w_c": w_c, "w_r": -w_r, "w_s": -w_s}

@@ -5,7 +5,7 @@
 // The 64 outputs of a patch of 8 x 8 are the rows of one wgmma, the patches of a strip its columns; k walks over the
 // window of a patch. The trick: windows overlap in shared memory as they do in the plane. A column of B is 16 bytes
 // further on than the one before it, which is what wgmma reads without a swizzle. A stays in registers while a block
-// does the planes of one channel, which come and go by bulk copies. dgrad is fprop with the filter turned.
+// does the planes of one channel, which come and go by bulk copies. dgrad is fprop with the filter flipped.
 //
 // A zero of A times an infinity is a NaN that does not belong into the sum: sums that are not finite are summed once
 // more over the taps alone.
@@ -62,7 +62,7 @@ __device__ __forceinline__ constexpr Piece piece_of(int slice, int half) {
 
 __device__ __forceinline__ const elem_t* filter_of(const Params& p, int channel) { return p.w + channel * p.w_k; }
 
-// Tap (r, s) as it meets a window: dgrad's filter is turned round.
+// Tap (r, s) as it meets a window: dgrad's filter is flipped.
 __device__ __forceinline__ elem_t tap(const Params& p, const elem_t* filter, int r, int s) {
     return filter[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
 }

@@ -5,38 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import BoundCall
+from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call
-from haloconv.families.depthwise import patches as depthwise_patches
-from haloconv.families.depthwise.patches import (
-    CUT_FORMAT,
-    EDGE,
-    ELEM_BYTES,
-    SIDE_FORMAT,
-    THREADS,
-    Side,
-    padded_pieces,
-    shift,
-    side,
-    whole,
-    window,
-)
-from haloconv.families.depthwise.strips import padding, shapes, slots
+from haloconv.families.depthwise import patches
+from haloconv.families.depthwise.landing import whole
+from haloconv.families.depthwise.layer import named, padding, shapes
+from haloconv.families.depthwise.patches import EDGE, ELEM_BYTES, THREADS, Side, window
+from haloconv.families.depthwise.strips import NO_ROOM, slots
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request
 
+KERNEL = "depthwise/patch"
 _MOST_SLICES = 16  # of A: four registers each
 MOST_IDLE = 1.6  # pixels of patches for one of the result, up to which an NVIDIA H200 was faster with them
-_PARAMS_FORMAT = f"4Q3q{SIDE_FORMAT}{CUT_FORMAT}5i"
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``groups`` rows of patches at a time, ``steps`` of them in a strip; ``buffers`` that strips land in.
 
     ``min_blocks`` blocks must fit a multiprocessor.
@@ -48,20 +34,30 @@ class Config:
     min_blocks: int
 
 
-def why_not(problem: Problem, first: TensorForm, result_layout: str, facts: DeviceFacts) -> str | None:
-    """None if the patches take the problem on the device, else a sentence that says why not."""
-    if problem.direction == "wgrad" or result_layout != "nchw":
+def why_not(request: Request) -> str | None:
+    """None if the patches take the request, else a sentence that says why not."""
+    return _refused(request) or (None if configs(request) else NO_ROOM)
+
+
+def _refused(request: Request) -> str | None:
+    """The same, but for the room in shared memory."""
+    problem = request.problem
+    if problem.direction == "wgrad" or request.result_layout != "nchw":
         return "this is for fprop and dgrad in nchw"
     if _slices(problem) > _MOST_SLICES:
         return "the windows of the filter do not fit registers"
-    in_shape, out_shape = shapes(problem)
-    if depthwise_patches.idle(_padded_rows(problem, best_config(problem)), out_shape) > MOST_IDLE:
+    if patches.idle(_padded_rows(problem, best_tiling(problem)), request.result_shape) > MOST_IDLE:
         return "too many patches would lie outside the image"
-    dense = TensorForm(strides_of(out_shape, result_layout), True)
-    refused = depthwise_patches.why_not(problem, ((first, in_shape), (dense, out_shape)), facts)
-    if refused is None and not _cut(problem, first, best_config(problem), facts).slots:
-        refused = "the rows that a strip needs do not fit shared memory"
-    return refused
+    return patches.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The one of a request that the kernel takes."""
+    if _refused(request) is not None:
+        return []
+    tiling = best_tiling(request.problem)
+    cut = _cut(request, tiling)
+    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
 
 
 def _slices(problem: Problem) -> int:
@@ -70,33 +66,14 @@ def _slices(problem: Problem) -> int:
     return view.height * (view.pieces // 2) + view.pieces % 2 * ceil_div(view.height, 2)
 
 
-def best_config(problem: Problem) -> Config:
+def best_tiling(problem: Problem) -> Tiling:
     """Eight or seven rows of patches, whichever leave fewer idle; the rest best of a sweep on an NVIDIA H200."""
-    return min((Config(groups, 1, 2, 4) for groups in (8, 7)), key=lambda config: _padded_rows(problem, config))
+    return min((Tiling(groups, 1, 2, 4) for groups in (8, 7)), key=lambda tiling: _padded_rows(problem, tiling))
 
 
-def _padded_rows(problem: Problem, config: Config) -> int:
-    rows = config.groups * config.steps * EDGE
+def _padded_rows(problem: Problem, tiling: Tiling) -> int:
+    rows = tiling.groups * tiling.steps * EDGE
     return ceil_div(shapes(problem)[1][2], rows) * rows
-
-
-def source(problem: Problem, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part."""
-    constants: dict[str, int | str] = {
-        "ELEM": ELEMENTS[problem.dtype],
-        "DGRAD": int(problem.direction == "dgrad"),
-        "R": problem.r,
-        "S": problem.s,
-        "DIL_H": problem.dilation[0],
-        "DIL_W": problem.dilation[1],
-        "MULTIPLIER": problem.k_per_group,
-        "SHIFT": shift(problem),
-        "GROUPS": config.groups,
-        "BUFFERS": config.buffers,
-        "MIN_BLOCKS": config.min_blocks,
-        "HAS_BIAS": int(problem.bias),
-    }
-    return kernel_source("depthwise/patch", "depthwise_patch", constants)
 
 
 class _Cut(NamedTuple):
@@ -105,34 +82,56 @@ class _Cut(NamedTuple):
     strips: int
     rows: int
     side: Side
-    landing_bytes: int
     padded_bytes: int
     smem_bytes: int
     slots: int
 
 
-def _cut(problem: Problem, first: TensorForm, config: Config, facts: DeviceFacts) -> _Cut:
+def _cut(request: Request, tiling: Tiling) -> _Cut:
+    problem = request.problem
     in_shape, (_, _, out_rows, out_cols) = shapes(problem)
-    rows, view = config.groups * config.steps * EDGE, window(problem)
+    rows, view = tiling.groups * tiling.steps * EDGE, window(problem)
     padded_rows = rows + ceil_div(view.height - EDGE, 2) * 2
-    of_in = side(first, in_shape, padded_rows, padded_pieces(out_cols, view.pieces), *padding(problem))
-    landing, padded = whole(of_in.landing_bytes), whole(padded_rows * of_in.row_bytes)
-    smem = config.buffers * landing + padded + whole(rows * out_cols * ELEM_BYTES)
+    row_pieces = patches.padded_pieces(out_cols, view.pieces)
+    side = patches.side(request.first, in_shape, padded_rows, row_pieces, padding(problem))
+    padded = whole(padded_rows * side.row_bytes)
+    smem = tiling.buffers * side.planes.landing_bytes + padded + whole(rows * out_cols * ELEM_BYTES)
     static = THREADS * 16 + 4 * (view.height + EDGE) * (10 + EDGE * view.pieces) + 64
-    return _Cut(
-        ceil_div(out_rows, rows), rows, of_in, landing, padded, smem, slots(facts, smem + static, config.min_blocks)
-    )
+    running = slots(request.facts, smem + static, tiling.min_blocks)
+    return _Cut(ceil_div(out_rows, rows), rows, side, padded, smem, running)
 
 
-def bind(problem: Problem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
+def source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part."""
+    constants: dict[str, int | str] = {
+        "ELEM": ELEMENTS[problem.dtype],
+        "DGRAD": int(problem.direction == "dgrad"),
+        "R": problem.r,
+        "S": problem.s,
+        "DIL_H": problem.dilation[0],
+        "DIL_W": problem.dilation[1],
+        "MULTIPLIER": problem.k_per_group,
+        "SHIFT": patches.shift(problem),
+        "GROUPS": tiling.groups,
+        "BUFFERS": tiling.buffers,
+        "MIN_BLOCKS": tiling.min_blocks,
+        "HAS_BIAS": int(problem.bias),
+    }
+    return kernel_source(KERNEL, "depthwise_patch", constants)
+
+
+def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    out_shape, config = shapes(problem)[1], best_config(problem)
-    cut = _cut(problem, first, config, device_facts(device.index))
-    units = out_shape[0] * out_shape[1] * cut.strips
-    fields = (
-        *(w.strides[0], *w.strides[2:], *cut.side, units, out_shape[0], cut.strips, cut.rows),
-        *(*out_shape[1:], cut.landing_bytes, cut.padded_bytes),
-    )
-    text, grid = source(problem, config), min(units, cut.slots)
-    launch = PositionalLaunch(text, device, grid, THREADS, cut.smem_bytes, _PARAMS_FORMAT, fields)
-    return dense_call(launch, problem, out_shape, strides_of(out_shape, result_layout))
+    problem, (tiling, cut) = request.problem, config.derived
+    n, channels, rows, cols = request.result_shape
+    units = n * channels * cut.strips
+    fields = {
+        **named("w", "k.rs", request.second.strides),
+        "side": cut.side.fields,
+        "cut": {"units": units, "images": n, "strips": cut.strips, "rows": cut.rows},
+        **{"channels": channels, "out_rows": rows, "out_cols": cols},
+        **{"landing_bytes": cut.side.planes.landing_bytes, "padded_bytes": cut.padded_bytes},
+    }
+    shape = LaunchShape(min(units, cut.slots), THREADS, cut.smem_bytes)
+    launch = Launch(source(problem, tiling), request.device, shape, fields)
+    return dense_call(launch, problem, request.result_shape, request.result_strides)

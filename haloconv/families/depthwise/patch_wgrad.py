@@ -5,42 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import BoundCall
-from haloconv.families.common import ELEMENTS, ceil_div, summed_call
-from haloconv.families.depthwise import patches as depthwise_patches
-from haloconv.families.depthwise.patches import (
-    CUT_FORMAT,
-    EDGE,
-    SIDE_FORMAT,
-    THREADS,
-    Side,
-    padded_pieces,
-    shift,
-    side,
-    whole,
-    window,
-)
-from haloconv.families.depthwise.strips import padding, slots
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.depthwise import patches
+from haloconv.families.depthwise.landing import whole
+from haloconv.families.depthwise.layer import padding, wgrad_call
+from haloconv.families.depthwise.patches import EDGE, THREADS, Side, padded_pieces, window
+from haloconv.families.depthwise.strips import NO_ROOM, slots
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request
 
+KERNEL = "depthwise/patch_wgrad"
 _STEP_ROWS = 2 * EDGE  # of dy in a product
 _MOST_SUMS = 128  # registers of a thread
 _TALLEST = 16  # rows of a window: what wgmma takes as columns
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 _FEW_TAPS = 9
 MOST_IDLE = 1.32  # pixels of patches for one of dy, up to which an NVIDIA H200 was faster with them
-_PARAMS_FORMAT = f"3Q{SIDE_FORMAT}{SIDE_FORMAT}{CUT_FORMAT}8i"
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``rows`` of dy in a strip; ``buffers`` that strips land in, ``min_blocks`` of a multiprocessor."""
 
     rows: int
@@ -48,43 +34,39 @@ class Config:
     min_blocks: int
 
 
-def why_not(problem: Problem, dy: TensorForm, x: TensorForm, facts: DeviceFacts) -> str | None:
-    """None if the kernel takes the problem on the device, else a sentence that says why not."""
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _refused(request) or (None if configs(request) else NO_ROOM)
+
+
+def _refused(request: Request) -> str | None:
+    """The same, but for the room in shared memory."""
+    problem = request.problem
     if problem.direction != "wgrad":
         return "this is for filter gradients"
-    config, view = best_config(problem), window(problem)
-    padded_rows = ceil_div(problem.p, config.rows) * ceil_div(config.rows, _STEP_ROWS) * _STEP_ROWS
-    if depthwise_patches.idle(padded_rows, problem.y_shape) > MOST_IDLE:
+    tiling, view = best_tiling(problem), window(problem)
+    padded_rows = ceil_div(problem.p, tiling.rows) * ceil_div(tiling.rows, _STEP_ROWS) * _STEP_ROWS
+    if patches.idle(padded_rows, problem.y_shape) > MOST_IDLE:
         return "too many patches would lie outside the image"
     if view.height > _TALLEST or view.pieces * EDGE * ceil_div(view.height, 2) > _MOST_SUMS:
         return "the sums of the filter do not fit registers"
-    refused = depthwise_patches.why_not(problem, ((dy, problem.y_shape), (x, problem.x_shape)), facts)
-    if refused is None and not _cut(problem, dy, x, config, facts).slots:
-        refused = "the rows that a strip needs do not fit shared memory"
-    return refused
+    return patches.why_not(request)
 
 
-def best_config(problem: Problem) -> Config:
+def configs(request: Request) -> list[Config]:
+    """The one of a request that the kernel takes."""
+    if _refused(request) is not None:
+        return []
+    tiling = best_tiling(request.problem)
+    cut = _cut(request, tiling)
+    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
+
+
+def best_tiling(problem: Problem) -> Tiling:
     """Best of a sweep on an NVIDIA H200: strips of one height, of wide planes and few taps shorter ones."""
     few = problem.r * problem.s <= _FEW_TAPS
     most = 32 if few and problem.q > 8 * EDGE else 64
-    return Config(ceil_div(problem.p, ceil_div(problem.p, most)), 2, 4 if few else 3)
-
-
-def source(problem: Problem, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part."""
-    constants: dict[str, int | str] = {
-        "ELEM": ELEMENTS[problem.dtype],
-        "R": problem.r,
-        "S": problem.s,
-        "DIL_H": problem.dilation[0],
-        "DIL_W": problem.dilation[1],
-        "MULTIPLIER": problem.k_per_group,
-        "SHIFT": shift(problem),
-        "BUFFERS": config.buffers,
-        "MIN_BLOCKS": config.min_blocks,
-    }
-    return kernel_source("depthwise/patch_wgrad", "depthwise_patch_wgrad", constants)
+    return Tiling(ceil_div(problem.p, ceil_div(problem.p, most)), 2, 4 if few else 3)
 
 
 class _Cut(NamedTuple):
@@ -103,26 +85,41 @@ class _Cut(NamedTuple):
     slots: int
 
 
-def _cut(problem: Problem, dy: TensorForm, x: TensorForm, config: Config, facts: DeviceFacts) -> _Cut:
-    view = window(problem)
-    dy_rows, halo = ceil_div(config.rows, _STEP_ROWS) * _STEP_ROWS, ceil_div(view.height - EDGE, 2) * 2
-    of_x = side(x, problem.x_shape, config.rows + halo, padded_pieces(problem.q, view.pieces), *padding(problem))
-    of_dy = side(dy, problem.y_shape, config.rows, padded_pieces(problem.q, 1), 0, 0)
-    x_landing, x_padded = whole(of_x.landing_bytes), whole((dy_rows + halo) * of_x.row_bytes)
-    landing = (x_landing, x_landing + whole(of_dy.landing_bytes))
+def _cut(request: Request, tiling: Tiling) -> _Cut:
+    problem, dy, x = request.problem, request.first, request.second
+    view, rows = window(problem), tiling.rows
+    dy_rows, halo = ceil_div(rows, _STEP_ROWS) * _STEP_ROWS, ceil_div(view.height - EDGE, 2) * 2
+    x_pieces = padded_pieces(problem.q, view.pieces)
+    of_x = patches.side(x, problem.x_shape, rows + halo, x_pieces, padding(problem))
+    of_dy = patches.side(dy, problem.y_shape, rows, padded_pieces(problem.q, 1), (0, 0))
+    x_landing, x_padded = of_x.planes.landing_bytes, whole((dy_rows + halo) * of_x.row_bytes)
+    landing = (x_landing, x_landing + of_dy.planes.landing_bytes)
     padded = (x_padded, x_padded + dy_rows * of_dy.row_bytes)
-    smem = config.buffers * landing[1] + padded[1]
+    smem = tiling.buffers * landing[1] + padded[1]
     static = 4 * problem.r * EDGE * (EDGE * view.pieces + 1) * 4 + 64
-    return _Cut(
-        ceil_div(problem.p, config.rows), dy_rows, of_x, of_dy, landing, padded, smem,
-        slots(facts, smem + static, config.min_blocks),
-    )  # fmt: skip
+    running = slots(request.facts, smem + static, tiling.min_blocks)
+    return _Cut(ceil_div(problem.p, rows), dy_rows, of_x, of_dy, landing, padded, smem, running)
 
 
-def bind(problem: Problem, dy: TensorForm, x: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
+def source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part."""
+    constants: dict[str, int | str] = {
+        "ELEM": ELEMENTS[problem.dtype],
+        "R": problem.r,
+        "S": problem.s,
+        "DIL_H": problem.dilation[0],
+        "DIL_W": problem.dilation[1],
+        "MULTIPLIER": problem.k_per_group,
+        "SHIFT": patches.shift(problem),
+        "BUFFERS": tiling.buffers,
+        "MIN_BLOCKS": tiling.min_blocks,
+    }
+    return kernel_source(KERNEL, "depthwise_patch_wgrad", constants)
+
+
+def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
-    config = best_config(problem)
-    cut = _cut(problem, dy, x, config, device_facts(device.index))
+    problem, (tiling, cut) = request.problem, config.derived
     planes = problem.n * cut.strips
     units = planes * problem.k
     products = cut.dy_rows * cut.dy.row_bytes // 128  # of a sum, for each unit
@@ -130,11 +127,13 @@ def bind(problem: Problem, dy: TensorForm, x: TensorForm, result_layout: str, de
     parts = max(
         ((unit + planes) * grid - 1) // units - ((unit + 1) * grid - 1) // units + 1 for unit in range(0, units, planes)
     )  # blocks that share a filter
-    fields = (
-        *(*cut.x, *cut.dy, units, problem.n, cut.strips, config.rows, problem.k, parts),
-        *(*cut.landing, *cut.padded, cut.dy_rows, padding(problem)[1]),
-    )
-    launch = PositionalLaunch(source(problem, config), device, grid, THREADS, cut.smem_bytes, _PARAMS_FORMAT, fields)
-    dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
-    sum_parts = bind_sum(problem.dtype, dw_shape, dw_strides, parts, device)
-    return summed_call(launch, sum_parts, parts * problem.k * problem.r * problem.s, dw_shape, dw_strides)
+    fields = {
+        **{"x_side": cut.x.fields, "dy_side": cut.dy.fields},
+        "cut": {"units": units, "images": problem.n, "strips": cut.strips, "rows": tiling.rows},
+        **{"channels": problem.k, "parts": parts},
+        **{"x_landing_bytes": cut.landing[0], "landing_bytes": cut.landing[1]},
+        **{"x_padded_bytes": cut.padded[0], "padded_bytes": cut.padded[1]},
+        **{"dy_rows": cut.dy_rows, "pad_left": padding(problem)[1]},
+    }
+    launch = Launch(source(problem, tiling), request.device, LaunchShape(grid, THREADS, cut.smem_bytes), fields)
+    return wgrad_call(launch, request, parts)

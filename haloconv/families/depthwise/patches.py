@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from haloconv.env import DeviceFacts
 from haloconv.families.common import ceil_div
-from haloconv.families.depthwise.strips import padding
-from haloconv.problem import Problem, TensorForm
+from haloconv.families.depthwise.landing import NARROW, NO_PLANES, Planes, land_whole
+from haloconv.families.depthwise.layer import NO_HOPPER, Extents, is_hopper, padding
+from haloconv.jit.launch import Value
+from haloconv.problem import Problem, Request, TensorForm
 
 EDGE = 8  # of a patch, in pixels
 PIECE_BYTES = 16  # of a patch's row
 ELEM_BYTES = 2
 THREADS = 128  # of a block
-SIDE_FORMAT, CUT_FORMAT = "2q8i", "4i"
-_CAPABILITY = (9, 0)
 _PRODUCT_COLS = 8 * EDGE
-_NARROW = 48  # columns, up to which other kernels are used
 _LONGEST = (THREADS - 4) * EDGE  # columns: pieces of a row and of the zeros beside it have a thread each
 
 
@@ -30,21 +28,15 @@ class Window(NamedTuple):
 class Side(NamedTuple):
     """How strips of a tensor land and are padded; the fields of the struct in patches.cuh."""
 
-    image: int
-    channel: int
-    extent: int
-    width: int
-    rows: int
-    pad_top: int
+    planes: Planes
     row_bytes: int
     before: int
     pieces: int
     hop: int
 
     @property
-    def landing_bytes(self) -> int:
-        """Of the rows that are in the image."""
-        return min(self.rows, self.extent) * self.width * PIECE_BYTES
+    def fields(self) -> dict[str, Value]:
+        return {**self._asdict(), "planes": self.planes._asdict()}
 
 
 def window(problem: Problem) -> Window:
@@ -53,20 +45,16 @@ def window(problem: Problem) -> Window:
     return Window(height, ceil_div(width, EDGE))
 
 
-def why_not(
-    problem: Problem, sides: tuple[tuple[TensorForm, tuple[int, int, int, int]], ...], facts: DeviceFacts
-) -> str | None:
-    """None if strips of these tensors, each with its shape, can land and be cut to patches, else why not."""
-    if facts.capability != _CAPABILITY:
-        return "the device is no Hopper GPU (compute capability 9.0)"
+def why_not(request: Request) -> str | None:
+    """None if strips of the tensors can land and be cut to patches, else a sentence that says why not."""
+    problem = request.problem
+    if not is_hopper(request):
+        return NO_HOPPER
     if problem.dtype.itemsize != ELEM_BYTES or problem.stride != (1, 1):
         return "patches are for 16 bits and no stride"
-    if any(cols % EDGE or not _NARROW <= cols <= _LONGEST for _, (_, _, _, cols) in sides):
-        return f"rows are not of {_NARROW} columns or more in pieces of {EDGE}"
-    for side, (_, _, _, cols) in sides:
-        if side.strides[2:] != (cols, 1) or not side.aligned or any(each % EDGE for each in side.strides[:2]):
-            return "rows have gaps, or planes do not begin at multiples of 16 bytes"
-    return None
+    if any(cols % EDGE or not NARROW <= cols <= _LONGEST for cols in (problem.w, problem.q)):
+        return f"rows are not of {NARROW} columns or more in pieces of {EDGE}"
+    return None if land_whole(request, EDGE) else NO_PLANES
 
 
 def padded_pieces(cols: int, pieces: int) -> int:
@@ -74,18 +62,16 @@ def padded_pieces(cols: int, pieces: int) -> int:
     return ceil_div(cols, _PRODUCT_COLS) * 8 + pieces - 1
 
 
-def side(
-    form: TensorForm, shape: tuple[int, int, int, int], rows: int, row_pieces: int, pad_top: int, pad_left: int
-) -> Side:
-    """Strips of ``rows`` padded rows of ``row_pieces``."""
-    width, before = shape[3] // EDGE, pad_left // EDGE
+def side(form: TensorForm, shape: Extents, rows: int, row_pieces: int, pads: tuple[int, int]) -> Side:
+    """Strips of ``rows`` padded rows of ``row_pieces``; ``pads``: rows above and columns before the image."""
+    width, before = shape[3] // EDGE, pads[1] // EDGE
     first = min(max(before, 0), row_pieces - 1)
-    pieces = max(1, min(row_pieces, before + width + (pad_left % EDGE > 0)) - first)
-    row_bytes = row_pieces * PIECE_BYTES
-    return Side(*form.strides[:2], shape[2], width, rows, pad_top, row_bytes, before, pieces, THREADS // pieces)
+    pieces = max(1, min(row_pieces, before + width + (pads[1] % EDGE > 0)) - first)
+    planes = Planes(*form.strides[:2], shape[2], width, rows, pads[0])
+    return Side(planes, row_pieces * PIECE_BYTES, before, pieces, THREADS // pieces)
 
 
-def idle(rows: int, shape: tuple[int, int, int, int]) -> float:
+def idle(rows: int, shape: Extents) -> float:
     """How many pixels patches of ``rows`` rows have for one of a plane of ``shape``."""
     return rows * ceil_div(shape[3], _PRODUCT_COLS) * _PRODUCT_COLS / (shape[2] * shape[3])
 
@@ -93,8 +79,3 @@ def idle(rows: int, shape: tuple[int, int, int, int]) -> float:
 def shift(problem: Problem) -> int:
     """Columns by which the image is off the padded pieces."""
     return padding(problem)[1] % EDGE
-
-
-def whole(extent_bytes: int) -> int:
-    """Bytes of a buffer: a multiple of 128."""
-    return ceil_div(extent_bytes, 128) * 128

@@ -5,7 +5,7 @@
 // The trick: strips of planes come through a ring of buffers, so that no load waits for device memory, and a thread has
 // ROWS by 4 outputs at a time in registers: a row of its window is three or so reads of 16 bytes for up to ROWS * S * 4
 // multiplies. All taps are unrolled, and little else is, so that the loop stays in the instruction caches. dgrad is
-// fprop with the filter turned round. A block does every so many-th strip of the planes of one channel.
+// fprop with the flipped filter. A block does every so many-th strip of the planes of one channel.
 //
 // Budget: R * S registers for the filter, ROWS * 4 for sums, a row of the window; BUFFERS strips in shared memory.
 #include "families/depthwise/register_tile.cuh"

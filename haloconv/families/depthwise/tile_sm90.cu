@@ -4,7 +4,7 @@
 //
 // The trick: the rows of a strip are one bulk copy, which one thread asks for. A thread has ROWS by 4 outputs at a time
 // in registers: a row of its window is three or so reads of 16 bytes for up to ROWS * S * 4 multiplies. What lies
-// beside or above a plane did not land: there a thread takes zeros. dgrad is fprop with the filter turned. A block does
+// beside or above a plane did not land: there a thread takes zeros. dgrad flips the filter. A block does
 // neighbouring strips, of one channel after the other.
 //
 // Budget: R * S registers for the filter, ROWS * 4 for sums, a row of the window; BUFFERS strips in shared memory.

@@ -7,25 +7,22 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import BoundCall
+from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ceil_div, dense_call
-from haloconv.families.depthwise.march import beyond_l2
-from haloconv.families.depthwise.strips import padding, shapes, slots, strips
+from haloconv.families.depthwise.landing import NARROW, NO_PLANES, Planes, land_whole
+from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, lead, named, padding, shapes
+from haloconv.families.depthwise.strips import NO_ROOM, cut_rows, slots
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request
 
+KERNEL = "depthwise/tile_sm90"
 _COLS = 4  # columns of a thread, and of 16 bytes
-_CAPABILITY = (9, 0)
-_NARROW = 48  # columns, up to which other kernels are used
-_MARCHED_TAPS, _MOST_TAPS = 9, 25  # of more than the latter, depthwise_tile was measured as faster
-_PARAMS_FORMAT = "4Q3q2q4i4i5i"
+_MARCHED_TAPS, _MOST_TAPS = 9, 25  # of more than the latter, depthwise/tile was measured as faster
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``rows`` of a thread's outputs; ``buffers`` and ``warps`` of a block.
 
     ``min_blocks`` blocks must fit a multiprocessor. A strip of a plane is cut to about ``buffer_bytes``.
@@ -38,85 +35,94 @@ class Config:
     buffer_bytes: int = 16 << 10
 
 
-def why_not(problem: Problem, side: TensorForm, result_layout: str, facts: DeviceFacts) -> str | None:
-    """None if the kernel takes the problem on the device, else a sentence that says why not."""
-    if facts.capability != _CAPABILITY:
-        return "the device is no Hopper GPU (compute capability 9.0)"
-    if problem.dtype != torch.float32 or problem.direction == "wgrad" or result_layout != "nchw":
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _refused(request) or (None if configs(request) else NO_ROOM)
+
+
+def _refused(request: Request) -> str | None:
+    """The same, but for the room in shared memory."""
+    problem = request.problem
+    if not is_hopper(request):
+        return NO_HOPPER
+    if problem.dtype != torch.float32 or problem.direction == "wgrad" or request.result_layout != "nchw":
         return "this is for fprop and dgrad in fp32 and nchw"
     if problem.r * problem.s > _MOST_TAPS or problem.dilation != (1, 1) or problem.stride != (1, 1):
         return f"the filter is strided or dilated, or has more than {_MOST_TAPS} taps"
     if problem.r * problem.s <= _MARCHED_TAPS and beyond_l2(problem):
         return f"with {_MARCHED_TAPS} taps beyond the L2 a march of short strips is faster"
-    in_cols, out_cols = (shape[3] for shape in shapes(problem))
-    if side.strides[2:] != (in_cols, 1) or not side.aligned or any(each % _COLS for each in side.strides[:2]):
-        return "rows have gaps, or planes do not begin at multiples of 16 bytes"
-    config = best_config(problem)
-    if any(cols % _COLS or not _NARROW <= cols <= 32 * config.warps * _COLS for cols in (in_cols, out_cols)):
-        return f"rows are not of {_NARROW} columns or more in pieces of {_COLS}"
-    if not _cut(problem, config, facts).slots:
-        return "the rows that a strip needs do not fit shared memory"
+    if not land_whole(request, _COLS):
+        return NO_PLANES
+    most = 32 * best_tiling(problem).warps * _COLS
+    if any(cols % _COLS or not NARROW <= cols <= most for cols in (problem.w, problem.q)):
+        return f"rows are not of {NARROW} columns or more in pieces of {_COLS}"
     return None
 
 
-def best_config(problem: Problem) -> Config:
+def configs(request: Request) -> list[Config]:
+    """The one of a request that the kernel takes."""
+    if _refused(request) is not None:
+        return []
+    tiling = best_tiling(request.problem)
+    cut = _cut(request, tiling)
+    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
+
+
+def best_tiling(problem: Problem) -> Tiling:
     """Best of a sweep on an NVIDIA H200 (2026-11-22, 3x3 and 5x5 on maps of 56, 64, 96, 112, 128 and 224)."""
-    return Config(4, 3, 4, 7) if problem.r * problem.s <= 9 else Config(7, 3, 4, 4)
+    return Tiling(4, 3, 4, 7) if problem.r * problem.s <= 9 else Tiling(7, 3, 4, 4)
 
 
-def _before(problem: Problem) -> int:
-    """Columns of 16 bytes that a window begins before its outputs."""
-    return ceil_div(padding(problem)[1], _COLS)
+class _Cut(NamedTuple):
+    """Strips of a plane and the output's rows of one, how those of the input land, bytes, blocks at a time."""
+
+    strips: int
+    rows: int
+    planes: Planes
+    smem_bytes: int
+    slots: int
 
 
-def source(problem: Problem, config: Config) -> KernelSource:
-    """The specialised text of the kernel. No extent of the image takes part."""
+def _cut(request: Request, tiling: Tiling) -> _Cut:
+    problem, side = request.problem, request.first
+    (_, _, extent, cols), (_, _, out_rows, _) = shapes(problem)
+    halo = problem.r - 1
+    count, rows = cut_rows(out_rows, tiling.buffer_bytes // (cols * 4) - halo, tiling.rows)
+    planes = Planes(*side.strides[:2], extent, cols // _COLS, rows + halo, padding(problem)[0])
+    smem = tiling.buffers * planes.landing_bytes
+    return _Cut(count, rows, planes, smem, slots(request.facts, smem + 64, tiling.min_blocks))
+
+
+def source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The specialised source of the kernel. No extent of the image takes part."""
     constants: dict[str, int | str] = {
         "DGRAD": int(problem.direction == "dgrad"),
         "R": problem.r,
         "S": problem.s,
         "MULTIPLIER": problem.k_per_group,
-        "ROWS": config.rows,
-        "LEAD": _before(problem) * _COLS - padding(problem)[1],
-        "BUFFERS": config.buffers,
-        "THREADS": 32 * config.warps,
-        "MIN_BLOCKS": config.min_blocks,
+        "ROWS": tiling.rows,
+        "LEAD": lead(problem, _COLS),
+        "BUFFERS": tiling.buffers,
+        "THREADS": 32 * tiling.warps,
+        "MIN_BLOCKS": tiling.min_blocks,
         "HAS_BIAS": int(problem.bias),
     }
-    return kernel_source("depthwise/tile_sm90", "depthwise_tile_sm90", constants)
+    return kernel_source(KERNEL, "depthwise_tile_sm90", constants)
 
 
-class _Cut(NamedTuple):
-    """Strips of the output, rows of one and rows of the input that it reads, bytes, blocks at a time."""
-
-    strips: int
-    rows: int
-    in_rows: int
-    landing_bytes: int
-    smem_bytes: int
-    slots: int
-
-
-def _cut(problem: Problem, config: Config, facts: DeviceFacts) -> _Cut:
-    (_, _, extent, cols), (_, _, out_rows, _) = shapes(problem)
-    halo = problem.r - 1
-    count, rows = strips(out_rows, config.buffer_bytes // (cols * 4) - halo, config.rows)
-    landing = ceil_div(min(rows + halo, extent) * cols * 4, 128) * 128
-    smem = config.buffers * landing
-    return _Cut(count, rows, rows + halo, landing, smem, slots(facts, smem + 64, config.min_blocks))
-
-
-def bind(problem: Problem, first: TensorForm, w: TensorForm, result_layout: str, device: torch.device) -> BoundCall:
+def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    in_shape, out_shape = shapes(problem)
-    config = best_config(problem)
-    cut = _cut(problem, config, device_facts(device.index))
-    units = out_shape[0] * out_shape[1] * cut.strips
-    fields = (
-        *(w.strides[0], *w.strides[2:], *first.strides[:2], in_shape[2], in_shape[3] // _COLS, cut.in_rows),
-        *(padding(problem)[0], units, out_shape[0], cut.strips, cut.rows),
-        *(*out_shape[1:], _before(problem), cut.landing_bytes),
-    )
-    text, grid, threads = source(problem, config), min(units, cut.slots), 32 * config.warps
-    launch = PositionalLaunch(text, device, grid, threads, cut.smem_bytes, _PARAMS_FORMAT, fields)
-    return dense_call(launch, problem, out_shape, strides_of(out_shape, result_layout))
+    problem, (tiling, cut) = request.problem, config.derived
+    n, channels, rows, cols = request.result_shape
+    units = n * channels * cut.strips
+    fields = {
+        **named("w", "k.rs", request.second.strides),
+        "planes": cut.planes._asdict(),
+        "cut": {"units": units, "images": n, "strips": cut.strips, "rows": cut.rows},
+        **{"channels": channels, "out_rows": rows, "out_cols": cols},
+        "before": ceil_div(padding(problem)[1], _COLS),
+        "landing_bytes": cut.planes.landing_bytes,
+    }
+    shape = LaunchShape(min(units, cut.slots), 32 * tiling.warps, cut.smem_bytes)
+    launch = Launch(source(problem, tiling), request.device, shape, fields)
+    return dense_call(launch, problem, request.result_shape, request.result_strides)

@@ -16,7 +16,8 @@ from haloconv import support
 from haloconv.env import device_facts
 from haloconv.families.base import BoundCall
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call
-from haloconv.families.depthwise.strips import SHARE_FORMAT, padding, shapes, share, slots
+from haloconv.families.depthwise.layer import padding, shapes
+from haloconv.families.depthwise.strips import share, slots
 from haloconv.families.depthwise_toeplitz import planes as depthwise_toeplitz_planes
 from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
 from haloconv.families.depthwise_toeplitz.planes import (
@@ -42,7 +43,7 @@ _MOST_WARPS, _NEARLY = 16, 0.8  # of a multiprocessor; of the most that work at 
 _REGISTERS, _OTHER_REGISTERS = 65536, 40  # of a multiprocessor; of a thread, beside those that are counted
 _SOME_FORM = TensorForm((1, 1, 1, 1), True)  # how planes are copied does not change their place
 _SHIPPED_SMEM = 99 << 10  # what every device of the family has
-_PARAMS_FORMAT = f"4Q7q{STAGED_FORMAT}{SHARE_FORMAT}9i"
+_PARAMS_FORMAT = f"4Q7q{STAGED_FORMAT}6i9i"
 
 
 @dataclass(frozen=True)

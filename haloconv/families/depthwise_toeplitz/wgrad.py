@@ -10,7 +10,7 @@ import torch
 from haloconv.env import device_facts
 from haloconv.families.base import MOST_CANDIDATES, BoundCall
 from haloconv.families.common import ELEMENTS, ceil_div, summed_call
-from haloconv.families.depthwise.strips import SHARE_FORMAT, share, slots
+from haloconv.families.depthwise.strips import share, slots
 from haloconv.families.depthwise_toeplitz.planes import (
     STAGED_FORMAT,
     Planes,
@@ -31,7 +31,7 @@ _MOST_SUMS = 16  # tiles of 16 x 8 taps: four registers each
 _MOST_WARPS = 16  # of a multiprocessor
 _UNIT_ROWS = 56  # of dy, in several images if they are small
 _SOME_FORM = TensorForm((1, 1, 1, 1), True)  # how planes are copied does not change their place
-_PARAMS_FORMAT = f"3Q{STAGED_FORMAT}{STAGED_FORMAT}{SHARE_FORMAT}6i"
+_PARAMS_FORMAT = f"3Q{STAGED_FORMAT}{STAGED_FORMAT}6i6i"
 
 
 @dataclass(frozen=True)

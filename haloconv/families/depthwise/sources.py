@@ -1,0 +1,81 @@
+"""The sources of the ``depthwise`` family that CI compiles: layers that differ in what the threads of a kernel hold."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from haloconv.families.depthwise import (
+    band,
+    band_wgrad,
+    box,
+    box_wgrad,
+    lanes,
+    lanes_wgrad,
+    march,
+    march_wgrad,
+    nhwc_wgrad_sum,
+    pairs,
+    pairs_wgrad,
+    patch,
+    patch_wgrad,
+    tile,
+    tile_sm90,
+)
+from haloconv.families.depthwise.march_form import DTYPES, best_tiling
+from haloconv.jit import KernelSource
+from haloconv.layout import Layout
+from haloconv.problem import DIRECTIONS, Direction, Problem, dense_request
+
+_NO_DEVICE = torch.device("cpu")  # no source depends on one
+_FPROP, _DENSE, _WGRAD = ("fprop",), ("fprop", "dgrad"), ("wgrad",)
+_MARCHED = (  # dtype, layout, taps along an axis, stride, directions
+    (torch.float32, "nchw", 3, 1, DIRECTIONS),
+    (torch.float16, "nhwc", 3, 2, DIRECTIONS),
+    (torch.bfloat16, "nchw", 5, 2, DIRECTIONS),
+    (torch.float32, "nhwc", 5, 1, ("dgrad",)),
+    (torch.float32, "nchw", 7, 1, ("fprop", "wgrad")),
+    (torch.float16, "nhwc", 7, 1, _FPROP),
+)
+_HALVES = ((torch.float16, 3), (torch.bfloat16, 5), (torch.float16, 7))
+_OTHERS: tuple[tuple[ModuleType, Layout, tuple], ...] = (  # dtype, taps along an axis, directions; no stride
+    (band, "nchw", ((torch.float16, 5, _DENSE), (torch.bfloat16, 7, _FPROP))),
+    (band_wgrad, "nchw", ((torch.float16, 5, _WGRAD), (torch.bfloat16, 7, _WGRAD))),
+    (tile, "nchw", ((torch.float32, 5, _FPROP), (torch.float32, 7, ("dgrad",)))),
+    (patch, "nchw", tuple((*each, _DENSE) for each in _HALVES)),
+    (patch_wgrad, "nchw", tuple((*each, _WGRAD) for each in _HALVES)),
+    (tile_sm90, "nchw", tuple((torch.float32, taps, _DENSE) for taps in (3, 5))),
+    (box, "nchw", ((torch.float32, 7, _DENSE),)),
+    (box_wgrad, "nchw", tuple((torch.float32, taps, _WGRAD) for taps in (5, 7))),
+    (lanes, "nhwc", tuple((torch.float32, taps, _DENSE) for taps in (3, 5, 7))),
+    (lanes_wgrad, "nhwc", tuple((torch.float32, taps, _WGRAD) for taps in (3, 5, 7))),
+    (pairs, "nhwc", ((torch.float16, 3, _FPROP), (torch.bfloat16, 5, _FPROP), (torch.float16, 5, ("dgrad",)),
+                     (torch.bfloat16, 7, _FPROP))),
+    (pairs_wgrad, "nhwc", tuple((*each, _WGRAD) for each in _HALVES)),
+)  # fmt: skip
+
+
+def sources() -> list[KernelSource]:
+    """One source for each layer of each kernel, none twice."""
+    found = [_march_source(_layer(direction, *layer)) for *layer, directions in _MARCHED for direction in directions]
+    for twin, layout, layers in _OTHERS:
+        problems = (
+            _layer(direction, dtype, layout, taps) for dtype, taps, directions in layers for direction in directions
+        )
+        found += [twin.source(problem, twin.best_tiling(problem)) for problem in problems]
+    found += [nhwc_wgrad_sum.source(_layer("wgrad", dtype, "nhwc", 3)) for dtype in DTYPES]
+    return list({source.digest: source for source in found}.values())
+
+
+def _march_source(problem: Problem) -> KernelSource:
+    twin = march_wgrad if problem.direction == "wgrad" else march
+    form = twin.form_of(dense_request(problem, _NO_DEVICE))
+    return twin.source(form, best_tiling(form))
+
+
+def _layer(direction: Direction, dtype: torch.dtype, layout: Layout, taps: int, stride: int = 1) -> Problem:
+    return Problem(
+        direction, n=2, c=96, h=56, w=56, k=96, r=taps, s=taps, stride=(stride,) * 2, padding=(taps // 2,) * 4,
+        groups=96, bias=direction == "fprop", dtype=dtype, layout=layout,
+    )  # fmt: skip
