@@ -87,9 +87,13 @@ class Noted(NamedTuple):
     window: Window
 
 
+def gpu_with(smem_bytes: int) -> DeviceFacts:
+    """A GPU of four multiprocessors with so much shared memory."""
+    return DeviceFacts("some GPU", "sm_90a", 4, (9, 0), 80 << 30, smem_bytes, "none")
+
+
 def launches_of(layer: Problem, smem_bytes: int) -> list[Noted]:
     """The launch of each config, on a GPU with so much shared memory. Nothing is compiled."""
-    facts = DeviceFacts("some GPU", "sm_90a", 4, (9, 0), 80 << 30, smem_bytes, "none")
     family, request, found = window.DepthwiseWindowFamily(), dense_request(layer, torch.device("cuda")), []
 
     def note(source: KernelSource, device: torch.device, shape: LaunchShape, fields: dict) -> None:
@@ -102,7 +106,7 @@ def launches_of(layer: Problem, smem_bytes: int) -> list[Noted]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (window, wgrad):
             patch.setattr(module, "Launch", note)
-        patch.setattr(problem, "device_facts", lambda _: facts)
+        patch.setattr(problem, "device_facts", lambda _: gpu_with(smem_bytes))
         patch.setattr(wgrad, "bind_sum", lambda *_: None)
         for config in family.configs(request):
             family.bind(request, config)
@@ -177,3 +181,14 @@ def test_shared_memory_has_room_for_every_phase(layer: Problem, kibibytes: int) 
     for one in launches:
         words = phases(layer, one)
         assert max(words.values()) * WORD_BYTES <= one.smem_bytes <= kibibytes << 10, (words, one)
+
+
+@pytest.mark.parametrize(("columns", "kibibytes", "taken"), ((100, 99, False), (20, 99, True), (100, 227, True)))
+def test_gradients_that_no_tiling_fits_are_refused(
+    columns: int, kibibytes: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Residues of a far dilation, each with whole rows of dy."""
+    layer = Problem("wgrad", 2, 8, 232, columns + 2, 8, 3, 3, dilation=(96, 1), groups=8)
+    monkeypatch.setattr(window, "device_facts", lambda _: gpu_with(kibibytes << 10))
+    assert (window.DepthwiseWindowFamily().why_not(layer, torch.device("cuda")) is None) == taken
+    assert bool(launches_of(layer, kibibytes << 10)) == taken

@@ -208,6 +208,18 @@ def tilings(layer: Layer, facts: DeviceFacts) -> list[Tiling]:
     return []
 
 
+def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+    """None if some tiling fits, else a sentence that says why not.
+
+    One channel a block needs the least memory, whatever the channels of x are to each other.
+    """
+    layer = Layer(axes(problem), Planes(problem.n, problem.k, 1), channels_inner=False)
+    if any(True for most_results in _MOST_RESULTS for _ in _fitting(layer, facts, most_results)):
+        return None
+    steps = " x ".join(str(axis.steps) for axis in layer.axes)
+    return f"{steps} residues of the dilation do not fit {facts.max_smem_bytes} bytes of shared memory"
+
+
 def configs(request: Request) -> list[Config]:
     """One for each of ``tilings``, best first."""
     layer = layer_of(request)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.env import DeviceFacts
+from haloconv.env import DeviceFacts, device_facts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, named
 from haloconv.families.depthwise_window import wgrad
@@ -157,7 +157,7 @@ class DepthwiseWindowFamily:
         rows, cols = (wgrad.axes if problem.direction == "wgrad" else axes)(problem)
         if rows.steps * cols.steps > _MOST_STEPS:
             return f"{rows.steps} x {cols.steps} residues of the stride do not fit shared memory"
-        return None
+        return wgrad.why_not(problem, device_facts(device.index)) if problem.direction == "wgrad" else None
 
     def configs(self, request: Request) -> list[Config]:
         return (wgrad.configs if request.problem.direction == "wgrad" else configs)(request)
