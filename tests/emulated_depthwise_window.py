@@ -9,9 +9,8 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.depthwise_window import wgrad as depthwise_window_wgrad
-from haloconv.families.depthwise_window import window as depthwise_window
-from haloconv.families.depthwise_window.cut import Config, Cut
+from haloconv.families.depthwise_window import wgrad, window
+from haloconv.families.depthwise_window.cut import Block, Cut, Tiling
 from haloconv.families.depthwise_window.wgrad import Split
 from tests.cases import Case, case
 
@@ -59,20 +58,20 @@ BY_NAME = {one.name: one for one in CASES}
 # (fprop and dgrad, wgrad) that cut small problems as the cost model cuts large ones.
 CUTS = {
     "tiles and chunks": (
-        (Config(4, 128, 4), Cut(4, 8, 2, 2, 3, 5, promotes=True)),
-        (Config(4, 128, 4), Cut(4, 8, 2, 2, 9, 7), Split(3, 4, 3)),
+        Tiling(Block(4, 128, 4), Cut(4, 8, 2, 2, 3, 5, promotes=True)),
+        wgrad.Tiling(Block(4, 128, 4), Cut(4, 8, 2, 2, 9, 7), Split(3, 4, 3)),
     ),
     "images together": (
-        (Config(4, 256, 2), Cut(8, 16, 4, 2, 13, 11)),
-        (Config(4, 128, 4), Cut(8, 16, 2, 2, 16, 5), Split(2, 8, 2)),
+        Tiling(Block(4, 256, 2), Cut(8, 16, 4, 2, 13, 11)),
+        wgrad.Tiling(Block(4, 128, 4), Cut(8, 16, 2, 2, 16, 5), Split(2, 8, 2)),
     ),
     "the same rows of planes": (
-        (Config(4, 256, 2), Cut(20, 32, 8, 1, 21, 3)),
-        (Config(4, 128, 4), Cut(8, 8, 1, 1, 20, 32), Split(8, 8, 1)),
+        Tiling(Block(4, 256, 2), Cut(20, 32, 8, 1, 21, 3)),
+        wgrad.Tiling(Block(4, 128, 4), Cut(8, 8, 1, 1, 20, 32), Split(8, 8, 1)),
     ),
     "several channel runs": (
-        (Config(4, 128, 4), Cut(8, 8, 16, 8, 4, 7)),
-        (Config(4, 128, 4), Cut(8, 8, 8, 8, 11, 6), Split(2, 8, 1)),
+        Tiling(Block(4, 128, 4), Cut(8, 8, 16, 8, 4, 7)),
+        wgrad.Tiling(Block(4, 128, 4), Cut(8, 8, 8, 8, 11, 6), Split(2, 8, 1)),
     ),
 }
 
@@ -116,13 +115,13 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, depthwise_window cuts as ``CUTS[shape]`` says, or with few configs, as each takes a build."""
+    """While active, depthwise_window cuts as ``CUTS[shape]`` says, or with few blocks, as each takes a build."""
     with MonkeyPatch.context() as patch:
         if shape in CUTS:
             gradient, filter_gradient = CUTS[shape]
-            patch.setattr(depthwise_window, "choose", lambda *_: gradient)
-            patch.setattr(depthwise_window_wgrad, "choose", lambda *_: filter_gradient)
+            patch.setattr(window, "tilings", lambda *_: [gradient])
+            patch.setattr(wgrad, "tilings", lambda *_: [filter_gradient])
         else:
-            patch.setattr(depthwise_window, "CONFIGS", depthwise_window.CONFIGS[:1])
-            patch.setattr(depthwise_window_wgrad, "CONFIGS", depthwise_window_wgrad.CONFIGS[:1])
+            patch.setattr(window, "BLOCKS", window.BLOCKS[:1])
+            patch.setattr(wgrad, "BLOCKS", wgrad.BLOCKS[:1])
         yield

@@ -30,6 +30,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def named(tensor: str, axes: str, strides: Iterable[int]) -> dict[str, int]:
+    """Strides by the names that they have in kernels' structs: ``x_n x_c x_h x_w`` of x with axes nchw."""
+    return {f"{tensor}_{axis}": stride for axis, stride in zip(axes, strides, strict=True)}
+
+
 def dense_call(
     launch: Callable[..., None], problem: Problem, out_shape: tuple[int, ...], out_strides: tuple[int, ...]
 ) -> BoundCall:

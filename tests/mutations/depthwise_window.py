@@ -1,4 +1,4 @@
-"""Faults in depthwise_window: both kernels and the headers in kernels/depthwise_window."""
+"""Faults in depthwise_window: both kernels and the headers in families/depthwise_window."""
 
 from __future__ import annotations
 

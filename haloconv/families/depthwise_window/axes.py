@@ -1,4 +1,4 @@
-"""The image axes of kernels/depthwise_window*.cu: classes of results without a dilation, and what of them is stored."""
+"""The image axes of depthwise_window: classes of results without a dilation, and what of them is stored."""
 
 from __future__ import annotations
 

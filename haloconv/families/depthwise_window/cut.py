@@ -1,17 +1,20 @@
-"""How a depthwise problem is cut for kernels/depthwise_window*.cu: tiles, shared memory, and what a cut costs.
+"""How a depthwise layer is cut for the kernels of depthwise_window: tiles, shared memory, and what a cut costs.
 
-``Config`` is what is compiled, ``Cut`` what the launch says; a new image or filter changes the latter only.
+``Block`` is what is compiled, ``Cut`` what the launch says; a new image or filter changes the latter only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 from typing import NamedTuple
 
+from haloconv.env import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise_window.axes import Axis, met_share, stored_lines
+from haloconv.jit.launch import Value
 
 TILE_J = 8  # columns of a thread's tile
 WORD_BYTES = 4
@@ -45,7 +48,7 @@ def round_up(a: int, b: int) -> int:
 
 
 @dataclass(frozen=True)
-class Config:
+class Block:
     """What is compiled: rows of a thread's tile, threads of a block, blocks that registers must allow."""
 
     tile_i: int
@@ -54,14 +57,25 @@ class Config:
 
 
 class Planes(NamedTuple):
-    """Images and channels of the result, and how many filters each of them sums."""
+    """Images and channels of the result, and how many filters each of them sums; in wgrad those of dy, and one."""
 
     images: int
     channels: int
     filters: int
 
 
-CONFIGS = (Config(4, 128, 4), Config(4, 256, 2), Config(4, 512, 1))
+class Layer(NamedTuple):
+    """What is cut: the vertical and the horizontal axis, and planes.
+
+    ``channels_inner``: channels, not columns, are neighbours in memory, in the result or, in wgrad, in x.
+    """
+
+    axes: tuple[Axis, Axis]
+    planes: Planes
+    channels_inner: bool
+
+
+BLOCKS = (Block(4, 128, 4), Block(4, 256, 2), Block(4, 512, 1))
 
 
 @dataclass(frozen=True)
@@ -82,41 +96,44 @@ class Cut:
     classes_w: int = 1
 
 
+class Tiling(NamedTuple):
+    """What fprop or dgrad runs with."""
+
+    block: Block
+    cut: Cut
+
+
 @dataclass(frozen=True)
 class Layout:
     """Places in shared memory, in words (``WindowParams`` in families/depthwise_window/windows.cuh)."""
 
     lines_h: int
     lines_w: int
-    skew: int
+    skew_words: int
     class_words: int
     plane_words: int
     tap_words: int
     filter_row_words: int
     filter_words: int
 
-    @property
-    def half_words(self) -> int:
-        return self.lines_w // 2
 
-
-def layout(config: Config, cut: Cut, both: tuple[Axis, Axis]) -> Layout:
+def layout(block: Block, cut: Cut, axes: tuple[Axis, Axis]) -> Layout:
     """Rows and planes are set apart so that threads next to each other read 16 bytes on other banks.
 
     The next thread behind those of a row has the next plane, and behind those of all planes the next row.
     """
-    steps_h, steps_w = both[0].steps, both[1].steps
-    lines_h = stored_lines(both[0], cut.tile_p, cut.chunk_r)
+    steps_h, steps_w = axes[0].steps, axes[1].steps
+    lines_h = stored_lines(axes[0], cut.tile_p, cut.chunk_r)
     tap_words = round_up(ceil_div(cut.chunk_s, steps_w), 4)
     lines_w = round_up(cut.tile_q + tap_words, 8)
     cols = cut.tile_q // TILE_J
-    skew = (cols - config.tile_i * lines_w // 4) % 8 * 4
-    class_words = lines_h * lines_w + (lines_h - 1) // config.tile_i * skew
+    skew_words = (cols - block.tile_i * lines_w // 4) % 8 * 4
+    class_words = lines_h * lines_w + (lines_h - 1) // block.tile_i * skew_words
     plane_words = steps_h * steps_w * cut.classes_w * class_words
     plane_words += ((cols % 8 or 1) - plane_words // 4) % 8 * 4
     filter_words = cut.chunk_r * steps_w * tap_words
     filter_words += (1 - filter_words // 4 % 2) * 4
-    return Layout(lines_h, lines_w, skew, class_words, plane_words, tap_words, steps_w * tap_words, filter_words)
+    return Layout(lines_h, lines_w, skew_words, class_words, plane_words, tap_words, steps_w * tap_words, filter_words)
 
 
 def totals_words(cut: Cut, places: Layout) -> int:
@@ -125,7 +142,7 @@ def totals_words(cut: Cut, places: Layout) -> int:
 
 
 def results_words(cut: Cut, channels_inner: bool) -> int:
-    """Sums of a block that leave in the order of memory (``write_together`` in depthwise_window.cu), or 0.
+    """Sums of a block that leave in the order of memory (``write_together`` in window.cu), or 0.
 
     They begin where the windows were. A window may be smaller: rows outside of the source are one row.
     """
@@ -134,78 +151,76 @@ def results_words(cut: Cut, channels_inner: bool) -> int:
     return cut.planes * (cut.tile_p * cut.tile_q * cut.classes_w + 1)
 
 
-def smem_bytes(config: Config, cut: Cut, places: Layout, channels_inner: bool) -> int:
+def smem_bytes(tiling: Tiling, places: Layout, channels_inner: bool) -> int:
     """Shared memory of a block: planes with their halo, filters and totals, later the results in their place."""
-    totals = config.tile_i * TILE_J * config.threads if cut.promotes else 0
+    block, cut = tiling
+    totals = block.tile_i * TILE_J * block.threads if cut.promotes else 0
     return WORD_BYTES * max(totals_words(cut, places) + totals, results_words(cut, channels_inner))
 
 
-def threads_used(config: Config, cut: Cut) -> int:
+def threads_used(tiling: Tiling) -> int:
     """Threads that have a tile."""
-    return cut.classes_w * cut.planes * (cut.tile_p // config.tile_i) * (cut.tile_q // TILE_J)
+    block, cut = tiling
+    return cut.classes_w * cut.planes * (cut.tile_p // block.tile_i) * (cut.tile_q // TILE_J)
 
 
-def invalid(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem_bytes: int) -> str | None:
+def invalid(tiling: Tiling, layer: Layer, max_smem_bytes: int) -> str | None:
     """Why a block cannot be cut like this, or None."""
-    if cut.tile_p % config.tile_i or cut.tile_q % TILE_J:
-        return f"tiles of {cut.tile_p} x {cut.tile_q} are no multiple of a thread's {config.tile_i} x {TILE_J}"
-    if threads_used(config, cut) > config.threads:
-        return f"{threads_used(config, cut)} thread tiles do not fit a block of {config.threads} threads"
-    if channels_inner and (cut.filters & (cut.filters - 1) or cut.filters > _MAX_CHANNEL_LANES):
+    block, cut = tiling
+    if cut.tile_p % block.tile_i or cut.tile_q % TILE_J:
+        return f"tiles of {cut.tile_p} x {cut.tile_q} are no multiple of a thread's {block.tile_i} x {TILE_J}"
+    if threads_used(tiling) > block.threads:
+        return f"{threads_used(tiling)} thread tiles do not fit a block of {block.threads} threads"
+    if layer.channels_inner and (cut.filters & (cut.filters - 1) or cut.filters > _MAX_CHANNEL_LANES):
         return f"{cut.filters} channels are no power of two up to {_MAX_CHANNEL_LANES}, as lanes need it"
-    needed = smem_bytes(config, cut, layout(config, cut, both), channels_inner)
+    needed = smem_bytes(tiling, layout(block, cut, layer.axes), layer.channels_inner)
     if needed > max_smem_bytes:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
     return None
 
 
-def groups(planes: Planes, cut: Cut, channels_inner: bool) -> tuple[int, int]:
+def groups(layer: Layer, cut: Cut) -> tuple[int, int]:
     """Groups of planes, a block's each; and of channels, if channels are neighbours, or 1."""
-    if not channels_inner:
+    planes = layer.planes
+    if not layer.channels_inner:
         return ceil_div(planes.images * planes.channels, cut.planes), 1
     of_channels = ceil_div(planes.channels, cut.filters)
     return ceil_div(planes.images, cut.planes // cut.filters) * of_channels, of_channels
 
 
-def blocks(planes: Planes, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool) -> int:
+def grid(layer: Layer, cut: Cut) -> int:
     """Blocks of a launch."""
-    tiles = ceil_div(both[0].class_results, cut.tile_p) * ceil_div(both[1].class_results, cut.tile_q)
-    classes = both[0].classes * (both[1].classes // cut.classes_w)
-    return groups(planes, cut, channels_inner)[0] * tiles * classes
+    rows, cols = layer.axes
+    tiles = ceil_div(rows.class_results, cut.tile_p) * ceil_div(cols.class_results, cut.tile_q)
+    return groups(layer, cut)[0] * tiles * rows.classes * (cols.classes // cut.classes_w)
 
 
-def edges(config: Config) -> int:
+def edges(block: Block) -> int:
     """How often a row of a tile meets a window row that not all rows of the tile meet."""
-    return config.tile_i * (config.tile_i - 1)
+    return block.tile_i * (block.tile_i - 1)
 
 
-def cost(
-    config: Config,
-    cut: Cut,
-    both: tuple[Axis, Axis],
-    planes: Planes,
-    channels_inner: bool,
-    limits: tuple[int, int],
-) -> float:
-    """Estimated cycles of a launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
-    places = layout(config, cut, both)
-    steps = both[0].steps * both[1].steps * cut.classes_w
-    terms = planes.filters * ceil_div(both[0].taps, cut.chunk_r) * ceil_div(both[1].taps, cut.chunk_s)
-    rows = planes.filters * both[0].taps + terms * (config.tile_i - 1) * both[0].steps
-    own = config.tile_i * TILE_J * planes.filters * both[0].taps * both[1].taps / MULTIPLY_SHARE
-    own += (rows * ROW_INSTRUCTIONS + terms * both[0].steps * edges(config) * EDGE_INSTRUCTIONS) * both[1].steps
-    own *= met_share(both[0], config.tile_i)
+def cost(tiling: Tiling, layer: Layer, facts: DeviceFacts) -> float:
+    """Estimated cycles of a launch."""
+    block, cut = tiling
+    (rows, cols), filters, places = layer.axes, layer.planes.filters, layout(block, cut, layer.axes)
+    steps = rows.steps * cols.steps * cut.classes_w
+    terms = filters * ceil_div(rows.taps, cut.chunk_r) * ceil_div(cols.taps, cut.chunk_s)
+    window_rows = filters * rows.taps + terms * (block.tile_i - 1) * rows.steps
+    own = block.tile_i * TILE_J * filters * rows.taps * cols.taps / MULTIPLY_SHARE
+    own += (window_rows * ROW_INSTRUCTIONS + terms * rows.steps * edges(block) * EDGE_INSTRUCTIONS) * cols.steps
+    own *= met_share(rows, block.tile_i)
     window = places.lines_h * places.lines_w * steps
     work = Work(
-        blocks=blocks(planes, cut, both, channels_inner),
-        smem_bytes=smem_bytes(config, cut, places, channels_inner),
-        warps=ceil_div(threads_used(config, cut), 32),
+        blocks=grid(layer, cut),
+        smem_bytes=smem_bytes(tiling, places, layer.channels_inner),
+        warps=ceil_div(threads_used(tiling), 32),
         instructions=own,
         terms=terms,
         staged=cut.planes * window + cut.filters * places.filter_words,
-        channel_run=cut.filters if channels_inner else 0,
+        channel_run=cut.filters if layer.channels_inner else 0,
     )
-    return work.cycles(config, limits)
+    return work.cycles(block, facts)
 
 
 @dataclass(frozen=True)
@@ -224,47 +239,41 @@ class Work:
     staged: int
     channel_run: int
 
-    def cycles(self, config: Config, limits: tuple[int, int]) -> float:
-        """Estimated cycles of the launch. ``limits`` are multiprocessors and bytes of shared memory of one."""
-        sm_count, max_smem = limits
-        fit = (max_smem + _BLOCK_SMEM_BYTES) // (self.smem_bytes + _BLOCK_SMEM_BYTES)
-        resident = min(config.min_blocks, fit, ceil_div(self.blocks, sm_count))
+    def cycles(self, block: Block, facts: DeviceFacts) -> float:
+        """Estimated cycles of the launch."""
+        sm_count = facts.sm_count
+        fit = (facts.max_smem_bytes + _BLOCK_SMEM_BYTES) // (self.smem_bytes + _BLOCK_SMEM_BYTES)
+        resident = min(block.min_blocks, fit, ceil_div(self.blocks, sm_count))
         active = resident * ceil_div(self.warps, _SCHEDULERS)  # warps of a scheduler: a block's begin at the first
         multiply = active * self.instructions * (1 + _LONE_WARP / active**2)
         waste = max(1, _SECTOR_WORDS // self.channel_run) if self.channel_run else 1
         staged = resident * self.staged * max(_STAGE_INSTRUCTIONS / 32 / _SCHEDULERS, waste * _STAGE_CYCLES)
-        rounds_of_loads = ceil_div(self.staged, config.threads * _LOADS_IN_FLIGHT)
+        rounds_of_loads = ceil_div(self.staged, block.threads * _LOADS_IN_FLIGHT)
         waiting = self.terms * (_TERM_CYCLES + rounds_of_loads * _LOAD_CYCLES) + _BLOCK_CYCLES
         cycles = multiply + self.terms * staged + waiting / resident
         rounds = self.blocks / (sm_count * resident)
         return cycles * (ceil(rounds) if rounds < _FEW_ROUNDS else rounds + 0.5)
 
 
-def cuts(
-    config: Config,
-    both: tuple[Axis, Axis],
-    planes: Planes,
-    channels_inner: bool,
-    max_smem: int,
-    classes_w: int,
-) -> Iterator[Cut]:
-    """Every cut worth a thought that runs with this config and does so many classes of columns side by side."""
-    promotes = planes.filters * both[0].taps * both[1].taps > RUN_PRODUCTS
-    tiles_p = sorted({round_up(ceil_div(both[0].class_results, part), config.tile_i) for part in _PARTS})
-    tiles_q = sorted({round_up(ceil_div(both[1].class_results, part), TILE_J) for part in _PARTS})
-    for tile_p in tiles_p:
-        for tile_q in tiles_q:
-            most = config.threads // ((tile_p // config.tile_i) * (tile_q // TILE_J) * classes_w)
-            for count, filters in _plane_blocks(min(most, _MAX_PLANES), planes, channels_inner):
-                tile = Cut(tile_p, tile_q, count, filters, 0, 0, promotes, classes_w)
-                cut = _fitting(config, tile, both, channels_inner, max_smem)
-                if cut is not None:
-                    yield cut
+def cuts(block: Block, layer: Layer, max_smem: int, classes_w: int) -> Iterator[Cut]:
+    """Every cut worth a thought that runs with this block and does so many classes of columns side by side."""
+    rows, cols = layer.axes
+    promotes = layer.planes.filters * rows.taps * cols.taps > RUN_PRODUCTS
+    tiles_p = sorted({round_up(ceil_div(rows.class_results, part), block.tile_i) for part in _PARTS})
+    tiles_q = sorted({round_up(ceil_div(cols.class_results, part), TILE_J) for part in _PARTS})
+    for tile_p, tile_q in product(tiles_p, tiles_q):
+        most = block.threads // ((tile_p // block.tile_i) * (tile_q // TILE_J) * classes_w)
+        for count, filters in _plane_blocks(min(most, _MAX_PLANES), layer):
+            tile = Cut(tile_p, tile_q, count, filters, 0, 0, promotes, classes_w)
+            cut = _fitting(Tiling(block, tile), layer, max_smem)
+            if cut is not None:
+                yield cut
 
 
-def _plane_blocks(most: int, planes: Planes, channels_inner: bool) -> Iterator[tuple[int, int]]:
+def _plane_blocks(most: int, layer: Layer) -> Iterator[tuple[int, int]]:
     """(planes, filters) of a block of up to ``most`` planes."""
-    if channels_inner:
+    planes = layer.planes
+    if layer.channels_inner:
         for channels in (1, 2, 4, 8, 16, 32):
             if channels <= most and channels < 2 * planes.channels:
                 yield channels, channels
@@ -282,13 +291,13 @@ def filters_met(count: int, images: int) -> int:
     return (count - 2) // images + 2
 
 
-def _fitting(config: Config, cut: Cut, both: tuple[Axis, Axis], channels_inner: bool, max_smem: int) -> Cut | None:
+def _fitting(tiling: Tiling, layer: Layer, max_smem: int) -> Cut | None:
     """The cut with as many taps at a time as shared memory allows, or None."""
-    for chunk_s in _halves(both[1].taps):
-        for chunk_r in _halves(both[0].taps):
-            whole = replace(cut, chunk_r=chunk_r, chunk_s=chunk_s)
-            if chunk_r * chunk_s <= RUN_PRODUCTS and invalid(config, whole, both, channels_inner, max_smem) is None:
-                return whole
+    rows, cols = layer.axes
+    for chunk_s, chunk_r in product(_halves(cols.taps), _halves(rows.taps)):
+        whole = replace(tiling.cut, chunk_r=chunk_r, chunk_s=chunk_s)
+        if chunk_r * chunk_s <= RUN_PRODUCTS and invalid(Tiling(tiling.block, whole), layer, max_smem) is None:
+            return whole
     return None
 
 
@@ -299,40 +308,68 @@ def _halves(taps: int) -> Iterator[int]:
     yield 1
 
 
-def best_cut(
-    configs: tuple[Config, ...],
-    both: tuple[Axis, Axis],
-    planes: Planes,
-    channels_inner: bool,
-    limits: tuple[int, int],
-) -> tuple[Config, Cut] | None:
-    """The config and the cut that the cost model likes best, or None if nothing fits shared memory."""
-    for classes_w in dict.fromkeys((both[1].joined_classes, 1)):
-        found = [
-            (config, cut)
-            for config in configs
-            for cut in cuts(config, both, planes, channels_inner, limits[1], classes_w)
-        ]
+def best_cut(block: Block, layer: Layer, facts: DeviceFacts) -> Cut | None:
+    """The cut that the cost model likes best, of those that do classes of columns side by side if any of them fits.
+
+    None if nothing fits shared memory.
+    """
+    for classes_w in dict.fromkeys((layer.axes[1].joined_classes, 1)):
+        found = list(cuts(block, layer, facts.max_smem_bytes, classes_w))
         if found:
-            return min(found, key=lambda each: cost(*each, both, planes, channels_inner, limits))
+            return min(found, key=lambda cut: cost(Tiling(block, cut), layer, facts))
     return None
 
 
-def axis_fields(axis: Axis, tile: int, chunk: int, lines: int) -> tuple[int, ...]:
+def axis_fields(axis: Axis, tile: int, chunk: int, lines: int) -> dict[str, int]:
     """``AxisParams`` in families/depthwise_window/line.cuh."""
-    own = (axis.filter_taps, axis.stride, axis.dil, axis.pad, axis.results, axis.extent, axis.classes)
-    return (*own, tile, ceil_div(axis.class_results, tile), chunk, lines, axis.steps)
+    return {
+        "taps": axis.filter_taps,
+        "stride": axis.stride,
+        "dil": axis.dil,
+        "pad": axis.pad,
+        "results": axis.results,
+        "extent": axis.extent,
+        "classes": axis.classes,
+        "tile": tile,
+        "tiles": ceil_div(axis.class_results, tile),
+        "chunk": chunk,
+        "lines": lines,
+        "steps": axis.steps,
+    }
 
 
-def window_fields(
-    config: Config, cut: Cut, places: Layout, both: tuple[Axis, Axis], channels_inner: bool
-) -> tuple[int, ...]:
+def window_fields(cut: Cut, places: Layout, layer: Layer) -> dict[str, int]:
     """``WindowParams`` in families/depthwise_window/windows.cuh."""
-    channel_shift = cut.filters.bit_length() - 1 if channels_inner else 0
+    channel_shift = cut.filters.bit_length() - 1 if layer.channels_inner else 0
     col_shift, tap_shift = (
         min(5 - channel_shift, (columns - 1).bit_length())
-        for columns in (places.lines_w * both[1].steps * cut.classes_w, places.filter_row_words)
+        for columns in (places.lines_w * layer.axes[1].steps * cut.classes_w, places.filter_row_words)
     )
-    rows = (places.half_words, places.lines_w, places.skew, places.class_words, places.plane_words)
-    filters = (places.tap_words, places.filter_row_words, places.filter_words)
-    return (*rows, *filters, channel_shift, col_shift, tap_shift, cut.planes, cut.filters, cut.classes_w)
+    return {
+        "half_words": places.lines_w // 2,
+        "row_words": places.lines_w,
+        "skew_words": places.skew_words,
+        "class_words": places.class_words,
+        "plane_words": places.plane_words,
+        "tap_words": places.tap_words,
+        "filter_row_words": places.filter_row_words,
+        "filter_words": places.filter_words,
+        "channel_shift": channel_shift,
+        "col_shift": col_shift,
+        "tap_shift": tap_shift,
+        "planes": cut.planes,
+        "filters": cut.filters,
+        "classes_w": cut.classes_w,
+    }
+
+
+def cut_fields(cut: Cut, places: Layout, layer: Layer) -> dict[str, Value]:
+    """The members ``axes`` and ``window``, which the structs of both kernels end with."""
+    rows, cols = layer.axes
+    return {
+        "axes": [
+            axis_fields(rows, cut.tile_p, cut.chunk_r, places.lines_h),
+            axis_fields(cols, cut.tile_q, cut.chunk_s, places.lines_w),
+        ],
+        "window": window_fields(cut, places, layer),
+    }

@@ -212,7 +212,7 @@ __device__ __forceinline__ void write_columns(const Sums& sums, const Params& p,
 
 // Channels are neighbours in memory, or classes of columns: the sums go through shared memory in the order of memory.
 // A warp takes a row at a time, lanes along channels and columns. They begin where the windows were, and may take more
-// room than those: `results_words` in depthwise_window_cut.py.
+// room than those: `results_words` in cut.py.
 __device__ __forceinline__ void write_together(const Sums& sums, float* smem, const Params& p, const Work& work,
                                                Place place) {
     const auto& window = p.window;
