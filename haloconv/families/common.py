@@ -31,8 +31,11 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def named(tensor: str, axes: str, strides: Iterable[int]) -> dict[str, int]:
-    """Strides by the names that they have in kernels' structs: ``x_n x_c x_h x_w`` of x with axes nchw."""
-    return {f"{tensor}_{axis}": stride for axis, stride in zip(axes, strides, strict=True)}
+    """Strides by the names that they have in kernels' structs: ``x_n x_c x_h x_w`` of x with axes nchw.
+
+    A dot in ``axes`` stands for a stride that is left out.
+    """
+    return {f"{tensor}_{axis}": stride for axis, stride in zip(axes, strides, strict=True) if axis != "."}
 
 
 def dense_call(

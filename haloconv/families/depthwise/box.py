@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import dense_call
+from haloconv.families.common import dense_call, named
 from haloconv.families.depthwise import boxes
 from haloconv.families.depthwise.boxes import COLS, Cut, Tiling
-from haloconv.families.depthwise.layer import named, shapes
+from haloconv.families.depthwise.layer import shapes
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request

@@ -68,11 +68,6 @@ def in_boxes(request: Request, axis: int, elems: int) -> bool:
     return in_pieces(request, axis, elems) and all(min(side.strides) > 0 for side, _ in activations(request))
 
 
-def named(tensor: str, axes: str, strides: tuple[int, ...]) -> dict[str, int]:
-    """Strides by the names that they have in kernels' structs: ``w_k``; a dot in ``axes`` for one that is left out."""
-    return {f"{tensor}_{axis}": stride for axis, stride in zip(axes, strides, strict=True) if axis != "."}
-
-
 def wgrad_call(launch: Launch, request: Request, parts: int) -> BoundCall:
     """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums), which are [part][K][R][S] in fp32."""
     problem, shape, strides = request.problem, request.result_shape, request.result_strides

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ceil_div, dense_call
+from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.families.depthwise import march_form
-from haloconv.families.depthwise.layer import beyond_l2, named
+from haloconv.families.depthwise.layer import beyond_l2
 from haloconv.families.depthwise.march_form import Form, Tiling, column_constant, common_constants, vectors
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape

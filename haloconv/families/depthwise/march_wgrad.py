@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ceil_div
+from haloconv.families.common import ceil_div, named
 from haloconv.families.depthwise import march_form
-from haloconv.families.depthwise.layer import named, wgrad_call
+from haloconv.families.depthwise.layer import wgrad_call
 from haloconv.families.depthwise.march_form import Form, Tiling, column_constant, common_constants, vectors
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from haloconv.families.base import BoundCall
-from haloconv.families.common import ELEMENTS, ceil_div, summed_call
-from haloconv.families.depthwise.layer import named
+from haloconv.families.common import ELEMENTS, ceil_div, named, summed_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call
-from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, named, padding, shapes
+from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
+from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, padding, shapes
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from haloconv.env import max_smem_bytes_of
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.common import ELEMENTS, ceil_div, named
 from haloconv.families.depthwise import nhwc_wgrad_sum
-from haloconv.families.depthwise.layer import HOPPER, NO_HOPPER, in_pieces, is_hopper, named
+from haloconv.families.depthwise.layer import HOPPER, NO_HOPPER, in_pieces, is_hopper
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request

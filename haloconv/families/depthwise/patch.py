@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call
+from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
 from haloconv.families.depthwise import patches
 from haloconv.families.depthwise.landing import whole
-from haloconv.families.depthwise.layer import named, padding, shapes
+from haloconv.families.depthwise.layer import padding, shapes
 from haloconv.families.depthwise.patches import EDGE, ELEM_BYTES, THREADS, Side, window
 from haloconv.families.depthwise.strips import NO_ROOM, slots
 from haloconv.jit import KernelSource, kernel_source

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from haloconv.env import DeviceFacts
 from haloconv.families.base import BoundCall
-from haloconv.families.common import ceil_div, dense_call
-from haloconv.families.depthwise.layer import Extents, activations, named
+from haloconv.families.common import ceil_div, dense_call, named
+from haloconv.families.depthwise.layer import Extents, activations
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Request, TensorForm

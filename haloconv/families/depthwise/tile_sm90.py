@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ceil_div, dense_call
+from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.families.depthwise.landing import NARROW, NO_PLANES, Planes, land_whole
-from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, lead, named, padding, shapes
+from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, lead, padding, shapes
 from haloconv.families.depthwise.strips import NO_ROOM, cut_rows, slots
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
