@@ -1,8 +1,8 @@
 """Fill the marked sections of README.md and docs from the committed results and stamps.
 
 Results come from benchmarks/results/<gpu>/latest.jsonl, those of other suites and of networks from latest-*.jsonl
-beside it, verified families from benchmarks/verified. Run as `python -m tools.readme_results`; with `--check` it only
-reports whether the sections are current.
+beside it, verified families from benchmarks/verified. Run as `python -m tools.readme_results`: it makes the files of
+newest rows anew from the dated ones, and fills the sections; with `--check` it only reports whether these are current.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tools.result_facts import (
     costs_section,
     export_section,
     rates_section,
+    refresh_latest_files,
     result_files,
     sample_section,
     suite_rows,
@@ -311,6 +312,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a section is out of date")
     arguments = parser.parse_args()
+    rows = [] if arguments.check else refresh_latest_files()
     before = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     after = {page: filled(page, text) for page, text in before.items()}
     late = [page for page in PAGES if before[page] != after[page]]
@@ -320,7 +322,7 @@ def main() -> int:
     if arguments.check and late:
         print(f"{', '.join(late)}: out of date; run `python -m tools.readme_results`", file=sys.stderr)
         return 1
-    print("\n".join(f"{page}: refreshed" for page in late))
+    print("\n".join(f"{each}: refreshed" for each in [*(path.relative_to(ROOT).as_posix() for path in rows), *late]))
     return 0
 
 

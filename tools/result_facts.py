@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from haloconv.bench.results import latest_name, newest_rows, refresh_latest
 from tools.result_tables import place_of, read_rows, span, summary, table, times, with_faster_layout
 from tools.stamps import ROOT
 
@@ -14,6 +15,18 @@ NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine w
 def result_files(root: Path, name: str) -> list[Path]:
     """The files of this name that have rows, one a GPU."""
     return [path for path in sorted(root.glob(f"benchmarks/results/*/{name}")) if read_rows(path)]
+
+
+def refresh_latest_files(root: Path = ROOT) -> list[Path]:
+    """Make the files of newest rows anew from the dated ones, of every GPU and suite; those that changed."""
+    changed = []
+    for folder in sorted(root.glob("benchmarks/results/*")):
+        for suite in sorted(path.stem for path in root.glob("benchmarks/*.toml")):
+            path = folder / latest_name(suite)
+            before = read_rows(path) if path.exists() else []
+            if newest_rows(folder, suite) != before:
+                changed.append(refresh_latest(folder, suite))
+    return changed
 
 
 def suite_rows(folder: Path) -> list[dict]:

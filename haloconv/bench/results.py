@@ -1,4 +1,4 @@
-"""Result files: one JSON object per line, a file per day and purpose, and ``latest.jsonl`` with the newest of each."""
+"""Result files: one JSON object per line, a file per day and suite, and for each suite the newest row of every key."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 ResultRow = dict[str, object]
 
 IDENTITY = ("case", "direction", "precision", "layout")
+MAIN_SUITE = "suite"
 
 
 def gpu_stem(gpu_name: str) -> str:
@@ -37,19 +38,30 @@ def append_rows(folder: Path, what: str, rows: Iterable[ResultRow]) -> Path:
     return path
 
 
-def refresh_latest(folder: Path, rows: Iterable[ResultRow], name: str = "latest.jsonl") -> Path:
-    """Bring the file ``name`` up to date: the newest row per case, direction, precision and layout.
+def latest_name(what: str) -> str:
+    """The file with the newest rows of one suite: ``latest.jsonl`` for the main one, else ``latest-<what>.jsonl``."""
+    return "latest.jsonl" if what == MAIN_SUITE else f"latest-{what}.jsonl"
 
-    Lines that cannot be read are dropped; a row replaces one of the same date.
+
+def newest_rows(folder: Path, what: str) -> list[ResultRow]:
+    """The newest row per case, direction, precision and layout of all ``<date>-<what>.jsonl``, passed or failed.
+
+    They are in the order of their keys. Of rows of the same second the one that was written last counts.
     """
-    path = folder / name
     newest: dict[tuple, ResultRow] = {}
-    for row in [*read_rows(path), *rows]:
-        key = tuple(row[name] for name in IDENTITY)
-        if key not in newest or str(row["date"]) >= str(newest[key]["date"]):
-            newest[key] = row
+    for path in sorted(folder.glob(f"????-??-??-{what}.jsonl")):
+        for row in read_rows(path):
+            key = tuple(row[name] for name in IDENTITY)
+            if key not in newest or str(row["date"]) >= str(newest[key]["date"]):
+                newest[key] = row
+    return [newest[key] for key in sorted(newest)]
+
+
+def refresh_latest(folder: Path, what: str) -> Path:
+    """Write the newest rows of a suite, made anew from its dated files, into the file ``latest_name`` says."""
+    path = folder / latest_name(what)
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(_line(newest[key]) for key in sorted(newest)), encoding="utf-8")
+    partial.write_text("".join(_line(row) for row in newest_rows(folder, what)), encoding="utf-8")
     partial.replace(path)
     return path
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from haloconv.bench.costs import Cost, compile_times, host_costs, text_times
 from haloconv.bench.layer import LAYOUTS, Layer
 from haloconv.bench.network import Effort, NetworkCase, load_networks
-from haloconv.bench.results import ResultRow, append_rows, gpu_folder, refresh_latest
+from haloconv.bench.results import MAIN_SUITE, ResultRow, append_rows, gpu_folder, latest_name, refresh_latest
 from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, slower
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.suite import PRECISIONS, Case, SuiteError, load_suite, select
@@ -30,7 +30,6 @@ from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MAIN_SUITE = "suite"
 SEED_CASES = ("A", "B", "C")
 
 
@@ -111,7 +110,7 @@ class Order:
     @property
     def latest(self) -> str:
         """The file that keeps the newest row of each combination."""
-        return "latest.jsonl" if self.suite == MAIN_SUITE else f"latest-{self.suite}.jsonl"
+        return latest_name(self.suite)
 
 
 def _order(
@@ -249,11 +248,9 @@ def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folde
 
 
 def _keep(row: Row, environment: dict[str, str], folder: Path, order: Order) -> Path:
-    """Write one row to the day's file; only rows that passed their checks become the latest."""
-    record = row.record(environment)
-    path = append_rows(folder, order.suite, [record])
-    if row.passed:
-        refresh_latest(folder, [record], order.latest)
+    """Write one row to the day's file; passed or failed, it is the latest."""
+    path = append_rows(folder, order.suite, [row.record(environment)])
+    refresh_latest(folder, order.suite)
     return path
 
 

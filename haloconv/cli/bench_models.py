@@ -12,12 +12,12 @@ from rich.console import Console
 
 from haloconv.bench.network import Effort, NetworkCase, Setting
 from haloconv.bench.networks import outcomes
-from haloconv.bench.results import append_rows, refresh_latest
+from haloconv.bench.results import append_rows, latest_name, refresh_latest
 from haloconv.cli.run import make_progress
 from haloconv.env import environment_stamp
 from haloconv.report import Report, Row, network_table, networks_of, print_table
 
-LATEST = "latest-models.jsonl"
+SUITE = "models"
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,10 @@ def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: P
 
 
 def _keep(rows: list[Row], environment: dict[str, str], folder: Path) -> None:
-    """Write the rows to the day's file; only those that passed their checks become the latest."""
-    records = [row.record(environment) for row in rows]
-    if records:
-        append_rows(folder, "models", records)
-        refresh_latest(folder, [record for record in records if record["passed"]], LATEST)
+    """Write the rows to the day's file; passed or failed, they are the latest."""
+    if rows:
+        append_rows(folder, SUITE, [row.record(environment) for row in rows])
+        refresh_latest(folder, SUITE)
 
 
 def _tell(report: Report, left: list[str], folder: Path, console: Console) -> bool:
@@ -83,7 +82,7 @@ def _tell(report: Report, left: list[str], folder: Path, console: Console) -> bo
     layers = [row for network in networks for row in network.layers]
     console.print(
         f"{len(networks)} networks, {len(layers)} rows of layers; {len(report.complaints())} checks failed, "
-        f"{len(missed)} bars missed, {len(left)} settings left out; rows are in {folder / LATEST}",
+        f"{len(missed)} bars missed, {len(left)} settings left out; rows are in {folder / latest_name(SUITE)}",
         highlight=False,
         markup=False,
     )

@@ -1,0 +1,118 @@
+"""What decides the results of a kernel, and one hash of it: that of its stamp, which every measured row names.
+
+The closure is the kernel's host file and every file of haloconv that it imports, the .cu files that these launch, and
+every header that those include. Files are hashed as canonical source: comments, docstrings, blank lines, imports and
+paths are left out. What an import brings in is hashed itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from haloconv.families.files import canonical_device, kernels_of, total_hash
+from haloconv.jit.source import SOURCE_ROOT, family_sources
+
+_DECIDES_NOTHING = ("haloconv.version", "haloconv.families")  # the version stands in a comment; the list of families
+
+
+def kernels() -> list[str]:
+    """Every kernel of the package by name, ``halo_sm90/conv`` for one."""
+    folders = sorted(file.parent for file in (SOURCE_ROOT / "families").glob("*/__init__.py"))
+    return [kernel for folder in folders for kernel in kernels_of(folder.name)]
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module or of a package; None if there is none of that name."""
+    place = SOURCE_ROOT.parent / name.replace(".", "/")
+    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists()), None)
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """The names that an import of the package's own modules may mean."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def host_files(kernel: str) -> list[Path]:
+    """The kernel's host file and every module of haloconv that it imports, at any distance."""
+    first = SOURCE_ROOT / "families" / f"{kernel}.py"
+    found, waiting = {first}, [first]
+    while waiting:
+        for node in ast.walk(_tree(waiting.pop())):
+            names = [name for name in _imported(node) if name.startswith("haloconv.") and name not in _DECIDES_NOTHING]
+            new = {file for name in names if (file := module_file(name)) is not None} - found
+            found |= new
+            waiting += new
+    return sorted(found)
+
+
+def launched(kernel: str) -> list[str]:
+    """The .cu files that the kernel's host files launch, by name."""
+    names = set()
+    for file in host_files(kernel):
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "kernel_source":
+                first = node.args[0]
+                if isinstance(first, ast.Constant):
+                    names.add(first.value)
+    return sorted(names)
+
+
+def stamped_files(kernel: str) -> list[Path]:
+    """Every file whose content the kernel's stamp covers."""
+    device = dict.fromkeys(file for name in launched(kernel) for file in family_sources(name))
+    return [*device, *host_files(kernel)]
+
+
+def _left_out(tree: ast.Module) -> Iterator[tuple[int, int]]:
+    """First and last line of every docstring and of every import of the package."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            for each in node.body:  # a string that stands alone documents what is beside it
+                if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+                    yield each.lineno, each.end_lineno or each.lineno
+        if any(name.split(".")[0] == "haloconv" for name in _imported(node)):
+            yield node.lineno, node.end_lineno or node.lineno
+
+
+def canonical_host(text: str) -> str:
+    """Python code without comments, docstrings, blank lines and imports of the package."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for first, last in _left_out(ast.parse(text)):
+        lines[first - 1 : last] = [""] * (last - first + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+@cache
+def canonical(file: Path) -> str:
+    """What of a file counts."""
+    text = file.read_text(encoding="utf-8")
+    return canonical_host(text) if file.suffix == ".py" else canonical_device(text)
+
+
+@cache
+def stamp_hash(kernel: str) -> str:
+    """The hash of the kernel's closure."""
+    return total_hash([canonical(file) for file in stamped_files(kernel)])
+
+
+def all_hashes() -> dict[str, str]:
+    """The stamp hash of every kernel."""
+    return {kernel: stamp_hash(kernel) for kernel in kernels()}
