@@ -1,4 +1,4 @@
-"""What the emulator runs of depthwise_toeplitz: cases, configs that it takes for larger problems, and both."""
+"""What the emulator runs of depthwise_toeplitz: cases, tilings that it takes for larger problems, and both."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
-from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
+from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from tests.cases import Case, case
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,25 +40,25 @@ CASES = (
 )  # fmt: skip
 
 # (fprop and dgrad, wgrad) that cut small problems as large ones are cut.
-CONFIGS = {
+TILINGS = {
     "one row group": (
-        depthwise_toeplitz.Config(m_tiles=1, row_groups=1, n_tiles=3, images=2, min_blocks=2, warps=3),
-        depthwise_toeplitz_wgrad.Config(images=2, min_blocks=2, warps=8),
+        toeplitz.Tiling(m_tiles=1, row_groups=1, n_tiles=3, images=2, min_blocks=2, warps=3),
+        wgrad.Tiling(images=2, min_blocks=2, warps=8),
     ),
     "strips": (
-        depthwise_toeplitz.Config(m_tiles=1, row_groups=2, n_tiles=3, images=2, min_blocks=2, buffers=3, rows=16),
-        depthwise_toeplitz_wgrad.Config(images=1, min_blocks=2, buffers=3, rows=10),
+        toeplitz.Tiling(m_tiles=1, row_groups=2, n_tiles=3, images=2, min_blocks=2, buffers=3, rows=16),
+        wgrad.Tiling(images=1, min_blocks=2, buffers=3, rows=10),
     ),
     "pairs of halves": (
-        depthwise_toeplitz.Config(m_tiles=2, row_groups=1, n_tiles=2, images=4, min_blocks=2),
-        depthwise_toeplitz_wgrad.Config(images=3, min_blocks=2),
+        toeplitz.Tiling(m_tiles=2, row_groups=1, n_tiles=2, images=4, min_blocks=2),
+        wgrad.Tiling(images=3, min_blocks=2),
     ),
     "mixed halves": (
-        depthwise_toeplitz.Config(m_tiles=1, row_groups=1, n_tiles=3, images=1, min_blocks=2),
-        depthwise_toeplitz_wgrad.Config(images=1, min_blocks=2),
+        toeplitz.Tiling(m_tiles=1, row_groups=1, n_tiles=3, images=1, min_blocks=2),
+        wgrad.Tiling(images=1, min_blocks=2),
     ),
 }
-CONFIG_CASES = {
+TILING_CASES = {
     "one row group": ("toeplitz_13x13", "toeplitz_odd"),
     "strips": ("toeplitz_13x13", "toeplitz_cut", "toeplitz_31x31"),
     "pairs of halves": ("toeplitz_13x13", "toeplitz_multiplier"),
@@ -89,23 +88,23 @@ def dtypes_of(one: str) -> tuple[torch.dtype, ...]:
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
-    """(case, dtype, result, config, whether every input is finite) of each run."""
+    """(case, dtype, result, tiling, whether every input is finite) of each run."""
     for name in (*SHARED, *(one.name for one in CASES)):
         yield from ((name, dtype, result, "", True) for dtype, result in product(dtypes_of(name), _results_of(name)))
-    for config, names in CONFIG_CASES.items():
+    for tiling, names in TILING_CASES.items():
         for name in names:
-            yield from ((name, torch.float16, result, config, True) for result in _results_of(name))
-        yield from (("toeplitz_13x13", torch.float32, result, config, True) for result in _results_of("toeplitz_13x13"))
+            yield from ((name, torch.float16, result, tiling, True) for result in _results_of(name))
+        yield from (("toeplitz_13x13", torch.float32, result, tiling, True) for result in _results_of("toeplitz_13x13"))
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.bfloat16)):
         yield from ((name, dtype, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
 
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, depthwise_toeplitz has the config ``CONFIGS[shape]``."""
+    """While active, depthwise_toeplitz has the tiling ``TILINGS[shape]``."""
     with MonkeyPatch.context() as patch:
         if shape:
-            gradient, filter_gradient = CONFIGS[shape]
-            patch.setattr(depthwise_toeplitz, "good_configs", lambda *_: [gradient])
-            patch.setattr(depthwise_toeplitz_wgrad, "good_configs", lambda *_: [filter_gradient])
+            gradient, filter_gradient = TILINGS[shape]
+            patch.setattr(toeplitz, "tilings", lambda *_: [gradient])
+            patch.setattr(wgrad, "tilings", lambda *_: [filter_gradient])
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import Family
 from haloconv.families.depthwise.family import DepthwiseFamily
-from haloconv.families.depthwise_toeplitz.toeplitz import DepthwiseToeplitzFamily
+from haloconv.families.depthwise_toeplitz.family import DepthwiseToeplitzFamily
 from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
 from haloconv.families.direct.direct import DirectFamily
 from haloconv.families.halo_sm80.conv import HaloSm80Family

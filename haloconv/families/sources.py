@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from haloconv.families.depthwise.family import DepthwiseFamily
-from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
+from haloconv.families.depthwise_toeplitz.family import DepthwiseToeplitzFamily
 from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
 from haloconv.families.direct import direct
 from haloconv.families.halo_sm80 import sources as halo_sm80_shipped
@@ -19,6 +19,6 @@ SHIPPED: dict[str, Callable[[], list[KernelSource]]] = {
     "halo_sm80_wgrad": halo_sm80_wgrad.shipped_sources,
     "halo_sm90": halo_sm90_shipped.shipped_sources,
     "depthwise_window": DepthwiseWindowFamily().sources,
-    "depthwise_toeplitz": depthwise_toeplitz.shipped_sources,
+    "depthwise_toeplitz": DepthwiseToeplitzFamily().sources,
     "depthwise": DepthwiseFamily().sources,
 }

@@ -1,4 +1,4 @@
-"""depthwise_toeplitz: filters that are not finite, what it refuses and why, and that its configs fit the device."""
+"""depthwise_toeplitz: filters that are not finite, what it refuses and why, and that its tilings fit the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from haloconv import emulator
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
-from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
+from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from haloconv.families.depthwise_toeplitz.planes import blocks_that_fit
 from haloconv.problem import Problem
 from tests import oracle
@@ -69,15 +68,15 @@ def test_what_is_refused(changes: dict, reason: str | None) -> None:
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
 @pytest.mark.parametrize("taps", (4, 13, 31, 63))
 @pytest.mark.parametrize("extent", (5, 7, 14, 28, 56, 100, 112, 128))
-def test_configs_fit(extent: int, taps: int, dtype: torch.dtype, max_smem: int) -> None:
-    """So many blocks as a config asks for fit a multiprocessor, with registers for each thread."""
+def test_tilings_fit(extent: int, taps: int, dtype: torch.dtype, max_smem: int) -> None:
+    """So many blocks as a tiling asks for fit a multiprocessor, with registers for each thread."""
     layer = replace(LAYER, h=extent, w=extent, r=taps, s=taps, padding=(taps // 2,) * 4, dtype=dtype)
-    for config in depthwise_toeplitz.good_configs(layer, max_smem):
-        smem = depthwise_toeplitz._smem_bytes(layer, config)
-        assert 1 <= config.min_blocks <= blocks_that_fit(smem, max_smem)
-        assert 32 * config.warps * config.min_blocks * depthwise_toeplitz._registers(layer, config) <= 65536
+    for tiling in toeplitz.tilings(layer, max_smem):
+        smem = toeplitz._smem_bytes(layer, tiling)
+        assert 1 <= tiling.min_blocks <= blocks_that_fit(smem, max_smem)
+        assert 32 * tiling.warps * tiling.min_blocks * toeplitz._registers(layer, tiling) <= 65536
     gradient = layer.toward("wgrad")
-    if depthwise_toeplitz_wgrad.why_not(gradient, max_smem) is None:
-        for wgrad in depthwise_toeplitz_wgrad.good_configs(gradient, max_smem):
-            smem = depthwise_toeplitz_wgrad._smem_bytes(gradient, wgrad)
-            assert 1 <= wgrad.min_blocks <= blocks_that_fit(smem, max_smem)
+    if wgrad.why_not(gradient, max_smem) is None:
+        for tiling in wgrad.tilings(gradient, max_smem):
+            smem = wgrad._smem_bytes(gradient, tiling)
+            assert 1 <= tiling.min_blocks <= blocks_that_fit(smem, max_smem)

@@ -9,8 +9,7 @@ import torch
 
 from haloconv import plan
 from haloconv.env import device_facts
-from haloconv.families.depthwise_toeplitz import toeplitz as depthwise_toeplitz
-from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
+from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated import Run, module_runs
@@ -70,15 +69,15 @@ def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)
 @pytest.mark.parametrize("direction", ("fprop", "wgrad"))
-def test_every_config(subject: Subject, dtype: torch.dtype, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``candidates`` offers is right, also behind the first one."""
+def test_every_tiling(subject: Subject, dtype: torch.dtype, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``tilings`` offers is right, also behind the first one."""
     one = subject.on(LAYERS[0], dtype)
-    module = depthwise_toeplitz_wgrad if direction == "wgrad" else depthwise_toeplitz
+    twin = wgrad if direction == "wgrad" else toeplitz
     problem = one.problem(direction, dtype)
-    configs = module.good_configs(problem, device_facts(torch.cuda.current_device()).max_smem_bytes)
+    tilings = twin.tilings(problem, device_facts(torch.cuda.current_device()).max_smem_bytes)
     t = make(one, dtype, "cuda")
-    for config in configs:
-        monkeypatch.setattr(module, "good_configs", lambda *_, config=config: [config])
+    for tiling in tilings:
+        monkeypatch.setattr(twin, "tilings", lambda *_, tiling=tiling: [tiling])
         plan.clear_plans()
         oracle.check(direction, oracle.run(direction, t, one), t, one.spec)
     plan.clear_plans()

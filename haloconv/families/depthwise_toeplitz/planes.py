@@ -1,4 +1,4 @@
-"""What kernels/depthwise_toeplitz*.cu share: planes of images in shared memory (depthwise_toeplitz/planes.cuh)."""
+"""What the kernels share: planes of images in shared memory (planes.cuh)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from haloconv.families.common import ceil_div
 from haloconv.problem import Problem, TensorForm
 
 GROUP_BYTES = 16  # of columns
-STAGED_FORMAT = "4q8i"
 FEWEST_THREADS = 128  # of a block
 _LEAST_CAPABILITY = (8, 0)
 _RESERVED_BYTES = 1024  # of shared memory, for each block

@@ -1,40 +1,27 @@
-"""Host half of the ``depthwise_toeplitz`` family: depthwise layers with large filters on tensor cores.
-
-One input channel per group, any number of filters per channel, four-sided padding; TF32, fp16 and bf16 with fp32 sums.
-Device halves: families/depthwise_toeplitz/toeplitz.cu and families/depthwise_toeplitz/wgrad.cu.
-"""
+"""Host half of families/depthwise_toeplitz/toeplitz.cu: fprop and dgrad of depthwise layers with large filters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-
-from haloconv import support
-from haloconv.env import device_facts
-from haloconv.families.base import BoundCall
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call
+from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
 from haloconv.families.depthwise.layer import padding, shapes
 from haloconv.families.depthwise.strips import share, slots
-from haloconv.families.depthwise_toeplitz import planes as depthwise_toeplitz_planes
-from haloconv.families.depthwise_toeplitz import wgrad as depthwise_toeplitz_wgrad
 from haloconv.families.depthwise_toeplitz.planes import (
     GROUP_BYTES,
-    STAGED_FORMAT,
     Planes,
     blocks_that_fit,
     copy_bytes,
     groups_of,
     planes,
 )
-from haloconv.families.depthwise_toeplitz.wgrad import Config as WgradConfig
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import DIRECTIONS, Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request, TensorForm
 
+KERNEL = "depthwise_toeplitz/toeplitz"
 _ROWS, _COLS = 8, 8  # outputs of a row group, of a tile of columns
 _MOST_COLS = 64  # of the filter
 _MOST_TILES = 14  # of a half tile
@@ -42,12 +29,10 @@ _WARPS = (4, 5, 6, 7, 8)  # of a block
 _MOST_WARPS, _NEARLY = 16, 0.8  # of a multiprocessor; of the most that work at a time
 _REGISTERS, _OTHER_REGISTERS = 65536, 40  # of a multiprocessor; of a thread, beside those that are counted
 _SOME_FORM = TensorForm((1, 1, 1, 1), True)  # how planes are copied does not change their place
-_SHIPPED_SMEM = 99 << 10  # what every device of the family has
-_PARAMS_FORMAT = f"4Q7q{STAGED_FORMAT}6i9i"
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """A warp has ``m_tiles`` pairs of half tiles of ``row_groups`` times 8 rows and ``n_tiles`` times 8 columns.
 
     ``images`` are staged at a time, in ``buffers``; ``min_blocks`` blocks of ``warps`` must fit a multiprocessor. A
@@ -80,7 +65,7 @@ class Window(NamedTuple):
     parts: int
 
 
-def window(problem: Problem, config: Config) -> Window:
+def window(problem: Problem, tiling: Tiling) -> Window:
     """Which groups of input columns a half tile meets, and how the filter lies in them."""
     itemsize = problem.dtype.itemsize
     group = GROUP_BYTES // itemsize
@@ -88,20 +73,21 @@ def window(problem: Problem, config: Config) -> Window:
     pad, tile = padding(problem)[1], _COLS // group
     start = -ceil_div(pad, group)
     shift = -pad - start * group
-    of_window = (config.n_tiles - 1) * tile + ceil_div(_COLS - 1 + problem.s + shift, group)
+    of_window = (tiling.n_tiles - 1) * tile + ceil_div(_COLS - 1 + problem.s + shift, group)
     of_image = groups_of(in_shape[3], itemsize)
-    parts = ceil_div(out_shape[3], _COLS * config.n_tiles)
+    parts = ceil_div(out_shape[3], _COLS * tiling.n_tiles)
     if parts == 1:  # what lies outside of the image is left out
         lo, hi = max(0, -start), min(of_window, of_image - start)
         return Window(start, lo, hi, 0, max(of_image, start + hi), shift, 1)
     left = max(0, -start)
-    read = left + start + (parts - 1) * config.n_tiles * tile + of_window
+    read = left + start + (parts - 1) * tiling.n_tiles * tile + of_window
     return Window(start, 0, of_window, left, max(left + of_image, read), shift, parts)
 
 
-def source(problem: Problem, config: Config, side: TensorForm, result_layout: str) -> KernelSource:
-    """The specialised text. Of the image its width takes part, unless rows are longer than a half tile."""
-    of_window = window(problem, config)
+def source(request: Request, tiling: Tiling) -> KernelSource:
+    """The specialised source. Of the image its width takes part, unless rows are longer than a half tile."""
+    problem = request.problem
+    of_window = window(problem, tiling)
     in_shape, out_shape = shapes(problem)
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
@@ -110,20 +96,20 @@ def source(problem: Problem, config: Config, side: TensorForm, result_layout: st
         "S": problem.s,
         "SHIFT": of_window.shift,
         "MULTIPLIER": problem.k_per_group,
-        "M_TILES": config.m_tiles,
-        "ROW_GROUPS": config.row_groups,
-        "N_TILES": config.n_tiles,
+        "M_TILES": tiling.m_tiles,
+        "ROW_GROUPS": tiling.row_groups,
+        "N_TILES": tiling.n_tiles,
         "LO": of_window.lo,
         "HI": of_window.hi,
-        "IMAGES": config.images,
-        "BUFFERS": config.buffers,
-        "COPY_BYTES": copy_bytes(side, in_shape[3], problem.dtype.itemsize),
-        "STORE_PAIRS": int(out_shape[3] % 2 == 0 and result_layout == "nchw"),
-        "THREADS": 32 * config.warps,
-        "MIN_BLOCKS": config.min_blocks,
+        "IMAGES": tiling.images,
+        "BUFFERS": tiling.buffers,
+        "COPY_BYTES": copy_bytes(request.first, in_shape[3], problem.dtype.itemsize),
+        "STORE_PAIRS": int(out_shape[3] % 2 == 0 and request.result_layout == "nchw"),
+        "THREADS": 32 * tiling.warps,
+        "MIN_BLOCKS": tiling.min_blocks,
         "HAS_BIAS": int(problem.bias),
     }
-    return kernel_source("depthwise_toeplitz/toeplitz", "depthwise_toeplitz", constants)
+    return kernel_source(KERNEL, "depthwise_toeplitz", constants)
 
 
 class _Cut(NamedTuple):
@@ -135,13 +121,13 @@ class _Cut(NamedTuple):
     parts: tuple[int, int]
 
 
-def _cut(problem: Problem, side: TensorForm, config: Config) -> _Cut:
+def _cut(problem: Problem, side: TensorForm, tiling: Tiling) -> _Cut:
     in_shape, out_shape = shapes(problem)
-    of_window, pad_top = window(problem, config), padding(problem)[0]
-    half_rows = _ROWS * config.row_groups
-    each = config.rows or out_shape[2]
+    of_window, pad_top = window(problem, tiling), padding(problem)[0]
+    half_rows = _ROWS * tiling.row_groups
+    each = tiling.rows or out_shape[2]
     row_parts = ceil_div(each, half_rows)
-    mixed = config.images % (2 * config.m_tiles) != 0  # a warp's half tiles begin in different rows
+    mixed = tiling.images % (2 * tiling.m_tiles) != 0  # a warp's half tiles begin in different rows
     reach = half_rows * row_parts if mixed else ceil_div(each, _ROWS) * _ROWS
     margin = _ROWS - 1 + (half_rows * (row_parts - 1) if mixed else 0)
     rows = max(
@@ -162,32 +148,32 @@ def _table_bytes(problem: Problem, shift: int) -> int:
     return problem.r * copies * (words + 16) * 4
 
 
-def _smem_bytes(problem: Problem, config: Config) -> int:
+def _smem_bytes(problem: Problem, tiling: Tiling) -> int:
     """Of a block: planes and the filter."""
-    plane_bytes = _cut(problem, _SOME_FORM, config).staged.plane_bytes
-    return config.buffers * config.images * plane_bytes + _table_bytes(problem, window(problem, config).shift)
+    plane_bytes = _cut(problem, _SOME_FORM, tiling).staged.plane_bytes
+    return tiling.buffers * tiling.images * plane_bytes + _table_bytes(problem, window(problem, tiling).shift)
 
 
-def _registers(problem: Problem, config: Config) -> int:
+def _registers(problem: Problem, tiling: Tiling) -> int:
     """About what a thread needs: sums, groups of rows, bands, and the rest."""
-    of_window, group = window(problem, config), GROUP_BYTES // problem.dtype.itemsize
+    of_window, group = window(problem, tiling), GROUP_BYTES // problem.dtype.itemsize
     band = ceil_div(_COLS - 1 + problem.s + of_window.shift, group)
-    sums = 4 * config.m_tiles * config.row_groups * config.n_tiles
-    rows = 2 * config.m_tiles * (of_window.hi - of_window.lo)
-    return ceil_div(sums + rows + config.row_groups * band + _OTHER_REGISTERS, 8) * 8
+    sums = 4 * tiling.m_tiles * tiling.row_groups * tiling.n_tiles
+    rows = 2 * tiling.m_tiles * (of_window.hi - of_window.lo)
+    return ceil_div(sums + rows + tiling.row_groups * band + _OTHER_REGISTERS, 8) * 8
 
 
-def _in_strips(problem: Problem, config: Config, max_smem: int) -> Config | None:
-    """The config with as few strips as keep nearly as many warps at work as any do; None: none fits."""
-    out_rows, half_rows = shapes(problem)[1][2], _ROWS * config.row_groups
-    found: list[tuple[float, Config]] = []
+def _in_strips(problem: Problem, tiling: Tiling, max_smem: int) -> Tiling | None:
+    """The tiling with as few strips as keep nearly as many warps at work as any do; None: none fits."""
+    out_rows, half_rows = shapes(problem)[1][2], _ROWS * tiling.row_groups
+    found: list[tuple[float, Tiling]] = []
     for strips in range(1, ceil_div(out_rows, half_rows) + 1):
         rows = ceil_div(ceil_div(out_rows, strips), half_rows) * half_rows
-        halves = ceil_div(min(rows, out_rows), half_rows) * window(problem, config).parts * config.images
-        tasks = ceil_div(halves, 2 * config.m_tiles)
+        halves = ceil_div(min(rows, out_rows), half_rows) * window(problem, tiling).parts * tiling.images
+        tasks = ceil_div(halves, 2 * tiling.m_tiles)
         warps = max(_WARPS, key=lambda warps: tasks / (ceil_div(tasks, warps) * warps))
-        cut = replace(config, rows=rows if rows < out_rows else 0, warps=warps)
-        blocks = min(_MOST_WARPS // warps, _REGISTERS // (32 * warps * _registers(problem, config)))
+        cut = replace(tiling, rows=rows if rows < out_rows else 0, warps=warps)
+        blocks = min(_MOST_WARPS // warps, _REGISTERS // (32 * warps * _registers(problem, tiling)))
         blocks = min(blocks, blocks_that_fit(_smem_bytes(problem, cut), max_smem))
         if blocks > 0:
             found.append((blocks * tasks / ceil_div(tasks, warps), replace(cut, min_blocks=blocks)))
@@ -195,8 +181,8 @@ def _in_strips(problem: Problem, config: Config, max_smem: int) -> Config | None
     return next((cut for at_work, cut in found if at_work >= _NEARLY * most), None)
 
 
-def good_configs(problem: Problem, max_smem: int) -> list[Config]:
-    """Configs that run, best first by sweeps on an NVIDIA H200 (2026-11-22, maps of 14, 28, 56 and 112)."""
+def tilings(problem: Problem, max_smem: int) -> list[Tiling]:
+    """Tilings that run, best first by sweeps on an NVIDIA H200 (2026-11-22, maps of 14, 28, 56 and 112)."""
     out_rows, out_cols = shapes(problem)[1][2:]
     tiles = ceil_div(out_cols, _COLS)
     n_tiles = ceil_div(tiles, ceil_div(tiles, _MOST_TILES))
@@ -205,126 +191,55 @@ def good_configs(problem: Problem, max_smem: int) -> list[Config]:
     for row_groups in (2, 1) if out_rows > _ROWS and n_tiles <= _MOST_TILES // 2 else (1,):
         units = ceil_div(out_rows, _ROWS * row_groups) * ceil_div(tiles, n_tiles)
         images = 2 * m_tiles * min(ceil_div(_WARPS[0], units), ceil_div(problem.n, 2 * m_tiles))
-        config = Config(m_tiles, row_groups, n_tiles, images if problem.n > 1 else 1, 1)
-        found.append(_in_strips(problem, config, max_smem))
-    return [config for config in found if config is not None]
+        tiling = Tiling(m_tiles, row_groups, n_tiles, images if problem.n > 1 else 1, 1)
+        found.append(_in_strips(problem, tiling, max_smem))
+    return [tiling for tiling in found if tiling is not None]
 
 
-def _why_not(problem: Problem, max_smem: int) -> str | None:
-    """None if fprop or dgrad runs, else a sentence that says why not."""
+def why_not(problem: Problem, max_smem: int) -> str | None:
+    """None if fprop or dgrad runs with ``max_smem`` bytes of shared memory a block, else why not, as a sentence."""
     if problem.direction == "dgrad" and problem.k_per_group > 1:
         return f"an input channel has {problem.k_per_group} filters; bands sum over one"
     if problem.s > _MOST_COLS:
         return f"the filter has more than {_MOST_COLS} columns, whose bands do not fit registers"
-    configs = good_configs(problem, max_smem)
-    if not configs:
+    found = tilings(problem, max_smem)
+    if not found:
         return "the rows that a strip needs do not fit shared memory"
-    if any(of_window.hi <= of_window.lo for of_window in (window(problem, config) for config in configs)):
+    if any(of_window.hi <= of_window.lo for of_window in (window(problem, tiling) for tiling in found)):
         return "no output meets the image"
     return None
 
 
-class DepthwiseToeplitzFamily:
-    """Bands of filters on tensor cores: depthwise layers without stride and dilation."""
-
-    name = "depthwise_toeplitz"
-
-    def why_not(self, problem: Problem, device: torch.device) -> str | None:
-        reason = support.why_not(problem, device)
-        if reason is not None:
-            return reason
-        facts = device_facts(device.index)
-        reason = depthwise_toeplitz_planes.why_not(problem, facts)
-        if reason is not None:
-            return reason
-        if problem.direction == "wgrad":
-            return depthwise_toeplitz_wgrad.why_not(problem, facts.max_smem_bytes)
-        return _why_not(problem, facts.max_smem_bytes)
-
-    def candidates(
-        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> list[Config | WgradConfig]:
-        max_smem = device_facts(device.index).max_smem_bytes
-        if problem.direction == "wgrad":
-            return [*depthwise_toeplitz_wgrad.good_configs(problem, max_smem)]
-        return [*good_configs(problem, max_smem)]
-
-    def bind(
-        self,
-        problem: Problem,
-        first: TensorForm,
-        second: TensorForm,
-        result_layout: str,
-        device: torch.device,
-        config: Config | WgradConfig | None = None,
-    ) -> BoundCall:
-        if problem.direction == "wgrad":
-            assert not isinstance(config, Config)
-            return depthwise_toeplitz_wgrad.bind(problem, first, second, result_layout, device, config)
-        assert not isinstance(config, WgradConfig)
-        return bind(problem, first, second, result_layout, device, config)
+def configs(request: Request) -> list[Config]:
+    """One for each of ``tilings``, best first."""
+    problem, first = request.problem, request.first
+    found = tilings(problem, request.facts.max_smem_bytes)
+    return [Config(KERNEL, config_key(tiling), (tiling, _cut(problem, first, tiling))) for tiling in found]
 
 
-def bind(
-    problem: Problem,
-    first: TensorForm,
-    w: TensorForm,
-    result_layout: str,
-    device: torch.device,
-    wanted: Config | None = None,
-) -> BoundCall:
+def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    in_shape, out_shape = shapes(problem)
-    facts = device_facts(device.index)
-    config = wanted or good_configs(problem, facts.max_smem_bytes)[0]
-    cut, of_window = _cut(problem, first, config), window(problem, config)
-    out_strides = strides_of(out_shape, result_layout)
-    running = slots(facts, _smem_bytes(problem, config), config.min_blocks)
-    image_groups, buffer_bytes = ceil_div(in_shape[0], config.images), config.images * cut.staged.plane_bytes
-    shared = share(out_shape[1], image_groups, cut.strips, buffer_bytes, running)
-    window_bytes = (of_window.left + of_window.start + of_window.lo) * GROUP_BYTES
-    fields = (
-        *(w.strides[0], *w.strides[2:], *out_strides, *cut.staged, *shared),
-        *(*out_shape[2:], in_shape[3], *padding(problem), cut.margin, window_bytes, *cut.parts),
+    problem, (tiling, cut) = request.problem, config.derived
+    (images, _, _, in_cols), (_, channels, out_rows, out_cols) = shapes(problem)
+    cut, of_window, (pad_top, pad_left) = (
+        _cut(problem, request.first, tiling),
+        window(problem, tiling),
+        padding(problem),
     )
-    text = source(problem, config, first, result_layout)
-    grid = shared.channels * shared.parts
-    launch = PositionalLaunch(
-        text, device, grid, 32 * config.warps, config.buffers * buffer_bytes, _PARAMS_FORMAT, fields
-    )
-    return dense_call(launch, problem, out_shape, out_strides)
-
-
-def shipped_sources() -> list[KernelSource]:
-    """The best config of a few layers that differ in what warps hold and in how planes are copied."""
-    sources = {}
-    for problem in _representative_problems():
-        x, y = (TensorForm(strides_of(shape, problem.layout), True) for shape in (problem.x_shape, problem.y_shape))
-        if problem.direction == "wgrad":
-            config = depthwise_toeplitz_wgrad.good_configs(problem, _SHIPPED_SMEM)[0]
-            text = depthwise_toeplitz_wgrad.source(problem, config, y, x)
-        else:
-            side = y if problem.direction == "dgrad" else x
-            text = source(problem, good_configs(problem, _SHIPPED_SMEM)[0], side, problem.layout)
-        sources[text.digest] = text
-    return [*sources.values()]
-
-
-def _representative_problems() -> Iterator[Problem]:
-    layers = (
-        (torch.float16, "nchw", 56, 31, DIRECTIONS),
-        (torch.float32, "nchw", 56, 31, DIRECTIONS),
-        (torch.bfloat16, "nchw", 28, 29, DIRECTIONS[::2]),
-        (torch.float16, "nchw", 14, 27, DIRECTIONS[1:]),
-        (torch.bfloat16, "nchw", 7, 13, DIRECTIONS),
-        (torch.float32, "nhwc", 28, 13, DIRECTIONS),
-        (torch.float16, "nhwc", 112, 21, DIRECTIONS[::2]),
-        (torch.float32, "nchw", 112, 31, DIRECTIONS[1:]),
-    )
-    for dtype, order, extent, taps, directions in layers:
-        for direction in directions:
-            yield Problem(
-                direction, n=8, c=32, h=extent, w=extent, k=32, r=taps, s=taps, padding=(taps // 2,) * 4, groups=32,
-                bias=direction == "fprop", dtype=dtype, layout=order,
-                precision="tf32" if dtype == torch.float32 else "ieee",
-            )  # fmt: skip
+    running = slots(request.facts, _smem_bytes(problem, tiling), tiling.min_blocks)
+    buffer_bytes = tiling.images * cut.staged.plane_bytes
+    shared = share(channels, ceil_div(images, tiling.images), cut.strips, buffer_bytes, running)
+    row_parts, col_parts = cut.parts
+    fields = {
+        **named("w", "k.rs", request.second.strides),
+        **named("out", "nchw", request.result_strides),
+        "staged": cut.staged._asdict(),
+        "share": shared._asdict(),
+        **{"out_rows": out_rows, "out_cols": out_cols, "in_cols": in_cols, "pad_top": pad_top, "pad_left": pad_left},
+        "margin": cut.margin,
+        "window": (of_window.left + of_window.start + of_window.lo) * GROUP_BYTES,
+        **{"row_parts": row_parts, "col_parts": col_parts},
+    }
+    shape = LaunchShape(shared.channels * shared.parts, 32 * tiling.warps, tiling.buffers * buffer_bytes)
+    launch = Launch(source(request, tiling), request.device, shape, fields)
+    return dense_call(launch, problem, request.result_shape, request.result_strides)

@@ -5,37 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-
-from haloconv.env import device_facts
-from haloconv.families.base import MOST_CANDIDATES, BoundCall
-from haloconv.families.common import ELEMENTS, ceil_div, summed_call
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
+from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.depthwise.layer import wgrad_call
 from haloconv.families.depthwise.strips import share, slots
-from haloconv.families.depthwise_toeplitz.planes import (
-    STAGED_FORMAT,
-    Planes,
-    blocks_that_fit,
-    copy_bytes,
-    groups_of,
-    planes,
-)
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.depthwise_toeplitz.planes import Planes, blocks_that_fit, copy_bytes, groups_of, planes
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Problem, Request, TensorForm
 
+KERNEL = "depthwise_toeplitz/wgrad"
 _BESIDE = 12  # columns of zeros beside dy, in whole groups: a group that meets dy, and the taps of a tile
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 _MOST_SUMS = 16  # tiles of 16 x 8 taps: four registers each
 _MOST_WARPS = 16  # of a multiprocessor
 _UNIT_ROWS = 56  # of dy, in several images if they are small
 _SOME_FORM = TensorForm((1, 1, 1, 1), True)  # how planes are copied does not change their place
-_PARAMS_FORMAT = f"3Q{STAGED_FORMAT}{STAGED_FORMAT}6i6i"
 
 
 @dataclass(frozen=True)
-class Config:
+class Tiling:
     """``images`` are staged at a time, in ``buffers``; ``min_blocks`` blocks of ``warps`` must fit a multiprocessor.
 
     A strip has ``rows`` rows of dy (0: all).
@@ -48,8 +37,9 @@ class Config:
     rows: int = 0
 
 
-def source(problem: Problem, config: Config, dy: TensorForm, x: TensorForm) -> KernelSource:
-    """The text of the kernel: images, channels and rows of the planes are run-time values."""
+def source(request: Request, tiling: Tiling) -> KernelSource:
+    """The specialised source: images, channels and rows of the planes are run-time values."""
+    problem, dy, x = request.problem, request.first, request.second
     itemsize = problem.dtype.itemsize
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
@@ -61,12 +51,12 @@ def source(problem: Problem, config: Config, dy: TensorForm, x: TensorForm) -> K
         "DY_COLS": problem.q,
         "X_COPY": copy_bytes(x, problem.w, itemsize),
         "DY_COPY": copy_bytes(dy, problem.q, itemsize),
-        "IMAGES": config.images,
-        "BUFFERS": config.buffers,
-        "THREADS": 32 * config.warps,
-        "MIN_BLOCKS": config.min_blocks,
+        "IMAGES": tiling.images,
+        "BUFFERS": tiling.buffers,
+        "THREADS": 32 * tiling.warps,
+        "MIN_BLOCKS": tiling.min_blocks,
     }
-    return kernel_source("depthwise_toeplitz/wgrad", "depthwise_toeplitz_wgrad", constants)
+    return kernel_source(KERNEL, "depthwise_toeplitz_wgrad", constants)
 
 
 class _Cut(NamedTuple):
@@ -77,9 +67,9 @@ class _Cut(NamedTuple):
     dy: Planes
 
 
-def _cut(problem: Problem, dy: TensorForm, x: TensorForm, config: Config) -> _Cut:
+def _cut(problem: Problem, dy: TensorForm, x: TensorForm, tiling: Tiling) -> _Cut:
     itemsize, top = problem.dtype.itemsize, problem.padding[0]
-    each = config.rows or problem.p
+    each = tiling.rows or problem.p
     rows = each + ceil_div(problem.r, 16) * 16 - 1
     inside = (top, problem.h + top) if each == problem.p else (0, rows)
     beside = groups_of(_BESIDE, itemsize)
@@ -90,64 +80,62 @@ def _cut(problem: Problem, dy: TensorForm, x: TensorForm, config: Config) -> _Cu
     )
 
 
-def _smem_bytes(problem: Problem, config: Config) -> int:
+def _smem_bytes(problem: Problem, tiling: Tiling) -> int:
     """Of a block: planes and the copy of dy, later the sums of all warps."""
-    cut = _cut(problem, _SOME_FORM, _SOME_FORM, config)
-    dy_bytes = config.images * cut.dy.plane_bytes
-    sums = config.warps * ceil_div(problem.r, 16) * 16 * ceil_div(problem.s, 8) * 8 * 4
+    cut = _cut(problem, _SOME_FORM, _SOME_FORM, tiling)
+    dy_bytes = tiling.images * cut.dy.plane_bytes
+    sums = tiling.warps * ceil_div(problem.r, 16) * 16 * ceil_div(problem.s, 8) * 8 * 4
     copied = dy_bytes if problem.dtype.itemsize == 2 else 0
-    return max(config.buffers * (config.images * cut.x.plane_bytes + dy_bytes) + copied, sums)
+    return max(tiling.buffers * (tiling.images * cut.x.plane_bytes + dy_bytes) + copied, sums)
 
 
-def good_configs(problem: Problem, max_smem: int) -> list[Config]:
-    """Configs that run, best first by sweeps on an NVIDIA H200 (2026-11-22, maps of 14, 28, 56 and 112)."""
+def tilings(problem: Problem, max_smem: int) -> list[Tiling]:
+    """Tilings that run, best first by sweeps on an NVIDIA H200 (2026-11-22, maps of 14, 28, 56 and 112)."""
     images = min(problem.n, ceil_div(_UNIT_ROWS, problem.p))
-    found: list[Config] = []
+    found: list[Tiling] = []
     for strips in range(1, problem.p + 1):
         rows = ceil_div(problem.p, strips)
         for warps, fewest in ((4, 3), (8, 2), (8, 1)):
-            config = Config(images, 1, warps=warps, rows=rows if strips > 1 else 0)
-            blocks = min(_MOST_WARPS // warps, blocks_that_fit(_smem_bytes(problem, config), max_smem))
+            tiling = Tiling(images, 1, warps=warps, rows=rows if strips > 1 else 0)
+            blocks = min(_MOST_WARPS // warps, blocks_that_fit(_smem_bytes(problem, tiling), max_smem))
             if blocks >= fewest and not (fewest == 1 and (found or rows > 1)):
-                found.append(replace(config, min_blocks=blocks))
+                found.append(replace(tiling, min_blocks=blocks))
                 break
         if found and found[-1].warps == 4:
             break
-    return found[:MOST_CANDIDATES]
+    return found[:MOST_CONFIGS]
 
 
 def why_not(problem: Problem, max_smem: int) -> str | None:
-    """None if the gradient runs, else a sentence that says why not."""
+    """None if the gradient runs with ``max_smem`` bytes of shared memory a block, else a sentence that says why not."""
     if ceil_div(problem.r, 16) * ceil_div(problem.s, 8) > _MOST_SUMS:
         return f"{problem.r} x {problem.s} sums do not fit registers"
-    return None if good_configs(problem, max_smem) else "the rows that a strip needs do not fit shared memory"
+    return None if tilings(problem, max_smem) else "the rows that a strip needs do not fit shared memory"
 
 
-def bind(
-    problem: Problem,
-    dy: TensorForm,
-    x: TensorForm,
-    result_layout: str,
-    device: torch.device,
-    wanted: Config | None = None,
-) -> BoundCall:
+def configs(request: Request) -> list[Config]:
+    """One for each of ``tilings``, best first."""
+    problem, (dy, x) = request.problem, (request.first, request.second)
+    found = tilings(problem, request.facts.max_smem_bytes)
+    return [Config(KERNEL, config_key(tiling), (tiling, _cut(problem, dy, x, tiling))) for tiling in found]
+
+
+def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
-    facts = device_facts(device.index)
-    config = wanted or good_configs(problem, facts.max_smem_bytes)[0]
-    cut, smem = _cut(problem, dy, x, config), _smem_bytes(problem, config)
-    x_bytes, dy_bytes = config.images * cut.x.plane_bytes, config.images * cut.dy.plane_bytes
-    running = slots(facts, smem, config.min_blocks)
-    products = ceil_div(config.images * cut.strips[1], config.warps) * min(problem.w, problem.q)
+    problem, (tiling, cut) = request.problem, config.derived
+    smem = _smem_bytes(problem, tiling)
+    x_bytes, dy_bytes = tiling.images * cut.x.plane_bytes, tiling.images * cut.dy.plane_bytes
+    running = slots(request.facts, smem, tiling.min_blocks)
+    products = ceil_div(tiling.images * cut.strips[1], tiling.warps) * min(problem.w, problem.q)
     most_units = max(1, _MOST_PRODUCTS // products)
-    shared = share(problem.k, ceil_div(problem.n, config.images), cut.strips, x_bytes + dy_bytes, running, most_units)
-    fields = (
-        *(*cut.x, *cut.dy, *shared, x_bytes, dy_bytes),
-        *(problem.h, problem.w, problem.p, problem.padding[0]),
-    )
-    grid = problem.k * shared.parts
-    text = source(problem, config, dy, x)
-    launch = PositionalLaunch(text, device, grid, 32 * config.warps, smem, _PARAMS_FORMAT, fields)
-    dw_shape, dw_strides = problem.w_shape, strides_of(problem.w_shape, result_layout)
-    sum_parts = bind_sum(problem.dtype, dw_shape, dw_strides, shared.parts, device)
-    partial_elems = shared.parts * problem.k * problem.r * problem.s
-    return summed_call(launch, sum_parts, partial_elems, dw_shape, dw_strides)
+    shared = share(problem.k, ceil_div(problem.n, tiling.images), cut.strips, x_bytes + dy_bytes, running, most_units)
+    fields = {
+        "x_staged": cut.x._asdict(),
+        "dy_staged": cut.dy._asdict(),
+        "share": shared._asdict(),
+        **{"x_bytes": x_bytes, "dy_bytes": dy_bytes},
+        **{"h": problem.h, "w": problem.w, "p": problem.p, "pad_top": problem.padding[0]},
+    }
+    shape = LaunchShape(problem.k * shared.parts, 32 * tiling.warps, smem)
+    launch = Launch(source(request, tiling), request.device, shape, fields)
+    return wgrad_call(launch, request, shared.parts)

@@ -1,0 +1,80 @@
+"""The ``depthwise_toeplitz`` family: depthwise layers with large filters on tensor cores.
+
+One input channel per group, any number of filters per channel, four-sided padding; TF32, fp16 and bf16 with fp32 sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch
+
+from haloconv import support
+from haloconv.env import device_facts
+from haloconv.families.base import BoundCall, Config
+from haloconv.families.depthwise_toeplitz import planes, toeplitz, wgrad
+from haloconv.jit import KernelSource
+from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
+
+_KERNELS = {twin.KERNEL: twin for twin in (toeplitz, wgrad)}
+_LEAST_SMEM = 99 << 10  # of a block, on every device of the family
+_ANY_DEVICE = torch.device("cpu")  # of sources: they do not depend on it
+
+
+class DepthwiseToeplitzFamily:
+    """Bands of filters on tensor cores: depthwise layers without stride and dilation."""
+
+    name = "depthwise_toeplitz"
+    directions: tuple[Direction, ...] = DIRECTIONS
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    tensor_cores = True
+    activations: tuple[str, ...] = ()
+
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
+        reason = support.why_not(problem, device)
+        if reason is not None:
+            return reason
+        facts = device_facts(device.index)
+        return planes.why_not(problem, facts) or _twin(problem).why_not(problem, facts.max_smem_bytes)
+
+    def configs(self, request: Request) -> list[Config]:
+        return _twin(request.problem).configs(request)
+
+    def bind(self, request: Request, config: Config) -> BoundCall:
+        return _KERNELS[config.kernel].bind(request, config)
+
+    def sources(self) -> list[KernelSource]:
+        """The best tiling of a few layers that differ in what warps hold and in how planes are copied."""
+        found = (_best_source(dense_request(problem, _ANY_DEVICE)) for problem in _representative_problems())
+        return list({source.digest: source for source in found}.values())
+
+
+def _twin(problem: Problem) -> ModuleType:
+    """The module of the kernel of the problem's direction."""
+    return wgrad if problem.direction == "wgrad" else toeplitz
+
+
+def _best_source(request: Request) -> KernelSource:
+    twin = _twin(request.problem)
+    return twin.source(request, twin.tilings(request.problem, _LEAST_SMEM)[0])
+
+
+def _representative_problems() -> Iterator[Problem]:
+    layers = (
+        (torch.float16, "nchw", 56, 31, DIRECTIONS),
+        (torch.float32, "nchw", 56, 31, DIRECTIONS),
+        (torch.bfloat16, "nchw", 28, 29, DIRECTIONS[::2]),
+        (torch.float16, "nchw", 14, 27, DIRECTIONS[1:]),
+        (torch.bfloat16, "nchw", 7, 13, DIRECTIONS),
+        (torch.float32, "nhwc", 28, 13, DIRECTIONS),
+        (torch.float16, "nhwc", 112, 21, DIRECTIONS[::2]),
+        (torch.float32, "nchw", 112, 31, DIRECTIONS[1:]),
+    )
+    for dtype, order, extent, taps, directions in layers:
+        for direction in directions:
+            yield Problem(
+                direction, n=8, c=32, h=extent, w=extent, k=32, r=taps, s=taps, padding=(taps // 2,) * 4, groups=32,
+                bias=direction == "fprop", dtype=dtype, layout=order,
+                precision="tf32" if dtype == torch.float32 else "ieee",
+            )  # fmt: skip
