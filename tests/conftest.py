@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import torch
 
 from haloconv import plan
 from tests.cases import EMULATOR_SEEDS
+from tests.recorder import Recorder
 from tools.stamps import all_hashes, kernel_families
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +28,7 @@ COUNTS = pytest.StashKey[Counter]()
 CHECKS = pytest.StashKey[Counter]()
 FAILURES = pytest.StashKey[Counter]()
 HASHES = pytest.StashKey[dict[str, str]]()
+RECORDER = pytest.StashKey[Recorder]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -188,12 +190,7 @@ def own_autograd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def record_error(request: pytest.FixtureRequest) -> Callable[[str, str, str, float], None]:
-    """Remember the worst relative norm error per (family, direction, precision) for the family's stamp."""
-    worst = request.config.stash[WORST]
-
-    def record(family: str, direction: str, precision: str, error: float) -> None:
-        key = (family, direction, precision)
-        worst[key] = max(worst.get(key, 0.0), error)
-
-    return record
+def record(request: pytest.FixtureRequest) -> Recorder:
+    """``record(names, result, precision, error, kind=...)``: what a check found about launched kernels."""
+    found = request.node.stash[RECORDER] = Recorder()
+    return found

@@ -17,7 +17,7 @@ from haloconv.families import FAMILIES
 from haloconv.families.aten import AtenFamily
 from haloconv.families.base import BoundCall
 from haloconv.families.direct.direct import DirectFamily
-from haloconv.families.files import kernel_hash
+from haloconv.families.files import device_hash
 from haloconv.problem import Problem
 from haloconv.tune.timing import Timing
 
@@ -40,7 +40,7 @@ def record(problem: Problem = LAYER, family: str = "direct", facts: DeviceFacts 
     made = Record(
         layer=layer_key(problem), size=size_of(problem), bucket=bucket_of(problem), family=family, config="",
         ms=0.5, aten_ms=1.0, own=own, own_ms=0.5, error=1e-4, aten_error=1e-4,
-        error_limit=1e-3, difference=1e-4, spread=0.01, runs=10, kernels=kernel_hash(own), gpu=facts.name,
+        error_limit=1e-3, difference=1e-4, spread=0.01, runs=10, kernels=device_hash(own), gpu=facts.name,
         sm_count=facts.sm_count, software=software_stamp(), date="2026-01-02T03:04:05Z",
     )  # fmt: skip
     return replace(made, **changes)

@@ -20,10 +20,11 @@ from haloconv.jit.source import SOURCE_ROOT, family_sources
 _DECIDES_NOTHING = ("haloconv.version", "haloconv.families")  # the version stands in a comment; the list of families
 
 
-def kernels() -> list[str]:
+@cache
+def kernels() -> tuple[str, ...]:
     """Every kernel of the package by name, ``halo_sm90/conv`` for one."""
     folders = sorted(file.parent for file in (SOURCE_ROOT / "families").glob("*/__init__.py"))
-    return [kernel for folder in folders for kernel in kernels_of(folder.name)]
+    return tuple(kernel for folder in folders for kernel in kernels_of(folder.name))
 
 
 def module_file(name: str) -> Path | None:
@@ -59,15 +60,28 @@ def host_files(kernel: str) -> list[Path]:
     return sorted(found)
 
 
+def _name_of(argument: ast.expr, tree: ast.Module) -> str:
+    """A kernel's name, given as it is or as a constant of the module."""
+    for node in tree.body if isinstance(argument, ast.Name) else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == argument.id:
+            argument = node.value
+            break
+    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+        return argument.value
+    raise ValueError(f"line {argument.lineno}: the first argument of kernel_source must be a kernel's name")
+
+
 def launched(kernel: str) -> list[str]:
-    """The .cu files that the kernel's host files launch, by name."""
+    """The .cu files that the kernel's host files launch, by name.
+
+    Raises ValueError where a file does not say which.
+    """
     names = set()
     for file in host_files(kernel):
-        for node in ast.walk(_tree(file)):
+        tree = _tree(file)
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "kernel_source":
-                first = node.args[0]
-                if isinstance(first, ast.Constant):
-                    names.add(first.value)
+                names.add(_name_of(node.args[0], tree))
     return sorted(names)
 
 

@@ -122,8 +122,9 @@ class Launch:
     """``launch(*pointers)`` queues the kernel on the current stream of its device.
 
     ``fields`` are the scalars of the kernel's struct by name, ``maps`` those of its tensor maps that it reads. A call
-    takes the struct's pointers in their order. With ``pdl`` (programmatic dependent launch) the grid may begin as soon
-    as every block of the kernel before it on the stream has said so or ended (LoadedKernel.overlapping).
+    takes the struct's pointers in their order. ``source`` is the kernel's. With ``pdl`` (programmatic dependent launch)
+    the grid may begin as soon as every block of the kernel before it on the stream has said so or ended
+    (LoadedKernel.overlapping).
 
     A call raises DriverError if the driver does not encode a map or refuses the launch.
 
@@ -142,6 +143,7 @@ class Launch:
         "_shape",
         "_stream",
         "_submits",
+        "source",
     )
 
     def __init__(
@@ -164,6 +166,7 @@ class Launch:
                 f"{source.entry} is not ready for this problem, and nothing is compiled or loaded while a CUDA graph "
                 "is captured: warm up, that is, call the layer once with inputs of this form before the capture"
             )
+        self.source = source
         if shape.grid > _GRID_LIMIT:
             raise RuntimeError(f"{source.entry} would need {shape.grid} blocks; a launch holds at most {_GRID_LIMIT}")
         self._fill = _filler(

@@ -18,7 +18,7 @@ from haloconv.bench.results import gpu_stem
 from haloconv.choose import records
 from haloconv.choose.buckets import bucket_of, layer_key
 from haloconv.choose.records import FORMAT, SHIPPED, read_records, records_path, shelf_of, write_records
-from haloconv.families.files import kernel_hash
+from haloconv.families.files import device_hash
 from haloconv.problem import Problem
 from tests.tuned import FACTS, LAYER, record
 from tools.stamps import pending
@@ -211,7 +211,7 @@ def test_shipped_records_hold_or_their_family_is_pending(path: Path) -> None:
         found = read_records(path)
     assert found and {gpu_stem(each.gpu) for each in found} == {path.stem}
     assert len({(each.layer, each.size, each.sm_count) for each in found}) == len(found)
-    stale = {each.own for each in found if each.kernels != kernel_hash(each.own or "aten")}
+    stale = {each.own for each in found if each.kernels != device_hash(each.own or "aten")}
     assert stale <= set(pending()), "measure again with `haloconv tune --ship`, or name the family in PENDING.md"
 
 

@@ -10,6 +10,7 @@ from haloconv import plan
 from tests import oracle
 from tests.emulated import MODULES, Run
 from tests.families import Subject
+from tests.launches import launched
 
 
 def on_device(t: torch.Tensor) -> torch.Tensor:
@@ -18,14 +19,15 @@ def on_device(t: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(t.shape, t.stride(), t.storage_offset())
 
 
-def check_run(subject: Subject, run: Run, record_error: Callable) -> None:
+def check_run(subject: Subject, run: Run, record: Callable) -> None:
     """The same case with the same shape forced: right, its operands untouched, nothing written outside."""
     t = type(run.tensors)(*(None if each is None else on_device(each) for each in run.tensors))
     plan.clear_plans()
-    with MODULES[subject.name].forced(run.shape), oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+    fences = oracle.RedZones("cuda")
+    with MODULES[subject.name].forced(run.shape), oracle.Unchanged(t), fences, launched() as names:
         got = oracle.run(run.result, t, run.forced)
     plan.clear_plans()
     error = oracle.check(run.result, got, t, run.forced.spec)
-    zones.check()
+    fences.check()
     if run.finite:
-        record_error(subject.name, run.result, subject.label(run.dtype), error.norm)
+        record(names, run.result, subject.label(run.dtype), error.norm)

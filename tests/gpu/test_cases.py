@@ -10,6 +10,7 @@ import torch
 from tests import oracle
 from tests.cases import FULL_CASES, Case, case_dtypes, make
 from tests.families import SUBJECTS, Subject, computing, name_of, over
+from tests.launches import launched
 
 PLAIN = ("contiguous", "channels_last")
 RUNS = over(
@@ -31,10 +32,10 @@ def warm(subject: Subject, request: pytest.FixtureRequest, warm_up: Callable) ->
 
 
 @pytest.mark.parametrize(("subject", "one", "dtype", "result"), RUNS, ids=name_of)
-def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, warm: None, record_error: Callable) -> None:
+def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, warm: None, record: Callable) -> None:
     forced = subject.on(one, dtype)
     t = make(forced, dtype, "cuda")
-    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
         got = oracle.run(result, t, forced)
         again = oracle.run(result, t, forced)
     error = oracle.check(result, got, t, forced.spec)
@@ -43,7 +44,7 @@ def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, warm
     assert watched >= 2 or one.problem().is_empty, (
         "no allocation was watched, so that neither poison nor fences were there"
     )
-    record_error(subject.name, result, subject.label(dtype), error.norm)
+    record(names, result, subject.label(dtype), error.norm)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tests.cases import Case, case, case_id, make
 from tests.emulated_depthwise import BOXES, LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of
 from tests.emulated_depthwise import CASES as OWN_CASES
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
+from tests.launches import launched
 from tests.specials import special_activations
 
 LARGE = (
@@ -58,17 +59,17 @@ TILINGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 
 
 @pytest.mark.parametrize(("subject", "one", "dtype", "result"), RUNS, ids=name_of)
-def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, record_error: Callable) -> None:
+def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, record: Callable) -> None:
     """Right, inside its fences, the same bits twice, inputs untouched."""
     forced = subject.on(one, dtype)
     t = make(forced, dtype, "cuda")
-    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
         got = oracle.run(result, t, forced)
         again = oracle.run(result, t, forced)
     error = oracle.check(result, got, t, forced.spec)
     assert oracle.same_bits(got, again), f"{result}: two runs differ"
     assert zones.check() >= 2
-    record_error(subject.name, result, subject.label(dtype), error.norm)
+    record(names, result, subject.label(dtype), error.norm)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)

@@ -15,6 +15,7 @@ from tests.cases import Case, case, case_id, make
 from tests.emulated import Run, module_runs
 from tests.families import DEPTHWISE_TOEPLITZ, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_run
+from tests.launches import launched
 from tests.specials import special_activations
 
 RESULTS = ("fprop", "dgrad", "wgrad")
@@ -37,24 +38,24 @@ LAYERS = tuple(
 
 
 @pytest.mark.parametrize(("subject", "run"), over(*((DEPTHWISE_TOEPLITZ, run) for run in RUNS)), ids=str)
-def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
+def test_run(subject: Subject, run: Run, record: Callable) -> None:
     """What the emulator runs, with the same configs."""
-    check_run(subject, run, record_error)
+    check_run(subject, run, record)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
-def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, record_error: Callable) -> None:
+def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, record: Callable) -> None:
     """Right, and the same bits twice."""
     special = subject.on(one, dtype)
     t = make(special, dtype, "cuda")
-    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+    with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
         got, again = (oracle.run(result, t, special) for _ in range(2))
     error = oracle.check(result, got, t, special.spec)
     assert oracle.same_bits(got, again)
     zones.check()
-    record_error(subject.name, result, subject.label(dtype), error.norm)
+    record(names, result, subject.label(dtype), error.norm)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)

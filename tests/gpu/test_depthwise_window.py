@@ -13,6 +13,7 @@ from tests.emulated import Run, module_runs
 from tests.emulated_depthwise_window import RESULTS
 from tests.families import DEPTHWISE_WINDOW, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_run
+from tests.launches import launched
 
 RUNS = tuple(module_runs("depthwise_window"))
 LAYERS = tuple(
@@ -30,20 +31,20 @@ LAYERS = tuple(
 
 
 @pytest.mark.parametrize(("subject", "run"), over(*((DEPTHWISE_WINDOW, run) for run in RUNS)), ids=str)
-def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
+def test_run(subject: Subject, run: Run, record: Callable) -> None:
     """What the emulator runs, with the same cuts."""
-    check_run(subject, run, record_error)
+    check_run(subject, run, record)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_WINDOW,)), ids=name_of)
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
-def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, record_error: Callable) -> None:
+def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, record: Callable) -> None:
     """Right, and the same bits twice."""
     special, t = subject.on(one, dtype), make(one, dtype, "cuda")
-    with oracle.RedZones("cuda") as zones:
+    with oracle.RedZones("cuda") as zones, launched() as names:
         got, again = (oracle.run(result, t, special) for _ in range(2))
     error = oracle.check(result, got, t, special.spec)
     assert oracle.same_bits(got, again)
     zones.check()
-    record_error(subject.name, result, oracle.DTYPE_NAMES[dtype], error.norm)
+    record(names, result, oracle.DTYPE_NAMES[dtype], error.norm)

@@ -15,6 +15,7 @@ from haloconv import plan
 from tests import oracle
 from tests.cases import STORAGES, Case, Tensors, make
 from tests.families import Subject, each_subject
+from tests.launches import launched
 from tests.layers import random_layer, sized
 
 SEED = 20261120
@@ -57,7 +58,7 @@ def norm_counts(subject: Subject, result: str, t: Tensors, one: Case) -> bool:
 
 @pytest.mark.parametrize("subject", each_subject(), ids=str)
 def test_random_problems(
-    subject: Subject, layers: list[Case], _warm: None, pytestconfig: pytest.Config, record_error: Callable
+    subject: Subject, layers: list[Case], _warm: None, pytestconfig: pytest.Config, record: Callable
 ) -> None:
     print(f"layers from seed {SEED}; the same examples in every run")
     extra = st.one_of(st.integers(0, 8), st.integers(0, 39))
@@ -78,13 +79,13 @@ def test_random_problems(
             counts["refused" if refused else "run"] += 1
             if refused:
                 continue
-            with oracle.Unchanged(t), oracle.RedZones("cuda") as zones:
+            with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
                 got = oracle.run(result, t, one)
                 again = oracle.run(result, t, one)
             counted = norm_counts(subject, result, t, one)
             error = oracle.check(result, got, t, one.spec, norm_counts=counted)
             if counted:
-                record_error(subject.name, result, subject.label(dtype), error.norm)
+                record(names, result, subject.label(dtype), error.norm)
             assert oracle.same_bits(got, again), f"{result}: two runs differ"
             zones.check()
 

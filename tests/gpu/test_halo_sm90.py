@@ -14,6 +14,7 @@ from haloconv.reference import NORM_LIMITS
 from tests import oracle
 from tests.cases import Case, case, case_id, make, pick
 from tests.families import HALO_SM90, Subject, each_result, name_of
+from tests.launches import launched
 from tests.specials import special_activations
 from tests.tilings import nth_tiling, texts_of
 
@@ -54,7 +55,7 @@ LONG = (
     ids=name_of,
 )
 def test_every_tiling(
-    one: Case, subject: Subject, dtype: torch.dtype, result: str, in_threads: Callable, record_error: Callable
+    one: Case, subject: Subject, dtype: torch.dtype, result: str, in_threads: Callable, record: Callable
 ) -> None:
     """All that fit the problem, not only the one that the cost model puts first."""
     forced, t = subject.on(one, dtype), make(one, dtype, "cuda")
@@ -62,11 +63,11 @@ def test_every_tiling(
     in_threads(partial(jit.get_kernel, text, "sm_90a") for text in texts.values())
     want, index, most = oracle.expected(result, t, forced.spec), 0, 1
     while index < most:
-        with nth_tiling(index) as seen, oracle.RedZones("cuda") as zones:
+        with nth_tiling(index) as seen, oracle.RedZones("cuda") as zones, launched() as names:
             got = oracle.run(result, t, forced)
         most, error = seen["most"], oracle.check(result, got, t, forced.spec, want=want)
         zones.check()
-        record_error(subject.name, result, subject.label(dtype), error.norm)
+        record(names, result, subject.label(dtype), error.norm)
         index += 1
     assert index > 4
 
@@ -130,26 +131,26 @@ def test_three_products_in_every_tiling(
 @pytest.mark.parametrize("kind", ["normal", "positive"])
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result((HALO_SM90,), ("fprop",)), ids=name_of)
 @pytest.mark.parametrize("one", LONG, ids=case_id)
-def test_long_sums(
-    one: Case, subject: Subject, dtype: torch.dtype, result: str, kind: str, record_error: Callable
-) -> None:
+def test_long_sums(one: Case, subject: Subject, dtype: torch.dtype, result: str, kind: str, record: Callable) -> None:
     """The error of up to 20,000 products stays at the level of the precision, also where all have one sign."""
     forced, t = subject.on(one, dtype), make(one, dtype, "cuda", kind)
-    error = oracle.check(result, oracle.run(result, t, forced), t, forced.spec)
+    with launched() as names:
+        got = oracle.run(result, t, forced)
+    error = oracle.check(result, got, t, forced.spec)
     print(f"{one.name} {subject.label(dtype)} {kind}: norm {error.norm:.2e}, worst element {error.worst:.2e}")
-    record_error(subject.name, result, subject.label(dtype), error.norm)
+    record(names, result, subject.label(dtype), error.norm)
 
 
 @pytest.mark.parametrize("kind", ["normal", "positive"])
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result((HALO_SM90,), ("dgrad",)), ids=name_of)
-def test_long_sums_of_gradients(
-    subject: Subject, dtype: torch.dtype, result: str, kind: str, record_error: Callable
-) -> None:
+def test_long_sums_of_gradients(subject: Subject, dtype: torch.dtype, result: str, kind: str, record: Callable) -> None:
     one = case("dgrad_18432", "2048 filters", (2, 64, 14, 14), (2048, 3, 3), padding=1)
     forced, t = subject.on(one, dtype), make(one, dtype, "cuda", kind)
-    error = oracle.check(result, oracle.run(result, t, forced), t, forced.spec)
+    with launched() as names:
+        got = oracle.run(result, t, forced)
+    error = oracle.check(result, got, t, forced.spec)
     print(f"{one.name} {subject.label(dtype)} {kind}: norm {error.norm:.2e}, worst element {error.worst:.2e}")
-    record_error(subject.name, result, subject.label(dtype), error.norm)
+    record(names, result, subject.label(dtype), error.norm)
 
 
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result((HALO_SM90,)), ids=name_of)

@@ -12,6 +12,7 @@ from tests.cases import Case, case, make
 from tests.emulated import Run, module_runs
 from tests.families import HALO_SM80, HALO_SM80_WGRAD, Subject, each_result, name_of, over
 from tests.gpu.runs import check_run
+from tests.launches import launched
 
 SUBJECTS = (HALO_SM80, HALO_SM80_WGRAD)
 RUNS = tuple((subject, run) for subject in SUBJECTS for run in module_runs(subject.name) if "nhwc" in run.case.name
@@ -28,19 +29,19 @@ LAYERS = (
 
 
 @pytest.mark.parametrize(("subject", "run"), over(*RUNS), ids=str)
-def test_run(subject: Subject, run: Run, record_error: Callable) -> None:
+def test_run(subject: Subject, run: Run, record: Callable) -> None:
     """What the emulator runs, with the same tiles."""
-    check_run(subject, run, record_error)
+    check_run(subject, run, record)
 
 
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result(SUBJECTS), ids=name_of)
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
-def test_layer(subject: Subject, dtype: torch.dtype, result: str, one: Case, record_error: Callable) -> None:
+def test_layer(subject: Subject, dtype: torch.dtype, result: str, one: Case, record: Callable) -> None:
     """Right, and the same bits every time: a stage that is filled again too early shows once in a while."""
     special, t = subject.on(one, dtype), make(one, dtype, "cuda")
-    with oracle.RedZones("cuda") as zones:
+    with oracle.RedZones("cuda") as zones, launched() as names:
         first, *others = (oracle.run(result, t, special) for _ in range(8))
     error = oracle.check(result, first, t, special.spec)
     assert all(oracle.same_bits(first, other) for other in others)
     zones.check()
-    record_error(subject.name, result, subject.label(dtype), error.norm)
+    record(names, result, subject.label(dtype), error.norm)

@@ -11,6 +11,7 @@ import haloconv
 from tests import samples
 from tests.cases import DTYPES, Case, case_id
 from tests.families import DIRECT
+from tests.launches import launched
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,12 +26,14 @@ def _warm(warm_up: Callable) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
-def test_op_samples(dtype: torch.dtype, record_error: Callable) -> None:
+def test_op_samples(dtype: torch.dtype, record: Callable) -> None:
     count = 0
     for sample in samples.op_samples("cuda", dtype, requires_grad=True):
-        y = haloconv.conv2d(sample.x, sample.w, sample.b, **sample.options, family="direct", strict=True)
-        for direction, error in samples.check_call(sample, y).items():
-            record_error("direct", direction, DIRECT.label(dtype), error)
+        with launched() as names:
+            y = haloconv.conv2d(sample.x, sample.w, sample.b, **sample.options, family="direct", strict=True)
+            errors = samples.check_call(sample, y)
+        for direction, error in errors.items():
+            record(names, direction, DIRECT.label(dtype), error)
         count += 1
     assert count >= 30
 
@@ -43,13 +46,15 @@ def test_op_errors(index: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=case_id)
-def test_module_samples(dtype: torch.dtype, record_error: Callable) -> None:
+def test_module_samples(dtype: torch.dtype, record: Callable) -> None:
     count = 0
     for args, kwargs, x in samples.module_samples("cuda", dtype):
         ours = haloconv.Conv2d(*args, **kwargs, device="cuda", dtype=dtype, family="direct", strict=True)
         options = {"padding": kwargs.get("padding", 0)}
-        for direction, error in samples.check_call(samples.Sample(x, ours.weight, ours.bias, options), ours(x)).items():
-            record_error("direct", direction, DIRECT.label(dtype), error)
+        with launched() as names:
+            errors = samples.check_call(samples.Sample(x, ours.weight, ours.bias, options), ours(x))
+        for direction, error in errors.items():
+            record(names, direction, DIRECT.label(dtype), error)
         count += 1
     assert count >= 4
 

@@ -22,6 +22,7 @@ from tests.cases import (
     with_special,
 )
 from tests.families import Subject, computing, each_dtype, each_result, name_of, over
+from tests.launches import launched
 from tests.specials import cut_to_tf32, special_activations
 
 LAYERS = pick("border_3x3", "small_a", "dilated_strided_coprime", "groups_odd", "depthwise_multiplier", "channels_last")
@@ -36,26 +37,27 @@ WITH_UNREAD_PIXELS = ("pointwise_stride", "stride_beyond_filter")
 def compare(
     subject: Subject, result: str, one: Case, t: Tensors, record: Callable, *, norm_counts: bool = True
 ) -> None:
-    got = oracle.run(result, t, one)
+    with launched() as names:
+        got = oracle.run(result, t, one)
     error = oracle.check(result, got, t, one.spec, norm_counts=norm_counts)
     if norm_counts:
-        record(subject.name, result, subject.label(t.x.dtype), error.norm)
+        record(names, result, subject.label(t.x.dtype), error.norm)
 
 
 @pytest.mark.parametrize("kind", ["positive", "wide", "cancellation"])
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype(), ids=name_of)
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
-def test_kinds(one: Case, subject: Subject, dtype: torch.dtype, kind: str, record_error: Callable) -> None:
+def test_kinds(one: Case, subject: Subject, dtype: torch.dtype, kind: str, record: Callable) -> None:
     forced = subject.on(one, dtype)
     t = make(forced, dtype, "cuda", kind)
     for result in subject.results:
-        compare(subject, result, forced, t, record_error, norm_counts=kind == "positive")
+        compare(subject, result, forced, t, record, norm_counts=kind == "positive")
 
 
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result(results=PRODUCTS), ids=name_of)
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
 def test_denormal_inputs_are_not_flushed(
-    one: Case, subject: Subject, dtype: torch.dtype, result: str, record_error: Callable
+    one: Case, subject: Subject, dtype: torch.dtype, result: str, record: Callable
 ) -> None:
     """One operand denormal, the other large: the products are normal numbers, unless an input was taken as zero.
 
@@ -70,7 +72,7 @@ def test_denormal_inputs_are_not_flushed(
         gen = generator(f"{one.name} partner", "cuda")
         t = t._replace(x=(values(tuple(t.x.shape), torch.float64, gen) * lift / 32).to(dtype))
     assert oracle.expected(result, t, forced.spec).value.abs().max() > torch.finfo(dtype).smallest_normal
-    compare(subject, result, forced, t, record_error)
+    compare(subject, result, forced, t, record)
 
 
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result(), ids=name_of)
