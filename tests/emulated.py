@@ -21,7 +21,7 @@ from haloconv.emulator import emulated_device
 from haloconv.families.halo_sm90 import conv as halo_sm90
 from haloconv.families.halo_sm90.configs import cost, split_tilings, tilings
 from haloconv.families.halo_sm90.form import Form
-from haloconv.families.halo_sm90.shape import Config, Storage
+from haloconv.families.halo_sm90.shape import Storage, TileShape
 from haloconv.families.halo_sm90.tile import Tiling
 from tests import (
     emulated_depthwise,
@@ -131,35 +131,35 @@ EVERY_DTYPE = (
 )  # fmt: skip
 
 # Tiles of halo_sm90 that its cost model takes for larger problems only, and the cases that run with them here.
-SHAPES: dict[str, Callable[[Config], bool]] = {
-    "flat": lambda config: config.flat and not config.strip_cols,
-    "flat strips": lambda config: config.flat and config.strip_cols > 0,
-    "rows": lambda config: not config.flat,
-    "rows kept": lambda config: config.keeps,
-    "rows in passing": lambda config: not config.flat and not config.keeps,
-    "two runs in passing": lambda config: not config.flat and not config.keeps and config.runs == 2,
-    "runs of 64": lambda config: config.run == 64,
-    "two runs of 64": lambda config: config.run == 64 and config.runs == 2,
-    "two runs of 128": lambda config: config.run == 128 and config.runs == 2,
-    "runs of 256": lambda config: config.run == 256,
-    "two short runs in rows": lambda config: not config.flat and config.runs == 2,
-    "boxes in flat tiles": lambda config: config.boxes and config.flat,
-    "boxes in flat strips": lambda config: config.boxes and config.flat and config.strip_cols > 0,
-    "boxes in rows": lambda config: config.boxes and not config.flat,
-    "packed rows": lambda config: not config.flat and config.pack_h == 2,
-    "packed columns in rows": lambda config: config.pack_w == 2 and not config.flat,
-    "rows of 256": lambda config: config.run == 256 and not config.flat,
-    "shared tile": lambda config: config.shared_tile,
-    "shared tile kept": lambda config: config.shared_tile and config.keeps,
-    "shared tile in passing": lambda config: config.shared_tile and not config.flat and not config.keeps,
-    "shared tile flat": lambda config: config.shared_tile and config.flat,
-    "rows without packs": lambda config: not config.flat and config.packs == 1,
-    "rows of 128": lambda config: config.run == 128 and config.runs == 1 and not config.flat,
-    "channels in two parts": lambda config: config.splits == 2 and config.flat,
-    "channels in parts, in rows": lambda config: config.splits > 1 and not config.flat,
-    "three products": lambda config: config.flat,
-    "three products in rows": lambda config: not config.flat,
-    "three products in boxes": lambda config: config.boxes,
+SHAPES: dict[str, Callable[[TileShape], bool]] = {
+    "flat": lambda shape: shape.flat and not shape.strip_cols,
+    "flat strips": lambda shape: shape.flat and shape.strip_cols > 0,
+    "rows": lambda shape: not shape.flat,
+    "rows kept": lambda shape: shape.keeps,
+    "rows in passing": lambda shape: not shape.flat and not shape.keeps,
+    "two runs in passing": lambda shape: not shape.flat and not shape.keeps and shape.runs == 2,
+    "runs of 64": lambda shape: shape.run == 64,
+    "two runs of 64": lambda shape: shape.run == 64 and shape.runs == 2,
+    "two runs of 128": lambda shape: shape.run == 128 and shape.runs == 2,
+    "runs of 256": lambda shape: shape.run == 256,
+    "two short runs in rows": lambda shape: not shape.flat and shape.runs == 2,
+    "boxes in flat tiles": lambda shape: shape.boxes and shape.flat,
+    "boxes in flat strips": lambda shape: shape.boxes and shape.flat and shape.strip_cols > 0,
+    "boxes in rows": lambda shape: shape.boxes and not shape.flat,
+    "packed rows": lambda shape: not shape.flat and shape.pack_h == 2,
+    "packed columns in rows": lambda shape: shape.pack_w == 2 and not shape.flat,
+    "rows of 256": lambda shape: shape.run == 256 and not shape.flat,
+    "shared tile": lambda shape: shape.shared_tile,
+    "shared tile kept": lambda shape: shape.shared_tile and shape.keeps,
+    "shared tile in passing": lambda shape: shape.shared_tile and not shape.flat and not shape.keeps,
+    "shared tile flat": lambda shape: shape.shared_tile and shape.flat,
+    "rows without packs": lambda shape: not shape.flat and shape.packs == 1,
+    "rows of 128": lambda shape: shape.run == 128 and shape.runs == 1 and not shape.flat,
+    "channels in two parts": lambda shape: shape.splits == 2 and shape.flat,
+    "channels in parts, in rows": lambda shape: shape.splits > 1 and not shape.flat,
+    "three products": lambda shape: shape.flat,
+    "three products in rows": lambda shape: not shape.flat,
+    "three products in boxes": lambda shape: shape.boxes,
 }
 SPLIT_VALUES = tuple(shape for shape in SHAPES if shape.startswith("three products"))
 SHAPED = {
@@ -264,9 +264,9 @@ class Run:
 def execute(run: Run, tensors: Tensors, seed: int) -> torch.Tensor:
     """The result from the emulator under one schedule. Raises EmulatorError for what it finds."""
     forced = MODULES[run.family].forced if run.family in MODULES else tiles_of
-    with emulated_device(seed=seed, sm_count=SM_COUNT), forced(run.shape), repairs_noted() as flags:
+    with emulated_device(seed=seed, sm_count=SM_COUNT), forced(run.shape), fixups_noted() as flags:
         result = oracle.run(run.result, tensors, run.forced)
-    assert not (run.finite and any(flags)), "halo_sm90 repairs outputs although every sum is finite"
+    assert not (run.finite and any(flags)), "halo_sm90 fixes outputs up although every sum is finite"
     return result
 
 
@@ -286,10 +286,10 @@ def with_every_not_finite(t: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def repairs_noted() -> Iterator[list[int]]:
-    """While active, the flag that each launch of halo_sm90_repair finds is added to the list."""
+def fixups_noted() -> Iterator[list[int]]:
+    """While active, the flag that each nonfinite fix-up of halo_sm90 finds is added to the list."""
     flags: list[int] = []
-    bind = halo_sm90.repair_launch
+    bind = halo_sm90.fixup_launch
 
     def noting(*args: object) -> Callable[..., None]:
         launch = bind(*args)
@@ -301,7 +301,7 @@ def repairs_noted() -> Iterator[list[int]]:
         return call
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(halo_sm90, "repair_launch", noting)
+        patch.setattr(halo_sm90, "fixup_launch", noting)
         yield flags
 
 
@@ -316,11 +316,11 @@ def tiles_of(shape: str) -> Iterator[None]:
         if "boxes" in shape:  # why_not does not know the strides; the encoder refuses those that do not fit
             storage = replace(storage, x_whole=True)
         found = (*tilings(form, storage), *split_tilings(form, storage))
-        fitting = [each for each in found if SHAPES[shape](each.config)]
+        fitting = [each for each in found if SHAPES[shape](each.shape)]
         return tuple(sorted(fitting, key=lambda each: cost(each, each.storage, sm_count)))
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(halo_sm90, "configs", only)
+        patch.setattr(halo_sm90, "best_tilings", only)
         if shape in SPLIT_VALUES:  # what the kernel can do and conv2d does not offer
             patch.setattr(problem, "PRECISIONS", (*problem.PRECISIONS, "tf32x3"))
         yield

@@ -9,14 +9,13 @@ from pytest import MonkeyPatch
 
 from haloconv import plan
 from haloconv.families.halo_sm90 import conv as halo_sm90
-from haloconv.families.halo_sm90.configs import configs, split_tilings, tilings
-from haloconv.families.halo_sm90.constants import source
+from haloconv.families.halo_sm90.configs import best_tilings, split_tilings, storage_of, tilings
+from haloconv.families.halo_sm90.constants import conv_source
 from haloconv.families.halo_sm90.form import Form, forms
 from haloconv.families.halo_sm90.shape import Storage
 from haloconv.families.halo_sm90.tile import Tiling
 from haloconv.jit import KernelSource
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import Case, Tensors
 
@@ -40,30 +39,28 @@ def nth_tiling(index: int) -> Iterator[dict[str, int]]:
         return tuple(found[min(index, len(found) - 1) :][:1])
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(halo_sm90, "configs", only)
+        patch.setattr(halo_sm90, "best_tilings", only)
         plan.clear_plans()
         yield seen
     plan.clear_plans()
 
 
-def texts_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
-    """The kernel texts of every tiling of one result."""
+def sources_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
+    """The sources of every tiling of one result."""
     problem = oracle.problem_of(result, t, one.spec)
     first = t.x if result == "fprop" else t.dy
-    layout = oracle.layout_of(one.storage)
     operands = (TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0) for tensor in (first, t.w))
-    operands = (*operands, layout)
-    return [*halo_sm90.sources(problem, *operands), *halo_sm90.split_sources(problem, *operands)]
+    request = Request(problem, *operands, oracle.layout_of(one.storage), first.device)
+    return [*halo_sm90.sources(request), *halo_sm90.split_sources(request)]
 
 
-def chosen_texts(problem: Problem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
-    """The kernel texts of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
-    result = problem.y_shape if problem.direction == "fprop" else problem.x_shape
-    operands = halo_sm90._operands(problem, first, second, strides_of(result, layout), layout)
-    best = [configs(form, operands.storage, 132)[0] for form in forms(problem) if form.taps]
-    return [source(problem, tiling) for tiling in best]
+def chosen_sources(request: Request) -> list[KernelSource]:
+    """The sources of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
+    storage = storage_of(request)
+    best = [best_tilings(form, storage, 132)[0] for form in forms(request.problem) if form.taps]
+    return [conv_source(request.problem, tiling) for tiling in best]
 
 
-def all_texts(problem: Problem, first: TensorForm, second: TensorForm, layout: str) -> list[KernelSource]:
-    """The texts of halo_sm90.cu, without packing and repair, of every tiling."""
-    return [text for text in halo_sm90.sources(problem, first, second, layout) if text.kernel == "halo_sm90/conv"]
+def all_sources(request: Request) -> list[KernelSource]:
+    """The sources of conv.cu, without packing and fix-up, of every tiling."""
+    return [source for source in halo_sm90.sources(request) if source.kernel == halo_sm90.KERNEL]

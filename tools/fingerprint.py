@@ -117,7 +117,7 @@ class TapeDevice(EmulatedDevice):
 
 
 @contextmanager
-def _recording() -> Iterator[TapeDevice]:
+def recording() -> Iterator[TapeDevice]:
     """Inside, launches are written down instead of run, on a stand-in for a Hopper GPU of few multiprocessors."""
     facts = env.DeviceFacts(
         "emulated sm_90a", "sm_90a", SM_COUNT, (9, 0), 141 << 30, env.max_smem_bytes_of((9, 0)), "none"
@@ -137,7 +137,7 @@ def tape_of(run: Run) -> list[list]:
     """Every launch of a run of the emulator's tests: kernel, constants, grid, threads, shared memory, arguments."""
     tensors = run.tensors
     forced = MODULES[run.family].forced if run.family in MODULES else tiles_of
-    with _recording() as device, forced(run.shape):
+    with recording() as device, forced(run.shape):
         oracle.run(run.result, tensors, run.forced)
     return device.tape
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from haloconv.env import device_facts
-from haloconv.families.halo_sm90.configs import configs, storage_of
-from haloconv.families.halo_sm90.form import forms
-from haloconv.families.halo_sm90.shape import BLOCK_M, UNIT_PX, Storage
+from haloconv.families.halo_sm90 import conv
+from haloconv.families.halo_sm90.shape import BLOCK_M, UNIT_PX
 from haloconv.families.halo_sm90.tile import Tiling
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, TensorForm, dense_request
 
 
 class Modelled(NamedTuple):
-    """Of all launches of one direction: multiplies on tensor cores, and bytes that the copy engine brings.
+    """Of all launches of one direction: multiplies on tensor cores, and bytes that TMA brings.
 
     These are packed weights and boxes of the input, with what of a box is outside the tensor.
     """
@@ -29,47 +27,42 @@ class Modelled(NamedTuple):
 def modelled(problem: Problem, gathered: torch.Tensor) -> Modelled:
     """The model's figures for the tilings that ``problem`` gets. ``gathered`` is x in fprop, dy in dgrad."""
     form = TensorForm(gathered.stride(), gathered.data_ptr() % 16 == 0)
-    result = problem.y_shape if problem.direction == "fprop" else problem.x_shape
-    storage = storage_of(problem, form, strides_of(result, problem.layout), problem.layout)
-    sm_count = device_facts(gathered.device.index).sm_count
+    request = replace(dense_request(problem, gathered.device), first=form)
     multiplies = copied_bytes = 0
-    for launch in forms(problem):
-        if launch.taps == 0:
-            continue
-        tiling = configs(launch, storage, sm_count)[0]
-        config, taps = tiling.config, tiling.taps * tiling.chunks
-        chunk_elems = config.chunk_bytes // storage.elem_bytes
-        multiplies += 2 * tiling.total * taps * BLOCK_M * config.tile_px * chunk_elems
-        copied_bytes += sum(_copied(tiling, steps, storage) for steps in _segments(tiling, sm_count))
+    for tiling in conv.configs(request)[0].derived:
+        shape, taps = tiling.shape, tiling.taps * tiling.chunks
+        chunk_elems = shape.chunk_bytes // tiling.storage.elem_bytes
+        multiplies += 2 * tiling.total * taps * BLOCK_M * shape.tile_px * chunk_elems
+        copied_bytes += sum(_copied(tiling, work_tiles) for work_tiles in _segments(tiling, request.facts.sm_count))
     return Modelled(multiplies, copied_bytes)
 
 
 def _segments(tiling: Tiling, sm_count: int) -> Iterator[int]:
-    """Steps of each segment of each block (``Segments`` in families/halo_sm90/tile.cuh)."""
-    for begin, end in tiling.share(sm_count).runs(tiling.total, tiling.strips * tiling.form.groups):
+    """Work tiles of each segment of each block (``Segments`` in families/halo_sm90/share.cuh)."""
+    for begin, end in tiling.schedule(sm_count).ranges(tiling.total, tiling.strips * tiling.form.groups):
         while begin < end:
-            steps = min(tiling.steps - begin % tiling.steps, end - begin)
-            yield steps
-            begin += steps
+            work_tiles = min(tiling.work_tiles - begin % tiling.work_tiles, end - begin)
+            yield work_tiles
+            begin += work_tiles
 
 
-def _copied(tiling: Tiling, steps: int, storage: Storage) -> int:
+def _copied(tiling: Tiling, work_tiles: int) -> int:
     """Bytes of weights and boxes of a segment."""
-    config, phases = tiling.config, tiling.phases
-    weights = (steps * tiling.taps * tiling.chunks + tiling.middle_tap) * config.streams * config.stage_bytes
-    if not config.boxes:
+    shape, storage, phases = tiling.shape, tiling.storage, tiling.phases
+    weights = (work_tiles * tiling.taps * tiling.chunks + tiling.middle_tap) * shape.streams * shape.stage_bytes
+    if not shape.boxes:
         return weights
-    stride, runs, taps_r = tiling.vertical.stride, config.runs, tiling.vertical.taps
+    stride, runs, taps_r = tiling.vertical.stride, shape.runs, tiling.vertical.taps
     boxes = 0
-    for step, phase in ((step, phase) for step in range(steps + 1) for phase in range(phases.first, 2)):
-        if step == steps and phase == 1:
+    for work, phase in ((work, phase) for work in range(work_tiles + 1) for phase in range(phases.first, 2)):
+        if work == work_tiles and phase == 1:
             continue
         first, end = (phases.begin, (tiling.chunks, taps_r)) if phase else ((0, 0), phases.middle)
-        tiles = config.step_tiles if phase or 0 < step < steps else 1
-        lines = 1 if config.flat else (tiles * runs - 1) * stride + end[1] - first[1]
-        whole = not storage.x_inner or tiles == config.step_tiles  # raw tiles of all boxes are asked for
+        tiles = shape.tiles if phase or 0 < work < work_tiles else 1
+        lines = 1 if shape.flat else (tiles * runs - 1) * stride + end[1] - first[1]
+        whole = not storage.x_inner or tiles == shape.tiles  # raw tiles of all boxes are asked for
         boxes += (end[0] - first[0]) * lines * (tiling.boxes if whole else tiling.single_boxes)
-    if config.keeps:
-        boxes = tiling.chunks * ((config.step_tiles * steps * runs - 1) * stride + taps_r) * tiling.boxes
+    if shape.keeps:
+        boxes = tiling.chunks * ((shape.tiles * work_tiles * runs - 1) * stride + taps_r) * tiling.boxes
     box_px = tiling.box_px if storage.x_inner else tiling.box_units * UNIT_PX
-    return weights + boxes * box_px * config.chunk_bytes
+    return weights + boxes * box_px * shape.chunk_bytes

@@ -17,6 +17,7 @@ from haloconv import plan
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.suite import PRECISIONS, Case
 from haloconv.families import FAMILIES
+from haloconv.families.base import bind_config
 from haloconv.layout import strides_of
 from haloconv.problem import DIRECTIONS, Pair, Problem, TensorForm
 from haloconv.report import Row
@@ -75,7 +76,7 @@ def compile_ahead(drawn: Iterable[Drawn], device: torch.device) -> None:
             "wgrad": (problem.y_shape, problem.x_shape),
         }[problem.direction]
         forms = [TensorForm(strides_of(shape, each.layout), True) for shape in shapes]
-        FAMILIES[plan.choose(problem, device).family].bind(problem, *forms, each.layout, device)
+        bind_config(FAMILIES[plan.choose(problem, device).family], problem, *forms, each.layout, device, None)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(bind, drawn))

@@ -10,7 +10,7 @@ from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
 from haloconv.families.direct.direct import DirectFamily
 from haloconv.families.halo_sm80.conv import HaloSm80Family
 from haloconv.families.halo_sm80_wgrad.wgrad import HaloSm80WgradFamily
-from haloconv.families.halo_sm90.conv import HaloSm90Family
+from haloconv.families.halo_sm90.family import HaloSm90Family
 
 FAMILIES: dict[str, Family] = {
     family.name: family

@@ -57,20 +57,26 @@ def params_of(source: KernelSource) -> tuple[Field, ...]:
 
     Raises ParamsError if the entry or a type is not found.
     """
-    text = _COMMENT.sub("", source.text)
+    return _parsed(source.unspecialised, source.kernel, source.entry)
+
+
+@cache
+def _parsed(text: str, kernel: str, entry: str) -> tuple[Field, ...]:
+    """The fields that every specialisation of a kernel has: no constant decides one."""
+    text = _COMMENT.sub("", text)
     aliases, structs = dict(_ALIAS.findall(text)), dict(_bodies(text))
-    return _layout(_parameter_type(source, text), aliases, structs).fields
+    return _layout(_parameter_type(text, kernel, entry), aliases, structs).fields
 
 
-def _parameter_type(source: KernelSource, text: str) -> str:
+def _parameter_type(text: str, kernel: str, entry: str) -> str:
     """The type of the entry's parameter; an entry may be named by the macro ENTRY."""
-    for name in (source.entry, "ENTRY"):
+    for name in (entry, "ENTRY"):
         found = re.search(
             rf"__global__[^;{{]*?\b{name}\s*\(\s*const\s+(?:__grid_constant__\s+)?([\w:]+)\s+\w+\s*\)", text
         )
         if found:
             return found[1]
-    raise ParamsError(f"{source.kernel}.cu has no entry {source.entry} that takes one struct by value")
+    raise ParamsError(f"{kernel}.cu has no entry {entry} that takes one struct by value")
 
 
 def _bodies(text: str) -> Iterator[tuple[str, str]]:

@@ -63,6 +63,11 @@ class KernelSource:
         """SHA-256 of the text and the entry, in hexadecimal."""
         return hashlib.sha256(f"{self.text}\n{self.entry}".encode()).hexdigest()
 
+    @property
+    def unspecialised(self) -> str:
+        """The text without its banner and constants: the same in every specialisation of the kernel."""
+        return self.text[max(0, self.text.find(_BEGIN)) :]
+
     def origin(self, line: int) -> Origin | None:
         """Where line ``line`` (from 1) of the text came from, or None for the banner and the constants."""
         open_files: list[list] = []

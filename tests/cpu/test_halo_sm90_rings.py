@@ -15,10 +15,10 @@ from haloconv.families.halo_sm90.configs import storage_of
 from haloconv.families.halo_sm90.form import forms
 from haloconv.families.halo_sm90.shape import UNIT_PX, Storage, line_warps
 from haloconv.families.halo_sm90.tile import Tiling
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, dense_request
 from tests.tilings import all_tilings
 
+CPU = torch.device("cpu")
 WIDTHS = (13, 20, 38, 64, 66, 150)
 FILTERS = ((1, 1), (3, 3), (3, 2), (2, 9), (7, 7))
 CHANNELS = ((8, 40), (66, 70), (160, 128))
@@ -38,11 +38,11 @@ def _problem(
 
 def _lines_ahead(tiling: Tiling, storage: Storage) -> int:
     """Lines from one that a warp stages to the next that it has a unit of, at most."""
-    config = tiling.config
-    if config.boxes and storage.x_inner:
+    shape = tiling.shape
+    if shape.boxes and storage.x_inner:
         return 1  # one warp stages all
-    units = tiling.boxes * tiling.box_units if config.boxes else ceil_div(tiling.slot_px, UNIT_PX)
-    return ceil_div(line_warps(config, storage), units)
+    units = tiling.boxes * tiling.box_units if shape.boxes else ceil_div(tiling.slot_px, UNIT_PX)
+    return ceil_div(line_warps(shape, storage), units)
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -52,22 +52,21 @@ def test_no_warp_is_two_rounds_ahead(direction: str, dtype: torch.dtype, layout:
     seen, short = 0, []
     for width, taps, (channels, filters), stride in product(WIDTHS, FILTERS, CHANNELS, (1, 2)):
         problem = _problem(direction, layout, dtype, width, taps, channels, filters, stride)
-        x, y = (problem.x_shape, problem.y_shape)[:: 1 if direction == "fprop" else -1]
-        storage = storage_of(problem, TensorForm(strides_of(x, layout), True), strides_of(y, layout), layout)
+        storage = storage_of(dense_request(problem, CPU))
         for form in (each for each in forms(problem) if each.taps):
             for tiling in all_tilings(form, storage):
                 seen += 1
-                if tiling.ring * (tiling.chunks if tiling.config.keeps else 1) < _lines_ahead(tiling, storage):
-                    short.append((width, taps, channels, filters, stride, tiling.config, tiling.ring))
+                if tiling.ring * (tiling.chunks if tiling.shape.keeps else 1) < _lines_ahead(tiling, storage):
+                    short.append((width, taps, channels, filters, stride, tiling.shape, tiling.ring))
     assert seen > 1000
     assert not short, f"{len(short)} of {seen} tilings, such as {short[0]}"
 
 
 def test_planes_of_2_to_the_31_pixels_are_not_numbered_end_to_end() -> None:
-    """Rows of the output that are not aligned: the copy engine's coordinates are 32-bit integers."""
+    """Rows of the output that are not aligned: TMA's coordinates are 32-bit integers."""
     extents = {"n": 1, "c": 1, "k": 1, "r": 3, "s": 3, "dtype": torch.float16, "layout": "nchw"}
     for height, wanted in ((1024, True), (1 << 20, False)):  # 2^31 / 2^20 = 2048
         problem = Problem("fprop", h=height + 2, w=2048 + 6, **extents)
-        x, y = strides_of(problem.x_shape, "nchw"), strides_of(problem.y_shape, "nchw")
-        assert problem.q % 8 and y[1] % 8 == 0
-        assert storage_of(problem, TensorForm(x, True), y, "nchw").y_joined is wanted
+        request = dense_request(problem, CPU)
+        assert problem.q % 8 and request.result_strides[1] % 8 == 0
+        assert storage_of(request).y_joined is wanted

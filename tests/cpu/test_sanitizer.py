@@ -18,13 +18,13 @@ from haloconv.families.halo_sm80.configs import configs
 from haloconv.families.halo_sm80_wgrad import wgrad as halo_sm80_wgrad
 from haloconv.families.halo_sm80_wgrad.layer import layer_of
 from haloconv.jit import cache
-from haloconv.problem import TensorForm
+from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import pick
 from tests.families import DIRECT, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.gpu import sanitizer_driver as driver
 from tests.texts import compile_all, noted_texts
-from tests.tilings import chosen_texts
+from tests.tilings import chosen_sources
 from tools import make_stamps, sanitize
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
@@ -67,7 +67,8 @@ def expected_texts(call: driver.Call) -> set[str]:
         layer = halo_sm80.layer_of(problem, forms[0], layout, H200)
         return {halo_sm80.source(problem, configs(layer, H200.sm_count, H200.max_smem_bytes)[0]).digest}
     if one.spec.family == "halo_sm90":
-        return {text.digest for text in chosen_texts(problem, *forms, layout)}
+        request = Request(problem, *forms, layout, torch.device("cpu"))
+        return {source.digest for source in chosen_sources(request)}
     if one.spec.family == "halo_sm80_wgrad":
         layer = layer_of(problem, *forms)
         config = halo_sm80_wgrad.best_config(problem, layer, H200.max_smem_bytes)

@@ -16,7 +16,7 @@ from tests.cases import Case, case, case_id, make, pick
 from tests.families import HALO_SM90, Subject, each_result, name_of
 from tests.launches import launched
 from tests.specials import special_activations
-from tests.tilings import nth_tiling, texts_of
+from tests.tilings import nth_tiling, sources_of
 
 TILED = (
     *pick("small_a", "four_sides", "odd_widths", "stride_2", "dilated_strided", "groups_odd", "row_filter", "wide",
@@ -29,7 +29,7 @@ TILED = (
          storage="channels_last"),
     case("two_blocks", "two blocks of filters, several chunks of channels", (2, 72, 12, 152), (144, 3, 5),
          padding=(1, 2)),
-    case("few_tiles", "parts of the channels", (1, 256, 14, 14), (136, 3, 3), padding=1),
+    case("few_tiles", "split-K", (1, 256, 14, 14), (136, 3, 3), padding=1),
     case("few_tiles_nhwc", "the same in NHWC", (1, 256, 14, 14), (136, 3, 3), padding=1, storage="channels_last"),
     case("two_blocks_nhwc", "the same in NHWC", (2, 72, 12, 152), (144, 3, 5), padding=(1, 2),
          storage="channels_last"),
@@ -59,8 +59,8 @@ def test_every_tiling(
 ) -> None:
     """All that fit the problem, not only the one that the cost model puts first."""
     forced, t = subject.on(one, dtype), make(one, dtype, "cuda")
-    texts = {text.digest: text for text in texts_of(result, t, forced)}
-    in_threads(partial(jit.get_kernel, text, "sm_90a") for text in texts.values())
+    sources = {source.digest: source for source in sources_of(result, t, forced)}
+    in_threads(partial(jit.get_kernel, source, "sm_90a") for source in sources.values())
     want, index, most = oracle.expected(result, t, forced.spec), 0, 1
     while index < most:
         with nth_tiling(index) as seen, oracle.RedZones("cuda") as zones, launched() as names:

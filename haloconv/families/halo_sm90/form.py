@@ -38,8 +38,8 @@ class Axis:
 class Form:
     """One launch: two axes, images, groups, and the channels and filters of a group.
 
-    Each of ``splits`` parts of the channels may be a group, whose filters are all of them: then the results are parts
-    of sums, still to be added up.
+    In split-K each of ``splits`` ranges of the channels is a group, whose filters are all of them: then the results are
+    partial sums.
     """
 
     vertical: Axis
@@ -51,7 +51,7 @@ class Form:
     splits: int = 1
 
     def split(self, splits: int) -> Form:
-        """The same layer of one group with its channels in so many parts."""
+        """The same layer of one group with its channels in so many ranges."""
         return replace(self, groups=splits, channels=self.channels // splits, splits=splits)
 
     @property

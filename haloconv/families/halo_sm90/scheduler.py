@@ -1,4 +1,4 @@
-"""How the steps of a launch of halo_sm90 are shared among blocks of threads (families/halo_sm90/share.cuh)."""
+"""Which work tiles of a launch of halo_sm90 a block of threads takes (families/halo_sm90/share.cuh)."""
 
 from __future__ import annotations
 
@@ -7,26 +7,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from haloconv.families.common import ceil_div
-
-DIVISOR = "iIi"
-"""``Divisor`` of families/halo_sm90/divisor.cuh as a format of struct."""
-
-CUTS = DIVISOR + "2i"
-"""``Cuts`` of the same."""
-
-SHARE = 6 * DIVISOR + 3 * CUTS + "2i"
-"""``Share`` of families/halo_sm90/share.cuh."""
+from haloconv.jit.launch import Value
 
 _FEW_MORE = 1.04
 
 
 @dataclass(frozen=True)
-class Share:
-    """Who does which steps.
+class Schedule:
+    """Who takes which work tiles.
 
     ``grid`` blocks of threads, one on each multiprocessor, of which each strip has ``strip_blocks`` for itself (0:
-    strips are cut anywhere). ``team`` neighbouring ones have the same steps of different blocks of filters. The
-    busiest has ``most`` steps.
+    strips are cut anywhere). ``team`` neighbouring ones have the same work tiles of different blocks of filters. The
+    busiest has ``most`` work tiles.
     """
 
     grid: int
@@ -34,46 +26,49 @@ class Share:
     most: int
     team: int = 1
 
-    def strip_part(self, total: int, strips: int) -> int:
-        """The steps of each strip that its own blocks take; the others are left over."""
+    def owned(self, total: int, strips: int) -> int:
+        """The work tiles of each strip that its own blocks take; the others are left over."""
         return min(total // strips, self.strip_blocks * ceil_div(total, self.grid))
 
-    def fields(self, total: int, strips: int) -> Iterator[int]:
-        """The last fields of ``Share`` in families/halo_sm90/share.cuh, from the team on."""
+    def fields(self, total: int, strips: int) -> dict[str, Value]:
+        """The fields of ``Share`` in families/halo_sm90/share.cuh, but for the loops."""
         owners = strips * self.strip_blocks
-        yield from divisor(self.team)
-        yield from cuts(total // self.team, self.grid // self.team)
-        yield from cuts(self.strip_part(total, strips), self.strip_blocks)
-        yield from cuts(strips, self.grid - owners if owners else 0)
-        yield from (total // strips, owners)
+        return {
+            "team": divisor(self.team),
+            "runs": cuts(total // self.team, self.grid // self.team),
+            "strip_runs": cuts(self.owned(total, strips), self.strip_blocks),
+            "spare_strips": cuts(strips, self.grid - owners if owners else 0),
+            "strip_steps": total // strips,
+            "strip_owners": owners,
+        }
 
-    def runs(self, total: int, strips: int) -> Iterator[tuple[int, int]]:
-        """The first step of each run, and the one after its last; a block that is left over has several.
+    def ranges(self, total: int, strips: int) -> Iterator[tuple[int, int]]:
+        """The first work tile of each range, and the one after its last; a block that is left over has several.
 
-        Steps are counted member by member of a team.
+        Work tiles are counted member by member of a team.
         """
         if self.strip_blocks == 0:
-            steps, grid = total // self.team, self.grid // self.team
+            each, grid = total // self.team, self.grid // self.team
             for member in range(self.team):
-                yield from pairwise(member * steps + steps * block // grid for block in range(grid + 1))
+                yield from pairwise(member * each + each * block // grid for block in range(grid + 1))
             return
         whole, own = total // strips, self.strip_blocks
-        part = self.strip_part(total, strips)
+        part = self.owned(total, strips)
         cuts = [part * block // own for block in range(own + 1)]
         for before in range(0, total, whole):
             yield from pairwise(before + cut for cut in (cuts if part == whole else [*cuts, whole]))
 
 
-def share_steps(total: int, blocks: int, strips: int, sm_count: int, shares_sectors: bool) -> Share:
-    """The share of ``total`` steps of ``strips`` strips (of all groups) and ``blocks`` blocks of filters.
+def best_schedule(total: int, blocks: int, strips: int, sm_count: int, shares_sectors: bool) -> Schedule:
+    """Who takes ``total`` work tiles of ``strips`` strips (of all groups) and ``blocks`` blocks of filters.
 
-    ``shares_sectors``: neighbouring strips share sectors of memory of 32 bytes. Where it costs few steps, all strips
-    are cut at the same rows, so that both halves of a sector are written at about the same time and meet in the L2.
-    Blocks of filters read the same input. Where it costs no step, they do so side by side, and it comes from memory
-    once.
+    ``shares_sectors``: neighbouring strips share sectors of memory of 32 bytes. Where it costs few work tiles, all
+    strips are cut at the same rows, so that both halves of a sector are written at about the same time and meet in the
+    L2. Blocks of filters read the same input. Where it costs no work tile, they do so side by side, and it comes from
+    memory once.
     """
     grid = min(sm_count, total)
-    anywhere = Share(grid, 0, ceil_div(total, grid), blocks if grid % blocks == 0 else 1)
+    anywhere = Schedule(grid, 0, ceil_div(total, grid), blocks if grid % blocks == 0 else 1)
     if not shares_sectors or grid < strips:
         return anywhere
     cut = (_cut_strips(total, strips, grid), _cut_strips(total, strips, grid - grid % strips))
@@ -81,20 +76,23 @@ def share_steps(total: int, blocks: int, strips: int, sm_count: int, shares_sect
     return found if found.most <= _FEW_MORE * anywhere.most else anywhere
 
 
-def _cut_strips(total: int, strips: int, grid: int) -> Share:
+def _cut_strips(total: int, strips: int, grid: int) -> Schedule:
     own, left = divmod(grid, strips)
     most = ceil_div(total, grid)
     rest = max(0, total // strips - own * most)  # at a strip's end, for the blocks that are left over
     ends = ceil_div(strips, left) if left else 0
-    return Share(grid, own, max(most, ends * rest))
+    return Schedule(grid, own, max(most, ends * rest))
 
 
-def divisor(value: int) -> tuple[int, int, int]:
-    """Value, magic and shift of a ``Divisor``. Exact for dividends below 2^31."""
+def divisor(value: int) -> dict[str, int]:
+    """The fields of a ``Divisor`` (families/halo_sm90/divisor.cuh). Exact for dividends below 2^31."""
     bits = 31 + (value - 1).bit_length()
-    return (value, 0, 0) if value == 1 else (value, ceil_div(1 << bits, value), bits - 32)
+    magic, shift = (0, 0) if value == 1 else (ceil_div(1 << bits, value), bits - 32)
+    return {"value": value, "magic": magic, "shift": shift}
 
 
-def cuts(length: int, parts: int) -> tuple[int, int, int, int, int]:
-    """Parts, each and left of ``Cuts``; zeros for no parts. Exact below 2^15 of them."""
-    return (*divisor(parts), length // parts, length % parts) if parts else (0, 0, 0, 0, 0)
+def cuts(length: int, parts: int) -> dict[str, Value]:
+    """The fields of ``Cuts``; zeros for no parts. Exact below 2^15 of them."""
+    if not parts:
+        return {"parts": {"value": 0, "magic": 0, "shift": 0}, "each": 0, "left": 0}
+    return {"parts": divisor(parts), "each": length // parts, "left": length % parts}

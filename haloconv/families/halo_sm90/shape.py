@@ -1,4 +1,4 @@
-"""The shape of a block of halo_sm90: the configuration, its warps, and how it shares out shared memory.
+"""The shape of a block of halo_sm90: of its tiles, its warps, and how it cuts up shared memory.
 
 Names are those of families/halo_sm90/conv.cu and families/halo_sm90/shape.cuh, where each is explained.
 """
@@ -25,8 +25,8 @@ class Storage:
     ``x_inner`` and ``y_inner``: neighbours are channels (filters), not pixels. ``x_whole`` and ``y_whole``: addresses
     and strides are multiples of 16 bytes, and so are the channels (filters) of a group where they are neighbours.
     ``x_joined``: 0, or rows follow each other without a gap, and every ``x_joined``-th channel (1, 2, 4 or 8) begins at
-    a multiple of 16 bytes. ``y_joined``: the same of every filter. ``partial``: the result is fp32 sums of a part of
-    the channels. ``terms``: TF32 values that an fp32 value is multiplied as (1: rounded to one).
+    a multiple of 16 bytes. ``y_joined``: the same of every filter. ``partial``: the result is fp32 partial sums of
+    split-K. ``terms``: TF32 values that an fp32 value is multiplied as (1: rounded to one).
     """
 
     elem_bytes: int
@@ -46,14 +46,14 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Config:
+class TileShape:
     """The shape of a tile: everything that is compiled into the kernel or fixes what a block keeps in shared memory.
 
     ``pack_h`` by ``pack_w`` output pixels share the 64 rows of M where filters are few. ``strip_cols`` are the columns
-    of a strip of flat tiles (0: all of them, in one strip). With ``boxes`` the copy engine brings the input. With
-    ``keeps`` a column's lines are staged once, else once for each phase. With ``shared_tile`` the consumers work on two
-    blocks of filters of the same tile, else on neighbouring tiles of one block. With ``splits`` the channels are in so
-    many parts, which different blocks of threads sum. ``terms`` are those of ``Storage``.
+    of a strip of flat tiles (0: all of them, in one strip). With ``boxes`` TMA brings the input. With ``keeps`` the
+    lines of a tile column are staged once, else once for each phase. With ``shared_tile`` the consumers work on two
+    blocks of filters of the same tile, else on neighbouring tiles of one block. ``splits`` of split-K: so many ranges
+    of the channels, which different blocks of threads sum. ``terms`` are those of ``Storage``.
     """
 
     flat: bool
@@ -80,8 +80,8 @@ class Config:
         return self.runs * self.run
 
     @property
-    def step_tiles(self) -> int:
-        """Tiles of a step."""
+    def tiles(self) -> int:
+        """Tiles of a work tile."""
         return 1 if self.shared_tile else _CONSUMERS
 
     @property
@@ -94,8 +94,8 @@ class Config:
         return self.terms * BLOCK_M * self.chunk_bytes
 
     @property
-    def repaired(self) -> bool:
-        """Whether outputs that are not finite are summed once more (families/halo_sm90/fixup.cu)."""
+    def needs_fixup(self) -> bool:
+        """Whether the nonfinite fix-up follows (families/halo_sm90/fixup.cu)."""
         return self.packs > 1 or self.terms > 1
 
     @property
@@ -104,75 +104,94 @@ class Config:
         return self.terms * (self.terms + 1) // 2
 
 
-def line_warps(config: Config, storage: Storage) -> int:
-    """Warps that stage lines: one where the copy engine fills slots, else as many as there are registers for."""
-    return 3 if config.tile_px > 128 or (config.boxes and storage.x_inner) else 7
+@dataclass(frozen=True)
+class Vertical:
+    """Rows as the kernel counts them: lines of residue classes, or (flat) rows of planes."""
+
+    stride: int
+    taps: int
+    dil: int
+    classes: int
+    class_move: int
+    line_move: int
+    shift: int
+    rows: int
+    planes: int
+    halo: int
 
 
-def threads(config: Config, storage: Storage) -> int:
+def line_warps(shape: TileShape, storage: Storage) -> int:
+    """Warps that stage lines: one where TMA fills slots, else as many as there are registers for."""
+    return 3 if shape.tile_px > 128 or (shape.boxes and storage.x_inner) else 7
+
+
+def threads(shape: TileShape, storage: Storage) -> int:
     """Threads of a block."""
-    return 32 * (_CONSUMER_WARPS + line_warps(config, storage) + 1)
+    return 32 * (_CONSUMER_WARPS + line_warps(shape, storage) + 1)
 
 
-def joined_planes(config: Config, storage: Storage) -> int:
+def joined_planes(shape: TileShape, storage: Storage) -> int:
     """Channels whose planes boxes take as one long row (families/halo_sm90/pack.cu orders weights by it)."""
-    return max(1, storage.x_joined) if config.boxes else 1
+    return max(1, storage.x_joined) if shape.boxes else 1
 
 
-def slot_bytes(slot_px: int, config: Config) -> int:
+def slot_bytes(slot_px: int, shape: TileShape) -> int:
     """Shared memory of a slot."""
-    return config.terms * ceil_div(slot_px * config.chunk_bytes, 1024) * 1024
+    return shape.terms * ceil_div(slot_px * shape.chunk_bytes, 1024) * 1024
 
 
-def leaves_by_stages(config: Config, storage: Storage) -> bool:
+def leaves_by_stages(shape: TileShape, storage: Storage) -> bool:
     """Whether the sums of a tile leave through the stage of its last tap, which is a buffer for each of four warps."""
-    whole = config.terms == 1 and config.stage_bytes == 4 * 16 * 128
-    return config.shared_tile and not storage.y_inner and whole
+    whole = shape.terms == 1 and shape.stage_bytes == 4 * 16 * 128
+    return shape.shared_tile and not storage.y_inner and whole
 
 
-def buffer_bytes(config: Config, storage: Storage, buffers: int) -> int:
+def buffer_bytes(shape: TileShape, storage: Storage, buffers: int) -> int:
     """Shared memory of the consumers' output buffers (halo_sm90/write.cuh)."""
-    if leaves_by_stages(config, storage):
+    if leaves_by_stages(shape, storage):
         return 0
     if storage.y_inner:
         return _CONSUMERS * buffers * BLOCK_M * 128
     return _CONSUMER_WARPS * buffers * 16 * 128
 
 
-def raw_depths(config: Config, storage: Storage) -> tuple[int, ...]:
-    """How many raw tiles a warp that turns them may have, best first (families/halo_sm90/turn.cuh)."""
-    return (2, 1) if config.boxes and not storage.x_inner else (0,)
+def raw_depths(shape: TileShape, storage: Storage) -> tuple[int, ...]:
+    """How many raw tiles a warp that transposes them may have, best first (families/halo_sm90/turn.cuh)."""
+    return (2, 1) if shape.boxes and not storage.x_inner else (0,)
 
 
-def raw_bytes(config: Config, storage: Storage, depth: int) -> int:
+def raw_bytes(shape: TileShape, storage: Storage, depth: int) -> int:
     """Shared memory of the raw tiles."""
-    return line_warps(config, storage) * depth * UNIT_PX * config.chunk_bytes
+    return line_warps(shape, storage) * depth * UNIT_PX * shape.chunk_bytes
 
 
 def fit_rings(
-    config: Config, storage: Storage, stride: int, taps: int, chunks: int, slot_px: int, besides: int
+    shape: TileShape, storage: Storage, vertical: Vertical, chunks: int, slot_px: int, besides: int
 ) -> dict[str, int] | str:
-    """Slots of a ring and stages that fit: what a step needs, then weights, then more lines ahead."""
-    size = slot_bytes(slot_px, config)
+    """Slots of a ring and stages that fit: what a work tile needs, then weights, then more lines ahead.
+
+    ``besides`` are bytes of shared memory that are taken already. A sentence if nothing fits.
+    """
+    size = slot_bytes(slot_px, shape)
     room = _SMEM_BYTES - besides - _CONTROL_BYTES
-    rings = chunks if config.keeps else 1
-    below = config.step_tiles * config.runs * stride
-    stage = config.streams * config.stage_bytes
-    lines = below - stride + taps
-    if config.flat:
+    rings = chunks if shape.keeps else 1
+    below = shape.tiles * shape.runs * vertical.stride
+    stage = shape.streams * shape.stage_bytes
+    lines = below - vertical.stride + vertical.taps
+    if shape.flat:
         least, most = 2, 3
-    elif config.keeps:
+    elif shape.keeps:
         least, most = lines, lines + below
     else:
-        least, most = min(lines, below - stride + 3), 2 * lines
-    if not (config.boxes and storage.x_inner):
+        least, most = min(lines, below - vertical.stride + 3), 2 * lines
+    if not (shape.boxes and storage.x_inner):
         # A warp that waits for a slot must not be two rounds ahead of it: barriers tell two rounds apart, not three.
-        least = max(least, ceil_div(line_warps(config, storage), ceil_div(slot_px, UNIT_PX)))
+        least = max(least, ceil_div(line_warps(shape, storage), ceil_div(slot_px, UNIT_PX)))
     most = max(most, least)
     fitting = min((room - 3 * stage) // (rings * size), _MAX_SLOTS // rings)
     if fitting < least:
         return f"{rings * least} lines of {size} bytes do not fit shared memory"
-    wanted_stages = 8 if config.stage_bytes >= 8192 else 12
+    wanted_stages = 8 if shape.stage_bytes >= 8192 else 12
     ring = min(most, fitting, max(least, (room - wanted_stages * stage) // (rings * size)))
     stages = min((room - rings * ring * size) // stage, 16)
     used = rings * ring * size + stages * stage + besides + _CONTROL_BYTES

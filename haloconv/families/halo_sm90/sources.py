@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from haloconv.families.halo_sm90 import conv as halo_sm90
+from haloconv.families.halo_sm90 import conv
 from haloconv.jit import KernelSource
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, dense_request
 
+_NO_DEVICE = torch.device("cpu")  # no source depends on one
 _WIDE = (64, 128)  # channels and filters of a layer that meets every tile shape, in chunks of 128 bytes
 _UNEVEN = (63, 127)  # the same, but channels come in no groups of 16 bytes
 _LAYERS = (
@@ -22,7 +22,7 @@ _LAYERS = (
     (torch.float16, "nhwc", *_WIDE),
     (torch.float16, "nhwc", *_UNEVEN),
 )
-_UNALIGNED = (  # heights and widths of images whose rows the copy engine takes by 1, 2, 4 and 8 planes of channels
+_UNALIGNED = (  # heights and widths of images whose rows TMA takes by 1, 2, 4 and 8 planes of channels
     (torch.float32, 64, 66),
     (torch.float32, 63, 65),
     (torch.float16, 62, 66),
@@ -32,26 +32,21 @@ _THIN_LAYERS = (  # chunks of 64 and 32 bytes, and packs of outputs
     (torch.float32, "nchw", 16, 24),
     (torch.float16, "nhwc", 16, 24),
 )
-_SPLIT_LAYERS = (  # two parts of the channels
+_SPLIT_LAYERS = (  # split-K of two
     (torch.float32, "nchw", *_WIDE),
     (torch.float16, "nhwc", 128, 128),
 )
 
 
-def shipped_sources() -> list[KernelSource]:
-    """One source per kernel text of the representative layers."""
+def sources() -> list[KernelSource]:
+    """Every source of the representative layers, none twice."""
     found = {}
     for problem in _representative_problems():
-        found |= {source.digest: source for source in halo_sm90.sources(*_bound(problem))}
+        found |= {source.digest: source for source in conv.sources(dense_request(problem, _NO_DEVICE))}
     for layer in _SPLIT_LAYERS:
-        problem = _problem("fprop", *layer, bias=True)
-        found |= {source.digest: source for source in halo_sm90.split_sources(*_bound(problem))}
+        request = dense_request(_problem("fprop", *layer, bias=True), _NO_DEVICE)
+        found |= {source.digest: source for source in conv.split_sources(request)}
     return list(found.values())
-
-
-def _bound(problem: Problem) -> tuple[Problem, TensorForm, TensorForm, str]:
-    first, second = (TensorForm(strides_of(shape, problem.layout), True) for shape in _operand_shapes(problem))
-    return problem, first, second, problem.layout
 
 
 def _representative_problems() -> Iterator[Problem]:
@@ -62,7 +57,7 @@ def _representative_problems() -> Iterator[Problem]:
         yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
     for dtype, layout, gathered, results in _THIN_LAYERS:
         yield _problem("dgrad", dtype, layout, results, gathered)
-    yield replace(_problem("fprop", torch.float32, "nchw", 32, 72), w=66, precision="tf32x3")  # joined rows, in terms
+    yield replace(_problem("fprop", torch.float32, "nchw", 32, 72), w=66, precision="tf32x3")  # in terms
 
 
 def _problem(
@@ -71,7 +66,3 @@ def _problem(
     precision = "tf32" if dtype == torch.float32 else "ieee"
     extents = {"n": 2, "c": channels, "h": 64, "w": 64, "k": filters, "r": 3, "s": 3}
     return Problem(direction, **extents, bias=bias, dtype=dtype, layout=layout, precision=precision)
-
-
-def _operand_shapes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return (problem.x_shape if problem.direction == "fprop" else problem.y_shape), problem.w_shape

@@ -1,4 +1,4 @@
-"""Steps of halo_sm90 shared among blocks of threads; sums that enter their buffers without bank conflicts."""
+"""Work tiles of halo_sm90 among blocks of threads; sums that enter their buffers without bank conflicts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from haloconv import conv2d
 from haloconv.emulator import emulated_device
 from haloconv.families.halo_sm90.configs import storage_of
 from haloconv.families.halo_sm90.form import forms
-from haloconv.families.halo_sm90.scheduler import cuts, divisor, share_steps
+from haloconv.families.halo_sm90.scheduler import best_schedule, cuts, divisor
 from haloconv.families.halo_sm90.tile import Tiling
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, dense_request
 from tests.emulated import tiles_of
 from tests.tilings import all_tilings
 
@@ -27,9 +26,7 @@ def _tilings(n: int, height: int, width: int, groups: int = 1) -> list[Tiling]:
     """Every tiling of a 3x3 layer without padding, in TF32 and nchw."""
     extents = {"n": n, "c": 64 * groups, "h": height, "w": width, "k": 128 * groups, "r": 3, "s": 3, "groups": groups}
     problem = Problem("fprop", **extents, dtype=torch.float32, layout="nchw", precision="tf32")
-    form = TensorForm(strides_of(problem.x_shape, "nchw"), True)
-    storage = storage_of(problem, form, strides_of(problem.y_shape, "nchw"), "nchw")
-    return all_tilings(forms(problem)[0], storage)
+    return all_tilings(forms(problem)[0], storage_of(dense_request(problem, torch.device("cpu"))))
 
 
 @pytest.mark.parametrize(
@@ -37,49 +34,51 @@ def _tilings(n: int, height: int, width: int, groups: int = 1) -> list[Tiling]:
 )
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("sm_count", [H200, 114, 7, 4, 1])
-def test_every_step_is_in_one_run_and_none_is_longer_than_the_busiest(
+def test_every_work_tile_is_in_one_range_and_none_is_longer_than_the_busiest(
     shape: tuple[int, int, int], groups: int, sm_count: int
 ) -> None:
     for tiling in _tilings(*shape, groups):
-        share, strips = tiling.share(sm_count), tiling.strips * tiling.form.groups
-        runs = list(share.runs(tiling.total, strips))
-        assert [begin for begin, _ in runs] == [0, *(end for _, end in runs[:-1])] and runs[-1][1] == tiling.total
-        assert all(0 < end - begin <= share.most for begin, end in runs) and 0 < share.grid <= sm_count
-        if share.strip_blocks:
-            whole = tiling.total // strips
-            cuts = Counter(begin % whole for begin, _ in runs)
-            assert set(cuts.values()) == {strips}, "every strip is cut at the same steps"
-            assert len(runs) - strips * share.strip_blocks in (0, strips) and share.grid >= strips * share.strip_blocks
+        schedule, strips = tiling.schedule(sm_count), tiling.strips * tiling.form.groups
+        ranges = list(schedule.ranges(tiling.total, strips))
+        assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
+        assert ranges[-1][1] == tiling.total
+        assert all(0 < end - begin <= schedule.most for begin, end in ranges) and 0 < schedule.grid <= sm_count
+        if schedule.strip_blocks:
+            whole, owners = tiling.total // strips, strips * schedule.strip_blocks
+            cuts = Counter(begin % whole for begin, _ in ranges)
+            assert set(cuts.values()) == {strips}, "every strip is cut at the same work tiles"
+            assert len(ranges) - owners in (0, strips) and schedule.grid >= owners
         else:
-            assert len(runs) == share.grid
+            assert len(ranges) == schedule.grid
 
 
 def test_unaligned_rows_leave_no_multiprocessor_idle() -> None:
     """Eight strips on 132 multiprocessors: 16 blocks each, and four that share the ends of two."""
-    tiling = next(each for each in _tilings(8, 512, 1024) if each.lead and each.strips == 8 and each.config.shared_tile)
-    share = tiling.share(H200)
-    assert (share.grid, share.strip_blocks) == (H200, 16)
-    assert share.most == -(-tiling.total // H200)
+    tiling = next(each for each in _tilings(8, 512, 1024) if each.lead and each.strips == 8 and each.shape.shared_tile)
+    schedule = tiling.schedule(H200)
+    assert (schedule.grid, schedule.strip_blocks) == (H200, 16)
+    assert schedule.most == -(-tiling.total // H200)
     whole = tiling.total // 8
-    lengths = Counter(end - begin for begin, end in share.runs(tiling.total, 8))
-    assert lengths == {share.most: 8 * 16, whole - 16 * share.most: 8}, "the spare blocks have the fewest steps"
+    lengths = Counter(end - begin for begin, end in schedule.ranges(tiling.total, 8))
+    spare = whole - 16 * schedule.most
+    assert lengths == {schedule.most: 8 * 16, spare: 8}, "the spare blocks have the fewest work tiles"
 
 
 @pytest.mark.parametrize(
     ("total", "blocks", "sm_count", "team"),
     [(16320, 2, 132, 2), (12, 3, 132, 3), (600, 5, 132, 1), (16320, 8, 132, 1)],
 )
-def test_blocks_of_filters_go_side_by_side_where_it_costs_no_step(
+def test_blocks_of_filters_go_side_by_side_where_it_costs_no_work_tile(
     total: int, blocks: int, sm_count: int, team: int
 ) -> None:
-    share = share_steps(total, blocks, 4, sm_count, False)
-    runs = list(share.runs(total, 4))
-    assert (share.team, share.most) == (team, -(-total // min(total, sm_count)))
-    assert len(runs) == share.grid and sum(end - begin for begin, end in runs) == total
+    schedule = best_schedule(total, blocks, 4, sm_count, False)
+    ranges = list(schedule.ranges(total, 4))
+    assert (schedule.team, schedule.most) == (team, -(-total // min(total, sm_count)))
+    assert len(ranges) == schedule.grid and sum(end - begin for begin, end in ranges) == total
     each = total // team
-    assert {(begin % each, (end - 1) % each) for begin, end in runs} == {
-        (begin, end - 1) for begin, end in runs[: share.grid // team]
-    }, "every lane is cut at the same steps"
+    assert {(begin % each, (end - 1) % each) for begin, end in ranges} == {
+        (begin, end - 1) for begin, end in ranges[: schedule.grid // team]
+    }, "every member of a team is cut at the same work tiles"
 
 
 def _quotient(n: int, value: int, magic: int, shift: int) -> int:
@@ -91,16 +90,16 @@ def _quotient(n: int, value: int, magic: int, shift: int) -> int:
 @given(st.integers(0, (1 << 31) - 1), st.integers(1, (1 << 31) - 1))
 def test_divisors_are_exact(n: int, value: int) -> None:
     for each in {n, n // value * value, max(0, n // value * value - 1), (1 << 31) - 1}:
-        assert _quotient(each, *divisor(value)) == each // value
+        assert _quotient(each, **divisor(value)) == each // value
 
 
 @given(st.integers(0, (1 << 31) - 1), st.integers(1, 200))
 def test_cuts_are_equal_parts(length: int, parts: int) -> None:
-    *division, each, left = cuts(length, parts)
-    assert [i * each + _quotient(i * left, *division) for i in range(parts + 1)] == [
+    cut = cuts(length, parts)
+    assert [i * cut["each"] + _quotient(i * cut["left"], **cut["parts"]) for i in range(parts + 1)] == [
         i * length // parts for i in range(parts + 1)
     ]
-    assert cuts(length, 0) == (0,) * 5
+    assert cuts(length, 0) == {"parts": {"value": 0, "magic": 0, "shift": 0}, "each": 0, "left": 0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -1,4 +1,4 @@
-"""The kernel texts of halo_sm90: image sizes choose among few, and ptxas leaves their wgmma asynchronous."""
+"""The sources of halo_sm90: image sizes choose among few, and ptxas leaves their wgmma asynchronous."""
 
 from __future__ import annotations
 
@@ -10,25 +10,22 @@ import torch
 
 from haloconv.jit import KernelSource
 from haloconv.jit import compile as compiler
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
-from tests.tilings import all_texts, chosen_texts
+from haloconv.problem import Problem, dense_request
+from tests.tilings import all_sources, chosen_sources
 
-MOST = 75  # five ways to stage (aligned rows; rows joined by 1, 2, 4 and 8 planes), by fifteen tile shapes and rings
+MOST = 75  # five ways to stage (aligned rows; 1, 2, 4 and 8 planes end to end), by fifteen tile shapes and rings
 SERIALIZED = "wgmma.mma_async instructions are serialized"
 _WAIT = "hc::ptx::wgmma_wait_group<1>();"
-REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the text; "loads" has a stride
+REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the source; "loads" has a stride
     "planes": ("nchw", 62, torch.float16, {"X_BOXES": 1, "X_JOINED": 4, "RUN": 64, "RUNS": 2, "SHARED_TILE": 1}),
-    "turned": ("nchw", 64, torch.float32, {"X_BOXES": 1, "RUN": 128, "RUNS": 2, "FLAT": 0, "SHARED_TILE": 0}),
+    "transposed": ("nchw", 64, torch.float32, {"X_BOXES": 1, "RUN": 128, "RUNS": 2, "FLAT": 0, "SHARED_TILE": 0}),
     "boxes": ("nhwc", 64, torch.float16, {"X_BOXES": 1, "RUN": 256, "FLAT": 0, "SHARED_TILE": 1}),
     "loads": ("nchw", 63, torch.float16, {"X_BOXES": 0, "RUN": 64, "RUNS": 1, "FLAT": 1, "SHARED_TILE": 0}),
 }
 
 
-def _texts(problem: Problem, every: bool = False) -> list[KernelSource]:
-    gathered = problem.x_shape if problem.direction == "fprop" else problem.y_shape
-    forms = [TensorForm(strides_of(shape, problem.layout), True) for shape in (gathered, problem.w_shape)]
-    return (all_texts if every else chosen_texts)(problem, *forms, problem.layout)
+def _sources(problem: Problem, every: bool = False) -> list[KernelSource]:
+    return (all_sources if every else chosen_sources)(dense_request(problem, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("filters", [64, 128])
@@ -41,22 +38,22 @@ def test_many_image_sizes_need_few_kernels(direction: str, layout: str, filters:
         problem = Problem(
             direction, n, filters // 2, h, w, filters, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16, layout=layout
         )
-        digests |= {text.digest for text in _texts(problem)}
+        digests |= {source.digest for source in _sources(problem)}
     assert 1 < len(digests) <= MOST
 
 
 def _representative(layout: str, width: int, dtype: torch.dtype, constants: dict[str, int]) -> KernelSource:
-    """The first text of a layer of 128 filters that has these constants. Wide strips need wide images."""
+    """The first source of a layer of 128 filters that has these constants. Wide strips need wide images."""
     width += 192 if constants["RUN"] > 64 else 0
     precision = "tf32" if dtype == torch.float32 else "ieee"
     extents = {"n": 2, "c": 64, "h": 9, "w": width, "k": 128, "r": 3, "s": 3, "padding": (1, 1, 1, 1)}
     extents["stride"] = (1, 1) if constants["X_BOXES"] else (2, 2)
     problem = Problem("fprop", **extents, dtype=dtype, layout=layout, precision=precision)
-    return next(text for text in _texts(problem, True) if constants.items() <= dict(text.constants).items())
+    return next(one for one in _sources(problem, True) if constants.items() <= dict(one.constants).items())
 
 
 def _log(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What NVRTC and ptxas say about the text."""
+    """What NVRTC and ptxas say about the source."""
     logs, parse = [], compiler.parse_resources
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "parse_resources", lambda log, entry: logs.append(log) or parse(log, entry))

@@ -1,0 +1,45 @@
+"""The ``halo_sm90`` family: dense and grouped layers on Hopper's tensor cores (compute capability 9.0)."""
+
+from __future__ import annotations
+
+import torch
+
+from haloconv import support
+from haloconv.env import device_facts
+from haloconv.families.base import BoundCall, Config
+from haloconv.families.halo_sm90 import conv, sources
+from haloconv.jit import KernelSource
+from haloconv.problem import Problem, Request
+
+_TWINS = (conv,)
+_KERNELS = {twin.KERNEL: twin for twin in _TWINS}
+_BY_DIRECTION = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
+
+
+class HaloSm90Family:
+    """Forward and input gradient. fp32 is multiplied in TF32, or as sums of TF32 values; sums are fp32."""
+
+    name = "halo_sm90"
+    directions = tuple(_BY_DIRECTION)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    tensor_cores = True
+    activations = ("relu",)
+
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
+        reason = support.why_not(problem, device)
+        if reason is not None:
+            return reason
+        twin = _BY_DIRECTION.get(problem.direction)
+        if twin is None:
+            return support.why_no_tensor_cores(problem)
+        return twin.why_not(problem, device_facts(device.index))
+
+    def configs(self, request: Request) -> list[Config]:
+        """Those of the one kernel that has the request's direction."""
+        return _BY_DIRECTION[request.problem.direction].configs(request)
+
+    def bind(self, request: Request, config: Config) -> BoundCall:
+        return _KERNELS[config.kernel].bind(request, config)
+
+    def sources(self) -> list[KernelSource]:
+        return sources.sources()

@@ -1,0 +1,111 @@
+"""The launches of halo_sm90 with the fields of their structs: pack, convolve, and the fix-up or the sum behind it."""
+
+from __future__ import annotations
+
+from haloconv.families.common import ceil_div, named
+from haloconv.families.halo_sm90.constants import conv_source, fixup_source, pack_source, sum_source
+from haloconv.families.halo_sm90.form import Form
+from haloconv.families.halo_sm90.operands import Operands, tensor_maps
+from haloconv.families.halo_sm90.scheduler import divisor
+from haloconv.families.halo_sm90.shape import BLOCK_M, threads
+from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.jit.launch import Launch, LaunchShape, Value
+from haloconv.problem import Request
+
+_THREADS = 256  # of a block that packs, fixes up or sums
+_SUM_BLOCKS = 4096
+_FIXUP_BLOCKS = 1024
+
+Fields = dict[str, Value]
+
+
+def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
+    """``launch(x, packed, y, bias, not_finite)``: families/halo_sm90/conv.cu. ``y`` is fp32 partial sums in split-K."""
+    schedule = tiling.schedule(request.facts.sm_count)
+    shape = LaunchShape(schedule.grid, threads(tiling.shape, tiling.storage), tiling.smem_bytes)
+    fields = {**_conv_fields(tiling, operands), "share": tiling.schedule_fields(schedule)}
+    maps = tensor_maps(request.problem.dtype, tiling, operands)
+    return Launch(conv_source(request.problem, tiling), request.device, shape, fields, maps, pdl=True)
+
+
+def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
+    """The scalars of ``HaloParams`` in families/halo_sm90/tile.cuh, but for the schedule."""
+    form, shape, vertical, phases = tiling.form, tiling.shape, tiling.vertical, tiling.phases
+    rows, cols = form.vertical, form.horizontal
+    return {
+        **named("x", "nchw", operands.x),
+        **_result_fields(form, operands),
+        **{"n": form.n, "h": rows.in_extent, "w": cols.in_extent, "channels": form.channels},
+        **{"rows": rows.out_extent, "cols": cols.out_extent, "filters": form.filters},
+        **{"pad_top": rows.pad, "pad_left": cols.pad + tiling.lead, "lead": tiling.lead},
+        **{"stride_h": vertical.stride, "stride_w": tiling.stride_w},
+        **{"taps_r": vertical.taps, "taps_s": tiling.taps_s, "dil_h": vertical.dil, "dil_w": tiling.dil_w},
+        **{"class_move": vertical.class_move, "line_move": vertical.line_move},
+        **{"pack_h": shape.pack_h, "pack_w": shape.pack_w, "strip_cols": tiling.strip_cols},
+        **{"pitch": divisor(tiling.pitch), "wrap": divisor(tiling.wrap), "plane_px": divisor(tiling.plane_px)},
+        **{"planes_w": tiling.planes_w, "slot_px": tiling.slot_px, "slot_bytes": tiling.slot_bytes},
+        **{"boxes": tiling.boxes, "single_boxes": tiling.single_boxes, "box_px": tiling.box_px},
+        "box_units": divisor(tiling.box_units),
+        **dict(zip(("mid_chunk", "mid_r", "mid_s"), phases.middle, strict=True)),
+        "mid_tap": tiling.middle_tap,
+        **dict(zip(("next_chunk", "next_r", "next_s"), phases.begin, strict=True)),
+        **{"blocks": tiling.blocks, "chunks": tiling.chunks},
+    }
+
+
+def _filter_fields(operands: Operands) -> Fields:
+    names = ("w_filter", "w_channel", "w_r", "w_s", "w_group")
+    return dict(zip(names, (*operands.w, operands.w_group), strict=True))
+
+
+def _result_fields(form: Form, operands: Operands) -> Fields:
+    return dict(zip(("y_n", "y_k", "y_row", "y_col", "y_first"), operands.results(form), strict=True))
+
+
+def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
+    """``launch(w, packed, not_finite)``: families/halo_sm90/pack.cu."""
+    shape, form, vertical = tiling.shape, tiling.form, tiling.vertical
+    rows, cols = form.vertical, form.horizontal
+    pieces = tiling.chunks * tiling.taps * shape.stage_bytes // shape.terms // 16
+    fields: Fields = {
+        **_filter_fields(operands),
+        **{"filters": form.filters, "channels": form.channels, "blocks": tiling.packed_blocks},
+        **{"chunks": tiling.chunks, "taps_r": vertical.taps, "taps_s": tiling.taps_s},
+        **{"first_r": rows.filter_first, "step_r": rows.filter_step, "count_r": rows.taps},
+        **{"first_s": cols.filter_first, "step_s": cols.filter_step, "count_s": cols.taps},
+        **{"shift_r": vertical.shift, "shift_s": tiling.shift_s, "pack_h": shape.pack_h, "pack_w": shape.pack_w},
+        **{"pack_filters": BLOCK_M // shape.packs, "pieces_per_block": pieces},
+    }
+    grid = form.groups * tiling.packed_blocks * ceil_div(pieces, _THREADS)
+    return Launch(pack_source(request.problem, tiling), request.device, LaunchShape(grid, _THREADS), fields)
+
+
+def fixup_launch(request: Request, form: Form, operands: Operands) -> Launch:
+    """``launch(x, w, y, bias, not_finite)``: families/halo_sm90/fixup.cu, which ends at once if all sums are finite."""
+    rows, cols = form.vertical, form.horizontal
+    outputs = form.n * form.groups * form.filters * rows.out_extent * cols.out_extent
+    fields: Fields = {
+        **named("x", "nchw", operands.x),
+        **_filter_fields(operands),
+        **_result_fields(form, operands),
+        "outputs": outputs,
+        **{"h": rows.in_extent, "w_extent": cols.in_extent, "channels": form.channels},
+        **{"filters": form.filters, "groups": form.groups, "rows": rows.out_extent, "cols": cols.out_extent},
+        **{"pad_top": rows.pad, "stride_h": rows.stride, "dil_h": rows.dil},
+        **{"pad_left": cols.pad, "stride_w": cols.stride, "dil_w": cols.dil},
+        **{"taps_r": rows.taps, "first_r": rows.filter_first, "step_r": rows.filter_step},
+        **{"taps_s": cols.taps, "first_s": cols.filter_first, "step_s": cols.filter_step},
+    }
+    shape = LaunchShape(min(_FIXUP_BLOCKS, ceil_div(outputs, _THREADS)), _THREADS)
+    return Launch(fixup_source(request.problem), request.device, shape, fields)
+
+
+def sum_launch(request: Request, tiling: Tiling) -> Launch:
+    """``launch(partial, y, bias)``: families/halo_sm90/sum.cu, which adds the partial sums of split-K."""
+    form = tiling.form
+    pixels = form.vertical.out_extent * form.horizontal.out_extent
+    inner, plane = (form.filters, 1) if tiling.storage.y_inner else (form.filters * pixels, pixels)
+    outputs = form.n * form.filters * pixels
+    fields = {"outputs": outputs, "inner": inner, "splits": form.splits, "plane": plane, "filters": form.filters}
+    shape = LaunchShape(min(_SUM_BLOCKS, ceil_div(outputs, _THREADS)), _THREADS)
+    return Launch(sum_source(request.problem), request.device, shape, fields)

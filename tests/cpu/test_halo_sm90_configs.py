@@ -1,0 +1,71 @@
+"""Configs of halo_sm90: what a request is offered is what is bound, and nothing is searched for a second time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from haloconv.families import FAMILIES
+from haloconv.families.base import MOST_CONFIGS, Config
+from haloconv.families.halo_sm90 import conv
+from haloconv.families.halo_sm90.constants import conv_source
+from haloconv.jit.params import params_of
+from haloconv.problem import Problem, Request, dense_request
+from tools.fingerprint import recording
+
+CPU = torch.device("cpu")
+FAMILY = FAMILIES["halo_sm90"]
+LAYER = Problem("fprop", 2, 32, 16, 20, 40, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16)
+
+
+def configs_of(request: Request) -> list[Config]:
+    with recording():
+        return FAMILY.configs(request)
+
+
+def tape_of(request: Request, config: Config) -> list:
+    """Every launch of a bound config."""
+    problem = request.problem
+    gathered, last = (problem.x_shape, (None,)) if problem.direction == "fprop" else (problem.y_shape, ())
+    operands = [torch.zeros(shape, dtype=problem.dtype) for shape in (gathered, problem.w_shape)]
+    with recording() as device:
+        device.watch(FAMILY.bind(request, config))(*operands, *last)
+    return device.tape
+
+
+@pytest.mark.parametrize("layer", [LAYER, replace(LAYER.toward("dgrad"), stride=(2, 2))], ids=str)
+def test_the_config_that_is_given_is_bound(layer: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tilings are not looked up by its key, and not derived again."""
+    request = dense_request(layer, CPU)
+    first, second = configs_of(request)[:2]
+    assert first.key != second.key
+    tapes = [tape_of(request, each) for each in (first, second)]
+    assert tapes[0] != tapes[1]
+    monkeypatch.setattr(conv, "best_tilings", None)
+    renamed = replace(second, key=first.key)
+    assert [tape_of(request, each) for each in (first, second, renamed)] == [*tapes, tapes[1]]
+
+
+@pytest.mark.parametrize("direction", ["fprop", "dgrad"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_configs_are_few_and_differ(direction: str, layout: str) -> None:
+    request = dense_request(replace(LAYER.toward(direction), layout=layout), CPU)
+    keys = [config.key for config in configs_of(request)]
+    assert len(set(keys)) == len(keys) == MOST_CONFIGS
+
+
+def test_a_gradient_that_no_tap_reaches_has_a_config_without_launches() -> None:
+    layer = Problem("dgrad", 1, 8, 1, 1, 8, 1, 1, stride=(2, 2), padding=(1, 1, 1, 1), dtype=torch.float16)
+    request = dense_request(layer, CPU)
+    with recording():
+        assert FAMILY.why_not(layer, CPU) is None
+    (config,) = configs_of(request)
+    assert (config.key, tape_of(request, config)) == ("", [])
+
+
+def test_a_struct_is_parsed_once_for_all_specialisations() -> None:
+    sources = [conv_source(LAYER, config.derived[0]) for config in configs_of(dense_request(LAYER, CPU))]
+    assert len({source.digest for source in sources}) == len(sources) > 1
+    assert len({id(params_of(source)) for source in sources}) == 1
