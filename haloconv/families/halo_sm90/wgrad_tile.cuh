@@ -1,0 +1,129 @@
+// What a block of halo_sm90_wgrad computes, in which order, and its shared memory.
+//
+// A tile is some channels, filters and taps of a group. All tiles sum over the same lines: rows of x, by image, class of
+// rows (of which there are dil_h), strip of STRIP columns of dy, from top to bottom. Each part of a tile is a block that
+// takes a run of lines. With line i of a class come lines i - r of dy, one for each row r of taps: every pair of lines
+// belongs to the block that has the line of x.
+#pragma once
+
+#include "kernels/band_walk.cuh"
+#include "kernels/numeric.cuh"
+#include "kernels/pipeline.cuh"
+#include "kernels/ptx/fence.cuh"
+#include "kernels/ptx/tensor_map.cuh"
+
+namespace hc::wgrad {
+
+using elem_t = ELEM;
+
+constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element; elements of 16 bytes
+constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
+constexpr int CONSUMERS = SPLIT_S * SPLIT_C * SPLIT_K, CONSUMER_WARPS = 4 * CONSUMERS;
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr bool LOADS = X_LOADS != 0 || Y_LOADS != 0;
+constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 56 : 56) : (CONSUMERS == 2 ? 24 : 32);
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 224 : 240) : (LOADS ? 152 : 160);
+constexpr int FLUSH_STEPS = 2048;
+
+constexpr int GROUP_COLUMNS = 64 / CHANNELS;  // columns of taps of a wgmma
+constexpr int BLOCK_CHANNELS = SPLIT_C * CHANNELS, BLOCK_FILTERS = SPLIT_K * FILTERS;
+constexpr int BLOCK_COLUMNS = SPLIT_S * COLUMN_GROUPS * GROUP_COLUMNS;
+
+// Lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][pixel][channels], swizzled. Else dy is
+// K-major in spans of 128 bytes of pixels, [span][filter][pixels], swizzled, and x is [channel][X_PITCH pixels].
+constexpr int X_SPAN = CHANNELS * SIZE < 128 ? CHANNELS : 128 / SIZE, X_ROW_BYTES = X_SPAN * SIZE;
+constexpr int Y_SPAN = !Y_INNER ? 128 / SIZE : FILTERS * SIZE < 128 ? FILTERS : 128 / SIZE, Y_ROW_BYTES = Y_SPAN * SIZE;
+constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * STRIP * SIZE;
+constexpr int Y_SPAN_BYTES = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128;
+constexpr int Y_BOXES = Y_BYTES / Y_SPAN_BYTES;
+
+static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
+static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
+static_assert(Y_STAGES > ROWS && X_STAGES > 1, "a line goes back while the next one is multiplied");
+static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major");
+static_assert(STRIP % (128 / SIZE) == 0, "a strip is whole spans of pixels");
+static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
+static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
+static_assert(!X_LOADS || !X_INNER, "loaded lines have pixels as neighbours");
+static_assert(!Y_LOADS || !Y_INNER, "loaded lines have pixels as neighbours");
+
+// How lines are dealt out: see band_walk.cuh. A band is a line, a strip a class of rows and a strip of columns.
+struct Cut {
+    int slabs;          // tiles
+    int strips, bands;  // of an image; lines of one
+    int share, longer;
+};
+
+struct Params {
+    TensorMap x_map, y_map;
+    const elem_t *x, *dy;
+    float* partials;         // [part][group][tap][channel][filter]
+    i64 x_n, x_c, x_h, x_w;  // strides in elements
+    i64 y_n, y_k, y_p, y_q;  // the same
+    int h, w, rows, cols;    // of x; of dy
+    int channels, filters;   // of a group
+    int taps_r, taps_s, dil_h, dil_w, pad_top, pad_left;
+    int groups, c_blocks, k_blocks, r_blocks, s_blocks;
+    int column_strips;  // strips of columns
+    Cut cut;
+};
+
+// The first channel and filter of a tile in its group, row and column of its first tap.
+struct Tile {
+    int group, channel, filter, row, column;
+
+    __device__ __forceinline__ Tile(const Params& p, int index) {
+        column = index % p.s_blocks * BLOCK_COLUMNS, index /= p.s_blocks;
+        row = index % p.r_blocks * ROWS, index /= p.r_blocks;
+        channel = index % p.c_blocks * BLOCK_CHANNELS, index /= p.c_blocks;
+        filter = index % p.k_blocks * BLOCK_FILTERS, group = index / p.k_blocks;
+    }
+    // The column of x that tap `column` meets at column 0 of dy.
+    __device__ __forceinline__ int first_column(const Params& p) const { return column * p.dil_w - p.pad_left; }
+    // Columns by which staged lines of x begin before that: boxes and loads of several pixels begin at aligned ones.
+    __device__ __forceinline__ int lead(const Params& p) const {
+        constexpr int ALIGNED = X_INNER || X_LOADS < 0 ? 1 : X_LOADS ? X_LOADS : PIECE;
+        return first_column(p) & ALIGNED - 1;
+    }
+};
+
+// Where a run of lines is. Its lines of dy are counted from the oldest one that its first line of x meets.
+struct Place {
+    int image, column;  // the strip's first column of dy
+    int row, dy_row;    // of line 0 of x, of line 0 of dy
+
+    __device__ __forceinline__ Place(const Params& p, const Tile& tile, const Run& run) {
+        const int residue = run.strip / p.column_strips;
+        image = run.image, column = (run.strip - residue * p.column_strips) * STRIP;
+        row = residue + run.first * p.dil_h;
+        dy_row = row + p.pad_top - (tile.row + ROWS - 1) * p.dil_h;
+    }
+    __device__ __forceinline__ int pixels(const Params& p) const { return min(STRIP, p.cols - column); }
+};
+
+struct Smem {
+    char *y, *x;
+    ptx::u64 *y_full, *y_empty, *x_full, *x_empty;
+
+    __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_STAGES * Y_BYTES) {
+        y_full = reinterpret_cast<ptx::u64*>(x + X_STAGES * X_BYTES), y_empty = y_full + Y_STAGES;
+        x_full = y_empty + Y_STAGES, x_empty = x_full + X_STAGES;
+    }
+};
+
+__device__ __forceinline__ void begin(const Smem& smem) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Y_STAGES; ++i) {
+            ptx::mbarrier_init(&smem.y_full[i], Y_LOADS ? 4 : 1);
+            ptx::mbarrier_init(&smem.y_empty[i], CONSUMER_WARPS);
+        }
+        for (int i = 0; i < X_STAGES; ++i) {
+            ptx::mbarrier_init(&smem.x_full[i], X_LOADS ? 4 : 1);
+            ptx::mbarrier_init(&smem.x_empty[i], CONSUMER_WARPS);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+}
+
+}  // namespace hc::wgrad
