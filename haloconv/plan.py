@@ -211,7 +211,7 @@ def _bind_bgrad(dy: torch.Tensor, family: str) -> BoundCall:
     by_rule = family == "auto" and stand_in() is None and bgrad_by_rule(dy.shape, dy.stride())[0] == "aten"
     if family == "aten" or refused or by_rule:
         return lambda dy: dy.sum((0, 2, 3))
-    return watched(bind_bgrad(dy.dtype, tuple(dy.shape), _form(dy), dy.device), dy.device)
+    return watched(bind_bgrad(dy.dtype, tuple(dy.shape), form_of(dy), dy.device), dy.device)
 
 
 def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
@@ -223,7 +223,7 @@ def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
 
 
 def _bind(problem: Problem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:
-    device, forms = first.device, (_form(first), _form(second))
+    device, forms = first.device, (form_of(first), form_of(second))
     plain = replace(problem, activation=None)  # what is measured and recorded
     choice = _choose_or_tune(plain, forms, device, spec.family)
     if choice.refused and device.type != "meta":  # there nothing is computed
@@ -282,7 +282,8 @@ def _report_refusal(problem: Problem, choice: Choice, spec: ConvSpec) -> None:
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
-def _form(tensor: torch.Tensor) -> TensorForm:
+def form_of(tensor: torch.Tensor) -> TensorForm:
+    """What a plan relies on about a tensor."""
     return TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0)
 
 

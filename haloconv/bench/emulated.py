@@ -14,6 +14,7 @@ from haloconv.bench.model import modelled
 from haloconv.bench.traffic import Launched
 from haloconv.bench.trial import AS_LARGE, Budget, try_step
 from haloconv.emulator import EmulatedDevice, EmulatorError, emulated_device
+from haloconv.families.base import Config
 from haloconv.plan import Choice
 from haloconv.problem import Problem
 from haloconv.reference import Error, Limits, measure_error, raised, rounded_to_tf32
@@ -60,6 +61,11 @@ class EmulatedLayer(Layer):
         """The family that runs the step on the emulated device, and why."""
         with self.emulation.device():
             return Layer(**_fields_of(self)).choice(step)
+
+    def ran(self, step: Step) -> Config:
+        """The config that runs the step on the emulated device."""
+        with self.emulation.device():
+            return Layer(**_fields_of(self)).ran(step)
 
     def problem(self, step: Step) -> Problem:
         """The problem as it is computed: ``direct`` forms fp32 products in full precision where TF32 is allowed too."""

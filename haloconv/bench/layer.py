@@ -10,7 +10,10 @@ from typing import Literal
 import torch
 
 from haloconv import plan, reference
+from haloconv.choose.choice import config_named
 from haloconv.choose.rules import bgrad_by_rule
+from haloconv.families import FAMILIES
+from haloconv.families.base import Config, candidates_of, config_key
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
 
@@ -61,6 +64,22 @@ class Layer:
             return choice
         by_rule = plan.Choice(*bgrad_by_rule(self.dy.shape, self.dy.stride()))
         return by_rule if family == "auto" else by_rule._replace(family="direct", reason="asked for")
+
+    def ran(self, step: Step) -> Config:
+        """The config that runs the step, which names its kernel; that of PyTorch is called ``aten``."""
+        choice = self.choice(step)
+        if choice.family == "aten":
+            return Config("aten")
+        if step == "bgrad":
+            return Config("reduce/sums")
+        first, second = {"fprop": (self.x, self.w), "dgrad": (self.dy, self.w), "wgrad": (self.dy, self.x)}[step]
+        layout = plan.layout_of(self.w) if step == "wgrad" else self.layout
+        asked = self.problem(step), (plan.form_of(first), plan.form_of(second)), layout, self.x.device
+        config = config_named(choice.config or "", choice.family, *asked)
+        if config is None:
+            problem, forms, *rest = asked
+            config = candidates_of(FAMILIES[choice.family], problem, *forms, *rest)[0]
+        return config if isinstance(config, Config) else Config("", config_key(config))
 
     def ours(self, step: Step) -> Callable[[], torch.Tensor]:
         """haloconv's operation."""

@@ -19,6 +19,7 @@ from haloconv.bench.swapped import Autocast, Options, layers_of, placed, why_not
 from haloconv.bench.targets import find_source
 from haloconv.bench.trial import Budget, try_step
 from haloconv.bench.whole import Contest, try_model
+from haloconv.families.closure import JOIN
 from haloconv.report import Row
 from haloconv.report.networks import LAYER_BAR, NETWORK_BAR
 from haloconv.tune.ahead import tune
@@ -148,6 +149,7 @@ def _contest(
     if options.autocast is not None:
         ours, theirs = Autocast(ours, options.autocast), Autocast(theirs, options.autocast)
     families = dict.fromkeys(layer.choice(step).family for layer in layers for step in _wanted(layer))
+    kernels = {layer.ran(step).kernel for layer in layers for step in _wanted(layer)}
     return Contest(
         ours,
         theirs,
@@ -156,6 +158,7 @@ def _contest(
         label=setting.precision,
         norm_limit=len(layers) * max(layer.limits(step, None).norm for layer in layers for step in _wanted(layer)),
         family="+".join(families),
+        kernel=JOIN.join(sorted(kernels)) if all(kernels) else "",
         seed=options.seed,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from haloconv.bench.layer import LAYOUTS, Layer, Step, rival_flags, torch_convolution
+from haloconv.families.closure import JOIN, source_of
 from haloconv.functional import conv2d
 from haloconv.problem import DIRECTIONS, Problem
 from haloconv.reference import Error, Limits, measure_error, raised
@@ -63,6 +64,7 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
             after = measure_error(on_poisoned_memory(ours, rival()), oracle, limits, border)
             error = before if not before.passed or after.passed else after
     own_limit = None if step == "bgrad" else _limit_ms(problem, device)
+    ran = layer.ran(step)
     row = Row(
         case=layer.name,
         direction=step,
@@ -79,6 +81,9 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         limit_ms=own_limit,
         bytes=None if step == "bgrad" else problem.bytes,
         count=layer.count,
+        config=ran.key,
+        kernel=ran.kernel,
+        source=source_of(ran.kernel) if ran.kernel else None,
     )
     return replace(row, complaint=complaint_about(error, limits) or too_fast(row, problem, device))
 
@@ -152,6 +157,8 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         timings = compare(calls, device=device, budget_s=budget.seconds, min_runs=budget.min_runs)
     limits_ms = [_limit_ms(problem, device) for problem in problems]
     choices = [layer.choice(direction) for direction in DIRECTIONS]
+    ran = [layer.ran(direction) for direction in DIRECTIONS]
+    kernel = JOIN.join(each.kernel for each in ran)
     return Row(
         case=layer.name,
         direction="step",
@@ -168,6 +175,9 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         bytes=sum(problem.bytes for problem in problems),
         limit_ms=None if None in limits_ms else sum(limits_ms),
         complaint=complaint,
+        config=JOIN.join(each.key for each in ran),
+        kernel=kernel,
+        source=source_of(kernel) if all(each.kernel for each in ran) else None,
     )
 
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from haloconv.bench.layer import rival_flags
 from haloconv.bench.trial import OURS, RIVAL, Budget, measured
+from haloconv.families.closure import source_of
 from haloconv.plan import layout_of
 from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
@@ -33,8 +34,9 @@ class Contest:
     """The same model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
 
     ``precision`` is how PyTorch forms fp32 products for a fair race, ``"ieee"`` or ``"tf32"``; ``label`` is its name in
-    tables, ``family`` the families in use. ``norm_limit`` is what the layers together may err. ``seed`` fixes random
-    layers and the output gradients. ``surroundings`` makes the context in which our model runs.
+    tables, ``family`` the families in use, ``kernel`` their kernels joined by `` + `` where they are known.
+    ``norm_limit`` is what the layers together may err. ``seed`` fixes random layers and the output gradients.
+    ``surroundings`` makes the context in which our model runs.
     """
 
     ours: torch.nn.Module
@@ -44,6 +46,7 @@ class Contest:
     label: str
     norm_limit: float
     family: str = ""
+    kernel: str = ""
     seed: int = 0
     surroundings: Callable[[], AbstractContextManager] = nullcontext
 
@@ -270,4 +273,6 @@ def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: di
         difference=errors.difference,
         **measured(times),
         complaint=errors.complaint,
+        kernel=contest.kernel,
+        source=source_of(contest.kernel) if contest.kernel else None,
     )

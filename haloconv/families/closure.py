@@ -19,6 +19,9 @@ from haloconv.jit.source import SOURCE_ROOT, family_sources
 
 _DECIDES_NOTHING = ("haloconv.version", "haloconv.families")  # the version stands in a comment; the list of families
 
+JOIN = " + "
+"""What stands between the names of kernels that ran one after another."""
+
 
 @cache
 def kernels() -> tuple[str, ...]:
@@ -130,3 +133,12 @@ def stamp_hash(kernel: str) -> str:
 def all_hashes() -> dict[str, str]:
     """The stamp hash of every kernel."""
     return {kernel: stamp_hash(kernel) for kernel in kernels()}
+
+
+def source_of(kernel: str) -> str:
+    """What rows and records call the source of a kernel: its stamp hash, empty for a kernel that is not ours.
+
+    Those of several kernels, joined by `` + `` as their names are.
+    """
+    known = set(kernels())
+    return JOIN.join(stamp_hash(each) if each in known else "" for each in kernel.split(JOIN))

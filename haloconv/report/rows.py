@@ -6,6 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FULL_FP32 = 1e-5
+"""An error of a result in fp32 below which no product of it was formed in TF32, whatever was allowed."""
+
+
+def computed_precision(label: str, error: float | None) -> str:
+    """The precision that a side of a row computed in: where TF32 is allowed, its error tells if it was used.
+
+    ``label`` is that of the row, ``error`` the side's norm error against float64.
+    """
+    return "fp32" if label == "tf32" and error is not None and error < FULL_FP32 else label
+
 
 @dataclass(frozen=True)
 class Row:
@@ -14,9 +25,10 @@ class Row:
     ``direction`` is fprop, dgrad, wgrad, bgrad, forward (a whole model) or step (forward and backward). Both times are
     None if nothing was timed. ``flops`` and ``limit_ms`` are None where they are not defined. ``aten_best_ms`` is
     PyTorch's time in the better of both layouts. ``difference`` is the norm of haloconv minus PyTorch. ``complaint`` is
-    None exactly if every check passed. ``config`` is the measured one, empty for the family's own choice. ``bytes`` are
-    those of every tensor, once. ``count`` says how many layers of a model are like this one. The peaks are bytes of
-    device memory, of whole models only.
+    None exactly if every check passed. ``kernel`` and ``config`` name what ran (families.base.Config), those of a step
+    or a whole model joined by `` + ``; ``source`` is the hash of what decides its results (families.closure), None if
+    that is not known. ``bytes`` are those of every tensor, once. ``count`` says how many layers of a model are like this
+    one. The peaks are bytes of device memory, of whole models only.
     """
 
     case: str
@@ -42,6 +54,8 @@ class Row:
     count: int = 1
     aten_peak_bytes: int | None = None
     haloconv_peak_bytes: int | None = None
+    kernel: str = ""
+    source: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -53,6 +67,18 @@ class Row:
         if self.aten_ms is None or self.haloconv_ms is None:
             return None
         return self.aten_ms / self.haloconv_ms if self.haloconv_ms else math.nan
+
+    @property
+    def ratio_best(self) -> float | None:
+        """The same against PyTorch in its faster layout; None if only one layout was timed."""
+        if self.aten_best_ms is None or self.haloconv_ms is None:
+            return None
+        return self.aten_best_ms / self.haloconv_ms if self.haloconv_ms else math.nan
+
+    @property
+    def aten_precision(self) -> str:
+        """The precision that PyTorch computed in, by its error: ``fp32`` where TF32 was allowed and not used."""
+        return computed_precision(self.precision, self.aten_error)
 
     @property
     def share(self) -> float | None:
@@ -106,12 +132,18 @@ class Row:
             "aten_ms": _number(self.aten_ms),
             "haloconv_ms": _number(self.haloconv_ms),
             "ratio": _number(self.ratio),
+            "aten_best_ms": _number(self.aten_best_ms),
+            "ratio_best": _number(self.ratio_best),
             "spread": _number(self.spread),
             "limit_ms": _number(self.limit_ms),
             "share": _number(self.share),
             "error": _number(self.error),
             "aten_error": _number(self.aten_error),
+            "aten_precision": self.aten_precision,
             "family": self.family,
+            "kernel": self.kernel,
+            "config": self.config,
+            "source": self.source,
             "gpu": environment.get("gpu", "none"),
             "torch": environment.get("torch", "none"),
             "cudnn": environment.get("cudnn", "none"),
@@ -121,12 +153,10 @@ class Row:
             "reason": self.reason,
             "error_limit": _number(self.error_limit),
             "difference": _number(self.difference),
-            "aten_best_ms": _number(self.aten_best_ms),
             "tflops": _number(self.tflops),
             "runs": self.runs,
             "passed": self.passed,
             "complaint": self.complaint,
-            "config": self.config,
             "bytes": self.bytes,
             "gbps": _number(self.gbps),
             "count": self.count,
@@ -137,7 +167,8 @@ class Row:
 
 
 _SAME_IN_RECORDS = (
-    "limit_ms", "aten_best_ms", "complaint", "config", "bytes", "count", "aten_peak_bytes", "haloconv_peak_bytes"
+    "limit_ms", "aten_best_ms", "complaint", "config", "bytes", "count", "aten_peak_bytes", "haloconv_peak_bytes",
+    "kernel", "source"
 )  # fmt: skip
 
 

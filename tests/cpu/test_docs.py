@@ -348,14 +348,32 @@ def test_missing_markers_are_refused(page: str, name: str) -> None:
 
 
 def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gives a family for special layers what it won clearly."""
+    """And gives a family for special layers what it won clearly. Where the ruled one was faster since, newer rows say.
+
+    fp16 and bf16 are alike there: of one of them a newer row may be missing.
+    """
     rows = list(ruled("suite", "latest", monkeypatch))
     assert any(row["ratio"] < 1 for row, _ in rows) and any(row["family"] == "halo_sm90" for row, _ in rows)
     for row, family in rows:
         clear = row["family"] != "direct" and row["ratio"] > 1.2
-        if row["ratio"] < 1 or clear:
+        if (row["ratio"] < 1 or clear) and not was_faster(family, row):
             about = f"{row['case']} {row['direction']} {row['precision']} {row['layout']}: {row['family']}"
             assert (family == row["family"]) == clear, f"{about} {row['ratio']}, now {family}"
+
+
+def was_faster(family: str, row: dict) -> bool:
+    """Whether a newer row of the family took less time on the same layer in the same layout and number of bytes."""
+    folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
+    rows = (json.loads(line) for path in folder.glob("????-??-??-suite.jsonl") for line in path.open(encoding="utf-8"))
+    halves, alike = {"fp16", "bf16"}, {row["precision"]}
+    alike |= halves if row["precision"] in halves else set()
+    return any(
+        (each["case"], each["layout"], each["family"]) == (row["case"], row["layout"], family)
+        and each["precision"] in alike
+        and each["date"] > row["date"]
+        and each["haloconv_ms"] < row["haloconv_ms"]
+        for each in rows
+    )
 
 
 def test_auto_keeps_away_from_what_few_images_lost(monkeypatch: pytest.MonkeyPatch) -> None:

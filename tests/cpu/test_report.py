@@ -55,7 +55,13 @@ RECORD_KEYS = set(
         "share",
         "error",
         "aten_error",
+        "aten_best_ms",
+        "ratio_best",
+        "aten_precision",
         "family",
+        "kernel",
+        "config",
+        "source",
         "gpu",
         "torch",
         "cudnn",
@@ -88,6 +94,26 @@ def test_record_has_the_keys_of_result_files():
     assert record.keys() >= RECORD_KEYS
     assert record["ratio"] == 1.6 and record["share"] == 0.728 and record["cuda"] == "13.0"
     assert record["gpu"] == "NVIDIA H200" and record["passed"] is True
+
+
+def test_records_tell_the_faster_layout_and_what_ran():
+    ran = replace(WIN, kernel="direct/direct", config="run8", source="0a1b")
+    record = ran.record(ENVIRONMENT)
+    assert (record["aten_best_ms"], record["ratio_best"]) == (15.0, 1.5)
+    assert (record["kernel"], record["config"], record["source"]) == ("direct/direct", "run8", "0a1b")
+    assert Row.of_record(record).source == "0a1b" and Row.of_record(record).kernel == "direct/direct"
+    unknown = LOSS.record(ENVIRONMENT)
+    assert unknown["ratio_best"] is None and unknown["source"] is None
+
+
+@pytest.mark.parametrize(
+    "label, aten_error, computed",
+    [("tf32", 3e-4, "tf32"), ("tf32", 9e-6, "fp32"), ("tf32", 1.1e-5, "tf32"), ("fp16", 1e-6, "fp16"),
+     ("tf32", math.nan, "tf32")],
+)  # fmt: skip
+def test_what_pytorch_computed_is_read_off_its_error(label, aten_error, computed):
+    row = replace(WIN, precision=label, aten_error=aten_error)
+    assert row.aten_precision == row.record(ENVIRONMENT)["aten_precision"] == computed
 
 
 def test_records_become_rows_again():
