@@ -27,8 +27,8 @@ class Row:
     PyTorch's time in the better of both layouts. ``difference`` is the norm of haloconv minus PyTorch. ``complaint`` is
     None exactly if every check passed. ``kernel`` and ``config`` name what ran (families.base.Config), those of a step
     or a whole model joined by `` + ``; ``source`` is the hash of what decides its results (families.closure), None if
-    that is not known. ``bytes`` are those of every tensor, once. ``count`` says how many layers of a model are like this
-    one. The peaks are bytes of device memory, of whole models only.
+    that is not known. ``bytes`` are those of every tensor, once. ``count`` says how many layers of a model are like it.
+    The peaks are bytes of device memory, of whole models only.
     """
 
     case: str
