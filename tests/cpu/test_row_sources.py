@@ -71,7 +71,7 @@ def test_a_launch_whose_kernel_cannot_be_read_is_refused(monkeypatch: pytest.Mon
         closure.launched("odd/odd")
     file.write_text("kernel_source(NAME, 'entry', {})\n")
     closure._tree.cache_clear()
-    with pytest.raises(ValueError, match="NAME is no string in this file"):
+    with pytest.raises(ValueError, match="must be a kernel's name"):
         closure.launched("odd/odd")
     file.write_text("NAME = 'odd/even'\nkernel_source(NAME, 'entry', {})\n")
     closure._tree.cache_clear()
