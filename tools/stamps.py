@@ -17,7 +17,6 @@ from haloconv.families.closure import (
     stamp_hash,
     stamped_files,
 )
-from haloconv.families.files import kernels_of
 from haloconv.jit.source import SOURCE_ROOT
 
 __all__ = ["all_hashes", "canonical_host", "host_files", "kernels", "launched", "stamp_hash", "stamped_files"]
@@ -28,9 +27,23 @@ PENDING = VERIFIED / "PENDING.md"
 PENDING_LINE = re.compile(r"^[-*] `(?P<kernel>[\w/]+)` \((?P<date>\d{4}-\d{2}-\d{2})\): (?P<reason>.+)$", re.MULTILINE)
 
 
+_VERIFIED_ELSEWHERE = {"reduce": ("direct",)}
+"""Families that nobody asks for by name and many launch: whose tests are enough to verify them."""
+
+
 def kernel_families() -> list[str]:
-    """The families that have device code of their own."""
-    return sorted(name for name in FAMILIES if kernels_of(name))
+    """The families that have device code of their own, those among them that others launch and nobody chooses, too."""
+    return sorted({kernel.split("/")[0] for kernel in kernels()})
+
+
+def tested_by(family: str) -> tuple[str, ...]:
+    """The families whose tests verify a family's kernels: itself, or those that launch it if it is never chosen."""
+    if family in FAMILIES:
+        return (family,)
+    if family in _VERIFIED_ELSEWHERE:
+        return _VERIFIED_ELSEWHERE[family]
+    callers = [each for each in kernels() if any(name.split("/")[0] == family for name in launched(each))]
+    return tuple(sorted({each.split("/")[0] for each in callers}.intersection(FAMILIES)))
 
 
 def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:

@@ -50,17 +50,24 @@ def _imported(node: ast.AST) -> list[str]:
     return []
 
 
-def host_files(kernel: str) -> list[Path]:
+@cache
+def _imports(file: Path) -> frozenset[Path]:
+    """The files of haloconv that a file imports."""
+    names = {name for node in ast.walk(_tree(file)) for name in _imported(node)}
+    wanted = {name for name in names if name.startswith("haloconv.") and name not in _DECIDES_NOTHING}
+    return frozenset(found for name in wanted if (found := module_file(name)) is not None)
+
+
+@cache
+def host_files(kernel: str) -> tuple[Path, ...]:
     """The kernel's host file and every module of haloconv that it imports, at any distance."""
     first = SOURCE_ROOT / "families" / f"{kernel}.py"
     found, waiting = {first}, [first]
     while waiting:
-        for node in ast.walk(_tree(waiting.pop())):
-            names = [name for name in _imported(node) if name.startswith("haloconv.") and name not in _DECIDES_NOTHING]
-            new = {file for name in names if (file := module_file(name)) is not None} - found
-            found |= new
-            waiting += new
-    return sorted(found)
+        new = _imports(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return tuple(sorted(found))
 
 
 def _name_of(argument: ast.expr, tree: ast.Module) -> str:
@@ -74,18 +81,20 @@ def _name_of(argument: ast.expr, tree: ast.Module) -> str:
     raise ValueError(f"line {argument.lineno}: the first argument of kernel_source must be a kernel's name")
 
 
+@cache
+def _launched_by(file: Path) -> frozenset[str]:
+    """The .cu files that a host file itself launches, by name."""
+    tree = _tree(file)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return frozenset(_name_of(each.args[0], tree) for each in calls if getattr(each.func, "id", "") == "kernel_source")
+
+
 def launched(kernel: str) -> list[str]:
     """The .cu files that the kernel's host files launch, by name.
 
     Raises ValueError where a file does not say which.
     """
-    names = set()
-    for file in host_files(kernel):
-        tree = _tree(file)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "kernel_source":
-                names.add(_name_of(node.args[0], tree))
-    return sorted(names)
+    return sorted({name for file in host_files(kernel) for name in _launched_by(file)})
 
 
 def stamped_files(kernel: str) -> list[Path]:

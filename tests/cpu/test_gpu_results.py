@@ -1,0 +1,226 @@
+"""What GPU tests leave behind: a line a test as it ends, from every process; runs add up, kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from haloconv.families import FAMILIES
+from tests.families import SPECIALS, SUBJECTS
+from tests.gpu_results import GpuTests, file_hash
+from tools import stamps
+from tools.gpu_results import GpuResults
+from tools.result_lines import append_line, read_lines
+
+DIRECT = "direct/direct"
+CONFTEST = """
+from pathlib import Path
+
+import pytest
+
+from tests import gpu_results
+from tests.recorder import Recorder
+
+
+def pytest_addoption(parser):
+    gpu_results.add_options(parser)
+
+
+def pytest_configure(config):
+    folder = Path(__file__).resolve().parent / "gpu"
+    plugin = gpu_results.GpuTests(config, folder, True, lambda: {"gpu": "a GPU"})
+    config.pluginmanager.register(plugin, "gpu tests")
+
+
+@pytest.fixture
+def record(request):
+    found = request.node.stash[gpu_results.RECORDER] = Recorder()
+    return found
+"""
+TESTS = """
+import pytest
+
+from tests.cpu.test_launches import DIRECT, H200, HALO_SM90, run
+from tests.launches import launched
+from tests.texts import noted_texts
+
+
+@pytest.mark.parametrize("subject", [DIRECT, HALO_SM90], ids=str)
+@pytest.mark.parametrize("name", ["one_row", "border_3x3"])
+def test_right(subject, name, record):
+    with noted_texts(H200), launched() as names:
+        run(subject, name, "fprop")
+    record(names, "fprop", "fp32", 1e-7 * len(name))
+    record(names, "fprop", "fp32", kind="exact")
+
+
+@pytest.mark.parametrize("subject", [HALO_SM90], ids=str)
+def test_wrong(subject):
+    with noted_texts(H200):
+        run(subject, "border_3x3", "fprop")
+    raise AssertionError
+
+
+def test_astray(nothing_of_this_name):
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Tests that can run here and say that they ran on a GPU."""
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "gpu" / "test_some.py").write_text(TESTS)
+    return tmp_path
+
+
+@pytest.fixture
+def run_tests(folder: Path, capsys: pytest.CaptureFixture) -> Callable[..., str]:
+    """Run them in this process; gives what pytest printed."""
+
+    def run(*arguments: str) -> str:
+        results = f"--gpu-results={folder / 'found.jsonl'}"
+        plain = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}")
+        file_hash.cache_clear()
+        pytest.main([str(folder), *plain, results, *arguments])
+        return capsys.readouterr().out
+
+    return run
+
+
+def found_in(folder: Path) -> GpuResults:
+    return GpuResults(read_lines([folder / "found.jsonl"]))
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["one process", "two workers"])
+def test_every_process_adds_a_line_a_test_with_the_kernels_that_it_launched(
+    folder: Path, run_tests: Callable[..., str], arguments: tuple[str, ...]
+) -> None:
+    assert "1 of 3 GPU tests left" not in run_tests(*arguments)
+    results, digest = found_in(folder), stamps.stamp_hash(DIRECT)
+    direct, conv = (results.of_kernel(name, stamps.stamp_hash(name)) for name in (DIRECT, "halo_sm90/conv"))
+    assert (direct.checks, direct.failed, direct.astray, direct.left) == (2, 0, 1, 0)
+    assert (conv.checks, conv.failed, conv.astray, conv.left) == (2, 1, 0, 0)
+    assert direct.errors == {"fprop": {"fp32": 1e-7 * len("border_3x3")}} and direct.gpus == {"a GPU"}
+    assert direct.counts == {"random": 2, "exact": 2}
+    assert results.of_kernel(DIRECT, digest[::-1]).checks == 0
+
+
+def test_a_run_goes_on_where_the_last_one_ended(folder: Path, run_tests: Callable[..., str]) -> None:
+    printed = run_tests("--seconds=-1")
+    assert "6 skipped" in printed and "direct: 3 of 3 GPU tests left" in printed
+    assert "halo_sm90: 3 of 3 GPU tests left" in printed
+    printed = run_tests("-k", "test_right and one_row", "--resume")
+    assert "2 passed" in printed and "direct: 2 of 3 GPU tests left, 0 failed" in printed
+    found = found_in(folder).of_kernel(DIRECT, stamps.stamp_hash(DIRECT))
+    assert (found.checks, found.left) == (1, 2)
+    assert "2 passed, 2 deselected, 1 failed, 1 error" not in run_tests("--resume")
+    found = found_in(folder).of_kernel(DIRECT, stamps.stamp_hash(DIRECT))
+    assert (found.checks, found.left, found.astray) == (2, 0, 1)
+    assert "4 deselected" in run_tests("--resume")
+    with (folder / "gpu" / "test_some.py").open("a") as file:
+        file.write("# other tests\n")
+    assert "deselected" not in run_tests("--resume")
+
+
+def test_a_run_of_one_family_adds_to_that_of_another(folder: Path, run_tests: Callable[..., str]) -> None:
+    assert "3 deselected" in run_tests("--family", "halo_sm90")
+    first = found_in(folder)
+    assert first.of_kernel("halo_sm90/conv", stamps.stamp_hash("halo_sm90/conv")).left == 0
+    assert first.of_kernel(DIRECT, stamps.stamp_hash(DIRECT)).left is None
+    run_tests("--family", "reduce")
+    both = found_in(folder)
+    assert both.of_kernel(DIRECT, stamps.stamp_hash(DIRECT)).left == 0
+    assert both.of_kernel("halo_sm90/conv", stamps.stamp_hash("halo_sm90/conv")).checks == 2
+
+
+# the joined lines, one by one
+
+
+def begin(run: str, gpu: str = "a GPU", **hashes: str) -> dict:
+    return {"kind": "run", "run": run, "environment": {"gpu": gpu}, "hashes": {DIRECT: "abc"} | hashes}
+
+
+def ended(
+    run: str, test: str, outcome: str = "passed", kernels: tuple[str, ...] = (DIRECT,), error: float = 1e-7
+) -> dict:
+    return {
+        "kind": "test", "run": run, "test": test, "family": "direct", "module": "m", "outcome": outcome, "seconds": 1.0,
+        "kernels": list(kernels), "errors": [[each, "fprop", "fp32", error] for each in kernels],
+        "counts": {"fuzz": dict.fromkeys(kernels, 5)},
+    }  # fmt: skip
+
+
+COLLECTED = {"kind": "collected", "tests": {"direct": ["a", "b"]}}
+
+
+def test_the_last_line_of_a_test_counts() -> None:
+    lines = [COLLECTED, begin("1"), ended("1", "a", error=3e-7), ended("1", "b", "failed"), ended("1", "gone")]
+    found = GpuResults(lines).of_kernel(DIRECT, "abc")
+    assert (found.checks, found.failed, found.left, found.counts["fuzz"]) == (1, 1, 0, 10)
+    found = GpuResults([*lines, begin("2", "another GPU"), ended("2", "b")]).of_kernel(DIRECT, "abc")
+    assert (found.checks, found.failed, found.left) == (2, 0, 0) and found.gpus == {"a GPU", "another GPU"}
+    assert found.errors == {"fprop": {"fp32": 3e-7}} and found.environment == {"gpu": "another GPU"}
+
+
+def test_what_other_sources_gave_does_not_count() -> None:
+    lines = [COLLECTED, begin("1", **{DIRECT: "old"}), ended("1", "a"), begin("2"), ended("2", "b", kernels=())]
+    found = GpuResults(lines).of_kernel(DIRECT, "abc")
+    assert (found.checks, found.left) == (0, 1)
+    assert GpuResults(lines).of_kernel(DIRECT, "old").checks == 1
+    assert GpuResults([begin("2"), ended("2", "a")]).of_kernel(DIRECT, "abc").left is None
+
+
+@pytest.mark.parametrize(
+    ("line", "module", "gpu", "hashes", "done"),
+    [
+        (ended("1", "a"), "m", "a GPU", {DIRECT: "abc"}, True),
+        (ended("1", "a", "failed"), "m", "a GPU", {DIRECT: "abc"}, False),
+        (ended("1", "a", "skipped"), "m", "a GPU", {DIRECT: "abc"}, False),
+        (ended("1", "a"), "other", "a GPU", {DIRECT: "abc"}, False),
+        (ended("1", "a"), "m", "another", {DIRECT: "abc"}, False),
+        (ended("1", "a"), "m", "a GPU", {DIRECT: "new"}, False),
+        (ended("1", "a"), "m", "a GPU", {DIRECT: "abc", "direct/new": "def"}, False),
+        (ended("1", "a", kernels=()), "m", "a GPU", {DIRECT: "abc"}, False),
+        (ended("1", "b"), "m", "a GPU", {DIRECT: "abc"}, False),
+    ],
+)
+def test_only_what_passed_and_stayed_the_same_is_left_out(
+    line: dict, module: str, gpu: str, hashes: dict[str, str], done: bool
+) -> None:
+    assert GpuResults([COLLECTED, begin("1"), line]).is_done("a", module, gpu, hashes) is done
+
+
+def test_the_begin_of_a_line_that_a_dying_process_left_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "build" / "lines.jsonl"
+    append_line(path, {"kind": "run"})
+    with path.open("a") as file:
+        file.write('{"kind": "te')
+    assert read_lines([path, tmp_path / "none"]) == [{"kind": "run"}]
+
+
+def test_every_family_with_kernels_is_tested_by_families_that_tests_ask_for() -> None:
+    asked_for = {subject.name for subject in (*SUBJECTS, *SPECIALS)}
+    assert asked_for == {name for name in FAMILIES if name in stamps.kernel_families()}
+    for family in stamps.kernel_families():
+        testers = stamps.tested_by(family)
+        assert testers and set(testers) <= asked_for
+        launched = {
+            name for kernel in stamps.kernels() if kernel.split("/")[0] in testers for name in stamps.launched(kernel)
+        }
+        assert {kernel for kernel in stamps.kernels() if kernel.split("/")[0] == family} <= launched
+
+
+def test_only_a_run_that_names_no_part_of_the_folder_is_whole(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    plugin = GpuTests(pytestconfig, tmp_path / "gpu", writes=False)
+
+    class Given:
+        args: list[str]
+
+    plugin.config = Given()
+    for args, whole in (([tmp_path / "gpu"], True), ([tmp_path], True), ([tmp_path / "gpu" / "test_a.py"], False)):
+        plugin.config.args = [str(each) for each in args]
+        assert plugin._is_whole() is whole

@@ -1,0 +1,27 @@
+"""Files of JSON lines in build/, to which a run adds what it found as it goes: one that is cut short loses nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+
+def append_line(path: Path, line: dict) -> None:
+    """Add a line, whole, also where several processes write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(line) + "\n")
+
+
+def read_lines(paths: list[Path]) -> list[dict]:
+    """The lines of the files that exist, file by file; the begin of a line that a dying process left is passed over."""
+    found = []
+    for path in paths:
+        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            try:
+                found.append(json.loads(text))
+            except ValueError:
+                continue
+    return found
