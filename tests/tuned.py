@@ -15,10 +15,10 @@ from haloconv.choose.records import Record
 from haloconv.env import DeviceFacts, StandIn, software_stamp
 from haloconv.families import FAMILIES
 from haloconv.families.aten import AtenFamily
-from haloconv.families.base import BoundCall
-from haloconv.families.direct.direct import DirectFamily
+from haloconv.families.base import BoundCall, Config
+from haloconv.families.direct.family import DirectFamily
 from haloconv.families.files import device_hash
-from haloconv.problem import Problem
+from haloconv.problem import Problem, Request
 from haloconv.tune.timing import Timing
 
 FACTS = DeviceFacts("Test GPU 9000", "sm_90a", 4, (9, 0), 1 << 33, 232_448, "none")
@@ -82,26 +82,27 @@ class FakeConfig:
 class FakeFamily:
     """PyTorch's convolution under another name, with configs, some of which are wrong or do not bind.
 
-    ``bound`` are the configs that were bound, in order; None stands for the family's own choice.
+    ``offers`` are its configs, each for images whose rows it divides. ``bound`` are those that were bound, in order.
     """
 
     name: str
-    configs: tuple[FakeConfig, ...] = (FakeConfig(4), FakeConfig(8))
+    offers: tuple[FakeConfig, ...] = (FakeConfig(4), FakeConfig(8))
     takes: Callable[[Problem], bool] = lambda problem: True
-    bound: list[FakeConfig | None] = field(default_factory=list)
+    bound: list[FakeConfig] = field(default_factory=list)
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         return None if self.takes(problem) else "this fake does not take it"
 
-    def candidates(self, problem, first, second, result_layout, device) -> list[FakeConfig]:
-        return [each for each in self.configs if problem.h % each.rows == 0]
+    def configs(self, request: Request) -> list[Config]:
+        kernel, rows = f"{self.name}/fake", request.problem.h
+        return [Config(kernel, str(each), each) for each in self.offers if rows % each.rows == 0]
 
-    def bind(self, problem, first, second, result_layout, device, config: FakeConfig | None = None) -> BoundCall:
-        self.bound.append(config)
-        fault = config.fault if config is not None else ""
+    def bind(self, request: Request, config: Config) -> BoundCall:
+        self.bound.append(config.derived)
+        fault = config.derived.fault
         if fault == "does not bind":
             raise RuntimeError("no such kernel")
-        run = AtenFamily().bind(problem, first, second, result_layout, device)
+        run = AtenFamily().bind(request, config)
         if fault in ("does not run", "no memory"):
             return _failing if fault == "does not run" else _out_of_memory
         return {"wrong": lambda *args: run(*args) * 1.01, "nan": lambda *args: _with_nan(run(*args))}.get(fault, run)

@@ -7,7 +7,7 @@ from haloconv.families.base import Family
 from haloconv.families.depthwise.family import DepthwiseFamily
 from haloconv.families.depthwise_toeplitz.family import DepthwiseToeplitzFamily
 from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
-from haloconv.families.direct.direct import DirectFamily
+from haloconv.families.direct.family import DirectFamily
 from haloconv.families.halo_sm80.conv import HaloSm80Family
 from haloconv.families.halo_sm80_wgrad.wgrad import HaloSm80WgradFamily
 from haloconv.families.halo_sm90.family import HaloSm90Family

@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 
-from haloconv.families.base import BoundCall
-from haloconv.layout import is_channels_last, strides_of
+from haloconv.families.base import BoundCall, Config
+from haloconv.jit import KernelSource
+from haloconv.layout import Layout, is_channels_last, strides_of
 from haloconv.precision import convolution_precision
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import DIRECTIONS, Direction, Problem, Request
 
 _MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
@@ -19,20 +20,29 @@ class AtenFamily:
     """Takes every problem that PyTorch takes. Padding that differs between opposite sides is a padded copy here."""
 
     name = "aten"
+    directions: tuple[Direction, ...] = DIRECTIONS
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # and whatever else PyTorch takes
+    tensor_cores = False  # unless PyTorch's setting allows TF32
+    activations: tuple[str, ...] = ()
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         return None
 
-    def bind(
-        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> BoundCall:
+    def configs(self, request: Request) -> list[Config]:
+        """The only one: PyTorch chooses among its own."""
+        return [Config(self.name)]
+
+    def bind(self, request: Request, config: Config) -> BoundCall:
+        problem, result_layout = request.problem, request.result_layout
         if problem.direction == "dgrad":
-            run = partial(_dgrad, _order_of_like_x(problem, first, second, result_layout))
+            run = partial(_dgrad, _order_of_like_x(request))
         else:
             run = {"fprop": _fprop, "wgrad": partial(_wgrad, result_layout)}[problem.direction]
 
+        follows = _follows_a_setting(problem, request.device)
+
         def call(*tensors: torch.Tensor | None) -> torch.Tensor:
-            if not _follows_a_setting(problem, device):
+            if not follows:
                 return run(problem, *tensors)
             with convolution_precision(problem.precision):
                 return run(problem, *tensors)
@@ -41,9 +51,13 @@ class AtenFamily:
             return call
         return lambda *tensors: _stored_as(result_layout, call(*tensors))
 
+    def sources(self) -> list[KernelSource]:
+        """None: its kernels are PyTorch's."""
+        return []
+
 
 def aten_gradients(
-    problem: Problem, layouts: tuple[str, str], dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor
+    problem: Problem, layouts: tuple[Layout, Layout], dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dx and dw in ``layouts`` of a problem whose opposite sides are padded alike."""
     top, _, left, _ = problem.padding
@@ -59,12 +73,12 @@ def _follows_a_setting(problem: Problem, device: torch.device) -> bool:
     return problem.dtype == torch.float32 and device.type == "cuda"
 
 
-def _in_order(layout: str, x: torch.Tensor) -> torch.Tensor:
+def _in_order(layout: Layout, x: torch.Tensor) -> torch.Tensor:
     """x as PyTorch itself would copy it where y is nhwc and x is not, but before it orders dy as x, and back again."""
     return x.contiguous(memory_format=torch.channels_last) if layout == "nhwc" else x
 
 
-def _stored_as(layout: str, tensor: torch.Tensor) -> torch.Tensor:
+def _stored_as(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with exactly the strides of a dense one in the layout.
 
     To PyTorch, strides of dimensions of size 1 do not matter; DistributedDataParallel compares those of a gradient with
@@ -102,16 +116,17 @@ def _backward(
     )
 
 
-def _order_of_like_x(problem: Problem, dy: TensorForm, w: TensorForm, result_layout: str) -> str:
+def _order_of_like_x(request: Request) -> Layout:
     """The order of the tensor that stands in for x. PyTorch takes its shape, and wants dy in its order, too.
 
     So it is one that dy has, or that w asks for anyway: else dy is copied for it.
     """
+    problem, dy, w = request.problem, request.first, request.second
     dy_is_nhwc, w_is_nhwc = is_channels_last(problem.y_shape, dy.strides), is_channels_last(problem.w_shape, w.strides)
-    return "nhwc" if result_layout == "nhwc" and (dy_is_nhwc or not w_is_nhwc) else "nchw"
+    return "nhwc" if request.result_layout == "nhwc" and (dy_is_nhwc or not w_is_nhwc) else "nchw"
 
 
-def _dgrad(order: str, problem: Problem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _dgrad(order: Layout, problem: Problem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     top, bottom, left, right = problem.padding
     n, c, h, width = problem.x_shape
     padding = [top, left] if is_symmetric(problem) else [0, 0]
@@ -124,7 +139,7 @@ def _dgrad(order: str, problem: Problem, dy: torch.Tensor, w: torch.Tensor) -> t
     return dx if is_symmetric(problem) else dx[:, :, top : top + h, left : left + width]
 
 
-def _wgrad(result_layout: str, problem: Problem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _wgrad(result_layout: Layout, problem: Problem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     x, padding = _padded(problem, _in_order(result_layout, x))
     like_w = dy.new_empty((1,)).expand(problem.w_shape)  # only its shape is read
     return _backward(problem, dy, x, like_w, padding, [False, True, False])[1]

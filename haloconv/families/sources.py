@@ -7,14 +7,14 @@ from collections.abc import Callable
 from haloconv.families.depthwise.family import DepthwiseFamily
 from haloconv.families.depthwise_toeplitz.family import DepthwiseToeplitzFamily
 from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
-from haloconv.families.direct import direct
+from haloconv.families.direct.family import DirectFamily
 from haloconv.families.halo_sm80 import sources as halo_sm80_shipped
 from haloconv.families.halo_sm80_wgrad import wgrad as halo_sm80_wgrad
 from haloconv.families.halo_sm90.family import HaloSm90Family
 from haloconv.jit import KernelSource
 
 SHIPPED: dict[str, Callable[[], list[KernelSource]]] = {
-    "direct": direct.shipped_sources,
+    "direct": DirectFamily().sources,
     "halo_sm80": halo_sm80_shipped.shipped_sources,
     "halo_sm80_wgrad": halo_sm80_wgrad.shipped_sources,
     "halo_sm90": HaloSm90Family().sources,

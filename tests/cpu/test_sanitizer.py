@@ -73,7 +73,8 @@ def expected_texts(call: driver.Call) -> set[str]:
         layer = layer_of(problem, *forms)
         config = halo_sm80_wgrad.best_config(problem, layer, H200.max_smem_bytes)
         return {halo_sm80_wgrad.source(problem, layer, config, *forms).digest}
-    return {direct.source(problem, direct.best_config(problem, H200.max_smem_bytes), *forms, layout).digest}
+    request = Request(problem, *forms, layout, torch.device("cpu"))
+    return {direct.source(request, direct.best_tiling(problem, H200.max_smem_bytes)).digest}
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)

@@ -16,7 +16,7 @@ from haloconv import env, plan
 from haloconv.choose import choice, records
 from haloconv.choose.buckets import bucket_of
 from haloconv.choose.records import read_records, records_path, shelf_of, write_records
-from haloconv.families.direct.direct import DirectFamily
+from haloconv.families.direct.family import DirectFamily
 from haloconv.problem import Problem
 from haloconv.tune import measure
 from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only, record
@@ -49,9 +49,9 @@ def _forget() -> None:
 
 @pytest.fixture
 def special() -> Iterator[FakeFamily]:
-    """Beside it a direct without configs of its own."""
+    """Beside it a direct that is never measured: it offers nothing."""
     family = FakeFamily("special")
-    with only(FakeFamily("direct", configs=()), family):
+    with only(FakeFamily("direct", offers=()), family):
         yield family
 
 
@@ -115,7 +115,7 @@ def test_what_gains_less_than_its_host_costs_goes_to_pytorch(special: FakeFamily
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
 @pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind", "does not run"])
 def test_what_is_not_right_is_never_timed(special: FakeFamily, clock: Clock, fault: str, direction: str) -> None:
-    special.configs = (FakeConfig(4, fault), FakeConfig(8))
+    special.offers = (FakeConfig(4, fault), FakeConfig(8))
     clock.ms_of = lambda name: 0.1 if "rows4" in name else 1.0 if name == "aten" else 0.5
     outcome = measured(replace(LAYER, direction=direction, dtype=torch.float32))
     assert (outcome.record.family, outcome.record.config) == ("special", "rows8")
@@ -124,13 +124,13 @@ def test_what_is_not_right_is_never_timed(special: FakeFamily, clock: Clock, fau
 
 
 def test_with_nothing_right_pytorch_runs(special: FakeFamily, clock: Clock) -> None:
-    special.configs = (FakeConfig(4, "wrong"),)
+    special.offers = (FakeConfig(4, "wrong"),)
     outcome = measured()
     assert outcome.record.family == "aten" and outcome.record.own is None and outcome.record.ratio is None
 
 
 def test_a_candidate_that_turns_wrong_while_it_is_timed_loses(special: FakeFamily, clock: Clock) -> None:
-    special.configs = (FakeConfig(4),)
+    special.offers = (FakeConfig(4),)
     (entry,) = measure.prepared([LAYER], CPU)
     (own,) = (each for each in entry.bound if each is not measure.ATEN)
     run, calls = entry.bound[own], []
@@ -178,15 +178,15 @@ def test_a_record_of_pytorch_is_followed_too(special: FakeFamily) -> None:
 
 
 def test_a_config_that_another_size_does_not_offer_gives_way_to_the_model(special: FakeFamily) -> None:
-    special.configs = (FakeConfig(5), FakeConfig(8))
+    special.offers = (FakeConfig(5), FakeConfig(8))
     tf32 = replace(NCHW, precision="tf32")
     shelf_of(FACTS).add([record(tf32, "special", config="rows8")])
     carried = replace(tf32, h=25)
     assert bucket_of(carried) == bucket_of(tf32)
     conv(25, 28)
-    assert special.bound == [None], "rows8 does not divide 25 rows"
+    assert special.bound == [FakeConfig(5)], "rows8 does not divide 25 rows"
     conv(24, 28)
-    assert special.bound == [None, FakeConfig(8)]
+    assert special.bound == [FakeConfig(5), FakeConfig(8)]
 
 
 def test_a_family_that_no_longer_takes_the_problem_gives_way(special: FakeFamily) -> None:
@@ -215,6 +215,7 @@ def test_warm_calls_ask_nobody(special: FakeFamily, monkeypatch: pytest.MonkeyPa
 
 
 def test_files_are_read_once(special: FakeFamily, monkeypatch: pytest.MonkeyPatch) -> None:
+    special.offers = (FakeConfig(1),)
     reads: list[Path] = []
     read = records.read_records
     monkeypatch.setattr(records, "read_records", lambda path: [reads.append(path), read(path)][1])
@@ -253,6 +254,7 @@ def test_first_use_measures_each_direction_once(special: FakeFamily, clock: Cloc
 
 
 def test_200_image_sizes_are_not_200_measurements(special: FakeFamily, clock: Clock, first_use: None) -> None:
+    special.offers = (FakeConfig(1),)
     rng, layer = random.Random(1), layer_and_input()[0]
     sizes = [(rng.randint(16, 31), rng.randint(16, 31)) for _ in range(200)]
     with torch.no_grad():
@@ -376,7 +378,7 @@ def test_a_shipped_record_that_is_wrong_here_is_not_followed(
     special: FakeFamily, shipped: Callable, fault: str
 ) -> None:
     shipped()
-    special.configs = (FakeConfig(8, fault),)
+    special.offers = (FakeConfig(8, fault),)
     before = records.shipped_path(FACTS.name).read_text()
     with pytest.warns(RuntimeWarning, match="a shipped record is not followed"):
         assert plan.choose(NCHW, CPU).config is None

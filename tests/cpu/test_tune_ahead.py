@@ -165,14 +165,14 @@ def test_an_interrupted_run_keeps_what_it_measured(clock: Clock) -> None:
 
 
 def test_rejected_candidates_are_named(clock: Clock) -> None:
-    FAMILIES["special"].configs = (FakeConfig(2, "wrong"), FakeConfig(4))
+    FAMILIES["special"].offers = (FakeConfig(2, "wrong"), FakeConfig(4))
     report = tune_problems("one", [Posed("a", LAYER, CPU)], Options(progress=False))
     assert any("special (rows2) is not right" in note for note in report.notes) and report.rows[0].config == "rows4"
 
 
 def test_without_memory_a_problem_is_left_out(clock: Clock) -> None:
     """No record says that PyTorch is faster only because there was no room to see."""
-    FAMILIES["special"].configs = (FakeConfig(8, "no memory"),)
+    FAMILIES["special"].offers = (FakeConfig(8, "no memory"),)
     report = tune_problems(
         "one", [Posed("a", LAYER, CPU), Posed("b", replace(LAYER, h=20), CPU)], Options(progress=False)
     )

@@ -8,9 +8,9 @@ from itertools import product
 import torch
 
 from haloconv.env import device_facts
-from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.common import ELEMENTS, ceil_div, named
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import Launch, PositionalLaunch
+from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import TensorForm
 
 SUM_THREADS = 256
@@ -23,7 +23,7 @@ _END_LANES = 8
 
 
 def source(entry: str, dtype: torch.dtype, channel_lanes: int, threads: int = SUM_THREADS) -> KernelSource:
-    """The specialised text; it depends on dtype, the threads of a block and which index runs along the lanes only."""
+    """The specialised source; it depends on dtype, the threads of a block and which index runs along the lanes only."""
     constants = {
         "ELEM": ELEMENTS[dtype],
         "THREADS": threads,
@@ -45,9 +45,9 @@ def bind_sum(
     """
     k, c, r, s = shape
     elems = k * c * r * s
-    grid = ceil_div(elems, SUM_THREADS)
-    return PositionalLaunch(
-        source("sum_partials", dtype, 1), device, grid, SUM_THREADS, 0, "2Q5q4i", (*strides, elems, c, r, s, parts)
+    fields = {**named("out", "kcrs", strides), "elems": elems, "c": c, "r": r, "s": s, "parts": parts}
+    return Launch(
+        source("sum_partials", dtype, 1), device, LaunchShape(ceil_div(elems, SUM_THREADS), SUM_THREADS), fields
     )
 
 
@@ -122,14 +122,19 @@ def _channel_sums(
         p, q, p_stride = 1, p * q, 0
     rows, step_cols = divmod(threads // lanes, q)
     images, step_rows = divmod(rows, p)
-    step = images * n_stride + step_rows * p_stride + step_cols * q_stride
-    walk = (step_rows, step_cols, step, p_stride - q * q_stride, n_stride - p * p_stride)
-    fields = (n_stride, k_stride, p_stride, q_stride, n, p, q, *walk, k, parts)
-    grid = ceil_div(k, lanes) * parts
-    return PositionalLaunch(source(entry, dtype, lanes, threads), device, grid, threads, 0, "2Q12q2i", fields)
+    fields = {
+        **{"n_stride": n_stride, "k_stride": k_stride, "p_stride": p_stride, "q_stride": q_stride},
+        **{"n": n, "p": p, "q": q},
+        **{"step_rows": step_rows, "step_cols": step_cols},
+        "step_elems": images * n_stride + step_rows * p_stride + step_cols * q_stride,
+        **{"next_row": p_stride - q * q_stride, "next_image": n_stride - p * p_stride},
+        **{"k": k, "parts": parts},
+    }
+    shape_of_launch = LaunchShape(ceil_div(k, lanes) * parts, threads)
+    return Launch(source(entry, dtype, lanes, threads), device, shape_of_launch, fields)
 
 
-def shipped_sources() -> list[KernelSource]:
+def sources() -> list[KernelSource]:
     """One source per entry, dtype, lane order and threads of a block."""
     blocks = {
         "sum_partials": [(1, SUM_THREADS)],
