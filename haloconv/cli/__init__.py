@@ -43,6 +43,7 @@ VERBS = {
                 "haloconv bench --case A,resnet_stem --precision tf32,fp16 --layout nchw,nhwc",
                 "some layers of the suite",
             ),
+            ("haloconv bench --stale --limit 500", "again what was not measured on today's kernels"),
             ("haloconv bench --models --case resnet50,unet --limit 300", "whole networks, tuned first"),
             ("haloconv bench --host-cost", "what a call costs the host"),
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,23 +22,33 @@ SUITE = "models"
 
 @dataclass(frozen=True)
 class NetworkOrder:
-    """Every network in every precision and layout; after ``limit_s`` seconds no further one is begun."""
+    """Every network in every precision and layout; after ``limit_s`` seconds no further one is begun.
+
+    ``only`` may name those that are wanted: network, precision and layout.
+    """
 
     cases: list[NetworkCase]
     precisions: list[str]
     layouts: list[str]
     effort: Effort
     limit_s: float | None = None
+    only: Collection[tuple[str, str, str]] | None = None
 
     @property
     def settings(self) -> list[Setting]:
         """Precision by precision and layout by layout, so that a cut leaves every network something."""
         combinations = itertools.product(self.precisions, self.layouts, self.cases)
-        return [Setting(case, precision, layout) for precision, layout, case in combinations]
+        settings = [Setting(case, precision, layout) for precision, layout, case in combinations]
+        if self.only is None:
+            return settings
+        return [each for each in settings if (each.case.name, each.precision, each.layout) in self.only]
 
 
 def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: Path, console: Console) -> bool:
     """True if every check passed, every bar was met, and nothing was cut or could not be used."""
+    if not order.settings:
+        console.print("every row is of today's sources: there is nothing to time again")
+        return True
     environment = environment_stamp()
     report = Report(f"haloconv bench --models on {environment['gpu']}", environment)
     left: list[str] = []

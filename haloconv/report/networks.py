@@ -51,12 +51,16 @@ class Network:
         return sentences
 
 
+def network_name(case: str) -> str:
+    """The network that a row's case is of: ``net (model)`` is the whole of it, ``net.module`` a layer."""
+    return case.removesuffix(WHOLE) if case.endswith(WHOLE) else case.partition(".")[0]
+
+
 def networks_of(rows: Iterable[Row]) -> list[Network]:
     """The rows of networks, put together."""
     found: dict[tuple[str, str, str], Network] = {}
     for row in rows:
-        is_whole = row.case.endswith(WHOLE)
-        name = row.case.removesuffix(WHOLE) if is_whole else row.case.partition(".")[0]
+        is_whole, name = row.case.endswith(WHOLE), network_name(row.case)
         network = found.setdefault((name, row.precision, row.layout), Network(name, row.precision, row.layout))
         if not is_whole:
             network.layers.append(row)

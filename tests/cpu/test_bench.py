@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from haloconv import plan
 from haloconv.bench import costs, first_use, suite, trial
-from haloconv.cli import app, bench
+from haloconv.cli import app, bench, bench_costs, bench_suite
 
 CPU = torch.device("cpu")
 SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "suite.toml"
@@ -48,8 +48,11 @@ def console() -> Console:
     return Console(width=132, file=io.StringIO())
 
 
-def order(**changes) -> bench.Order:
-    return replace(bench.Order([SMALL], ["fprop", "step"], ["fp32"], ["nchw"], "auto", QUICK), **changes)
+LISTS = {"cases": [SMALL], "directions": ["fprop", "step"], "precisions": ["fp32"], "layouts": ["nchw"]}
+
+
+def order(suite: str = "suite", family: str = "auto", **lists) -> bench_suite.Order:
+    return bench_suite.Order(bench_suite.pieces(**LISTS | lists, family=family), QUICK, suite)
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -88,19 +91,18 @@ def test_options_select_what_is_timed(pretended_gpu, tmp_path):
     result = CliRunner().invoke(app, ["bench", *options, "--family", "direct", "--results", str(tmp_path)])
     assert result.exit_code == 0, result.output
     ((order, folder),) = pretended_gpu
-    assert [case.name for case in order.cases] == ["A", "C"] and order.family == "direct"
-    assert (order.directions, order.precisions, order.layouts) == (
-        ["fprop", "step"],
-        ["tf32", "fp16"],
-        ["nhwc", "nchw"],
-    )
+    assert [str(piece) for piece in order.pieces] == [
+        f"{case} {precision} {layout}" for case in "AC" for precision in ("tf32", "fp16") for layout in ("nhwc", "nchw")
+    ]
+    assert {(piece.family, piece.directions) for piece in order.pieces} == {("direct", ("fprop", "step"))}
     assert folder == tmp_path / "nvidia-h200"
 
 
 def test_by_default_every_case_is_timed_beside_the_suite(pretended_gpu):
     assert CliRunner().invoke(app, ["bench"]).exit_code == 0
     ((order, folder),) = pretended_gpu
-    assert [case.name for case in order.cases] == NAMES and order.directions == ["fprop", "dgrad", "wgrad"]
+    assert [str(piece) for piece in order.pieces] == [f"{name} fp32 nchw" for name in NAMES]
+    assert {(piece.family, piece.directions) for piece in order.pieces} == {("auto", ("fprop", "dgrad", "wgrad"))}
     assert folder == SUITE.parent / "results" / "nvidia-h200" and order.latest == "latest.jsonl"
 
 
@@ -133,7 +135,7 @@ def test_wrong_options(pretended_gpu, options, message):
 
 def test_rows_are_printed_recorded_and_latest(tmp_path):
     out = console()
-    assert bench.bench_suite(order(layouts=["nchw", "nhwc"]), CPU, tmp_path, out)
+    assert bench_suite.bench_suite(order(layouts=["nchw", "nhwc"]), CPU, tmp_path, out)
     latest = lines_of(tmp_path / "latest.jsonl")
     assert {(row["direction"], row["layout"]) for row in latest} == {
         (direction, layout) for direction in ("fprop", "step") for layout in ("nchw", "nhwc")
@@ -148,7 +150,7 @@ def test_rows_are_printed_recorded_and_latest(tmp_path):
 
 
 def test_rows_of_another_suite_have_files_of_their_own(tmp_path):
-    assert bench.bench_suite(order(directions=["fprop"], suite="few_images"), CPU, tmp_path, console())
+    assert bench_suite.bench_suite(order(directions=["fprop"], suite="few_images"), CPU, tmp_path, console())
     latest, daily = sorted((path.name for path in tmp_path.iterdir()), reverse=True)
     assert latest == "latest-few_images.jsonl" and daily[len("2026-11-23") :] == "-few_images.jsonl"
 
@@ -156,7 +158,7 @@ def test_rows_of_another_suite_have_files_of_their_own(tmp_path):
 @pytest.mark.parametrize("precision, limit", [("tf32", 5e-4), ("fp16", 1e-3), ("bf16", 8e-3)])
 def test_every_precision_has_its_limit(tmp_path, precision, limit):
     steps = ["fprop", "dgrad", "wgrad", "step"]
-    assert bench.bench_suite(order(precisions=[precision], directions=steps), CPU, tmp_path, console())
+    assert bench_suite.bench_suite(order(precisions=[precision], directions=steps), CPU, tmp_path, console())
     latest = lines_of(tmp_path / "latest.jsonl")
     assert len(latest) == 4 and {row["precision"] for row in latest} == {precision}
     assert {row["error_limit"] for row in latest} == {limit}
@@ -180,7 +182,7 @@ def test_failed_rows_are_recorded_and_latest(tmp_path, monkeypatch):
     right = plan.fprop
     monkeypatch.setattr(plan, "fprop", lambda *arguments: right(*arguments) * 1.01)
     out = console()
-    assert not bench.bench_suite(order(directions=["fprop"]), CPU, tmp_path, out)
+    assert not bench_suite.bench_suite(order(directions=["fprop"]), CPU, tmp_path, out)
     (daily,) = tmp_path.glob("*-suite.jsonl")
     assert [row["passed"] for row in lines_of(daily)] == [False]
     assert lines_of(tmp_path / "latest.jsonl") == lines_of(daily)
@@ -190,7 +192,7 @@ def test_failed_rows_are_recorded_and_latest(tmp_path, monkeypatch):
 def test_wrong_gradient_fails_the_step(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "_ours_with_grad", lambda layer: spoiled(trial._rival_with_grad(layer)))
     out = console()
-    assert not bench.bench_suite(order(directions=["step"]), CPU, tmp_path, out)
+    assert not bench_suite.bench_suite(order(directions=["step"]), CPU, tmp_path, out)
     assert "FAILED small step: wgrad: error" in " ".join(out.file.getvalue().split())
 
 
@@ -283,8 +285,8 @@ def test_selection_by_name_and_tag():
 def test_host_costs(tmp_path, monkeypatch):
     monkeypatch.setattr(costs, "TURNS", 1)
     out = console()
-    monkeypatch.setattr(bench, "host_costs", lambda device: costs.host_costs(device, family="auto", repeats=5))
-    bench.bench_host_cost(CPU, tmp_path, out)
+    monkeypatch.setattr(bench_costs, "host_costs", lambda device: costs.host_costs(device, family="auto", repeats=5))
+    bench_costs.bench_host_cost(CPU, tmp_path, out)
     (path,) = tmp_path.glob("*-host-cost.jsonl")
     no_grad, with_grad = lines_of(path)
     assert (no_grad["what"], no_grad["budget_us"]) == ("F.conv2d, no grad", 12.0)
@@ -318,7 +320,7 @@ def test_compile_times_are_per_kernel(monkeypatch, tmp_path):
         costs, "_in_new_process", lambda order, folder: (orders.append(json.loads(order)), next(answers))[1]
     )
     out = console()
-    assert bench.bench_compile_time([suite.load_suite(SUITE)[0]], tmp_path, out)
+    assert bench_costs.bench_compile_time([suite.load_suite(SUITE)[0]], tmp_path, out)
     (path,) = tmp_path.glob("*-compile-time.jsonl")
     found = {row["what"]: (row["compile_ms"], row["disk_ms"], row["budgeted"]) for row in lines_of(path)}
     assert found == {

@@ -7,7 +7,7 @@ import torch
 
 from haloconv import plan
 from haloconv.bench import trial
-from haloconv.cli import bench
+from haloconv.cli import bench_suite
 from haloconv.precision import torch_precision
 from tests.cpu.test_bench import CPU, QUICK, SMALL, console, lines_of, order
 
@@ -16,7 +16,7 @@ def test_refused_rows_are_said_and_not_timed(tmp_path):
     out = console()
     mixed = order(directions=["fprop", "step"], family="halo_sm90", precisions=["fp16"])
     with pytest.warns(RuntimeWarning, match="our kernels run on CUDA devices"):
-        assert bench.bench_suite(mixed, CPU, tmp_path, out)
+        assert bench_suite.bench_suite(mixed, CPU, tmp_path, out)
     assert [row["direction"] for row in lines_of(tmp_path / "latest.jsonl")] == ["step"]
     text = " ".join(out.file.getvalue().split())
     assert "small fprop fp16 nchw: halo_sm90 does not take it: the tensors are on cpu" in text
@@ -25,14 +25,14 @@ def test_refused_rows_are_said_and_not_timed(tmp_path):
 
 def test_a_run_without_a_row_is_no_success(tmp_path):
     out = console()
-    assert not bench.bench_suite(order(directions=["fprop"], family="direct"), CPU, tmp_path / "results", out)
+    assert not bench_suite.bench_suite(order(directions=["fprop"], family="direct"), CPU, tmp_path / "results", out)
     assert "0 of 0 rows passed" in out.file.getvalue() and not (tmp_path / "results").exists()
 
 
 def test_runs_in_pieces_add_up_to_one_latest(tmp_path):
     for precision, layout in (("tf32", "nchw"), ("fp16", "nhwc"), ("tf32", "nchw")):
         piece = order(directions=["fprop", "dgrad"], precisions=[precision], layouts=[layout])
-        assert bench.bench_suite(piece, CPU, tmp_path, console())
+        assert bench_suite.bench_suite(piece, CPU, tmp_path, console())
     latest = [(row["precision"], row["layout"], row["direction"]) for row in lines_of(tmp_path / "latest.jsonl")]
     kinds = (("fp16", "nhwc"), ("tf32", "nchw"))
     assert sorted(latest) == [(*kind, direction) for kind in kinds for direction in ("dgrad", "fprop")]

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from haloconv.bench import costs
-from haloconv.cli import app, bench
+from haloconv.cli import app, bench_costs
 from haloconv.families import FAMILIES
 from haloconv.families import sources as shipped
 from haloconv.jit import CompileError, KernelSource
@@ -46,9 +46,9 @@ def test_a_text_that_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("worst_ms", "within"), [(1500.0, True), (1500.1, False)])
 def test_the_slowest_decides(worst_ms: float, within: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     times = costs.TextTimes("halo_sm90", 300, 800.0, worst_ms, "halo_sm90 RUN=128", 4)
-    monkeypatch.setattr(bench, "text_times", lambda family, arch: times)
+    monkeypatch.setattr(bench_costs, "text_times", lambda family, arch: times)
     out = Console(file=io.StringIO(), width=200)
-    assert bench.bench_texts("halo_sm90", "sm_90a", tmp_path, out) is within
+    assert bench_costs.bench_texts("halo_sm90", "sm_90a", tmp_path, out) is within
     said = out.file.getvalue()
     assert "300 texts, 4 at a time: median 800 ms" in said and ("within" if within else "OVER") in said
     (path,) = tmp_path.glob("*-compile-time.jsonl")
@@ -61,9 +61,11 @@ def test_the_verb_times_a_family_or_the_cases(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
-    monkeypatch.setattr(bench, "device_facts", lambda index: SimpleNamespace(arch="sm_90a"))
-    monkeypatch.setattr(bench, "bench_texts", lambda family, arch, *rest: asked.append((family, arch)))
-    monkeypatch.setattr(bench, "bench_compile_time", lambda cases, *rest: asked.append([one.name for one in cases]))
+    monkeypatch.setattr(bench_costs, "device_facts", lambda index: SimpleNamespace(arch="sm_90a"))
+    monkeypatch.setattr(bench_costs, "bench_texts", lambda family, arch, *rest: asked.append((family, arch)))
+    monkeypatch.setattr(
+        bench_costs, "bench_compile_time", lambda cases, *rest: asked.append([one.name for one in cases])
+    )
     for options in ([], ["--family", "halo_sm90"]):
         CliRunner().invoke(app, ["bench", "--compile-time", *options, "--results", str(tmp_path)])
     assert asked == [["A", "B", "C"], ("halo_sm90", "sm_90a")]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from haloconv.bench import sample, suite, trial
 from haloconv.bench.layer import LAYOUTS
-from haloconv.cli import bench
+from haloconv.cli import bench_suite
 from haloconv.problem import DIRECTIONS
 
 CPU = torch.device("cpu")
@@ -57,12 +57,12 @@ def small() -> sample.Drawn:
 
 @pytest.mark.parametrize(("ours_ms", "passed"), [(1.0, True), (1.12, False)])
 def test_a_slower_problem_fails_the_sample(tmp_path, monkeypatch, ours_ms: float, passed: bool) -> None:
-    real = bench.try_step
+    real = bench_suite.try_step
     monkeypatch.setattr(
-        bench, "try_step", lambda *args: replace(real(*args), aten_ms=1.0, haloconv_ms=ours_ms, family="direct")
+        bench_suite, "try_step", lambda *args: replace(real(*args), aten_ms=1.0, haloconv_ms=ours_ms, family="direct")
     )
     console = Console(width=132, file=io.StringIO())
-    assert bench.bench_sample([small()] * 2, QUICK, CPU, tmp_path, console) is passed
+    assert bench_suite.bench_sample([small()] * 2, QUICK, CPU, tmp_path, console) is passed
     told = console.file.getvalue()
     assert ("SLOWER small fprop fp32 nchw: 0.89" in told) is not passed
     assert f"{0 if passed else 2} of 2 problems below 0.9" in told

@@ -1,0 +1,81 @@
+"""``haloconv bench --host-cost`` and ``--compile-time``: what calls and kernels cost, printed and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from haloconv.bench.costs import Cost, compile_times, host_costs, text_times
+from haloconv.bench.results import ResultRow, append_rows
+from haloconv.bench.suite import Case
+from haloconv.cli.run import Family
+from haloconv.env import device_facts, environment_stamp
+from haloconv.families.sources import SHIPPED
+
+
+def bench_host_cost(device: torch.device, folder: Path, console: Console) -> bool:
+    """What one call costs the host, without and with gradients; True if neither costs more than PyTorch's."""
+    costs = host_costs(device)
+    table = _table("host cost per call, us", "call", "PyTorch", "haloconv", "verdict", "budget", "under it")
+    for cost in costs:
+        verdict = "within" if cost.within_budget else "OVER"
+        under = "yes" if cost.haloconv_us <= cost.budget_us else "no"
+        times = f"{cost.aten_us:.1f}", f"{cost.haloconv_us:.1f}"
+        table.add_row(cost.what, *times, verdict, f"{cost.budget_us:g}", under)
+    console.print(table)
+    _keep_costs("host-cost", costs, folder, console)
+    return all(cost.within_budget for cost in costs)
+
+
+def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> bool:
+    """How long kernels take to compile, and to load from the cache on disk; True if all are within their budgets."""
+    times = compile_times(cases)
+    table = _table("compile times, ms", "kernel", "compiled", "budget", "from disk", "budget", "verdict")
+    for time in times:
+        verdict = "no budget" if not time.budgeted else "within" if time.within_budget else "OVER"
+        budgets = (f"{time.compile_budget_ms:g}", f"{time.disk_budget_ms:g}") if time.budgeted else ("–", "–")
+        table.add_row(time.what, f"{time.compile_ms:.0f}", budgets[0], f"{time.disk_ms:.1f}", budgets[1], verdict)
+    console.print(table)
+    _keep_costs("compile-time", times, folder, console)
+    return all(time.within_budget for time in times)
+
+
+def bench_compiling(seeds: list[Case], family: Family, device: torch.device, folder: Path, console: Console) -> bool:
+    """Time the cases' kernels as a user's first call compiles them, or every text of the family named."""
+    if family is Family.auto:
+        return bench_compile_time(seeds, folder, console)
+    if family.value not in SHIPPED:
+        raise typer.BadParameter(f"{family.value} has no kernels to compile", param_hint="--family")
+    return bench_texts(family.value, device_facts(device.index).arch, folder, console)
+
+
+def bench_texts(family: str, arch: str, folder: Path, console: Console) -> bool:
+    """How long each text of a family compiles; True if the slowest is within the budget."""
+    times = text_times(family, arch)
+    verdict = "within" if times.within_budget else "OVER"
+    console.print(
+        f"{times.what}: {times.texts} texts, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
+        f"slowest {times.worst_ms:.0f} ms of {times.budget_ms:g} ({verdict}): {times.worst}"
+    )
+    _keep_costs("compile-time", [times], folder, console)
+    return times.within_budget
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column(first)
+    for head in others:
+        table.add_column(head, justify="right")
+    return table
+
+
+def _keep_costs(what: str, costs: Sequence[Cost], folder: Path, console: Console) -> None:
+    environment = environment_stamp()
+    rows: list[ResultRow] = [{**cost.record(), **environment} for cost in costs]
+    console.print(f"wrote {append_rows(folder, what, rows)}", highlight=False, markup=False)
