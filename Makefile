@@ -7,6 +7,8 @@ JOBS ?= 2
 PYTEST_ARGS ?=
 SANITIZE_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_S ?= 300
+FUZZ_ARGS ?=
 
 VENV := .venv
 VENV_GPU := .venv-gpu
@@ -21,13 +23,14 @@ NEEDS_GPU := import cuda.core, cuda.bindings.driver, typer, rich, jinja2, platfo
 GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswith("12.") else "gpu")
 SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
 
-.PHONY: help venv demo demo-cpu demo-cuda test lint gpu sanitize bench clean
+.PHONY: help venv demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo      set up and run the main job on the three problem files (on the GPU, else on the emulator)'
 	@echo 'make test      set up, lint, and run the tests that need no GPU'
 	@echo 'make lint      ruff and clang-format, checking only'
+	@echo 'make fuzz      random problems on the emulator for FUZZ_S seconds (FUZZ_ARGS="--seed 1", "--replay ...")'
 	@echo 'make gpu       on a GPU machine: GPU tests, sanitizer, stamps (PYTHON_GPU=... names the interpreter)'
 	@echo 'make sanitize  on a GPU machine: compute-sanitizer only (SANITIZE_ARGS=...)'
 	@echo 'make bench     on a GPU machine: time the suite, refresh the results and the README (BENCH_ARGS=...)'
@@ -60,6 +63,9 @@ lint: $(VENV)/.develop
 	find haloconv -name '*.cuh' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
 	find haloconv/emulator -name '*.h' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
 	find haloconv/emulator -name '*.cpp' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
+
+fuzz: $(VENV)/.develop
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
 
 gpu:
 	$(RUN_GPU) -m pytest tests/gpu $(PYTEST_ARGS)

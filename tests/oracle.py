@@ -24,6 +24,7 @@ RELU = "relu"  # fprop with that activation
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FENCE_BYTES = 4096
 CPU_FLOPS = 5e7
+EXACT_SUMS = 1 << 24
 
 
 def layout_of(storage: str) -> str:
@@ -116,6 +117,26 @@ def check(
     name = f"{result} {DTYPE_NAMES.get(got.dtype, got.dtype)}"
     assert error.passed, f"{name}: {error.first_bad}; {error}, limits {limits}, {problem}"
     return error
+
+
+def check_exact(result: str, got: torch.Tensor, t: Tensors, spec: ConvSpec) -> None:
+    """Assert that a result of integers is the reference, rounded once to the result's type. A zero has no sign here.
+
+    Every partial sum must be exact in fp32, whatever the order: ``t`` holds integers with sums below 2^24.
+    """
+    want = expected(result, t, spec)
+    assert not want.scale.numel() or want.scale.max() < EXACT_SUMS, "these sums are not exact in fp32"
+    assert got.shape == want.value.shape, f"{result}: shape {tuple(got.shape)}, expected {tuple(want.value.shape)}"
+    assert got.dtype == t.w.dtype and got.device == t.w.device, f"{result}: {got.dtype} on {got.device}"
+    rounded = want.value.round().to(got.dtype)
+    wrong = (got != rounded).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        name = f"{result} {DTYPE_NAMES.get(got.dtype, got.dtype)}"
+        raise AssertionError(
+            f"{name}: {len(wrong)} of {got.numel()} sums of integers are wrong, the first at {at}: got "
+            f"{got[at].item()}, expected {rounded[at].item()}; {problem_of(result, t, spec)}"
+        )
 
 
 # A second reference -------------------------------------------------------------------------------------------------

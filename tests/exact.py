@@ -1,0 +1,28 @@
+"""Operands whose every product and sum is exact, so that a result is right only bit for bit."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.cases import Case, Tensors, generator, store
+
+LARGEST = 3
+
+
+def integers(shape: tuple[int, ...], dtype: torch.dtype, gen: torch.Generator, largest: int = LARGEST) -> torch.Tensor:
+    """Integers from -largest to largest, none of them zero, on the generator's device."""
+    sizes = torch.randint(1, largest + 1, shape, generator=gen, device=gen.device)
+    return (sizes * (torch.randint(0, 2, shape, generator=gen, device=gen.device) * 2 - 1)).to(dtype)
+
+
+def make_exact(one: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensors:
+    """The tensors of a case with small integers, stored as it asks.
+
+    Where fp32 is split into TF32 values, x and dy have 13 bits and w is 1 or -1: their low terms count.
+    """
+    problem, gen = one.problem(dtype=dtype), generator(f"{one.name} exact", device)
+    split = (one.spec.precision or "").endswith(("x3", "x6"))
+    large, small = ((1 << 13) - 1, 1) if split else (LARGEST, LARGEST)
+    x, dy = (store(integers(shape, dtype, gen, large), one.storage) for shape in (problem.x_shape, problem.y_shape))
+    w = store(integers(problem.w_shape, dtype, gen, small), one.w_storage)
+    return Tensors(x, w, integers((problem.k,), dtype, gen) if one.bias else None, dy)

@@ -1,0 +1,71 @@
+"""``python -m tests.fuzz``: draw problems until time is up, or check one line again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+
+import torch
+
+from haloconv import emulator
+from tests.fuzz.campaign import Tally, commit_seed, draws
+from tests.fuzz.check import Failure, check
+from tests.fuzz.draw import SUBJECTS, parsed
+from tests.fuzz.shrink import shrunk
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to draw")
+    parser.add_argument("--seed", type=int, default=None, help="of the draws; the commit's hash if it is not given")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=None, help="cpu: the emulator")
+    parser.add_argument("--family", action="append", choices=SUBJECTS, help="draw for this one only; may be repeated")
+    parser.add_argument("--replay", metavar="LINE", help="check this one problem")
+    parser.add_argument("--shrink-seconds", type=float, default=60.0, help="spent on making a failure small")
+    return parser.parse_args()
+
+
+def _replay(line: str, device: str) -> int:
+    outcome = check(parsed(line), device)
+    if isinstance(outcome, Failure):
+        print(outcome)
+        return 1
+    for each in outcome:
+        print(f"right: {' '.join(sorted(each.kernels))}, {each.kind}")
+    return 0
+
+
+def _fuzz(arguments: argparse.Namespace, device: str) -> int:
+    seed = commit_seed() if arguments.seed is None else arguments.seed
+    families = tuple(arguments.family or SUBJECTS)
+    print(f"seed {seed}, {device}, {arguments.seconds:g} s", flush=True)
+    tally, until = Tally(), time.monotonic() + arguments.seconds
+    for draw in draws(seed, device, families):
+        if time.monotonic() >= until:
+            break
+        outcome = check(draw, device)
+        tally.add(outcome)
+        if isinstance(outcome, Failure):
+            print(f"WRONG {outcome}", flush=True)
+            print(f"shrunk: {shrunk(outcome, device, arguments.shrink_seconds)}", flush=True)
+    print(tally)
+    return 1 if tally.failures or not tally.problems else 0
+
+
+def main() -> int:
+    arguments = _arguments()
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    missing = emulator.available() if device == "cpu" else None
+    if missing is not None:
+        print(missing)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="haloconv-fuzz-") as folder:  # random kernels are not worth keeping
+        os.environ.setdefault("HALOCONV_CACHE_DIR", folder)
+        return _replay(arguments.replay, device) if arguments.replay else _fuzz(arguments, device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

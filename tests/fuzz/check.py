@@ -1,0 +1,146 @@
+"""Whether a draw is right: every config that the family offers, on exact integers and on random values, twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from haloconv import plan
+from haloconv.emulator import EmulatorError
+from haloconv.env import watched
+from haloconv.families import FAMILIES
+from haloconv.families.base import BoundCall, Config, bind_config, candidates_of, config_key
+from haloconv.families.reduce.sums import bind_bgrad
+from haloconv.problem import TensorForm
+from tests import oracle
+from tests.cases import Case, Tensors
+from tests.fuzz.draw import AUTO, REDUCE, Draw, machine, products_of
+from tests.fuzz.operands import exact_operands, random_operands
+from tests.launches import launched
+
+SEEDS = (0, 1)  # the emulator's schedules, whose results have the same bits
+MANY_PRODUCTS = 4096
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is wrong with a draw, in one sentence."""
+
+    draw: Draw
+    config: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.sentence}\n  {self.config or 'its config'}; replay: python -m tests.fuzz --replay '{self.draw}'"
+
+
+class Checked(NamedTuple):
+    """One result that was right: the kernels that were launched, ``kind`` exact or fuzz, and its norm error.
+
+    The error is 0 where the norm says little: for exact integers, few products, and values that cancel or repeat.
+    """
+
+    kernels: frozenset[str]
+    kind: str
+    error: float
+
+
+def check(draw: Draw, device: str) -> list[Checked] | Failure:
+    """Run the draw with every config on offer; what was right, or the first failure. Empty if nothing is on offer."""
+    config, checked = "", []
+    try:
+        exact = exact_operands(draw, device)
+        values, want = random_operands(draw, device)
+        for index in range(offers(draw, exact, device)):
+            config = key_of(draw, exact, device, index)
+            got, kernels = run(draw, exact, device, index, SEEDS[0])
+            oracle.check_exact(draw.answer, got, exact, draw.spec)
+            checked.append(Checked(kernels, "exact", 0.0))
+            config = key_of(draw, values, device, index)
+            (got, kernels), (again, _) = (run(draw, values, device, index, seed) for seed in SEEDS)
+            error = oracle.check(draw.answer, got, values, draw.spec, want=want, norm_counts=False)
+            assert oracle.same_bits(got, again), "a second run gave other bits"
+            checked.append(Checked(kernels, "fuzz", error.norm if _norm_counts(draw) else 0.0))
+    except (AssertionError, EmulatorError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        return Failure(draw, config, f"{type(error).__name__}: {first}")
+    return checked
+
+
+def _norm_counts(draw: Draw) -> bool:
+    """Whether the norm over a result's roundings is a statistic."""
+    repeated = "expanded" in (draw.first, draw.second)
+    return draw.values in ("normal", "positive") and not repeated and products_of(draw) >= MANY_PRODUCTS
+
+
+def run(draw: Draw, t: Tensors, device: str, index: int, seed: int) -> tuple[torch.Tensor, frozenset[str]]:
+    """The result of one config, on poisoned memory between fences, and the kernels launched. No operand may change."""
+    with machine(draw, device, seed), oracle.Unchanged(t), launched() as names:
+        call = bound(draw, t, index)
+        operands = _operands(draw, t)
+        if device == "cpu":  # the emulator poisons and fences by itself
+            return call(*operands), frozenset(names)
+        with oracle.RedZones(device) as zones:
+            result = call(*operands)
+    zones.check()
+    return result, frozenset(names)
+
+
+def prepare(draw: Draw, device: str) -> None:
+    """Compile and load what the draw needs: for threads, ahead of `check`."""
+    t = exact_operands(draw, device)
+    for index in range(offers(draw, t, device)):
+        bound(draw, t, index)
+
+
+def offers(draw: Draw, t: Tensors, device: str) -> int:
+    """How many configs the family offers for the draw."""
+    with machine(draw, device):
+        return 1 if draw.family in (AUTO, REDUCE) else len(_candidates(draw, t))
+
+
+def key_of(draw: Draw, t: Tensors, device: str, index: int) -> str:
+    """The kernel and the key of a config, for a failure's sentence."""
+    if draw.family in (AUTO, REDUCE):
+        return draw.family
+    with machine(draw, device):
+        config = _candidates(draw, t)[index]
+    return f"{config.kernel if isinstance(config, Config) else draw.family} {config_key(config)}".strip()
+
+
+def bound(draw: Draw, t: Tensors, index: int) -> BoundCall:
+    """The bound call of one config: kernels are compiled and loaded."""
+    operands = _operands(draw, t)
+    device = operands[0].device
+    if draw.family == AUTO:
+        storage = {"nhwc": "channels_last"}.get(draw.layout, "contiguous")  # of the gradients
+        extents = (*draw.x, *draw.filters)
+        one = Case("fuzz", "drawn at random", extents, draw.spec, storage=storage, w_storage=storage)
+        return lambda *_: oracle.run(draw.answer, t, one)
+    if draw.family == REDUCE:
+        return watched(bind_bgrad(draw.dtype, draw.y_shape, _form(t.dy), device), device)
+    return watched(bind_config(*_asked(draw, t), _candidates(draw, t)[index]), device)
+
+
+def _candidates(draw: Draw, t: Tensors) -> list:
+    """What the family offers; nothing if it refuses the problem at this size or in this layout."""
+    family, problem, *_, device = asked = _asked(draw, t)
+    return candidates_of(*asked) if family.why_not(problem, device) is None else []
+
+
+def _asked(draw: Draw, t: Tensors) -> tuple:
+    """The family and the arguments of its questions, as the plan asks them."""
+    first, second, *_ = _operands(draw, t)
+    layout = plan.result_layout(first, second) if draw.result == "fprop" else draw.layout
+    problem = draw.problem(plan.layout_of(second) if draw.result == "wgrad" else layout)
+    return FAMILIES[draw.family], problem, _form(first), _form(second), layout, first.device
+
+
+def _form(tensor: torch.Tensor) -> TensorForm:
+    return TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0)
+
+
+def _operands(draw: Draw, t: Tensors) -> tuple[torch.Tensor | None, ...]:
+    return {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x), "bgrad": (t.dy,)}[draw.result]

@@ -1,0 +1,274 @@
+"""What the fuzzer draws: a layer, sizes for it, and the form of every tensor. A draw is one line that replays it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from haloconv import plan
+from haloconv.emulator import emulated_device
+from haloconv.families import FAMILIES
+from haloconv.problem import ConvSpec, Problem, output_extent
+from tests import oracle
+from tests.cases import DTYPE_NAMES, STORAGES
+from tests.layers import smallest_image
+
+AUTO = "auto"  # the plan's own choice, through the plan: the only one that takes empty tensors
+REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
+SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
+KINDS = ("normal", "normal", "positive", "wide", "cancellation", "denormal", "special", "constant")
+PLAIN = ("contiguous", "channels_last")
+ARCHS = ("sm_90a", "sm_90a", "sm_80")
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"tf32": torch.float32}
+_FORMS = 2  # combinations of storages on a layer, about: a kernel is compiled for each
+_TRIES = 60  # layers drawn for a family before the next family has its turn
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One result of one problem on one family, with the form of every tensor.
+
+    ``x`` is (N, C, H, W), ``filters`` (K, R, S). ``first`` and ``second`` name storages of (x, w) in fprop, (dy, w) in
+    dgrad, (dy, x) in wgrad; ``layout`` is the memory order of dx or dw (that of y follows from x and w). ``values`` is
+    the kind of random values. ``arch`` and ``sm_count`` are the emulated GPU's; on a GPU they mean nothing.
+    """
+
+    family: str
+    result: str
+    precision: str
+    x: tuple[int, ...]
+    filters: tuple[int, ...]
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    relu: bool = False
+    first: str = "contiguous"
+    second: str = "contiguous"
+    layout: str = "nchw"
+    values: str = "normal"
+    seed: int = 0
+    arch: str = "sm_90a"
+    sm_count: int = 4
+
+    def __str__(self) -> str:
+        """The line that `parsed` reads: every field that is not its default."""
+        shown = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
+        return " ".join(f"{name}={_text(value)}" for name, value, default in shown if value != default)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self.precision]
+
+    @property
+    def answer(self) -> str:
+        """The result by the name that `tests.oracle` gives it."""
+        return oracle.RELU if self.relu else self.result
+
+    @property
+    def spec(self) -> ConvSpec:
+        """What a caller would say; fp32 products are formed as ``precision`` says, whatever PyTorch's setting."""
+        precision = {"fp32": "ieee", "tf32": "tf32"}.get(self.precision)
+        family = "auto" if self.family in (AUTO, REDUCE) else self.family
+        return ConvSpec(self.stride, self.padding, self.dilation, self.groups, precision, family)
+
+    @property
+    def y_shape(self) -> tuple[int, int, int, int]:
+        (n, _, h, w), (k, r, s) = self.x, self.filters
+        (top, bottom, left, right), (down, across) = self.padding, self.stride
+        rows = output_extent(h, top + bottom, r, down, self.dilation[0])
+        return (n, k, rows, output_extent(w, left + right, s, across, self.dilation[1]))
+
+    @property
+    def w_shape(self) -> tuple[int, int, int, int]:
+        k, r, s = self.filters
+        return (k, self.x[1] // self.groups, r, s)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the first and of the second operand."""
+        return {"fprop": (self.x, self.w_shape), "wgrad": (self.y_shape, self.x)}.get(
+            self.result, (self.y_shape, self.w_shape)
+        )
+
+    @property
+    def is_legal(self) -> bool:
+        """Whether PyTorch takes it."""
+        divides = self.groups >= 1 and self.x[1] % self.groups == 0 and self.filters[0] % self.groups == 0
+        return divides and min(*self.x[1:], *self.filters, *self.y_shape[2:]) >= 1
+
+    def problem(self, layout: str) -> Problem:
+        direction = "wgrad" if self.result == "bgrad" else self.result
+        activation = "relu" if self.relu else None
+        shapes = (self.x, self.w_shape)
+        return plan.problem_of(direction, *shapes, self.spec, self.dtype, layout, self.bias, activation)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def parsed(line: str) -> Draw:
+    """The draw that a line describes. Raises ValueError for a word that is no field, or a wrong value."""
+    kinds = {each.name: each.type for each in fields(Draw)}
+    found: dict[str, object] = {}
+    for word in line.split():
+        name, _, text = word.partition("=")
+        if name not in kinds:
+            raise ValueError(f"{name!r} is no field of a draw")
+        kind = kinds[name]
+        numbers = tuple(int(each) for each in text.split(",")) if kind != "str" else ()
+        found[name] = {"str": text, "int": numbers[:1], "bool": numbers[:1]}.get(kind, numbers)
+        if kind in ("int", "bool"):
+            found[name] = bool(numbers[0]) if kind == "bool" else numbers[0]
+    return Draw(**found)  # type: ignore[arg-type]
+
+
+# Layers -------------------------------------------------------------------------------------------------------------
+
+
+def _filter(rng: random.Random) -> tuple[int, int]:
+    """Taps by axis: mostly up to 7, square half of the time, now and then far more."""
+    if rng.random() < 0.06:
+        return rng.randint(1, 31), rng.randint(8, 31)
+    r = rng.choice((1, 1, 2, 3, 3, 3, 4, 5, 7))
+    return (r, r) if rng.random() < 0.5 else (r, rng.randint(1, 7))
+
+
+def _many(rng: random.Random, most: int) -> int:
+    """A number of channels: few, any, or a multiple of 8."""
+    return rng.choice((rng.randint(1, 8), rng.randint(1, most), 8 * rng.randint(1, max(1, most // 8))))
+
+
+def _channels(rng: random.Random, special: bool) -> tuple[int, int, int]:
+    """C, K and the number of groups; ``special``: one channel a group."""
+    kind = "depthwise" if special else rng.choice(("dense", "dense", "dense", "grouped", "even groups", "depthwise"))
+    if kind == "dense":
+        return _many(rng, 160), _many(rng, 160), 1
+    if kind == "grouped":
+        groups = rng.randint(2, 9)
+        return groups * rng.randint(1, 20), groups * rng.randint(1, 20), groups
+    if kind == "even groups":
+        groups, each = rng.choice((2, 3, 4, 8)), rng.choice((4, 8, 16, 32))
+        return groups * each, groups * each, groups
+    groups = rng.choice((rng.randint(2, 80), 8 * rng.randint(1, 10)))
+    return groups, groups * rng.choice((1, 1, 1, 2, 3)), groups
+
+
+def _layer(rng: random.Random, family: str) -> Draw:
+    """A layer with the smallest image that it takes, for a family that may refuse it."""
+    c, k, groups = _channels(rng, family.startswith("depthwise") and rng.random() < 0.97)
+    taps = _filter(rng)
+    plain = rng.random() < 0.4
+    dilation = tuple(1 if plain or taps[axis] > 7 else rng.choice((1, 1, 2, 3, 5)) for axis in (0, 1))
+    stride = (rng.choice((1, 1, 2)),) * 2 if plain else tuple(rng.choice((1, 1, 2, 3, 4, 5)) for _ in (0, 1))
+    reach = [d * (extent - 1) for d, extent in zip(dilation, taps, strict=True)]
+    same = (reach[0] // 2, reach[0] // 2, reach[1] // 2, reach[1] // 2)
+    sides = tuple(rng.choice((0, rng.randint(0, max(1, reach[axis] + 1)))) for axis in (0, 0, 1, 1))
+    padding = same if plain else sides
+    spec = ConvSpec(stride, padding, dilation, groups)
+    h, w = smallest_image(spec, *taps)
+    results = ("bgrad",) if family == REDUCE else ("fprop", "dgrad", "wgrad")
+    result, precision = rng.choice(results), rng.choice(PRECISIONS)
+    relu = result == "fprop" and rng.random() < 0.15
+    bias = result == "fprop" and rng.random() < 0.5
+    layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, relu)
+    return replace(layer, arch=rng.choice(ARCHS), sm_count=rng.choice((1, 3, 4, 4, 7)))
+
+
+def _size(rng: random.Random, layer: Draw, most_work: int) -> Draw:
+    """The layer on images of another size, that is small enough to be checked quickly."""
+    _, c, h, w = layer.x
+    while True:
+        n = rng.choice((1, 1, 2, 3, rng.randint(1, 9)))
+        rows, cols = rng.choice(
+            ((0, 0), (rng.randint(0, 5), rng.randint(0, 5)), (rng.randint(0, 39), rng.randint(0, 39)),
+             (rng.randint(0, 4), rng.randint(60, 300)), (rng.randint(60, 150), rng.randint(0, 4)))
+        )  # fmt: skip
+        if rng.random() < 0.4:
+            cols += -(w + cols) % rng.choice((4, 8, 16))
+        if layer.family == AUTO and rng.random() < 0.1:
+            n = 0
+        sized = replace(layer, x=(n, c, h + rows, w + cols))
+        if work_of(sized) <= max(most_work, work_of(layer)):
+            return sized
+
+
+def products_of(draw: Draw) -> int:
+    """Products of the definition, or elements read where those are more."""
+    n, k, p, q = draw.y_shape
+    _, cg, r, s = draw.w_shape
+    return max(n * k * p * q * cg * r * s, draw.x[0] * draw.x[1] * draw.x[2] * draw.x[3])
+
+
+def work_of(draw: Draw) -> int:
+    """Products that are formed, about: tiles of tensor cores have 64 filters of one group, however few it has."""
+    if not draw.family.startswith("halo"):
+        return products_of(draw)
+    c_each, k_each = draw.x[1] // draw.groups, draw.filters[0] // draw.groups
+    wide, deep = (c_each, k_each) if draw.result == "dgrad" else (k_each, c_each)
+    filled = (-(-wide // 64) * 64) * (-(-deep // 16) * 16)
+    return products_of(draw) * filled // (wide * deep) // 4  # of which the emulator does four in the time of another
+
+
+def _formed(rng: random.Random, draw: Draw, keep: bool) -> Draw:
+    """The draw with storages, a result layout, values and a seed; ``keep``: the storages stay as they are."""
+    drawn = replace(draw, values=rng.choice(KINDS), seed=rng.randrange(1 << 16))
+    if keep:
+        return drawn
+    plain = rng.choice(PLAIN)
+    names = (plain, plain, *STORAGES) if rng.random() < 0.5 else (plain,)
+    return replace(drawn, first=rng.choice(names), second=rng.choice(names), layout=rng.choice(("nchw", "nhwc")))
+
+
+# Draws --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def machine(draw: Draw, device: str, seed: int = 0) -> Iterator[None]:
+    """The GPU that the draw asks for, emulated on the CPU under one schedule; on a GPU that one."""
+    emulated = emulated_device(seed, draw.sm_count, draw.arch) if device == "cpu" else nullcontext()
+    with emulated:
+        yield
+
+
+def layers(rng: random.Random, device: str, families: tuple[str, ...], most_work: int) -> Iterator[Draw]:
+    """Layers without end, the families in turn; those of a family that ``device`` does not run are left out."""
+    while True:
+        for family in families:
+            for _ in range(_TRIES):
+                layer = _layer(rng, family)
+                if layer.is_legal and work_of(layer) <= most_work and takes(layer, device):
+                    yield layer
+                    break
+
+
+def takes(layer: Draw, device: str) -> bool:
+    """Whether the family takes the problem on the device (``"cpu"`` or ``"cuda"``), whatever its tensors' forms."""
+    if not layer.is_legal:
+        return False
+    if layer.family in (AUTO, REDUCE):
+        return layer.precision != "tf32" or layer.family == AUTO
+    family = FAMILIES[layer.family]
+    if layer.relu and "relu" not in getattr(family, "activations", ()):
+        return False
+    with machine(layer, device):
+        return family.why_not(layer.problem(layer.layout), torch.device(device)) is None
+
+
+def sizes(rng: random.Random, layer: Draw, count: int, most_work: int) -> list[Draw]:
+    """``count`` problems on one layer: several sizes, most of them on tensors of the same forms as the one before."""
+    drawn: list[Draw] = []
+    for _ in range(count):
+        form = drawn[-1] if drawn else layer
+        one = replace(_size(rng, layer, most_work), first=form.first, second=form.second, layout=form.layout)
+        drawn.append(_formed(rng, one, keep=bool(drawn) and rng.random() >= _FORMS / count))
+    return drawn
