@@ -25,6 +25,7 @@ FAMILIES = (
     "halo_sm80",
     "halo_sm80_wgrad",
     "halo_sm90",
+    "grouped_sm90",
     "depthwise_window",
     "depthwise_toeplitz",
     "depthwise",

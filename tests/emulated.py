@@ -27,6 +27,7 @@ from tests import (
     emulated_depthwise,
     emulated_depthwise_toeplitz,
     emulated_depthwise_window,
+    emulated_grouped_sm90,
     emulated_halo_sm80,
     emulated_halo_sm80_wgrad,
     oracle,
@@ -35,7 +36,8 @@ from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generat
 
 SM_COUNT = 4
 LARGE_OUTPUTS = 10_000
-TENSOR_CORES = ("halo_sm80", "halo_sm80_wgrad", "halo_sm90", "depthwise_toeplitz")  # form fp32 products in TF32
+# Families that form fp32 products in TF32.
+TENSOR_CORES = ("halo_sm80", "halo_sm80_wgrad", "halo_sm90", "grouped_sm90", "depthwise_toeplitz")
 
 # Cases left out, with the reason.
 LEFT_OUT = {
@@ -117,6 +119,7 @@ ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
 MODULES = {
     "halo_sm80": emulated_halo_sm80,
     "halo_sm80_wgrad": emulated_halo_sm80_wgrad,
+    "grouped_sm90": emulated_grouped_sm90,
     "depthwise_window": emulated_depthwise_window,
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,

@@ -12,10 +12,9 @@ from dataclasses import replace
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.grouped_sm90 import conv as halo_sm80_march
-from haloconv.families.halo_sm80 import conv as halo_sm80
-from haloconv.families.halo_sm80.configs import configs
+from haloconv.families.halo_sm80 import conv
 from haloconv.families.halo_sm80.tile import Layer, Tiling
+from haloconv.families.halo_sm80.tilings import tilings
 from tests.cases import case
 
 SM_COUNT, SMEM_BYTES = 4, 227 * 1024  # of the emulated device
@@ -48,12 +47,6 @@ CASES = (
          w_storage="channels_last"),
     case("stem_with_gaps", "rows that fragments fill with places without a pixel, which read on behind the planes",
          (2, 3, 18, 28), (20, 7, 7), stride=2, padding=3),
-    case("group_march_strips", "two strips, a last slab that is not full, an even filter, four different paddings",
-         (2, 80, 7, 45), (80, 2, 3), padding=(1, 0, 2, 1), groups=10, storage="channels_last"),
-    case("group_march_wide", "groups of 16 channels, a filter of one column, padding beyond it", (3, 48, 8, 13),
-         (48, 3, 1), padding=(3, 3, 1, 0), groups=3, storage="channels_last"),
-    case("group_march_on", "blocks that go on in the next image, more rows than the ring has", (5, 16, 23, 9),
-         (16, 5, 3), padding=(2, 1), groups=2, storage="channels_last"),
     case("odd_plane", "an odd number of columns, and of pixels in whole tiles", (2, 16, 7, 7), (16, 3, 3), padding=1,
          groups=2),
 )  # fmt: skip
@@ -76,7 +69,6 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "images": lambda tiling: tiling.config.tile_n == 2,
     "items": lambda tiling: tiling.items > tiling.config.warps and tiling.config.n_items > 1,
     "wide": lambda tiling: tiling.chunks == 1,
-    "tiles": lambda tiling: True,
     "copies": lambda tiling: not tiling.boxes,
     "boxes one after the other": lambda tiling: tiling.boxes and _tiles_of_a_block(tiling) > 2,
     "late": lambda tiling: tiling.late and _tiles_of_a_block(tiling) > 1,
@@ -91,11 +83,7 @@ _RUNS: tuple[tuple[str, tuple[torch.dtype, ...], tuple[str, ...], str], ...] = (
     ("many_tiles", (FP32,), ("fprop",), "several tiles"),
     ("many_tiles", (FP32,), ("fprop",), "several tiles in one buffer"),
     ("eight_by_eight", (FP32,), ("dgrad",), "wide"),
-    ("eight_by_eight_nhwc", (FP32, FP16), BOTH, "tiles"),
     ("eight_by_eight_nhwc", (FP32, FP16), BOTH, ""),
-    ("group_march_strips", (FP32, FP16, BF16), BOTH, ""),
-    ("group_march_wide", (FP32, BF16), BOTH, ""),
-    ("group_march_on", (FP32, FP16), BOTH, ""),
     ("aligned_stem_nhwc", (FP32, FP16), ("fprop",), ""),
     ("wide_groups_nhwc", (BF16,), ("fprop",), ""),
     ("four_by_four_nhwc", (FP16,), ("fprop",), "groups"),
@@ -142,7 +130,6 @@ _NOT_FINITE = (
     ("one_channel_in", (FP32,)),
     ("large_3x3", (FP16,)),
     ("eight_by_eight_nhwc", (FP32,)),
-    ("group_march_strips", (FP32, FP16)),
     ("aligned_stem_nhwc", (FP16,)),
     ("aligned_stem", (FP16,)),
     ("aligned_stride_4", (FP16,)),
@@ -160,10 +147,7 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, halo_sm80 takes the best of its tilings of that shape; "wide": with 64-bit offsets.
-
-    It never marches then.
-    """
+    """While active, halo_sm80 takes the best of its tilings of that shape; "wide": with 64-bit offsets."""
     if not shape:
         yield
         return
@@ -171,9 +155,8 @@ def forced(shape: str) -> Iterator[None]:
     def only(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
         layer = replace(layer, wide=layer.wide or shape == "wide", x_boxes=layer.x_boxes and shape != "copies")
         smem_bytes = CHUNKS_SMEM_BYTES if shape.startswith("chunks") else max_smem_bytes
-        return tuple(each for each in configs(layer, sm_count, smem_bytes) if SHAPES[shape](each))
+        return tuple(each for each in tilings(layer, sm_count, smem_bytes) if SHAPES[shape](each))
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(halo_sm80, "configs", only)
-        patch.setattr(halo_sm80_march, "configs", lambda problem, max_smem_bytes: [])
+        patch.setattr(conv, "tilings", only)
         yield

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.grouped_sm90 import wgrad as halo_sm80_wgrad_march
-from haloconv.families.halo_sm80_wgrad import wgrad as halo_sm80_wgrad
-from haloconv.families.halo_sm80_wgrad.configs import Config, configs
+from haloconv.families.halo_sm80_wgrad import wgrad
+from haloconv.families.halo_sm80_wgrad.blocks import Block, ranked_blocks
 from haloconv.families.halo_sm80_wgrad.layer import Layer
 from haloconv.problem import Problem
 from tests.cases import case
@@ -54,23 +53,13 @@ CASES = (
     case("wgrad_loose_pairs", "the same in rows that are copied", (5, 2, 6, 6), (4, 3, 5)),
     case("wgrad_loose_pieces", "the same where channels are neighbours", (3, 8, 6, 7), (16, 3, 3),
          storage="channels_last"),
-    case("wgrad_march_strips", "two strips, a last slab that is not full, an even filter, four different paddings",
-         (2, 80, 7, 45), (80, 2, 3), padding=(1, 0, 2, 1), groups=10, storage="channels_last"),
-    case("wgrad_march_wide_groups", "groups of 16 channels, a filter of one column, padding beyond it", (3, 48, 8, 13),
-         (48, 3, 1), padding=(3, 3, 1, 0), groups=3, storage="channels_last"),
-    case("wgrad_march_on", "blocks that go on in the next image, more rows than the ring has", (5, 16, 23, 9),
-         (16, 5, 3), padding=(2, 1), groups=2, storage="channels_last"),
-    case("wgrad_loose_march", "pixels that meet rows and columns behind the last output", (3, 16, 5, 9), (16, 2, 6),
-         groups=2, storage="channels_last"),
     case("wgrad_strips", "several strips of columns, and several stages for each block", (9, 2, 3, 200), (4, 3, 3),
          padding=1),
 )  # fmt: skip
 
 _EVERY = (torch.float32, torch.float16, torch.bfloat16)
 _BOTH = (torch.float32, torch.float16)
-_HALVES = (torch.float16, torch.bfloat16)
 _RUNS = (
-    (("wgrad_march_strips", "wgrad_march_wide_groups", "wgrad_march_on"), _HALVES),
     (("large_filter_gradient", "wgrad_stem"), _EVERY),
     (("wgrad_pairs", "wgrad_groups_nhwc", "wgrad_one_image", "wgrad_long_rows", "wgrad_long_rows_nhwc",
       "wgrad_pieces_strided", "wgrad_stem_odd", "wgrad_even_filter"), _BOTH),
@@ -82,13 +71,12 @@ _RUNS = (
 )  # fmt: skip
 
 # Blocks that the cost model takes for larger problems, and the cases that run with them here.
-SHAPES: dict[str, Callable[[Config, Layer], bool]] = {
-    "several groups": lambda config, layer: config.tile_g == 4,
-    "parts of a group": lambda config, layer: config.tile_c == 16 and config.tile_k in (8, 16),
-    "shared pixels": lambda config, layer: config.warps_e >= 4,
-    "warps side by side": lambda config, layer: config.warps_m >= 2 and config.warps_n >= 2,
-    "long distances": lambda config, layer: True,
-    "tiles": lambda config, layer: True,
+SHAPES: dict[str, Callable[[Block, Layer], bool]] = {
+    "several groups": lambda block, layer: block.tile_g == 4,
+    "parts of a group": lambda block, layer: block.tile_c == 16 and block.tile_k in (8, 16),
+    "shared pixels": lambda block, layer: block.warps_e >= 4,
+    "warps side by side": lambda block, layer: block.warps_m >= 2 and block.warps_n >= 2,
+    "long distances": lambda block, layer: True,
 }
 SHAPED = {
     "several groups": ("wgrad_groups", "wgrad_groups_nhwc"),
@@ -96,10 +84,9 @@ SHAPED = {
     "shared pixels": ("wgrad_stem", "wgrad_one_image"),
     "warps side by side": ("wgrad_stem",),
     "long distances": ("wgrad_groups_nhwc",),
-    "tiles": ("wgrad_groups_nhwc",),
 }
 NOT_FINITE = (
-    "wgrad_loose_end", "wgrad_loose_pairs", "wgrad_loose_pieces", "wgrad_loose_march", "wgrad_groups", "odd_widths",
+    "wgrad_loose_end", "wgrad_loose_pairs", "wgrad_loose_pieces", "grouped_wgrad_loose", "wgrad_groups", "odd_widths",
 )  # fmt: skip
 
 
@@ -114,20 +101,16 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, halo_sm80_wgrad takes the best of its configs of that shape, whatever its cost model prefers.
-
-    It never marches then.
-    """
+    """While active, halo_sm80_wgrad has only its blocks of that shape, whatever its cost model prefers."""
     if not shape:
         yield
         return
 
-    def only(problem: Problem, layer: Layer, max_smem_bytes: int) -> Config:
-        return next(each for each in configs(problem, layer, max_smem_bytes) if SHAPES[shape](each, layer))
+    def only(problem: Problem, layer: Layer, max_smem_bytes: int) -> list[Block]:
+        return [each for each in ranked_blocks(problem, layer, max_smem_bytes) if SHAPES[shape](each, layer)]
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(halo_sm80_wgrad, "best_config", only)
-        patch.setattr(halo_sm80_wgrad_march, "best_config", lambda problem, max_smem_bytes: None)
+        patch.setattr(wgrad, "ranked_blocks", only)
         if shape == "long distances":
-            patch.setattr(halo_sm80_wgrad, "_INT_LIMIT", 0)
+            patch.setattr(wgrad, "_INT_LIMIT", 0)
         yield

@@ -54,12 +54,16 @@ DIRECT = Subject("direct")
 HALO_SM80 = Subject("halo_sm80", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(8, 0), newer=True)
 HALO_SM90 = Subject("halo_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(9, 0))
 HALO_SM80_WGRAD = Subject("halo_sm80_wgrad", TENSOR_CORE_DTYPES, ("wgrad",), True, capability=(8, 0), newer=True)
+GROUPED_SM90 = Subject(  # of fp32 no filter gradient
+    "grouped_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"), True, capability=(9, 0), newer=True
+)
 DEPTHWISE = Subject("depthwise", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
 DEPTHWISE_WINDOW = Subject("depthwise_window", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
 DEPTHWISE_TOEPLITZ = Subject(
     "depthwise_toeplitz", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"), True, capability=(8, 0), newer=True
 )
-SPECIALS = (DEPTHWISE, DEPTHWISE_WINDOW, DEPTHWISE_TOEPLITZ)  # those that take problems of their own alone
+# Families that take problems of their own alone.
+SPECIALS = (GROUPED_SM90, DEPTHWISE, DEPTHWISE_WINDOW, DEPTHWISE_TOEPLITZ)
 SUBJECTS = (DIRECT, HALO_SM80, HALO_SM80_WGRAD, HALO_SM90)  # those that take every problem of their dtypes and results
 
 

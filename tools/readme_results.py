@@ -127,24 +127,19 @@ def tally_section(root: Path = ROOT) -> str:
     return "\n\n".join(found) or NO_RESULTS
 
 
-def marches(row: dict) -> bool:
-    """Whether `grouped_sm90` ran: its rows of today carry the names of the families that it was a part of."""
-    where = row["case"].startswith("resnext") and row["layout"] == "nhwc"
-    return where and (row["family"] == "halo_sm80" or row["family"] == "halo_sm80_wgrad" and row["precision"] != "tf32")
-
-
-def is_of(family: str, row: dict) -> bool:
-    """Whether a row is of the family of a page."""
-    if family == "grouped_sm90":
-        return row["family"] == family or marches(row)
-    return row["family"] == family and not marches(row)
+def family_of(row: dict) -> str:
+    """The family that a row is of: rows of `grouped_sm90` carried the names of the families that it was a part of."""
+    grouped = row["case"].startswith("resnext") and row["layout"] == "nhwc"
+    if grouped and (row["family"], row["precision"]) != ("halo_sm80_wgrad", "tf32"):
+        return {"halo_sm80": "grouped_sm90", "halo_sm80_wgrad": "grouped_sm90"}.get(row["family"], row["family"])
+    return row["family"]
 
 
 def family_section(family: str, root: Path = ROOT) -> str:
     """The Markdown between the markers of a family's page: what its rows prove, a line a layer."""
     found = []
     for path in result_files(root, "latest.jsonl"):
-        rows = [row for row in suite_rows(path.parent) if is_of(family, row)]
+        rows = [row for row in suite_rows(path.parent) if family_of(row) == family]
         if not rows:
             continue
         cases = {row["case"] for row in read_rows(path)}

@@ -218,7 +218,13 @@ RULES = (
         hopper=True,
     ),
     Rule("depthwise_window", _has_a_large_filter, "depthwise_window is faster on depthwise layers of many taps"),
+    Rule("grouped_sm90", _has_few_channels, "grouped_sm90 is faster on groups of 8 and 16 channels in nhwc on Hopper"),
     Rule("halo_sm80", _has_few_channels, "halo_sm80 is faster on layers of few channels per group on tensor cores"),
+    Rule(
+        "grouped_sm90",
+        _has_a_small_filter_gradient,
+        "grouped_sm90 is faster on weight gradients of groups of 8 and 16 channels in nhwc on Hopper",
+    ),
     Rule(
         "halo_sm80_wgrad",
         _has_a_small_filter_gradient,

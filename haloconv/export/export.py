@@ -39,7 +39,7 @@ ARCHS = {
 }
 """The architectures that can be named without a GPU of theirs: a usual one, and its multiprocessors."""
 
-_LEAST_CAPABILITIES = {"halo_sm80": (8, 0), "halo_sm80_wgrad": (8, 0)}
+_LEAST_CAPABILITIES = {"halo_sm80": (8, 0), "halo_sm80_wgrad": (8, 0), "grouped_sm90": (9, 0)}
 _LEAST_CAPABILITY, _MAPS_CAPABILITY = (7, 0), (9, 0)
 _TF32_CAPABILITY = (8, 0)
 _ONLY_ARCHS = {"halo_sm90": "sm_90a"}

@@ -8,8 +8,9 @@ from haloconv.families.depthwise.family import DepthwiseFamily
 from haloconv.families.depthwise_toeplitz.family import DepthwiseToeplitzFamily
 from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
 from haloconv.families.direct.family import DirectFamily
-from haloconv.families.halo_sm80.conv import HaloSm80Family
-from haloconv.families.halo_sm80_wgrad.wgrad import HaloSm80WgradFamily
+from haloconv.families.grouped_sm90.family import GroupedSm90Family
+from haloconv.families.halo_sm80.family import HaloSm80Family
+from haloconv.families.halo_sm80_wgrad.family import HaloSm80WgradFamily
 from haloconv.families.halo_sm90.family import HaloSm90Family
 
 FAMILIES: dict[str, Family] = {
@@ -20,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         DirectFamily(),
         HaloSm80Family(),
         HaloSm90Family(),
+        GroupedSm90Family(),
         DepthwiseWindowFamily(),
         DepthwiseToeplitzFamily(),
         DepthwiseFamily(),

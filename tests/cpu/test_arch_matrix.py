@@ -31,6 +31,7 @@ ARCHS = {
     "halo_sm80": TENSOR_CORE_ARCHS,
     "halo_sm80_wgrad": TENSOR_CORE_ARCHS,
     "halo_sm90": ("sm_90a",),
+    "grouped_sm90": TENSOR_CORE_ARCHS[3:],
     "depthwise_window": EVERY_ARCH,
     "depthwise_toeplitz": TENSOR_CORE_ARCHS,
     "depthwise": EVERY_ARCH,
@@ -39,8 +40,6 @@ LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
     "depthwise/band": 80,
     "depthwise/band_wgrad": 80,
     "depthwise/tile": 80,
-    "grouped_sm90/conv": 90,
-    "grouped_sm90/wgrad": 90,
 }
 BOXES_ARCH = 90  # where the copy engine takes boxes
 HOPPER_ONLY = (

@@ -21,6 +21,8 @@ MISSING = emulator.available()
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 DENSE = case("dense", "few channels per group", (2, 8, 18, 22), (8, 3, 3), padding=1, groups=2)
 STRIDED = case("strided", "several launches in dgrad", (1, 32, 16, 20), (40, 3, 3), padding=1, stride=2)
+GROUPED = case("grouped", "groups of 8 channels in channels_last", (2, 16, 9, 18), (16, 3, 3), padding=1, groups=2,
+               storage="channels_last", w_storage="channels_last")  # fmt: skip
 DEPTHWISE = case("depthwise", "one channel a group", (2, 8, 17, 20), (8, 3, 3), padding=1, groups=8)
 LARGE = case("large", "one channel a group, a large filter", (2, 3, 17, 20), (3, 9, 9), padding=4, groups=3)
 TAKES = {
@@ -28,6 +30,7 @@ TAKES = {
     "halo_sm80": (DENSE, ("fprop", "dgrad")),
     "halo_sm80_wgrad": (DENSE, ("wgrad",)),
     "halo_sm90": (STRIDED, ("fprop", "dgrad")),
+    "grouped_sm90": (GROUPED, DIRECTIONS),
     "depthwise": (DEPTHWISE, DIRECTIONS),
     "depthwise_window": (DEPTHWISE, DIRECTIONS),
     "depthwise_toeplitz": (LARGE, DIRECTIONS),
@@ -50,9 +53,10 @@ class Bindable:
     def arguments(self) -> tuple:
         t = make(self.one, torch.float16)
         bias = self.direction == "fprop"
-        problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, torch.float16, "nchw", bias)
+        layout = oracle.layout_of(self.one.storage)
+        problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, torch.float16, layout, bias)
         first, second = (TensorForm(each.stride(), True) for each in self.operands[:2])
-        return problem, first, second, "nchw", torch.device("cpu")
+        return problem, first, second, layout, torch.device("cpu")
 
 
 def test_every_family_is_asked() -> None:

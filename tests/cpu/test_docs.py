@@ -368,7 +368,7 @@ def was_faster(family: str, row: dict) -> bool:
     halves, alike = {"fp16", "bf16"}, {row["precision"]}
     alike |= halves if row["precision"] in halves else set()
     return any(
-        (each["case"], each["layout"], each["family"]) == (row["case"], row["layout"], family)
+        (each["case"], each["layout"], readme_results.family_of(each)) == (row["case"], row["layout"], family)
         and each["precision"] in alike
         and each["date"] > row["date"]
         and each["haloconv_ms"] < row["haloconv_ms"]
@@ -394,4 +394,4 @@ def ruled(suite: str, latest: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     lines = (ROOT / "benchmarks" / "results" / "nvidia-h200" / f"{latest}.jsonl").read_text("utf-8").splitlines()
     for row in (row for row in map(json.loads, lines) if row["family"] != "aten"):
         problem = cases[row["case"]].problem(row["direction"], row["precision"], row["layout"])
-        yield row, rules.by_rule(problem, torch.device("cuda", 0))[0]
+        yield row | {"family": readme_results.family_of(row)}, rules.by_rule(problem, torch.device("cuda", 0))[0]

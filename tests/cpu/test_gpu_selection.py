@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
         ("test_cases.py::test_results_have_the_layout_asked_for[direct-one_row]", "test_cases.py direct fp32"),
         ("test_redzones.py::test_fences_stay_intact[one_row-direct-bf16]", "test_redzones.py bf16 direct"),
         ("test_large.py::test_offsets[halo_sm80-fp32]", "test_large.py"),
-        ("test_march.py::test_run[halo_sm80-a-fp16]", "test_march.py::test_run[halo_sm80-a-fp16]"),
+        ("test_grouped.py::test_run[halo_sm80-a-fp16]", "test_grouped.py::test_run[halo_sm80-a-fp16]"),
     ],
 )
 def test_tests_that_share_kernels_go_to_one_worker(test: str, unit: str) -> None:

@@ -10,6 +10,7 @@ import argparse
 import struct
 import time
 from collections.abc import Container, Iterable
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ TINY = pick(
 DTYPES = (torch.float32, torch.float16, torch.float64)
 
 REPORT_EACH = 10  # calls: what a run that is stopped has done stands in its output
-COPY_ENGINE = ("halo_sm90", "halo_sm80", "depthwise")  # families with kernels whose results leave by the copy engine
+COPY_ENGINE = ("halo_sm90", "grouped_sm90", "depthwise")  # families with kernels whose results leave by the copy engine
 CPU_THREADS = 2  # of each process: references are tiny, and the tools run side by side
 
 PLANTED = KernelSource(
@@ -67,14 +68,14 @@ def calls_of(subject: Subject, every: int = 1) -> list[Call]:
 
     That part goes diagonally through cases, dtypes and results.
     """
-    dtypes = [dtype for dtype in DTYPES if dtype in subject.dtypes]
-    return [
-        Call(subject.on(one, dtype), dtype, result)
-        for i, (one, results) in enumerate(results_of(subject))
-        for j, dtype in enumerate(dtypes)
-        for k, result in enumerate(results)
-        if dtype in one.dtypes and (i + j + k) % min(every, len(dtypes) + len(results) - 1) == 0
-    ]
+    calls = []
+    for i, (one, results) in enumerate(results_of(subject)):
+        dtypes = [dtype for dtype in DTYPES if dtype in subject.dtypes and dtype in one.dtypes]
+        step = min(every, len(dtypes) + len(results) - 1)
+        kinds = product(enumerate(dtypes), enumerate(results))
+        chosen = [(dtype, result) for (j, dtype), (k, result) in kinds if (i + j + k) % step == 0]
+        calls += [Call(subject.on(one, dtype), dtype, result) for dtype, result in chosen]
+    return calls
 
 
 def calls_here(every: int = 1, families: Container[str] = ()) -> list[Call]:

@@ -1,16 +1,14 @@
-"""What the host halves of the kernels that march through grouped channels_last layers share (kernels/group_march)."""
+"""What the kernels of ``grouped_sm90`` share: slabs of 128 bytes of channels, and how they are cut (slab.cuh)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from haloconv.env import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.jit import BoxMap, DataType, Swizzle
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, Request, TensorForm
 
 ATOM_BYTES, SLAB_BYTES = 16, 128
 _LEAST_CAPABILITY = (9, 0)
@@ -33,21 +31,22 @@ def group_tiles(problem: Problem) -> int:
     return problem.c_per_group // 8
 
 
-def why_not(problem: Problem, forms: Iterable[TensorForm], result_layout: str, facts: DeviceFacts) -> str | None:
-    """None if the kernels take the problem and tensors of these forms on the device, else a sentence that says why not.
+def why_not(request: Request, *forms: TensorForm) -> str | None:
+    """None if the kernels take the request on its device, else a sentence that says why not.
 
     ``forms`` are those of the tensors that are read as boxes.
     """
+    problem = request.problem
     size = problem.dtype.itemsize
-    if facts.capability < _LEAST_CAPABILITY:
-        return "the device has no copy engine that takes tensor maps (compute capability 9.0)"
+    if request.facts.capability < _LEAST_CAPABILITY:
+        return "the device has no TMA (compute capability 9.0)"
     if problem.stride != (1, 1) or problem.dilation != (1, 1):
         return "the layer is strided or dilated"
     if problem.c_per_group != problem.k_per_group or problem.c_per_group % 8:
         return "the groups do not have as many channels as filters, in eights"
     if problem.c_per_group > _MOST_CHANNELS or SLAB_BYTES % (problem.c_per_group * size):
         return f"groups have more than {_MOST_CHANNELS} channels, or do not fill {SLAB_BYTES} bytes evenly"
-    if result_layout != "nhwc" or not all(_has_boxes(form, size) for form in forms):
+    if not all(_has_boxes(form, size) for form in forms):
         return "channels are no neighbours at multiples of 16 bytes"
     return None
 
@@ -60,7 +59,7 @@ def _has_boxes(form: TensorForm, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Cut:
-    """``Cut`` of group_march/slab.cuh: slabs, and images, strips and bands of each, which ``parts`` blocks share."""
+    """``Cut`` of grouped_sm90/slab.cuh: slabs, and images, strips and bands of each, which ``parts`` blocks share."""
 
     problem: Problem
     rows: int
@@ -96,19 +95,25 @@ class Cut:
         strips, bands = self._strips_bands
         return max(1, min(self.problem.n * strips * bands, blocks // self.slabs))
 
-    def fields(self, parts: int, top: int, left: int, stages: int) -> tuple[int, ...]:
-        """The scalars of ``Cut`` in slab.cuh, in its order."""
+    def fields(self, parts: int, top: int, left: int, stages: int) -> dict[str, int]:
+        """The scalars of ``Cut`` in slab.cuh."""
         strips, bands = self._strips_bands
         one = self.problem
-        share = divmod(one.n * strips * bands, parts)
-        return (self.slabs, one.n, strips, bands, *share, one.groups, top, left, self.x_cols, stages)
+        share, longer = divmod(one.n * strips * bands, parts)
+        return {
+            **{"slabs": self.slabs, "images": one.n, "strips": strips, "bands": bands},
+            **{"share": share, "longer": longer, "groups": one.groups},
+            **{"top": top, "left": left, "x_cols": self.x_cols, "stages": stages},
+        }
 
     def box_bytes(self, cols: int) -> int:
         """Of a stage's rows."""
         return self.rows * cols * SLAB_BYTES
 
-    def boxes(self, shape: tuple[int, ...], strides: tuple[int, ...], cols: int, pointer: int, stored: bool) -> BoxMap:
-        """Boxes of ``cols`` columns of a tensor, in shared memory as group_march/slab.cuh reads and writes them."""
+    def boxes(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], cols: int, pointer: int, stored: bool = False
+    ) -> BoxMap:
+        """Boxes of ``cols`` columns of a tensor, in shared memory as grouped_sm90/slab.cuh reads and writes them."""
         size = self.problem.dtype.itemsize
         n, c, h, w = shape
         kind = (_STORED if stored else _LOADED)[self.problem.dtype]

@@ -1,167 +1,112 @@
-"""Host half of the ``halo_sm80`` family (device half: conv.cu): few channels per group on tensor cores.
+"""Host half of halo_sm80/conv.cu: fprop and dgrad of few channels per group on tensor cores.
 
-fprop and dgrad from compute capability 8.0 on. fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type;
-sums are fp32. NCHW and channels_last, in and out, are native. The filter is packed by a small kernel at every call.
+A small kernel (halo_sm80/pack.cu) packs the filter at every call, unless there is little of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from math import gcd
+from typing import NamedTuple
 
 import torch
 
-from haloconv import support
-from haloconv.env import DeviceFacts, device_facts
-from haloconv.families.base import MOST_CANDIDATES, BoundCall
-from haloconv.families.common import ELEMENTS, ceil_div, few_apart
-from haloconv.families.grouped_sm90 import conv as march
-from haloconv.families.halo_sm80.configs import configs, fits
+from haloconv.env import DeviceFacts
+from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.common import ELEMENTS, ceil_div, dense_call, few_apart, named
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds
-from haloconv.families.halo_sm80.tile import Config, Layer, Tiling
+from haloconv.families.halo_sm80.tile import Layer, Tiling
+from haloconv.families.halo_sm80.tilings import fits, tilings
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
-from haloconv.jit.launch import PositionalLaunch
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.jit.launch import Launch, LaunchShape, Value
+from haloconv.problem import Problem, Request
 
+KERNEL = "halo_sm80/conv"
 _X_POINTER = 0
 _MAP_TYPES = {
     torch.float32: DataType.TFLOAT32,  # rounds on the way
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,
 }
-_PARAMS_FORMAT = "4Q8q5q10i 3i 3i 5i iIiIiIi 4i 4i 2i iIiIiIiI 2i 3i i iIiI 5i".replace(" ", "")
-_PACK_FORMAT = "2Q6q10i 3i 4i 5i".replace(" ", "")
 _PACK_THREADS = 256
 _WIDE_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
-_LEAST_CAPABILITY = (8, 0)
-_BOX_CAPABILITY = (9, 0)  # of the copy engine that takes tensor maps
+_TMA_CAPABILITY = (9, 0)
 
 
-class HaloSm80Family:
-    """Stems and grouped layers of few channels, forward and input gradient."""
+class _Derived(NamedTuple):
+    """The request as the kernel sees it, folded or not, and the tiling of its layer."""
 
-    name = "halo_sm80"
-
-    def why_not(self, problem: Problem, device: torch.device) -> str | None:
-        reason = support.why_not(problem, device) or support.why_no_tensor_cores(problem)
-        if reason is not None:
-            return reason
-        facts = device_facts(device.index)
-        if facts.capability < _LEAST_CAPABILITY:
-            return "the device has no tensor cores for TF32 and bf16 (compute capability 8.0)"
-        inner = problem.layout == "nhwc"
-        if not fits(_layer(problem, 0, 1, inner), facts.max_smem_bytes):
-            return "no tile of halo_sm80 fits shared memory"
-        return None
-
-    def candidates(
-        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> list[Config | march.Config]:
-        """The best march, then the best tile of each way to multiply: other tiles of the same way are close to it."""
-        facts = device_facts(device.index)
-        marches = _marches(problem, first, result_layout, facts)[:1]
-        problem, first, second = _folded(problem, first, second, facts)
-        tilings = configs(layer_of(problem, first, result_layout, facts), facts.sm_count, facts.max_smem_bytes)
-        found = few_apart(tilings, lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
-        return [*marches, *(tiling.config for tiling in found)][:MOST_CANDIDATES]
-
-    def bind(
-        self,
-        problem: Problem,
-        first: TensorForm,
-        second: TensorForm,
-        result_layout: str,
-        device: torch.device,
-        config: Config | march.Config | None = None,
-    ) -> BoundCall:
-        facts = device_facts(device.index)
-        if config is None:
-            config = next(iter(_marches(problem, first, result_layout, facts)), None)
-        if isinstance(config, march.Config):
-            return march.bind(problem, first, second, result_layout, device, config)
-        problem, first, second = _folded(problem, first, second, facts)
-        bound = Bound(problem, first, second, result_layout, device, config)
-        return bound.fprop if problem.direction == "fprop" else bound.dgrad
+    request: Request
+    tiling: Tiling
 
 
-class Bound:
-    """A problem bound to its launches: pack the filter, unless there is little of it, then multiply."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        first: TensorForm,
-        second: TensorForm,
-        result_layout: str,
-        device: torch.device,
-        wanted: Config | None = None,
-    ) -> None:
-        facts = device_facts(device.index)
-        self._shape = problem.y_shape if problem.direction == "fprop" else problem.x_shape
-        self._strides = strides_of(self._shape, result_layout)
-        layer = layer_of(problem, first, result_layout, facts)
-        best = None if wanted else configs(layer, facts.sm_count, facts.max_smem_bytes)[0]
-        tiling = best or Tiling(layer, wanted)
-        config = tiling.config
-        self._packed_bytes, self._pack = 0, None
-        if tiling.packed:
-            tiles = layer.classes * tiling.group_tiles * tiling.filter_tiles * tiling.chunks
-            self._packed_bytes = tiles * tiling.weight_bytes
-            pack = _pack_fields(problem, tiling, second.strides, self._packed_bytes // 8)
-            grid = ceil_div(self._packed_bytes // 8, _PACK_THREADS)
-            self._pack = PositionalLaunch(
-                pack_source(problem, tiling), device, grid, _PACK_THREADS, 0, _PACK_FORMAT, pack
-            )
-        blocks = tiling.blocks(facts.sm_count, facts.max_smem_bytes)
-        grid = layer.classes * tiling.filter_tiles * tiling.group_tiles * blocks
-        fields = _fields(problem, tiling, blocks, first.strides, second.strides, self._strides)
-        text = source(problem, tiling)
-        maps = (_x_map(problem, tiling, first) if tiling.boxes else None,)
-        self._launch = PositionalLaunch(
-            text, device, grid, config.threads, tiling.smem_bytes, _PARAMS_FORMAT, fields, maps
-        )
-
-    def _run(self, x: torch.Tensor, w: torch.Tensor, bias: int) -> torch.Tensor:
-        y = x.new_empty_strided(self._shape, self._strides)
-        if self._pack is None:
-            self._launch(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias)
-            return y
-        packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
-        self._pack(w.data_ptr(), packed.data_ptr())
-        self._launch(x.data_ptr(), packed.data_ptr(), y.data_ptr(), bias)
-        return y
-
-    def fprop(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None."""
-        if b is None:
-            return self._run(x, w, 0)
-        b = b if b.is_contiguous() else b.contiguous()
-        return self._run(x, w, b.data_ptr())
-
-    def dgrad(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """dx (N, C, H, W) of dy (N, K, P, Q) and w (K, C/G, R, S)."""
-        return self._run(dy, w, 0)
+def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+    """None if some tile takes the problem, however its tensors are stored, else a sentence that says why not."""
+    layer = _layer(problem, 0, 1, problem.layout == "nhwc")
+    return None if fits(layer, facts.max_smem_bytes) else "no tile of halo_sm80 fits shared memory"
 
 
-def _marches(problem: Problem, x: TensorForm, result_layout: str, facts: DeviceFacts) -> list[march.Config]:
-    """The configs of families/grouped_sm90/conv.cu where it takes the problem, best first."""
-    return [] if march.why_not(problem, x, result_layout, facts) else march.configs(problem, facts.max_smem_bytes)
+def configs(request: Request) -> list[Config]:
+    """The best tile of each way to multiply: other tiles of the same way are close to it."""
+    request, facts = _folded(request), request.facts
+    ranked = tilings(layer_of(request, _has_tma(facts)), facts.sm_count, facts.max_smem_bytes)
+    found = few_apart(ranked, lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
+    return [Config(KERNEL, config_key(each.config), _Derived(request, each)) for each in found]
 
 
-def _folded(
-    problem: Problem, x: TensorForm, w: TensorForm, facts: DeviceFacts
-) -> tuple[Problem, TensorForm, TensorForm]:
+def bind(request: Request, config: Config) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    derived: _Derived = config.derived
+    one, tiling = derived
+    blocks = tiling.blocks(request.facts.sm_count, request.facts.max_smem_bytes)
+    grid = tiling.layer.classes * tiling.filter_tiles * tiling.group_tiles * blocks
+    shape = LaunchShape(grid, tiling.config.threads, tiling.smem_bytes)
+    maps = {"x_map": _x_map(one, tiling)} if tiling.boxes else {}
+    launch = Launch(source(one.problem, tiling), request.device, shape, _fields(one, tiling, blocks), maps)
+    run = _packing(one, tiling, launch) if tiling.packed else _unpacked(launch)
+    return dense_call(run, request.problem, request.result_shape, request.result_strides)
+
+
+def _unpacked(launch: Launch) -> Callable[[int, int, int, int], None]:
+    """``run(x, w, bias, y)`` where blocks read the filter as it is."""
+    return lambda x, w, bias, y: launch(x, w, y, bias)
+
+
+def _packing(request: Request, tiling: Tiling, launch: Launch) -> Callable[[int, int, int, int], None]:
+    """The same where the filter is packed first."""
+    tiles = tiling.layer.classes * tiling.group_tiles * tiling.filter_tiles * tiling.chunks
+    packed_bytes, device = tiles * tiling.weight_bytes, request.device
+    lanes = packed_bytes // 8
+    shape = LaunchShape(ceil_div(lanes, _PACK_THREADS), _PACK_THREADS)
+    pack = Launch(pack_source(request.problem, tiling), device, shape, _pack_fields(request, tiling, lanes))
+
+    def run(x: int, w: int, bias: int, y: int) -> None:
+        packed = torch.empty(packed_bytes, dtype=torch.uint8, device=device)
+        pack(w, packed.data_ptr())
+        launch(x, packed.data_ptr(), y, bias)
+
+    return run
+
+
+def _has_tma(facts: DeviceFacts) -> bool:
+    return facts.capability >= _TMA_CAPABILITY
+
+
+def _folded(request: Request) -> Request:
     """A channels_last stem as one of a single channel, where its rows can then be copied as they lie in memory."""
+    problem, x, w, facts = request.problem, request.first, request.second, request.facts
     words = problem.dtype.itemsize == 4 or problem.stride[1] * problem.c % 2 == 0  # 16 bits: pixels begin at words
     if problem.direction != "fprop" or not words or not has_folds(problem, x, w):
-        return problem, x, w
-    one, *forms = fold(problem), *(folded(form) for form in (x, w))
-    layer = layer_of(one, forms[0], "nhwc", facts)
-    return (one, *forms) if layer.x_run > 1 and fits(layer, facts.max_smem_bytes) else (problem, x, w)
+        return request
+    one = replace(request, problem=fold(problem), first=folded(x), second=folded(w))
+    layer = layer_of(one, _has_tma(facts))
+    return one if layer.x_run > 1 and fits(layer, facts.max_smem_bytes) else request
 
 
-def layer_of(problem: Problem, x: TensorForm, result_layout: str, facts: DeviceFacts | None = None) -> Layer:
-    """The layer whose gathered tensor is stored as ``x``; without ``facts`` for a device without a copy engine."""
+def layer_of(request: Request, tma: bool) -> Layer:
+    """The layer of a request; ``tma`` says whether the device has TMA."""
+    problem, x = request.problem, request.first
     size = problem.dtype.itemsize
     channels = problem.c_per_group if problem.direction == "fprop" else problem.k_per_group
     x_n, x_c, x_h, x_w = x.strides
@@ -177,8 +122,7 @@ def layer_of(problem: Problem, x: TensorForm, result_layout: str, facts: DeviceF
     span = sum((extent - 1) * stride for extent, stride in zip(shape, x.strides, strict=True))
     planes = x.aligned and x_w == 1 and problem.groups == 1
     planes = planes and min(steps[1:]) > 0 and not any(step * size % 16 for step in steps[1:])
-    boxes = planes and facts is not None and facts.capability >= _BOX_CAPABILITY
-    return _layer(problem, copy, run, result_layout == "nhwc", span, boxes)
+    return _layer(problem, copy, run, request.result_layout == "nhwc", span, planes and tma)
 
 
 def _layer(problem: Problem, x_copy: int, x_run: int, y_inner: bool, span: int = 0, x_boxes: bool = False) -> Layer:
@@ -250,66 +194,68 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
     return kernel_source("halo_sm80/conv", "halo_sm80", constants)
 
 
-def _x_map(problem: Problem, tiling: Tiling, x: TensorForm) -> BoxMap:
+def _x_map(request: Request, tiling: Tiling) -> BoxMap:
     """Boxes of one channel: the lines of a tile."""
+    problem = request.problem
     size = problem.dtype.itemsize
     n, c, h, w = problem.x_shape if problem.direction == "fprop" else problem.y_shape
-    x_n, x_c, x_h, _ = (stride * size for stride in x.strides)
+    x_n, x_c, x_h, _ = (stride * size for stride in request.first.strides)
     box = (tiling.row_bytes // size, tiling.lines, 1, 1)
     return BoxMap(_MAP_TYPES[problem.dtype], (w, h, c, n), (x_h, x_c, x_n), box, Swizzle.NONE, pointer=_X_POINTER)
 
 
-def _extents(problem: Problem) -> tuple[int, ...]:
-    """The ``Extents`` of halo_sm80/order.cuh."""
-    rows, cols = (problem.p, problem.q) if problem.direction == "fprop" else (problem.h, problem.w)
-    padding = (problem.padding[0], problem.padding[2])
-    return (problem.r, problem.s, *problem.stride, *problem.dilation, *padding, rows, cols)
+def _shared_fields(request: Request, tiling: Tiling) -> dict[str, Value]:
+    """The scalars that the structs of halo_sm80/pack.cu and halo_sm80/shape.cuh have in common."""
+    problem, layer, config = request.problem, tiling.layer, tiling.config
+    rows, cols = request.result_shape[2:]
+    w_k, w_c, w_r, w_s = request.second.strides
+    w_filter, w_channel = (w_k, w_c) if problem.direction == "fprop" else (w_c, w_k)
+    return {
+        "strides": {"group": problem.k_per_group * w_k, "filter": w_filter, "channel": w_channel, "r": w_r, "s": w_s},
+        "extents": {
+            **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0], "stride_w": problem.stride[1]},
+            **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
+            **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "rows": rows, "cols": cols},
+        },
+        **{"channels": layer.channels, "filters": layer.filters, "groups": layer.groups},
+        **{"tile_groups": config.tile_groups, "group_tiles": tiling.group_tiles, "filter_tiles": tiling.filter_tiles},
+        **{"chunk_channels": config.chunk_channels, "chunks": tiling.chunks, "parts": tiling.parts},
+        **{"slices": tiling.slices, "taps_first": int(tiling.taps_first)},
+    }
 
 
-def _filter_strides(problem: Problem, w: tuple[int, ...]) -> tuple[int, ...]:
-    """The ``FilterStrides`` of halo_sm80/weights.cuh: dgrad's filters are the channels of ``w`` (K, C/G, R, S)."""
-    w_filter, w_channel = (w[0], w[1]) if problem.direction == "fprop" else (w[1], w[0])
-    return (problem.k_per_group * w[0], w_filter, w_channel, w[2], w[3])
+def _pack_fields(request: Request, tiling: Tiling, lanes: int) -> dict[str, Value]:
+    """The scalars of ``Params`` in halo_sm80/pack.cu."""
+    tile_eights = tiling.config.n_items * tiling.config.n_tiles
+    return {**_shared_fields(request, tiling), "total": lanes, "tile_eights": tile_eights}
 
 
-def _pack_fields(problem: Problem, tiling: Tiling, w: tuple[int, ...], lanes: int) -> tuple[int, ...]:
-    """The scalars of ``Params`` in halo_sm80_pack.cu; ``w`` are the filter's strides in elements."""
-    layer, config = tiling.layer, tiling.config
-    return (
-        *(*_filter_strides(problem, w), lanes),
-        *_extents(problem),
-        *(layer.channels, layer.filters, layer.groups),
-        *(tiling.group_tiles, config.tile_groups, tiling.filter_tiles, config.n_items * config.n_tiles),
-        *(config.chunk_channels, tiling.chunks, tiling.parts, tiling.slices, int(tiling.taps_first)),
-    )
-
-
-def _divisor(value: int) -> tuple[int, int]:
+def _divisor(value: int) -> dict[str, int]:
     """A ``SmallDivisor`` of halo_sm80/shape.cuh."""
-    return (value, 0 if value == 1 else ceil_div(1 << 32, value))
+    return {"value": value, "magic": 0 if value == 1 else ceil_div(1 << 32, value)}
 
 
-def _fields(
-    problem: Problem, tiling: Tiling, blocks: int, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]
-) -> tuple[int, ...]:
-    """The scalars of ``Params`` in halo_sm80/shape.cuh; ``x``, ``w`` and ``y`` are strides in elements."""
-    layer, config = tiling.layer, tiling.config
+def _fields(request: Request, tiling: Tiling, blocks: int) -> dict[str, Value]:
+    """The scalars of ``Params`` in halo_sm80/shape.cuh."""
+    problem, layer, config = request.problem, tiling.layer, tiling.config
     height, width = (problem.h, problem.w) if problem.direction == "fprop" else (problem.p, problem.q)
-    return (
-        *(*x, *y),
-        *_filter_strides(problem, w),
-        *_extents(problem),
-        *(problem.n, height, width),
-        *(layer.channels, layer.filters, layer.groups),
-        *(layer.classes, config.tile_groups, tiling.group_tiles, tiling.tile_filters, tiling.filter_tiles),
-        *(*_divisor(config.tile_n), *_divisor(config.tile_p), *_divisor(config.row_slots), config.tile_q),
-        *(*tiling.tiles, blocks),
-        *(config.chunk_channels, tiling.chunks, tiling.parts, tiling.slices),
-        *(int(tiling.taps_first), tiling.columns),
-        *(*_divisor(tiling.runs), *_divisor(tiling.row_parts), *_divisor(tiling.planes), *_divisor(tiling.pieces)),
-        *(tiling.lines, tiling.part_rows),
-        *(tiling.row_bytes, tiling.lines * tiling.row_bytes, tiling.plane_bytes),
-        layer.move_h * tiling.row_bytes,
-        *(*_divisor(tiling.m_items), *_divisor(config.n_items)),
-        *(tiling.k_bytes, tiling.table_bytes, tiling.weight_bytes, tiling.weight_buffers, tiling.x_bytes),
-    )
+    divisors = {
+        **{"tile_n": config.tile_n, "tile_p": config.tile_p, "row_slots": config.row_slots},
+        **{"cols": tiling.runs, "row_parts": tiling.row_parts, "planes": tiling.planes, "pieces": tiling.pieces},
+        **{"m_items": tiling.m_items, "n_items": config.n_items},
+    }
+    tiles_n, tiles_p, tiles_q = tiling.tiles
+    return {
+        **named("x", "nchw", request.first.strides),
+        **named("y", "nkhw", request.result_strides),
+        **_shared_fields(request, tiling),
+        **{name: _divisor(value) for name, value in divisors.items()},
+        **{"n": problem.n, "h": height, "width": width, "classes": layer.classes},
+        **{"tile_filters": tiling.tile_filters, "tile_q": config.tile_q},
+        **{"tiles_n": tiles_n, "tiles_p": tiles_p, "tiles_q": tiles_q, "blocks": blocks},
+        **{"columns": tiling.columns, "rows": tiling.lines, "part_rows": tiling.part_rows},
+        **{"row_bytes": tiling.row_bytes, "image_bytes": tiling.lines * tiling.row_bytes},
+        **{"plane_bytes": tiling.plane_bytes, "row_move": layer.move_h * tiling.row_bytes},
+        **{"k_bytes": tiling.k_bytes, "table_bytes": tiling.table_bytes, "weight_bytes": tiling.weight_bytes},
+        **{"weight_buffers": tiling.weight_buffers, "x_bytes": tiling.x_bytes},
+    }

@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from haloconv.families.grouped_sm90 import conv as march
-from haloconv.families.halo_sm80 import conv as halo_sm80
-from haloconv.families.halo_sm80.configs import configs
+from haloconv.families.halo_sm80 import conv
 from haloconv.families.halo_sm80.tile import Tiling
+from haloconv.families.halo_sm80.tilings import tilings
 from haloconv.jit import KernelSource
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, dense_request
 
 _SM_COUNT, _SMEM_BYTES = 132, 99 * 1024  # what every device of the family has
-_MARCH_SMEM_BYTES = 227 * 1024  # of the devices that march
+_NO_DEVICE = torch.device("cpu")  # no source depends on one
 _LAYERS = (  # direction, dtype, layout, channels and filters, groups, filter and stride, warp tile
     ("fprop", torch.float32, "nchw", 3, 64, 1, 7, 2, (2, 8)),
     ("fprop", torch.float16, "nchw", 3, 64, 1, 7, 2, (2, 8)),
@@ -31,29 +29,14 @@ _LAYERS = (  # direction, dtype, layout, channels and filters, groups, filter an
 )
 
 
-def shipped_sources() -> list[KernelSource]:
-    """One source per kernel text of the representative layers."""
-    found = {}
-    for problem, tiling in _representatives():
-        for source in (halo_sm80.source(problem, tiling), halo_sm80.pack_source(problem, tiling)):
-            found[source.digest] = source
-    marches = (march.source(one, march.configs(one, _MARCH_SMEM_BYTES)[0]) for one in _marching())
-    return list(found.values()) + list(marches)
-
-
-def _marching() -> Iterator[Problem]:
-    """Grouped layers in channels_last: strips of 32 columns and of 16, groups of 8 channels and of 16."""
-    for direction, dtype, channels, extent in (
-        ("fprop", torch.float16, 8, 28),
-        ("dgrad", torch.bfloat16, 16, 14),
-        ("fprop", torch.float32, 8, 28),
-        ("dgrad", torch.float32, 16, 14),
-    ):
-        yield Problem(
-            direction, n=32, c=8 * channels, h=extent, w=extent, k=8 * channels, r=3, s=3, padding=(1, 1, 1, 1),
-            groups=8, bias=direction == "fprop", dtype=dtype, layout="nhwc",
-            precision="tf32" if dtype == torch.float32 else "ieee",
-        )  # fmt: skip
+def sources() -> list[KernelSource]:
+    """One source for each kernel of the representative layers, none twice."""
+    found = (
+        each
+        for problem, tiling in _representatives()
+        for each in (conv.source(problem, tiling), conv.pack_source(problem, tiling))
+    )
+    return list({source.digest: source for source in found}.values())
 
 
 def _representatives() -> Iterator[tuple[Problem, Tiling]]:
@@ -65,10 +48,9 @@ def _representatives() -> Iterator[tuple[Problem, Tiling]]:
             bias=direction == "fprop", dtype=dtype, layout=layout,
             precision="tf32" if dtype == torch.float32 else "ieee",
         )  # fmt: skip
-        shape = problem.x_shape if direction == "fprop" else problem.y_shape
-        layer = halo_sm80.layer_of(problem, TensorForm(strides_of(shape, layout), True), layout)
-        tilings = configs(layer, _SM_COUNT, _SMEM_BYTES)
-        yield problem, next(each for each in tilings if (each.config.m_tiles, each.config.n_tiles) == warp_tile)
-        boxed = configs(replace(layer, x_boxes=True), _SM_COUNT, _SMEM_BYTES)[0]
+        layer = conv.layer_of(dense_request(problem, _NO_DEVICE), tma=False)
+        ranked = tilings(layer, _SM_COUNT, _SMEM_BYTES)
+        yield problem, next(each for each in ranked if (each.config.m_tiles, each.config.n_tiles) == warp_tile)
+        boxed = tilings(replace(layer, x_boxes=True), _SM_COUNT, _SMEM_BYTES)[0]
         if boxed.boxes:
             yield problem, boxed

@@ -24,7 +24,7 @@ _WARP_TILES_ALONE = 36  # where nothing smaller holds all taps
 
 
 @dataclass(frozen=True)
-class Config:
+class Block:
     """A block: output pixels of a tile, channels, filters and groups, warps along the axes of the product.
 
     ``min_blocks`` is the number of blocks that must fit a multiprocessor, and so caps the registers of a thread.
@@ -64,49 +64,49 @@ class Pitches:
     y: int
 
 
-def invalid(config: Config, layer: Layer, max_smem_bytes: int) -> str | None:
-    """Why a block of this config cannot run the layer with ``max_smem_bytes`` per block, or None."""
-    if config.warps * 32 > MAX_THREADS:
-        return f"has {config.warps} warps; a block has at most {MAX_THREADS // 32}"
-    m, n = config.warp_tiles(layer)
+def invalid(block: Block, layer: Layer, max_smem_bytes: int) -> str | None:
+    """Why such a block cannot run the layer with ``max_smem_bytes`` per block, or None."""
+    if block.warps * 32 > MAX_THREADS:
+        return f"has {block.warps} warps; a block has at most {MAX_THREADS // 32}"
+    m, n = block.warp_tiles(layer)
     if m * n > _WARP_TILES_ALONE or m > _WARP_TILES_ALONE // 2:
         return f"has {m} x {n} tiles of sums in a warp; registers hold {_WARP_TILES_ALONE}"
-    if config.tile_g > 1 and (config.tile_c, config.tile_k) != (layer.c, layer.k):
+    if block.tile_g > 1 and (block.tile_c, block.tile_k) != (layer.c, layer.k):
         return "has several groups, but not all channels and filters of each"
-    for name, reading, tile in (("channels", layer.x, config.tile_c), ("filters", layer.y, config.tile_k)):
-        if reading.inner and config.tile_g * tile % reading.vec:
-            return f"has {config.tile_g * tile} {name}, which are no whole loads of {reading.vec}"
+    for name, reading, tile in (("channels", layer.x, block.tile_c), ("filters", layer.y, block.tile_k)):
+        if reading.inner and block.tile_g * tile % reading.vec:
+            return f"has {block.tile_g * tile} {name}, which are no whole loads of {reading.vec}"
         if layer.pieces and tile % 8:
             return f"has {tile} {name}, which are no whole pieces of 8"
-    needed = smem_bytes(config, layer)
+    needed = smem_bytes(block, layer)
     if needed > max_smem_bytes:
         return f"needs {needed} bytes of shared memory per block; the device has {max_smem_bytes}"
     return None
 
 
-def _x_window(config: Config, layer: Layer) -> tuple[int, int]:
+def _x_window(block: Block, layer: Layer) -> tuple[int, int]:
     """Lines and columns of x that a tile stages."""
-    lines = (config.tile_p - 1) * layer.stride[0] + (layer.r - 1) * layer.dilation[0] + 1
-    cols = (config.tile_q - 1) * layer.stride[1] + (layer.s - 1) * layer.dilation[1] + 1
+    lines = (block.tile_p - 1) * layer.stride[0] + (layer.r - 1) * layer.dilation[0] + 1
+    cols = (block.tile_q - 1) * layer.stride[1] + (layer.s - 1) * layer.dilation[1] + 1
     cols += 2 if layer.neighbours else 0  # of words whose taps do not exist
     return lines, cols if layer.x.inner else ceil_div(cols + layer.x.vec - 1, layer.x.vec) * layer.x.vec
 
 
-def channels_inner(config: Config) -> bool:
+def channels_inner(block: Block) -> bool:
     """Whether neighbouring rows of the product are channels, else taps."""
-    return config.tile_c % 8 == 0
+    return block.tile_c % 8 == 0
 
 
-def pitches(config: Config, layer: Layer) -> Pitches:
+def pitches(block: Block, layer: Layer) -> Pitches:
     """The pitches under which reading the operands of an mma meets the fewest banks twice."""
-    lines, cols = _x_window(config, layer)
-    y = config.tile_p * config.tile_q // layer.word_px
+    lines, cols = _x_window(block, layer)
+    y = block.tile_p * block.tile_q // layer.word_px
     if layer.pieces:
         planes = (4 * lines * cols, 4 * y + 4)
         return Pitches(0, 4 * cols, *(words + (4 - words) % BANKS for words in planes))
     if layer.neighbours:
-        return Pitches(0, *_neighbours_pitches(layer, lines, cols, config.tile_c), y + (4 - y) % 8)
-    return Pitches(*_x_pitches(layer, lines, cols, config.tile_c, channels_inner(config)), y + (4 - y) % 8)
+        return Pitches(0, *_neighbours_pitches(layer, lines, cols, block.tile_c), y + (4 - y) % 8)
+    return Pitches(*_x_pitches(layer, lines, cols, block.tile_c, channels_inner(block)), y + (4 - y) % 8)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -167,15 +167,15 @@ def _passes(layer: Layer, tile_c: int, inner: bool, plane: int, line: int, chann
     return passes
 
 
-def smem_bytes(config: Config, layer: Layer) -> int:
+def smem_bytes(block: Block, layer: Layer) -> int:
     """Size of ``Smem``, or of ``Exchange`` if that is larger (halo_sm80_wgrad/work.cuh)."""
-    at = pitches(config, layer)
-    channels, filters = config.tile_g * config.tile_c, config.tile_g * config.tile_k
+    at = pitches(block, layer)
+    channels, filters = block.tile_g * block.tile_c, block.tile_g * block.tile_k
     if layer.pieces:
         channels, filters = channels // 8, filters // 8
     words = ceil_div(channels * at.x, 4) * 4 + filters * at.y
-    m, n = config.warp_tiles(layer)
-    exchanged = config.warps // config.warps_e * m * n * 512 if config.warps_e > 1 else 0
+    m, n = block.warp_tiles(layer)
+    exchanged = block.warps // block.warps_e * m * n * 512 if block.warps_e > 1 else 0
     return max(ceil_div(words, 4) * 16 * (2 if layer.copied else 1), exchanged)
 
 
@@ -198,64 +198,64 @@ def _tile_cols(q: int, layer: Layer) -> int:
 
 
 @lru_cache(maxsize=256)
-def all_configs(layer: Layer, groups: int, tile_q: int, max_smem_bytes: int) -> tuple[Config, ...]:
-    """Every config that runs the layer, with as many blocks to a multiprocessor as fit."""
+def all_blocks(layer: Layer, groups: int, tile_q: int, max_smem_bytes: int) -> tuple[Block, ...]:
+    """Every block that runs the layer, with as many to a multiprocessor as fit."""
     found = []
     along_m, rows = ((1, 2, 3, 4), (1, 2, 4, 7, 8, 14, 16)) if layer.copied else ((1, 2, 4, 8), (1, 2, 4, 8, 16))
     warps = [w for w in product(along_m, (1, 2, 4), (1, 2, 4, 8)) if w[0] * w[1] * w[2] <= 8]
     for (c, k, g), (m, n, e), tile_p in product(_block_extents(layer, groups), warps, rows):
-        config = Config(tile_p, tile_q, c, k, g, m, n, e)
+        block = Block(tile_p, tile_q, c, k, g, m, n, e)
         most_m = ceil_div(c * layer.r, 8) if layer.neighbours else ceil_div(c * layer.r * layer.s, 16)
-        if not 4 <= config.warps <= 8 or e > tile_p or m > most_m or n > ceil_div(k, 8):
+        if not 4 <= block.warps <= 8 or e > tile_p or m > most_m or n > ceil_div(k, 8):
             continue
-        tiles = config.warp_tiles(layer)
+        tiles = block.warp_tiles(layer)
         if (
             tiles[0] * tiles[1] <= _WARP_TILES_ALONE
             and tile_p * tile_q <= 512
-            and not invalid(config, layer, max_smem_bytes)
+            and not invalid(block, layer, max_smem_bytes)
         ):
-            found.append(replace(config, min_blocks=_blocks(config, layer, max_smem_bytes)))
+            found.append(replace(block, min_blocks=_resident(block, layer, max_smem_bytes)))
     small = [each for each in found if each.warp_tiles(layer)[0] * each.warp_tiles(layer)[1] <= _MAX_WARP_TILES]
     return tuple(small or found)
 
 
-def _blocks(config: Config, layer: Layer, max_smem_bytes: int) -> int:
-    m, n = config.warp_tiles(layer)
+def _resident(block: Block, layer: Layer, max_smem_bytes: int) -> int:
+    m, n = block.warp_tiles(layer)
     registers = 4 * m * n + 2 * m + n + _loaded_words(m * n) + _REGISTERS_BESIDE
-    by_smem = (max_smem_bytes + _BLOCK_SMEM_RESERVE) // (smem_bytes(config, layer) + _BLOCK_SMEM_RESERVE)
-    by_registers = _SM_REGISTERS // (32 * config.warps * ceil_div(registers, 8) * 8)
+    by_smem = (max_smem_bytes + _BLOCK_SMEM_RESERVE) // (smem_bytes(block, layer) + _BLOCK_SMEM_RESERVE)
+    by_registers = _SM_REGISTERS // (32 * block.warps * ceil_div(registers, 8) * 8)
     return max(1, min(by_smem, by_registers, _MAX_BLOCKS))
 
 
-def configs(problem: Problem, layer: Layer, max_smem_bytes: int) -> list[Config]:
-    """Configs of a problem, best first by the cost model."""
-    found = all_configs(layer, problem.groups, _tile_cols(problem.q, layer), max_smem_bytes)
-    return sorted(found, key=lambda config: cost(config, problem, layer))
+def ranked_blocks(problem: Problem, layer: Layer, max_smem_bytes: int) -> list[Block]:
+    """The blocks that run a problem, best first by the cost model."""
+    found = all_blocks(layer, problem.groups, _tile_cols(problem.q, layer), max_smem_bytes)
+    return sorted(found, key=lambda block: cost(block, problem, layer))
 
 
-def cost(config: Config, problem: Problem, layer: Layer) -> float:
+def cost(block: Block, problem: Problem, layer: Layer) -> float:
     """Cycles that the whole problem takes on one multiprocessor."""
-    blocks = ceil_div(layer.c, config.tile_c) * ceil_div(layer.k, config.tile_k)
-    blocks *= ceil_div(problem.groups, config.tile_g)
+    blocks = ceil_div(layer.c, block.tile_c) * ceil_div(layer.k, block.tile_k)
+    blocks *= ceil_div(problem.groups, block.tile_g)
     images = problem.n / layer.halves if problem.n > 1 else 1 / layer.halves
-    stages = images * ceil_div(problem.p, config.tile_p) * ceil_div(problem.q, config.tile_q)
+    stages = images * ceil_div(problem.p, block.tile_p) * ceil_div(problem.q, block.tile_q)
     steps = images * problem.p * ceil_div(problem.q, STEP * layer.word_px) / stages
     if layer.pieces:
         steps = images * problem.p * problem.q / 16 / stages
-    stage = _copied_cost(config, layer, steps) if layer.copied else None
-    return blocks * stages * (stage or _stage_cost(config, layer, problem.groups, steps))
+    stage = _copied_cost(block, layer, steps) if layer.copied else None
+    return blocks * stages * (stage or _stage_cost(block, layer, problem.groups, steps))
 
 
 @lru_cache(maxsize=1 << 14)
-def _copied_cost(config: Config, layer: Layer, steps: float) -> float:
+def _copied_cost(block: Block, layer: Layer, steps: float) -> float:
     """The same where rows are copied as they are, while the stage before is multiplied."""
-    m, n = config.warp_tiles(layer)
-    warps_mn = config.warps // config.warps_e
+    m, n = block.warp_tiles(layer)
+    warps_mn = block.warps // block.warps_e
     reads = 2 * m // layer.tap_pairs * (layer.tap_pairs + max(1, layer.stride[1] // 2)) + 2 * n
     if layer.pieces:
         reads = 4 * m + 2 * n
-    lines, cols = _x_window(config, layer)
-    x, y = config.tile_g * config.tile_c * lines * cols, config.tile_g * config.tile_k * config.tile_p * config.tile_q
+    lines, cols = _x_window(block, layer)
+    x, y = block.tile_g * block.tile_c * lines * cols, block.tile_g * block.tile_k * block.tile_p * block.tile_q
     copies = (x / layer.x.vec + y / layer.y.vec) / 32
     units = (
         steps * warps_mn * reads + (x + y) / 64,  # shared memory
@@ -263,21 +263,21 @@ def _copied_cost(config: Config, layer: Layer, steps: float) -> float:
         (steps * warps_mn * (reads + 4 * m + m * n + 8) + copies * 18) / 4,
         (x + y) * 2 / 20,  # device memory
     )
-    alone = steps / config.warps_e * (1.2 * reads + 70 + 6.4 * m * n) + copies / config.warps * 40 + 400
-    waiting = max(alone, 2000) / config.min_blocks
+    alone = steps / block.warps_e * (1.2 * reads + 70 + 6.4 * m * n) + copies / block.warps * 40 + 400
+    waiting = max(alone, 2000) / block.min_blocks
     return max(*units, waiting) + 0.2 * (sum(units) + waiting)
 
 
 @lru_cache(maxsize=1 << 14)
-def _stage_cost(config: Config, layer: Layer, groups: int, steps: float) -> float:
+def _stage_cost(block: Block, layer: Layer, groups: int, steps: float) -> float:
     """Cycles of a stage of ``steps`` steps: what the busiest unit takes, or waiting where too few blocks hide it."""
-    m, n = config.warp_tiles(layer)
-    warps_mn = config.warps // config.warps_e
-    reads = 4 * m * _bank_passes(config, layer) + 2 * n
-    lines, cols = _x_window(config, layer)
+    m, n = block.warp_tiles(layer)
+    warps_mn = block.warps // block.warps_e
+    reads = 4 * m * _bank_passes(block, layer) + 2 * n
+    lines, cols = _x_window(block, layer)
     staged = (
-        (config.tile_g * config.tile_c, lines * cols, layer.x, layer.c * groups),
-        (config.tile_g * config.tile_k, config.tile_p * config.tile_q, layer.y, layer.k * groups),
+        (block.tile_g * block.tile_c, lines * cols, layer.x, layer.c * groups),
+        (block.tile_g * block.tile_k, block.tile_p * block.tile_q, layer.y, layer.k * groups),
     )
     words = passes = instructions = loads = traffic = 0.0
     for channels, pixels, reading, neighbours in staged:
@@ -288,7 +288,7 @@ def _stage_cost(config: Config, layer: Layer, groups: int, steps: float) -> floa
         words += each
         passes += each / (32 * vec) * (lines_met + vec * (2 if reading.inner else 1))
         instructions += each / 32 * (5 + (20 + 6 * layer.halves) / vec)
-        loads += ceil_div(each, 32 * config.warps * min(_loaded_words(m * n), 8 * vec))
+        loads += ceil_div(each, 32 * block.warps * min(_loaded_words(m * n), 8 * vec))
         traffic += each * 4 * min(gap, max(1.0, 32 / chunk_bytes))
     units = (
         steps * warps_mn * reads + passes,  # shared memory and first-level cache
@@ -296,8 +296,8 @@ def _stage_cost(config: Config, layer: Layer, groups: int, steps: float) -> floa
         (steps * warps_mn * (6 * m + 2 * n + m * n + 6) + instructions) / 4,
         traffic / 24,  # L2
     )
-    alone = steps / config.warps_e * (1.2 * reads + 70 + 6.4 * m * n) + 700 * loads + 200
-    waiting = alone / config.min_blocks
+    alone = steps / block.warps_e * (1.2 * reads + 70 + 6.4 * m * n) + 700 * loads + 200
+    waiting = alone / block.min_blocks
     return max(*units, waiting) + 0.2 * (sum(units) + waiting)
 
 
@@ -306,9 +306,9 @@ def _loaded_words(warp_tiles: int) -> int:
     return 16 if warp_tiles > 5 else 24
 
 
-def _bank_passes(config: Config, layer: Layer) -> float:
+def _bank_passes(block: Block, layer: Layer) -> float:
     """Passes of shared memory for one read of an operand of rows."""
-    at = pitches(config, layer)
+    at = pitches(block, layer)
     places = (at.plane % BANKS, at.line % BANKS, at.x % BANKS)
-    rows = min(config.tile_c * layer.r * layer.s, _SAMPLED_ROWS)
-    return _passes(layer, config.tile_c, channels_inner(config), *places) / ceil_div(rows, 8)
+    rows = min(block.tile_c * layer.r * layer.s, _SAMPLED_ROWS)
+    return _passes(layer, block.tile_c, channels_inner(block), *places) / ceil_div(rows, 8)

@@ -171,12 +171,12 @@ def _of_least_halo(fitting: list[Tiling], max_smem_bytes: int) -> list[Tiling]:
 
 
 @lru_cache(maxsize=1024)
-def configs(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
+def tilings(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
     """The tilings that fit a device, best first. Smaller chunks only where larger ones leave no room for two blocks."""
     fitting: list[Tiling] = []
     for chunk in _chunks(layer):
-        tilings = (Tiling(layer, config) for config in all_configs(layer, chunk))
-        fitting += [each for each in tilings if each.invalid(max_smem_bytes) is None]
+        found = (Tiling(layer, config) for config in all_configs(layer, chunk))
+        fitting += [each for each in found if each.invalid(max_smem_bytes) is None]
         if any(each.resident(max_smem_bytes) > 1 for each in fitting):
             break
     if layer.x_copy and layer.groups > 1:

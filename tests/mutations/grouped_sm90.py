@@ -1,4 +1,4 @@
-"""Faults in the kernels that march through grouped layers: halo_sm80_march.cu, halo_sm80_wgrad_march.cu."""
+"""Faults in the family of grouped channels_last layers: grouped_sm90/conv.cu, wgrad.cu and wgrad_sum.cu."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ _FP16 = torch.float16
 
 
 def _fault(
-    name: str, fault: str, *edits: tuple[str, str], on: str = "group_march_strips", result: str = "fprop",
+    name: str, fault: str, *edits: tuple[str, str], on: str = "grouped_strips", result: str = "fprop",
     dtype: torch.dtype = _FP16, finite: bool = True,
 ) -> Mutation:  # fmt: skip
-    return Mutation(f"march: {name}", "grouped_sm90/conv", fault, edits, on, result, dtype, "halo_sm80", "", finite)
+    return Mutation(
+        f"grouped: {name}", "grouped_sm90/conv", fault, edits, on, result, dtype, "grouped_sm90", "", finite
+    )
 
 
 def _wgrad(
-    name: str, fault: str, *edits: tuple[str, str], on: str = "wgrad_march_strips", finite: bool = True,
+    name: str, fault: str, *edits: tuple[str, str], on: str = "grouped_wgrad_strips", finite: bool = True,
     kernel: str = "grouped_sm90/wgrad",
 ) -> Mutation:  # fmt: skip
-    family = "halo_sm80_wgrad"
-    return Mutation(f"march: wgrad: {name}", kernel, fault, edits, on, "wgrad", _FP16, family, "", finite)
+    return Mutation(f"grouped: wgrad: {name}", kernel, fault, edits, on, "wgrad", _FP16, "grouped_sm90", "", finite)
 
 
 _PRODUCER_WAITS = "            wait(&smem.empty[at.index], at.parity ^ 1);\n"
@@ -30,7 +31,7 @@ _FENCE = "            ptx::fence_proxy_async_shared();  // before the copy engin
 
 MUTATIONS = (
     _fault("a stage is filled again too early", "rows land over rows that are being read", (_PRODUCER_WAITS, ""),
-           on="group_march_on"),
+           on="grouped_wrap"),
     _fault("a stage is not waited for", "warps read rows that have not landed", (_CONSUMER_WAITS, "")),
     _fault("outputs are not waited for", "outputs leave before all warps have written them",
            ("            wait(&smem.y_full[at.index], at.parity);\n", "")),
@@ -55,7 +56,7 @@ MUTATIONS = (
     _fault("one strip", "all strips begin at the first column",
            ("run.strip = column - run.image * cut.strips;", "run.strip = 0;")),
     _fault("equal shares", "what does not divide evenly is left out",
-           ("end = at + cut.share + (part < cut.longer);", "end = at + cut.share;"), on="group_march_on"),
+           ("end = at + cut.share + (part < cut.longer);", "end = at + cut.share;"), on="grouped_wrap"),
     _fault("the atom that is left over", "an odd number of taps loses the last one",
            ("mma_half(sums[r][i][j], a.half[i], filter.b[r][ROW_ATOMS - 1][j], Elem{});", ";")),
     _fault("the bias of the other filter", "a lane's two filters have their biases exchanged",
@@ -63,14 +64,14 @@ MUTATIONS = (
     _fault("dgrad not turned round", "channels and filters of a group are taken in the wrong order",
            ("lane % 4 * (ATOM_ELEMS / 4) * p.w_channel;", "lane % 4 * (ATOM_ELEMS / 4) * p.w_filter;"), result="dgrad"),
     _wgrad("a stage is filled again too early", "rows land over rows that are being read", (_PRODUCER_WAITS, ""),
-           on="wgrad_march_on"),
+           on="grouped_wgrad_wrap"),
     _wgrad("a stage is not waited for", "warps read rows that have not landed", (_CONSUMER_WAITS, "")),
     _wgrad("columns behind the last one", "dy's zeros multiply an infinity",
-           ("x[k][pair][word] &= masks[k][word / 2];", ";"), on="wgrad_loose_march", finite=False),
+           ("x[k][pair][word] &= masks[k][word / 2];", ";"), on="grouped_wgrad_loose", finite=False),
     _wgrad("masks of the other columns", "the masks of the two eights change places",
            ("masks[k][word / 2]", "masks[k][word % 2]")),
     _wgrad("rows behind the last one", "rows of dy that do not exist are multiplied",
-           ("(unsigned)(row - r) >= (unsigned)rows", "row < r"), on="wgrad_loose_march", finite=False),
+           ("(unsigned)(row - r) >= (unsigned)rows", "row < r"), on="grouped_wgrad_loose", finite=False),
     _wgrad("rows do not age", "every tap meets the youngest row of dy", ("                age(y);\n", "")),
     _wgrad("rows of other strips", "rows of dy begin at the first column",
            ("channel, run.strip * STRIP_COLS, row, run.image", "channel, 0, row, run.image")),

@@ -1,0 +1,50 @@
+"""The ``halo_sm80_wgrad`` family: weight gradients of few channels per group on tensor cores, from 8.0 on.
+
+fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type; sums are fp32. Any stride, dilation, four-sided
+padding, groups and storage, in NCHW and channels_last.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from haloconv import support
+from haloconv.env import device_facts
+from haloconv.families.base import BoundCall, Config
+from haloconv.families.halo_sm80_wgrad import sources, wgrad
+from haloconv.jit import KernelSource
+from haloconv.problem import Direction, Problem, Request
+
+_LEAST_CAPABILITY = (8, 0)
+
+
+class HaloSm80WgradFamily:
+    """The weight gradient, written for layers of few channels per group; right for every layer whose tiles fit."""
+
+    name = "halo_sm80_wgrad"
+    directions: tuple[Direction, ...] = ("wgrad",)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    tensor_cores = True
+    activations: tuple[str, ...] = ()
+
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
+        reason = support.why_not(problem, device)
+        if reason is not None:
+            return reason
+        if problem.direction != "wgrad":
+            return "halo_sm80_wgrad computes weight gradients only"
+        reason = support.why_no_tensor_core_products(problem)
+        if reason is not None:
+            return reason
+        if device_facts(device.index).capability < _LEAST_CAPABILITY:
+            return "the device is older than compute capability 8.0"
+        return wgrad.why_not(problem, device)
+
+    def configs(self, request: Request) -> list[Config]:
+        return wgrad.configs(request)
+
+    def bind(self, request: Request, config: Config) -> BoundCall:
+        return wgrad.bind(request, config)
+
+    def sources(self) -> list[KernelSource]:
+        return sources.sources()
