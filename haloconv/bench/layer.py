@@ -16,6 +16,7 @@ from haloconv.families import FAMILIES
 from haloconv.families.base import Config, candidates_of, config_key
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
+from haloconv.tune.baseline import searched_again
 
 Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
 
@@ -102,6 +103,14 @@ class Layer:
             return lambda: self.dy.sum((0, 2, 3))
         mask = [step == "dgrad", step == "wgrad", False]
         return lambda: self._rival_backward(mask)
+
+    def rival_again(self, step: Step) -> Callable[[], torch.Tensor]:
+        """The same of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
+
+        def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, dy: torch.Tensor) -> torch.Tensor:
+            return replace(self, x=x, w=w, b=b, dy=dy).rival(step)()
+
+        return searched_again(call, (self.x, self.w, self.b, self.dy))
 
     def oracle(self, step: Step) -> reference.Oracle:
         """The float64 answer."""
