@@ -86,13 +86,13 @@ def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut
     bands, strips = ceil_div(rows, dil), ceil_div(problem.q, stage.strip)
     lines, blocks = problem.n * min(dil, rows) * strips * bands, tile.blocks(problem)
     steps = ceil_div(problem.q, stage.depth) / strips
-    line_cycles = steps * tile.step_cycles(stage.fragment_cycles) + _LINE_CYCLES
+    line_cycles = steps * stage.step_cycles(tile) + _LINE_CYCLES
     elems = problem.k * problem.c_per_group * problem.r * problem.s
-    most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems)))
+    most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
 
     def cycles(parts: int) -> float:
         of_block = (ceil_div(lines, parts) + tile.rows - 1) * line_cycles + _BLOCK_CYCLES
-        return ceil_div(blocks * parts, sm_count) * of_block + parts * elems / sm_count / 8
+        return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / sm_count / 8
 
     best = min(range(1, most + 1), key=cycles)
     return Cut(strips, bands, best), cycles(best)
@@ -109,10 +109,10 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "SPLIT_S": tile.split[0],
         "SPLIT_C": tile.split[1],
         "SPLIT_K": tile.split[2],
+        "SPLIT_P": tile.split[3],
         "STRIP": stage.strip,
         "X_PITCH": stage.x_pitch,
-        "X_STAGES": stage.x_stages,
-        "Y_STAGES": stage.y_stages,
+        "STAGES": stage.stages,
         "X_INNER": int(stage.x.inner),
         "Y_INNER": int(stage.dy.inner),
         "X_LOADS": stage.x.loads,
@@ -136,10 +136,9 @@ def bind(request: Request, config: Config) -> BoundCall:
     k, c, r, s = problem.w_shape
     w_k, w_c, w_r, w_s = request.result_strides
     sums = (problem.groups, r * s, c, problem.k_per_group)
-    sum_parts = bind_sum(
-        problem.dtype, sums, (problem.k_per_group * w_k, w_s if s > 1 else w_r, w_c, w_k), cut.parts, request.device
-    )
-    return summed_call(launch, sum_parts, cut.parts * k * c * r * s, problem.w_shape, request.result_strides)
+    strides, parts = (problem.k_per_group * w_k, w_s if s > 1 else w_r, w_c, w_k), cut.parts * tile.split[3]
+    sum_parts = bind_sum(problem.dtype, sums, strides, parts, request.device)
+    return summed_call(launch, sum_parts, parts * k * c * r * s, problem.w_shape, request.result_strides)
 
 
 def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, object]:
