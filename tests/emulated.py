@@ -30,6 +30,7 @@ from tests import (
     emulated_grouped_sm90,
     emulated_halo_sm80,
     emulated_halo_sm80_wgrad,
+    emulated_halo_sm90_wgrad,
     oracle,
 )
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
@@ -124,7 +125,14 @@ MODULES = {
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
-BY_NAME = {one.name: one for one in (*ON_EMULATOR, *(each for module in MODULES.values() for each in module.CASES))}
+BY_NAME = {
+    one.name: one
+    for one in (
+        *ON_EMULATOR,
+        *(each for module in MODULES.values() for each in module.CASES),
+        *emulated_halo_sm90_wgrad.CASES,
+    )
+}
 
 # Problems whose paths differ by dtype: vector widths, thread tiles of fp64, conversions. The others run in fp32 only.
 EVERY_DTYPE = (
@@ -314,6 +322,10 @@ def tiles_of(shape: str) -> Iterator[None]:
     if not shape:
         yield
         return
+    if shape in emulated_halo_sm90_wgrad.SHAPES:
+        with emulated_halo_sm90_wgrad.forced(shape):
+            yield
+        return
 
     def only(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
         if "boxes" in shape:  # why_not does not know the strides; the encoder refuses those that do not fit
@@ -338,7 +350,7 @@ def direct_runs() -> Iterator[Run]:
 
 
 def halo_sm90_runs() -> Iterator[Run]:
-    """Every case in TF32 and fp16 and, where a path depends on it, in bf16; the weight gradient is not its business."""
+    """Every case in TF32 and fp16 and, where a path depends on it, bf16; weight gradients have cases of their own."""
     for one in (each for each in ON_EMULATOR if each.name not in (*HUGE, *MANY_GROUPS)):
         dtypes = (torch.float32, torch.float16, torch.bfloat16) if one.name in EVERY_DTYPE else (torch.float32,)
         for dtype in dtypes:
@@ -359,6 +371,8 @@ def halo_sm90_runs() -> Iterator[Run]:
         yield from (Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, shape) for name in names)
     for name, dtype in product(("large_3x3", "plain_3x3"), (torch.float32, torch.float16)):
         yield Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, finite=False)
+    for name, dtype, result, shape, finite in emulated_halo_sm90_wgrad.runs():
+        yield Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
 
 
 def module_runs(family: str) -> Iterator[Run]:

@@ -12,7 +12,16 @@ from haloconv.problem import Problem, TensorForm
 _M = 64  # of wgmma: channels by columns of taps
 _CHANNELS = (8, 16, 32, 64)
 _FILTERS = (32, 64, 96, 128, 192, 256)
-_SPLITS = ((3, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 3, 1, 1), (1, 1, 3, 1), (1, 1, 1, 2), (1, 1, 1, 3))
+_SPLITS = (
+    (3, 1, 1, 1),
+    (2, 1, 1, 1),
+    (1, 2, 1, 1),
+    (1, 1, 2, 1),
+    (1, 3, 1, 1),
+    (1, 1, 3, 1),
+    (1, 1, 1, 2),
+    (1, 1, 1, 3),
+)
 _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
 _MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
 _REGISTERS = {2: 212, 3: 128}  # the same for sums, fragments and descriptors
@@ -131,11 +140,12 @@ class Operand:
         return 8 if self.inner else 4
 
     @classmethod
-    def of(cls, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
+    def of(
+        cls, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int, is_dy: bool = False
+    ) -> Operand:
         """``shape`` is (N, C, H, W), ``channels`` are those of a group. Of dy in fp32 pixels must be neighbours."""
         size = problem.dtype.itemsize
         piece = _PIECE_BYTES // size
-        is_dy = shape == problem.y_shape and channels == problem.k_per_group
         steps = tuple(
             step if extent > 1 else ceil_div(max(step, 1), piece) * piece
             for extent, step in zip(shape, form.strides, strict=True)
@@ -162,6 +172,10 @@ def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], chan
     if c == 1:
         return -next(each for each in widths if not any(value % each for value in (n, h, w, channels)))
     return 1
+
+
+LOADED = Operand(False, 1, (0, 0, 0, 0))
+"""What any tensor can be; of all ways it needs most room."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +225,8 @@ def _stages(rows: int, x_bytes: int, y_bytes: int, room: int) -> int:
 
 def _x_pitch(problem: Problem, tile: Tile, x: Operand, pixels: int) -> int:
     """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on."""
-    size = problem.dtype.itemsize
-    piece = _PIECE_BYTES // size
-    aligned = 1 if x.inner or x.loads < 0 else x.loads or piece
-    columns = pixels + (min(tile.columns, problem.s) - 1) * problem.dilation[1] + aligned - 1
+    piece = _PIECE_BYTES // problem.dtype.itemsize
+    columns = pixels + (min(tile.columns, problem.s) - 1) * problem.dilation[1] + piece - 1
     if x.inner:
         return ceil_div(columns, 8) * 8
     return ceil_div(columns - piece, 2 * piece) * 2 * piece + piece  # rows begin in different banks
