@@ -103,12 +103,12 @@ EXTRA = (
          (1, 64, 3, 130), (72, 3, 1), padding=1),
     case("strided_rows", "chunks of channels pass through a ring without a line to spare", (1, 72, 12, 70), (40, 3, 3),
          stride=(2, 1)),
-    case("split_small", "few tiles of many channels, whose parts different blocks sum", (2, 256, 5, 7), (128, 3, 3),
+    case("split_small", "few tiles of many channels, ranges of which different blocks sum", (2, 256, 5, 7), (128, 3, 3),
          padding=1),
-    case("split_aligned", "the same, where boxes take sums of parts", (1, 256, 4, 40), (128, 3, 3), padding=1),
+    case("split_aligned", "the same, where boxes take partial sums", (1, 256, 4, 40), (128, 3, 3), padding=1),
     case("split_nhwc", "the same where channels are neighbours", (2, 256, 5, 7), (128, 3, 3), padding=1,
          storage="channels_last"),
-    case("split_few", "the next part's filters follow in the middle of a block", (1, 256, 5, 7), (70, 3, 3), padding=1),
+    case("split_few", "the next split's filters follow inside a block", (1, 256, 5, 7), (70, 3, 3), padding=1),
     case("split_few_nhwc", "the same where channels are neighbours", (1, 256, 5, 7), (70, 3, 3), padding=1,
          storage="channels_last"),
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
@@ -210,7 +210,8 @@ SHAPED = {
     "shared tile in passing": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_groups"),
     "shared tile flat": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_odd_nhwc"),
 }  # fmt: skip
-# fp32 as two TF32 values each, of which three products count: by lanes, turned, joined, kept, packed, in shared tiles.
+# fp32 as two TF32 values each, of which three products count: by lanes, transposed, end to end, kept, packed, in shared
+# tiles.
 THREE_PRODUCTS = {
     "three products": ("large_3x3", "large_nhwc", "odd_widths", "channels_last_odd", "shared_3x3", "groups_odd"),
     "three products in rows": ("rows_5x5", "aligned_nhwc", "shared_joined", "stride_2"),
@@ -225,7 +226,7 @@ ACTIVATED = {
     "channels in two parts": ("split_few", "split_few_nhwc"),
 }
 # Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
-# in groups, whose sums are repaired, and not packed.
+# in groups, which the nonfinite fix-up sums again, and not packed.
 NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "depthwise_stride", "rgb_stem", "plain_3x3")
 
 
