@@ -72,7 +72,7 @@ class Layer:
         if choice.family == "aten":
             return Config("aten")
         if step == "bgrad":
-            return Config("reduce/sums")
+            return Config("reduce/bgrad")
         first, second = {"fprop": (self.x, self.w), "dgrad": (self.dy, self.w), "wgrad": (self.dy, self.x)}[step]
         layout = plan.layout_of(self.w) if step == "wgrad" else self.layout
         asked = self.problem(step), (plan.form_of(first), plan.form_of(second)), layout, self.x.device
