@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 PYTEST_ARGS ?=
 SANITIZE_ARGS ?=
+FAMILIES ?=
 BENCH_ARGS ?=
 FUZZ_S ?= 300
 FUZZ_ARGS ?=
@@ -17,6 +18,7 @@ NVRTC_12 := nvidia-cuda-nvrtc-cu12==12.9.86
 NVRTC_11 := nvidia-cuda-nvrtc-cu11==11.8.89
 PIP_FLAGS := --quiet --disable-pip-version-check
 RUN_GPU := PYTHONPATH=. $(PYTHON_GPU)
+OF_FAMILIES = $(foreach family,$(FAMILIES),--family $(family))
 
 SEES_CUDA := import sys, torch; sys.exit(not torch.cuda.is_available())
 NEEDS_GPU := import cuda.core, cuda.bindings.driver, typer, rich, jinja2, platformdirs, filelock
@@ -31,8 +33,9 @@ help:
 	@echo 'make test      set up, lint, and run the tests that need no GPU'
 	@echo 'make lint      ruff and clang-format, checking only'
 	@echo 'make fuzz      random problems on the emulator for FUZZ_S seconds (FUZZ_ARGS="--seed 1", "--replay ...")'
-	@echo 'make gpu       on a GPU machine: GPU tests, sanitizer, stamps (PYTHON_GPU=... names the interpreter)'
-	@echo 'make sanitize  on a GPU machine: compute-sanitizer only (SANITIZE_ARGS=...)'
+	@echo 'make gpu       on a GPU machine: GPU tests, sanitizer, stamps (PYTHON_GPU=... names the interpreter), or of'
+	@echo '               FAMILIES="NAME ..." alone; goes on where the last one ended'
+	@echo 'make sanitize  on a GPU machine: compute-sanitizer only (SANITIZE_ARGS=..., FAMILIES=...)'
 	@echo 'make bench     on a GPU machine: time the suite, refresh the results and the README (BENCH_ARGS=...)'
 	@echo 'make venv      the development environment in .venv'
 	@echo 'make clean     remove the environments and the caches'
@@ -68,14 +71,14 @@ fuzz: $(VENV)/.develop
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
 
 gpu:
-	$(RUN_GPU) -m pytest tests/gpu $(PYTEST_ARGS)
+	$(RUN_GPU) -m pytest tests/gpu --resume $(OF_FAMILIES) $(PYTEST_ARGS)
 	$(RUN_GPU) -m tools.make_vectors
-	$(RUN_GPU) -m tools.sanitize $(SANITIZE_ARGS)
-	$(RUN_GPU) -m tools.make_stamps
+	$(RUN_GPU) -m tools.sanitize $(OF_FAMILIES) $(SANITIZE_ARGS)
+	$(RUN_GPU) -m tools.make_stamps $(OF_FAMILIES)
 	$(RUN_GPU) -m tools.readme_results
 
 sanitize:
-	$(RUN_GPU) -m tools.sanitize $(SANITIZE_ARGS)
+	$(RUN_GPU) -m tools.sanitize $(OF_FAMILIES) $(SANITIZE_ARGS)
 
 bench:
 	$(RUN_GPU) -m haloconv bench $(BENCH_ARGS)

@@ -143,12 +143,16 @@ class GpuTests:
         }  # fmt: skip
         append_line(self.path, line)
 
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.config.getoption("--resume") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK  # nothing was left
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.writes or not self.path.exists():
             return
         results = GpuResults(read_lines([self.path]))
-        for family in self.families:
-            tests = results.collected.get(family, [])
+        for family in (name for name in self.families if results.collected.get(name)):
+            tests = results.collected[family]
             left = sum(test not in results.tests for test in tests)
             failed = sum(results.tests[test]["outcome"] == "failed" for test in tests if test in results.tests)
             terminalreporter.write_line(f"{family}: {left} of {len(tests)} GPU tests left, {failed} failed")

@@ -1,100 +1,91 @@
-"""Write benchmarks/verified/<family>.json from the results of tests/gpu and of tools/sanitize.py.
+"""Write stamps from what GPU tests and tools/sanitize.py left in build/: one a kernel, in benchmarks/verified.
 
-Refuses a family (exit code 1) if a check of it failed, a part of its tests did not run, its sources changed since, or
-the sanitizer was not clean.
-After a run with ``--family`` the stamps of the other families stay as they are.
+Refuses a kernel (exit code 1) if a check of it failed, a part of its tests did not run on its present sources, it ran
+on GPUs of several models, or the sanitizer was not clean in all that it was to run.
+With ``--family`` the stamps of these families alone are written; those of others stay as they are in any case.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from haloconv.env import environment_stamp
-from tools.stamps import ROOT, VERIFIED, all_hashes
+from tools.gpu_results import GpuResults, KernelResults
+from tools.result_lines import read_lines
+from tools.sanitizer_results import SanitizerResults, ToolVerdict, in_words, is_clean, total_calls
+from tools.stamps import ROOT, VERIFIED, all_hashes, kernel_families, write_stamps
 
 STAMP_KEYS = ("gpu", "torch", "cudnn", "cuda_driver", "cuda_runtime", "driver", "python", "haloconv", "commit")
+GPU_TESTS = ROOT / "build" / "gpu-tests.jsonl"
+SANITIZER = ROOT / "build" / "sanitizer.jsonl"
 
 
-def read_json(path: Path) -> dict | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def objections(results: dict, verdict: dict | None, family: str, digest: str) -> list[str]:
-    """Why the results do not vouch for the family's sources of this digest; empty if they do."""
-    sanitized = sanitizer_of(verdict, family, digest)
-    failed, deselected = results["failures"].get(family, 0), results["counts"]["deselected"]
-    found = {
-        f"{failed} of its GPU tests failed": failed,
-        f"{deselected} GPU tests were deselected": deselected,
-        "its sources changed since the tests ran": results["hashes"].get(family) != digest,
-        "none of its GPU tests passed": not results["checks"].get(family),
-        "no error of it was recorded": not results["worst_errors"].get(family),
-        f"the sanitizer was not clean ({sanitizer_text(sanitized)})": sanitized and not sanitized["clean"],
+def objections(found: KernelResults, verdicts: dict[str, ToolVerdict]) -> list[str]:
+    """Why the results do not vouch for a kernel; empty if they do."""
+    gpus = ", ".join(sorted(found.gpus))
+    against = {
+        f"{found.failed} of its GPU tests failed": found.failed,
+        f"{found.astray} GPU tests failed before a kernel was launched": found.astray,
+        f"{found.left} of its GPU tests are left on these sources": found.left,
+        "no run of all its GPU tests was begun": found.left is None,
+        "none of its GPU tests passed on these sources": not found.checks,
+        "no error of it was recorded": not found.errors,
+        f"it ran on GPUs of several models: {gpus}": len(found.gpus) > 1,
+        f"the sanitizer was not clean ({in_words(verdicts)})": not is_clean(verdicts),
     }
-    return [sentence for sentence, holds in found.items() if holds]
+    return [sentence for sentence, holds in against.items() if holds]
 
 
-def sanitizer_of(verdict: dict | None, family: str, digest: str) -> dict | None:
-    """What the sanitizer says of these very sources of the family; None if it did not run on them."""
-    found = (verdict or {"families": {}})["families"].get(family)
-    return found if found and found["hash"] == digest else None
-
-
-def sanitizer_text(sanitized: dict | None) -> str:
-    """The sanitizer's verdict on a family in one phrase."""
-    if sanitized is None:
-        return "not run"
-    return ", ".join(f"{tool}: {found['verdict']}" for tool, found in sanitized["tools"].items())
-
-
-def stamp_of(family: str, digest: str, results: dict, verdict: dict | None, environment: dict[str, str]) -> dict:
-    errors: dict[str, dict[str, float]] = results["worst_errors"][family]
-    by_dtype: dict[str, float] = {}
-    for per_dtype in errors.values():
-        for dtype, error in per_dtype.items():
-            by_dtype[dtype] = max(by_dtype.get(dtype, 0.0), error)
+def stamp_of(digest: str, found: KernelResults, verdicts: dict[str, ToolVerdict]) -> dict:
+    """The stamp of a kernel to which there is no objection."""
+    by_precision: dict[str, float] = {}
+    for per_precision in found.errors.values():
+        for precision, error in per_precision.items():
+            by_precision[precision] = max(by_precision.get(precision, 0.0), error)
     return {
-        "family": family,
         "hash": digest,
-        **{key: environment[key] for key in STAMP_KEYS},
-        "checks": results["checks"][family],
+        **{key: found.environment[key] for key in STAMP_KEYS},
+        "checks": found.checks,
         "failed": 0,
-        "skipped": results["counts"]["skipped"],
-        "worst_errors": by_dtype,
-        "errors": errors,
-        "sanitizer": sanitizer_text(sanitizer_of(verdict, family, digest)),
-        "date": environment["date"][:10],
+        "skipped": found.skipped,
+        "exact_runs": found.counts["exact"],
+        "fuzz_problems": found.counts["fuzz"],
+        "sanitizer_calls": total_calls(verdicts),
+        "worst_errors": by_precision,
+        "errors": found.errors,
+        "sanitizer": in_words(verdicts),
+        "date": found.environment["date"][:10],
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu-results", type=Path, default=ROOT / "build" / "gpu-tests.json")
-    parser.add_argument("--sanitizer", type=Path, default=ROOT / "build" / "sanitizer.json")
+    parser.add_argument(
+        "--gpu-results", type=Path, action="append", default=[], help="may be repeated: the later counts"
+    )
+    parser.add_argument("--sanitizer", type=Path, action="append", default=[], help="may be repeated")
+    parser.add_argument("--family", action="append", default=[], choices=kernel_families(), help="may be repeated")
     parser.add_argument("--out", type=Path, default=VERIFIED)
     options = parser.parse_args()
-    results = read_json(options.gpu_results)
-    if results is None:
+    tests = GpuResults(read_lines(options.gpu_results or [GPU_TESTS]))
+    if not tests.runs:
         print("no stamp: run `pytest tests/gpu` on a machine with a GPU first", file=sys.stderr)
         return 1
+    sanitizer = SanitizerResults(read_lines(options.sanitizer or [SANITIZER]))
     options.out.mkdir(parents=True, exist_ok=True)
-    environment, verdict, hashes = environment_stamp(), read_json(options.sanitizer), all_hashes()
-    refused = False
-    for family in results["families"]:
-        digest = hashes[family]
-        against = objections(results, verdict, family, digest)
+    stamps, families = {}, options.family or kernel_families()
+    hashes = {kernel: digest for kernel, digest in all_hashes().items() if kernel.split("/")[0] in families}
+    for kernel, digest in hashes.items():
+        found, verdicts = tests.of_kernel(kernel, digest), sanitizer.of_kernel(kernel, digest)
+        against = objections(found, verdicts)
         if against:
-            print(f"no stamp of {family}: {'; '.join(against)}", file=sys.stderr)
-            refused = True
-            continue
-        stamp = stamp_of(family, digest, results, verdict, environment)
-        path = options.out / f"{family}.json"
-        path.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
-        print(f"{path}: {stamp['checks']} checks on {stamp['gpu']}, sanitizer {stamp['sanitizer']}")
-    return int(refused)
+            print(f"no stamp of {kernel}: {'; '.join(against)}", file=sys.stderr)
+        else:
+            stamps[kernel] = stamp_of(digest, found, verdicts)
+            print(f"{kernel}: {found.checks} checks on {found.environment['gpu']}, sanitizer {in_words(verdicts)}")
+    write_stamps(stamps, options.out)
+    return int(len(stamps) < len(hashes))
 
 
 if __name__ == "__main__":

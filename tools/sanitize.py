@@ -1,8 +1,8 @@
-"""Run tiny problems of every direction under the four tools of compute-sanitizer; exit code 1 on any finding.
+"""Run tiny problems of every direction under the four tools of compute-sanitizer; exit code 1 unless all is clean.
 
-The kernels are compiled first, without the sanitizer; then every tool runs for every family, side by side. A planted
-fault shows that memcheck is really watching. The verdicts, with the calls that each tool made, go to
-build/sanitizer.json, family by family, with the hash of the sources that they are about.
+The kernels are compiled first, without the sanitizer; then every tool runs over some of the calls at a time, several
+processes side by side. A planted fault shows that memcheck is really watching. What each process found is added to
+build/sanitizer.jsonl as it ends; calls that were clean on the same sources before are not made again.
 """
 
 from __future__ import annotations
@@ -12,71 +12,47 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from tests.families import SPECIALS, SUBJECTS
-from tools.stamps import ROOT, all_hashes, kernel_families
+from haloconv.env import environment_stamp
+from tests.gpu import sanitizer_driver
+from tools.jobs import OUT_OF_TIME, Ended, Job, Pool
+from tools.result_lines import append_line, read_lines
+from tools.sanitizer_results import TOOLS, SanitizerResults, in_words, is_clean
+from tools.stamps import ROOT, all_hashes, kernel_families, tested_by
 
-TOOLS: dict[str, tuple[str, ...]] = {
-    # cuda-bindings asks the driver for every symbol that it knows; our own calls check their status themselves.
-    "memcheck": ("--leak-check", "no", "--report-api-errors", "no"),
-    "racecheck": ("--racecheck-report", "all"),
-    "initcheck": (),
-    "synccheck": ("--num-cuda-barriers", "65536"),  # of all blocks: halo_sm90 has some forty in each
-}
 DRIVER = ("-m", "tests.gpu.sanitizer_driver")
 FINDINGS = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
-ASKED = re.compile(r"sanitizer driver: (\d+) of (\d+) calls$", re.MULTILINE)
+ASKED = re.compile(r"sanitizer driver: (\d+) calls asked for$", re.MULTILINE)
 SO_FAR = re.compile(r"sanitizer driver: (\d+) calls so far")
 FINISHED = re.compile(r"sanitizer driver: (\d+) calls checked, (\d+) kernels compiled")
-OUT_OF_TIME = 124
 CORES_OF_JOB = 2
-
-
-class Name(NamedTuple):
-    """What a job is: one tool over the calls of one family."""
-
-    tool: str
-    family: str
-
-
-COMPILING, PLANTED = Name("none", "compiling"), Name("memcheck", "planted fault")
-
-
-class Job(NamedTuple):
-    """A command, and the seconds that it may take."""
-
-    command: list[str]
-    limit_s: float
-
-
-class Ended(NamedTuple):
-    """How a command ended: its exit code (OUT_OF_TIME if it was stopped), what it printed, and the seconds it took."""
-
-    code: int
-    output: str
-    seconds: float
+PLANTED = "planted fault"
 
 
 class Verdict(NamedTuple):
-    """The verdict on one tool in a few words, whether it is clean, and the calls made of those of the whole driver.
+    """What one process of a tool found, in a few words, and whether it is clean.
 
     ``clean``: the run ended, made every call that it was asked for, and nothing was found.
     """
 
     text: str
     clean: bool
-    calls: int
-    of_calls: int
+
+
+class Part(NamedTuple):
+    """What one process does: a tool over some of a family's calls, by number and by name."""
+
+    tool: str
+    family: str
+    numbers: tuple[int, ...]
+    calls: tuple[str, ...]
 
 
 def find_sanitizer() -> str | None:
@@ -85,69 +61,28 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *places]))
 
 
-def driver_environment(cache: str) -> dict[str, str]:
+def driver_environment(cache: Path) -> dict[str, str]:
     """No caching allocator: each tensor is an allocation of its own, so that memcheck sees where it ends."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
-    ours = {"HALOCONV_CACHE_DIR": cache, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
+    ours = {"HALOCONV_CACHE_DIR": str(cache), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
     return {**os.environ, **ours}
-
-
-def execute(jobs: dict[Name, Job], environment: dict[str, str], folder: str, most: int = 1) -> dict[Name, Ended]:
-    """Run the jobs, ``most`` of them side by side.
-
-    One that takes too long is stopped with its children, and what it printed is kept.
-    """
-    waiting, running, ended = dict(jobs), {}, {}
-    try:
-        while waiting or running:
-            for name in list(waiting)[: most - len(running)]:
-                running[name] = _start(waiting.pop(name), environment, Path(folder, f"{name.tool} {name.family}.log"))
-            for name, (process, start, log) in list(running.items()):
-                seconds = time.monotonic() - start
-                late = process.poll() is None
-                if late and seconds < jobs[name].limit_s:
-                    continue
-                code = OUT_OF_TIME if late else process.returncode
-                _stop(running.pop(name)[0])
-                output = log.read_text(encoding="utf-8", errors="replace")
-                ended[name] = Ended(code, output + (f"\nstopped after {seconds:.0f} s" if late else ""), seconds)
-            time.sleep(0.05)
-    finally:
-        for process, *_ in running.values():
-            _stop(process)
-    return ended
-
-
-def _start(job: Job, environment: dict[str, str], log: Path) -> tuple[subprocess.Popen, float, Path]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            job.command, env=environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    return process, time.monotonic(), log
-
-
-def _stop(process: subprocess.Popen) -> None:
-    """End the process and what it started: the sanitizer runs the driver as a child of its own."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def judge(code: int, output: str) -> Verdict:
     """What a tool's output says; strictly, so that a run that did less than it was asked for is not clean."""
     asked, finished, so_far = ASKED.search(output), FINISHED.search(output), SO_FAR.findall(output)
-    wanted, total = (int(asked[1]), int(asked[2])) if asked else (0, 0)
+    wanted = int(asked[1]) if asked else 0
     made = int(finished[1]) if finished else int(so_far[-1]) if so_far else 0
-    made_of = f"{made} calls" if made == total else f"{made} of {total} calls"
+    made_of = f"{made} calls" if made == wanted else f"{made} of {wanted} calls"
     counts = [int(a or b) for a, b in FINDINGS.findall(output)]
     if not counts:
         text = "out of time" if code == OUT_OF_TIME else f"did not finish (exit code {code})"
-        return Verdict(f"{text} in {made_of}", False, made, total)
+        return Verdict(f"{text} in {made_of}", False)
     if sum(counts):
-        return Verdict(f"{sum(counts)} findings in {made_of}", False, made, total)
+        return Verdict(f"{sum(counts)} findings in {made_of}", False)
     if code or not finished or made != wanted or not made:
-        return Verdict(f"the driver failed (exit code {code}) in {made_of}", False, made, total)
-    return Verdict(f"0 findings in {made_of}", True, made, total)
+        return Verdict(f"the driver failed (exit code {code}) in {made_of}", False)
+    return Verdict(f"0 findings in {made_of}", True)
 
 
 def per_tool(text: str) -> tuple[str, int]:
@@ -165,90 +100,136 @@ def side_by_side() -> int:
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "sanitizer.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "sanitizer.jsonl")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "sanitizer-kernels", help="compiled kernels")
     parser.add_argument(
         "--family", action="append", default=[], choices=kernel_families(),
-        help="only the calls of this family; may be repeated",
+        help="only the calls that this family's stamps need; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for compiling, and for each run")
-    parser.add_argument("--jobs", type=int, default=side_by_side(), help="how many tools run side by side")
+    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for compiling, and for each process")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no process later than this")
+    parser.add_argument("--jobs", type=int, default=side_by_side(), help="how many processes run side by side")
+    parser.add_argument("--calls", type=int, default=48, help="how many calls a process makes at most")
     form = {"type": per_tool, "action": "append", "default": [], "metavar": "TOOL=NUMBER"}
     parser.add_argument("--limit", **form, help="seconds for one tool, instead of --timeout; may be repeated")
     parser.add_argument("--every", **form, help="let one tool make one call in NUMBER; the verdict says how many")
     return parser.parse_args(arguments)
 
 
-def driver(*families: str) -> list[str]:
-    """The command that makes the calls of these families."""
-    return [sys.executable, *DRIVER, *(f"--family={name}" for name in families)]
+def families_of(wanted: list[str]) -> list[str]:
+    """The families whose calls the stamps of those families need; of all if none are named."""
+    return sorted({each for name in wanted or kernel_families() for each in tested_by(name)})
 
 
-def families_here(wanted: list[str]) -> list[str]:
-    """Those of the families that this device runs; of all if none are named."""
-    here = {subject.name for subject in (*SUBJECTS, *SPECIALS) if not subject.missing()}
-    return [name for name in kernel_families() if name in here and (name in wanted or not wanted)]
+def driver(*arguments: str) -> list[str]:
+    """The command of the driver."""
+    return [sys.executable, *DRIVER, *arguments]
 
 
-def jobs_of(sanitizer: str, options: argparse.Namespace, families: list[str]) -> dict[Name, Job]:
-    """What runs side by side: every tool over every family, and memcheck over the planted fault."""
-    limits, every = dict(options.limit), dict(options.every)
+def compile_and_note(families: list[str], pool: Pool, folder: Path, limit_s: float) -> dict[str, list[str]]:
+    """Compile what the families' calls need; gives the kernels that each call launches. Exits if that fails."""
+    noted, ended = folder / "calls.json", {}
+    chosen = [f"--family={name}" for name in families]
+    pool.run({"compiling": Job(driver(*chosen, "--compile", str(noted)), limit_s)}, folder, ended.setdefault)
+    print(ended["compiling"].output)
+    if ended["compiling"].code:
+        sys.exit(f"sanitize: the kernels cannot be compiled (exit code {ended['compiling'].code})")
+    return json.loads(noted.read_text(encoding="utf-8"))
 
-    def job(name: Name, *arguments: str) -> Job:
-        command = [sanitizer, "--tool", name.tool, "--error-exitcode", "9", *TOOLS[name.tool]]
-        of_family = driver() if name == PLANTED else driver(name.family)
-        return Job([*command, *of_family, *arguments], limits.get(name.tool, options.timeout))
 
-    fill = {"initcheck": ("--fill",)}
-    names = [Name(tool, family) for tool in TOOLS for family in families]
-    jobs = {name: job(name, "--every", str(every.get(name.tool, 1)), *fill.get(name.tool, ())) for name in names}
-    return jobs | {PLANTED: job(PLANTED, "--plant-fault")}
+def plan_of(kernels: dict[str, list[str]], families: list[str], every: dict[str, int]) -> dict:
+    """The line of a run that begins now: sources, calls, and which tools are to meet each call."""
+    calls: dict[str, dict] = {name: {"kernels": found, "tools": []} for name, found in kernels.items()}
+    for tool in TOOLS:
+        for call in sanitizer_driver.calls_here(families, every.get(tool, 1)):
+            calls[call.name]["tools"].append(tool)
+    return {
+        "kind": "plan", "plan": f"{time.time():.0f}-{os.getpid()}", "environment": environment_stamp(),
+        "hashes": all_hashes(), "families": families, "calls": calls,
+    }  # fmt: skip
+
+
+def parts_of(plan: dict, before: SanitizerResults, most_calls: int) -> list[Part]:
+    """What is to be done of a plan: each tool over the calls that it was not clean in, those of a kernel together."""
+    calls, parts = plan["calls"], []
+    kernels = {name: about["kernels"] for name, about in calls.items()}
+    for tool in TOOLS:
+        done = before.done(tool, kernels, plan["hashes"], plan["environment"]["gpu"])
+        for family in plan["families"]:
+            own = [name for name in calls if name.split()[0] == family]
+            left = [name for name in own if tool in calls[name]["tools"] and name not in done]
+            left.sort(key=kernels.__getitem__)
+            for first in range(0, len(left), most_calls):
+                some = tuple(left[first : first + most_calls])
+                parts.append(Part(tool, family, tuple(map(own.index, some)), some))
+    return parts
+
+
+def jobs_of(sanitizer: str, options: argparse.Namespace, parts: list[Part]) -> dict[str, Job]:
+    """The planted fault under memcheck, and then every part."""
+    limits, fill = dict(options.limit), {"initcheck": ("--fill",)}
+
+    def job(tool: str, *arguments: str) -> Job:
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *TOOLS[tool]]
+        return Job([*command, *driver(*arguments)], limits.get(tool, options.timeout))
+
+    jobs = {PLANTED: job("memcheck", "--plant-fault")}
+    for index, part in enumerate(parts):
+        only = ",".join(map(str, part.numbers))
+        jobs[str(index)] = job(part.tool, f"--family={part.family}", f"--only={only}", *fill.get(part.tool, ()))
+    return jobs
+
+
+def noted_line(name: str, ended: Ended, plan: dict, parts: list[Part]) -> dict:
+    """The line about a job that ended; what is not clean is printed."""
+    if name == PLANTED:
+        found = "Invalid __global__ write" in ended.output
+        print(f"planted fault: {'found' if found else 'NOT found, so memcheck proves nothing'}", flush=True)
+        if not found:
+            print(ended.output[-8000:])
+        return {"kind": "planted", "plan": plan["plan"], "found": found}
+    part, verdict, finished = parts[int(name)], judge(ended.code, ended.output), FINISHED.search(ended.output)
+    compiled = f", compiling {finished[2]} kernels" if finished and int(finished[2]) else ""
+    launched = sorted({kernel for call in part.calls for kernel in plan["calls"][call]["kernels"]})
+    print(f"{part.tool}, {', '.join(launched)}: {verdict.text}, {ended.seconds:.0f} s{compiled}", flush=True)
+    if not verdict.clean:
+        print(ended.output[-8000:])
+    return {
+        "kind": "job", "plan": plan["plan"], "tool": part.tool, "calls": part.calls, "verdict": verdict.text,
+        "clean": verdict.clean, "seconds": round(ended.seconds, 1),
+    }  # fmt: skip
+
+
+def report(results: SanitizerResults, plan: dict, not_begun: int) -> int:
+    """Print a line a kernel of the plan; the exit code."""
+    kernels = {kernel for about in plan["calls"].values() for kernel in about["kernels"]}
+    asked = {kernel for kernel in kernels if set(tested_by(kernel.split("/")[0])) <= set(plan["families"])}
+    verdicts = {kernel: results.of_kernel(kernel, plan["hashes"][kernel]) for kernel in sorted(asked)}
+    for kernel, found in verdicts.items():
+        print(f"{kernel}: {in_words(found)}")
+    if not_begun:
+        print(f"{not_begun} processes are left for another run")
+    return 0 if verdicts and all(map(is_clean, verdicts.values())) else 1
 
 
 def main() -> int:
-    options = options_of(None)
+    options, start = options_of(None), time.monotonic()
     sanitizer = find_sanitizer()
     if not torch.cuda.is_available() or sanitizer is None:
         print("sanitize: needs a CUDA device and compute-sanitizer on PATH or under CUDA_HOME", file=sys.stderr)
         return 1
-    families, hashes = families_here(options.family), all_hashes()
-    with tempfile.TemporaryDirectory() as folder:
-        environment = driver_environment(str(Path(folder, "cache")))
-        compiling = Job([*driver(*families), "--compile-only"], options.timeout)
-        compiled = execute({COMPILING: compiling}, environment, folder)[COMPILING]
-        print(compiled.output)
-        if compiled.code:
-            print(f"sanitize: the kernels cannot be compiled (exit code {compiled.code})", file=sys.stderr)
-            return 1
-        ended = execute(jobs_of(sanitizer, options, families), environment, folder, options.jobs)
-    planted = ended.pop(PLANTED).output
-    return report(ended, planted, {family: hashes[family] for family in families}, options.out)
-
-
-def report(ended: dict[Name, Ended], planted: str, hashes: dict[str, str], path: Path) -> int:
-    """Print the verdicts, the output of every run that is not clean, and write the file."""
-    saw_fault = "Invalid __global__ write" in planted
-    families = {family: {"hash": digest, "clean": saw_fault, "tools": {}} for family, digest in hashes.items()}
-    for (tool, family), (code, output, seconds) in ended.items():
-        verdict, finished = judge(code, output), FINISHED.search(output)
-        compiled = int(finished[2]) if finished else None
-        of_family = families[family]
-        of_family["tools"][tool] = {
-            "verdict": verdict.text, "clean": verdict.clean, "calls": verdict.calls, "of_calls": verdict.of_calls,
-            "seconds": round(seconds, 1), "kernels_compiled": compiled,
-        }  # fmt: skip
-        of_family["clean"] = of_family["clean"] and verdict.clean
-        more = f", compiling {compiled} kernels" if compiled else ""
-        print(f"{family}, {tool}: {verdict.text}, {seconds:.0f} s{more}")
-        if not verdict.clean:
-            print(output[-8000:])
-    print(f"planted fault: {'found' if saw_fault else 'NOT found, so memcheck proves nothing'}")
-    if not saw_fault:
-        print(planted[-8000:])
-    clean = saw_fault and all(found["clean"] for found in families.values())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"clean": clean, "planted_fault_found": saw_fault, "families": families}
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return 0 if clean else 1
+    families = families_of(options.family)
+    environment = driver_environment(options.cache)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kernels = compile_and_note(families, Pool(ROOT, environment), folder, options.timeout)
+        plan = plan_of(kernels, families, dict(options.every))
+        parts = parts_of(plan, SanitizerResults(read_lines([options.out])), options.calls)
+        append_line(options.out, plan)
+        pool = Pool(ROOT, environment, options.jobs, start + options.seconds)
+        jobs = jobs_of(sanitizer, options, parts)
+        left = pool.run(jobs, folder, lambda job, ended: append_line(options.out, noted_line(job, ended, plan, parts)))
+    return report(SanitizerResults(read_lines([options.out])), plan, len(left))
 
 
 if __name__ == "__main__":

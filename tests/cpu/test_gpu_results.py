@@ -85,8 +85,8 @@ def run_tests(folder: Path, capsys: pytest.CaptureFixture) -> Callable[..., str]
         results = f"--gpu-results={folder / 'found.jsonl'}"
         plain = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}")
         file_hash.cache_clear()
-        pytest.main([str(folder), *plain, results, *arguments])
-        return capsys.readouterr().out
+        status = pytest.main([str(folder), *plain, results, *arguments])
+        return f"{capsys.readouterr().out}exit code {status:d}"
 
     return run
 
@@ -124,6 +124,15 @@ def test_a_run_goes_on_where_the_last_one_ended(folder: Path, run_tests: Callabl
     with (folder / "gpu" / "test_some.py").open("a") as file:
         file.write("# other tests\n")
     assert "deselected" not in run_tests("--resume")
+
+
+def test_a_run_of_which_nothing_is_left_succeeds(folder: Path, run_tests: Callable[..., str]) -> None:
+    only = ("-k", "test_right and direct")
+    assert "2 passed" in run_tests(*only, "--resume")
+    assert "2 passed" in run_tests(*only)
+    printed = run_tests(*only, "--resume")
+    assert "6 deselected" in printed and printed.endswith("exit code 0")
+    assert run_tests("-k", "absent").endswith("exit code 5")
 
 
 def test_a_run_of_one_family_adds_to_that_of_another(folder: Path, run_tests: Callable[..., str]) -> None:

@@ -43,19 +43,28 @@ def test_a_run_for_one_family_leaves_out_the_others() -> None:
     assert 0 < len(ours) < len(every)
 
 
-def test_the_sanitizer_asks_the_driver_for_a_family() -> None:
-    options = sanitize.options_of(["--family", "depthwise"])
-    commands = [
-        job.command
-        for name, job in sanitize.jobs_of("/bin/compute-sanitizer", options, ["depthwise"]).items()
-        if name != sanitize.PLANTED
-    ]
-    assert all("--family=depthwise" in command for command in commands)
+def test_a_run_for_a_family_that_nobody_chooses_runs_those_that_launch_it() -> None:
+    ours = collected("--family", "reduce")
+    assert ours and ours == collected("--family", "direct")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "families"),
+    [
+        (["depthwise"], ["depthwise"]), (["reduce"], ["direct"]),
+        (["reduce", "halo_sm90", "direct"], ["direct", "halo_sm90"]),
+        ([], sorted(name for name in FAMILIES if name != "aten")),
+    ],
+)  # fmt: skip
+def test_the_sanitizer_makes_the_calls_that_a_familys_stamps_need(wanted: list[str], families: list[str]) -> None:
+    assert sanitize.families_of(wanted) == families
 
 
 def test_the_driver_makes_the_calls_of_the_families_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.Subject, "missing", lambda self: "")
-    calls = driver.calls_here(families=["depthwise"])
+    calls = driver.calls_here(["depthwise"])
     assert calls and {call.one.spec.family for call in calls} == {"depthwise"}
-    assert {call.one.spec.family for call in driver.calls_here()} <= set(FAMILIES)
-    assert len(driver.calls_here()) > len(calls)
+    both = driver.calls_here(["depthwise", "direct"])
+    assert {call.one.spec.family for call in both} == {"depthwise", "direct"} and len(both) > len(calls)
+    monkeypatch.setattr(driver.Subject, "missing", lambda self: "another GPU" if self.name == "direct" else "")
+    assert driver.calls_here(["depthwise", "direct"]) == calls

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,9 +22,13 @@ from tests.families import DIRECT, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.gpu import sanitizer_driver as driver
 from tests.texts import compile_all, noted_texts
 from tests.tilings import chosen_sources
-from tools import make_stamps, sanitize
+from tools import sanitize, stamps
+from tools.jobs import Ended
+from tools.result_lines import append_line, read_lines
+from tools.sanitizer_results import TOOLS, SanitizerResults, in_words, is_clean, total_calls
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
+MAIN_RESULTS = ("fprop", "dgrad")
 
 
 # the calls and their texts ------------------------------------------------------------------------------------------
@@ -39,7 +41,8 @@ def test_a_part_of_the_calls_meets_every_case_dtype_and_result(subject: Subject,
     assert len(set(calls)) == len(calls) and set(calls) <= set(whole)
     alone = list(Counter(call.one.name for call in whole).values()).count(1)  # cases of one call are in every part
     assert len(whole) / every - 2 <= len(calls) <= (len(whole) - alone) / min(every, 2) + alone + 2
-    assert {call.one.name for call in calls} == {one.name for one, _ in driver.results_of(subject)}
+    assert {call.one.name for call in calls} == {tiny.one.name for tiny in driver.problems_of(subject)}
+    assert len({call.name for call in whole}) == len(whole)
     for kind in ("dtype", "result"):
         assert {getattr(call, kind) for call in calls} == {getattr(call, kind) for call in whole}
 
@@ -79,57 +82,80 @@ def expected_texts(call: driver.Call) -> set[str]:
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
 def test_each_call_needs_the_chosen_tiling_alone(subject: Subject) -> None:
-    for call in driver.calls_of(subject):
-        texts = driver.texts_of([call], H200)
+    for call in (each for each in driver.calls_of(subject) if not each.shape):
+        texts = driver.note([call], H200).sources
         if call.result == "bgrad":
-            assert sorted(text.entry for text in texts) in (["bgrad"], ["bgrad_parts", "sum_partials"])
+            assert sorted(text.entry for text in texts) in (["bgrad"], ["bgrad_ends", "bgrad_parts"])
             continue
         own = {text.digest for text in texts if text.kernel == MAIN[subject.name]}
         assert own == expected_texts(call)
         beside = {text.entry for text in texts if text.kernel != MAIN[subject.name]}
-        assert beside <= {"halo_sm80_pack", "halo_sm90_pack", "halo_sm90_fixup", "halo_sm90_sum", "sum_partials"}
+        assert beside <= {"halo_sm80_pack", "halo_sm90_pack", "halo_sm90_repair", "halo_sm90_sum", "sum_partials"}
 
 
 @pytest.mark.parametrize("subject", SPECIALS, ids=str)
 def test_special_families_take_all_calls(subject: Subject) -> None:
-    texts = driver.texts_of(driver.calls_of(subject), H200)
-    assert {text.kernel for text in texts} >= {MAIN[subject.name]} or subject.name == "depthwise"
+    sources = driver.note(driver.calls_of(subject), H200).sources
+    assert {source.kernel for source in sources} >= {MAIN[subject.name]} or subject.name == "depthwise"
 
 
-def test_texts_are_noted_once_and_nothing_else_is_left_behind() -> None:
+def test_every_kernel_is_launched_by_some_call() -> None:
+    """But for those that no choice takes yet."""
+    calls = [call for subject in (*SUBJECTS, *SPECIALS) for call in driver.calls_of(subject)]
+    noted = driver.note(calls, H200).kernels
+    assert len(noted) == len(calls)
+    assert set().union(*noted.values()) | stamps.pending().keys() >= set(stamps.kernels())
+    assert all(kernels for name, kernels in noted.items() if "empty" not in name)
+
+
+def test_values_that_are_not_finite_meet_the_fixup_of_halo_sm90() -> None:
+    calls = [call for call in driver.calls_of(HALO_SM90) if not call.finite]
+    assert {(call.dtype, call.result) for call in calls} == set(product((torch.float32, torch.float16), MAIN_RESULTS))
+    for call in calls:
+        here, there = driver.placed(call, "cpu")
+        assert not here.x.isfinite().all() and not there.dy.isfinite().all()
+        assert "halo_sm90/fixup" in {source.kernel for source in driver.note([call], H200).sources}, call.name
+
+
+def test_sources_are_noted_once_and_nothing_else_is_left_behind() -> None:
     call = driver.Call(DIRECT.on(*pick("one_row"), torch.float32), torch.float32, "fprop")
-    assert len(driver.texts_of([call, call], H200)) == 1
+    noted = driver.note([call, call], H200)
+    assert len(noted.sources) == 1 and noted.kernels == {"direct one_row fp32 fprop": ["direct/direct"]}
     with noted_texts(H200), pytest.raises(RuntimeError, match="already"), noted_texts(H200):
         pass
     with pytest.raises(RuntimeError, match="the tensors are on cpu"):
         oracle.run("fprop", driver.placed(call, "cpu")[1], call.one)
 
 
-def test_compile_only_leaves_nothing_to_compile(
+def test_compile_leaves_nothing_to_compile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setenv("HALOCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HALOCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("HALOCONV_CACHE", raising=False)
     monkeypatch.setattr(cache, "_in_memory", {})
     monkeypatch.setattr(driver, "device_facts", lambda index: H200)
     one, dtype = pick("one_pixel_output")[0], torch.float16
     calls = [driver.Call(each.on(one, dtype), dtype, "fprop") for each in (DIRECT, HALO_SM90)]
-    driver.compile_only(calls)
+    driver.compile_calls(calls, tmp_path / "calls.json")
     assert "2 calls noted" in capsys.readouterr().out
+    assert json.loads((tmp_path / "calls.json").read_text(encoding="utf-8")) == {
+        "direct one_pixel_output fp16 fprop": ["direct/direct"],
+        "halo_sm90 one_pixel_output fp16 fprop": ["halo_sm90/conv"],
+    }
     monkeypatch.setattr(cache, "_in_memory", {})
     before = cache.statistics()
-    texts = [*driver.texts_of(calls, H200), driver.PLANTED]
-    compile_all(texts, "sm_90a")
+    sources = [*driver.note(calls, H200).sources, driver.PLANTED]
+    compile_all(sources, "sm_90a")
     after = cache.statistics()
-    assert len(texts) == 4  # two kernels, the packing of one, and the planted fault
-    assert after.compiles == before.compiles and after.disk_hits == before.disk_hits + len(texts)
+    assert len(sources) == 4  # two kernels, the packing of one, and the planted fault
+    assert after.compiles == before.compiles and after.disk_hits == before.disk_hits + len(sources)
 
 
 # tools/sanitize.py --------------------------------------------------------------------------------------------------
 
 
-def output(asked: int = 12, of: int = 12, made: int = 12, end: str = "ERROR SUMMARY: 0 errors") -> str:
-    lines = (f"{asked} of {of} calls", "10 calls so far", f"{made} calls checked, 0 kernels compiled")
+def output(asked: int = 12, made: int = 12, end: str = "ERROR SUMMARY: 0 errors") -> str:
+    lines = (f"{asked} calls asked for", "10 calls so far", f"{made} calls checked, 0 kernels compiled")
     return "\n".join([*(f"sanitizer driver: {line}" for line in lines), f"========= {end}"])
 
 
@@ -138,11 +164,10 @@ def output(asked: int = 12, of: int = 12, made: int = 12, end: str = "ERROR SUMM
     [
         (0, output(), True, "0 findings in 12 calls"),
         (0, output(end="RACECHECK SUMMARY: 0 hazards displayed"), True, "0 findings in 12 calls"),
-        (0, output(of=36), True, "0 findings in 12 of 36 calls"),
         (9, output(end="ERROR SUMMARY: 3 errors"), False, "3 findings in 12 calls"),
         (0, output(end="RACECHECK SUMMARY: 1 hazard displayed"), False, "1 findings in 12 calls"),
         (0, output(made=11), False, "the driver failed (exit code 0) in 11 of 12 calls"),
-        (0, output(0, 0, 0), False, "the driver failed (exit code 0) in 0 calls"),
+        (0, output(0, 0), False, "the driver failed (exit code 0) in 0 calls"),
         (0, "========= ERROR SUMMARY: 0 errors", False, "the driver failed (exit code 0) in 0 calls"),
         (1, "Traceback\n========= ERROR SUMMARY: 0 errors", False, "the driver failed (exit code 1) in 0 calls"),
         (124, "stopped after 150 s", False, "out of time in 0 calls"),
@@ -151,8 +176,7 @@ def output(asked: int = 12, of: int = 12, made: int = 12, end: str = "ERROR SUMM
     ],
 )  # fmt: skip
 def test_output_is_judged_strictly(code: int, text: str, clean: bool, says: str) -> None:
-    verdict = sanitize.judge(code, text)
-    assert verdict.clean is clean and verdict.text == says
+    assert sanitize.judge(code, text) == (says, clean)
 
 
 def test_the_driver_prints_what_the_judge_reads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -161,22 +185,80 @@ def test_the_driver_prints_what_the_judge_reads(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(driver.oracle, "check", lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     calls = driver.calls_of(DIRECT, 3)
-    driver.check_all(calls, 324)
+    driver.check_all(calls)
     verdict = sanitize.judge(0, capsys.readouterr().out + "========= ERROR SUMMARY: 0 errors\n")
-    assert verdict == (f"0 findings in {len(calls)} of 324 calls", True, len(calls), 324)
+    assert verdict == (f"0 findings in {len(calls)} calls", True)
 
 
-def test_each_tool_has_its_own_time_and_calls() -> None:
+CALLS = {
+    "direct a": {"kernels": ["direct/direct"], "tools": ["memcheck", "initcheck"]},
+    "direct b": {"kernels": ["direct/direct", "reduce/sums"], "tools": ["memcheck"]},
+    "direct c": {"kernels": ["direct/direct"], "tools": ["memcheck"]},
+    "halo_sm90 a": {"kernels": ["halo_sm90/conv"], "tools": ["memcheck"]},
+}
+HASHES = {"direct/direct": "abc", "reduce/sums": "def", "halo_sm90/conv": "ghi"}
+
+
+def plan(name: str = "1", calls: dict = CALLS, gpu: str = "a GPU", **hashes: str) -> dict:
+    families = sorted({call.split()[0] for call in calls})
+    about = {"environment": {"gpu": gpu}, "hashes": HASHES | hashes, "families": families, "calls": calls}
+    return {"kind": "plan", "plan": name, **about}
+
+
+def job(tool: str, *calls: str, clean: bool = True, of: str = "1") -> dict:
+    verdict = f"{0 if clean else 2} findings in {len(calls)} calls"
+    return {"kind": "job", "plan": of, "tool": tool, "calls": calls, "verdict": verdict, "clean": clean, "seconds": 1.0}
+
+
+SEEN = {"kind": "planted", "plan": "1", "found": True}
+DIRECT_CALLS = ("direct a", "direct b", "direct c")
+
+
+def test_a_process_makes_calls_of_one_family_and_those_of_a_kernel_stand_together() -> None:
+    parts = sanitize.parts_of(plan(), SanitizerResults([]), 2)
+    assert parts == [
+        ("memcheck", "direct", (0, 2), ("direct a", "direct c")), ("memcheck", "direct", (1,), ("direct b",)),
+        ("memcheck", "halo_sm90", (0,), ("halo_sm90 a",)), ("initcheck", "direct", (0,), ("direct a",)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "left"),
+    [
+        ([plan(), SEEN, job("memcheck", "direct a", "direct b")], {"direct c", "halo_sm90 a"}),
+        ([plan(), job("memcheck", *CALLS)], {*CALLS}),
+        ([plan(), SEEN | {"found": False}, job("memcheck", *CALLS)], {*CALLS}),
+        ([plan(), SEEN, job("memcheck", *CALLS, clean=False)], {*CALLS}),
+        ([plan(), SEEN, job("memcheck", *CALLS), job("memcheck", "direct a", clean=False)], {"direct a"}),
+        ([plan(), SEEN, job("memcheck", "direct a", clean=False), job("memcheck", *CALLS)], set()),
+        ([plan(**{"reduce/sums": "old"}), SEEN, job("memcheck", *CALLS)], {"direct b"}),
+        ([plan(gpu="another"), SEEN, job("memcheck", *CALLS)], {*CALLS}),
+        ([plan(), SEEN, job("racecheck", *CALLS)], {*CALLS}),
+    ],
+)
+def test_what_was_clean_on_the_same_sources_is_not_run_again(before: list[dict], left: set[str]) -> None:
+    parts = sanitize.parts_of(plan("2"), SanitizerResults(before), 100)
+    assert {call for part in parts if part.tool == "memcheck" for call in part.calls} == left
+
+
+def test_each_tool_has_its_own_time_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     options = sanitize.options_of(["--timeout", "200", "--limit", "initcheck=400", "--every", "initcheck=3"])
-    jobs = sanitize.jobs_of("/bin/compute-sanitizer", options, ["direct", "halo_sm90"])
-    names = {sanitize.Name(tool, family) for tool in sanitize.TOOLS for family in ("direct", "halo_sm90")}
-    assert set(jobs) == {*names, sanitize.PLANTED}
-    assert {name for name, job in jobs.items() if job.limit_s == 400} == {
-        name for name in names if name.tool == "initcheck"
-    }
-    assert jobs["initcheck", "direct"].command[-4:] == ["--family=direct", "--every", "3", "--fill"]
-    assert jobs["memcheck", "halo_sm90"].command[-3:] == ["--family=halo_sm90", "--every", "1"]
-    assert jobs[sanitize.PLANTED].command[-1] == "--plant-fault"
+    monkeypatch.setattr(Subject, "missing", lambda self: None)
+    whole, part = driver.calls_here(["direct"]), driver.calls_here(["direct"], 3)
+    kernels = {call.name: ["direct/direct"] for call in whole}
+    made = sanitize.plan_of(kernels, ["direct"], dict(options.every))
+    tools = {tool: [name for name, about in made["calls"].items() if tool in about["tools"]] for tool in TOOLS}
+    assert tools.pop("initcheck") == [call.name for call in part] and len(part) < len(whole) / 2
+    assert set(map(tuple, tools.values())) == {tuple(call.name for call in whole)}
+    parts = sanitize.parts_of(made, SanitizerResults([]), options.calls)
+    jobs = sanitize.jobs_of("/bin/compute-sanitizer", options, parts)
+    assert list(jobs)[0] == sanitize.PLANTED and jobs[sanitize.PLANTED].command[-1] == "--plant-fault"
+    for index, each in enumerate(parts):
+        command, limit_s = jobs[str(index)]
+        assert command[2] == each.tool and limit_s == (400 if each.tool == "initcheck" else 200)
+        assert "--family=direct" in command and ("--fill" in command) == (each.tool == "initcheck")
+        only = next(argument for argument in command if argument.startswith("--only="))
+        assert [whole[int(i)].name for i in only.removeprefix("--only=").split(",")] == list(each.calls)
 
 
 @pytest.mark.parametrize("text", ["initcheck", "initcheck=0", "initcheck=x", "other=3"])
@@ -186,77 +268,77 @@ def test_wrong_numbers_for_a_tool_are_refused(text: str, capsys: pytest.CaptureF
     assert "TOOL=NUMBER" in capsys.readouterr().err
 
 
-LATE, QUICK = sanitize.Name("memcheck", "late"), sanitize.Name("memcheck", "quick")
+# what the lines come to ---------------------------------------------------------------------------------------------
 
 
-def test_no_more_jobs_than_asked_for_run_side_by_side(tmp_path: Path) -> None:
-    note = "import sys, time; print(time.monotonic()); time.sleep(0.3); print(time.monotonic())"
-    jobs = {name: sanitize.Job([sys.executable, "-c", note], 30.0) for name in (LATE, QUICK)}
-    ended = sanitize.execute(jobs, dict(os.environ), str(tmp_path))
-    assert float(ended[LATE].output.split()[1]) < float(ended[QUICK].output.split()[0])
+def all_tools(calls: dict = CALLS) -> dict:
+    return {name: {**about, "tools": list(TOOLS)} for name, about in calls.items()}
 
 
-def test_a_late_job_is_stopped_with_its_children_and_its_output_kept(tmp_path: Path) -> None:
-    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    late = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    jobs = {
-        LATE: sanitize.Job([sys.executable, "-c", late], 1.5),
-        QUICK: sanitize.Job([sys.executable, "-c", "print('done'); raise SystemExit(3)"], 30.0),
-    }
-    start = time.monotonic()
-    ended = sanitize.execute(jobs, dict(os.environ), str(tmp_path), 2)
-    assert time.monotonic() - start < 20
-    assert ended[QUICK].code == 3 and ended[QUICK].output == "done\n" and list(ended) == [QUICK, LATE]
-    code, printed, seconds = ended[LATE]
-    assert code == sanitize.OUT_OF_TIME and printed.endswith("stopped after 2 s") and 1.5 <= seconds < 10
-    assert not is_running(int(printed.split()[0]))
+def clean_lines(calls: dict) -> list[dict]:
+    return [plan(calls=calls), SEEN, *(job(tool, *calls) for tool in TOOLS)]
 
 
-def is_running(pid: int) -> bool:
-    """Whether the process is there, and no zombie that nobody has waited for."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        if state == "Z":
-            return False
-        time.sleep(0.02)
-    return True
+def test_every_kernel_has_a_verdict_of_its_own() -> None:
+    lines = clean_lines(all_tools())
+    lines.append(job("racecheck", "direct b", clean=False))
+    results = SanitizerResults(lines)
+    direct, sums, conv = (results.of_kernel(name, digest) for name, digest in HASHES.items())
+    assert is_clean(conv) and in_words(conv) == ", ".join(f"{tool}: 0 findings in 1 calls" for tool in sorted(TOOLS))
+    assert not is_clean(direct) and not is_clean(sums)
+    assert str(direct["racecheck"]) == str(sums["racecheck"]) == "2 findings in 1 calls"
+    assert str(direct["memcheck"]) == "0 findings in 3 calls" and total_calls(direct) == 11
+    again = SanitizerResults([*lines, job("racecheck", "direct b")])
+    assert is_clean(again.of_kernel("direct/direct", "abc")) and is_clean(again.of_kernel("reduce/sums", "def"))
 
 
-def test_the_report_and_the_stamp_say_how_many_calls_each_tool_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    path, planted = tmp_path / "build" / "sanitizer.json", "Invalid __global__ write"
-    hashes = {"direct": "abc", "halo_sm90": "def"}
-    ended = {
-        sanitize.Name("memcheck", "direct"): sanitize.Ended(0, output(), 61.26),
-        sanitize.Name("initcheck", "direct"): sanitize.Ended(0, output(of=36), 80.0),
-        sanitize.Name("memcheck", "halo_sm90"): sanitize.Ended(0, output(), 60.0),
-    }
-    assert sanitize.report(ended, planted, hashes, path) == 0
-    assert "direct, initcheck: 0 findings in 12 of 36 calls, 80 s\n" in capsys.readouterr().out
-    record = json.loads(path.read_text(encoding="utf-8"))
-    assert record["clean"] and record["planted_fault_found"]
-    assert record["families"]["direct"]["tools"]["initcheck"] == {
-        "verdict": "0 findings in 12 of 36 calls", "clean": True, "calls": 12, "of_calls": 36, "seconds": 80.0,
-        "kernels_compiled": 0,
-    }  # fmt: skip
-    text = make_stamps.sanitizer_text(make_stamps.sanitizer_of(record, "direct", "abc"))
-    assert text == "memcheck: 0 findings in 12 calls, initcheck: 0 findings in 12 of 36 calls"
-    assert sanitize.report(ended, "nothing", hashes, path) == 1
+def test_runs_of_families_add_up_and_what_is_left_is_said() -> None:
+    only_conv = {name: about for name, about in all_tools().items() if name.startswith("halo_sm90")}
+    lines = clean_lines(only_conv)
+    assert is_clean(SanitizerResults(lines).of_kernel("halo_sm90/conv", "ghi"))
+    assert SanitizerResults(lines).of_kernel("reduce/sums", "def") == {}
+    only_direct = {name: about for name, about in all_tools().items() if name.startswith("direct")}
+    second = [plan("2", only_direct), SEEN | {"plan": "2"}]
+    second += [job(tool, *DIRECT_CALLS[: 2 if tool == "synccheck" else 3], of="2") for tool in TOOLS]
+    results = SanitizerResults([*lines, *second])
+    assert is_clean(results.of_kernel("halo_sm90/conv", "ghi")) and is_clean(results.of_kernel("reduce/sums", "def"))
+    direct = results.of_kernel("direct/direct", "abc")
+    assert not is_clean(direct) and str(direct["synccheck"]) == "1 of 3 calls left"
+    assert in_words(results.of_kernel("direct/direct", "new sources")) == "not run"
 
 
-def test_one_familys_finding_does_not_count_for_another(tmp_path: Path) -> None:
-    path = tmp_path / "sanitizer.json"
-    ended = {
-        sanitize.Name("memcheck", "direct"): sanitize.Ended(0, output(), 60.0),
-        sanitize.Name("racecheck", "depthwise"): sanitize.Ended(124, "stopped", 80.0),
-    }
-    hashes = {"direct": "abc", "depthwise": "def"}
-    assert sanitize.report(ended, "Invalid __global__ write", hashes, path) == 1
-    record = json.loads(path.read_text(encoding="utf-8"))
-    assert not record["clean"]
-    assert record["families"]["direct"]["clean"] and not record["families"]["depthwise"]["clean"]
+def test_a_part_of_the_calls_is_said_to_be_one() -> None:
+    verdicts = SanitizerResults([plan(), SEEN, job("memcheck", *CALLS), job("initcheck", "direct a")]).of_kernel(
+        "direct/direct", "abc"
+    )
+    assert str(verdicts["initcheck"]) == "0 findings in 1 of 3 calls" and verdicts["initcheck"].clean
+    assert not verdicts["racecheck"].clean and not is_clean(verdicts)
+
+
+def test_a_run_that_missed_its_planted_fault_proves_nothing() -> None:
+    for planted in ([], [SEEN | {"found": False}], [SEEN | {"plan": "2"}]):
+        lines = [line for line in clean_lines(all_tools()) if line != SEEN] + planted
+        assert not is_clean(SanitizerResults(lines).of_kernel("direct/direct", "abc"))
+
+
+def test_the_lines_of_jobs_are_what_the_results_read(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, made = tmp_path / "build" / "sanitizer.jsonl", plan(calls=all_tools())
+    parts = sanitize.parts_of(made, SanitizerResults([]), 100)
+    append_line(path, made)
+    fault = Ended(9, "========= Invalid __global__ write of size 4", 5.0)
+    append_line(path, sanitize.noted_line(sanitize.PLANTED, fault, made, parts))
+    for index, part in enumerate(parts):
+        ended = Ended(0, output(len(part.calls), len(part.calls)), 61.26)
+        append_line(path, sanitize.noted_line(str(index), ended, made, parts))
+    assert "memcheck, direct/direct, reduce/sums: 0 findings in 3 calls, 61 s\n" in capsys.readouterr().out
+    results = SanitizerResults(read_lines([path]))
+    assert sanitize.report(results, made, 0) == 0
+    assert "direct/direct: initcheck: 0 findings in 3 calls, memcheck" in capsys.readouterr().out
+    late = Ended(124, "stopped", 240.0)
+    append_line(path, sanitize.noted_line("0", late, made, parts))
+    results = SanitizerResults(read_lines([path]))
+    assert sanitize.report(results, made, 2) == 1
+    printed = capsys.readouterr().out
+    assert "memcheck: out of time in 0 calls" in printed and "2 processes are left for another run" in printed
+    append_line(path, sanitize.noted_line(sanitize.PLANTED, Ended(0, "nothing", 5.0), made, parts))
+    assert "NOT found" in capsys.readouterr().out

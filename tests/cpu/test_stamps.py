@@ -1,4 +1,4 @@
-"""A family's stamp vouches for the sources as they are now, or PENDING.md says since when and why not."""
+"""A kernel's stamp vouches for the sources as they are now, or PENDING.md says since when and why not."""
 
 from __future__ import annotations
 
@@ -8,192 +8,226 @@ from pathlib import Path
 
 import pytest
 
+from haloconv.families import closure
+from haloconv.families.files import kernels_of
+from tests.cpu.test_gpu_results import COLLECTED, DIRECT, begin, ended
 from tools import make_stamps, stamps
+from tools.gpu_results import GpuResults
+from tools.result_lines import append_line
+from tools.sanitizer_results import TOOLS, SanitizerResults, ToolVerdict
 
+KERNELS = stamps.kernels()
 FAMILIES = stamps.kernel_families()
+STAMPS = stamps.read_stamps()
 
-
-def read_stamp(family: str) -> dict | None:
-    path = stamps.VERIFIED / f"{family}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
+HALVES = {"fp16", "bf16"}
 VERIFIED = {
-    "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp16", "bf16", "fp64"}),
-    "halo_sm80": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
-    "halo_sm80_wgrad": ({"wgrad"}, {"tf32", "fp16", "bf16"}),
-    "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
-    "depthwise_toeplitz": ({"fprop", "dgrad", "wgrad"}, {"tf32", "fp16", "bf16"}),
-    "halo_sm90": ({"fprop", "dgrad"}, {"tf32", "fp16", "bf16"}),
-    "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", "fp16", "bf16"}),
+    "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp64", *HALVES}),
+    "reduce": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp64", *HALVES}),
+    "grouped_sm90": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
+    "halo_sm80": ({"fprop", "dgrad"}, {"tf32", *HALVES}),
+    "halo_sm80_wgrad": ({"wgrad"}, {"tf32", *HALVES}),
+    "halo_sm90": ({"fprop", "dgrad"}, {"tf32", *HALVES}),
+    "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
+    "depthwise_toeplitz": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
+    "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
 }
+"""The results and precisions that the stamps of a family's kernels have together."""
+
+# Files of families/ that decide no result: lists of families and of sources, contracts, hashes, which kernel is asked.
+DECIDE_NOTHING = {"__init__.py", "aten.py", "closure.py", "files.py", "sources.py", "family.py"}
+EVERYWHERE = {"base.py", "common.py", "launch.py", "driver.py", "source.py", "params.py", "cache.py", "compile.py"}
 HOST_AND_DEVICE = {
-    "direct": {"direct.cu", "direct_sums.cu", "geometry.cuh", "direct.py", "direct_sums.py", "launch.py"},
-    "halo_sm80": {
-        "halo_sm80.cu", "halo_sm80_pack.cu", "order.cuh", "weights.cuh", "shape.cuh", "stage.cuh", "multiply.cuh",
-        "write.cuh", "geometry.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_march.cu", "slab.cuh", "pipeline.cuh",
-        "band_walk.cuh",
-        "halo_sm80.py", "halo_sm80_configs.py", "halo_sm80_fold.py", "halo_sm80_march.py", "halo_sm80_tile.py",
-        "launch.py",
+    "direct/direct": {"direct/direct.cu", "reduce/sums.cu", "reduce/sums.py", "geometry.cuh"},
+    "reduce/sums": {"reduce/sums.cu"},
+    "halo_sm80/conv": {
+        "halo_sm80/conv.cu", "halo_sm80/pack.cu", "halo_sm80/fold.py", "halo_sm80/tilings.py", "halo_sm80/tile.py",
+        "mma.cuh",
     },
-    "halo_sm80_wgrad": {
-        "halo_sm80_wgrad.cu", "multiply.cuh", "neighbours.cuh", "pieces.cuh", "source.cuh", "sums.cuh", "window.cuh",
-        "work.cuh", "mma.cuh", "mma_half_k.cuh", "halo_sm80_wgrad_march.cu", "halo_sm80_wgrad_march_sum.cu", "slab.cuh",
-        "pipeline.cuh", "band_walk.cuh",
-        "halo_sm80_wgrad.py", "halo_sm80_wgrad_configs.py", "halo_sm80_wgrad_layer.py", "halo_sm80_wgrad_march.py",
-        "launch.py",
+    "halo_sm80_wgrad/wgrad": {
+        "halo_sm80_wgrad/wgrad.cu", "halo_sm80_wgrad/layer.py", "halo_sm80_wgrad/blocks.py",
+        "reduce/sums.cu", "mma.cuh",
     },
-    "depthwise_window": {
-        "depthwise_window.cu", "depthwise_window_wgrad.cu", "geometry.cuh", "line.cuh", "product.cuh", "stage.cuh",
-        "windows.cuh",
-        "depthwise_window.py", "depthwise_window_axes.py", "depthwise_window_cut.py", "depthwise_window_wgrad.py",
-        "launch.py",
+    "grouped_sm90/conv": {"grouped_sm90/conv.cu", "grouped_sm90/slab.cuh", "grouped_sm90/slab.py"},
+    "grouped_sm90/wgrad": {"grouped_sm90/wgrad.cu", "grouped_sm90/wgrad_sum.cu", "grouped_sm90/slab.py"},
+    "halo_sm90/conv": {
+        "halo_sm90/conv.cu", "halo_sm90/pack.cu", "halo_sm90/fixup.cu", "halo_sm90/sum.cu", "halo_sm90/form.py",
+        "halo_sm90/tile.py", "wgmma.cuh",
     },
-    "depthwise_toeplitz": {
-        "depthwise_toeplitz.cu", "depthwise_toeplitz_wgrad.cu", "bands.cuh", "planes.cuh", "strips.cuh", "mma.cuh",
-        "mma_half_k.cuh",
-        "depthwise_toeplitz.py", "depthwise_toeplitz_planes.py", "depthwise_toeplitz_wgrad.py", "launch.py",
-    },
-    "halo_sm90": {
-        "halo_sm90.cu", "halo_sm90_pack.cu", "halo_sm90_repair.cu", "stage.cuh", "tile.cuh", "write.cuh",
-        "shape.cuh", "pipeline.cuh", "wgmma.cuh",
-        "halo_sm90.py", "halo_sm90_form.py", "halo_sm90_tile.py", "launch.py",
-    },
-    "depthwise": {
-        "depthwise_march.cu", "depthwise_march_wgrad.cu", "march_axes.cuh", "march_row.cuh", "geometry.cuh",
-        "depthwise_band.cu", "depthwise_band_wgrad.cu", "depthwise_tile.cu", "strips.cuh", "mma.cuh", "mma_half_k.cuh",
-        "depthwise_patch.cu", "depthwise_patch_wgrad.cu", "patches.cuh", "landing.cuh", "depthwise_tile_sm90.cu",
-        "pipeline.cuh", "wgmma.cuh", "depthwise_pairs.cu", "pairs.cuh", "band_walk.cuh", "depthwise_pairs_wgrad.cu",
-        "depthwise_nhwc_wgrad_sum.cu",
-        "depthwise_lanes.cu", "depthwise_lanes_wgrad.cu", "lanes.cuh",
-        "depthwise_box.cu", "depthwise_box_wgrad.cu", "boxes.cuh", "quads.cuh", "plane_sum.cuh",
-        "depthwise.py", "depthwise_march.py", "depthwise_march_form.py", "depthwise_march_wgrad.py",
-        "depthwise_band.py", "depthwise_band_wgrad.py", "depthwise_strips.py", "depthwise_tile.py",
-        "depthwise_patch.py", "depthwise_patch_wgrad.py", "depthwise_patches.py", "depthwise_tile_sm90.py",
-        "depthwise_pairs.py", "depthwise_pairs_wgrad.py", "depthwise_nhwc_wgrad_sum.py",
-        "depthwise_lanes.py", "depthwise_lanes_wgrad.py", "depthwise_lanes_cut.py",
-        "depthwise_box.py", "depthwise_box_wgrad.py", "depthwise_boxes.py",
-        "launch.py",
-    },
+    "depthwise_window/window": {"depthwise_window/window.cu", "depthwise_window/axes.py", "depthwise_window/cut.py"},
+    "depthwise_window/wgrad": {"depthwise_window/wgrad.cu", "depthwise_window/windows.cuh", "reduce/sums.cu"},
+    "depthwise_toeplitz/toeplitz": {"depthwise_toeplitz/toeplitz.cu", "depthwise_toeplitz/planes.py", "mma.cuh"},
+    "depthwise_toeplitz/wgrad": {"depthwise_toeplitz/wgrad.cu", "depthwise_toeplitz/bands.cuh", "reduce/sums.cu"},
+    "depthwise/band": {"depthwise/band.cu", "depthwise/strips.py", "depthwise/strips.cuh", "mma.cuh"},
+    "depthwise/lanes_wgrad": {"depthwise/lanes_wgrad.cu", "depthwise/lanes_cut.py", "depthwise/nhwc_wgrad_sum.cu"},
+    "depthwise/tile_sm90": {"depthwise/tile_sm90.cu", "depthwise/landing.cuh", "mbarrier.cuh"},
+    "depthwise/march": {"depthwise/march.cu", "depthwise/march_axes.cuh", "depthwise/march_form.py"},
 }  # fmt: skip
+BORROWS = {"grouped_sm90": {"halo_sm90"}, "halo_sm80": {"halo_sm90"}, "halo_sm80_wgrad": {"halo_sm80"}}
+BORROWS |= {"depthwise_toeplitz": {"depthwise"}}
+"""Folders of other families from which a family's kernels take a header or a rule without launching their kernels."""
 
 
-def test_stamped_families_and_their_files() -> None:
-    assert set(FAMILIES) == set(VERIFIED) == set(HOST_AND_DEVICE)
-    for family, wanted in HOST_AND_DEVICE.items():
-        names = {file.name for file in stamps.stamped_files(family)}
-        others = set().union(*(HOST_AND_DEVICE[other] for other in HOST_AND_DEVICE if other != family)) - wanted
-        assert wanted <= names and not others & names
+def covered(kernel: str) -> set[str]:
+    """What a stamp covers, by file name and by folder and name."""
+    files = stamps.stamped_files(kernel)
+    return {file.name for file in files} | {f"{file.parent.name}/{file.name}" for file in files}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_stamp_is_current_or_pending(family: str) -> None:
-    if family in stamps.pending():
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_stamp_covers_what_decides_the_kernels_results(kernel: str) -> None:
+    assert HOST_AND_DEVICE.get(kernel, set()) | EVERYWHERE | {f"{kernel}.py", f"{kernel}.cu"} <= covered(kernel)
+    family, launched = kernel.split("/")[0], {name.split("/")[0] for name in stamps.launched(kernel)}
+    folders = {file.parent.name for file in stamps.stamped_files(kernel) if "families" in file.parts}
+    assert folders <= {family, "families", *launched, *BORROWS.get(family, ())}
+    assert {name for name in covered(kernel) if name.endswith(".cu")} >= {
+        f"{name}.cu" for name in stamps.launched(kernel)
+    }
+
+
+def test_no_file_of_the_families_is_in_no_stamp() -> None:
+    covered_files = {file for kernel in KERNELS for file in stamps.stamped_files(kernel)}
+    files = {file for file in (stamps.SOURCE_ROOT / "families").rglob("*") if file.suffix in (".py", ".cu", ".cuh")}
+    assert {file.name for file in files - covered_files} <= DECIDE_NOTHING
+    headers = set((stamps.SOURCE_ROOT / "kernels").rglob("*.cuh"))
+    assert headers <= covered_files
+    assert set(VERIFIED) == set(FAMILIES) and [name for family in FAMILIES for name in kernels_of(family)] == [*KERNELS]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_stamp_matches_its_sources_or_is_pending(kernel: str) -> None:
+    if kernel in stamps.pending():
         return
-    stamp = read_stamp(family)
-    assert stamp is not None, f"{family} was never verified: run `make gpu` on a GPU, or name it in {stamps.PENDING}"
-    assert stamp["hash"] == stamps.family_hash(family), (
-        f"{family} changed since {stamp['date']}: run `make gpu` on a GPU, or name it in {stamps.PENDING}"
+    stamp = STAMPS.get(kernel)
+    assert stamp is not None, f"{kernel} was never verified: run `make gpu` on a GPU, or name it in {stamps.PENDING}"
+    assert stamp["hash"] == stamps.stamp_hash(kernel), (
+        f"{kernel} changed since {stamp['date']}: run `make gpu` on a GPU, or name it in {stamps.PENDING}"
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_stamp_shows_a_clean_run(family: str) -> None:
-    stamp = read_stamp(family)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_stamp_shows_a_clean_run(kernel: str) -> None:
+    stamp = STAMPS.get(kernel)
     if stamp is None:
-        assert family in stamps.pending()
+        assert kernel in stamps.pending()
         return
-    assert stamp["family"] == family and stamp["failed"] == 0 and stamp["checks"] > 0
-    directions, precisions = VERIFIED[family]
-    assert set(stamp["errors"]) == directions and set(stamp["worst_errors"]) == precisions
-    assert stamp["gpu"] != "none" and stamp["sanitizer"] and stamp["date"]
+    assert stamp["failed"] == 0 and stamp["checks"] > 0 and stamp["gpu"] != "none" and stamp["date"]
+    assert all(f"{tool}: 0 findings in " in stamp["sanitizer"] for tool in TOOLS)
+    assert "carried_from" in stamp or stamp["sanitizer_calls"] > 0
+    directions, precisions = VERIFIED[kernel.split("/")[0]]
+    assert set() < set(stamp["errors"]) <= directions and set() < set(stamp["worst_errors"]) <= precisions
 
 
-def test_pending_names_existing_families_with_a_date_and_a_reason() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stamps_of_a_family_show_all_its_results_and_precisions(family: str) -> None:
+    found = {kernel: stamp for kernel, stamp in STAMPS.items() if kernel.split("/")[0] == family}
+    missing = {kernel for kernel in kernels_of(family) if kernel not in found}
+    assert missing <= stamps.pending().keys()
+    if not missing:
+        directions, precisions = VERIFIED[family]
+        assert set().union(*(stamp["errors"] for stamp in found.values())) == directions
+        assert set().union(*(stamp["worst_errors"] for stamp in found.values())) == precisions
+
+
+def test_pending_names_existing_kernels_with_a_date_and_a_reason() -> None:
     if not stamps.PENDING.exists():
         return
     lines = [line for line in stamps.PENDING.read_text(encoding="utf-8").splitlines() if line.startswith(("- ", "* "))]
-    assert len(lines) == len(stamps.pending()), "a line is not of the form: - `family` (YYYY-MM-DD): reason"
-    assert set(stamps.pending()) <= set(FAMILIES)
+    assert len(lines) == len(stamps.pending()), "a line is not of the form: - `family/kernel` (YYYY-MM-DD): reason"
+    assert set(stamps.pending()) <= set(KERNELS)
+    assert set(STAMPS) <= set(KERNELS), "a stamp of a kernel that is gone"
 
 
-@pytest.mark.parametrize(
-    ("family", "index"),
-    [(family, index) for family in FAMILIES for index in range(len(stamps.stamped_files(family)))],
-)
-def test_every_file_counts(family: str, index: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One changed byte in any of the files changes the hash."""
-    files = stamps.stamped_files(family)
-    before = stamps.family_hash(family)
-    changed = tmp_path / files[index].name
-    changed.write_bytes(files[index].read_bytes() + b" ")
-    monkeypatch.setattr(stamps, "stamped_files", lambda _: [*files[:index], changed, *files[index + 1 :]])
-    assert stamps.family_hash(family) != before
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_file_counts(kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One more statement in any of the files changes the hash; a comment and a blank line do not."""
+    files = stamps.stamped_files(kernel)
+    before = stamps.stamp_hash.__wrapped__(kernel)
+    for index, file in enumerate(files):
+        text, host = file.read_text(encoding="utf-8"), file.suffix == ".py"
+        for more, same in (("\nONE_MORE = 1\n", False), ("\n# a remark\n\n" if host else "\n// a remark\n\n", True)):
+            changed = tmp_path / f"{same} {index}{file.suffix}"
+            changed.write_text(text + more, encoding="utf-8")
+            changed_files = [*files[:index], changed, *files[index + 1 :]]
+            with monkeypatch.context() as patch:
+                patch.setattr(closure, "stamped_files", lambda _, found=changed_files: found)
+                assert (stamps.stamp_hash.__wrapped__(kernel) == before) is same, file
 
 
 # make_stamps --------------------------------------------------------------------------------------------------------
 
+ENVIRONMENT = dict.fromkeys(make_stamps.STAMP_KEYS, "x") | {"gpu": "a GPU", "date": "2026-01-02T03:04:05Z"}
+CLEAN = dict.fromkeys(TOOLS, ToolVerdict(5, 5, 5))
+CLEAN_WORDS = ", ".join(f"{tool}: 0 findings in 5 calls" for tool in sorted(TOOLS))
+RUN = begin("1") | {"environment": ENVIRONMENT}
+GOOD = [COLLECTED, RUN, ended("1", "a", error=3e-7), ended("1", "b", error=1e-7)]
 
-def results(**other: dict) -> dict:
-    return {
-        "families": ["direct"],
-        "counts": {"passed": 9, "failed": 1, "skipped": 1, "deselected": 0},
-        "checks": {"direct": 7},
-        "failures": {"halo_sm90": 1},
-        "hashes": {"direct": "abc"},
-        "worst_errors": {"direct": {"fprop": {"fp32": 1e-7, "fp16": 2e-4}, "dgrad": {"fp32": 3e-7}}},
-    } | other
+
+def found_in(*lines: dict) -> make_stamps.KernelResults:
+    return GpuResults(lines).of_kernel(DIRECT, "abc")
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("lines", "says"),
     [
-        (results(failures={"direct": 2}), "2 of its GPU tests failed"),
-        (results(counts={"deselected": 5, "skipped": 0}), "5 GPU tests were deselected"),
-        (results(hashes={"direct": "old"}), "changed"), (results(hashes={}), "changed"),
-        (results(checks={}), "none of its GPU tests"), (results(worst_errors={}), "no error"),
+        ([*GOOD, ended("1", "b", "failed")], ["1 of its GPU tests failed"]),
+        ([*GOOD, ended("1", "b", "failed", kernels=())], ["1 GPU tests failed before a kernel was launched"]),
+        (GOOD[:3], ["1 of its GPU tests are left on these sources"]),
+        ([RUN, ended("1", "a")], ["no run of all its GPU tests", "none of its GPU tests passed", "no error of it"]),
+        ([COLLECTED, RUN], ["2 of its GPU tests are left", "none of its GPU tests passed", "no error of it"]),
+        ([*GOOD, RUN | {"run": "2", "hashes": {DIRECT: "old"}}, ended("2", "b")], ["1 of its GPU tests are left"]),
+        ([*GOOD, begin("2", "another"), ended("2", "b")], ["it ran on GPUs of several models: a GPU, another"]),
+        ([*GOOD[:2], *(ended("1", test) | {"errors": []} for test in "ab")], ["no error of it was recorded"]),
     ],
 )  # fmt: skip
-def test_no_stamp_for_a_run_that_proves_nothing(found: dict, says: str) -> None:
-    (sentence,) = make_stamps.objections(found, None, "direct", "abc")
-    assert says in sentence
+def test_no_stamp_for_a_run_that_proves_nothing(lines: list[dict], says: list[str]) -> None:
+    against = make_stamps.objections(found_in(*lines), CLEAN)
+    assert len(against) == len(says) and all(map(str.startswith, against, says))
 
 
-def sanitized(verdict: str, clean: bool) -> dict:
-    tools = {"memcheck": {"verdict": verdict}}
-    return {"families": {"direct": {"hash": "abc", "clean": clean, "tools": tools}}}
-
-
-def test_no_stamp_if_the_sanitizer_found_something_in_these_sources() -> None:
-    found = sanitized("3 findings in 5 calls", clean=False)
-    (sentence,) = make_stamps.objections(results(), found, "direct", "abc")
-    assert sentence == "the sanitizer was not clean (memcheck: 3 findings in 5 calls)"
-    assert make_stamps.objections(results(hashes={"direct": "new"}), found, "direct", "new") == []
+@pytest.mark.parametrize(
+    ("verdicts", "says"),
+    [
+        ({}, "not run"),
+        ({"memcheck": ToolVerdict(5, 5, 5)}, "memcheck: 0 findings in 5 calls"),
+        (CLEAN | {"racecheck": ToolVerdict(4, 5, 9)}, "racecheck: 1 of 5 calls left"),
+        (CLEAN | {"initcheck": ToolVerdict(4, 5, 5, ("3 findings in 5 calls",))}, "initcheck: 3 findings in 5 calls"),
+        (CLEAN | {"initcheck": ToolVerdict(0, 0, 5)}, "initcheck: 0 findings in 0 of 5 calls"),
+    ],
+)
+def test_no_stamp_without_the_sanitizers_clean_word(verdicts: dict[str, ToolVerdict], says: str) -> None:
+    (sentence,) = make_stamps.objections(found_in(*GOOD), verdicts)
+    assert sentence.startswith("the sanitizer was not clean (") and says in sentence
 
 
 def test_stamp_of_a_good_run() -> None:
-    environment = dict.fromkeys(make_stamps.STAMP_KEYS, "x") | {"date": "2026-01-02T03:04:05Z"}
-    verdict = sanitized("0 findings in 5 calls", clean=True)
-    assert make_stamps.objections(results(), verdict, "direct", "abc") == []
-    stamp = make_stamps.stamp_of("direct", "abc", results(), verdict, environment)
-    assert stamp["checks"] == 7 and stamp["worst_errors"] == {"fp32": 3e-7, "fp16": 2e-4}
-    assert stamp["sanitizer"] == "memcheck: 0 findings in 5 calls" and stamp["date"] == "2026-01-02"
-    assert make_stamps.sanitizer_of(verdict, "direct", "other") is None
-    assert make_stamps.sanitizer_of(None, "direct", "abc") is None
-    assert make_stamps.sanitizer_text(None) == "not run"
+    found, verdicts = found_in(*GOOD), CLEAN | {"racecheck": ToolVerdict(2, 2, 5)}
+    assert make_stamps.objections(found, verdicts) == []
+    stamp = make_stamps.stamp_of("abc", found, verdicts)
+    assert stamp["hash"] == "abc" and stamp["checks"] == 2 and stamp["worst_errors"] == {"fp32": 3e-7}
+    assert stamp["errors"] == {"fprop": {"fp32": 3e-7}} and stamp["date"] == "2026-01-02" and stamp["gpu"] == "a GPU"
+    assert (stamp["fuzz_problems"], stamp["exact_runs"], stamp["sanitizer_calls"]) == (10, 0, 17)
+    assert stamp["sanitizer"] == CLEAN_WORDS.replace("racecheck: 0 findings in 5", "racecheck: 0 findings in 2 of 5")
 
 
-def stamps_of(found: dict | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[str]]:
-    source, out = folder / "gpu-tests.json", folder / "verified"
-    if found is not None:
-        source.write_text(json.dumps(found))
-    monkeypatch.setattr(make_stamps, "all_hashes", lambda: {"direct": "abc", "halo_sm90": "def"})
-    files = ["--gpu-results", str(source), "--sanitizer", str(folder / "none.json"), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["make_stamps", *files])
-    return make_stamps.main(), sorted(path.name for path in out.glob("*"))
-
-
-def test_only_families_that_passed_get_a_stamp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert stamps_of(None, tmp_path, monkeypatch) == (1, [])
-    assert stamps_of(results(), tmp_path, monkeypatch) == (0, ["direct.json"])
-    assert stamps_of(results(families=["direct", "halo_sm90"]), tmp_path, monkeypatch) == (1, ["direct.json"])
+def test_only_kernels_that_passed_get_a_stamp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of two kernels of a family the one without objections; the file's other stamps stay."""
+    tests, out = tmp_path / "tests.jsonl", tmp_path / "verified"
+    arguments = ["make_stamps", "--gpu-results", str(tests), "--out", str(out), "--family", "direct"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(
+        make_stamps, "all_hashes", lambda: {DIRECT: "abc", "direct/other": "def", "halo_sm90/conv": "x"}
+    )
+    monkeypatch.setattr(SanitizerResults, "of_kernel", lambda self, kernel, digest: CLEAN)
+    assert make_stamps.main() == 1 and not out.exists()
+    for line in GOOD:
+        append_line(tests, line)
+    out.mkdir()
+    (out / "direct.json").write_text(json.dumps({"family": "direct", "kernels": {"kept": {"hash": "k"}}}))
+    assert make_stamps.main() == 1
+    written = stamps.read_stamps(out)
+    assert written.keys() == {DIRECT, "direct/kept"} and written[DIRECT]["hash"] == "abc"
+    monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "abc"})
+    assert make_stamps.main() == 0
+    monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "changed"})
+    assert make_stamps.main() == 1 and stamps.read_stamps(out)[DIRECT]["hash"] == "abc"

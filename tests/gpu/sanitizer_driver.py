@@ -1,26 +1,32 @@
 """The program that tools/sanitize.py runs under compute-sanitizer: tiny problems, every family and direction.
 
-Inputs are made on the CPU and results are compared there, so that hardly any kernel but ours runs. ``--compile-only``
-compiles what the calls need, and nothing else, into the disk cache; it belongs before, without the sanitizer.
+Inputs are made on the CPU and results are compared there, so that hardly any kernel but ours runs. ``--compile FILE``
+compiles what the calls need, and nothing else, into the disk cache, and writes down the kernels that each launches; it
+belongs before, without the sanitizer.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import struct
 import time
 from collections.abc import Container, Iterable
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from haloconv import plan
 from haloconv.env import DeviceFacts, device_facts
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
-from tests import oracle
-from tests.cases import Case, Tensors, make, pick, store
-from tests.emulated import MODULES
-from tests.families import SPECIALS, SUBJECTS, Subject
+from tests import emulated_depthwise, oracle
+from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store
+from tests.emulated import BY_NAME, MODULES, tiles_of, with_every_not_finite
+from tests.families import DEPTHWISE, HALO_SM90, SPECIALS, SUBJECTS, Subject
+from tests.launches import launched
+from tests.recorder import stamped
 from tests.texts import compile_all, noted_texts
 
 TINY = pick(
@@ -33,7 +39,8 @@ TINY = pick(
 DTYPES = (torch.float32, torch.float16, torch.float64)
 
 REPORT_EACH = 10  # calls: what a run that is stopped has done stands in its output
-COPY_ENGINE = ("halo_sm90", "grouped_sm90", "depthwise")  # families with kernels whose results leave by the copy engine
+TMA_STORES = ("halo_sm90", "grouped_sm90", "depthwise")  # families with kernels whose results leave by TMA
+NOT_FINITE = (BY_NAME["large_3x3"], BY_NAME["wide_bottom_right"])  # with NaN and infinities, for the fix-up
 CPU_THREADS = 2  # of each process: references are tiny, and the tools run side by side
 
 PLANTED = KernelSource(
@@ -48,19 +55,41 @@ extern "C" __global__ void planted(const Params p) { p.target[p.element] = 1.0f;
 
 
 class Call(NamedTuple):
-    """One result of one case in one dtype; the case forces its family."""
+    """One result of one case in one dtype; the case forces its family.
+
+    ``shape`` forces a way to cut the problem, as ``tests.emulated.Run`` has it. ``finite`` False: some inputs are not.
+    """
 
     one: Case
     dtype: torch.dtype
     result: str
+    shape: str = ""
+    finite: bool = True
+
+    @property
+    def name(self) -> str:
+        """What it is in files of results; the first word is the family."""
+        words = (self.one.spec.family, self.one.name, DTYPE_NAMES[self.dtype], self.result, self.shape)
+        return " ".join(filter(None, (*words, "" if self.finite else "not finite")))
 
 
-def results_of(subject: Subject) -> list[tuple[Case, tuple[str, ...]]]:
-    """The tiny problems of a family and their results: those that all take, or a special family's own."""
+class Tiny(NamedTuple):
+    """A tiny problem, the results that are computed of it, and what its calls have besides."""
+
+    one: Case
+    results: tuple[str, ...]
+    shape: str = ""
+    finite: bool = True
+
+
+def problems_of(subject: Subject) -> list[Tiny]:
+    """The tiny problems of a family: those that all families take, or a special family's own."""
     if subject not in SPECIALS:
-        return [(one, subject.results) for one in TINY]
+        more = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE] if subject == HALO_SM90 else []
+        return [Tiny(one, subject.results) for one in TINY] + more
     module = MODULES[subject.name]
-    return [(one, module.results_of(one)) for one in module.CASES]
+    shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""
+    return [Tiny(one, module.results_of(one), shape_of(one)) for one in module.CASES]
 
 
 def calls_of(subject: Subject, every: int = 1) -> list[Call]:
@@ -69,25 +98,43 @@ def calls_of(subject: Subject, every: int = 1) -> list[Call]:
     That part goes diagonally through cases, dtypes and results.
     """
     calls = []
-    for i, (one, results) in enumerate(results_of(subject)):
-        dtypes = [dtype for dtype in DTYPES if dtype in subject.dtypes and dtype in one.dtypes]
-        step = min(every, len(dtypes) + len(results) - 1)
-        kinds = product(enumerate(dtypes), enumerate(results))
+    for i, tiny in enumerate(problems_of(subject)):
+        dtypes = [dtype for dtype in DTYPES if dtype in subject.dtypes and dtype in tiny.one.dtypes]
+        step = min(every, len(dtypes) + len(tiny.results) - 1)
+        kinds = product(enumerate(dtypes), enumerate(tiny.results))
         chosen = [(dtype, result) for (j, dtype), (k, result) in kinds if (i + j + k) % step == 0]
-        calls += [Call(subject.on(one, dtype), dtype, result) for dtype, result in chosen]
+        calls += [Call(subject.on(tiny.one, dtype), dtype, *kind, *tiny[2:]) for dtype, *kind in chosen]
     return calls
 
 
-def calls_here(every: int = 1, families: Container[str] = ()) -> list[Call]:
-    """The calls of every family that the current device runs, or of those named."""
-    here = [one for one in (*SUBJECTS, *SPECIALS) if not one.missing() and (not families or one.name in families)]
+def result_of(call: Call, t: Tensors) -> torch.Tensor:
+    """What the call gives, cut as it says."""
+    family = call.one.spec.family
+    forced = MODULES[family].forced if family in MODULES else tiles_of
+    if not call.shape:
+        return oracle.run(call.result, t, call.one)
+    plan.clear_plans()
+    with forced(call.shape):
+        got = oracle.run(call.result, t, call.one)
+    plan.clear_plans()
+    return got
+
+
+def calls_here(families: Container[str], every: int = 1) -> list[Call]:
+    """The calls of those of the families that the current device runs."""
+    here = [one for one in (*SUBJECTS, *SPECIALS) if not one.missing() and one.name in families]
     return [call for subject in here for call in calls_of(subject, every)]
+
+
+def operands(call: Call) -> Tensors:
+    """The operands on the CPU."""
+    t = make(call.one, call.dtype)
+    return t if call.finite else t._replace(x=with_every_not_finite(t.x), dy=with_every_not_finite(t.dy))
 
 
 def placed(call: Call, device: str) -> tuple[Tensors, Tensors]:
     """The operands on the CPU, and the same values in the same storage on the device; only copies run there."""
-    one = call.one
-    here = make(one, call.dtype)
+    one, here = call.one, operands(call)
     whole = [None if v is None else v.contiguous().to(device) for v in here]
     if one.storage == "contiguous" and one.w_storage == "contiguous":
         return here, Tensors(*whole)
@@ -95,22 +142,35 @@ def placed(call: Call, device: str) -> tuple[Tensors, Tensors]:
     return here, Tensors(store(x, one.storage), store(w, one.w_storage), b, store(dy, one.storage))
 
 
-def texts_of(calls: Iterable[Call], facts: DeviceFacts) -> list[KernelSource]:
-    """The kernel texts that the calls load on a GPU of these facts, each once."""
-    with noted_texts(facts) as texts:
+class Noted(NamedTuple):
+    """The sources that calls load, each once, and the kernels with stamps that each call launches, by its name."""
+
+    sources: list[KernelSource]
+    kernels: dict[str, list[str]]
+
+
+def note(calls: Iterable[Call], facts: DeviceFacts) -> Noted:
+    """What the calls load and launch on a GPU of these facts."""
+    kernels = {}
+    with noted_texts(facts) as sources:
         for call in calls:
-            oracle.run(call.result, placed(call, "cpu")[1], call.one)
-    return list(texts.values())
+            with launched() as names:
+                result_of(call, placed(call, "cpu")[1])
+            kernels[call.name] = stamped(names)
+    return Noted(list(sources.values()), kernels)
 
 
-def compile_only(calls: list[Call]) -> None:
-    """Compile what the calls load, and the planted fault."""
+def compile_calls(calls: list[Call], path: Path) -> None:
+    """Compile what the calls load, and the planted fault; write down, as JSON, the kernels of each call."""
     facts, start = device_facts(0), time.perf_counter()
-    texts = [*texts_of(calls, facts), PLANTED]
-    noted = time.perf_counter()
-    compile_all(texts, facts.arch)
-    took = time.perf_counter() - noted
-    print(f"sanitizer driver: {len(calls)} calls noted in {noted - start:.1f} s, {len(texts)} texts in {took:.1f} s")
+    noted = note(calls, facts)
+    sources, between = [*noted.sources, PLANTED], time.perf_counter()
+    compile_all(sources, facts.arch)
+    took = time.perf_counter() - between
+    print(
+        f"sanitizer driver: {len(calls)} calls noted in {between - start:.1f} s, {len(sources)} sources in {took:.1f} s"
+    )
+    path.write_text(json.dumps(noted.kernels), encoding="utf-8")
 
 
 def plant_fault() -> None:
@@ -123,16 +183,16 @@ def plant_fault() -> None:
     torch.cuda.synchronize()
 
 
-def check_all(calls: list[Call], total: int, fill: bool = False) -> None:
+def check_all(calls: list[Call], fill: bool = False) -> None:
     """Make and check every call. The lines that it prints are those that tools/sanitize.py looks for.
 
-    ``fill``: memory that families of ``COPY_ENGINE`` allocate is filled with NaN first.
+    ``fill``: memory that families of ``TMA_STORES`` allocate is filled with NaN first.
     """
-    print(f"sanitizer driver: {len(calls)} of {total} calls", flush=True)
+    print(f"sanitizer driver: {len(calls)} calls asked for", flush=True)
     for done, call in enumerate(calls, 1):
         here, there = placed(call, "cuda")
-        torch.use_deterministic_algorithms(fill and call.one.spec.family in COPY_ENGINE, warn_only=True)
-        got = oracle.run(call.result, there, call.one)
+        torch.use_deterministic_algorithms(fill and call.one.spec.family in TMA_STORES, warn_only=True)
+        got = result_of(call, there)
         oracle.check(call.result, got.cpu(), here, call.one.spec)
         if done % REPORT_EACH == 0:
             print(f"sanitizer driver: {done} calls so far", flush=True)
@@ -142,12 +202,14 @@ def check_all(calls: list[Call], total: int, fill: bool = False) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="make only one call in so many")
-    parser.add_argument("--family", action="append", default=[], help="only this family's calls; may be repeated")
-    # initcheck does not see what the copy engine writes. Where it wrote nothing, the result is wrong: it stays NaN.
-    parser.add_argument("--fill", action="store_true", help="initialise what the copy engine may write")
+    parser.add_argument("--family", action="append", default=[], help="this family's calls; may be repeated")
+    parser.add_argument("--only", metavar="I,J,...", help="only those of the calls that have these numbers, from 0")
+    # initcheck does not see what TMA writes. Where it wrote nothing, the result is wrong: it stays NaN.
+    parser.add_argument("--fill", action="store_true", help="initialise what TMA may write")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--compile-only", action="store_true", help="only fill the disk cache with what the calls need")
+    mode.add_argument(
+        "--compile", type=Path, metavar="FILE", help="only fill the disk cache, and note the calls' kernels"
+    )
     mode.add_argument("--plant-fault", action="store_true", help="only write behind the end of a tensor")
     options = parser.parse_args()
     torch.set_num_threads(CPU_THREADS)
@@ -156,11 +218,11 @@ def main() -> None:
         return
     for missing in filter(None, (subject.missing() for subject in (*SUBJECTS, *SPECIALS))):
         print(f"left out: {missing}")
-    calls = calls_here(options.every, options.family)
-    if options.compile_only:
-        compile_only(calls)
-    else:
-        check_all(calls, len(calls_here(families=options.family)), options.fill)
+    calls = calls_here(options.family)
+    if options.compile:
+        compile_calls(calls, options.compile)
+        return
+    check_all([calls[int(i)] for i in options.only.split(",")] if options.only else calls, options.fill)
 
 
 if __name__ == "__main__":

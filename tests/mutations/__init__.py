@@ -18,6 +18,7 @@ from tests.mutations import (
     depthwise_toeplitz,
     depthwise_window,
     direct,
+    direct_sums,
     grouped_sm90,
     halo_sm80,
     halo_sm80_wgrad,
@@ -25,13 +26,12 @@ from tests.mutations import (
     halo_sm90_staging,
     halo_sm90_stores,
     halo_sm90_streams,
-    reduce,
 )
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *direct.MUTATIONS,
-    *reduce.MUTATIONS,
+    *direct_sums.MUTATIONS,
     *halo_sm80.MUTATIONS,
     *halo_sm80_wgrad.MUTATIONS,
     *grouped_sm90.MUTATIONS,
