@@ -19,7 +19,7 @@ from haloconv.env import runs_kernels, stand_in, tunes_at_first_use, watched
 from haloconv.families import FAMILIES
 from haloconv.families.aten import aten_gradients, is_symmetric
 from haloconv.families.base import Activates, BoundCall, Family, bind_config
-from haloconv.families.reduce.sums import bind_bgrad
+from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.layout import is_channels_last
 from haloconv.precision import torch_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem, TensorForm, check_tensors

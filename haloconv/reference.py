@@ -19,6 +19,7 @@ IEEE_NORM = 5e-7
 NORM_LIMITS = {"tf32": 5e-4, "fp16": 1e-3, "bf16": 8e-3, "fp64": 1e-13}
 ELEMENT_FACTOR = 4.0
 RIVAL_FACTOR = 2.0
+_ALL_PLANS = 0  # as torch.backends.cudnn.benchmark_limit counts them: no limit
 _ELEMENTS_AT_ONCE = (
     1 << 27
 )  # that are judged together: a gigabyte in float64, and a few times that for what is made of it
@@ -96,16 +97,26 @@ def _both(operation: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> Ora
 
 @contextmanager
 def cudnn_search(on: bool) -> Iterator[None]:
-    """Whether cuDNN tries its algorithms on each new problem: worth its time before a race, not for one oracle.
+    """Whether cuDNN tries all its plans on each new problem: worth its time before a race, not for one oracle.
 
     Works where ``torch.backends.disable_global_flags`` forbids to assign ``torch.backends.cudnn.benchmark``.
     """
-    before = torch._C._get_cudnn_benchmark()
+    before, limit = torch._C._get_cudnn_benchmark(), _benchmark_limit()
     torch._C._set_cudnn_benchmark(on)
+    if limit is not None:
+        torch._C._cuda_set_cudnn_benchmark_limit(_ALL_PLANS)
     try:
         yield
     finally:
         torch._C._set_cudnn_benchmark(before)
+        if limit is not None:
+            torch._C._cuda_set_cudnn_benchmark_limit(limit)
+
+
+def _benchmark_limit() -> int | None:
+    """How many plans cuDNN's search tries; None in a PyTorch without CUDA, which has no such limit."""
+    get = getattr(torch._C, "_cuda_get_cudnn_benchmark_limit", None)
+    return None if get is None else get()
 
 
 def _symmetric(spec: ConvSpec) -> bool:

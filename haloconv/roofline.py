@@ -1,4 +1,4 @@
-"""The ceilings of each GPU as data, and the time that no kernel of the dense definition can beat."""
+"""The ceilings of each GPU as data, the time that its measured rates allow, and the one that nothing can beat."""
 
 from __future__ import annotations
 
@@ -9,36 +9,62 @@ from haloconv.problem import Problem
 
 
 class Ceilings(NamedTuple):
-    """Measured rates of one GPU: device-memory bytes per second, and FLOP per second by precision label."""
+    """Rates of one GPU: device-memory bytes per second, and FLOP per second by precision label."""
 
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
 
 
 CEILINGS = {
-    "H200": Ceilings(4.3e12, {"fp32": 51e12, "tf32": 420e12, "fp16": 776e12, "bf16": 804e12}),
+    "H200": Ceilings(
+        4.3e12, {"fp32": 51e12, "tf32": 490e12, "fp16": 907e12, "bf16": 907e12, "tf32x3": 163e12, "bf16x6": 151e12}
+    ),
 }
-"""By the part of the GPU's name that identifies it: device-to-device copy, and cuBLAS on 8192 x 8192 x 8192.
+"""Measured, by the part of the GPU's name that identifies it: a device-to-device copy, wgmma from shared memory, FFMA.
 
-In TF32 cuBLAS reaches 410 to 420 TFLOP/s there; the upper end counts, because halo_sm90 was measured at 415.2.
+A row between these and the data sheet says that they have to be measured again; they are raised for all rows then.
 """
+
+DATA_SHEETS = {
+    "H200": Ceilings(
+        4.8e12, {"fp32": 67e12, "tf32": 495e12, "fp16": 990e12, "bf16": 990e12, "tf32x3": 165e12, "bf16x6": 165e12}
+    ),
+}
+"""What NVIDIA states of the same GPUs: a time below it is no time."""
+
+
+def _of(gpu_name: str, rates: Mapping[str, Ceilings]) -> Ceilings | None:
+    return next((ceilings for part, ceilings in rates.items() if part in gpu_name), None)
+
+
+def _ms(ceilings: Ceilings | None, label: str, flops: int, bytes_moved: int) -> float | None:
+    rate = ceilings.flops_per_s.get(label) if ceilings else None
+    if ceilings is None or rate is None:
+        return None
+    return max(flops / rate, bytes_moved / ceilings.bytes_per_s) * 1e3
 
 
 def ceilings_of(gpu_name: str) -> Ceilings | None:
-    """The ceilings of the GPU that torch calls ``gpu_name``, or None if nobody has measured it."""
-    return next((ceilings for part, ceilings in CEILINGS.items() if part in gpu_name), None)
+    """The measured ceilings of the GPU that torch calls ``gpu_name``, or None if nobody has measured it."""
+    return _of(gpu_name, CEILINGS)
 
 
-def memory_limit_ms(problem: Problem, gpu_name: str) -> float | None:
-    """The ms for reading and writing every tensor of the problem once; None for an unknown GPU."""
-    ceilings = ceilings_of(gpu_name)
-    return None if ceilings is None else problem.bytes / ceilings.bytes_per_s * 1e3
+def limit_of(gpu_name: str, label: str, flops: int, bytes_moved: int) -> float | None:
+    """The larger of flops / rate of the precision and bytes / copy rate, as measured, in ms; None without a ceiling."""
+    return _ms(ceilings_of(gpu_name), label, flops, bytes_moved)
 
 
 def limit_ms(problem: Problem, gpu_name: str) -> float | None:
-    """The larger of memory limit and flops / cuBLAS rate, in ms; None if the GPU or the precision has no ceiling."""
-    ceilings = ceilings_of(gpu_name)
-    rate = ceilings.flops_per_s.get(problem.precision_label) if ceilings else None
-    if ceilings is None or rate is None:
-        return None
-    return max(problem.flops / rate, problem.bytes / ceilings.bytes_per_s) * 1e3
+    """The same for a problem, of which pixels that some tap reads are read once and results written once."""
+    return limit_of(gpu_name, problem.precision_label, problem.flops, problem.bytes)
+
+
+def least_ms(problem: Problem, gpu_name: str) -> float | None:
+    """The ms below which the data sheet says that the time is wrong; None if the GPU or the precision has no sheet."""
+    return _ms(_of(gpu_name, DATA_SHEETS), problem.precision_label, problem.flops, problem.bytes)
+
+
+def least_memory_ms(problem: Problem, gpu_name: str) -> float | None:
+    """The same for the memory alone, which holds for algorithms with fewer multiplications, too."""
+    sheet = _of(gpu_name, DATA_SHEETS)
+    return None if sheet is None else problem.bytes / sheet.bytes_per_s * 1e3

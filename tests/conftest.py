@@ -24,7 +24,9 @@ ONE_GPU = "needs two GPUs, this machine has one"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz-examples", type=int, default=300, help="random problems that the GPU fuzzer draws")
+    parser.addoption(
+        "--fuzz-seconds", type=float, default=0.0, help="ends each piece of the GPU fuzzer, done or not; 0: when done"
+    )
     parser.addoption("--every-arch", action="store_true", help="compile all for every architecture, not for one")
     parser.addoption("--every-run", action="store_true", help="the emulator runs every case in every way, not a part")
     parser.addoption(

@@ -30,6 +30,7 @@ from tests import (
     emulated_grouped_sm90,
     emulated_halo_sm80,
     emulated_halo_sm80_wgrad,
+    emulated_halo_sm90_wgrad,
     oracle,
 )
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
@@ -102,12 +103,12 @@ EXTRA = (
          (1, 64, 3, 130), (72, 3, 1), padding=1),
     case("strided_rows", "chunks of channels pass through a ring without a line to spare", (1, 72, 12, 70), (40, 3, 3),
          stride=(2, 1)),
-    case("split_small", "few tiles of many channels, whose parts different blocks sum", (2, 256, 5, 7), (128, 3, 3),
+    case("split_small", "few tiles of many channels, ranges of which different blocks sum", (2, 256, 5, 7), (128, 3, 3),
          padding=1),
-    case("split_aligned", "the same, where boxes take sums of parts", (1, 256, 4, 40), (128, 3, 3), padding=1),
+    case("split_aligned", "the same, where boxes take partial sums", (1, 256, 4, 40), (128, 3, 3), padding=1),
     case("split_nhwc", "the same where channels are neighbours", (2, 256, 5, 7), (128, 3, 3), padding=1,
          storage="channels_last"),
-    case("split_few", "the next part's filters follow in the middle of a block", (1, 256, 5, 7), (70, 3, 3), padding=1),
+    case("split_few", "the next split's filters follow inside a block", (1, 256, 5, 7), (70, 3, 3), padding=1),
     case("split_few_nhwc", "the same where channels are neighbours", (1, 256, 5, 7), (70, 3, 3), padding=1,
          storage="channels_last"),
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
@@ -124,7 +125,14 @@ MODULES = {
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
-BY_NAME = {one.name: one for one in (*ON_EMULATOR, *(each for module in MODULES.values() for each in module.CASES))}
+BY_NAME = {
+    one.name: one
+    for one in (
+        *ON_EMULATOR,
+        *(each for module in MODULES.values() for each in module.CASES),
+        *emulated_halo_sm90_wgrad.CASES,
+    )
+}
 
 # Problems whose paths differ by dtype: vector widths, thread tiles of fp64, conversions. The others run in fp32 only.
 EVERY_DTYPE = (
@@ -202,7 +210,8 @@ SHAPED = {
     "shared tile in passing": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_groups"),
     "shared tile flat": ("shared_3x3", "shared_joined", "shared_nhwc", "shared_odd_nhwc"),
 }  # fmt: skip
-# fp32 as two TF32 values each, of which three products count: by lanes, turned, joined, kept, packed, in shared tiles.
+# fp32 as two TF32 values each, of which three products count: by lanes, transposed, end to end, kept, packed, in shared
+# tiles.
 THREE_PRODUCTS = {
     "three products": ("large_3x3", "large_nhwc", "odd_widths", "channels_last_odd", "shared_3x3", "groups_odd"),
     "three products in rows": ("rows_5x5", "aligned_nhwc", "shared_joined", "stride_2"),
@@ -217,7 +226,7 @@ ACTIVATED = {
     "channels in two parts": ("split_few", "split_few_nhwc"),
 }
 # Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
-# in groups, whose sums are repaired, and not packed.
+# in groups, which the nonfinite fix-up sums again, and not packed.
 NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "depthwise_stride", "rgb_stem", "plain_3x3")
 
 
@@ -314,6 +323,10 @@ def tiles_of(shape: str) -> Iterator[None]:
     if not shape:
         yield
         return
+    if shape in emulated_halo_sm90_wgrad.SHAPES:
+        with emulated_halo_sm90_wgrad.forced(shape):
+            yield
+        return
 
     def only(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
         if "boxes" in shape:  # why_not does not know the strides; the encoder refuses those that do not fit
@@ -338,7 +351,7 @@ def direct_runs() -> Iterator[Run]:
 
 
 def halo_sm90_runs() -> Iterator[Run]:
-    """Every case in TF32 and fp16 and, where a path depends on it, in bf16; the weight gradient is not its business."""
+    """Every case in TF32 and fp16 and, where a path depends on it, bf16; weight gradients have cases of their own."""
     for one in (each for each in ON_EMULATOR if each.name not in (*HUGE, *MANY_GROUPS)):
         dtypes = (torch.float32, torch.float16, torch.bfloat16) if one.name in EVERY_DTYPE else (torch.float32,)
         for dtype in dtypes:
@@ -359,6 +372,8 @@ def halo_sm90_runs() -> Iterator[Run]:
         yield from (Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, shape) for name in names)
     for name, dtype in product(("large_3x3", "plain_3x3"), (torch.float32, torch.float16)):
         yield Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, finite=False)
+    for name, dtype, result, shape, finite in emulated_halo_sm90_wgrad.runs():
+        yield Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
 
 
 def module_runs(family: str) -> Iterator[Run]:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from haloconv.report import Network, Row, networks_of
-from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR
+from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR, WHOLE
 from tools.result_facts import (
     NO_RESULTS,
     costs_section,
@@ -24,12 +24,16 @@ from tools.result_facts import (
     refresh_latest_files,
     result_files,
     sample_section,
+    suite_cases,
     suite_rows,
     where_from,
 )
 from tools.result_tables import (
     DIRECTIONS,
+    FULL_FP32_LEGEND,
+    annotated,
     grouped,
+    mark,
     number,
     place_of,
     ranges,
@@ -41,7 +45,6 @@ from tools.result_tables import (
     table,
     tally,
     times,
-    with_faster_layout,
 )
 from tools.stamps import ROOT, VERIFIED, pending
 
@@ -64,12 +67,13 @@ NO_STAMPS = "No family has been verified on a GPU yet: `make gpu` on a GPU machi
 
 
 def gpu_results(path: Path, root: Path) -> list[str]:
-    rows = with_faster_layout(read_rows(path))
+    rows = annotated(read_rows(path), suite_cases())
     versions = f"PyTorch {span(rows, 'torch')}, cuDNN {span(rows, 'cudnn')}, CUDA {span(rows, 'cuda')}"
     lines = [
         f"**{span(rows, 'gpu')}**, {versions}; {where_from(rows, path, root)}.",
         "",
         "Milliseconds, PyTorch → haloconv (ratio, roofline fraction); bold where haloconv is faster.",
+        *([FULL_FP32_LEGEND] if any(mark(row) for row in rows) else []),
         "",
     ]
     main = [row for row in rows if row["case"] in MAIN_CASES]
@@ -112,7 +116,7 @@ def headline_section(root: Path = ROOT) -> str:
         "",
         *table(["layer", "precision", "layout", "output", "input gradient", "weight gradient"], body),
         "",
-        f"–: not measured.{note}",
+        f"–: not measured.{note}{f' {FULL_FP32_LEGEND}' if any(mark(row) for row in shown) else ''}",
         f"All layers: {summary(rows)}.",
     ]
     return "\n".join(lines)
@@ -122,7 +126,7 @@ def tally_section(root: Path = ROOT) -> str:
     """The Markdown between the tally markers: wins and losses of each family, all suites together, a table a GPU."""
     found = []
     for path in result_files(root, "latest.jsonl"):
-        rows = suite_rows(path.parent)
+        rows = [{**row, "family": family_of(row)} for row in suite_rows(path.parent)]
         found.append("\n".join([f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *tally(rows)]))
     return "\n\n".join(found) or NO_RESULTS
 
@@ -147,8 +151,8 @@ def family_section(family: str, root: Path = ROOT) -> str:
         other = [row for row in rows if row["case"] not in cases]
         lines = [
             f"**{span(rows, 'gpu')}**, {span(rows, 'date')}, commit {span(rows, 'commit')}; rows of `{family}` in",
-            f"`{path.parent.relative_to(root).as_posix()}/latest*.jsonl`. Times PyTorch's speed in the same layout,",
-            "roofline fraction; least and greatest of the precisions.",
+            f"`{path.parent.relative_to(root).as_posix()}/latest*.jsonl`. Times PyTorch's speed in the same layout",
+            "(in its faster layout), roofline fraction; least and greatest of the precisions.",
             "",
             *ranges(suite),
             "",
@@ -166,7 +170,7 @@ def models_section(root: Path = ROOT) -> str:
 
 def gpu_models(path: Path, root: Path) -> list[str]:
     """The networks of one GPU, with the bars that they miss."""
-    rows = read_rows(path)
+    rows = annotated(read_rows(path), {})
     networks = networks_of([Row.of_record(row) for row in rows])
     body = [
         [network.name, network.precision, network.layout, *whole_cells(network.forward), *whole_cells(network.step),
@@ -183,30 +187,34 @@ def gpu_models(path: Path, root: Path) -> list[str]:
         "",
         *table(header, body),
         "",
-        *networks_summary(networks),
+        *networks_summary(networks, [row for row in rows if not row["case"].endswith(WHOLE)]),
         f"The bars ({bars}): {f'{len(missed)} missed' if missed else 'all met'} by these rows.",
         *(f"- {sentence}" for sentence in missed),
     ]
 
 
-def networks_summary(networks: list[Network]) -> list[str]:
-    """Least and greatest ratio of whole networks, and how their layers compare."""
+def networks_summary(networks: list[Network], layers: list[dict]) -> list[str]:
+    """Least and greatest ratio of whole networks, and how the rows of their layers compare."""
     lines = []
     wholes = {"Inference": [each.forward for each in networks], "A training step": [each.step for each in networks]}
     for name, found in wholes.items():
-        ratios = [row.ratio for row in found if row is not None and row.ratio is not None]
-        if ratios:
-            lines.append(f"{name}, {len(ratios)} settings: {spread(ratios, '.2f')} times PyTorch's speed.")
-    layers = [{"ratio": row.ratio} for network in networks for row in network.layers]
+        timed = [row for row in found if row is not None and row.ratio is not None]
+        if timed:
+            best = spread((row.ratio if row.ratio_best is None else row.ratio_best for row in timed), ".2f")
+            lines.append(
+                f"{name}, {len(timed)} settings: {spread((row.ratio for row in timed), '.2f')} times PyTorch's speed, "
+                f"{best} times its speed in its faster layout."
+            )
     return [*lines, f"Their layers: {summary(layers)}."] if layers else lines
 
 
 def whole_cells(row: Row | None) -> list[str]:
-    """Time and memory of one direction of a whole network."""
+    """Time and memory of one direction of a whole network; in brackets the ratios in the same and the faster layout."""
     if row is None or row.ratio is None:
         return ["–", "–"]
     memory = "–" if row.memory_ratio is None else f"{row.memory_ratio:.2f}×"
-    return [f"{number(row.aten_ms)} → {number(row.haloconv_ms)} ({times(row.ratio)})", memory]
+    best = "" if row.ratio_best in (None, row.ratio) else f", {row.ratio_best:.2f}×"
+    return [f"{number(row.aten_ms)} → {number(row.haloconv_ms)} ({times(row.ratio)}{best})", memory]
 
 
 def slowest_cells(network: Network) -> list[str]:

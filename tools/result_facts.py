@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 from haloconv.bench.results import latest_name, newest_rows, refresh_latest
-from tools.result_tables import place_of, read_rows, span, summary, table, times, with_faster_layout
+from haloconv.bench.suite import Case, load_suite
+from tools.result_tables import annotated, place_of, read_rows, span, summary, table, times
 from tools.stamps import ROOT
 
+NETWORKS = "models"
 NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine writes them."
 
 
@@ -31,8 +34,15 @@ def refresh_latest_files(root: Path = ROOT) -> list[Path]:
 
 def suite_rows(folder: Path) -> list[dict]:
     """The newest rows of layers of one GPU, all suites together; those of networks are not among them."""
-    paths = sorted(path for path in folder.glob("latest*.jsonl") if path.name != "latest-models.jsonl")
-    return with_faster_layout([row for path in paths for row in read_rows(path)])
+    paths = sorted(path for path in folder.glob("latest*.jsonl") if path.name != latest_name(NETWORKS))
+    return annotated([row for path in paths for row in read_rows(path)], suite_cases())
+
+
+@cache
+def suite_cases() -> dict[str, Case]:
+    """The layers of all suites of the checkout, by name."""
+    suites = sorted(path for path in ROOT.glob("benchmarks/*.toml") if path.stem != NETWORKS)
+    return {case.name: case for path in suites for case in load_suite(path)}
 
 
 def where_from(rows: list[dict], path: Path, root: Path) -> str:
@@ -50,7 +60,7 @@ def sample_section(root: Path = ROOT) -> str:
     """The Markdown between the sample markers: what `auto` did on random layers, newest draw."""
     lines = []
     for path in newest(root, "sample"):
-        rows = read_rows(path)
+        rows = annotated(read_rows(path), {})
         ours = sum(row["family"] != "aten" for row in rows)
         slowest = min((row for row in rows if row["ratio"] is not None), key=lambda row: row["ratio"])
         lines += [

@@ -16,6 +16,7 @@ from haloconv.families import FAMILIES
 from haloconv.families.base import Config, candidates_of, config_key
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
+from haloconv.tune.baseline import searched_again
 
 Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
 
@@ -71,7 +72,7 @@ class Layer:
         if choice.family == "aten":
             return Config("aten")
         if step == "bgrad":
-            return Config("reduce/sums")
+            return Config("reduce/bgrad")
         first, second = {"fprop": (self.x, self.w), "dgrad": (self.dy, self.w), "wgrad": (self.dy, self.x)}[step]
         layout = plan.layout_of(self.w) if step == "wgrad" else self.layout
         asked = self.problem(step), (plan.form_of(first), plan.form_of(second)), layout, self.x.device
@@ -102,6 +103,14 @@ class Layer:
             return lambda: self.dy.sum((0, 2, 3))
         mask = [step == "dgrad", step == "wgrad", False]
         return lambda: self._rival_backward(mask)
+
+    def rival_again(self, step: Step) -> Callable[[], torch.Tensor]:
+        """The same of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
+
+        def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, dy: torch.Tensor) -> torch.Tensor:
+            return replace(self, x=x, w=w, b=b, dy=dy).rival(step)()
+
+        return searched_again(call, (self.x, self.w, self.b, self.dy))
 
     def oracle(self, step: Step) -> reference.Oracle:
         """The float64 answer."""

@@ -38,7 +38,7 @@ def modelled(problem: Problem, gathered: torch.Tensor) -> Modelled:
 
 
 def _segments(tiling: Tiling, sm_count: int) -> Iterator[int]:
-    """Work tiles of each segment of each block (``Segments`` in families/halo_sm90/share.cuh)."""
+    """Work tiles of each segment of each block (``Segments`` in families/halo_sm90/scheduler.cuh)."""
     for begin, end in tiling.schedule(sm_count).ranges(tiling.total, tiling.strips * tiling.form.groups):
         while begin < end:
             work_tiles = min(tiling.work_tiles - begin % tiling.work_tiles, end - begin)

@@ -12,13 +12,12 @@ import torch
 from torch.utils import _pytree
 
 from haloconv.bench.layer import rival_flags
-from haloconv.bench.trial import OURS, RIVAL, Budget, measured
+from haloconv.bench.trial import OURS, RIVAL, Budget, compared, measured
 from haloconv.families.closure import source_of
 from haloconv.plan import layout_of
 from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
-from haloconv.tune.timing import compare
 
 Values = dict[str, torch.Tensor]
 
@@ -82,7 +81,7 @@ def try_model(
             times = {}
             if budget.timed:
                 calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
-                times = compare(calls, device=contest.device, budget_s=budget.seconds, min_runs=budget.min_runs)
+                times = compared(calls, contest.device, budget)
             peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
             rows.append(replace(_row(contest, f"{name} (model)", direction, errors, times), **peaks))
     return rows, notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,7 +16,7 @@ from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_row
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_runs
 from haloconv.bench.suite import PRECISIONS, SuiteError, load_suite, select
-from haloconv.bench.trial import Budget
+from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench_costs import bench_compiling, bench_host_cost
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
@@ -67,10 +68,10 @@ def bench(
     device = torch.device("cuda", torch.cuda.current_device())
     folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
     words = Words(case, tag, direction, precision, layout, family.value)
-    timing = Budget(budget, other_layout=other_layout)
+    timing = Budget(budget, other_layout=other_layout, settle_s=SETTLE_S)
     try:
         if models:
-            effort = Effort(Budget(budget), tune=tune, layers=layers)  # the bars are PyTorch in the same layout
+            effort = Effort(replace(timing, other_layout=False), tune=tune, layers=layers)  # both layouts are settings
             order = _networks(suite, words, effort, limit, folder if stale else None)
             passed = bench_models(order, _gpus(gpus) or [device], folder, console)
         elif host_cost:

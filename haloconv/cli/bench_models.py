@@ -13,6 +13,7 @@ from rich.console import Console
 from haloconv.bench.network import Effort, NetworkCase, Setting
 from haloconv.bench.networks import outcomes
 from haloconv.bench.results import append_rows, latest_name, refresh_latest
+from haloconv.bench.trial import above_the_ceiling
 from haloconv.cli.run import make_progress
 from haloconv.env import environment_stamp
 from haloconv.report import Report, Row, network_table, networks_of, print_table
@@ -64,7 +65,7 @@ def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: P
                 left.append(f"{setting}: {outcome}")
                 continue
             report.rows += outcome.rows
-            report.notes += outcome.notes
+            report.notes += [*outcome.notes, *(note for note in map(above_the_ceiling, outcome.rows) if note)]
             _keep(outcome.rows, environment, folder)
     return _tell(report, left, folder, console)
 

@@ -17,7 +17,7 @@ from haloconv.bench.results import MAIN_SUITE, append_rows, latest_name, refresh
 from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, slower
 from haloconv.bench.stale import Run
 from haloconv.bench.suite import Case
-from haloconv.bench.trial import Budget, try_step, try_training_step
+from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_training_step
 from haloconv.cli.run import make_progress, show
 from haloconv.env import environment_stamp
 from haloconv.report import Report, Row
@@ -94,6 +94,7 @@ def bench_suite(order: Order, device: torch.device, folder: Path, console: Conso
             for row in _rows_of(piece, order.budget, device, report.notes):
                 progress.update(task, description=f"{piece}: {row.direction} done")
                 report.rows.append(row)
+                report.notes += [note for note in [above_the_ceiling(row)] if note]
                 path = append_rows(folder, order.suite, [row.record(environment)])
                 refresh_latest(folder, order.suite)
             progress.advance(task)
@@ -145,6 +146,7 @@ def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folde
             layer = each.case.layer(each.precision, each.layout, "auto", device)
             report.rows.append(try_step(layer, each.direction, budget))
             progress.advance(task)
+    report.notes += [note for note in map(above_the_ceiling, report.rows) if note]
     path = append_rows(folder, "sample", [row.record(environment) for row in report.rows])
     show(report, console)
     slow = slower(report.rows)

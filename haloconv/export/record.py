@@ -19,7 +19,7 @@ from haloconv import env, plan
 from haloconv.choose.choice import config_named
 from haloconv.families import FAMILIES
 from haloconv.families.base import bind_config
-from haloconv.families.reduce.sums import bind_bgrad
+from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
 from haloconv.jit.params import Field, params_of, size_of, unpacked
 from haloconv.layout import strides_of

@@ -30,6 +30,13 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def divisor(value: int) -> dict[str, int]:
+    """The fields of a ``Divisor`` (kernels/divisor.cuh). Exact for dividends below 2^31."""
+    bits = 31 + (value - 1).bit_length()
+    magic, shift = (0, 0) if value == 1 else (ceil_div(1 << bits, value), bits - 32)
+    return {"value": value, "magic": magic, "shift": shift}
+
+
 def named(tensor: str, axes: str, strides: Iterable[int]) -> dict[str, int]:
     """Strides by the names that they have in kernels' structs: ``x_n x_c x_h x_w`` of x with axes nchw.
 

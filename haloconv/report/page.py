@@ -112,5 +112,5 @@ def _why_no_roofline(report: Report) -> str:
     if gpu == "none":
         return "There is no roofline: nothing was measured on a GPU."
     if ceilings_of(str(gpu)) is None:
-        return f"There is no roofline: nobody has measured the ceilings of {gpu} (haloconv/tune/limits.py)."
+        return f"There is no roofline: nobody has measured the ceilings of {gpu} (haloconv/roofline.py)."
     return "There is no roofline: no row has both FLOP and bytes."

@@ -23,6 +23,7 @@ from haloconv.families.base import BoundCall, bind_config, candidates_of, config
 from haloconv.layout import strides_of
 from haloconv.precision import convolution_precision
 from haloconv.problem import Problem, TensorForm
+from haloconv.tune.baseline import searched_again
 from haloconv.tune.judge import Judge, Verdict, on_poisoned_memory
 from haloconv.tune.timing import Timing, compare
 
@@ -32,7 +33,6 @@ BUDGET_S = 0.3
 _FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
 _SCREENING_RUNS, _RUNS = 3, 10
 _THREADS = 16
-_APART_BYTES = 16  # from the alignment of allocations to the least that every kernel of cuDNN takes
 _TENSOR_CORES = "halo_"  # the names of families that multiply on them begin so
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 
@@ -175,7 +175,7 @@ def measure(entry: Prepared, device: torch.device, budget_s: float = BUDGET_S, s
         calls = {candidate: _closed(run, operands) for candidate, run in entry.bound.items()}
         judge = Judge(problem, operands, calls[ATEN]())
         right = _verified(entry, calls, judge)
-        again = _searching_again(entry.bound[ATEN], operands) if device.type == "cuda" else None
+        again = searched_again(entry.bound[ATEN], operands) if device.type == "cuda" else None
         timings = _timed({candidate: calls[candidate] for candidate in (ATEN, *right)}, again, device, budget_s)
         own = min((each for each in timings if each is not ATEN), key=lambda each: timings[each].ms, default=None)
         if own is not None and judge.verdict(on_poisoned_memory(calls[own], judge.theirs)).complaint is not None:
@@ -213,31 +213,6 @@ def _outcome(
         runs=timings[chosen].runs,
     )
     return Outcome(entry.problem, record, tuple(entry.rejected))
-
-
-def _searching_again(run: BoundCall, operands: Operands) -> Callable[[], torch.Tensor]:
-    """PyTorch's call on the same operands elsewhere: its cache of searches asks for their alignment, too.
-
-    They are copied at the first call, and where memory is short for that, they are those that PyTorch has had.
-    """
-    copies: list[torch.Tensor | None] = []
-
-    def call() -> torch.Tensor:
-        if not copies:
-            try:
-                copies.extend([each if each is None else _apart(each) for each in operands])
-            except torch.cuda.OutOfMemoryError:
-                copies[:] = operands
-        return run(*copies)
-
-    return call
-
-
-def _apart(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a dense tensor, in the same order, that begins at an odd multiple of 16 bytes."""
-    offset = _APART_BYTES // tensor.element_size()
-    storage = tensor.new_empty(offset + tensor.numel())
-    return storage.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor)
 
 
 def _closed(run: BoundCall, operands: Operands) -> Callable[[], torch.Tensor]:

@@ -1,6 +1,7 @@
 """The one timing protocol.
 
-Every variant is warmed up; then the variants take turns, A B A B, in one process. Before each timed call a buffer of
+Every variant is warmed up, where asked for until the GPU's clock has settled under this very load; then the variants
+take turns, A B A B, in one process. Before each timed call a buffer of
 twice the L2 cache is written, outside the pair of events that brackets the call. A round of runs is enqueued behind a
 sleeping kernel and synchronised once, so that the events see the device's time and never the host's. Calls that launch
 hundreds of kernels, as whole models do, are captured as CUDA graphs and replayed: a driver queues about a thousand
@@ -28,6 +29,7 @@ MAX_SLEEP_MS = 100.0
 SLEEP_PER_HOST_TIME = 1.5
 SLEEP_CYCLES_PER_MS = 2_000_000
 L2_BYTES_IF_UNKNOWN = 64 * 2**20
+SETTLED, MOST_SETTLING = 0.01, 5  # by how much rounds of a settled clock differ; times the seconds asked for
 LONG_TURN_HOST_MS = 2.0  # of a turn that is not timed behind one sleeping kernel: some hundred launches
 
 
@@ -46,12 +48,14 @@ def compare(
     device: torch.device,
     budget_s: float = 1.0,
     min_runs: int = 10,
+    settle_s: float = 0.0,
     on_progress: Callable[[float], None] | None = None,
 ) -> dict[str, Timing]:
     """Time the variants against each other on ``device``, one call of each per turn.
 
-    Stops after ``budget_s`` seconds of wall time, but not before every variant has ``min_runs`` runs. ``on_progress``
-    is told the finished share, from 0 to 1.
+    Stops after ``budget_s`` seconds of wall time, but not before every variant has ``min_runs`` runs. With ``settle_s``
+    the variants run for as many seconds before, and until two rounds in a row take about the same time.
+    ``on_progress`` is told the finished part, from 0 to 1.
 
     Raises ValueError if there is no variant or ``min_runs`` is not positive, and whatever a variant raises.
     """
@@ -60,6 +64,8 @@ def compare(
     clock = _CudaClock(device) if device.type == "cuda" else _CpuClock()
     calls = list(variants.values())
     calls = clock.warm_up(calls)
+    if settle_s > 0:
+        _settle(clock, calls, settle_s)
     samples: list[list[float]] = [[] for _ in calls]
     start = time.perf_counter()
     while True:
@@ -70,6 +76,17 @@ def compare(
             on_progress(min(1.0, runs / min_runs, spent / budget_s if budget_s > 0 else 1.0))
         if runs >= min_runs and spent >= budget_s:
             return {name: summarise(times) for name, times in zip(variants, samples, strict=True)}
+
+
+def _settle(clock: _CpuClock | _CudaClock, calls: list[Call], settle_s: float) -> None:
+    """Rounds that are not counted, until the clock stands still; for MOST_SETTLING times ``settle_s`` at most."""
+    start, before = time.perf_counter(), math.inf
+    while True:
+        now = sum(map(statistics.median, clock.round(calls)))
+        spent = time.perf_counter() - start
+        if spent >= MOST_SETTLING * settle_s or (spent >= settle_s and abs(now - before) <= SETTLED * now):
+            return
+        before = now
 
 
 def summarise(times_ms: list[float]) -> Timing:

@@ -56,15 +56,15 @@ def test_records_go_to_the_kernels_that_have_stamps() -> None:
     record({"halo_sm90/conv", "halo_sm90/pack"}, "fprop", "fp16", 2e-4)
     record({"halo_sm90/conv"}, "fprop", "fp16", 3e-4)
     record({"halo_sm90/conv"}, "fprop", "fp16", kind="exact")
-    record({"direct/direct", "reduce/sums"}, "wgrad", "fp32", 1e-7, kind="fuzz")
+    record({"direct/direct", "reduce/partials"}, "wgrad", "fp32", 1e-7, kind="fuzz")
     assert record.as_json() == {
         "errors": [
             ["direct/direct", "wgrad", "fp32", 1e-7], ["halo_sm90/conv", "fprop", "fp16", 3e-4],
-            ["reduce/sums", "wgrad", "fp32", 1e-7],
+            ["reduce/partials", "wgrad", "fp32", 1e-7],
         ],
         "counts": {
             "random": {"halo_sm90/conv": 2}, "exact": {"halo_sm90/conv": 1},
-            "fuzz": {"direct/direct": 1, "reduce/sums": 1},
+            "fuzz": {"direct/direct": 1, "reduce/partials": 1},
         },
     }  # fmt: skip
     with pytest.raises(KeyError):

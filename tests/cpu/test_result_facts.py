@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from haloconv.roofline import limit_ms
 from tools import result_facts
-from tools.result_tables import counts, ranges, summary, with_faster_layout
+from tools.result_tables import annotated, cell, counts, ranges, ratio_cell, ratios_of, summary, tally
 
 ROW = {
     "case": "A", "direction": "fprop", "precision": "tf32", "layout": "nchw", "family": "halo_sm90", "aten_ms": 2.0,
@@ -71,11 +72,68 @@ def test_exported_files_show_losses(tmp_path: Path) -> None:
 def test_faster_layout_counts_only_where_it_is_known() -> None:
     other = {**ROW, "layout": "nhwc", "aten_ms": 0.8, "ratio": 0.8}
     unknown = {**ROW, "direction": "dgrad", "aten_ms": None, "ratio": None}
-    rows = with_faster_layout([ROW, other, unknown])
+    rows = annotated([ROW, other, unknown], {})
     assert [row["aten_best_ms"] for row in rows] == [0.8, 0.8, None]
-    assert "faster layout: faster in 0, within 2 % in 0, slower in 2; median ratio 0.80×" in summary(rows)
+    assert "faster layout: haloconv faster in 0, within 2 % in 0, slower in 2; median ratio 0.80×" in summary(rows)
     assert "faster layout" not in summary([ROW])
     assert summary([unknown]) == "1 measurements, none with PyTorch's time"
+
+
+FULL = {**ROW, "aten_error": 3e-7, "error": 2e-4}  # PyTorch in full fp32, ours in TF32
+FP32 = {**ROW, "precision": "fp32", "haloconv_ms": 4.0, "ratio": 0.9, "aten_error": 3e-7, "error": 3e-7}
+
+
+def test_an_fp32_row_of_ours_counts_where_pytorch_computed_full_fp32() -> None:
+    full, _ = annotated([FULL, FP32], {})
+    assert full["aten_precision"] == "fp32" and full["counted_ms"] == 4.0 and ratios_of(full) == (0.5, 0.5)
+    text = summary([full])
+    assert text.startswith("1 measurements, haloconv faster in 0, within 2 % in 0, slower in 1; median ratio 0.50×")
+    assert text.endswith("In 1 PyTorch computed full fp32 and haloconv TF32: its fp32 row counts in 1, 0 have none and "
+                         "are not counted")  # fmt: skip
+    assert tally([full])[2:] == [] and ratio_cell(full) == "**2.00×** †" and cell(full).endswith(" †")
+    assert ranges([full])[2:] == ["| A | nchw | tf32 | – |"]
+
+
+@pytest.mark.parametrize(
+    "changes, counted",
+    [
+        ({"layout": "nhwc"}, None),  # that one is of another layout
+        ({"passed": False}, None),
+        ({}, 4.0),
+    ],
+)
+def test_only_the_fp32_row_beside_it_counts(changes: dict, counted: float | None) -> None:
+    full, other = annotated([FULL, {**FP32, **changes}], {})
+    assert full["counted_ms"] == counted and other["counted_ms"] == (None if "passed" in changes else 4.0)
+    assert (ratios_of(full) is None) is (counted is None)
+
+
+def test_a_result_of_ours_that_is_accurate_counts_itself() -> None:
+    both = annotated([{**FULL, "error": 3e-7}, {**FULL, "direction": "dgrad", "aten_error": 3e-4, "error": 3e-7}], {})
+    assert [row["counted_ms"] for row in both] == [1.0, 1.0] and "PyTorch computed" not in summary(both)
+    assert [cell(row).endswith("†") for row in both] == [True, False]
+
+
+def test_failed_rows_are_said_and_not_counted() -> None:
+    rows = annotated([ROW, {**ROW, "direction": "dgrad", "passed": False, "ratio": 99.0}], {})
+    assert summary(rows).startswith(
+        "2 measurements, haloconv faster in 1, within 2 % in 0, slower in 0; median ratio 2.0"
+    )
+    assert summary(rows).endswith("1 failed their checks")
+    assert cell(rows[1]) == "FAILED" and ratio_cell(rows[1]) == "–"
+    assert "| `halo_sm90` | 2 | 1 | 0 | 0 | 1 | 2.00× |" in tally(rows)[2]
+
+
+def test_roofline_fractions_are_by_todays_ceilings() -> None:
+    """Of a suite's layer by its problem, of another by the FLOP and bytes that the row tells, else as recorded."""
+    case = result_facts.suite_cases()["A"]
+    row = {**ROW, "gpu": "NVIDIA H200", "limit_ms": 9.9, "haloconv_ms": 2.0, "bytes": 43 * 10**8, "tflops": 1.0}
+    of_suite, of_row, unknown = annotated([row, {**row, "case": "net.stem"}, {**row, "gpu": "Some GPU"}], {"A": case})
+    limit = limit_ms(case.problem("fprop", "tf32", "nchw"), "NVIDIA H200")
+    assert of_suite["share"] == pytest.approx(limit / 2.0) and of_row["share"] == pytest.approx(0.5)
+    assert unknown["limit_ms"] == 9.9 and annotated([ROW], {})[0]["share"] == 0.5
+    (step,) = annotated([{**row, "direction": "step"}], {"A": case})
+    assert step["limit_ms"] > 2.9 * limit
 
 
 def test_ties_are_within_two_per_cent() -> None:

@@ -19,7 +19,7 @@ from haloconv.choose.records import read_records, records_path, shelf_of, write_
 from haloconv.families.direct.family import DirectFamily
 from haloconv.problem import Problem
 from haloconv.tune import measure
-from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, only, record
+from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only, record
 
 CPU = torch.device("cpu")
 NCHW = replace(LAYER, dtype=torch.float32)
@@ -31,20 +31,11 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(env.RECORDS_DIR, str(tmp_path / "records"))
     monkeypatch.setattr(records, "SHIPPED", tmp_path / "shipped")
     env.set_stand_in(fake_device())
-    _forget()
+    forget()
     with only(DirectFamily()):
         yield
     env.set_stand_in(None)
-    _forget()
-
-
-def _forget() -> None:
-    """As if another process began."""
-    records.forget_shelves()
-    choice.forget_choices()
-    plan.clear_plans()
-    env.tunes_at_first_use.cache_clear()
-    env.frozen.cache_clear()
+    forget()
 
 
 @pytest.fixture
@@ -247,7 +238,7 @@ def test_first_use_measures_each_direction_once(special: FakeFamily, clock: Cloc
     kept = read_records(records_path(FACTS.name))
     assert sorted(each.layer.split(" ")[0] for each in kept) == ["dgrad", "fprop", "wgrad"]
     rounds = len(clock.rounds)
-    _forget()
+    forget()
     layer(x).backward(dy)
     assert len(clock.rounds) == rounds, "another process finds the records"
     assert "tuned: 2.00x PyTorch" in repr(layer)
@@ -337,7 +328,7 @@ def test_frozen_measures_and_writes_nothing(
     special: FakeFamily, clock: Clock, first_use: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(env.FROZEN, "1")
-    _forget()
+    forget()
     layer, x = layer_and_input()
     layer(x.requires_grad_()).sum().backward()
     report = haloconv.tune(layer, x, progress=False)

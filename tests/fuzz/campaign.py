@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from haloconv.env import environment_stamp
 from tests.fuzz.check import Checked, Failure
@@ -27,13 +28,20 @@ def commit_seed() -> int:
     return int(found[0], 16) if found else _WITHOUT_GIT
 
 
+def by_layer(
+    seed: int | str, device: str, families: tuple[str, ...] = SUBJECTS, per_layer: int | None = None
+) -> Iterator[list[Draw]]:
+    """Layers without end, the families in turn, with ``per_layer`` problems each. A seed always gives the same."""
+    rng, count = random.Random(f"{seed}"), per_layer or PER_LAYER[device]
+    for layer in layers(rng, device, families, WORK[device]):
+        yield sizes(rng, layer, count, WORK[device])
+
+
 def draws(
     seed: int | str, device: str, families: tuple[str, ...] = SUBJECTS, per_layer: int | None = None
 ) -> Iterator[Draw]:
-    """Problems without end, ``per_layer`` on each layer, the families in turn. A seed always gives the same."""
-    rng, count = random.Random(f"{seed}"), per_layer or PER_LAYER[device]
-    for layer in layers(rng, device, families, WORK[device]):
-        yield from sizes(rng, layer, count, WORK[device])
+    """The problems of `by_layer`, one after the other."""
+    return chain.from_iterable(by_layer(seed, device, families, per_layer))
 
 
 @dataclass

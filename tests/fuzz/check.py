@@ -12,7 +12,7 @@ from haloconv.emulator import EmulatorError
 from haloconv.env import watched
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, Config, bind_config, candidates_of, config_key
-from haloconv.families.reduce.sums import bind_bgrad
+from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.problem import TensorForm
 from tests import oracle
 from tests.cases import Case, Tensors

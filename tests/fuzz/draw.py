@@ -26,7 +26,7 @@ PLAIN = ("contiguous", "channels_last")
 ARCHS = ("sm_90a", "sm_90a", "sm_80")
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"tf32": torch.float32}
 _FORMS = 2  # combinations of storages on a layer, about: a kernel is compiled for each
-_TRIES = 60  # layers drawn for a family before the next family has its turn
+_TRIES = 200  # layers drawn for a family before the next family has its turn
 
 
 @dataclass(frozen=True)
@@ -241,14 +241,16 @@ def machine(draw: Draw, device: str, seed: int = 0) -> Iterator[None]:
 
 
 def layers(rng: random.Random, device: str, families: tuple[str, ...], most_work: int) -> Iterator[Draw]:
-    """Layers without end, the families in turn; those of a family that ``device`` does not run are left out."""
-    while True:
+    """Layers without end, the families in turn. One that takes none on ``device`` is left out; all of them end this."""
+    found = True
+    while found:
+        found = False
         for family in families:
-            for _ in range(_TRIES):
-                layer = _layer(rng, family)
-                if layer.is_legal and work_of(layer) <= most_work and takes(layer, device):
-                    yield layer
-                    break
+            drawn = (_layer(rng, family) for _ in range(_TRIES))
+            fitting = (each for each in drawn if each.is_legal and work_of(each) <= most_work and takes(each, device))
+            if (layer := next(fitting, None)) is not None:
+                found = True
+                yield layer
 
 
 def takes(layer: Draw, device: str) -> bool:

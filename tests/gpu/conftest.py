@@ -17,7 +17,7 @@ from tests import oracle
 from tests.cases import DTYPE_NAMES, Case, make
 from tests.families import SUBJECTS, Subject
 
-COMPILED_AHEAD = ("test_cases", "test_fuzz", "test_redzones")
+COMPILED_AHEAD = ("test_cases", "test_redzones")
 ONE_SETUP = ("test_emulator_conformance", "test_export", "test_torch_samples", "test_compile_counts", "test_large")
 DTYPES = set(DTYPE_NAMES.values())
 KINDS = {subject.name for subject in SUBJECTS} | DTYPES

@@ -18,7 +18,6 @@ from tests.mutations import (
     depthwise_toeplitz,
     depthwise_window,
     direct,
-    direct_sums,
     grouped_sm90,
     halo_sm80,
     halo_sm80_wgrad,
@@ -26,12 +25,13 @@ from tests.mutations import (
     halo_sm90_staging,
     halo_sm90_stores,
     halo_sm90_streams,
+    reduce,
 )
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *direct.MUTATIONS,
-    *direct_sums.MUTATIONS,
+    *reduce.MUTATIONS,
     *halo_sm80.MUTATIONS,
     *halo_sm80_wgrad.MUTATIONS,
     *grouped_sm90.MUTATIONS,

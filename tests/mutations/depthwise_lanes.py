@@ -1,4 +1,4 @@
-"""Faults in the depthwise kernels whose lanes are channels: lanes.cu, lanes_wgrad.cu, nhwc_wgrad_sum.cu."""
+"""Faults in the depthwise kernels whose lanes are channels: lanes.cu, lanes_wgrad.cu."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from tests.mutations.mutation import Mutation
 
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str = "lanes_3x3", result: str = "fprop", finite: bool = True,
-    kernel: str = "",
 ) -> Mutation:  # fmt: skip
-    kernel = kernel or ("depthwise/lanes_wgrad" if result == "wgrad" else "depthwise/lanes")
+    kernel = "depthwise/lanes_wgrad" if result == "wgrad" else "depthwise/lanes"
     return Mutation(
         f"lanes: {name}", kernel, fault, edits, on, result, torch.float32, "depthwise", SMALL, finite
     )  # fmt: skip
@@ -101,9 +100,6 @@ WGRAD = (
            ("if (walk.slab * SLAB + i % SLAB < CHANNELS) to[", "to["), result="wgrad"),
     _fault("wgrad: one part", "blocks of a slab overwrite each other's sums",
            ("(i64)walk.part * (TAPS * CHANNELS)", "0"), result="wgrad"),
-    _fault("wgrad: the tap beside", "rows and columns of the filter change places",
-           ("tap / S * p.dw_r + tap % S * p.dw_s", "tap % S * p.dw_r + tap / S * p.dw_s"), result="wgrad",
-           kernel="depthwise/nhwc_wgrad_sum"),
 )  # fmt: skip
 
 MUTATIONS = (*RING, *PLACES, *PRODUCTS, *WGRAD)

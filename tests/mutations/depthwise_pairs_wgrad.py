@@ -1,4 +1,4 @@
-"""Faults in pairs_wgrad.cu, nhwc_wgrad_sum.cu: filter gradients in 16-bit channels_last."""
+"""Faults in pairs_wgrad.cu: filter gradients in 16-bit channels_last."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.mutations.mutation import Mutation
 
 
 def _fault(
-    name: str, fault: str, *edits: tuple[str, str], on: str, dtype: torch.dtype = torch.float16, finite: bool = True,
-    kernel: str = "depthwise/pairs_wgrad",
-) -> Mutation:  # fmt: skip
+    name: str, fault: str, *edits: tuple[str, str], on: str, dtype: torch.dtype = torch.float16, finite: bool = True
+) -> Mutation:
+    kernel = "depthwise/pairs_wgrad"
     return Mutation(name, kernel, fault, edits, on, "wgrad", dtype, family="depthwise", finite=finite)
 
 
@@ -71,13 +71,6 @@ SUMS = (
            on="pairs_wgrad_3x3", dtype=torch.bfloat16, finite=False),
     _fault("pairs wgrad: the second sum of another tap", "a sum that is not finite becomes that of a tap further right",
            ("w = col + s - p.pad_left;", "w = col + s;"), on="pairs_wgrad_3x3", dtype=torch.bfloat16, finite=False),
-    _fault("pairs wgrad: a part is left out", "the first part does not count",
-           ("int part = warp;", "int part = warp + 1;"), on="pairs_wgrad_3x3", kernel="depthwise/nhwc_wgrad_sum"),
-    _fault("pairs wgrad: one warp's parts", "what other warps have added is left out",
-           ("other < PART_WARPS; ++other)", "other < 1; ++other)"), on="pairs_wgrad_3x3",
-           kernel="depthwise/nhwc_wgrad_sum"),
-    _fault("pairs wgrad: channels behind the last", "a block's channels that are not there are written",
-           ("    if (k < p.channels) p.dw", "    p.dw"), on="pairs_wgrad_channels", kernel="depthwise/nhwc_wgrad_sum"),
 )  # fmt: skip
 
 MUTATIONS = (*COPIES, *PRODUCTS, *SUMS)

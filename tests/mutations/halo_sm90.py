@@ -1,5 +1,5 @@
-"""Faults in the tensor-core family: halo_sm90.cu with its rings, phases and sums, halo_sm90_pack.cu, and
-halo_sm90_repair.cu. How lines are staged and results written is in halo_sm90_staging.py and halo_sm90_stores.py."""
+"""Faults in halo_sm90: conv.cu with its rings, phases and sums, pack.cu and fixup.cu. How lines are staged and results
+written is in halo_sm90_staging.py and halo_sm90_stores.py."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FENCE, _SKIPPED = "        hc::ptx::wgmma_fence();", "                hc::arriv
 _SET_LAST_STAGE = "        if (threadIdx.x % 32 == 0) last_stage = self.stage.index;\n"
 _WAIT_SLOT_FULL = "hc::wait(&control.slot_full[slot.index], slot.parity);"
 _NEW_LINE = "if (j + 1 == RUNS || down == 0 || p.stride_h > 1)"
-_STEPS = "for (int step = 0; step <= segment.steps; ++step)"
-_LINES_OF_COLUMN = "        if (KEEPS) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);\n"
+_WORK_TILES = "for (int work_tile = 0; work_tile <= segment.work_tiles; ++work_tile)"
+_LINES_OF_COLUMN = "        if (KEEPS) at += lines_of_tiles(p, hc::TILES * segment.work_tiles, segment.work_tiles);\n"
 
 RINGS = (
     fault("lines are not waited for", "consumers multiply lines that may not be there",
           (_WAIT_SLOT_FULL + "\n        const int px", "(void)0;\n        const int px"),
           on="large_3x3", shape="boxes in rows"),
-    fault("only a tile's lowest line is waited for", "the lines of other runs may not be there",
+    fault("only a tile's lowest line is waited for", "the lines of other pixel runs may not be there",
           (_NEW_LINE, "if (j + 1 == RUNS)"), on="aligned_nhwc", shape="two short runs in rows"),
     fault("strided lines count as waited for", "a run below has waited for others",
           (" || p.stride_h > 1)", ")"), on="strided_rows", shape="two runs in passing"),
@@ -55,7 +55,7 @@ RINGS = (
           on="aligned_3x5", shape="boxes in rows"),
     fault("one unit stands for a line", "a loaded line counts as staged with its first 32 pixels",
           (": units_of_line(p));", ": 1);"), on="border_3x3"),
-    fault("one warp stands for a line", "a turned line counts as staged with its first warp's units",
+    fault("one warp stands for a line", "a transposed line counts as staged with its first warp's units",
           ("min(units_of_line(p), LINE_WARPS)", "1"), on="large_3x3", shape="boxes in rows"),
     fault("every warp is waited for", "a line of two units waits for a third warp",
           ("min(units_of_line(p), LINE_WARPS)", "LINE_WARPS"), on="pointwise_stride", result="dgrad"),
@@ -87,16 +87,16 @@ PHASES = (
           ("phase ? p.chunks : p.mid_chunk", "p.chunks"), on="aligned_nhwc", shape="boxes in rows"),
     fault("phase 1 starts with the first column", "it takes the columns of phase 0, too",
           ("s(begin(phase, p.next_s))", "s(0)"), on="row_filter", shape="rows without packs"),
-    fault("both phases of a step have its tiles", "phase 0 is staged for a tile that nobody has yet",
-          ("phase || step == 0 ? STEP_TILES * step : STEP_TILES * step - 1", "STEP_TILES * step"),
+    fault("both phases of a work tile have its tiles", "phase 0 is staged for a tile that nobody has yet",
+          ("phase || work_tile == 0 ? TILES * work_tile : TILES * work_tile - 1", "TILES * work_tile"),
           on="aligned_nhwc", shape="rows in passing"),
-    fault("no tile carried over", "the second consumer takes the next step's tile in phase 0",
+    fault("no tile carried over", "the second consumer takes the next work tile's in phase 0",
           ("consumer == 0 ? 0 : i ? 1 : -1", "consumer"), on="large_3x3", shape="boxes in rows"),
-    fault("the last tile of a segment is not finished", "the consumers leave out the step more",
-          ("bool accumulate = false;\n        " + _STEPS, "bool accumulate = false;\n        "
-           + _STEPS.replace("<=", "<")), on="large_3x3", shape="boxes in rows"),
-    fault("no lines for the step more", "the second consumer waits for its last lines",
-          (".first;\n        " + _STEPS, ".first;\n        " + _STEPS.replace("<=", "<")),
+    fault("the last tile of a segment is not finished", "the consumers leave out the drain",
+          ("bool accumulate = false;\n        " + _WORK_TILES, "bool accumulate = false;\n        "
+           + _WORK_TILES.replace("<=", "<")), on="large_3x3", shape="boxes in rows"),
+    fault("no lines for the drain", "the second consumer waits for its last lines",
+          (".first;\n        " + _WORK_TILES, ".first;\n        " + _WORK_TILES.replace("<=", "<")),
           on="aligned_nhwc", shape="boxes in rows"),
     fault("sums of the tile before are kept", "a tile adds to the sums of the one before",
           ("accumulate = false, tile_parity ^= 1;", "tile_parity ^= 1;"), on="large_3x3", shape="boxes in rows"),
@@ -113,8 +113,8 @@ PHASES = (
     fault("skipped lines are not released", "the lines' producer waits for a consumer without a tile",
           ("        release_lines(p, *smem.control, lines, lines.released_end);\n", ""),
           on="aligned_nhwc", shape="rows in passing"),
-    fault("segments run over columns", "a block goes on below a column's end",
-          ("min(share.steps.value - first.step, end - index)", "end - index"), on="rows_5x5", shape="rows"),
+    fault("segments run over tile columns", "a block goes on below a tile column's end",
+          ("min(schedule.work_tiles.value - first.index, end - index)", "end - index"), on="rows_5x5", shape="rows"),
 )  # fmt: skip
 
 KEPT = (
@@ -127,12 +127,13 @@ KEPT = (
     fault("lines are released between phases", "the other phase reads them once more",
           ("again || own < 0 ? first", "own < 0 ? first"),
           on="aligned_3x5", shape="boxes in rows", dtype=torch.float16),
-    fault("a column's last lines are kept", "nothing follows that would release them",
+    fault("a tile column's last lines are kept", "nothing follows that would release them",
           ("last ? all : ", ""), on="rows_5x5", shape="rows kept"),
-    fault("a column's last lines are released twice", "the first consumer gives them back before its last phase, too",
+    fault("a tile column's last lines are released twice",
+          "the first consumer gives them back before its last phase, too",
           (" && !(part.active && self.id == 0 && part.phase == 0)", ""), on="aligned_nhwc", shape="rows kept"),
     fault("released lines begin at the tile", "a consumer's first tile leaves the lines above to nobody",
-          ("own < hc::STEP_TILES ? 0 : min(all, row - down + passed)", "min(all, max(row, 0))"),
+          ("own < hc::TILES ? 0 : min(all, row - down + passed)", "min(all, max(row, 0))"),
           on="rows_5x5", shape="rows kept"),
     fault("lines count as known too early", "a tile's new lines are never staged",
           ("FIRST_PHASE == 0 ? 1 : 2)", "FIRST_PHASE == 0 ? 0 : 2)"), on="large_3x3", shape="boxes in rows"),
@@ -144,7 +145,7 @@ KEPT = (
     fault("barriers of one ring only", "the rings of later chunks have none",
           ("thread < (KEEPS ? p.chunks : 1) * RING", "thread < RING"),
           on="aligned_nhwc", shape="rows kept"),
-    fault("the ring starts anew in each column", "producers take the places of the column before",
+    fault("the ring starts anew in each tile column", "producers take the places of the one before",
           (_LINES_OF_COLUMN + "    }\n}", "    }\n}"), on="rows_5x5", shape="rows kept"),
     fault("lines in passing stay", "consumers do not go on in the ring",
           ("        at += read.end - read.first;\n", ""),
@@ -191,7 +192,7 @@ VALUES = (
     fault("slots begin with their tile", "what a slot's first row has before the tile is left out",
           ("* TILE_PX + line_px -\n" + " " * 35 + "p.pitch.quotient(line_px) * p.pitch.value", "* TILE_PX"),
           on="border_3x3"),
-    fault("packed rows are not shifted", "all output rows of a pack take the taps of the first",
+    fault("packed rows are not shifted", "all output rows of an output pack take the taps of the first",
           ("r - p.shift_r * (phase / p.pack_w)", "r"), on="large_3x3", kernel="halo_sm90/pack", shape="boxes in rows"),
     fault("packed channels beyond the last one", "weights are read behind the last channel",
           ("there && first_channel + i * PLANES < p.channels", "there"), on="odd_widths", kernel="halo_sm90/pack"),
@@ -206,42 +207,42 @@ PLACES = (
           ("row * p.pack_h + phase_row", "row * p.pack_h"), on="wide_bottom_right", shape="packed rows"),
     fault("columns of a pack in one place", "all output columns of a pack are written to the first",
           ("+ col) * p.pack_w + phase_col", "+ col) * p.pack_w"), on="large_3x3", shape="two runs of 128"),
-    fault("classes in one place", "rows of a dilated filter's other classes are written to the first",
-          ("out_row = column.cls + p.share.classes.value * (row", "out_row = p.share.classes.value * (row"),
+    fault("residue classes in one place", "rows of a dilated filter's other residue classes are written to the first",
+          ("out_row = column.cls + p.schedule.classes.value * (row", "out_row = p.schedule.classes.value * (row"),
           on="aligned_dilated", shape="boxes in rows"),
     fault("strips in one place", "all strips are written to the first",
           ("(column.strip * p.strip_cols + col) * p.pack_w", "col * p.pack_w"),
           on="aligned_3x5", shape="boxes in flat tiles"),
     fault("the zeros between rows are written", "places between two rows count as outputs",
           ("col < p.strip_cols && out_row", "out_row"), on="strips_3x5", shape="flat strips"),
-    fault("images one row apart", "the next image begins one row too early in a flat column",
+    fault("images one row apart", "the next image begins one row too early in a flat tile column",
           ("row - images * p.wrap.value", "row - images * (p.wrap.value - 1)"), on="border_3x3"),
 )  # fmt: skip
 
 NOT_FINITE = (
-    fault("the repair is not called for", "sums that are not finite are not noted",
+    fault("no fix-up is asked for", "sums that are not finite are not noted",
           ("if (mark != 0.f) atomicExch(p.not_finite, 1u);", ""), on="large_3x3", finite=False),
     fault("the note is a plain store", "blocks store to one word without an atomic operation",
           ("atomicExch(p.not_finite, 1u)", "*p.not_finite = 1u"), on="large_3x3", finite=False),
-    fault("the repair is always called for", "any sum is noted", ("if (mark != 0.f) atomicExch", "atomicExch"),
+    fault("a fix-up is always asked for", "any sum is noted", ("if (mark != 0.f) atomicExch", "atomicExch"),
           on="large_3x3", shape="boxes in rows"),
-    fault("the note is not cleared", "what was in memory calls for a repair",
+    fault("the note is not cleared", "what was in memory asks for a fix-up",
           ("    if (blockIdx.x == 0 && threadIdx.x == 0) *p.not_finite = 0;\n", ""),
           on="large_3x3", kernel="halo_sm90/pack", shape="boxes in rows"),
-    fault("the repair does nothing", "it takes the note the wrong way round",
+    fault("the fix-up does nothing", "it takes the note the wrong way round",
           ("*p.not_finite == 0", "*p.not_finite != 0"), on="large_3x3", finite=False, kernel="halo_sm90/fixup"),
-    fault("the repair ends early", "the second half of the outputs is left as it is",
+    fault("the fix-up ends early", "the second half of the outputs is left as it is",
           ("index < p.outputs", "index < p.outputs / 2"), on="large_3x3", finite=False, kernel="halo_sm90/fixup"),
-    fault("the repair has no border", "rows outside the image count", ("(unsigned)h >= (unsigned)p.h || ", ""),
+    fault("the fix-up has no border", "rows outside the image count", ("(unsigned)h >= (unsigned)p.h || ", ""),
           on="large_3x3", shape="packed rows", result="dgrad", finite=False,
           kernel="halo_sm90/fixup"),
-    fault("the repair does not flip the filter", "dgrad walks the taps in the direction of fprop",
+    fault("the fix-up does not flip the filter", "dgrad walks the taps in the direction of fprop",
           ("(p.first_r + r * p.step_r)", "r"), on="large_3x3", shape="packed rows", result="dgrad", finite=False,
           kernel="halo_sm90/fixup"),
-    fault("the repair forgets the bias", "an output is summed anew without its bias",
+    fault("the fix-up forgets the bias", "an output is summed anew without its bias",
           ("HAS_BIAS ? hc::to_acc(p.bias[at.filter]) : 0.f", "0.f"),
           on="large_3x3", finite=False, kernel="halo_sm90/fixup"),
-    fault("the repair forgets ReLU", "an output that is summed anew may be below zero",
+    fault("the fix-up forgets ReLU", "an output that is summed anew may be below zero",
           ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
           on="large_3x3", result="relu", finite=False, kernel="halo_sm90/fixup"),
     fault("NaN run over", "the payload of a NaN is rounded as if it were a number",

@@ -1,4 +1,4 @@
-"""Faults in how halo_sm90 stages lines of the input: boxes, raw tiles that are turned, joined rows, loads."""
+"""Faults in how halo_sm90 stages lines of the input: TMA boxes, transposed raw tiles, rows end to end, loads."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ BOXES = (
 )  # fmt: skip
 
 RAW_TILES = (
-    fault("turned lines are not waited for", "a unit is turned into a slot that is still read",
+    fault("transposed lines are not waited for", "a unit is transposed into a slot that is still read",
           (_UNIT_SLOT_EMPTY, ""), on="aligned_3x5", shape="boxes in rows"),
-    fault("only the first warp waits for the slot", "the others turn into one that is still read",
+    fault("only the first warp waits for the slot", "the others transpose into one that is still read",
           ("unit < LINE_WARPS,", "unit == 0,"), on="aligned_3x5", shape="boxes in rows"),
-    fault("raw tiles are not waited for", "a unit is turned before it is there",
+    fault("raw tiles are not waited for", "a unit is transposed before it is there",
           ("    hc::wait(&full[unit.raw.index], unit.raw.parity);\n", ""), on="large_3x3", shape="boxes in rows"),
-    fault("the parity of raw tiles does not turn", "a tile counts as there in every other round",
+    fault("the parity of raw tiles does not flip", "a tile counts as there in every other round",
           ("unit.raw.index], unit.raw.parity)", "unit.raw.index], 0)"), on="large_3x3", shape="boxes in rows"),
     fault("too few bytes of raw tiles expected", "a tile counts as there before it is",
           ("(full, RAW_BYTES)", "(full, RAW_BYTES / 2)"), on="large_3x3", shape="boxes in rows"),
-    fault("one raw tile", "a tile lands where the one before is turned",
+    fault("one raw tile", "a tile lands where the one before is transposed",
           ("column, raw + asked.index * RAW_BYTES,", "column, raw,"), on="large_3x3", shape="boxes in rows"),
-    fault("a raw tile asked for too early", "lanes still read the tile that the copy engine fills again",
+    fault("a raw tile asked for too early", "lanes still read the tile that TMA fills again",
           ("term_bytes, unit.px, plane_px);\n    __syncwarp();", "term_bytes, unit.px, plane_px);"),
           on="large_3x3", shape="boxes in flat tiles"),
-    fault("no fence after turning", "wgmma may read what the stores before it replaced",
+    fault("no fence after transposing", "wgmma may read what the stores before it replaced",
           ("if (!unit.ends) return;\n    " + _FENCE, "if (!unit.ends) return;\n"),
           on="large_3x3", shape="boxes in rows"),
     fault("every unit is announced", "a line counts as there before the warp's last unit",
           ("    if (!unit.ends) return;\n", ""), on="large_3x3", shape="boxes in flat tiles"),
     fault("the last unit alone is announced", "warps that do not have it stay silent",
           ("unit + LINE_WARPS >= units}", "unit + 1 >= units}"), on="large_3x3", shape="boxes in rows"),
-    fault("the last unit is not turned", "it stays in its raw tile",
-          ("    });\n    turn_before();\n", "    });\n"), on="large_3x3", shape="boxes in rows"),
+    fault("the last unit is not transposed", "it stays in its raw tile",
+          ("    });\n    transpose_before();\n", "    });\n"), on="large_3x3", shape="boxes in rows"),
     fault("units of another box", "a flat line's units are counted on through its boxes",
           ("(unit - box * p.box_units.value)", "unit"), on="large_3x3", shape="boxes in flat tiles"),
-    fault("raw tiles of one tile", "the rows of a slot's second tile are not turned",
+    fault("raw tiles of one tile", "the rows of a slot's second tile are not transposed",
           ("p.single_boxes : p.boxes, first_col", "p.single_boxes : p.single_boxes, first_col"),
           on="large_3x3", shape="boxes in flat tiles"),
     fault("pixels are not shifted", "what comes from an aligned address is taken for the first pixel",
@@ -79,36 +79,36 @@ RAW_TILES = (
           on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip
 
-TURNING = (
-    fault("raw tiles read by the wrong swizzle", "the copy engine swizzles by the upper bit of the channel, too",
+TRANSPOSING = (
+    fault("raw tiles read by the wrong swizzle", "TMA swizzles by the upper bit of the channel, too",
           ("((crossed ^ (column & 1) * 4 ^ i % 4) << 4)", "((crossed ^ i % 4) << 4)"),
           on="large_3x3", shape="boxes in rows"),
     fault("lanes crossed on one side only", "pixels are read by one lane and written by another",
           ("plane_px) + 4 * crossed", "plane_px) + 4 * (lane / 4)"), on="aligned_3x5", shape="boxes in rows"),
-    fault("pieces not turned", "a piece gets the pixels of a channel instead of the channels of a pixel",
+    fault("pieces not transposed", "a piece gets the pixels of a channel instead of the channels of a pixel",
           ("{of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]}", "of[j]"),
           on="large_3x3", shape="boxes in rows"),
     fault("columns beyond the chunk", "lanes without channels write over other pixels",
           ("if (column >= ACROSS) return;", ""), on="large_3x3", shape="boxes in rows"),
     fault("the first half of the channels twice", "wide chunks repeat their first 16 channels",
           ("(first + i / 4) * ACROSS * 512", "i / 4 * ACROSS * 512"), on="aligned_3x5", shape="two runs of 128"),
-    fault("pixels beyond the row are turned", "they land on other lines", ("if (WHOLE || px.has(own_px + j))", ""),
+    fault("pixels beyond the row are transposed", "they land on other lines", ("if (WHOLE || px.has(own_px + j))", ""),
           on="large_3x3", shape="boxes in rows"),
-    fault("matrices read in plain order", "the copy engine swizzles 16-bit types by other bits",
+    fault("matrices read in plain order", "TMA swizzles 16-bit types by other bits",
           ("((lane / 8 ^ channel >> 1) << 4)", "(lane / 8 << 4)"),
           on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
-    fault("matrices not turned", "a piece gets the pixels of a channel instead of the channels of a pixel",
-          ("ldmatrix_x4_trans(turned,", "ldmatrix_x4(turned,"),
+    fault("matrices not transposed", "a piece gets the pixels of a channel instead of the channels of a pixel",
+          ("ldmatrix_x4_trans(transposed,", "ldmatrix_x4(transposed,"),
           on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
-    fault("units before the row are whole", "pixels left of the row are turned",
+    fault("units before the row are whole", "pixels left of the row are transposed",
           ("first - before >= from && first", "first"),
           on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
-    fault("units behind the row are whole", "pixels right of the row are turned",
+    fault("units behind the row are whole", "pixels right of the row are transposed",
           (" && first - (PLANES == 1 ? shift : 0) + UNIT_PX <= to;", ";"),
           on="large_3x3", dtype=torch.float16, shape="boxes in flat tiles"),
-    fault("groups before the row are whole", "eight pixels are turned although the row begins among them",
+    fault("groups before the row are whole", "eight pixels are transposed although the row begins among them",
           ("group >= px.from && group + 8", "group + 8"), on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
-    fault("pixels of broken groups are turned", "they land on other rows", ("else if (px.has(at))", "else"),
+    fault("pixels of broken groups are transposed", "they land on other rows", ("else if (px.has(at))", "else"),
           on="large_3x3", dtype=torch.float16, shape="boxes in rows"),
 )  # fmt: skip
 
@@ -120,7 +120,7 @@ JOINED = (
     fault("units at the right are not looked at", "only units that leave the image at the left are cleared",
           (" &&\n        min(px.first + UNIT_PX, px.to) <= px.inside_to)", ")"),
           on="wide_bottom_right", shape="rows"),
-    fault("cleared before they are turned", "lanes clear what others have yet to write",
+    fault("cleared before they are transposed", "lanes clear what others have yet to write",
           ("        return;\n    __syncwarp();\n#pragma", "        return;\n#pragma"),
           on="wide_bottom_right", shape="rows"),
     fault("the first piece is cleared", "channels beyond the first four stay",
@@ -128,7 +128,7 @@ JOINED = (
           on="wide_bottom_right", shape="rows"),
     fault("pixels of other boxes are cleared", "lanes beyond the row clear the next",
           ("if (!px.has(own_px) || (", "if (("), on="shared_joined", shape="shared tile flat"),
-    fault("rows joined by their number", "a row starts after as many pixels as there are rows",
+    fault("rows end to end by their number", "a row starts after as many pixels as there are rows",
           ("row.row * p.w + first_col", "row.row * p.h + first_col"), on="wide_bottom_right", shape="rows"),
 )  # fmt: skip
 
@@ -139,7 +139,7 @@ LOADS = (
           ("(u64* full) {\n        " + _FENCE, "(u64* full) {\n"), on="border_3x3"),
     fault("copied lines announced too early", "the copies of a line are not waited for before it counts as staged",
           ("hc::ptx::cp_async_wait_group<2>();", ""), on="large_nhwc", shape="rows", dtype=torch.float16),
-    fault("the last copied lines announced too early", "the copies at the end of a block's share are not waited for",
+    fault("the last copied lines announced too early", "the copies at the end of a block's work are not waited for",
           ("finish() {\n        hc::ptx::cp_async_wait_group<0>();", "finish() {"),
           on="large_nhwc", dtype=torch.float16, shape="flat"),
     fault("copied lines announced one unit early", "the copies of the unit that is announced may be under way",
@@ -174,7 +174,7 @@ PLANES = (
           kernel="halo_sm90/pack", **_BY_FOUR),
     fault("neighbouring channels in a piece", "a piece of weights has channels that came apart",
           ("from[i * PLANES * p.w_channel]", "from[i * p.w_channel]"), kernel="halo_sm90/pack", **_BY_FOUR),
-    fault("all planes are the first when they are turned", "their pixels go where the first plane's belong",
+    fault("all planes are the first when they are transposed", "their pixels go where the first plane's belong",
           ("piece * PLANES / (ROW_BYTES / 16)", "0"), **_BY_EIGHT),
     fault("all planes of fp32 are the first", "their pixels go where the first plane's belong",
           ("(half * ACROSS + column) * PLANES / PIECES", "0"), on="joined_by_eight", shape="boxes in rows"),
@@ -192,4 +192,4 @@ PLANES = (
           (_RAW, _RAW.replace("(CHUNK_ELEMS / PLANES)", "CHUNK_ELEMS")), **_BY_FOUR),
 )  # fmt: skip
 
-MUTATIONS = (*BOXES, *RAW_TILES, *TURNING, *JOINED, *LOADS, *PLANES)
+MUTATIONS = (*BOXES, *RAW_TILES, *TRANSPOSING, *JOINED, *LOADS, *PLANES)

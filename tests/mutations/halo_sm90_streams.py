@@ -38,48 +38,48 @@ STREAMS = (
           ("+ p.mid_tap : -1, tap = taps;", "+ p.mid_tap : -1;"), on="rows_5x5", shape="rows kept"),
     fault("both consumers write the first block", "filters of the second are lost",
           ("* STREAMS + (SHARED_TILE ? consumer : 0)", "* STREAMS"), **_KEPT),
-    fault("filters counted by single blocks", "a step's two blocks are one apart from the next's",
+    fault("filters counted by single blocks", "a work tile's two blocks are one apart from the next's",
           ("column.block * STREAMS", "column.block"), **_FLAT),
 )  # fmt: skip
 
-STEPS = (
-    fault("steps of the first group", "the blocks of all groups are the first one's",
+WORK_TILES = (
+    fault("work tiles of the first group", "the blocks of all groups are the first one's",
           ("(segment.first.group * p.blocks + segment.first.block)", "segment.first.block"),
           on="shared_groups", shape="shared tile"),
-    fault("blocks go on through the classes", "a class starts with the block after the last",
-          ("column - cls * share.blocks.value,", "column,"), **_KEPT),
+    fault("blocks go on through the residue classes", "a class starts with the block after the last",
+          ("column - cls * schedule.blocks.value,", "column,"), **_KEPT),
     fault("all members take the first block", "filters of the others are lost",
           ("member + column", "column"), on="shared_nhwc", shape="shared tile kept"),
-    fault("members have the blocks of all", "a member's steps are counted as if it had every block",
-          ("cls = share.blocks.quotient(column);", "cls = share.blocks.quotient(column) / share.team.value;"),
+    fault("members have the blocks of all", "a member's work tiles are counted as if it had every block",
+          ("cls = schedule.blocks.quotient(column);", "cls = schedule.blocks.quotient(column) / schedule.team.value;"),
           on="shared_nhwc", shape="shared tile kept"),
-    fault("members have runs of their own", "neighbouring blocks of threads take different steps",
-          ("i = share.team.quotient(blockIdx.x);", "i = blockIdx.x;"), on="shared_nhwc", shape="shared tile kept"),
-    fault("steps go on through the columns", "a column starts with the step after the last",
-          ("index - column * share.steps.value};", "index};"), **_KEPT),
+    fault("members have ranges of their own", "neighbouring blocks of threads take different work tiles",
+          ("i = schedule.team.quotient(blockIdx.x);", "i = blockIdx.x;"), on="shared_nhwc", shape="shared tile kept"),
+    fault("work tiles go on through the tile columns", "a tile column starts with the place after the last",
+          ("index - column * schedule.work_tiles.value};", "index};"), **_KEPT),
     fault("bands go on through the strips", "a strip starts with the image after the last",
-          ("band - strip * share.bands.value,", "band,"), on="aligned_3x5", shape="two short runs in rows"),
-    fault("a step of two tiles", "consumers leave out every other tile",
-          ("SHARED_TILE ? step :", "SHARED_TILE ? 2 * step :"),
+          ("band - strip * schedule.bands.value,", "band,"), on="aligned_3x5", shape="two short runs in rows"),
+    fault("a work tile of two tiles", "consumers leave out every other tile",
+          ("SHARED_TILE ? work_tile :", "SHARED_TILE ? 2 * work_tile :"),
           **_KEPT),
     fault("lines of two tiles", "a tile's lines are staged once more with the next",
-          ("return {lines_of_tiles(p, step, steps),", "return {lines_of_tiles(p, step - 1, steps),"), **_KEPT),
+          ("{lines_of_tiles(p, work_tile, work_tiles),", "{lines_of_tiles(p, work_tile - 1, work_tiles),"), **_KEPT),
 )  # fmt: skip
 
-PARTS = (
-    fault("the first part is all of a sum", "the other parts of the channels are lost",
-          ("part < p.splits", "part < 1"), on="split_small", shape="channels in two parts", kernel="halo_sm90/sum"),
-    fault("parts that are no images apart", "parts of the next image count",
-          ("from[part * p.inner]", "from[part]"), on="split_nhwc", shape="channels in two parts",
+SPLITS = (
+    fault("the first split is all of a sum", "the other ranges of the channels are lost",
+          ("split < p.splits", "split < 1"), on="split_small", shape="channels in two parts", kernel="halo_sm90/sum"),
+    fault("splits that are no images apart", "partial sums of the next image count",
+          ("from[split * p.inner]", "from[split]"), on="split_nhwc", shape="channels in two parts",
           kernel="halo_sm90/sum"),
-    fault("parts of the first image", "every image is the first",
+    fault("partial sums of the first image", "every image is the first",
           ("p.partial + outer * p.splits * p.inner + in", "p.partial + in"), on="split_small",
           shape="channels in two parts", kernel="halo_sm90/sum"),
-    fault("parts without the bias", "it is added by nobody", ("if (HAS_BIAS) sum +=", "if (false) sum +="),
+    fault("partial sums without the bias", "it is added by nobody", ("if (HAS_BIAS) sum +=", "if (false) sum +="),
           on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
     fault("the bias of pixels", "a pixel's number is taken for its filter's", ("in / p.plane", "in % p.filters"),
           on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
-    fault("parts without ReLU", "outputs may be below zero", ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
+    fault("partial sums without ReLU", "outputs may be below zero", ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
           on="split_few_nhwc", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
 )  # fmt: skip
 
@@ -93,9 +93,9 @@ TERMS = (
     fault("the second term is the first", "what TF32 leaves of a value is never formed",
           ("value -= __uint_as_float(cut);", ""), on="large_3x3", shape="three products"),
     fault("infinities in terms are not noted", "sums that met one stay NaN",
-          ("REPAIRED = PACKS > 1 || TERMS > 1;", "REPAIRED = PACKS > 1;"), on="shared_odd_nhwc",
+          ("NEEDS_FIXUP = PACKS > 1 || TERMS > 1;", "NEEDS_FIXUP = PACKS > 1;"), on="shared_odd_nhwc",
           shape="three products", finite=False),
-    fault("the second term keeps what is left of a row", "joined rows are zero in their first term alone",
+    fault("the second term keeps what is left of a row", "padding of rows end to end is zero in its first term alone",
           ("X_JOINED && term < TERMS", "X_JOINED && term < 1"), on="joined_rows", shape="three products in boxes"),
 )  # fmt: skip
 
@@ -150,4 +150,4 @@ RELEASE = (
           ("slot_term : 0) + 2 * k)", "slot_term : 0))"), on="aligned_3x5", shape="boxes in rows"),
 )  # fmt: skip
 
-MUTATIONS = (*STREAMS, *STEPS, *PARTS, *TERMS, *HALF_WAY, *KEPT_STAGES, *RELEASE)
+MUTATIONS = (*STREAMS, *WORK_TILES, *SPLITS, *TERMS, *HALF_WAY, *KEPT_STAGES, *RELEASE)

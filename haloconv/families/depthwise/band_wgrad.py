@@ -9,8 +9,9 @@ from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.depthwise import strips
 from haloconv.families.depthwise.band import columns
-from haloconv.families.depthwise.layer import padding, wgrad_call
+from haloconv.families.depthwise.layer import padding
 from haloconv.families.depthwise.strips import Staged, Window
+from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -143,4 +144,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(problem.k * share.parts, 32 * tiling.warps, cut.smem_bytes)
     launch = Launch(source(problem, tiling), request.device, shape, fields)
-    return wgrad_call(launch, request, share.parts)
+    return wgrad_call(launch, request, of_filter(request, share.parts))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.depthwise import boxes
 from haloconv.families.depthwise.boxes import COLS, ELEM_BYTES, Cut, Tiling
-from haloconv.families.depthwise.layer import Extents, wgrad_call
+from haloconv.families.depthwise.layer import Extents
+from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request, TensorForm
@@ -69,7 +70,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(problem.k * parts, cut.tiling.threads, cut.smem_bytes)
     launch = Launch(source(problem, cut.tiling), request.device, shape, fields, maps)
-    return wgrad_call(launch, request, parts)
+    return wgrad_call(launch, request, of_filter(request, parts))
 
 
 def _side_fields(side: TensorForm, shape: Extents) -> dict[str, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.depthwise import lanes_cut, nhwc_wgrad_sum
+from haloconv.families.depthwise import lanes_cut
 from haloconv.families.depthwise.lanes_cut import ELEM_BYTES, LANES, ROWS, Cut, Tiling
+from haloconv.families.depthwise.layer import by_channel_blocks
+from haloconv.families.reduce.partials import wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -71,4 +73,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     sums_bytes = tiling.warps * LANES * problem.r * problem.s * ELEM_BYTES
     shape = LaunchShape(cut.slabs * parts, tiling.threads, max(cut.stages * cut.stage_bytes, sums_bytes))
     launch = Launch(source(problem, tiling), request.device, shape, {"cut": cut.fields(parts)}, maps)
-    return nhwc_wgrad_sum.wgrad_call(launch, request, (1, problem.c), parts)
+    return wgrad_call(launch, request, by_channel_blocks(request, 1, problem.c, parts))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from haloconv.families.base import BoundCall
-from haloconv.families.common import summed_call
-from haloconv.families.reduce.sums import bind_sum
-from haloconv.jit.launch import Launch
+from haloconv.families.reduce.partials import Axis, Partials
 from haloconv.problem import Problem, Request, TensorForm
 
 Extents = tuple[int, int, int, int]
@@ -68,8 +65,16 @@ def in_boxes(request: Request, axis: int, elems: int) -> bool:
     return in_pieces(request, axis, elems) and all(min(side.strides) > 0 for side, _ in activations(request))
 
 
-def wgrad_call(launch: Launch, request: Request, parts: int) -> BoundCall:
-    """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums), which are [part][K][R][S] in fp32."""
-    problem, shape, strides = request.problem, request.result_shape, request.result_strides
-    sum_parts = bind_sum(problem.dtype, shape, strides, parts, request.device)
-    return summed_call(launch, sum_parts, parts * problem.k * problem.r * problem.s, shape, strides)
+def by_channel_blocks(request: Request, blocks: int, block_channels: int, parts: int) -> Partials:
+    """The partial sums [part][block][R][S][channel of the block] of a filter gradient.
+
+    Channels behind the last one are padding.
+    """
+    problem, (dw_k, _, dw_r, dw_s) = request.problem, request.result_strides
+    axes = (
+        Axis(blocks, block_channels * dw_k, block_channels),
+        Axis(problem.r, dw_r),
+        Axis(problem.s, dw_s),
+        Axis(block_channels, dw_k, 1),
+    )
+    return Partials(problem.dtype, axes, parts, limit=problem.k)

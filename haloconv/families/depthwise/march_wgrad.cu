@@ -5,7 +5,7 @@
 // The trick is that of depthwise_march, with sums and weights exchanged: a thread owns COLS neighbouring columns of
 // CHANNELS neighbouring filters and marches down a strip of rows with R * S sums in registers. Each x row meets the
 // rows of dy in a ring; both are read once, AHEAD steps before they are needed. A thread does several strips (items);
-// then a block adds the sums of threads that share filters, in a fixed order, and direct_sums.cu adds the parts.
+// then a block adds the sums of threads that share filters, in a fixed order, and reduce/partials.cu adds the parts.
 //
 // Beyond the edges of a strip the ring has zeros. A zero times an infinity is a NaN that does not belong into the sum:
 // a thread that finds a sum not finite sums once more, element by element, over the pixels alone.

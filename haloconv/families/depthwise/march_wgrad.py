@@ -8,8 +8,8 @@ from typing import NamedTuple
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ceil_div, named
 from haloconv.families.depthwise import march_form
-from haloconv.families.depthwise.layer import wgrad_call
 from haloconv.families.depthwise.march_form import Form, Tiling, column_constant, common_constants, vectors
+from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Request
@@ -121,4 +121,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(work.parts * work.lane_groups, tiling.threads)
     launch = Launch(source(form, tiling), request.device, shape, fields)
-    return wgrad_call(launch, request, work.parts)
+    return wgrad_call(launch, request, of_filter(request, work.parts))

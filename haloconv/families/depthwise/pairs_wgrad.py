@@ -9,8 +9,8 @@ from typing import NamedTuple
 from haloconv.env import max_smem_bytes_of
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, named
-from haloconv.families.depthwise import nhwc_wgrad_sum
-from haloconv.families.depthwise.layer import HOPPER, NO_HOPPER, in_pieces, is_hopper
+from haloconv.families.depthwise.layer import HOPPER, NO_HOPPER, by_channel_blocks, in_pieces, is_hopper
+from haloconv.families.reduce.partials import wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -204,4 +204,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     threads = 32 * (layout.warps + tiling.loaders)
     shape = LaunchShape(channel_blocks * cut.parts, threads, layout.smem_bytes)
     launch = Launch(source(problem, tiling), request.device, shape, fields)
-    return nhwc_wgrad_sum.wgrad_call(launch, request, (channel_blocks, block_channels), cut.parts)
+    return wgrad_call(launch, request, by_channel_blocks(request, channel_blocks, block_channels, cut.parts))

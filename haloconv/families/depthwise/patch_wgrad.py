@@ -9,9 +9,10 @@ from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.depthwise import patches
 from haloconv.families.depthwise.landing import whole
-from haloconv.families.depthwise.layer import padding, wgrad_call
+from haloconv.families.depthwise.layer import padding
 from haloconv.families.depthwise.patches import EDGE, THREADS, Side, padded_pieces, window
 from haloconv.families.depthwise.strips import NO_ROOM, slots
+from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -136,4 +137,4 @@ def bind(request: Request, config: Config) -> BoundCall:
         **{"dy_rows": cut.dy_rows, "pad_left": padding(problem)[1]},
     }
     launch = Launch(source(problem, tiling), request.device, LaunchShape(grid, THREADS, cut.smem_bytes), fields)
-    return wgrad_call(launch, request, parts)
+    return wgrad_call(launch, request, of_filter(request, parts))

@@ -15,7 +15,6 @@ from haloconv.families.depthwise import (
     lanes_wgrad,
     march,
     march_wgrad,
-    nhwc_wgrad_sum,
     pairs,
     pairs_wgrad,
     patch,
@@ -23,7 +22,7 @@ from haloconv.families.depthwise import (
     tile,
     tile_sm90,
 )
-from haloconv.families.depthwise.march_form import DTYPES, best_tiling
+from haloconv.families.depthwise.march_form import best_tiling
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, Direction, Problem, dense_request
@@ -64,7 +63,6 @@ def sources() -> list[KernelSource]:
             _layer(direction, dtype, layout, taps) for dtype, taps, directions in layers for direction in directions
         )
         found += [twin.source(problem, twin.best_tiling(problem)) for problem in problems]
-    found += [nhwc_wgrad_sum.source(_layer("wgrad", dtype, "nhwc", 3)) for dtype in DTYPES]
     return list({source.digest: source for source in found}.values())
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div
-from haloconv.families.depthwise.layer import wgrad_call
 from haloconv.families.depthwise.strips import share, slots
 from haloconv.families.depthwise_toeplitz.planes import Planes, blocks_that_fit, copy_bytes, groups_of, planes
+from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request, TensorForm
@@ -138,4 +138,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(problem.k * shared.parts, 32 * tiling.warps, smem)
     launch = Launch(source(request, tiling), request.device, shape, fields)
-    return wgrad_call(launch, request, shared.parts)
+    return wgrad_call(launch, request, of_filter(request, shared.parts))

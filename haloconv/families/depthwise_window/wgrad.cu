@@ -5,7 +5,7 @@
 // The trick: it is the product of window.cu in other roles. The result is the filter, dy takes the place of
 // the taps, stride and dilation change places, and images are summed over. Threads share a plane's rows of dy as well
 // as its result: each keeps TILE_I x 8 sums over its rows, and what the shares found is added in a fixed order. A block
-// does a part of the terms (ranges of dy of an image); sum_partials (reduce/sums.cu) adds the parts.
+// does a part of the terms (ranges of dy of an image); sum_partials (reduce/partials.cu) adds the parts.
 //
 // Budget: TILE_I * 8 sums and some 45 more registers; shared memory for windows of x and as many ranges of dy.
 #include "families/depthwise_window/windows.cuh"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from haloconv.env import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, summed_call
+from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.depthwise_window.axes import Axis, met_share, output_axis
 from haloconv.families.depthwise_window.cut import (
     BLOCKS,
@@ -33,7 +33,7 @@ from haloconv.families.depthwise_window.cut import (
     layout,
     round_up,
 )
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request
@@ -272,7 +272,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     derived: _Derived = config.derived
     kernel = source(request, derived.tiling.block)
     launch = Launch(kernel, request.device, derived.shape, _fields(request, derived))
-    problem, shape, strides = request.problem, request.result_shape, request.result_strides
-    sum_parts = bind_sum(problem.dtype, shape, strides, derived.parts, request.device)
-    partial_elems = derived.parts * problem.k * problem.r * problem.s
-    return summed_call(launch, sum_parts, partial_elems, shape, strides)
+    return wgrad_call(launch, request, of_filter(request, derived.parts))

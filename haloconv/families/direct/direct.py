@@ -8,7 +8,7 @@ import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, named
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.reduce.partials import bind_sum, of_filter
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.layout import strides_of
@@ -298,15 +298,15 @@ def _bind_wgrad(request: Request, tiling: Tiling) -> BoundCall:
     problem, shape, strides = request.problem, request.result_shape, request.result_strides
     parts, per_part = pixel_parts(problem, tiling, request.facts.sm_count)
     launch = _launch(request, tiling, parts, per_part)
-    sum_parts = bind_sum(problem.dtype, shape, strides, parts, request.device)
-    partial_elems = parts * problem.k * problem.c_per_group * problem.r * problem.s
-    acc_dtype = torch.float64 if problem.dtype == torch.float64 else torch.float32
+    sums = of_filter(request, parts)
+    sum_parts = bind_sum(sums, request.device)
+    partial_elems, acc_dtype = sums.total_elems, sums.acc_dtype
 
     def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         partials = x.new_empty(partial_elems, dtype=acc_dtype)
         launch(x.data_ptr(), 0, dy.data_ptr(), 0, partials.data_ptr())
         dw = x.new_empty_strided(shape, strides)
-        sum_parts(dw.data_ptr(), partials.data_ptr())
+        sum_parts(dw.data_ptr(), partials.data_ptr(), 0)
         return dw
 
     return wgrad

@@ -15,7 +15,7 @@ from haloconv import support
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ELEMENTS
 from haloconv.families.direct import direct
-from haloconv.families.reduce import sums
+from haloconv.families.reduce import bgrad, partials
 from haloconv.jit import KernelSource
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
@@ -47,7 +47,7 @@ class DirectFamily:
             for problem in _representative_problems()
             for tiling in direct.tilings(problem)
         )
-        return [*{source.digest: source for source in found}.values(), *sums.sources()]
+        return [*{source.digest: source for source in found}.values(), *partials.sources(), *bgrad.sources()]
 
 
 def _representative_problems() -> Iterator[Problem]:

@@ -43,16 +43,26 @@ class _Derived(NamedTuple):
 
 def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
     """None if some tile takes the problem, however its tensors are stored, else a sentence that says why not."""
-    layer = _layer(problem, 0, 1, problem.layout == "nhwc")
-    return None if fits(layer, facts.max_smem_bytes) else "no tile of halo_sm80 fits shared memory"
+    layers = (replace(_layer(problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
+    if not all(fits(layer, facts.max_smem_bytes) for layer in layers):
+        return "no tile of halo_sm80 fits shared memory"
+    return None
 
 
 def configs(request: Request) -> list[Config]:
     """The best tile of each way to multiply: other tiles of the same way are close to it."""
-    request, facts = _folded(request), request.facts
-    ranked = tilings(layer_of(request, _has_tma(facts)), facts.sm_count, facts.max_smem_bytes)
-    found = few_apart(ranked, lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
+    request = _folded(request)
+    found = few_apart(_ranked(request), lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
     return [Config(KERNEL, config_key(each.config), _Derived(request, each)) for each in found]
+
+
+def _ranked(request: Request) -> tuple[Tiling, ...]:
+    """The tilings that fit, best first; where wide copies leave no room for one, those that copy element by element."""
+    facts = request.facts
+    layer = layer_of(request, _has_tma(facts))
+    found = tilings(layer, facts.sm_count, facts.max_smem_bytes)
+    plain = replace(layer, x_copy=0, x_run=1, x_boxes=False)
+    return found or tilings(plain, facts.sm_count, facts.max_smem_bytes)
 
 
 def bind(request: Request, config: Config) -> BoundCall:

@@ -36,13 +36,9 @@ class _Derived(NamedTuple):
 
 
 def why_not(problem: Problem, device: torch.device) -> str | None:
-    """None if some block takes the problem, aligned or not, else a sentence that says why not."""
-    dense = dense_request(problem, device)
-    for aligned in (True, False):
-        first, second = (form._replace(aligned=aligned) for form in (dense.first, dense.second))
-        if not ranked(replace(dense, first=first, second=second))[1]:
-            return "no tile of halo_sm80_wgrad fits shared memory and registers"
-    return None
+    """None if some block takes the problem, however its tensors are stored, else a sentence that says why not."""
+    found = ranked(dense_request(problem, device))[1]
+    return None if found else "no tile of halo_sm80_wgrad fits shared memory and registers"
 
 
 def configs(request: Request) -> list[Config]:
@@ -54,15 +50,16 @@ def configs(request: Request) -> list[Config]:
 
 
 def ranked(request: Request) -> tuple[Layer, list[Block]]:
-    """The layer and its blocks, best first: of raw copies, which need two buffers, else of words made of loads."""
-    problem, dy, x = request.problem, request.first, request.second
-    max_smem_bytes = request.facts.max_smem_bytes
-    layer = layer_of(problem, dy, x)
-    blocks = ranked_blocks(problem, layer, max_smem_bytes)
-    if not blocks:
-        layer = layer_of(problem, dy, x, copied=False)
-        blocks = ranked_blocks(problem, layer, max_smem_bytes)
-    return layer, blocks
+    """The layer and its blocks, best first.
+
+    Of raw copies, which need two buffers; else of words made of loads; else of those made of single elements, which run
+    tensors of any form.
+    """
+    problem, forms = request.problem, (request.first, request.second)
+    single = (form._replace(aligned=False) for form in forms)
+    layers = (layer_of(problem, *forms), layer_of(problem, *forms, copied=False), layer_of(problem, *single))
+    found = ((layer, ranked_blocks(problem, layer, request.facts.max_smem_bytes)) for layer in layers)
+    return next((each for each in found if each[1]), (layers[-1], []))
 
 
 def _folded(request: Request) -> Request:

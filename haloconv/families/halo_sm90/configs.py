@@ -164,7 +164,7 @@ def _waiting(tiling: Tiling, tap: float) -> float:
 
 
 def _unit_cycles(shape: TileShape, storage: Storage) -> float:
-    """Cycles in which all warps together stage 32 pixels while the tensor cores run (stage.cuh, turn.cuh)."""
+    """Cycles in which all warps together stage 32 pixels while the tensor cores run (stage.cuh, transpose.cuh)."""
     warps = line_warps(shape, storage)
     if shape.boxes:
         return 0 if storage.x_inner else 1500 / warps

@@ -66,7 +66,7 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
 def fixup_source(problem: Problem) -> KernelSource:
     """The source of the nonfinite fix-up."""
     constants = {"ELEM": ELEMENTS[problem.dtype], **_epilogue(problem)}
-    return kernel_source("halo_sm90/fixup", "halo_sm90_repair", constants)
+    return kernel_source("halo_sm90/fixup", "halo_sm90_fixup", constants)
 
 
 def sum_source(problem: Problem) -> KernelSource:

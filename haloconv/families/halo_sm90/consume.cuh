@@ -26,8 +26,8 @@ __device__ __forceinline__ void release_lines(const Params& p, Control& control,
     lines.released = max(lines.released, end);
 }
 
-// Waits for the lines of row `down` of the phase's taps; the first pixel of each run there, in descriptor units of 16
-// bytes. `first_px` are those at tap row 0.
+// Waits for the lines of row `down` of the phase's taps; the first pixel of each pixel run there, in descriptor units
+// of 16 bytes. `first_px` are those at tap row 0.
 __device__ __forceinline__ void locate_runs(const Params& p, Control& control, const Lines& lines, int down, int r,
                                             const int (&first_px)[RUNS], int (&run)[RUNS]) {
 #pragma unroll
@@ -40,11 +40,11 @@ __device__ __forceinline__ void locate_runs(const Params& p, Control& control, c
     }
 }
 
-// A consumer's part in a phase of a step: its tile, counted from the segment's first one, if it has one.
+// A consumer's part in a phase of a work tile: its tile, counted from the segment's first one, if it has one.
 struct Part {
-    int phase, own, steps;
+    int phase, own, work_tiles;
     bool active;
-    int first_px[RUNS];  // of each run in its line
+    int first_px[RUNS];  // of each pixel run in its line
 };
 
 // The lines of a phase for a consumer, whose tile is none of the segment's if it has none. `at` goes on behind them
@@ -59,14 +59,14 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
         at += read.end - read.first;
         return {here, chunk, part.active ? row + phase.r : read.first, read.first, read.end};
     }
-    // The consumer's next tile starts a step below, or below all that this one reads; at the end nothing follows.
-    const int down = hc::STEP_TILES * RUNS * p.stride_h, passed = min(down, (RUNS - 1) * p.stride_h + p.taps_r);
-    const int tiles = hc::STEP_TILES * part.steps;
-    const int all = lines_of_tiles(p, tiles, part.steps),
-              first = own < hc::STEP_TILES ? 0 : min(all, row - down + passed);
+    // The consumer's next tile starts a work tile below, or below all that this one reads; at the end nothing follows.
+    const int down = hc::TILES * RUNS * p.stride_h, passed = min(down, (RUNS - 1) * p.stride_h + p.taps_r);
+    const int tiles = hc::TILES * part.work_tiles;
+    const int all = lines_of_tiles(p, tiles, part.work_tiles),
+              first = own < hc::TILES ? 0 : min(all, row - down + passed);
     const bool again =
         p.chunks == 1 && FIRST_PHASE == 0 && part.phase == self.id;  // the other phase reads them once more
-    const bool last = own >= tiles - hc::STEP_TILES && !(part.active && self.id == 0 && part.phase == 0);
+    const bool last = own >= tiles - hc::TILES && !(part.active && self.id == 0 && part.phase == 0);
     const int end = again || own < 0 ? first : last ? all : min(all, row + passed);
     return {at, chunk, row + phase.r, first, end};
 }
@@ -75,7 +75,7 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
 // between two taps. wgmma works on through those if the next tap's weights and lines are there. One lane gives the
 // stage back, so that the warp need not meet.
 struct Taps {
-    static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a run and a tap
+    static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a pixel run and a tap
 
     u64 stages, slots;  // descriptors of the first stage, of the first slot
     int slot_term;      // from one term of a slot to the next, in descriptor units
@@ -184,16 +184,16 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
     int at = 0;                // of the ring, as in for_each_line
     unsigned tile_parity = 0;  // of the consumer's tiles
     Sums sums;
-    for (hc::Segments segment(p.share); segment.next(p.share);) {
-        const int first_tile = hc::STEP_TILES * segment.first.step;
+    for (hc::Segments segment(p.schedule); segment.next(p.schedule);) {
+        const int first_tile = hc::TILES * segment.first.index;
         bool accumulate = false;
-        for (int step = 0; step <= segment.steps; ++step)
-            for (int i = FIRST_PHASE; i < (step < segment.steps ? 2 : 1); ++i) {
-                const hc::Phase phase(p, i, step, segment.steps);
-                const int own = SHARED_TILE ? step : 2 * step + (consumer == 0 ? 0 : i ? 1 : -1);
-                const bool active = own >= 0 && own < hc::STEP_TILES * segment.steps;
+        for (int work_tile = 0; work_tile <= segment.work_tiles; ++work_tile)
+            for (int i = FIRST_PHASE; i < (work_tile < segment.work_tiles ? 2 : 1); ++i) {
+                const hc::Phase phase(p, i, work_tile, segment.work_tiles);
+                const int own = SHARED_TILE ? work_tile : 2 * work_tile + (consumer == 0 ? 0 : i ? 1 : -1);
+                const bool active = own >= 0 && own < hc::TILES * segment.work_tiles;
                 const int line_px = FLAT ? (first_tile + phase.first_tile) * TILE_PX : 0;  // its row's begin the line
-                Part part{i, own, segment.steps, active, {}};
+                Part part{i, own, segment.work_tiles, active, {}};
 #pragma unroll
                 for (int run = 0; run < RUNS; ++run)
                     part.first_px[run] =
@@ -207,13 +207,13 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
                 else
                     skip(p, smem, self, phase, part, at);
                 if (!active || i != last_phase) continue;
-                if (REPAIRED) note_not_finite(p, sums);
+                if (NEEDS_FIXUP) note_not_finite(p, sums);
                 if (Y_IN_STAGE) keep_stage(p, self);
                 write_tile(p, *smem.control, self, segment.first, first_tile + own, sums);
                 if (Y_IN_STAGE) give_back_stage(p, self);
                 accumulate = false, tile_parity ^= 1;
             }
-        if (KEEPS) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
+        if (KEEPS) at += lines_of_tiles(p, hc::TILES * segment.work_tiles, segment.work_tiles);
     }
     hc::ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives its last reader
 }

@@ -15,7 +15,7 @@ struct Divisor {
     __device__ __forceinline__ int quotient(unsigned n) const { return value == 1 ? n : __umulhi(n, magic) >> shift; }
 };
 
-// A length cut into equal parts, as far as whole steps allow: part i begins at i * length / parts, rounded down.
+// A length cut into equal parts, as far as whole numbers allow: part i begins at i * length / parts, rounded down.
 struct Cuts {
     Divisor parts;
     int each, left;  // length = each * parts + left

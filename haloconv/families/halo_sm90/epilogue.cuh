@@ -19,40 +19,41 @@ struct Consumer {
     int barrier;         // of the consumer's warps
 };
 
-// Filters from row `row` of M on: their group, the first, how many, and which output of a pack they are of.
+// Filters from row `row` of M on: their group, the first, how many, and which output of an output pack they are of.
 struct Filters {
     int group, first, count, phase;
 };
 
-__device__ __forceinline__ Filters filters_of(const Params& p, int consumer, const Tile& column, int row) {
+__device__ __forceinline__ Filters filters_of(const Params& p, int consumer, const WorkTile& column, int row) {
     const int block = column.block * STREAMS + (SHARED_TILE ? consumer : 0);
     const int first = block * PACK_FILTERS + row % PACK_FILTERS;
     return {column.group, first, p.filters - first, row / PACK_FILTERS};
 }
 
-// Row of the output where the copy engine puts boxes of run `run` of a column (ROWS), for output `phase` of a pack.
-__device__ __forceinline__ int box_row(const Params& p, const Tile& column, int run, int phase) {
-    return column.cls + p.share.classes.value * (run * p.pack_h + phase);
+// Row of the output where TMA puts boxes of pixel run `run` of a tile column (ROWS), for output `phase` of a pack.
+__device__ __forceinline__ int box_row(const Params& p, const WorkTile& column, int run, int phase) {
+    return column.cls + p.schedule.classes.value * (run * p.pack_h + phase);
 }
 
-// Pixels by which a tile begins before its strip in row `out_row`, where the copy engine writes rows whose length is no
-// multiple of 16 bytes: there it finds 16 aligned bytes.
+// Pixels by which a tile begins before its strip in row `out_row`, where TMA writes rows whose length is no multiple of
+// 16 bytes: there it finds 16 aligned bytes.
 __device__ __forceinline__ int row_shift(const Params& p, int out_row) {
     return Y_JOINED ? out_row * p.cols & (16 / int(sizeof(y_elem_t)) - 1) : 0;
 }
 
-// The largest tiles that lanes store do so in one text for all buffers, but for what fills them, as registers have no
-// index: a text for each compiles twice as long. Tiles that leave in boxes would get up to 13 % slower.
-constexpr bool ONE_TEXT = !Y_BOXES && TILE_PX > 128;
+// The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
+// no index: unrolled it compiles twice as long. Tiles that leave in boxes would get up to 13 % slower.
+constexpr bool ROLLED = !Y_BOXES && TILE_PX > 128;
 
 // Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
 // each when it comes to it (renew).
 template <class Finished>
-__device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self, Tile column, const Filters& filters,
-                                                int tile, const Sums& sums, const Finished& finish) {
+__device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self, WorkTile column,
+                                                const Filters& filters, int tile, const Sums& sums,
+                                                const Finished& finish) {
     constexpr int PX = PixelBuffer::PIXELS;
-    if (ONE_TEXT) hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
-#pragma unroll(ONE_TEXT ? 1 : TILE_PX / PX)
+    if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+#pragma unroll(ROLLED ? 1 : TILE_PX / PX)
     for (int px = 0; px < TILE_PX; px += PX) {
         int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
         if (!Y_BOXES) hc::ptx::renew(run);
@@ -101,8 +102,8 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
     }
 }
 
-// Sends part `part` of a consumer's buffer, whose first pixel is `first_px` of run `run`.
-__device__ __forceinline__ void send_part(const Params& p, const char* buffer, const Tile& column,
+// Sends part `part` of a consumer's buffer, whose first pixel is `first_px` of pixel run `run`.
+__device__ __forceinline__ void send_part(const Params& p, const char* buffer, const WorkTile& column,
                                           const Filters& filters, int run, int first_px, int part) {
     constexpr int PART_FILTERS = FILTER_ROW_BYTES / sizeof(y_elem_t);
     static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
@@ -112,11 +113,11 @@ __device__ __forceinline__ void send_part(const Params& p, const char* buffer, c
                                                    box_row(p, column, run, PACKS == 1 ? 0 : part), column.band);
 }
 
-// The warps of a consumer write its rows of one run of pixels together.
+// The warps of a consumer write its rows of one pixel run together.
 template <class Finished>
-__device__ __forceinline__ void write_by_filters(const Params& p, Control& control, Consumer& self, const Tile& column,
-                                                 const Filters& filters, int run, const float (&sums)[RUN / 2],
-                                                 const Finished& finish) {
+__device__ __forceinline__ void write_by_filters(const Params& p, Control& control, Consumer& self,
+                                                 const WorkTile& column, const Filters& filters, int run,
+                                                 const float (&sums)[RUN / 2], const Finished& finish) {
     constexpr int PX = FilterBuffer::PIXELS;
     const int thread = threadIdx.x % WARPGROUP, warp = thread / 32;
 #pragma unroll
@@ -174,8 +175,8 @@ __device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self)
     hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
 }
 
-// Writes the sums of tile `tile` of a column.
-__device__ __forceinline__ void write_tile(const Params& p, Control& control, Consumer& self, const Tile& column,
+// Writes the sums of tile `tile` of a tile column.
+__device__ __forceinline__ void write_tile(const Params& p, Control& control, Consumer& self, const WorkTile& column,
                                            int tile, const Sums& sums) {
     const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
     const Filters own = filters_of(p, self.id, column, warp_row);
@@ -201,10 +202,10 @@ __device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, in
     u64 *full = smem.control->sums_full[consumer], *empty = smem.control->sums_empty[consumer];
     Cursor at, before;
     bool has_before = false;
-    for (hc::Segments segment(p.share); segment.next(p.share);) {
+    for (hc::Segments segment(p.schedule); segment.next(p.schedule);) {
         const Filters filters = filters_of(p, consumer, segment.first, 0);
-        const int first_run = hc::STEP_TILES * segment.first.step * RUNS;
-        for (int own = SHARED_TILE ? 0 : consumer; own < hc::STEP_TILES * segment.steps; own += hc::STEP_TILES)
+        const int first_run = hc::TILES * segment.first.index * RUNS;
+        for (int own = SHARED_TILE ? 0 : consumer; own < hc::TILES * segment.work_tiles; own += hc::TILES)
             for (int px = 0; px < TILE_PX; px += FilterBuffer::PIXELS) {
                 hc::wait(&full[at.index], at.parity);
                 hc::ptx::cp_async_bulk_wait_group_read<0>();
@@ -220,7 +221,7 @@ __device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, in
     hc::ptx::cp_async_bulk_wait_group_read<0>();  // and these buffers their last box
 }
 
-// Tells halo_sm90_repair.cu that there may be outputs to repair.
+// Tells fixup.cu that there may be nonfinite outputs.
 __device__ __forceinline__ void note_not_finite(const Params& p, const Sums& sums) {
     float mark = 0;  // becomes NaN if a sum is not finite
 #pragma unroll

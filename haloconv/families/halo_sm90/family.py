@@ -7,17 +7,20 @@ import torch
 from haloconv import support
 from haloconv.env import device_facts
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.halo_sm90 import conv, sources
+from haloconv.families.halo_sm90 import conv, sources, wgrad
 from haloconv.jit import KernelSource
 from haloconv.problem import Problem, Request
 
-_TWINS = (conv,)
+_TWINS = (conv, wgrad)
 _KERNELS = {twin.KERNEL: twin for twin in _TWINS}
 _BY_DIRECTION = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
 
 
 class HaloSm90Family:
-    """Forward and input gradient. fp32 is multiplied in TF32, or as sums of TF32 values; sums are fp32."""
+    """Every direction; weight gradients of layers without stride.
+
+    fp32 is multiplied in TF32, or as sums of TF32 values; sums are fp32.
+    """
 
     name = "halo_sm90"
     directions = tuple(_BY_DIRECTION)
@@ -29,10 +32,7 @@ class HaloSm90Family:
         reason = support.why_not(problem, device)
         if reason is not None:
             return reason
-        twin = _BY_DIRECTION.get(problem.direction)
-        if twin is None:
-            return support.why_no_tensor_cores(problem)
-        return twin.why_not(problem, device_facts(device.index))
+        return _BY_DIRECTION[problem.direction].why_not(problem, device_facts(device.index))
 
     def configs(self, request: Request) -> list[Config]:
         """Those of the one kernel that has the request's direction."""

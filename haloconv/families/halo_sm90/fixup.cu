@@ -1,8 +1,8 @@
-// halo_sm90_repair: outputs that are not finite, summed once more where outputs were packed into M.
+// halo_sm90_fixup: the nonfinite fix-up. Outputs that are not finite are summed once more.
 //
-// Outputs of a pack meet pixels outside their own filter with weight zero, and zero times an infinity or a NaN is a
-// NaN. halo_sm90 notes whether any of its sums was not finite; if none was, this kernel ends at once. Else it sums each
-// output that is not finite over its own taps alone, in fp32 from the tensors as they are. That is slow, and only
+// Outputs of an output pack meet pixels outside their own filter with weight zero, and zero times an infinity or a NaN
+// is a NaN. halo_sm90 notes whether any of its sums was not finite; if none was, this kernel ends at once. Else it sums
+// each output that is not finite over its own taps alone, in fp32 from the tensors as they are. That is slow, and only
 // tensors with such values pay. One thread an output, a grid's stride apart.
 #include "families/halo_sm90/relu.cuh"
 #include "kernels/numeric.cuh"
@@ -58,7 +58,7 @@ __device__ __forceinline__ float sum_of(const Params& p, Output at) {
     return HAS_RELU ? hc::relu(sum) : sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_repair(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_fixup(const __grid_constant__ Params p) {
     if (*p.not_finite == 0) return;
     for (i64 index = (i64)blockIdx.x * THREADS + threadIdx.x; index < p.outputs; index += (i64)gridDim.x * THREADS) {
         const Output at = output_at(p, index);

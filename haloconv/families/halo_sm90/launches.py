@@ -23,7 +23,7 @@ def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
     """``launch(x, packed, y, bias, not_finite)``: families/halo_sm90/conv.cu. ``y`` is fp32 partial sums in split-K."""
     schedule = tiling.schedule(request.facts.sm_count)
     shape = LaunchShape(schedule.grid, threads(tiling.shape, tiling.storage), tiling.smem_bytes)
-    fields = {**_conv_fields(tiling, operands), "share": tiling.schedule_fields(schedule)}
+    fields = {**_conv_fields(tiling, operands), "schedule": tiling.schedule_fields(schedule)}
     maps = tensor_maps(request.problem.dtype, tiling, operands)
     return Launch(conv_source(request.problem, tiling), request.device, shape, fields, maps, pdl=True)
 

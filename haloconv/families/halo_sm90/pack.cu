@@ -2,9 +2,9 @@
 //
 //   packed[group][block of BLOCK_M rows][chunk of channels][tap r][tap s][term][row m][CHUNK_BYTES, swizzled]
 //
-// Row m stands for one filter (fprop: k, dgrad: c), or for filter m % pack_filters of the output row or column
-// m / pack_filters of a pack; its taps are then shifted, and those that fall off the filter are zero. One thread makes
-// one 16-byte piece, in all its terms. Nothing is kept between calls: weights changed in any way are never stale.
+// Row m stands for one filter (fprop: k, dgrad: c), or for filter m % pack_filters of the output row or column m /
+// pack_filters of an output pack; its taps are then shifted, and those that fall off the filter are zero. One thread
+// makes one 16-byte piece, in all its terms. Nothing is kept between calls: weights changed in any way are never stale.
 //
 // SPREAD: row m of each eight stands for filter spread_row(m), for which the epilogue's buffers have that row.
 //
@@ -15,7 +15,7 @@
 #include "kernels/ptx/fence.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row;
-// OPERAND_TERMS values in TF32 stand for an fp32 weight; PLANES is 1, or X_JOINED of halo_sm90.cu; SPREAD is 1 where
+// OPERAND_TERMS values in TF32 stand for an fp32 weight; PLANES is 1, or X_JOINED of conv.cu; SPREAD is 1 where
 // fp32 sums leave by pixels.
 using hc::i64;
 using elem_t = ELEM;

@@ -1,4 +1,4 @@
-// The producers of halo_sm90: input lines by the copy engine, turned on the way or loaded, and weights.
+// The producers of halo_sm90: input lines by TMA, transposed on the way or loaded, and weights.
 #pragma once
 
 #include "families/halo_sm90/shape.cuh"
@@ -7,9 +7,9 @@
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
-// What a slot is to hold: line `line` of a column, or (FLAT) the rows from there on that meet `tiles` tiles.
+// What a slot is to hold: line `line` of a tile column, or (FLAT) the rows from there on that meet `tiles` tiles.
 struct Line {
-    Tile column;
+    WorkTile column;
     int line, tiles, chunk;
     Slot slot;
 };
@@ -18,13 +18,13 @@ struct Line {
 template <class Stage>
 __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stage) {
     int at = 0;  // of the ring: of the segment's first line (KEEPS), or of the next one
-    for (hc::Segments segment(p.share); segment.next(p.share);) {
-        const int first_tile = hc::STEP_TILES * segment.first.step,
+    for (hc::Segments segment(p.schedule); segment.next(p.schedule);) {
+        const int first_tile = hc::TILES * segment.first.index,
                   first_line = hc::lines_of<RUNS>(p, first_tile, 1, 0, 1).first;
-        for (int step = 0; step <= segment.steps; ++step)
-            for (int i = FIRST_PHASE; i < (step < segment.steps ? 2 : 1); ++i) {
-                const hc::Phase phase(p, i, step, segment.steps);
-                const hc::LineRange lines = staged_lines(p, phase, i, step, segment.steps);
+        for (int work_tile = 0; work_tile <= segment.work_tiles; ++work_tile)
+            for (int i = FIRST_PHASE; i < (work_tile < segment.work_tiles ? 2 : 1); ++i) {
+                const hc::Phase phase(p, i, work_tile, segment.work_tiles);
+                const hc::LineRange lines = staged_lines(p, phase, i, work_tile, segment.work_tiles);
                 const int first_row = FLAT ? p.pitch.quotient((first_tile + phase.first_tile) * TILE_PX) : 0;
                 for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk)
                     for (int line = lines.first; line < lines.end; ++line) {
@@ -32,11 +32,11 @@ __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stag
                         stage(Line{segment.first, FLAT ? first_row : first_line + line, phase.tiles, chunk, slot});
                     }
             }
-        if (KEEPS) at += lines_of_tiles(p, hc::STEP_TILES * segment.steps, segment.steps);
+        if (KEEPS) at += lines_of_tiles(p, hc::TILES * segment.work_tiles, segment.work_tiles);
     }
 }
 
-// Channels are neighbours: the copy engine fills the slots, and one thread asks for its boxes.
+// Channels are neighbours: TMA fills the slots, and one thread asks for its boxes.
 __device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem) {
     const int bytes = p.box_px * CHUNK_BYTES;
     for_each_line(p, [&](const Line& line) {
@@ -54,8 +54,7 @@ __device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem)
     });
 }
 
-// Pixels are neighbours: the copy engine brings raw tiles, one ahead if there are two, and the warp turns them into
-// slots.
+// Pixels are neighbours: TMA brings raw tiles, one ahead if there are two, and the warp transposes them into slots.
 struct RawUnit {
     Slot slot;
     hc::UnitPixels px;
@@ -63,15 +62,15 @@ struct RawUnit {
     bool begins, ends;  // the warp's units of its line
 };
 
-// Turns a unit from its raw tile.
-__device__ __forceinline__ void turn_unit(const Params& p, const Smem& smem, const char* raw, u64* full,
-                                          const RawUnit& unit) {
+// Transposes a unit from its raw tile.
+__device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem, const char* raw, u64* full,
+                                               const RawUnit& unit) {
     const int slot = unit.slot.index * p.slot_bytes;
     if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);
     hc::wait(&full[unit.raw.index], unit.raw.parity);
     const int plane_px = int(p.x_c), term_bytes = p.slot_bytes / TERMS;
-    hc::turn<CHUNK_BYTES, PLANES, TERMS, !WIDE>(reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES),
-                                                smem.slots, slot, term_bytes, unit.px, plane_px);
+    hc::transpose<CHUNK_BYTES, PLANES, TERMS, !WIDE>(reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES),
+                                                     smem.slots, slot, term_bytes, unit.px, plane_px);
 #pragma unroll
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
@@ -96,16 +95,16 @@ __device__ __forceinline__ void ask_for_raw(const Params& p, const Line& line, c
     }
 }
 
-__device__ __forceinline__ void produce_turned(const Params& p, const Smem& smem, int warp) {
+__device__ __forceinline__ void produce_transposed(const Params& p, const Smem& smem, int warp) {
     constexpr int ALIGNED = 16 / sizeof(elem_t);
     const int units = units_of_line(p);
     char* raw = smem.raw + warp * RAW_DEPTH * RAW_BYTES;
     u64* full = smem.control->raw_full[warp];
     Cursor asked;
-    RawUnit before{};  // of the units asked for the last that is not turned
+    RawUnit before{};  // of the units asked for the last that is not transposed
     bool has_before = false;
-    const auto turn_before = [&] {
-        if (has_before) turn_unit(p, smem, raw, full, before);
+    const auto transpose_before = [&] {
+        if (has_before) transpose_unit(p, smem, raw, full, before);
     };
     int unit = warp;  // of the warp, counted from the current line on
     for_each_line(p, [&](const Line& line) {
@@ -116,10 +115,10 @@ __device__ __forceinline__ void produce_turned(const Params& p, const Smem& smem
             const hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + min(box, boxes - 1));
             const int first = X_JOINED ? row.row * p.w + first_col : first_col;
             const int column = (unit - box * p.box_units.value) * hc::UNIT_PX;
-            if (RAW_DEPTH == 1) turn_before();
+            if (RAW_DEPTH == 1) transpose_before();
             if (hc::ptx::elect_sync())
                 ask_for_raw(p, line, row, first, column, raw + asked.index * RAW_BYTES, &full[asked.index]);
-            if (RAW_DEPTH == 2) turn_before();
+            if (RAW_DEPTH == 2) transpose_before();
             const int inside = (unsigned)row.row < (unsigned)p.h ? p.w - first_col : 0;
             before = {line.slot,
                       {from + column, first & (ALIGNED - 1), from, box < boxes ? from + p.box_px : from,
@@ -132,7 +131,7 @@ __device__ __forceinline__ void produce_turned(const Params& p, const Smem& smem
         }
         unit -= units;
     });
-    turn_before();
+    transpose_before();
 }
 
 // Units that a warp has staged and not yet announced. Loaded ones are announced at once, copied ones two units later.
@@ -202,7 +201,7 @@ __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem
     under_way.finish();
 }
 
-// A stream of weights, in the order in which its consumers multiply: for each step a block's taps, one after the other.
+// A stream of weights, in the order in which its consumers multiply: for each work tile a block's taps, in turn.
 // While the tensor cores run, its thread gets an instruction through every 10 to 20 cycles: nothing is computed twice.
 struct WeightStream {
     const Params& p;
@@ -222,7 +221,7 @@ struct WeightStream {
           to(first_to),
           stream(stream),
           taps(p.chunks * p.taps_r * p.taps_s),
-          segment(p.share) {}
+          segment(p.schedule) {}
 
     // Whether there is a next tap. To be asked before `advance`.
     __device__ __forceinline__ bool has_next() {
@@ -230,7 +229,7 @@ struct WeightStream {
         return left > 0;
     }
     __device__ __forceinline__ void begin_segment() {
-        left = segment.next(p.share) ? segment.steps * taps + p.mid_tap : -1, tap = taps;
+        left = segment.next(p.schedule) ? segment.work_tiles * taps + p.mid_tap : -1, tap = taps;
         first_from = from =
             p.packed +
             ((i64)(segment.first.group * p.blocks + segment.first.block) * STREAMS + stream) * taps * STAGE_BYTES;
@@ -251,7 +250,7 @@ struct WeightStream {
     }
 };
 
-// One thread streams the weights. With two streams it waits for neither: it asks them in turns.
+// One thread streams the weights. With two streams it waits for neither: it tests them by turns.
 __device__ __forceinline__ void produce_weights(const Params& p, const Smem& smem) {
     WeightStream first(p, smem, 0), second(p, smem, STREAMS - 1);
     hc::ptx::griddepcontrol_wait();  // all else may begin before they are packed

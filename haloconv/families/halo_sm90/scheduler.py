@@ -1,4 +1,4 @@
-"""Which work tiles of a launch of halo_sm90 a block of threads takes (families/halo_sm90/share.cuh)."""
+"""Which work tiles of a launch of halo_sm90 a block of threads takes (families/halo_sm90/scheduler.cuh)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Schedule:
         return min(total // strips, self.strip_blocks * ceil_div(total, self.grid))
 
     def fields(self, total: int, strips: int) -> dict[str, Value]:
-        """The fields of ``Share`` in families/halo_sm90/share.cuh, but for the loops."""
+        """The fields of ``Schedule`` in families/halo_sm90/scheduler.cuh, but for the loops."""
         owners = strips * self.strip_blocks
         return {
             "team": divisor(self.team),
-            "runs": cuts(total // self.team, self.grid // self.team),
-            "strip_runs": cuts(self.owned(total, strips), self.strip_blocks),
+            "ranges": cuts(total // self.team, self.grid // self.team),
+            "strip_ranges": cuts(self.owned(total, strips), self.strip_blocks),
             "spare_strips": cuts(strips, self.grid - owners if owners else 0),
-            "strip_steps": total // strips,
+            "strip_work_tiles": total // strips,
             "strip_owners": owners,
         }
 

@@ -156,7 +156,7 @@ def buffer_bytes(shape: TileShape, storage: Storage, buffers: int) -> int:
 
 
 def raw_depths(shape: TileShape, storage: Storage) -> tuple[int, ...]:
-    """How many raw tiles a warp that transposes them may have, best first (families/halo_sm90/turn.cuh)."""
+    """How many raw tiles a warp that transposes them may have, best first (families/halo_sm90/transpose.cuh)."""
     return (2, 1) if shape.boxes and not storage.x_inner else (0,)
 
 

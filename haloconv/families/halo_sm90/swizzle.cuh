@@ -1,4 +1,4 @@
-// The layout of tiles in shared memory that tensor cores and copy engine agree on.
+// The layout of tiles in shared memory that tensor cores and TMA agree on.
 #pragma once
 
 namespace hc {

@@ -116,13 +116,13 @@ class Tiling:
         return best_schedule(self.total, self.blocks, self.strips * self.form.groups, sm_count, self.lead > 0)
 
     def schedule_fields(self, schedule: Schedule) -> dict[str, Value]:
-        """The fields of ``Share`` in families/halo_sm90/share.cuh."""
+        """The fields of ``Schedule`` in families/halo_sm90/scheduler.cuh."""
         return {
             "strips": divisor(self.strips),
             "bands": divisor(self.bands),
             "classes": divisor(self.vertical.classes),
             "blocks": divisor(self.blocks // schedule.team),
-            "steps": divisor(self.work_tiles),
+            "work_tiles": divisor(self.work_tiles),
             **schedule.fields(self.total, self.strips * self.form.groups),
         }
 

@@ -7,7 +7,7 @@
 // A block marches down lines of x. A ring holds the lines of dy that the last ROWS rows of taps meet, so both tensors
 // come from memory once for all of a block's taps, and one fragment of x feeds ROWS wgmmas.
 //
-// Roles: two or three warpgroups consume: they share columns of taps, channels or filters. The last one produces: a
+// Roles: two or three warpgroups consume: they share columns of taps, channels, filters or steps. The last one produces: a
 // thread asks TMA for boxes, or (X_LOADS, Y_LOADS) its warps load what TMA cannot take, and transpose it.
 // Budget: COLUMN_GROUPS * ROWS * FILTERS / 2 registers of a consumer for sums. wgmma cuts its sums, so that they are
 // added to those in memory every FLUSH_STEPS steps.
@@ -19,10 +19,10 @@
 //   ROWS                     rows of taps of a block
 //   CHANNELS FILTERS         of a warpgroup: 8 to 64 channels, N of wgmma
 //   COLUMN_GROUPS            of a warpgroup, of 64 / CHANNELS columns of taps each
-//   SPLIT_S SPLIT_C SPLIT_K  parts into which the consumers divide columns of taps, channels, filters of a block
+//   SPLIT_S SPLIT_C SPLIT_K SPLIT_P  parts into which the consumers divide columns of taps, channels, filters and steps
 //   STRIP                    pixels of a line of dy
 //   X_PITCH                  pixels of a line of x
-//   X_STAGES Y_STAGES        lines that the rings hold
+//   STAGES                   lines of x that are there at a time
 //   X_INNER Y_INNER          1: shared memory has [pixel][channels]; 0: [channel][pixels]
 //   X_LOADS Y_LOADS          0: TMA brings lines; V or -V: loads of V pixels or of V channels
 extern "C" __global__ void __launch_bounds__(hc::wgrad::THREADS, 1)
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(hc::wgrad::THREADS, 1)
     extern __shared__ __align__(1024) char dynamic_smem[];
     const Smem smem(dynamic_smem);
     begin(smem);
-    const int warpgroup = threadIdx.x / 128;
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler sees that it is a warp's
     if (warpgroup < CONSUMERS) {
         hc::ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(p, smem, warpgroup);

@@ -10,15 +10,19 @@ from typing import NamedTuple
 
 import torch
 
+from haloconv import support
+from haloconv.env import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, summed_call
-from haloconv.families.halo_sm90.wgrad_tile import Operand, Stage, Tile, stage_of, tiles
+from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, stage_of, tiles
 from haloconv.families.reduce.sums import bind_sum
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
 
 KERNEL = "halo_sm90/wgrad"
+DIRECTIONS = ("wgrad",)
+_ARCH = "sm_90a"
 _LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would be zeros
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
@@ -41,61 +45,76 @@ class Cut(NamedTuple):
     parts: int
 
 
-def refusal(problem: Problem) -> str | None:
-    """None if the kernel takes the problem on a Hopper GPU, else a sentence that says why not."""
+def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+    """None if the kernel takes the problem with tensors of any form, else a sentence that says why not."""
+    reason = support.why_no_tensor_core_products(problem)
+    if reason is not None:
+        return reason
+    if facts.arch != _ARCH:
+        return "the device is no Hopper GPU (compute capability 9.0)"
     if problem.stride != (1, 1):
-        return "the layer is strided"
+        return "the weight gradient of halo_sm90 takes no stride"
     if min(problem.c_per_group, problem.k_per_group) < _LEAST_CHANNELS:
-        return f"a group has fewer than {_LEAST_CHANNELS} channels or filters"
+        return f"the weight gradient of halo_sm90 takes groups of at least {_LEAST_CHANNELS} channels and filters"
+    if not any(stage_of(problem, tile, LOADED, LOADED, facts.max_smem_bytes) for tile in tiles(problem)):
+        return "no line with its halo fits shared memory"
     return None
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    reason = refusal(request.problem)
-    return reason if reason or configs(request) else "no line of x with its halo fits shared memory"
+class Way(NamedTuple):
+    """A way to compute a layer: what blocks sum, how lines come, how they are dealt out, and the model's cycles."""
+
+    tile: Tile
+    stage: Stage
+    cut: Cut
+    cycles: float
 
 
 def configs(request: Request) -> list[Config]:
-    """The best tiles by a cost model, best first; none if the kernel does not take the request."""
+    """The best ways by a cost model, best first, that differ by more than how warpgroups share a tile."""
+    best = few_apart(ways(request), lambda way: (way.tile.rows, way.tile.filters, way.tile.columns), MOST_CONFIGS)
+    return [Config(KERNEL, config_key(way.tile), way) for way in best]
+
+
+def ways(request: Request) -> list[Way]:
+    """All of them, best first."""
     problem, facts = request.problem, request.facts
-    if refusal(problem) is not None:
-        return []
-    x, dy = (
-        Operand.of(problem, form, shape, channels)
-        for form, shape, channels in (
-            (request.second, problem.x_shape, problem.c_per_group),
-            (request.first, problem.y_shape, problem.k_per_group),
-        )
-    )
+    x = Operand.of(problem, request.second, problem.x_shape, problem.c_per_group)
+    dy = Operand.of(problem, request.first, problem.y_shape, problem.k_per_group, is_dy=True)
     found = []
     for tile in tiles(problem):
         stage = stage_of(problem, tile, x, dy, facts.max_smem_bytes)
         if stage is not None:
-            cut, cycles = _cut(problem, tile, stage, facts.sm_count)
-            found.append((cycles, tile, stage, cut))
-    found.sort(key=lambda each: each[0])
-    best = few_apart(found, lambda each: (each[1].rows, each[1].filters, each[1].split), MOST_CONFIGS)
-    return [Config(KERNEL, config_key(tile), (tile, stage, cut)) for _, tile, stage, cut in best]
+            found.append(Way(tile, stage, *_cut(problem, tile, stage, facts.sm_count)))
+    return sorted(found, key=lambda way: way.cycles)
 
 
 def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut, float]:
     """The parts of a tile that take least time by the model, and that time in cycles of a multiprocessor."""
     dil = problem.dilation[0]
-    rows = min(problem.h, problem.p + (problem.r - 1) * dil - problem.padding[0])  # those below meet no output
-    bands, strips = ceil_div(rows, dil), ceil_div(problem.q, stage.strip)
-    lines, blocks = problem.n * min(dil, rows) * strips * bands, tile.blocks(problem)
+    bands, strips = ceil_div(_rows(problem), dil), ceil_div(problem.q, stage.strip)
+    lines, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
     steps = ceil_div(problem.q, stage.depth) / strips
-    line_cycles = steps * tile.step_cycles(stage.fragment_cycles) + _LINE_CYCLES
+    line_cycles = steps * stage.step_cycles(tile) + _LINE_CYCLES
     elems = problem.k * problem.c_per_group * problem.r * problem.s
-    most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems)))
+    most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
 
     def cycles(parts: int) -> float:
         of_block = (ceil_div(lines, parts) + tile.rows - 1) * line_cycles + _BLOCK_CYCLES
-        return ceil_div(blocks * parts, sm_count) * of_block + parts * elems / sm_count / 8
+        return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / sm_count / 8
 
     best = min(range(1, most + 1), key=cycles)
     return Cut(strips, bands, best), cycles(best)
+
+
+def _rows(problem: Problem) -> int:
+    """Rows of x that some output meets, counted from the first row on."""
+    return max(1, min(problem.h, problem.p + (problem.r - 1) * problem.dilation[0] - problem.padding[0]))
+
+
+def _classes(problem: Problem) -> int:
+    """Classes of rows that do not meet each other's outputs."""
+    return min(problem.dilation[0], _rows(problem))
 
 
 def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
@@ -109,10 +128,10 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "SPLIT_S": tile.split[0],
         "SPLIT_C": tile.split[1],
         "SPLIT_K": tile.split[2],
+        "SPLIT_P": tile.split[3],
         "STRIP": stage.strip,
         "X_PITCH": stage.x_pitch,
-        "X_STAGES": stage.x_stages,
-        "Y_STAGES": stage.y_stages,
+        "STAGES": stage.stages,
         "X_INNER": int(stage.x.inner),
         "Y_INNER": int(stage.dy.inner),
         "X_LOADS": stage.x.loads,
@@ -123,7 +142,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
-    problem, (tile, stage, cut) = request.problem, config.derived
+    problem, (tile, stage, cut, _) = request.problem, config.derived
     maps = {"x_map": _x_map(request, tile, stage), "y_map": _y_map(request, tile, stage)}
     shape = LaunchShape(tile.blocks(problem) * cut.parts, tile.threads, stage.smem_bytes)
     launch = Launch(
@@ -136,16 +155,14 @@ def bind(request: Request, config: Config) -> BoundCall:
     k, c, r, s = problem.w_shape
     w_k, w_c, w_r, w_s = request.result_strides
     sums = (problem.groups, r * s, c, problem.k_per_group)
-    sum_parts = bind_sum(
-        problem.dtype, sums, (problem.k_per_group * w_k, w_s if s > 1 else w_r, w_c, w_k), cut.parts, request.device
-    )
-    return summed_call(launch, sum_parts, cut.parts * k * c * r * s, problem.w_shape, request.result_strides)
+    strides, parts = (problem.k_per_group * w_k, w_s if s > 1 else w_r, w_c, w_k), cut.parts * tile.split[3]
+    sum_parts = bind_sum(problem.dtype, sums, strides, parts, request.device)
+    return summed_call(launch, sum_parts, parts * k * c * r * s, problem.w_shape, request.result_strides)
 
 
 def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, object]:
     problem = request.problem
-    rows_of_lines = min(problem.dilation[0], problem.h)
-    strips = cut.column_strips * rows_of_lines
+    strips = cut.column_strips * _classes(problem)
     share, longer = divmod(problem.n * strips * cut.bands, cut.parts)
     of_k, of_c, of_r, of_s = tile.blocks_of(problem)
     return {

@@ -20,10 +20,13 @@ using Sums = float[COLUMN_GROUPS][ROWS][FILTERS / 2];
 
 // A consumer's part of its block.
 struct Part {
-    int s, c, k;
+    int s, c, k, p;
 
     __device__ __forceinline__ explicit Part(int warpgroup)
-        : s(warpgroup % SPLIT_S), c(warpgroup / SPLIT_S % SPLIT_C), k(warpgroup / (SPLIT_S * SPLIT_C)) {}
+        : s(warpgroup % SPLIT_S),
+          c(warpgroup / SPLIT_S % SPLIT_C),
+          k(warpgroup / (SPLIT_S * SPLIT_C) % SPLIT_K),
+          p(SPLIT_P > 1 ? warpgroup / (SPLIT_S * SPLIT_C * SPLIT_K) : 0) {}
 };
 
 // Descriptor units from the start of a line of dy to step `step`.
@@ -69,7 +72,8 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Fragments& x, co
 // One line of x. Fragments are loaded while the step before is multiplied.
 template <bool EDGE>
 __device__ __forceinline__ void multiply_line(Sums& sums, const Lines& lines, const char* x, const Lanes& lanes,
-                                              int steps, const Masks& masks, const Smem& smem, Done& done) {
+                                              int first_step, int steps, const Masks& masks, const Smem& smem,
+                                              Done& done) {
     Fragments even, odd;
     const auto load = [&](Fragments& a, int step) {
 #pragma unroll
@@ -81,14 +85,14 @@ __device__ __forceinline__ void multiply_line(Sums& sums, const Lines& lines, co
         }
     };
 #pragma unroll 1
-    for (int step = 0; step < steps; step += EDGE ? 1 : 2) {
+    for (int step = first_step; step < steps; step += EDGE ? SPLIT_P : 2 * SPLIT_P) {
         load(even, step);
         multiply_step<EDGE>(sums, even, lines, step);
         done.release(smem);
         if (EDGE) continue;
-        if (step + 1 == steps) break;
-        load(odd, step + 1);
-        multiply_step<EDGE>(sums, odd, lines, step + 1);
+        if (step + SPLIT_P >= steps) break;
+        load(odd, step + SPLIT_P);
+        multiply_step<EDGE>(sums, odd, lines, step + SPLIT_P);
     }
 }
 
@@ -165,9 +169,9 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             const Lines lines = lines_of(p, tile, place, line, y_at.index, ring);
             const char* const x = smem.x + x_at.index * X_BYTES;
             if (lines.valid + 1 == 1u << ROWS)
-                multiply_line<false>(sums, lines, x, lanes, line_steps, masks, smem, done);
+                multiply_line<false>(sums, lines, x, lanes, part.p, line_steps, masks, smem, done);
             else if (lines.valid)
-                multiply_line<true>(sums, lines, x, lanes, line_steps, masks, smem, done);
+                multiply_line<true>(sums, lines, x, lanes, part.p, line_steps, masks, smem, done);
             if (done.x >= 0) ptx::wgmma_wait_group<0>(), done.release(smem);
             done.x = x_at.index, done.y = oldest;
             oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
@@ -175,7 +179,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             const bool last = line + 1 == run.bands && walk.at == walk.end;
             if (steps < FLUSH_STEPS && !last) continue;
             settle();
-            write_sums(sums, p, tile, part, walk.part, first);
+            write_sums(sums, p, tile, part, walk.part * SPLIT_P + part.p, first);
             first = false, steps = 0;
 #pragma unroll
             for (int i = 0; i < COLUMN_GROUPS * ROWS * FILTERS / 2; ++i) (&sums[0][0][0])[i] = 0;

@@ -4,7 +4,6 @@
 #include "families/halo_sm90/piece.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "families/halo_sm90/wgrad_tile.cuh"
-#include "kernels/ptx/barrier.cuh"
 
 namespace hc::wgrad {
 
@@ -37,36 +36,136 @@ __device__ __forceinline__ void ask_for_dy(const Params& p, const Tile& tile, ch
                                                        place.column + box * Y_SPAN, row, filter, place.image);
 }
 
-// One thread asks for all lines, in the order in which the consumers read them.
-__device__ __forceinline__ void ask_for_lines(const Params& p, const Smem& smem) {
+// A line as loads bring it: rows of channels or filters, `limit` of which there are, from column `column` on.
+struct Source {
+    const elem_t* from;  // the first channel's row at column 0
+    i64 channel, pixel;  // strides in elements
+    int limit, column, columns;
+};
+
+// Loads N neighbours, `inside` or zeros.
+template <int N>
+__device__ __forceinline__ void load_neighbours(elem_t (&to)[N], const elem_t* from, bool inside) {
+    struct alignas(N * SIZE) Vector {
+        elem_t lane[N];
+    };
+    const Vector loaded = inside ? *reinterpret_cast<const Vector*>(from) : Vector{};
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = loaded.lane[i];
+}
+
+// PIECE pixels from column `column` on, of one channel (WIDTH > 0) or of -WIDTH of them, stored by store(i, piece).
+template <int WIDTH, class Store>
+__device__ __forceinline__ void load_pieces(const Source& source, int channel, int column, const Store& store) {
+    constexpr int CHANNELS_AT_ONCE = WIDTH < 0 ? -WIDTH : 1, EACH = WIDTH < 0 ? 1 : WIDTH;
+    elem_t loaded[CHANNELS_AT_ONCE][PIECE];
+#pragma unroll
+    for (int i = 0; i < PIECE; i += EACH) {
+        const int at = column + i;
+        const bool inside = channel < source.limit && (unsigned)at < (unsigned)source.columns;
+        const elem_t* const from = source.from + channel * source.channel + at * source.pixel;
+        elem_t part[WIDTH < 0 ? -WIDTH : WIDTH];
+        load_neighbours(part, from, inside);
+#pragma unroll
+        for (int j = 0; j < CHANNELS_AT_ONCE * EACH; ++j) loaded[WIDTH < 0 ? j : 0][WIDTH < 0 ? i : i + j] = part[j];
+    }
+#pragma unroll
+    for (int j = 0; j < CHANNELS_AT_ONCE; ++j) store(j, to_piece(loaded[j]));
+}
+
+// The warpgroup brings the first `pieces` pieces of CHANNEL_ROWS channels, PIECES to a row. Neighbouring lanes have
+// neighbours in memory, as far as what they store goes to different banks.
+template <int WIDTH, int CHANNEL_ROWS, int PIECES, class Store>
+__device__ __forceinline__ void load_line(const Source& source, int pieces, const Store& store) {
+    constexpr int AT_ONCE = WIDTH < 0 ? -WIDTH : 1, GROUPS = CHANNEL_ROWS / AT_ONCE;
+    constexpr int BESIDE = WIDTH < 0 && GROUPS % 2 == 0 ? 2 : 1;  // groups of channels of neighbouring lanes
+#pragma unroll 1
+    for (int item = threadIdx.x % 128; item < GROUPS * PIECES; item += 128) {
+        const int piece = item / BESIDE % PIECES;
+        const int channel = (item / (BESIDE * PIECES) * BESIDE + item % BESIDE) * AT_ONCE;
+        if (piece >= pieces) continue;
+        load_pieces<WIDTH>(source, channel, source.column + piece * PIECE,
+                           [&](int i, const Piece& loaded) { store(channel + i, piece, loaded); });
+    }
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void load_x(const Params& p, const Tile& tile, char* to, int image, int row, int column) {
+    const int channel = tile.group * p.channels + tile.channel;
+    const Source source{
+        p.x + image * p.x_n + channel * p.x_c + row * p.x_h, p.x_c, p.x_w, p.channels - tile.channel, column, p.w};
+    load_line<WIDTH, BLOCK_CHANNELS, X_PITCH / PIECE>(
+        source, X_PITCH / PIECE, [&](int channel, int piece, const Piece& loaded) {
+            *reinterpret_cast<Piece*>(to + channel * X_PITCH * SIZE + piece * 16) = loaded;
+        });
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, char* to, const Place& place, int row) {
+    const int filter = tile.group * p.filters + tile.filter;
+    const Source source{p.dy + place.image * p.y_n + filter * p.y_k + row * p.y_p,
+                        p.y_k,
+                        p.y_q,
+                        p.filters - tile.filter,
+                        place.column,
+                        p.cols};
+    const int steps = (place.pixels(p) + DEPTH - 1) / DEPTH;  // what is behind them is not read
+    load_line<WIDTH, BLOCK_FILTERS, STRIP / PIECE>(source, 2 * steps, [&](int filter, int piece, const Piece& loaded) {
+        *reinterpret_cast<Piece*>(to + piece / 8 * Y_SPAN_BYTES + unit_offset<128>(filter, piece % 8)) = loaded;
+    });
+}
+
+// Brings a line, as TMA or as loads do; of a line that does not exist nothing but the news that it is there.
+__device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
+                                         const Place& place, int row) {
+    char* const to = smem.y + at.index * Y_BYTES;
+    ptx::u64* const full = &smem.y_full[at.index];
+    const bool there = (unsigned)row < (unsigned)p.rows;
+    wait(&smem.y_empty[at.index], at.parity ^ 1);
+    if constexpr (Y_LOADS != 0) {
+        if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
+        ptx::fence_proxy_async_shared();
+        arrive_warp(full);
+    } else if (threadIdx.x % 128 == 0) {
+        if (there)
+            ask_for_dy(p, tile, to, full, place, row);
+        else
+            ptx::mbarrier_arrive(full);
+    }
+}
+
+__device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
+                                        const Place& place, int row) {
+    char* const to = smem.x + at.index * X_BYTES;
+    ptx::u64* const full = &smem.x_full[at.index];
+    const int column = place.column + tile.first_column(p) - tile.lead(p);
+    wait(&smem.x_empty[at.index], at.parity ^ 1);
+    if constexpr (X_LOADS != 0) {
+        if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
+        arrive_warp(full);
+    } else if (threadIdx.x % 128 == 0) {
+        if (row < p.h)
+            ask_for_x(p, tile, to, full, place.image, row, column);
+        else
+            ptx::mbarrier_arrive(full);
+    }
+}
+
+// All lines, in the order in which the consumers read them: by one thread, or if there is anything to load by all.
+__device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
+    if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);
     const Tile tile(p, walk.slab);
     Cursor x_at, y_at;
     for (Run run; walk.next(p.cut, run);) {
         const Place place(p, tile, run);
         for (int line = 0; line < run.bands + ROWS - 1; ++line, y_at.advance(Y_STAGES)) {
-            const int dy_row = place.dy_row + line * p.dil_h, x_line = line - (ROWS - 1);
-            wait(&smem.y_empty[y_at.index], y_at.parity ^ 1);
-            if ((unsigned)dy_row < (unsigned)p.rows)
-                ask_for_dy(p, tile, smem.y + y_at.index * Y_BYTES, &smem.y_full[y_at.index], place, dy_row);
-            else
-                ptx::mbarrier_arrive(&smem.y_full[y_at.index]);  // nobody reads it
-            if (x_line < 0) continue;
-            const int row = place.row + x_line * p.dil_h;
-            wait(&smem.x_empty[x_at.index], x_at.parity ^ 1);
-            if (row < p.h)
-                ask_for_x(p, tile, smem.x + x_at.index * X_BYTES, &smem.x_full[x_at.index], place.image, row,
-                          place.column + tile.first_column(p) - tile.lead(p));
-            else
-                ptx::mbarrier_arrive(&smem.x_full[x_at.index]);
+            bring_dy(p, tile, smem, y_at, place, place.dy_row + line * p.dil_h);
+            if (line < ROWS - 1) continue;
+            bring_x(p, tile, smem, x_at, place, place.row + (line - (ROWS - 1)) * p.dil_h);
             x_at.advance(X_STAGES);
         }
     }
-}
-
-__device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
-    if (threadIdx.x / 32 != CONSUMER_WARPS) return;
-    if (ptx::elect_sync()) ask_for_lines(p, smem);
 }
 
 }  // namespace hc::wgrad

@@ -18,12 +18,13 @@ using elem_t = ELEM;
 
 constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element; elements of 16 bytes
 constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
-constexpr int CONSUMERS = SPLIT_S * SPLIT_C * SPLIT_K, CONSUMER_WARPS = 4 * CONSUMERS;
+constexpr int CONSUMERS = SPLIT_S * SPLIT_C * SPLIT_K * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr bool LOADS = X_LOADS != 0 || Y_LOADS != 0;
-constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 56 : 56) : (CONSUMERS == 2 ? 24 : 32);
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 224 : 240) : (LOADS ? 152 : 160);
+constexpr int PRODUCER_REGISTERS = LOADS ? 56 : CONSUMERS == 2 ? 24 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 224 : 240) : LOADS ? 152 : 160;  // what is left
 constexpr int FLUSH_STEPS = 2048;
+constexpr int X_STAGES = STAGES, Y_STAGES = STAGES + ROWS - 1;
 
 constexpr int GROUP_COLUMNS = 64 / CHANNELS;  // columns of taps of a wgmma
 constexpr int BLOCK_CHANNELS = SPLIT_C * CHANNELS, BLOCK_FILTERS = SPLIT_K * FILTERS;
@@ -39,7 +40,7 @@ constexpr int Y_BOXES = Y_BYTES / Y_SPAN_BYTES;
 
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
-static_assert(Y_STAGES > ROWS && X_STAGES > 1, "a line goes back while the next one is multiplied");
+static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
 static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major");
 static_assert(STRIP % (128 / SIZE) == 0, "a strip is whole spans of pixels");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");

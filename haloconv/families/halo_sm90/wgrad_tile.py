@@ -12,11 +12,23 @@ from haloconv.problem import Problem, TensorForm
 _M = 64  # of wgmma: channels by columns of taps
 _CHANNELS = (8, 16, 32, 64)
 _FILTERS = (32, 64, 96, 128, 192, 256)
-_SPLITS = ((3, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 3, 1), (1, 1, 3))
+_SPLITS = (
+    (3, 1, 1, 1),
+    (2, 1, 1, 1),
+    (1, 2, 1, 1),
+    (1, 1, 2, 1),
+    (1, 3, 1, 1),
+    (1, 1, 3, 1),
+    (1, 1, 1, 2),
+    (1, 1, 1, 3),
+)
 _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
-_REGISTERS = {2: 180, 3: 108}  # of a consumer, for sums, fragments and descriptors, by the number of consumers
+_MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
+_REGISTERS = {2: 212, 3: 128}  # the same for sums, fragments and descriptors
+_LEAST_CYCLES = 28  # of a wgmma, whose fragment of x takes as long as 56 filters
+_BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
-_MOST_STAGES = (8, 4)  # of dy beyond the rows of taps, of x
+_MOST_STAGES = 4  # lines of x
 _BARRIER_BYTES = 16  # of a stage: its two barriers
 
 
@@ -24,14 +36,14 @@ _BARRIER_BYTES = 16  # of a stage: its two barriers
 class Tile:
     """What a block sums: ``rows`` of taps, and of each warpgroup ``channels`` by ``filters`` by column groups.
 
-    ``split`` is how its warpgroups share columns of taps, channels and filters. Its fields name it in records.
+    ``split`` is how its warpgroups share columns of taps, channels, filters and steps.
     """
 
     rows: int
     channels: int
     filters: int
     column_groups: int
-    split: tuple[int, int, int]
+    split: tuple[int, int, int, int]
 
     def __str__(self) -> str:
         parts = "x".join(map(str, self.split))
@@ -51,10 +63,11 @@ class Tile:
         """Columns of taps of a block."""
         return self.split[0] * self.column_groups * _M // self.channels
 
-    @property
-    def registers(self) -> int:
-        """Of a consumer's thread: sums, two fragments and where they come from, descriptors."""
-        return self.column_groups * self.rows * self.filters // 2 + 10 * self.column_groups + 2 * self.rows
+    def fits(self, words: int) -> bool:
+        """Whether a thread has registers for sums, fragments that are read from ``words`` words each, descriptors."""
+        sums = self.column_groups * self.rows * self.filters // 2
+        all_registers = sums + (6 + words) * self.column_groups + 2 * self.rows
+        return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
 
     def blocks_of(self, problem: Problem) -> tuple[int, int, int, int]:
         """Blocks along filters and channels of a group, rows and columns of taps."""
@@ -70,28 +83,32 @@ class Tile:
         of_k, of_c, of_r, of_s = self.blocks_of(problem)
         return problem.groups * of_k * of_c * of_r * of_s
 
-    def step_cycles(self, fragment_cycles: int) -> float:
-        """Of a multiprocessor, for a step: tensor cores, or reads from shared memory where those take longer."""
-        multiply = self.rows * self.filters / 2
-        read = fragment_cycles + self.rows * self.filters / 4
-        return self.consumers * self.column_groups * max(multiply, read)
+    def step_cycles(self, read: int, bytes_: float) -> float:
+        """Of a multiprocessor, for a step: tensor cores, shared memory or what is behind it, whichever takes longest.
+
+        ``read`` are cycles of reading a fragment of x, ``bytes_`` what a step brings to shared memory.
+        """
+        multiply = self.rows * max(self.filters / 2, _LEAST_CYCLES)
+        read_all = read + self.rows * self.filters / 4
+        at_once = self.consumers * self.column_groups / self.split[3]
+        return max(at_once * max(multiply, read_all), bytes_ / _BYTES_OF_CYCLE)
 
 
 def tiles(problem: Problem) -> Iterator[Tile]:
-    """Those whose sums fit registers, and none that is only more than the layer needs."""
+    """Those of which no part is more than the layer needs."""
     every_rows = {ceil_div(problem.r, count) for count in range(1, problem.r + 1)}
     rows = [each for each in every_rows if each <= _MOST_ROWS]
     for rows_, channels, filters, groups, split in product(
         rows, _CHANNELS, _FILTERS, range(1, _MOST_COLUMN_GROUPS + 1), _SPLITS
     ):
         tile = Tile(rows_, channels, filters, groups, split)
-        if tile.registers <= _REGISTERS[tile.consumers] and _is_of_use(tile, problem):
+        if _is_of_use(tile, problem):
             yield tile
 
 
 def _is_of_use(tile: Tile, problem: Problem) -> bool:
     """Whether no part of the tile would be empty for every block."""
-    s_parts, c_parts, k_parts = tile.split
+    s_parts, c_parts, k_parts, _ = tile.split
     one_column = _M // tile.channels
     return (
         (tile.channels == _CHANNELS[0] or c_parts * tile.channels < 2 * problem.c_per_group)
@@ -116,12 +133,19 @@ class Operand:
     loads: int
     steps: tuple[int, int, int, int]
 
+    def words(self, depth: int) -> int:
+        """Reads of a fragment of x by a lane; pairs of pixels may begin in the middle of a word."""
+        if depth == 16:
+            return 4 if self.inner else 8
+        return 8 if self.inner else 4
+
     @classmethod
-    def of(cls, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
+    def of(
+        cls, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int, is_dy: bool = False
+    ) -> Operand:
         """``shape`` is (N, C, H, W), ``channels`` are those of a group. Of dy in fp32 pixels must be neighbours."""
         size = problem.dtype.itemsize
         piece = _PIECE_BYTES // size
-        is_dy = shape == problem.y_shape and channels == problem.k_per_group
         steps = tuple(
             step if extent > 1 else ceil_div(max(step, 1), piece) * piece
             for extent, step in zip(shape, form.strides, strict=True)
@@ -150,27 +174,34 @@ def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], chan
     return 1
 
 
+LOADED = Operand(False, 1, (0, 0, 0, 0))
+"""What any tensor can be; of all ways it needs most room."""
+
+
 @dataclass(frozen=True)
 class Stage:
-    """Lines in shared memory: pixels of a line of dy and of x, lines of both rings, how they come, and all bytes."""
+    """Lines in shared memory: pixels of a line of dy and of x, lines of x at a time, how they come, and all bytes."""
 
     strip: int
     x_pitch: int
-    x_stages: int
-    y_stages: int
+    stages: int
     x: Operand
     dy: Operand
     smem_bytes: int
     depth: int
-    fragment_cycles: int
+
+    def step_cycles(self, tile: Tile) -> float:
+        """Of a multiprocessor for a step, by the model."""
+        x_bytes = tile.split[1] * tile.channels * self.x_pitch / self.strip
+        return tile.step_cycles(4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters))
 
 
 def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_bytes: int) -> Stage | None:
     """The longest lines of which the rings have room for enough; None if there are none."""
-    if dy.inner and tile.filters % (_SPAN_BYTES // 2) and tile.filters not in (16, 32):
-        return None
     size = problem.dtype.itemsize
     depth, span = 32 // size, _SPAN_BYTES // size
+    if not tile.fits(x.words(depth)) or (dy.inner and tile.filters > span and tile.filters % span):
+        return None
     found = None
     for strip in (span, 2 * span, 4 * span):
         if found is not None and strip >= problem.q + span:
@@ -179,30 +210,23 @@ def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_byt
         y_bytes, x_bytes = tile.split[2] * tile.filters * strip * size, tile.split[1] * tile.channels * pitch * size
         if pitch > _BOX or max(tile.split[2] * tile.filters, tile.split[1] * tile.channels) > _BOX:
             break
-        rings = _rings(tile.rows, x_bytes + _BARRIER_BYTES, y_bytes + _BARRIER_BYTES, max_smem_bytes)
-        if rings is None:
+        stages = _stages(tile.rows, x_bytes + _BARRIER_BYTES, y_bytes + _BARRIER_BYTES, max_smem_bytes)
+        if stages < 2:
             break
-        smem_bytes = rings[0] * (x_bytes + _BARRIER_BYTES) + rings[1] * (y_bytes + _BARRIER_BYTES)
-        fragment_cycles = 24 if size == 2 and not x.inner else 32 if x.inner and size == 4 else 16
-        found = Stage(strip, pitch, *rings, x, dy, smem_bytes, depth, fragment_cycles)
+        smem_bytes = stages * (x_bytes + y_bytes + 2 * _BARRIER_BYTES) + (tile.rows - 1) * (y_bytes + _BARRIER_BYTES)
+        found = Stage(strip, pitch, stages, x, dy, smem_bytes, depth)
     return found
 
 
-def _rings(rows: int, x_bytes: int, y_bytes: int, room: int) -> tuple[int, int] | None:
-    """Stages of x and of dy: as many as there is room for, of both about as many lines ahead."""
-    best = None
-    for ahead in range(2, _MOST_STAGES[1] + 1):
-        if ahead * x_bytes + (rows + ahead - 1) * y_bytes <= room:
-            best = (ahead, rows + ahead - 1)
-    return best
+def _stages(rows: int, x_bytes: int, y_bytes: int, room: int) -> int:
+    """Lines of x that there is room for, with the lines of dy that they meet."""
+    return min(_MOST_STAGES, (room - (rows - 1) * y_bytes) // (x_bytes + y_bytes))
 
 
 def _x_pitch(problem: Problem, tile: Tile, x: Operand, pixels: int) -> int:
     """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on."""
-    size = problem.dtype.itemsize
-    piece = _PIECE_BYTES // size
-    aligned = 1 if x.inner or x.loads < 0 else x.loads or piece
-    columns = pixels + (min(tile.columns, problem.s) - 1) * problem.dilation[1] + aligned - 1
+    piece = _PIECE_BYTES // problem.dtype.itemsize
+    columns = pixels + (min(tile.columns, problem.s) - 1) * problem.dilation[1] + piece - 1
     if x.inner:
         return ceil_div(columns, 8) * 8
     return ceil_div(columns - piece, 2 * piece) * 2 * piece + piece  # rows begin in different banks

@@ -3,8 +3,8 @@
 // A warp holds 16 rows of M. Lane l holds rows l / 4 and l / 4 + 8 of pixels 2 * (l % 4) and the next, in every group
 // of eight pixels. A row is a filter: row m is filter m, or of each eight filter spread_row(m), where fp32 leaves by
 // pixels. A buffer turns that into rows of neighbours in memory, swizzled: pixels of one filter (by pixels, every warp
-// for itself) or filters of one pixel (by filters, the four warps of a consumer together). From there the copy engine
-// moves boxes, or lanes store what is inside.
+// for itself) or filters of one pixel (by filters, the four warps of a consumer together). From there TMA moves
+// boxes, or lanes store what is inside.
 #pragma once
 
 #include "families/halo_sm90/relu.cuh"

@@ -1,17 +1,15 @@
-// direct_sums: the plain sums beside the direct family's products, in an order fixed by the shapes alone.
+// bgrad: sums of dy over images and pixels, in an order fixed by the shapes alone.
 //
-//   sum_partials   out[i] = sum over parts of partials[part][i], the last step of wgrad
-//   bgrad          db[k] = sum of dy[n, k, p, q] over images and pixels: few pixels, in one launch
-//   bgrad_parts    partials[part][k], the same over the pixels of a part: many pixels
-//   bgrad_ends     db[k] = sum over parts of partials[part][k]: the same sum once more, where a part is an image
+//   bgrad          db[k] = sum of dy[n, k, p, q]: few pixels, in one launch
+//   bgrad_parts    partials[part][k], the same over the pixels of a part: many pixels, whose parts sum_partials adds
 //
-// All move each element once: many are bound by memory bandwidth, few by its latency, so that a lane has AT_ONCE loads
-// on their way. Shared memory: THREADS sums (bgrad).
+// Each element is moved once: many are bound by memory bandwidth, few by its latency, so that a lane has AT_ONCE loads
+// on their way. Shared memory: THREADS sums.
 #include "kernels/numeric.cuh"
 
 // Constants: ELEM is float, double, hc::fp16 or hc::bf16; the others are integers.
 //   THREADS         threads of a block
-//   CHANNEL_LANES   bgrad: channels that neighbouring lanes read, 1 where pixels are neighbours in memory
+//   CHANNEL_LANES   channels that neighbouring lanes read, 1 where pixels are neighbours in memory
 using i64 = long long;
 using elem_t = ELEM;
 using acc_t = hc::AccOf<elem_t>::type;
@@ -21,28 +19,9 @@ constexpr int AT_ONCE = 8;  // a power of two
 static_assert(THREADS % CHANNEL_LANES == 0 && (PIXEL_LANES & (PIXEL_LANES - 1)) == 0,
               "the tree halves the pixel lanes");
 
-struct SumParams {
-    elem_t* out;
-    const acc_t* partials;           // [part][K][C][R][S]
-    i64 out_k, out_c, out_r, out_s;  // strides in elements
-    i64 elems;                       // K * C * R * S
-    int c, r, s, parts;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) sum_partials(const SumParams p) {
-    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= p.elems) return;
-    acc_t sum = 0;
-#pragma unroll 4
-    for (int part = 0; part < p.parts; ++part) sum += p.partials[part * p.elems + i];
-    const i64 s = i % p.s, r = i / p.s % p.r, c = i / ((i64)p.s * p.r) % p.c, k = i / ((i64)p.s * p.r * p.c);
-    p.out[k * p.out_k + c * p.out_c + r * p.out_r + s * p.out_s] = hc::from_acc<elem_t>(sum);
-}
-
-// to[part][channel] = sum of from over the pixels of a part: one run of neighbours in the order (n, p, q). Whether the
-// elements are those of the tensors or sums differs by entry.
-struct ChannelParams {
-    const void* from;
+// to[part][channel] = sum of dy over the pixels of a part: one run of neighbours in the order (n, p, q).
+struct Params {
+    const elem_t* dy;
     void* to;
     i64 n_stride, k_stride, p_stride, q_stride;  // in elements
     i64 n, p, q;                                 // images, rows, pixels of a row
@@ -55,12 +34,12 @@ struct ChannelParams {
 struct Walk {
     i64 row, col, offset;
 
-    __device__ __forceinline__ Walk(const ChannelParams& p, i64 pixel)
+    __device__ __forceinline__ Walk(const Params& p, i64 pixel)
         : row(pixel / p.q % p.p),
           col(pixel % p.q),
           offset(pixel / p.q / p.p * p.n_stride + row * p.p_stride + col * p.q_stride) {}
 
-    __device__ __forceinline__ void advance(const ChannelParams& p) {
+    __device__ __forceinline__ void advance(const Params& p) {
         offset += p.step_elems, row += p.step_rows, col += p.step_cols;
         if (col >= p.q) col -= p.q, ++row, offset += p.next_row;
         if (row >= p.p) row -= p.p, offset += p.next_image;
@@ -69,10 +48,9 @@ struct Walk {
 
 // This lane's share of the pixels [pixel, end). AT_ONCE loads are on their way together; where they are in one row, all
 // but the last are found by one addition.
-template <class From>
-__device__ __forceinline__ acc_t sum_pixels(const ChannelParams& p, i64 pixel, i64 end, int channel) {
+__device__ __forceinline__ acc_t sum_pixels(const Params& p, i64 pixel, i64 end, int channel) {
     constexpr int ALL_BUT_ONE = (AT_ONCE - 1) * PIXEL_LANES;
-    const From* from = static_cast<const From*>(p.from) + channel * p.k_stride;
+    const elem_t* from = p.dy + channel * p.k_stride;
     Walk at(p, pixel);
     acc_t sum = 0;
     while (pixel < end) {
@@ -96,15 +74,15 @@ __device__ __forceinline__ acc_t sum_pixels(const ChannelParams& p, i64 pixel, i
     return sum;
 }
 
-template <class From, class To>
-__device__ __forceinline__ void sum_channels(const ChannelParams& p) {
+template <class To>
+__device__ __forceinline__ void sum_channels(const Params& p) {
     __shared__ acc_t sums[PIXEL_LANES][CHANNEL_LANES];
     const int channel_lane = threadIdx.x % CHANNEL_LANES, pixel_lane = threadIdx.x / CHANNEL_LANES;
     const int part = blockIdx.x % p.parts;
     const int channel = blockIdx.x / p.parts * CHANNEL_LANES + channel_lane;
     const i64 pixels = p.n * p.p * p.q;
     const i64 begin = pixels * part / p.parts, end = pixels * (part + 1) / p.parts;
-    sums[pixel_lane][channel_lane] = channel < p.k ? sum_pixels<From>(p, begin + pixel_lane, end, channel) : acc_t(0);
+    sums[pixel_lane][channel_lane] = channel < p.k ? sum_pixels(p, begin + pixel_lane, end, channel) : acc_t(0);
     __syncthreads();
     for (int half = PIXEL_LANES / 2; half > 0; half /= 2) {
         if (pixel_lane < half) sums[pixel_lane][channel_lane] += sums[pixel_lane + half][channel_lane];
@@ -114,12 +92,6 @@ __device__ __forceinline__ void sum_channels(const ChannelParams& p) {
     if (pixel_lane == 0 && channel < p.k) to[channel] = hc::from_acc<To>(sums[0][channel_lane]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) bgrad(const ChannelParams p) { sum_channels<elem_t, elem_t>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) bgrad(const Params p) { sum_channels<elem_t>(p); }
 
-extern "C" __global__ void __launch_bounds__(THREADS) bgrad_parts(const ChannelParams p) {
-    sum_channels<elem_t, acc_t>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) bgrad_ends(const ChannelParams p) {
-    sum_channels<acc_t, elem_t>(p);
-}
+extern "C" __global__ void __launch_bounds__(THREADS) bgrad_parts(const Params p) { sum_channels<acc_t>(p); }

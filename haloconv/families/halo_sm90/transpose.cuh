@@ -1,5 +1,5 @@
-// Producer: a raw tile [channels of a chunk][32 pixels], as the copy engine brings it from an image whose pixels are
-// neighbours, turned into the [pixel][channels] of a slot. fp32 comes rounded to TF32 already.
+// Producer: a raw tile [channels of a chunk][32 pixels], as TMA brings it from an image whose pixels are neighbours,
+// transposed into the [pixel][channels] of a slot. fp32 comes rounded to TF32 already.
 //
 // While the tensor cores run they leave other warps few cycles, so what counts is the number of instructions: a unit
 // takes 16 accesses to shared memory, where loads, rounding and predicates took about 200.
@@ -32,9 +32,9 @@ struct UnitPixels {
     }
 };
 
-// A piece of four fp32 channels: as the copy engine rounded them, or their terms, `term_bytes` apart.
+// A piece of four fp32 channels: as TMA rounded them, or their terms, `term_bytes` apart.
 template <int TERMS>
-__device__ __forceinline__ void store_turned(char* to, int term_bytes, const Piece& piece) {
+__device__ __forceinline__ void store_transposed(char* to, int term_bytes, const Piece& piece) {
     if constexpr (TERMS == 1) {
         *reinterpret_cast<Piece*>(to) = piece;
     } else {
@@ -48,8 +48,8 @@ __device__ __forceinline__ void store_turned(char* to, int term_bytes, const Pie
 // lanes of an access to different banks on both sides. DEEP: all is loaded before it is stored, in twice the registers.
 // `slot` is where the slot begins among `slots`. WHOLE: all pixels are the row's.
 template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP, bool WHOLE>
-__device__ __forceinline__ void turn_pixels(const float* raw, char* slots, int slot, int term_bytes,
-                                            const UnitPixels& px, int plane_px) {
+__device__ __forceinline__ void transpose_pixels(const float* raw, char* slots, int slot, int term_bytes,
+                                                 const UnitPixels& px, int plane_px) {
     constexpr int PIECES = ROW_BYTES / 16, ACROSS = PIECES < 4 ? PIECES : 4, HALVES = PIECES / ACROSS;
     constexpr int AT_ONCE = DEEP ? HALVES : 1;
     const int lane = threadIdx.x % 32, column = lane % 4, crossed = lane / 4 ^ (column & 2);
@@ -73,25 +73,26 @@ __device__ __forceinline__ void turn_pixels(const float* raw, char* slots, int s
                 for (int k = 0; k < 4; ++k) to[k] = slot + unit_offset<ROW_BYTES>(own_px + k, column);
             }
             if (WHOLE || px.has(own_px + j))
-                store_turned<TERMS>(slots + (to[j] ^ half * ACROSS << 4), term_bytes,
-                                    {of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]});
+                store_transposed<TERMS>(slots + (to[j] ^ half * ACROSS << 4), term_bytes,
+                                        {of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]});
         }
     }
 }
 
 template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP>
-__device__ __forceinline__ void turn(const float* raw, char* slots, int slot, int term_bytes, const UnitPixels& px,
-                                     int plane_px) {
+__device__ __forceinline__ void transpose(const float* raw, char* slots, int slot, int term_bytes, const UnitPixels& px,
+                                          int plane_px) {
     ptx::renew(slot);  // computed once
     if (px.whole<float, PLANES>())
-        turn_pixels<ROW_BYTES, PLANES, TERMS, DEEP, true>(raw, slots, slot, term_bytes, px, plane_px);
+        transpose_pixels<ROW_BYTES, PLANES, TERMS, DEEP, true>(raw, slots, slot, term_bytes, px, plane_px);
     else
-        turn_pixels<ROW_BYTES, PLANES, TERMS, DEEP, false>(raw, slots, slot, term_bytes, px, plane_px);
+        transpose_pixels<ROW_BYTES, PLANES, TERMS, DEEP, false>(raw, slots, slot, term_bytes, px, plane_px);
 }
 
-// 16-bit types: the matrix instructions turn 8 x 8 elements each. Lane l serves pixel l of the unit.
+// 16-bit types: the matrix instructions transpose 8 x 8 elements each. Lane l serves pixel l of the unit.
 template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP, class Half>
-__device__ __forceinline__ void turn(const Half* raw, char* slots, int slot, int, const UnitPixels& px, int plane_px) {
+__device__ __forceinline__ void transpose(const Half* raw, char* slots, int slot, int, const UnitPixels& px,
+                                          int plane_px) {
     ptx::renew(slot);
     const int lane = threadIdx.x % 32, channel = lane % 8;
     const char* from = reinterpret_cast<const char*>(raw) + channel * 64 + ((lane / 8 ^ channel >> 1) << 4);
@@ -99,26 +100,26 @@ __device__ __forceinline__ void turn(const Half* raw, char* slots, int slot, int
 #pragma unroll
     for (int piece = 0; piece < ROW_BYTES / 16; ++piece) {
         const int begin = px.begin<Half>(piece * PLANES / (ROW_BYTES / 16), plane_px);
-        unsigned turned[4];
-        ptx::ldmatrix_x4_trans(turned, from + piece * 512);
+        unsigned transposed[4];
+        ptx::ldmatrix_x4_trans(transposed, from + piece * 512);
         if (whole) {
-            ptx::stmatrix_x4(slots + (slot + unit_offset<ROW_BYTES>(begin + lane, 0) ^ piece << 4), turned);
+            ptx::stmatrix_x4(slots + (slot + unit_offset<ROW_BYTES>(begin + lane, 0) ^ piece << 4), transposed);
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int group = begin + 8 * i, at = group + lane / 4;
-                const unsigned matrix[1] = {turned[i]};
+                const unsigned matrix[1] = {transposed[i]};
                 if (group >= px.from && group + 8 <= px.to)
                     ptx::stmatrix_x1(slots + (slot + unit_offset<ROW_BYTES>(group + lane % 8, 0) ^ piece << 4), matrix);
                 else if (px.has(at))
                     *reinterpret_cast<unsigned*>(slots + slot + unit_offset<ROW_BYTES>(at, piece) + lane % 4 * 4) =
-                        turned[i];
+                        transposed[i];
             }
         }
     }
 }
 
-// Where rows are joined in memory, what is left and right of a row is no zero: it is overwritten.
+// Where rows lie end to end in memory, what is left and right of a row is no zero: it is overwritten.
 template <class Elem, int ROW_BYTES, int PLANES>
 __device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px, int plane_px) {
     constexpr int PIECES = ROW_BYTES / 16;

@@ -1,0 +1,125 @@
+"""Host half of families/reduce/bgrad.cu: the bias gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import torch
+
+from haloconv.env import device_facts
+from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.reduce import partials
+from haloconv.families.reduce.partials import Axis, Partials
+from haloconv.jit import KernelSource, kernel_source
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import TensorForm
+
+KERNEL = "reduce/bgrad"
+_THREADS = 256
+_BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads
+_FEW_LOADS = 16  # of a lane: they take about as long as a second launch
+_ONE_LAUNCH_THREADS = (256, 1024)  # more threads where each would have more than a few loads
+_CHANNEL_LANES = (4, 8, 16, 32)  # few of them leave a lane fewer pixels, many read whole lines of memory
+_MOST_FEW_LANES = 8
+
+
+def source(entry: str, dtype: torch.dtype, channel_lanes: int, threads: int) -> KernelSource:
+    """The specialised source; it depends on dtype, the threads of a block and which index runs along the lanes only."""
+    constants = {
+        "ELEM": ELEMENTS[dtype],
+        "THREADS": threads,
+        "CHANNEL_LANES": channel_lanes,
+    }
+    return kernel_source(KERNEL, entry, constants)
+
+
+def bind_bgrad(
+    dtype: torch.dtype, shape: tuple[int, int, int, int], dy: TensorForm, device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``bgrad(dy) -> db``: sum of dy (N, K, P, Q) over images and pixels, (K,), in a fixed order."""
+    n, k, p, q = shape
+    pixels, acc_dtype = n * p * q, torch.float64 if dtype == torch.float64 else torch.float32
+    lanes, lanes_of_many = _lane_counts(shape, dy)
+    threads = _threads_for(pixels, lanes)
+    if pixels <= _FEW_LOADS * (threads // lanes):
+        in_one = _channel_sums("bgrad", dtype, (lanes, threads), shape, dy.strides, 1, device)
+
+        def bgrad(dy: torch.Tensor) -> torch.Tensor:
+            db = dy.new_empty(k)
+            in_one(dy.data_ptr(), db.data_ptr())
+            return db
+
+        return bgrad
+
+    resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
+    wanted = ceil_div(pixels, _FEW_LOADS * (_THREADS // lanes_of_many))
+    parts = min(wanted, ceil_div(resident, ceil_div(k, lanes_of_many)))
+    sum_pixels = _channel_sums("bgrad_parts", dtype, (lanes_of_many, _THREADS), shape, dy.strides, parts, device)
+    sum_parts = partials.bind_sum(Partials(dtype, (Axis(k, 1),), parts), device)
+
+    def bgrad_of_parts(dy: torch.Tensor) -> torch.Tensor:
+        sums = dy.new_empty(parts * k, dtype=acc_dtype)
+        sum_pixels(dy.data_ptr(), sums.data_ptr())
+        db = dy.new_empty(k)
+        sum_parts(db.data_ptr(), sums.data_ptr(), 0)
+        return db
+
+    return bgrad_of_parts
+
+
+def _lane_counts(shape: tuple[int, int, int, int], dy: TensorForm) -> tuple[int, int]:
+    """How many channels neighbouring lanes read, of few pixels, of many: one where pixels are neighbours in memory."""
+    _, k, p, q = shape
+    _, y_k, _, y_q = dy.strides
+    if y_k != 1 or (y_q == 1 and p * q > 1):
+        return 1, 1
+    few, *_, many = _CHANNEL_LANES
+    return few if k <= few else _MOST_FEW_LANES, next((each for each in _CHANNEL_LANES if k <= each), many)
+
+
+def _threads_for(pixels: int, lanes: int) -> int:
+    """Threads of a block that sums all pixels of its channels: the fewest to which they are few, else many."""
+    few, many = _ONE_LAUNCH_THREADS
+    return few if pixels <= _FEW_LOADS * (few // lanes) else many
+
+
+def _channel_sums(
+    entry: str,
+    dtype: torch.dtype,
+    block: tuple[int, int],
+    shape: tuple[int, int, int, int],
+    strides: tuple[int, ...],
+    parts: int,
+    device: torch.device,
+) -> Launch:
+    """``run(dy_pointer, to_pointer)``: the sums (parts, K) of a (N, K, P, Q) tensor over images and pixels.
+
+    ``block`` is how many channels its lanes read, and its threads.
+    """
+    n, k, p, q = shape
+    n_stride, k_stride, p_stride, q_stride = strides
+    lanes, threads = block
+    if p_stride == q * q_stride:  # rows follow one another: one long row
+        p, q, p_stride = 1, p * q, 0
+    rows, step_cols = divmod(threads // lanes, q)
+    images, step_rows = divmod(rows, p)
+    fields = {
+        **{"n_stride": n_stride, "k_stride": k_stride, "p_stride": p_stride, "q_stride": q_stride},
+        **{"n": n, "p": p, "q": q},
+        **{"step_rows": step_rows, "step_cols": step_cols},
+        "step_elems": images * n_stride + step_rows * p_stride + step_cols * q_stride,
+        **{"next_row": p_stride - q * q_stride, "next_image": n_stride - p * p_stride},
+        **{"k": k, "parts": parts},
+    }
+    shape_of_launch = LaunchShape(ceil_div(k, lanes) * parts, threads)
+    return Launch(source(entry, dtype, lanes, threads), device, shape_of_launch, fields)
+
+
+def sources() -> list[KernelSource]:
+    """One source per entry, dtype, lane order and threads of a block."""
+    blocks = {
+        "bgrad": list(product((1, *_CHANNEL_LANES[:2]), _ONE_LAUNCH_THREADS)),
+        "bgrad_parts": list(product((1, *_CHANNEL_LANES), [_THREADS])),
+    }
+    return [source(entry, dtype, *block) for entry, each in blocks.items() for block in each for dtype in ELEMENTS]

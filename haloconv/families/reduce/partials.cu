@@ -1,0 +1,106 @@
+// sum_partials: out[place] = the sum over parts, in a fixed order, of partials[part][i], plus a bias, activated.
+//
+// Elements are numbered as they lie in a part. Axes turn a number into a place of the output, of whatever strides: the
+// last axis runs fastest. Parts follow each other, or the parts of a run of elements do, before those of the next run.
+//
+// PART_LANES threads of a block share an element: thread j adds parts j, j + PART_LANES, ..., and the first of them adds
+// the sums of the others in order. With one thread parts are added one after the other. Neighbouring threads read
+// neighbouring elements, with AT_ONCE loads on their way. Shared memory: a sum for each thread but the first ones.
+#include "kernels/divisor.cuh"
+#include "kernels/numeric.cuh"
+
+// Constants: ELEM is float, double, hc::fp16 or hc::bf16; the others are integers.
+//   THREADS     threads of a block
+//   PART_LANES  threads that share the parts of an element
+//   AXES        axes of the elements, at most MOST_AXES
+//   WIDE        1: there may be 2^31 elements or more
+//   HAS_BIAS    adds bias[count]
+//   HAS_RELU    max(0, sum) instead of the sum; a NaN stays one
+using hc::i64;
+using elem_t = ELEM;
+using acc_t = hc::AccOf<elem_t>::type;
+
+constexpr int ELEMS = THREADS / PART_LANES, MOST_AXES = 7, AT_ONCE = 8;
+static_assert(THREADS % PART_LANES == 0 && ELEMS % 32 == 0, "the threads of a warp have the same parts");
+static_assert(1 <= AXES && AXES <= MOST_AXES, "the launch has room for so many axes");
+
+template <int IS_WIDE>
+struct IndexOf {
+    using type = unsigned;
+};
+template <>
+struct IndexOf<1> {
+    using type = i64;
+};
+using index_t = IndexOf<WIDE>::type;
+
+struct Axis {
+    hc::Divisor extent;
+    int count;   // what a step adds to an element's count
+    i64 stride;  // of the output, in elements
+};
+
+struct Params {
+    elem_t* out;
+    const acc_t* partials;
+    const elem_t* bias;
+    i64 elems;        // of a part
+    i64 part_stride;  // from part to part, in elements
+    i64 run_gap;      // between an element and the next one, where a run ends, in elements
+    hc::Divisor run;  // elements of a run
+    int parts;
+    int limit;  // elements whose count reaches it are padding, and not written
+    Axis axes[7];
+};
+
+// Where an element belongs. The count of a filter's outputs is the filter's number.
+struct Place {
+    i64 offset;
+    int count;
+};
+
+__device__ __forceinline__ Place place_of(const Params& p, index_t i) {
+    Place place = {0, 0};
+#pragma unroll
+    for (int a = AXES - 1; a >= 0; --a) {
+        const Axis& axis = p.axes[a];
+        const index_t rest = a > 0 ? axis.extent.quotient(i) : 0;
+        const int at = int(i - rest * index_t(axis.extent.value));
+        place.offset += at * axis.stride, place.count += at * axis.count;
+        i = rest;
+    }
+    return place;
+}
+
+// The sum of every PART_LANES-th part from `part` on.
+__device__ __forceinline__ acc_t sum_parts(const Params& p, index_t i, int part) {
+    const acc_t* const from = p.partials + i64(i) + i64(p.run.quotient(i)) * p.run_gap;
+    acc_t sum = 0;
+#pragma unroll AT_ONCE
+    for (; part < p.parts; part += PART_LANES) sum += from[part * p.part_stride];
+    return sum;
+}
+
+__device__ __forceinline__ void write(const Params& p, index_t i, acc_t sum) {
+    const Place place = place_of(p, i);
+    if (place.count >= p.limit) return;
+    if (HAS_BIAS) sum += hc::to_acc(p.bias[place.count]);
+    if (HAS_RELU) sum = sum < 0 ? 0 : sum;
+    p.out[place.offset] = hc::from_acc<elem_t>(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sum_partials(const __grid_constant__ Params p) {
+    __shared__ acc_t sums[PART_LANES > 1 ? PART_LANES - 1 : 1][ELEMS];
+    const int lane = threadIdx.x % ELEMS, part = threadIdx.x / ELEMS;
+    const index_t i = index_t(blockIdx.x) * ELEMS + lane;
+    const bool inside = i64(i) < p.elems;
+    acc_t sum = inside ? sum_parts(p, i, part) : acc_t(0);
+    if (PART_LANES > 1) {
+        if (part > 0) sums[part - 1][lane] = sum;
+        __syncthreads();
+        if (part > 0) return;
+#pragma unroll
+        for (int other = 0; other < PART_LANES - 1; ++other) sum += sums[other][lane];
+    }
+    if (inside) write(p, i, sum);
+}

@@ -1,0 +1,136 @@
+"""Host half of families/reduce/partials.cu: the sum over partial results, whose output has any strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from haloconv.env import device_facts
+from haloconv.families.base import BoundCall
+from haloconv.families.common import ELEMENTS, ceil_div, divisor
+from haloconv.jit import KernelSource, kernel_source
+from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.problem import Request
+
+KERNEL = "reduce/partials"
+_THREADS = 256
+_AXES, _MOST_AXES = 4, 7  # of most kernels; of the struct
+_PART_LANES, _AT_ONCE = 8, 8  # threads of an element; loads of a thread that are under way at once
+_SM_THREADS = 2048
+_NO_LIMIT = _WIDE = 1 << 31
+
+
+class Axis(NamedTuple):
+    """Elements that are ``stride`` elements apart in the output; a step adds ``count`` to an element's count."""
+
+    extent: int
+    stride: int
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Partial sums: ``parts`` tensors of the same ``axes``, the last of which runs fastest, and the output's dtype.
+
+    Part follows part, ``part_elems`` elements apart (0: no gap). With ``run_elems`` the parts of a run of so many
+    elements follow each other instead, before those of the next run. Elements whose count reaches ``limit`` are
+    padding. ``bias``: bias[count] is added. ``relu``: outputs are at least 0. Sums are fp32, of fp64 outputs fp64.
+    """
+
+    dtype: torch.dtype
+    axes: tuple[Axis, ...]
+    parts: int
+    part_elems: int = 0
+    run_elems: int = 0
+    limit: int = _NO_LIMIT
+    bias: bool = False
+    relu: bool = False
+
+    @property
+    def elems(self) -> int:
+        """Of a part, without what lies between it and the next one."""
+        return prod(axis.extent for axis in self.axes)
+
+    @property
+    def total_elems(self) -> int:
+        """Of the tensor that holds all parts."""
+        return self.parts * (self.part_elems or self.elems)
+
+    @property
+    def acc_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+def of_filter(request: Request, parts: int) -> Partials:
+    """The partial sums [part][K][C / G][R][S] of a filter gradient."""
+    axes = (Axis(*each) for each in zip(request.result_shape, request.result_strides, strict=True))
+    return Partials(request.problem.dtype, tuple(axes), parts)
+
+
+def source(partials: Partials, part_lanes: int) -> KernelSource:
+    """The specialised source. Extents and strides are run-time values."""
+    constants: dict[str, int | str] = {
+        "ELEM": ELEMENTS[partials.dtype],
+        "THREADS": _THREADS,
+        "PART_LANES": part_lanes,
+        "AXES": _AXES if len(partials.axes) <= _AXES else _MOST_AXES,
+        "WIDE": int(partials.elems >= _WIDE),
+        "HAS_BIAS": int(partials.bias),
+        "HAS_RELU": int(partials.relu),
+    }
+    return kernel_source(KERNEL, "sum_partials", constants)
+
+
+def part_lanes(partials: Partials, sm_count: int) -> int:
+    """Threads of an element: several where one would wait for memory often, and elements are too few to hide it."""
+    return _PART_LANES if partials.parts > _AT_ONCE and partials.elems <= _SM_THREADS * sm_count else 1
+
+
+def bind_sum(partials: Partials, device: torch.device) -> Launch:
+    """``run(out_pointer, partials_pointer, bias_pointer)``: the sum over the parts, in an order fixed by the shapes.
+
+    Without ``bias`` its pointer is not read.
+    """
+    lanes = part_lanes(partials, device_facts(device.index).sm_count)
+    elems, run = partials.elems, partials.run_elems
+    room = _AXES if len(partials.axes) <= _AXES else _MOST_AXES
+    axes = (*(Axis(1, 0) for _ in range(room - len(partials.axes))), *partials.axes)
+    axes += (Axis(1, 0),) * (_MOST_AXES - room)  # behind those that count
+    fields = {
+        "elems": elems,
+        "part_stride": run or partials.part_elems or elems,
+        "run_gap": (partials.parts - 1) * run,
+        "run": divisor(run or 1),
+        "parts": partials.parts,
+        "limit": min(partials.limit, _NO_LIMIT - 1),
+        "axes": [{"extent": divisor(each.extent), "count": each.count, "stride": each.stride} for each in axes],
+    }
+    shape = LaunchShape(ceil_div(elems, _THREADS // lanes), _THREADS)
+    return Launch(source(partials, lanes), device, shape, fields)
+
+
+def wgrad_call(launch: Launch, request: Request, partials: Partials) -> BoundCall:
+    """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums)."""
+    sum_parts = bind_sum(partials, request.device)
+    elems, acc_dtype = partials.total_elems, partials.acc_dtype
+    shape, strides = request.result_shape, request.result_strides
+
+    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sums = x.new_empty(elems, dtype=acc_dtype)
+        launch(x.data_ptr(), dy.data_ptr(), sums.data_ptr())
+        dw = x.new_empty_strided(shape, strides)
+        sum_parts(dw.data_ptr(), sums.data_ptr(), 0)
+        return dw
+
+    return wgrad
+
+
+def sources() -> list[KernelSource]:
+    """Every dtype with one and several threads an element; as families need it: many axes, a bias, ReLU."""
+    few, many = (Axis(64, 1),) * _AXES, (Axis(2, 1),) * _MOST_AXES
+    plain = [source(Partials(dtype, few, 1), lanes) for dtype in ELEMENTS for lanes in (1, _PART_LANES)]
+    half = [dtype for dtype in ELEMENTS if dtype.itemsize == 2]
+    return plain + [source(Partials(dtype, many, 1), lanes) for dtype in half for lanes in (1, _PART_LANES)]

@@ -1,0 +1,136 @@
+"""What keeps rows of ``haloconv bench`` honest: times that cannot be are failures, and PyTorch runs at its best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from haloconv.bench import suite, trial
+from haloconv.problem import Problem
+from haloconv.reference import cudnn_search
+from haloconv.roofline import limit_ms
+from haloconv.tune import timing
+from haloconv.tune.baseline import apart
+from tests.cpu.test_bench import CPU, QUICK, SMALL, SUITE
+from tests.cpu.test_report import WIN
+
+H200 = "NVIDIA H200"
+
+
+def timed(family: str, ms: float, precision: str = "fp16") -> tuple[trial.Row, list[Problem]]:
+    """A row of layer A in that time, and its problem."""
+    case = suite.load_suite(SUITE)[0]
+    problem = case.problem("fprop", precision, "nhwc")
+    row = replace(WIN, case="A", family=family, precision=precision, haloconv_ms=ms, limit_ms=limit_ms(problem, H200))
+    return row, [problem]
+
+
+@pytest.mark.parametrize("precision, sheet", [("fp32", 67e12), ("tf32", 495e12), ("fp16", 990e12), ("bf16", 990e12)])
+def test_a_time_below_the_data_sheet_is_a_failure(precision, sheet):
+    """Of our kernels; a time between the measured ceiling and the sheet asks for another measurement of it."""
+    _, (problem,) = timed("direct", 1.0, precision)
+    least = problem.flops / sheet * 1e3
+    row, problems = timed("direct", 0.999 * least, precision)
+    assert "of the data sheet: the measurement is wrong" in trial.too_fast(row, problems, H200)
+    row, _ = timed("direct", 1.001 * least, precision)
+    assert trial.too_fast(row, problems, H200) is None
+    assert "A fprop" in trial.above_the_ceiling(row) and "measure the ceilings again" in trial.above_the_ceiling(row)
+    assert trial.above_the_ceiling(replace(row, haloconv_ms=row.limit_ms)) is None
+    assert trial.too_fast(row, problems, None) is None and trial.too_fast(row, problems, "Some other GPU") is None
+
+
+def test_pytorch_may_multiply_less_but_moves_all_bytes():
+    _, (problem,) = timed("aten", 1.0)
+    memory = problem.bytes / 4.8e12 * 1e3
+    row, problems = timed("aten", 1.001 * memory)
+    assert trial.too_fast(row, problems, H200) is None and trial.above_the_ceiling(row) is None
+    assert trial.too_fast(replace(row, family="direct"), problems, H200) is not None
+    assert trial.too_fast(replace(row, haloconv_ms=0.999 * memory), problems, H200) is not None
+
+
+def test_a_step_is_held_to_its_three_directions():
+    row, (problem,) = timed("direct", 1.0)
+    three = [problem.toward(direction) for direction in ("fprop", "dgrad", "wgrad")]
+    one_ms = problem.flops / 990e12 * 1e3
+    assert trial.too_fast(replace(row, haloconv_ms=2.9 * one_ms), three, H200) is not None
+    assert trial.too_fast(replace(row, haloconv_ms=3.1 * one_ms), three, H200) is None
+
+
+def test_a_time_too_fast_fails_its_row(monkeypatch):
+    monkeypatch.setattr(trial, "too_fast", lambda row, problems, gpu: f"{len(problems)} too fast")
+    layer = SMALL.layer("fp32", "nchw", "aten", CPU)
+    assert trial.try_step(layer, "fprop", QUICK).complaint == "1 too fast"
+    assert trial.try_training_step(layer, QUICK).complaint == "3 too fast"
+
+
+# --- PyTorch at its best
+
+
+class Raced:
+    """A layer whose calls are only names; it says that it lies on a GPU."""
+
+    x = SimpleNamespace(device=torch.device("cuda", 0))
+
+    def __init__(self, layout="nchw"):
+        self.layout = layout
+
+    def with_layout(self, layout):
+        return Raced(layout)
+
+    def rival(self, step):
+        return f"aten {self.layout}"
+
+    def rival_again(self, step):
+        return f"aten {self.layout} again"
+
+    def ours(self, step):
+        return "ours"
+
+
+@pytest.mark.parametrize(
+    "step, other, calls",
+    [
+        ("fprop", True, ["aten nchw", "aten nhwc", "ours", "aten nchw again", "aten nhwc again"]),
+        ("wgrad", False, ["aten nchw", "ours", "aten nchw again"]),
+        ("bgrad", True, ["aten nchw", "ours"]),
+    ],
+)
+def test_on_a_gpu_pytorch_searches_twice_in_each_layout(monkeypatch, step, other, calls):
+    seen = {}
+
+    def compare(variants, **options):
+        seen.update(variants=list(variants.values()), **options)
+        return {name: timing.Timing(float(i + 1), 0.0, 9) for i, name in enumerate(reversed(variants))}
+
+    monkeypatch.setattr(trial, "compare", compare)
+    budget = replace(QUICK, other_layout=other, settle_s=1.0)
+    fields = trial.measured(trial._timings(Raced(), step, budget))
+    assert seen["variants"] == calls and seen["settle_s"] == 1.0
+    times = dict(zip(calls, range(len(calls), 0, -1), strict=True))
+    assert fields["aten_ms"] == min(times[each] for each in calls if each.startswith("aten nchw"))
+    assert fields["aten_best_ms"] == (1.0 if other and step == "fprop" else None)
+
+
+def test_the_second_search_is_for_copies_at_another_alignment():
+    layer = SMALL.layer("fp32", "nhwc", "aten", CPU)
+    for step in layer.steps:
+        assert torch.equal(layer.rival_again(step)(), layer.rival(step)())
+    sliced = torch.arange(48.0).reshape(2, 2, 3, 4)[:, :, 1:, ::2]
+    for tensor in (layer.x, sliced, sliced.expand(2, 2, 2, 2)):
+        copy = apart(tensor)
+        assert torch.equal(copy, tensor) and copy.stride() == tensor.stride()
+        assert copy.data_ptr() % 32 == 16 and copy.data_ptr() != tensor.data_ptr()
+    expanded = torch.zeros(1, 2, 1, 1).expand(3, 2, 4, 4)
+    assert apart(expanded) is expanded
+
+
+def test_all_plans_are_searched(monkeypatch):
+    limits = [10]
+    monkeypatch.setattr(torch._C, "_cuda_get_cudnn_benchmark_limit", lambda: limits[-1], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_set_cudnn_benchmark_limit", limits.append, raising=False)
+    with cudnn_search(True):
+        assert limits[-1] == 0 and torch._C._get_cudnn_benchmark()
+    assert limits == [10, 0, 10]

@@ -1,0 +1,108 @@
+"""The runs of halo_sm90's weight gradient on the emulator: its own cases, and tiles that only larger layers choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from pytest import MonkeyPatch
+
+from haloconv.families.halo_sm90 import wgrad
+from haloconv.families.halo_sm90.wgrad import Way
+from haloconv.problem import Request
+from tests.cases import case
+
+CASES = (
+    case("sm90_wgrad_rows", "aligned rows, filters that are no multiple of a tile's", (2, 16, 9, 40), (40, 3, 3),
+         padding=1),
+    case("sm90_wgrad_rows_nhwc", "the same where channels are neighbours", (2, 16, 9, 40), (40, 3, 3), padding=1,
+         storage="channels_last"),
+    case("sm90_wgrad_strips", "several strips of columns, the last one short", (1, 24, 5, 296), (32, 3, 3), padding=1),
+    case("sm90_wgrad_strips_nhwc", "the same where channels are neighbours", (1, 24, 5, 296), (32, 3, 3), padding=1,
+         storage="channels_last"),
+    case("sm90_wgrad_classes", "classes of rows of different lengths, padding that differs on every side, groups",
+         (2, 48, 13, 48), (32, 3, 3), padding=(5, 4, 7, 5), dilation=(3, 6), groups=2),
+    case("sm90_wgrad_classes_nhwc", "the same where channels are neighbours", (2, 48, 13, 48), (32, 3, 3),
+         padding=(5, 4, 7, 5), dilation=(3, 6), groups=2, storage="channels_last"),
+    case("sm90_wgrad_row_filter", "a row of 15 taps: several columns of them in a wgmma", (1, 24, 7, 80), (36, 1, 15),
+         padding=(0, 7)),
+    case("sm90_wgrad_wide", "several blocks of channels and of filters", (1, 72, 5, 16), (136, 3, 3), padding=1),
+    case("sm90_wgrad_wide_nhwc", "the same where channels are neighbours", (1, 72, 5, 16), (136, 3, 3), padding=1,
+         storage="channels_last"),
+    case("sm90_wgrad_pointwise", "1x1: lines of dy are met once", (2, 40, 6, 8), (72, 1, 1)),
+    case("sm90_wgrad_narrow", "rows of 7 pixels, loaded one at a time", (2, 24, 7, 7), (48, 3, 3), padding=1),
+    case("sm90_wgrad_pairs", "rows of 14 pixels, loaded two at a time", (2, 24, 6, 14), (48, 3, 3), padding=1),
+    case("sm90_wgrad_valid", "aligned rows of x, rows of dy that are not", (1, 16, 9, 40), (40, 3, 3)),
+    case("sm90_wgrad_odd_nhwc", "channels and filters that are no groups of 16 bytes", (2, 21, 7, 9), (13, 3, 3),
+         padding=1, storage="channels_last"),
+    case("sm90_wgrad_many_rows", "13 rows of taps: several blocks of them", (1, 8, 20, 24), (8, 13, 3), padding=(6, 1)),
+    case("sm90_wgrad_beyond", "padding beyond the filter and the image", (1, 8, 4, 8), (8, 2, 2), padding=(3, 4, 6, 7)),
+    case("sm90_wgrad_long_sum", "more steps than wgmma sums at a time", (1, 8, 300, 64), (8, 1, 1)),
+    case("sm90_wgrad_sliced", "rows of a larger tensor", (2, 16, 6, 10), (24, 3, 3), padding=1, storage="sliced"),
+    case("sm90_wgrad_every_other", "pixels that are no neighbours", (2, 16, 6, 10), (24, 3, 3), padding=1,
+         storage="every_other_pixel"),
+    case("sm90_wgrad_expanded", "one image seen as several", (3, 16, 6, 16), (24, 3, 3), padding=1, storage="expanded"),
+    case("sm90_wgrad_unaligned_nhwc", "a tensor that starts in the middle of 16 bytes", (2, 16, 6, 16), (24, 3, 3),
+         padding=1, storage="channels_last_unaligned"),
+    case("sm90_wgrad_loose", "pixels right of the last column that dy has, in a last step", (3, 8, 6, 36), (16, 3, 3),
+         padding=(0, 0, 1, 1)),
+    case("sm90_wgrad_loose_nhwc", "the same where channels are neighbours", (3, 8, 6, 36), (16, 3, 3),
+         padding=(0, 0, 1, 1), storage="channels_last"),
+    case("sm90_wgrad_loose_odd", "the same where loads bring them", (3, 8, 6, 21), (16, 3, 3), padding=(0, 0, 1, 1)),
+)  # fmt: skip
+
+_EVERY = (torch.float32, torch.float16, torch.bfloat16)
+_BOTH = (torch.float32, torch.float16)
+_RUNS = (
+    (("sm90_wgrad_rows", "sm90_wgrad_rows_nhwc", "large_filter_gradient"), _EVERY),
+    (("sm90_wgrad_strips", "sm90_wgrad_strips_nhwc", "sm90_wgrad_classes", "sm90_wgrad_classes_nhwc",
+      "sm90_wgrad_row_filter", "sm90_wgrad_wide", "sm90_wgrad_wide_nhwc", "sm90_wgrad_pointwise", "sm90_wgrad_narrow",
+      "sm90_wgrad_pairs", "sm90_wgrad_valid", "sm90_wgrad_odd_nhwc", "sm90_wgrad_many_rows", "sm90_wgrad_beyond",
+      "sm90_wgrad_every_other", "sm90_wgrad_expanded", "small_a", "one_pixel_image", "one_row", "one_column"), _BOTH),
+    (("sm90_wgrad_sliced",), (torch.float32,)),
+    (("sm90_wgrad_unaligned_nhwc",), (torch.float16,)),
+)  # fmt: skip
+
+SHAPES: dict[str, Callable[[Way], bool]] = {
+    "wgrad columns shared": lambda way: way.tile.split[0] == 3,
+    "wgrad channels shared": lambda way: way.tile.split[1] == 2,
+    "wgrad filters shared": lambda way: way.tile.split[2] == 3,
+    "wgrad steps shared": lambda way: way.tile.split[3] == 2 and way.tile.rows == 3,
+    "wgrad columns in turn": lambda way: way.tile.column_groups > 1,
+    "wgrad many filters": lambda way: way.tile.filters == 128,
+    "wgrad one part": lambda way: True,
+}
+SHAPED = {
+    "wgrad columns shared": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
+    "wgrad channels shared": ("sm90_wgrad_rows", "sm90_wgrad_strips_nhwc"),
+    "wgrad filters shared": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
+    "wgrad steps shared": ("sm90_wgrad_classes", "sm90_wgrad_rows_nhwc", "sm90_wgrad_narrow"),
+    "wgrad columns in turn": ("sm90_wgrad_wide", "sm90_wgrad_row_filter"),
+    "wgrad many filters": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
+    "wgrad one part": ("sm90_wgrad_long_sum", "sm90_wgrad_classes"),
+}
+NOT_FINITE = ("sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_odd")
+
+
+def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
+    """Case, dtype, result, shape, and whether all inputs are finite."""
+    for names, dtypes in _RUNS:
+        yield from ((name, dtype, "wgrad", "", True) for name in names for dtype in dtypes)
+    for shape, names in SHAPED.items():
+        yield from ((name, dtype, "wgrad", shape, True) for name in names for dtype in _BOTH)
+    yield from ((name, dtype, "wgrad", "", False) for name in NOT_FINITE for dtype in _BOTH)
+
+
+@contextmanager
+def forced(shape: str) -> Iterator[None]:
+    """While active, the weight gradient takes the best way of that shape, whatever its cost model prefers."""
+    ways = wgrad.ways
+
+    def only(request: Request) -> list[Way]:
+        found = [way for way in ways(request) if SHAPES[shape](way)][:1]
+        return [way._replace(cut=way.cut._replace(parts=1)) if shape == "wgrad one part" else way for way in found]
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(wgrad, "ways", only)
+        yield

@@ -1,0 +1,77 @@
+"""Faults in the sums beside the products: bgrad.cu and partials.cu of families/reduce."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.mutations.mutation import Mutation
+
+_TREE_STEP = "sums[pixel_lane][channel_lane] += sums[pixel_lane + half][channel_lane];"
+
+
+def _fault(name: str, fault: str, *edits: tuple[str, str], on: str) -> Mutation:
+    return Mutation(name, "reduce/bgrad", fault, edits, on, "bgrad")
+
+
+def _of_partials(name: str, fault: str, *edits: tuple[str, str], on: str = "many_images", **run) -> Mutation:
+    return Mutation(f"partials: {name}", "reduce/partials", fault, edits, on, **{"result": "wgrad", **run})
+
+
+BGRAD = (
+    _fault("no barrier before the tree", "lanes add sums that others may not have written yet",
+           (": acc_t(0);\n    __syncthreads();", ": acc_t(0);"), on="border_3x3"),
+    _fault("no barrier inside the tree", "a step of the tree overtakes the one before",
+           (f"{_TREE_STEP}\n        __syncthreads();", _TREE_STEP), on="border_3x3"),
+    _fault("a barrier that only some threads reach", "the barrier stands inside the condition",
+           (f"if (pixel_lane < half) {_TREE_STEP}\n        __syncthreads();",
+            f"if (pixel_lane < half) {{ {_TREE_STEP} __syncthreads(); }}"), on="border_3x3"),
+    _fault("the tree reads one lane too far", "an element behind a static shared array is read",
+           ("sums[pixel_lane + half]", "sums[pixel_lane + half + 1]"), on="border_3x3"),
+    _fault("the tree ends early", "the odd lanes' share is lost",
+           ("PIXEL_LANES / 2; half > 0", "PIXEL_LANES / 2; half > 1"), on="border_3x3"),
+    _fault("one pixel behind the last", "the end of the pixels is taken as inside",
+           ("pixel < end ?", "pixel <= end ?"), on="border_3x3"),
+    _fault("no carry into the next row", "rows run on into what lies between them",
+           ("col -= p.q, ++row, offset += p.next_row;", "col -= p.q, ++row;"), on="channels_last_sliced"),
+    _fault("no carry into the next image", "images follow each other as their rows do",
+           ("row -= p.p, offset += p.next_image;", "row -= p.p;"), on="border_3x3"),
+    _fault("eight pixels across the end of a row", "what lies between rows is summed",
+           ("at.col + ALL_BUT_ONE < p.q", "at.col < p.q"),
+           on="sliced_many_pixels"),
+    _fault("channels beyond the last one", "lanes without a channel write partial sums",
+           ("if (pixel_lane == 0 && channel < p.k)", "if (pixel_lane == 0)"), on="channels_last_odd"),
+    _fault("one part twice", "a part takes pixels of the next one",
+           ("pixels * (part + 1) / p.parts", "pixels * (part + 1) / p.parts + 1"),
+           on="channels_last_many_pixels"),
+)  # fmt: skip
+
+_BLOCKS = {"on": "pairs_wgrad_channels", "family": "depthwise", "dtype": torch.float16}
+PARTIALS = (
+    _of_partials("the last part is lost", "one partial result is never added",
+                 ("part < p.parts;", "part < p.parts - 1;"), on="four_sides"),
+    _of_partials("the next part", "parts are one element apart", ("from[part * p.part_stride]", "from[part]")),
+    _of_partials("the parts of one thread", "what the other threads of an element have added is left out",
+                 ("other < PART_LANES - 1; ++other", "other < 1; ++other")),
+    _of_partials("a thread begins with the next part", "the first part does not count",
+                 ("p, i, part) : acc_t(0)", "p, i, part + 1) : acc_t(0)")),
+    _of_partials("threads are not waited for", "sums are added before others have written them",
+                 ("        __syncthreads();\n", "")),
+    _of_partials("every thread writes", "threads that have added later parts write, too",
+                 ("        if (part > 0) return;\n", "")),
+    _of_partials("elements behind the last", "threads without an element write",
+                 ("inside ? sum_parts(p, i, part) : acc_t(0)", "sum_parts(p, i, part)"),
+                 ("    if (inside) write", "    write")),
+    _of_partials("the extent of another axis", "taps are counted by the channels of a block",
+                 ("const index_t rest = a > 0 ? axis.extent", "const index_t rest = a > 0 ? p.axes[AXES - 1].extent"),
+                 **_BLOCKS),
+    _of_partials("strides of the axis beside", "rows of the filter are as far apart as columns",
+                 ("at * axis.stride", "at * p.axes[a > 1 ? AXES - 1 : a].stride"), on="four_sides"),
+    _of_partials("an axis begins with the whole rest", "what outer axes count is counted again",
+                 ("int(i - rest * index_t(axis.extent.value))", "int(i)"), on="four_sides"),
+    _of_partials("padding is written", "a block's channels that are not there are written",
+                 ("    if (place.count >= p.limit) return;\n", ""), **_BLOCKS),
+    _of_partials("nothing is counted", "no channel is behind the last one",
+                 (", place.count += at * axis.count;", ";"), **_BLOCKS),
+)  # fmt: skip
+
+MUTATIONS = (*BGRAD, *PARTIALS)
