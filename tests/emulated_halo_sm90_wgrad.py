@@ -45,11 +45,13 @@ CASES = (
     case("sm90_wgrad_expanded", "one image seen as several", (3, 16, 6, 16), (24, 3, 3), padding=1, storage="expanded"),
     case("sm90_wgrad_unaligned_nhwc", "a tensor that starts in the middle of 16 bytes", (2, 16, 6, 16), (24, 3, 3),
          padding=1, storage="channels_last_unaligned"),
-    case("sm90_wgrad_loose", "pixels right of the last column that dy has, in a last step", (3, 8, 6, 36), (16, 3, 3),
+    case("sm90_wgrad_loose", "pixels right of the last column that dy has, in a last step", (3, 8, 4, 24), (16, 1, 13)),
+    case("sm90_wgrad_loose_nhwc", "the same where channels are neighbours", (3, 8, 4, 24), (16, 1, 13),
+         storage="channels_last"),
+    case("sm90_wgrad_loose_halves", "the same in aligned rows of 16 bits", (3, 8, 4, 40), (16, 1, 17)),
+    case("sm90_wgrad_loose_odd", "the same where loads bring them", (3, 8, 4, 25), (16, 1, 13)),
+    case("sm90_wgrad_loose_rows", "rows of x that some rows of taps meet no output with", (3, 8, 6, 16), (16, 3, 3),
          padding=(0, 0, 1, 1)),
-    case("sm90_wgrad_loose_nhwc", "the same where channels are neighbours", (3, 8, 6, 36), (16, 3, 3),
-         padding=(0, 0, 1, 1), storage="channels_last"),
-    case("sm90_wgrad_loose_odd", "the same where loads bring them", (3, 8, 6, 21), (16, 3, 3), padding=(0, 0, 1, 1)),
 )  # fmt: skip
 
 _EVERY = (torch.float32, torch.float16, torch.bfloat16)
@@ -80,9 +82,12 @@ SHAPED = {
     "wgrad steps shared": ("sm90_wgrad_classes", "sm90_wgrad_rows_nhwc", "sm90_wgrad_narrow"),
     "wgrad columns in turn": ("sm90_wgrad_wide", "sm90_wgrad_row_filter"),
     "wgrad many filters": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
-    "wgrad one part": ("sm90_wgrad_long_sum", "sm90_wgrad_classes"),
+    "wgrad one part": ("sm90_wgrad_long_sum", "sm90_wgrad_classes", "sm90_wgrad_beyond"),
 }
-NOT_FINITE = ("sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_odd")
+NOT_FINITE = (
+    "sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_halves", "sm90_wgrad_loose_odd",
+    "sm90_wgrad_loose_rows",
+)  # fmt: skip
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:

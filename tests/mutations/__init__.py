@@ -25,6 +25,7 @@ from tests.mutations import (
     halo_sm90_staging,
     halo_sm90_stores,
     halo_sm90_streams,
+    halo_sm90_wgrad,
     reduce,
 )
 from tests.mutations.mutation import Mutation
@@ -39,6 +40,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_staging.MUTATIONS,
     *halo_sm90_stores.MUTATIONS,
     *halo_sm90_streams.MUTATIONS,
+    *halo_sm90_wgrad.MUTATIONS,
     *depthwise_band.MUTATIONS,
     *depthwise_box.MUTATIONS,
     *depthwise_lanes.MUTATIONS,

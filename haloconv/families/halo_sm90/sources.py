@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
-from haloconv.families.halo_sm90 import conv
+from haloconv.families.halo_sm90 import conv, wgrad
 from haloconv.jit import KernelSource
 from haloconv.problem import Problem, dense_request
 
@@ -46,7 +47,23 @@ def sources() -> list[KernelSource]:
     for layer in _SPLIT_LAYERS:
         request = dense_request(_problem("fprop", *layer, bias=True), _NO_DEVICE)
         found |= {source.digest: source for source in conv.split_sources(request)}
+    for problem in _weight_gradients():
+        found |= {source.digest: source for source in wgrad.sources(dense_request(problem, _NO_DEVICE))}
     return list(found.values())
+
+
+def _weight_gradients() -> Iterator[Problem]:
+    """Wide, thin and grouped layers in every type, layout and alignment; pointwise ones; rows and many rows of taps."""
+    for dtype, layout, channels, filters in _LAYERS:
+        yield _problem("wgrad", dtype, layout, channels, filters)
+    for dtype, height, width in _UNALIGNED:
+        yield replace(_problem("wgrad", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
+    for dtype, layout in product((torch.float32, torch.float16), ("nchw", "nhwc")):
+        one = _problem("wgrad", dtype, layout, 32, 64)
+        yield replace(one, r=5, s=9, padding=(2, 2, 4, 4))
+        yield replace(one, c=64, r=1, s=15, padding=(0, 0, 7, 7))
+        yield replace(one, c=256, r=1, s=1)
+        yield replace(one, c=96, k=96, groups=4, padding=(1, 1, 1, 1))
 
 
 def _representative_problems() -> Iterator[Problem]:

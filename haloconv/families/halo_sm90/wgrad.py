@@ -6,6 +6,7 @@ the number of multiprocessors fix.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from haloconv.problem import Problem, Request
 KERNEL = "halo_sm90/wgrad"
 DIRECTIONS = ("wgrad",)
 _ARCH = "sm_90a"
+_SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 _LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would be zeros
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
@@ -72,20 +74,27 @@ class Way(NamedTuple):
 
 def configs(request: Request) -> list[Config]:
     """The best ways by a cost model, best first, that differ by more than how warpgroups share a tile."""
-    best = few_apart(ways(request), lambda way: (way.tile.rows, way.tile.filters, way.tile.columns), MOST_CONFIGS)
-    return [Config(KERNEL, config_key(way.tile), way) for way in best]
+    return [Config(KERNEL, config_key(way.tile), way) for way in _best(ways(request))]
+
+
+def _best(found: list[Way]) -> list[Way]:
+    return few_apart(found, lambda way: (way.tile.rows, way.tile.filters, way.tile.columns), MOST_CONFIGS)
 
 
 def ways(request: Request) -> list[Way]:
     """All of them, best first."""
-    problem, facts = request.problem, request.facts
+    return _ways(request, request.facts.max_smem_bytes, request.facts.sm_count)
+
+
+def _ways(request: Request, max_smem_bytes: int, sm_count: int) -> list[Way]:
+    problem = request.problem
     x = Operand.of(problem, request.second, problem.x_shape, problem.c_per_group)
     dy = Operand.of(problem, request.first, problem.y_shape, problem.k_per_group, is_dy=True)
     found = []
     for tile in tiles(problem):
-        stage = stage_of(problem, tile, x, dy, facts.max_smem_bytes)
+        stage = stage_of(problem, tile, x, dy, max_smem_bytes)
         if stage is not None:
-            found.append(Way(tile, stage, *_cut(problem, tile, stage, facts.sm_count)))
+            found.append(Way(tile, stage, *_cut(problem, tile, stage, sm_count)))
     return sorted(found, key=lambda way: way.cycles)
 
 
@@ -138,6 +147,12 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "Y_LOADS": stage.dy.loads,
     }
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
+
+
+def sources(request: Request) -> Iterator[KernelSource]:
+    """The source that the request would choose on an NVIDIA H200."""
+    for way in _ways(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
+        yield source(request.problem, way.tile, way.stage)
 
 
 def bind(request: Request, config: Config) -> BoundCall:

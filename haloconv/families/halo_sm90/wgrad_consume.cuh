@@ -35,16 +35,15 @@ __device__ __forceinline__ int step_units(int step) {
     return step / 4 * (Y_SPAN_BYTES / 16) + step % 4 * 2;
 }
 
-// Stages whose lines are multiplied already, as far as the last wgmma that reads them has been waited for.
+// The stage of the oldest line of dy that the line before met, until that is given back.
 struct Done {
-    int x = -1, y = -1;
+    int stage = -1;
 
     __device__ __forceinline__ void release(const Smem& smem) {
-        if (x < 0) return;
+        if (stage < 0) return;
         if (!X_LOADS) ptx::fence_proxy_async_shared();  // before TMA writes here again
-        arrive_warp(&smem.x_empty[x]);
-        arrive_warp(&smem.y_empty[y]);
-        x = -1;
+        arrive_warp(&smem.y_empty[stage]);
+        stage = -1;
     }
 };
 
@@ -172,8 +171,8 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
                 multiply_line<false>(sums, lines, x, lanes, part.p, line_steps, masks, smem, done);
             else if (lines.valid)
                 multiply_line<true>(sums, lines, x, lanes, part.p, line_steps, masks, smem, done);
-            if (done.x >= 0) ptx::wgmma_wait_group<0>(), done.release(smem);
-            done.x = x_at.index, done.y = oldest;
+            if (done.stage >= 0) ptx::wgmma_wait_group<0>(), done.release(smem);
+            done.stage = oldest;
             oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
             steps += line_steps;
             const bool last = line + 1 == run.bands && walk.at == walk.end;

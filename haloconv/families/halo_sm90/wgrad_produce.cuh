@@ -115,7 +115,8 @@ __device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, char*
     });
 }
 
-// Brings a line, as TMA or as loads do; of a line that does not exist nothing but the news that it is there.
+// Brings a line, as TMA or as loads do; of a line that does not exist nothing but the news that it is there. A line of x
+// comes after the youngest line of dy that it meets: where that has room, so has it.
 __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
                                          const Place& place, int row) {
     char* const to = smem.y + at.index * Y_BYTES;
@@ -134,12 +135,11 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
     }
 }
 
-__device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
-                                        const Place& place, int row) {
-    char* const to = smem.x + at.index * X_BYTES;
-    ptx::u64* const full = &smem.x_full[at.index];
+__device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const Smem& smem, int at, const Place& place,
+                                        int row) {
+    char* const to = smem.x + at * X_BYTES;
+    ptx::u64* const full = &smem.x_full[at];
     const int column = place.column + tile.first_column(p) - tile.lead(p);
-    wait(&smem.x_empty[at.index], at.parity ^ 1);
     if constexpr (X_LOADS != 0) {
         if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
         arrive_warp(full);
@@ -156,14 +156,15 @@ __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);
     const Tile tile(p, walk.slab);
-    Cursor x_at, y_at;
+    Cursor y_at;
+    int x_at = 0;
     for (Run run; walk.next(p.cut, run);) {
         const Place place(p, tile, run);
         for (int line = 0; line < run.bands + ROWS - 1; ++line, y_at.advance(Y_STAGES)) {
             bring_dy(p, tile, smem, y_at, place, place.dy_row + line * p.dil_h);
             if (line < ROWS - 1) continue;
             bring_x(p, tile, smem, x_at, place, place.row + (line - (ROWS - 1)) * p.dil_h);
-            x_at.advance(X_STAGES);
+            x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
         }
     }
 }

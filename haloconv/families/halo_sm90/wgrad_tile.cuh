@@ -104,11 +104,11 @@ struct Place {
 
 struct Smem {
     char *y, *x;
-    ptx::u64 *y_full, *y_empty, *x_full, *x_empty;
+    ptx::u64 *y_full, *y_empty, *x_full;  // a line of x goes back with the oldest line of dy that it met
 
     __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_STAGES * Y_BYTES) {
         y_full = reinterpret_cast<ptx::u64*>(x + X_STAGES * X_BYTES), y_empty = y_full + Y_STAGES;
-        x_full = y_empty + Y_STAGES, x_empty = x_full + X_STAGES;
+        x_full = y_empty + Y_STAGES;
     }
 };
 
@@ -118,10 +118,7 @@ __device__ __forceinline__ void begin(const Smem& smem) {
             ptx::mbarrier_init(&smem.y_full[i], Y_LOADS ? 4 : 1);
             ptx::mbarrier_init(&smem.y_empty[i], CONSUMER_WARPS);
         }
-        for (int i = 0; i < X_STAGES; ++i) {
-            ptx::mbarrier_init(&smem.x_full[i], X_LOADS ? 4 : 1);
-            ptx::mbarrier_init(&smem.x_empty[i], CONSUMER_WARPS);
-        }
+        for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_LOADS ? 4 : 1);
         ptx::fence_mbarrier_init();
     }
     __syncthreads();

@@ -11,7 +11,7 @@ from haloconv.problem import Problem, TensorForm
 
 _M = 64  # of wgmma: channels by columns of taps
 _CHANNELS = (8, 16, 32, 64)
-_FILTERS = (32, 64, 96, 128, 192, 256)
+_FILTERS = (32, 64, 128, 192, 256)
 _SPLITS = (
     (3, 1, 1, 1),
     (2, 1, 1, 1),
@@ -24,7 +24,7 @@ _SPLITS = (
 )
 _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
 _MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
-_REGISTERS = {2: 212, 3: 128}  # the same for sums, fragments and descriptors
+_REGISTERS = {2: 204, 3: 120}  # the same for sums, fragments and descriptors
 _LEAST_CYCLES = 28  # of a wgmma, whose fragment of x takes as long as 56 filters
 _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
