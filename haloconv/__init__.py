@@ -1,12 +1,41 @@
-"""haloconv: a drop-in 2-D convolution for PyTorch on its own CUDA kernels, specialised per layer at run time."""
+"""haloconv: a drop-in 2-D convolution for PyTorch on its own CUDA kernels, specialised per layer at run time.
+
+What measures, reports and exports is loaded when it is first asked for.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import haloconv.export
+import haloconv.tune  # noqa: F401
 from haloconv.accelerate import accelerate, restore
-from haloconv.export.export import export
+from haloconv.choose import measuring
 from haloconv.functional import conv2d
 from haloconv.module import Conv2d
-from haloconv.tune.ahead import tune
 from haloconv.version import __version__
 
+if TYPE_CHECKING:
+    from haloconv.export.export import export
+    from haloconv.tune.ahead import tune
+
 __all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "export", "restore", "tune"]
+
+_LOADED_WHEN_ASKED_FOR = {"export": "haloconv.export.export", "tune": "haloconv.tune.ahead"}
+for _name in _LOADED_WHEN_ASKED_FOR:
+    del globals()[_name]  # the packages, imported above: the names are those of functions
+
+measuring.register(partial(import_module, "haloconv.tune.first_use"))
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_WHEN_ASKED_FOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = function = getattr(import_module(_LOADED_WHEN_ASKED_FOR[name]), name)
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

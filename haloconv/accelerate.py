@@ -6,21 +6,17 @@ modules, DDP and FSDP2 (which puts gathered weights into the very module that it
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from haloconv.module import OWN_NAMES, Conv2d, check_names
 from haloconv.reclass import change_class, is_convolution, own_class, why_not_plain
 
-_WIDTH = 160  # columns of the report as a str
+_TABLES = "haloconv.report.changes"  # loaded when something is shown
 _ROOT = "(the model itself)"
 
 
@@ -89,17 +85,10 @@ class Acceleration(Sequence):
         return f"<Acceleration: {self.summary}>"
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
-        console.print(self)
-        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+        return import_module(_TABLES).as_text(self.__rich__())
 
-    def __rich__(self) -> Group:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for head in ("layer", "of", "state", "family, or why not"):
-            table.add_column(head, overflow="fold")
-        for line in self._lines():
-            table.add_row(*(Text(cell) for cell in line))
-        return Group(Text(self.summary), *([table] if table.row_count else []))
+    def __rich__(self) -> object:
+        return import_module(_TABLES).change_table(self.summary, self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str, str, str]]:
         """The table row by row: name, extents, state, reason."""

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from haloconv import plan as plans
-from haloconv.problem import ConvSpec
+from haloconv.layout import Layout
+from haloconv.problem import ConvSpec, Direction
 
 Tensor = torch.Tensor
 
@@ -22,6 +23,11 @@ Tensor = torch.Tensor
 def _recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
     wanted = first.requires_grad or second.requires_grad or (third is not None and third.requires_grad)
     return wanted and torch.is_grad_enabled()
+
+
+def _wanted(x: Tensor, w: Tensor) -> tuple[Direction, ...]:
+    """The gradients of a convolution that a backward pass would ask our kernels for."""
+    return (*(("dgrad",) if x.requires_grad else ()), *(("wgrad",) if w.requires_grad else ()))
 
 
 def activated(y: Tensor, activation: str | None) -> Tensor:
@@ -34,28 +40,30 @@ def fprop(
 ) -> Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop.
 
-    ``notes["is_native"]`` becomes true if every direction of the layer goes to PyTorch. With ``activation`` "relu" y is
-    max(0, y), and a NaN stays one.
+    ``notes["is_native"]`` becomes true if fprop and every gradient that is wanted go to PyTorch. With ``activation``
+    "relu" y is max(0, y), and a NaN stays one.
     """
     plan = plans.plan_fprop(x, w, b, spec, activation)
-    if plan.native and notes is not None:
+    recording = _recording(x, w, b)
+    native = plan.plain and (not recording or plan.is_native(_wanted(x, w), x.device))
+    if native and notes is not None:
         notes["is_native"] = True
-    if not _recording(x, w, b):
+    if not recording:
         return plan.run(x, w, b)
-    if plan.native:
+    if native:
         top, _, left, _ = spec.padding
         return activated(torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation)
     return _Fprop.apply(x, w, b, plan)
 
 
-def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
     if _recording(dy, w):
         return _Dgrad.apply(dy, w, x_shape, layout, spec)
     return plans.dgrad(dy, w, x_shape, layout, spec)
 
 
-def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dw of ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
     if _recording(dy, x):
         return _Wgrad.apply(dy, x, w_shape, layout, spec)
@@ -100,7 +108,7 @@ class _Fprop(torch.autograd.Function):
 
 class _Dgrad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+    def forward(ctx: Any, dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
         save_needed(ctx, dy, w)
         ctx.w_shape, ctx.w_layout, ctx.spec = tuple(w.shape), plans.layout_of(w), spec
         return plans.dgrad(dy, w, x_shape, layout, spec)
@@ -116,7 +124,7 @@ class _Dgrad(torch.autograd.Function):
 
 class _Wgrad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+    def forward(ctx: Any, dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
         save_needed(ctx, dy, x)
         ctx.x_shape, ctx.x_layout, ctx.spec = tuple(x.shape), plans.layout_of(x), spec
         return plans.wgrad(dy, x, w_shape, layout, spec)

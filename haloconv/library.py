@@ -13,6 +13,7 @@ import torch
 
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
+from haloconv.families import check_family
 from haloconv.layout import strides_of
 from haloconv.problem import ConvSpec, check_tensors
 
@@ -66,6 +67,7 @@ for _name, _body in (("fprop", _fprop), ("dgrad", _dgrad), ("wgrad", _wgrad), ("
 def _(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     spec = _spec(*values)
     check_tensors(x, w, b, spec)
+    check_family(spec.family)
     layout = plans.result_layout(x, w)
     shape = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout).y_shape
     return x.new_empty_strided(shape, strides_of(shape, layout))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from haloconv import plan as plans
+from haloconv.choose.choice import Choice, choose
+from haloconv.families import check_family
 from haloconv.functional import convolve, make_spec
 from haloconv.layout import is_channels_last
 from haloconv.library import autocast_dtype
-from haloconv.plan import Choice, choose, problem_of
+from haloconv.plan import problem_of
 from haloconv.precision import torch_precision
-from haloconv.problem import FAMILIES, PRECISIONS, ConvSpec, Pair
+from haloconv.problem import PRECISIONS, ConvSpec, Pair
 from haloconv.reclass import change_class, why_not_plain
 from haloconv.support import why_not_elements
 
@@ -117,15 +119,12 @@ class Conv2d(torch.nn.Conv2d):
         return self._conv_forward(input, self.weight if weight is None else weight, bias)
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The convolution with a family chosen. Where all that a call needs goes to PyTorch, the layer notes it: from
+        then on its calls are PyTorch's own, autocast and all, as long as nothing changes that the choice depends on.
+        """
         native = None if _is_compiling() else self.__dict__.get("_native")
         if native is not None and native[0] == _circumstances(input, weight):
             return torch.conv2d(input, weight, bias, *native[1])
-        return self._convolve(input, weight, bias)
-
-    def _convolve(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The convolution with a family chosen. Where all directions go to PyTorch, the layer notes it: from then on
-        its calls are PyTorch's own, autocast and all, as long as nothing changes that the choice depends on.
-        """
         if not isinstance(input, torch.Tensor):
             if isinstance(input, torch.fx.Proxy):  # torch.fx keeps the layers of torch.nn whole; ours, too
                 return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
@@ -196,7 +195,8 @@ def _circumstances(x: torch.Tensor, w: torch.Tensor) -> tuple | None:
     """
     if type(x) is not torch.Tensor:
         return None
-    settings = (torch_precision(), _any_autocast(), plans.generation)
+    wanted = torch.is_grad_enabled() and (x.requires_grad, w.requires_grad)
+    settings = (torch_precision(), _any_autocast(), wanted, plans.generation)
     return (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, *settings)
 
 
@@ -204,5 +204,4 @@ def check_names(precision: str | None, family: str) -> None:
     """Raise ValueError for an unknown precision or family."""
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")
-    if family not in FAMILIES:
-        raise ValueError(f"family must be one of {FAMILIES}, not {family!r}")
+    check_family(family)

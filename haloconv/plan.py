@@ -7,58 +7,49 @@ strides, dtype and device, find the plan in a dict and launch: nothing is format
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
 from haloconv import support
-from haloconv.choose.choice import Forms, config_named, recorded, tune_now
-from haloconv.choose.rules import bgrad_by_rule, by_rule
-from haloconv.env import runs_kernels, stand_in, tunes_at_first_use, watched
+from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be_measured
+from haloconv.choose.rules import bgrad_by_rule
+from haloconv.device import runs_kernels, stand_in, watched
 from haloconv.families import FAMILIES
 from haloconv.families.aten import aten_gradients, is_symmetric
-from haloconv.families.base import Activates, BoundCall, Family, bind_config
+from haloconv.families.base import BoundCall
 from haloconv.families.reduce.bgrad import bind_bgrad
-from haloconv.layout import is_channels_last
+from haloconv.layout import Layout, is_channels_last
 from haloconv.precision import torch_precision
-from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem, TensorForm, check_tensors
-
-
-class Choice(NamedTuple):
-    """The family that runs a problem and why; ``refused`` if our kernels do not take the problem at all.
-
-    ``config`` is the key of the config that a record names (families.base.config_key), empty for the family's own
-    choice; None if the choice was not measured.
-    """
-
-    family: str
-    reason: str
-    refused: bool = False
-    config: str | None = None
+from haloconv.problem import ConvSpec, Direction, Problem, Request, TensorForm, check_tensors
 
 
 class Plan:
     """A problem bound to a family: ``run`` takes tensors of the form that the plan was made for.
 
-    ``layout`` is the memory order of the output, ``w_layout`` that of the filter. ``native`` is set if every direction
-    of the layer goes to PyTorch, so that its own autograd can take the whole layer.
+    ``choice`` names the kernel and the config that run. ``layout`` is the memory order of the output, ``w_layout`` that
+    of the filter. ``plain`` is set if PyTorch runs fprop exactly as its own layer would.
     """
 
-    __slots__ = ("choice", "layout", "native", "problem", "run", "spec", "w_layout")
+    __slots__ = ("_native", "choice", "layout", "plain", "problem", "run", "spec", "w_layout")
 
     def __init__(
-        self,
-        problem: Problem,
-        spec: ConvSpec,
-        choice: Choice,
-        run: BoundCall,
-        layout: str,
-        w_layout: str,
-        native: bool,
+        self, request: Request, spec: ConvSpec, choice: Choice, run: BoundCall, w_layout: Layout, plain: bool
     ) -> None:
-        self.problem, self.spec, self.choice, self.run = problem, spec, choice, run
-        self.layout, self.w_layout, self.native = layout, w_layout, native
+        self.problem, self.layout, self.w_layout = request.problem, request.result_layout, w_layout
+        self.spec, self.choice, self.run, self.plain = spec, choice, run, plain
+        self._native: dict[Direction, bool] = {}
+
+    def is_native(self, gradients: tuple[Direction, ...], device: torch.device) -> bool:
+        """Whether PyTorch runs fprop and these gradients as its own layer would, so that its autograd can take all."""
+        return self.plain and all([self._is_native(each, device) for each in gradients])
+
+    def _is_native(self, direction: Direction, device: torch.device) -> bool:
+        known = self._native.get(direction)
+        if known is None:
+            choice = choose(self.problem.toward(direction), device, self.spec.family)
+            known = self._native[direction] = _is_settled(choice, self.spec)
+        return known
 
 
 Bound = TypeVar("Bound")
@@ -70,37 +61,13 @@ _bgrads: dict[tuple, BoundCall] = {}
 _warned: set[tuple] = set()
 
 
-def choose(problem: Problem, device: torch.device, family: str = "auto") -> Choice:
-    """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for.
-
-    ``"auto"`` follows records of measurements where there are any, else rules; nothing is measured here.
-    """
-    if family == "aten":
-        return Choice("aten", "asked for")
-    reason = FAMILIES["direct" if family == "auto" else family].why_not(problem, device)
-    if reason is not None:
-        return Choice("aten", reason, refused=True)
-    if family != "auto":
-        return Choice(family, "asked for")
-    found = recorded(problem, device)
-    if found is not None:
-        return Choice(found.family, found.reason, config=found.config)
-    return _choose_own(problem, device) if stand_in() is not None else Choice(*by_rule(problem, device))
-
-
-def _choose_own(problem: Problem, device: torch.device) -> Choice:
-    """On a stand-in for a GPU, where nothing is fast: the most special of our families that takes the problem."""
-    takes = (name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, device) is None)
-    return Choice(next(takes), "the most special of our families that takes the problem")
-
-
 def problem_of(
     direction: Direction,
     x_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     spec: ConvSpec,
     dtype: torch.dtype,
-    layout: str,
+    layout: Layout,
     bias: bool = False,
     activation: str | None = None,
 ) -> Problem:
@@ -128,7 +95,8 @@ def plan_fprop(
 ) -> Plan:
     """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None, whose result is activated.
 
-    Raises what torch.nn.functional.conv2d raises for tensors that it refuses, and RuntimeError with ``spec.strict`` if
+    Raises what torch.nn.functional.conv2d raises for tensors that it refuses, ValueError for an unknown family, and
+    RuntimeError with ``spec.strict`` if
     our kernels do not take the problem.
     """
     key = (
@@ -150,7 +118,7 @@ def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSp
     return plan_fprop(x, w, b, spec).run(x, w, b)
 
 
-def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Plan:
+def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Plan:
     """The plan for ``dgrad`` of these arguments."""
     key = (
         *("dgrad", dy.shape, dy.stride(), dy.dtype, dy.device, w.shape, w.stride(), x_shape, layout, spec),
@@ -163,12 +131,12 @@ def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layo
     return plan
 
 
-def dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> torch.Tensor:
+def dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> torch.Tensor:
     """dx of shape ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
     return plan_dgrad(dy, w, x_shape, layout, spec).run(dy, w)
 
 
-def plan_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Plan:
+def plan_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Plan:
     """The plan for ``wgrad`` of these arguments."""
     key = (
         *("wgrad", dy.shape, dy.stride(), dy.dtype, dy.device, x.shape, x.stride(), w_shape, layout, spec),
@@ -181,7 +149,7 @@ def plan_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layo
     return plan
 
 
-def wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> torch.Tensor:
+def wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> torch.Tensor:
     """dw of shape ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
     return plan_wgrad(dy, x, w_shape, layout, spec).run(dy, x)
 
@@ -222,23 +190,18 @@ def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
     return bound
 
 
-def _bind(problem: Problem, first: torch.Tensor, second: torch.Tensor, layout: str, spec: ConvSpec) -> Plan:
-    device, forms = first.device, (form_of(first), form_of(second))
-    plain = replace(problem, activation=None)  # what is measured and recorded
-    choice = _choose_or_tune(plain, forms, device, spec.family)
+def _bind(problem: Problem, first: torch.Tensor, second: torch.Tensor, layout: Layout, spec: ConvSpec) -> Plan:
+    device = first.device
+    request = Request(problem, form_of(first), form_of(second), layout, device)
+    choice = choose_now(request, spec.family)
     if choice.refused and device.type != "meta":  # there nothing is computed
         _report_refusal(problem, choice, spec)
-    config = config_named(choice.config or "", choice.family, plain, forms, layout, device)
-    family = FAMILIES[choice.family]
-    run = watched(bind_config(family, problem, *forms, layout, device, config), device)
-    if problem.activation is not None and not _activates(family, problem.activation):
+    family, config = FAMILIES[choice.family], config_of(choice, request)
+    run = watched(family.bind(request, config), device)
+    if problem.activation is not None and problem.activation not in family.activations:
         run = _activated(run)
-    native = problem.direction == "fprop" and _all_native(problem, device, spec)
-    return Plan(problem, spec, choice, run, layout, layout_of(second), native)
-
-
-def _activates(family: Family, activation: str) -> bool:
-    return isinstance(family, Activates) and activation in family.activations
+    plain = problem.direction == "fprop" and _is_settled(choice, spec) and _is_plain(problem, spec)
+    return Plan(request, spec, choice._replace(kernel=config.kernel, config=config.key), run, layout_of(second), plain)
 
 
 def _activated(fprop: BoundCall) -> BoundCall:
@@ -246,29 +209,14 @@ def _activated(fprop: BoundCall) -> BoundCall:
     return lambda x, w, b: fprop(x, w, b).relu_()
 
 
-def _choose_or_tune(problem: Problem, forms: Forms, device: torch.device, family: str) -> Choice:
-    """The choice for tensors of these forms: measured now if the user asked for it and there is no record."""
-    choice = choose(problem, device, family)
-    if not _could_be_tuned(choice, family):
-        return choice
-    obstacle = tune_now(problem, forms, device)
-    return (
-        choose(problem, device, family) if obstacle is None else choice._replace(reason=f"{choice.reason}; {obstacle}")
-    )
+def _is_plain(problem: Problem, spec: ConvSpec) -> bool:
+    """Whether PyTorch's own layer can be asked for exactly this."""
+    return is_symmetric(problem) and (spec.precision is None or problem.dtype != torch.float32)
 
 
-def _could_be_tuned(choice: Choice, family: str) -> bool:
-    """Whether measuring at first use has a say in the choice, and no record had."""
-    return family == "auto" and not choice.refused and choice.config is None and tunes_at_first_use()
-
-
-def _all_native(problem: Problem, device: torch.device, spec: ConvSpec) -> bool:
-    """True if PyTorch runs every direction exactly as its own layer would."""
-    top, bottom, left, right = problem.padding
-    if top != bottom or left != right or (spec.precision is not None and problem.dtype == torch.float32):
-        return False
-    choices = [choose(problem.toward(each), device, spec.family) for each in DIRECTIONS]
-    return all(each.family == "aten" and not _could_be_tuned(each, spec.family) for each in choices)
+def _is_settled(choice: Choice, spec: ConvSpec) -> bool:
+    """Whether the choice is PyTorch, and stays so."""
+    return choice.family == "aten" and not may_be_measured(choice, spec.family)
 
 
 def _report_refusal(problem: Problem, choice: Choice, spec: ConvSpec) -> None:
@@ -287,11 +235,11 @@ def form_of(tensor: torch.Tensor) -> TensorForm:
     return TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0)
 
 
-def layout_of(tensor: torch.Tensor) -> str:
+def layout_of(tensor: torch.Tensor) -> Layout:
     """The memory order of a 4-D tensor: ``"nhwc"`` if PyTorch would call it channels_last, else ``"nchw"``."""
     return "nhwc" if is_channels_last(tensor.shape, tensor.stride()) else "nchw"
 
 
-def result_layout(x: torch.Tensor, w: torch.Tensor) -> str:
+def result_layout(x: torch.Tensor, w: torch.Tensor) -> Layout:
     """The memory order of y and dx, as of PyTorch's layer: ``"nhwc"`` if it would call either tensor channels_last."""
     return "nhwc" if "nhwc" in (layout_of(x), layout_of(w)) else "nchw"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from haloconv.env import runs_kernels
+from haloconv.device import runs_kernels
 from haloconv.problem import Problem
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -80,7 +80,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def own_autograd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every layer goes through our autograd functions, also where PyTorch's own would take the whole layer."""
-    monkeypatch.setattr(plan, "_all_native", lambda *_: False)
+    monkeypatch.setattr(plan, "_is_plain", lambda *_: False)
     plan.clear_plans()
     yield
     plan.clear_plans()

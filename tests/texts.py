@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from haloconv import env, plan
+from haloconv import plan
+from haloconv.device import Device, DeviceFacts, set_stand_in, stand_in
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel, nvrtc_info
 
 
@@ -19,13 +20,13 @@ class _Nothing:
 
 
 @contextmanager
-def noted_texts(facts: env.DeviceFacts) -> Iterator[dict[str, KernelSource]]:
+def noted_texts(facts: DeviceFacts) -> Iterator[dict[str, KernelSource]]:
     """While active, calls on CPU tensors choose, bind and launch as on a GPU of these facts, but nothing is compiled.
 
     Gives the texts that the calls load, by their digest; what the calls return means nothing. Plans that were made
     before are forgotten, and so are those made here. Raises RuntimeError inside another stand-in.
     """
-    if env.stand_in() is not None:
+    if stand_in() is not None:
         raise RuntimeError("a stand-in for a GPU is in force already")
     texts: dict[str, KernelSource] = {}
 
@@ -37,11 +38,11 @@ def noted_texts(facts: env.DeviceFacts) -> Iterator[dict[str, KernelSource]]:
         return bytes(TENSOR_MAP_BYTES)
 
     plan.clear_plans()
-    env.set_stand_in(env.StandIn(facts, load, lambda run: run, encode))
+    set_stand_in(Device(facts, load, encode))
     try:
         yield texts
     finally:
-        env.set_stand_in(None)
+        set_stand_in(None)
         plan.clear_plans()
 
 

@@ -9,16 +9,19 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from haloconv import env, plan
-from haloconv.choose import choice, records
+from haloconv.choose import records
 from haloconv.choose.buckets import bucket_of, layer_key, size_of
 from haloconv.choose.records import Record
-from haloconv.env import DeviceFacts, StandIn, software_stamp
+from haloconv.choose.trust import forget_trust
+from haloconv.device import Device, DeviceFacts
+from haloconv.env import software_stamp
 from haloconv.families import FAMILIES
-from haloconv.families.aten import AtenFamily
-from haloconv.families.base import BoundCall, Config
-from haloconv.families.direct.family import DirectFamily
+from haloconv.families.base import BoundCall, Config, Family
 from haloconv.families.files import device_hash
-from haloconv.problem import Problem, Request
+from haloconv.jit import KernelSource
+from haloconv.problem import DIRECTIONS, Problem, Request
+from haloconv.support import KERNEL_DTYPES
+from haloconv.tune.first_use import forget_failures
 from haloconv.tune.timing import Timing
 
 FACTS = DeviceFacts("Test GPU 9000", "sm_90a", 4, (9, 0), 1 << 33, 232_448, "none")
@@ -28,7 +31,8 @@ LAYER = Problem("fprop", 2, 8, 24, 28, 16, 3, 3, padding=(1, 1, 1, 1), dtype=tor
 def forget() -> None:
     """As if another process began."""
     records.forget_shelves()
-    choice.forget_choices()
+    forget_trust()
+    forget_failures()
     plan.clear_plans()
     env.tunes_at_first_use.cache_clear()
     env.frozen.cache_clear()
@@ -82,27 +86,35 @@ class FakeConfig:
 class FakeFamily:
     """PyTorch's convolution under another name, with configs, some of which are wrong or do not bind.
 
-    ``offers`` are its configs, each for images whose rows it divides. ``bound`` are those that were bound, in order.
+    ``offers`` are all configs; those whose rows do not divide the image's are not offered for it, and rows1 is offered
+    where none is left. ``bound`` are those that were bound, in order.
     """
 
     name: str
     offers: tuple[FakeConfig, ...] = (FakeConfig(4), FakeConfig(8))
     takes: Callable[[Problem], bool] = lambda problem: True
+    tensor_cores: bool = False
     bound: list[FakeConfig] = field(default_factory=list)
+    directions, dtypes, activations = DIRECTIONS, KERNEL_DTYPES, ()
+    depthwise, capability, newer = False, (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         return None if self.takes(problem) else "this fake does not take it"
 
     def configs(self, request: Request) -> list[Config]:
-        kernel, rows = f"{self.name}/fake", request.problem.h
-        return [Config(kernel, str(each), each) for each in self.offers if rows % each.rows == 0]
+        fitting = [each for each in self.offers if request.problem.h % each.rows == 0] or [FakeConfig(1)]
+        return [Config(f"{self.name}/fake", str(each), each) for each in (fitting if self.offers else [])]
+
+    def sources(self) -> list[KernelSource]:
+        return []
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         self.bound.append(config.derived)
         fault = config.derived.fault
         if fault == "does not bind":
             raise RuntimeError("no such kernel")
-        run = AtenFamily().bind(request, config)
+        aten = FAMILIES["aten"]
+        run = aten.bind(request, aten.configs(request)[0])
         if fault in ("does not run", "no memory"):
             return _failing if fault == "does not run" else _out_of_memory
         return {"wrong": lambda *args: run(*args) * 1.01, "nan": lambda *args: _with_nan(run(*args))}.get(fault, run)
@@ -122,7 +134,7 @@ def _with_nan(result: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def only(*families: FakeFamily | DirectFamily) -> Iterator[None]:
+def only(*families: Family) -> Iterator[None]:
     """PyTorch and these are all families there are; afterwards all are back, in their order, which means something."""
     before = dict(FAMILIES)
     FAMILIES.clear()
@@ -134,6 +146,6 @@ def only(*families: FakeFamily | DirectFamily) -> Iterator[None]:
         FAMILIES.update(before)
 
 
-def fake_device(facts: DeviceFacts = FACTS) -> StandIn:
+def fake_device(facts: DeviceFacts = FACTS) -> Device:
     """CPU tensors count as a GPU's; no kernel can be loaded, so that only fake families run."""
-    return StandIn(facts, load=None, watch=lambda run: run, encode_tiled=None, keeps_time=True)
+    return Device(facts, load=None, encode_tiled=None, keeps_time=True)

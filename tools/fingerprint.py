@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
-from haloconv import env, plan
+from haloconv import plan
+from haloconv.device import Device, DeviceFacts, max_smem_bytes_of, set_stand_in
 from haloconv.emulator.device import EmulatedDevice
+from haloconv.families import FAMILIES, OWN
 from haloconv.families.files import canonical_device, device_hash
-from haloconv.families.sources import SHIPPED
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel
 from haloconv.jit.params import params_of, size_of, unpacked
 from tests import oracle
@@ -74,7 +75,7 @@ class TapeDevice(EmulatedDevice):
     An address is told as the number of its tensor, in the order in which launches first meet them, and the byte in it.
     """
 
-    def __init__(self, facts: env.DeviceFacts) -> None:
+    def __init__(self, facts: DeviceFacts) -> None:
         super().__init__(0, facts, 0.0, False)
         self.tape: list[list] = []
         self._met: dict[int, int] = {}
@@ -119,17 +120,15 @@ class TapeDevice(EmulatedDevice):
 @contextmanager
 def recording() -> Iterator[TapeDevice]:
     """Inside, launches are written down instead of run, on a stand-in for a Hopper GPU of few multiprocessors."""
-    facts = env.DeviceFacts(
-        "emulated sm_90a", "sm_90a", SM_COUNT, (9, 0), 141 << 30, env.max_smem_bytes_of((9, 0)), "none"
-    )
+    facts = DeviceFacts("emulated sm_90a", "sm_90a", SM_COUNT, (9, 0), 141 << 30, max_smem_bytes_of((9, 0)), "none")
     device = TapeDevice(facts)
     plan.clear_plans()
-    env.set_stand_in(env.StandIn(facts, device.load, device.watch, device.encode_tiled))
+    set_stand_in(Device(facts, device.load, device.encode_tiled, device.watch))
     try:
         with device:
             yield device
     finally:
-        env.set_stand_in(None)
+        set_stand_in(None)
         plan.clear_plans()
 
 
@@ -145,7 +144,9 @@ def tape_of(run: Run) -> list[list]:
 def fingerprint(families: list[str]) -> dict:
     """``sources``: [kernel, entry, digest] of every CI source of a family; ``tapes``: run -> digest of its tape."""
     torch.set_num_threads(1)
-    sources = {family: [[one.kernel, one.entry, digest_of(one)] for one in SHIPPED[family]()] for family in families}
+    sources = {
+        family: [[one.kernel, one.entry, digest_of(one)] for one in FAMILIES[family].sources()] for family in families
+    }
     tapes = {}
     for family in families:
         for run in FAMILY_RUNS[family]():
@@ -156,7 +157,7 @@ def fingerprint(families: list[str]) -> dict:
 
 def cubins(kernel: str) -> list[str]:
     """The code of every CI source of a .cu file, by hash."""
-    found = {one.digest: one for sources in SHIPPED.values() for one in sources() if one.kernel == kernel}
+    found = {one.digest: one for name in OWN for one in FAMILIES[name].sources() if one.kernel == kernel}
     arch = "sm_90a"
     compile_all(found.values(), arch)
     return [code_hash(get_kernel(one, arch).image, one.entry) for one in found.values()]
@@ -165,13 +166,13 @@ def cubins(kernel: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--family", action="append", choices=sorted(SHIPPED), help="only these (default: all)")
+    parser.add_argument("--family", action="append", choices=sorted(OWN), help="only these (default: all)")
     parser.add_argument("--cubins", metavar="KERNEL", help="compile this kernel's CI sources for sm_90a, and no more")
     options = parser.parse_args()
     if options.cubins:
         options.out.write_text(json.dumps({"cubins": cubins(options.cubins)}), encoding="utf-8")
         return
-    found = fingerprint(options.family or sorted(SHIPPED))
+    found = fingerprint(options.family or sorted(OWN))
     options.out.write_text(json.dumps(found), encoding="utf-8")
     counts = f"{sum(map(len, found['sources'].values()))} sources, {len(found['tapes'])} runs"
     print(f"{options.out}: {counts}, {sum(map(len, found['tapes'].values()))} launches")

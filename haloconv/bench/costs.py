@@ -20,7 +20,7 @@ import torch
 from haloconv import env
 from haloconv.bench.first_use import FirstUse
 from haloconv.bench.suite import Case
-from haloconv.families.sources import SHIPPED
+from haloconv.families import FAMILIES
 from haloconv.functional import conv2d
 from haloconv.jit import KernelSource, compile_source
 from haloconv.module import Conv2d
@@ -175,11 +175,11 @@ def _in_new_process(order: str, cache_folder: str) -> list[FirstUse]:
 
 
 def text_times(family: str, arch: str, jobs: int | None = None) -> TextTimes:
-    """Compile every text that stands for ``family`` (families/shipped.py) once, for ``arch`` (such as ``"sm_90a"``).
+    """Compile every text that stands for ``family`` once, for ``arch`` (such as ``"sm_90a"``).
 
     A process for each four processors by default, as compiling is slower beside many others.
     """
-    jobs, texts = jobs or max(1, (os.cpu_count() or 1) // 4), SHIPPED[family]()
+    jobs, texts = jobs or max(1, (os.cpu_count() or 1) // 4), FAMILIES[family].sources()
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used CUDA cannot
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_compile_ms, initargs=(STARTER_TEXT, arch)) as pool:
         times = list(pool.map(_compile_ms, texts, [arch] * len(texts)))

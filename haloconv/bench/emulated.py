@@ -13,9 +13,9 @@ from haloconv.bench.layer import Layer, Step
 from haloconv.bench.model import modelled
 from haloconv.bench.traffic import Launched
 from haloconv.bench.trial import AS_LARGE, Budget, try_step
+from haloconv.choose.choice import Choice
 from haloconv.emulator import EmulatedDevice, EmulatorError, emulated_device
 from haloconv.families.base import Config
-from haloconv.plan import Choice
 from haloconv.problem import Problem
 from haloconv.reference import Error, Limits, measure_error, raised, rounded_to_tf32
 from haloconv.report import Row

@@ -10,12 +10,11 @@ from typing import Literal
 import torch
 
 from haloconv import plan, reference
-from haloconv.choose.choice import config_named
+from haloconv.choose.choice import Choice, choose, config_of
 from haloconv.choose.rules import bgrad_by_rule
-from haloconv.families import FAMILIES
-from haloconv.families.base import Config, candidates_of, config_key
+from haloconv.families.base import Config
 from haloconv.precision import convolution_precision
-from haloconv.problem import DIRECTIONS, ConvSpec, Problem
+from haloconv.problem import DIRECTIONS, ConvSpec, Problem, Request
 from haloconv.tune.baseline import searched_again
 
 Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
@@ -55,15 +54,15 @@ class Layer:
         layout = plan.layout_of(self.x) if step == "wgrad" else self.layout
         return plan.problem_of(direction, self.x.shape, self.w.shape, self.spec, self.x.dtype, layout, bias)
 
-    def choice(self, step: Step) -> plan.Choice:
+    def choice(self, step: Step) -> Choice:
         """The family that runs the step, and why. The bias gradient is a sum, which our kernels take in any family."""
         device, family = self.x.device, self.spec.family
         if step != "bgrad" or family == "aten":
-            return plan.choose(self.problem(step), device, family)
-        choice = plan.choose(self.problem(step), device, "direct")
+            return choose(self.problem(step), device, family)
+        choice = choose(self.problem(step), device, "direct")
         if choice.refused:
             return choice
-        by_rule = plan.Choice(*bgrad_by_rule(self.dy.shape, self.dy.stride()))
+        by_rule = Choice(*bgrad_by_rule(self.dy.shape, self.dy.stride()))
         return by_rule if family == "auto" else by_rule._replace(family="direct", reason="asked for")
 
     def ran(self, step: Step) -> Config:
@@ -75,12 +74,8 @@ class Layer:
             return Config("reduce/bgrad")
         first, second = {"fprop": (self.x, self.w), "dgrad": (self.dy, self.w), "wgrad": (self.dy, self.x)}[step]
         layout = plan.layout_of(self.w) if step == "wgrad" else self.layout
-        asked = self.problem(step), (plan.form_of(first), plan.form_of(second)), layout, self.x.device
-        config = config_named(choice.config or "", choice.family, *asked)
-        if config is None:
-            problem, forms, *rest = asked
-            config = candidates_of(FAMILIES[choice.family], problem, *forms, *rest)[0]
-        return config if isinstance(config, Config) else Config("", config_key(config))
+        forms = (plan.form_of(first), plan.form_of(second))
+        return config_of(choice, Request(self.problem(step), *forms, layout, self.x.device))
 
     def ours(self, step: Step) -> Callable[[], torch.Tensor]:
         """haloconv's operation."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
+
+from haloconv.device import gpu_stem
 
 ResultRow = dict[str, object]
 
 IDENTITY = ("case", "direction", "precision", "layout")
 MAIN_SUITE = "suite"
-
-
-def gpu_stem(gpu_name: str) -> str:
-    """A GPU's name in file names: ``NVIDIA H200`` is ``nvidia-h200``."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-")
 
 
 def gpu_folder(results: Path, gpu_name: str) -> Path:

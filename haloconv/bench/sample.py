@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv import plan
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.suite import PRECISIONS, Case
+from haloconv.choose.choice import choose, config_of
 from haloconv.families import FAMILIES
-from haloconv.families.base import bind_config
-from haloconv.layout import strides_of
-from haloconv.problem import DIRECTIONS, Pair, Problem, TensorForm
+from haloconv.problem import DIRECTIONS, Pair, Problem, dense_request
 from haloconv.report import Row
 
 LEAST_RATIO = 0.9
@@ -69,14 +67,9 @@ def compile_ahead(drawn: Iterable[Drawn], device: torch.device) -> None:
     """Compile the kernels that ``auto`` takes for the problems, side by side: one after another they take minutes."""
 
     def bind(each: Drawn) -> None:
-        problem = each.problem
-        shapes = {
-            "fprop": (problem.x_shape, problem.w_shape),
-            "dgrad": (problem.y_shape, problem.w_shape),
-            "wgrad": (problem.y_shape, problem.x_shape),
-        }[problem.direction]
-        forms = [TensorForm(strides_of(shape, each.layout), True) for shape in shapes]
-        bind_config(FAMILIES[plan.choose(problem, device).family], problem, *forms, each.layout, device, None)
+        request = dense_request(each.problem, device)
+        choice = choose(each.problem, device)
+        FAMILIES[choice.family].bind(request, config_of(choice, request))
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(bind, drawn))

@@ -14,9 +14,10 @@ from haloconv.bench.emulated import EmulatedLayer, Emulation, failed_row, try_em
 from haloconv.bench.layer import LAYOUTS, Layer
 from haloconv.bench.trial import Budget, try_step
 from haloconv.bench.whole import Contest, try_model
+from haloconv.choose.choice import Choice
 from haloconv.emulator import EmulatorError
 from haloconv.module import Conv2d
-from haloconv.plan import Choice, layout_of, result_layout
+from haloconv.plan import layout_of, result_layout
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.report import Row
 from haloconv.tune.problems import evaluating

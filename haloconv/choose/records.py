@@ -21,8 +21,8 @@ from filelock import FileLock, Timeout
 from platformdirs import user_data_path
 
 from haloconv import env
-from haloconv.bench.results import gpu_stem
 from haloconv.choose.buckets import Bucket, Size, bucket_of, layer_key, size_of
+from haloconv.device import DeviceFacts, gpu_stem
 from haloconv.families import FAMILIES
 from haloconv.families.files import device_hash
 from haloconv.problem import Problem
@@ -81,7 +81,7 @@ class Record:
         carried = "" if size == self.size else f", measured at {self.size}"
         return f"{what}: {outcome} on {self.date[:_DAY]}, {self.gpu}{carried}"
 
-    def holds_on(self, facts: env.DeviceFacts) -> bool:
+    def holds_on(self, facts: DeviceFacts) -> bool:
         """Whether the record says anything here: the same GPU model, and kernels unchanged since."""
         same_gpu = (self.gpu, self.sm_count) == (facts.name, facts.sm_count)
         own = self.own or "aten"
@@ -101,7 +101,7 @@ class Place(NamedTuple):
 
 
 def make_record(
-    problem: Problem, facts: env.DeviceFacts, family: str, config: str, own: str | None, **measured: float | None
+    problem: Problem, facts: DeviceFacts, family: str, config: str, own: str | None, **measured: float | None
 ) -> Record:
     """The record of a measurement made now; ``measured`` are its numbers, by the names of the fields."""
     numbers = {name: _digits(value) for name, value in measured.items()}
@@ -180,7 +180,7 @@ def _parsed(entry: dict[str, object]) -> Record:
     return Record(**{**values, "size": Size(*size), "bucket": Bucket(*bucket), "sm_count": int(values["sm_count"])})
 
 
-def write_records(path: Path, records: Iterable[Record], facts: env.DeviceFacts) -> None:
+def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> None:
     """Add the records to a file. Each replaces those of its place that hold on the device; all others stay.
 
     Safe from any number of processes. Raises OSError if the file cannot be written, filelock.Timeout if another process
@@ -213,7 +213,7 @@ class Shelf:
     The files are read once, at the first question.
     """
 
-    def __init__(self, facts: env.DeviceFacts) -> None:
+    def __init__(self, facts: DeviceFacts) -> None:
         self.facts = facts
         self._own = _by_layer(read_records(records_path(facts.name)), facts)
         self._shipped = _by_layer(read_records(shipped_path(facts.name)), facts)
@@ -268,7 +268,7 @@ class Shelf:
         self._shipped.get(record.layer, {}).pop(record.size, None)
 
 
-def _by_layer(records: Iterable[Record], facts: env.DeviceFacts) -> dict[str, dict[Size, Record]]:
+def _by_layer(records: Iterable[Record], facts: DeviceFacts) -> dict[str, dict[Size, Record]]:
     found: dict[str, dict[Size, Record]] = {}
     for record in records:
         if record.holds_on(facts):
@@ -285,10 +285,10 @@ def _nearest(known: dict[Size, Record], problem: Problem) -> Record | None:
     return min(near, key=lambda each: abs(each.size.n * each.size.h * each.size.w - pixels), default=None)
 
 
-_shelves: dict[env.DeviceFacts, Shelf] = {}
+_shelves: dict[DeviceFacts, Shelf] = {}
 
 
-def shelf_of(facts: env.DeviceFacts) -> Shelf:
+def shelf_of(facts: DeviceFacts) -> Shelf:
     """The shelf of a device, made at the first question."""
     if facts not in _shelves:
         _shelves[facts] = Shelf(facts)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.families import FAMILIES
 from haloconv.problem import Problem
 

@@ -15,8 +15,9 @@ from haloconv.bench.costs import Cost, compile_times, host_costs, text_times
 from haloconv.bench.results import ResultRow, append_rows
 from haloconv.bench.suite import Case
 from haloconv.cli.run import Family
-from haloconv.env import device_facts, environment_stamp
-from haloconv.families.sources import SHIPPED
+from haloconv.device import device_facts
+from haloconv.env import environment_stamp
+from haloconv.families import OWN
 
 
 def bench_host_cost(device: torch.device, folder: Path, console: Console) -> bool:
@@ -50,7 +51,7 @@ def bench_compiling(seeds: list[Case], family: Family, device: torch.device, fol
     """Time the cases' kernels as a user's first call compiles them, or every text of the family named."""
     if family is Family.auto:
         return bench_compile_time(seeds, folder, console)
-    if family.value not in SHIPPED:
+    if family.value not in OWN:
         raise typer.BadParameter(f"{family.value} has no kernels to compile", param_hint="--family")
     return bench_texts(family.value, device_facts(device.index).arch, folder, console)
 

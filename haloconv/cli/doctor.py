@@ -21,6 +21,7 @@ from rich.text import Text
 
 from haloconv import env, jit
 from haloconv.choose.records import records_folder, shelf_of
+from haloconv.device import device_facts, driver_version
 from haloconv.emulator.build import available, compiler_version
 from haloconv.jit.cache import prepare_root
 from haloconv.jit.compile import install_command
@@ -105,7 +106,7 @@ def gather_facts() -> Facts:
             "cuda-core": _told(lambda: _installed("cuda-core")),
             "cuda-bindings": _told(lambda: _installed("cuda-bindings")),
             "NVRTC": _told(lambda: "{} from {}".format(*jit.nvrtc_info())),
-            "NVIDIA driver": _told(env.driver_version),
+            "NVIDIA driver": _told(driver_version),
             "emulator": _told(_emulator),
         },
         "GPUs": _gpus(),
@@ -154,7 +155,7 @@ def _gpus() -> dict[str, str]:
 
 
 def _gpu(index: int) -> str:
-    facts = env.device_facts(index)
+    facts = device_facts(index)
     memory = f"{facts.memory_bytes / 2**30:.0f} GiB"
     smem = f"{facts.max_smem_bytes // 1024} KiB of shared memory per block"
     return f"{facts.name}, {facts.arch}, {facts.sm_count} multiprocessors, {memory}, {smem}"
@@ -173,7 +174,7 @@ def _records() -> dict[str, str]:
 
 
 def _held(index: int) -> str:
-    own, shipped = shelf_of(env.device_facts(index)).counts()
+    own, shipped = shelf_of(device_facts(index)).counts()
     mode = "read only" if env.frozen() else "measures at first use" if env.tunes_at_first_use() else "follows records"
     return f"{own} of yours and {shipped} shipped ones hold here; {mode}"
 
@@ -238,7 +239,7 @@ def _see_gpu() -> str:
 
 
 def _compile_probe() -> str:
-    archs = {env.device_facts(index).arch for index in range(torch.cuda.device_count())} or {_ARCH_WITHOUT_GPU}
+    archs = {device_facts(index).arch for index in range(torch.cuda.device_count())} or {_ARCH_WITHOUT_GPU}
     done = [jit.compile_source(_PROBE, arch) for arch in sorted(archs)]
     return ", ".join(f"{cubin.arch} in {cubin.compile_ms:.0f} ms" for cubin in done)
 
@@ -254,7 +255,7 @@ def _use_cache() -> str:
 
 def _launch_probe(index: int) -> str:
     factor = 3
-    cubin = jit.compile_source(_PROBE, env.device_facts(index).arch)
+    cubin = jit.compile_source(_PROBE, device_facts(index).arch)
     kernel = jit.load_kernel(cubin, index, 0)
     arguments = jit.ArgumentBlock(_PROBE_PARAMS.size)
     with torch.cuda.device(index):

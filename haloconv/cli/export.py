@@ -14,10 +14,10 @@ from rich.console import Console
 
 from haloconv.cli.run import Precision, make_console
 from haloconv.export.export import ARCHS, export
-from haloconv.problem import FAMILIES
+from haloconv.families import OWN
 from haloconv.problem_file import ProblemFileError
 
-Family = Enum("Family", {name: name for name in FAMILIES if name != "aten"}, type=str)
+Family = Enum("Family", {name: name for name in ("auto", *OWN)}, type=str)
 
 
 def export_file(

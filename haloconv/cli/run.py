@@ -18,7 +18,7 @@ from haloconv.bench.swapped import Options
 from haloconv.bench.traffic import conflict_table, traffic_table
 from haloconv.bench.trial import Budget
 from haloconv.env import environment_stamp
-from haloconv.problem import FAMILIES
+from haloconv.families import FAMILIES
 from haloconv.problem_file import Candidate, candidates
 from haloconv.report import Report, as_table, plots, print_table, score_lines, summary_table
 
@@ -40,7 +40,7 @@ class Precision(str, Enum):
     tf32 = "tf32"
 
 
-Family = Enum("Family", {name: name for name in FAMILIES}, type=str)
+Family = Enum("Family", {name: name for name in ("auto", *FAMILIES)}, type=str)
 
 
 def run(

@@ -19,7 +19,7 @@ from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.cli.bench import choices, listed
 from haloconv.cli.run import make_console, show, write_text
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS
 from haloconv.problem_file import ProblemFileError

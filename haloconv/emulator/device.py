@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from haloconv import env, plan
+from haloconv import plan
+from haloconv.device import Device, DeviceFacts, max_smem_bytes_of, set_stand_in
 from haloconv.emulator.runtime import LaunchStatistics, Module, Region
 from haloconv.emulator.tensor_map import encode_tiled
 from haloconv.families.base import BoundCall
@@ -66,7 +67,7 @@ class EmulatedDevice(TorchFunctionMode):
     them is a finding. ``launches`` counts launches, ``statistics`` has a record of each if they were asked for.
     """
 
-    def __init__(self, seed: int, facts: env.DeviceFacts, limit_s: float, statistics: bool) -> None:
+    def __init__(self, seed: int, facts: DeviceFacts, limit_s: float, statistics: bool) -> None:
         super().__init__()
         self.seed, self.facts, self.limit_s = seed, facts, limit_s
         self.launches = 0
@@ -185,16 +186,16 @@ def emulated_device(
         raise RuntimeError("an emulated device is in force already")
     digits = "".join(each for each in arch if each.isdigit())
     capability = (int(digits[:-1]), int(digits[-1]))
-    smem = env.max_smem_bytes_of(capability)
-    facts = env.DeviceFacts(f"emulated {arch}", arch, sm_count, capability, 141 << 30, smem, "none")
+    smem = max_smem_bytes_of(capability)
+    facts = DeviceFacts(f"emulated {arch}", arch, sm_count, capability, 141 << 30, smem, "none")
     device = EmulatedDevice(seed, facts, limit_s, statistics)
     plan.clear_plans()
     _current = device
-    env.set_stand_in(env.StandIn(facts, EmulatedKernel, device.watch, encode_tiled))
+    set_stand_in(Device(facts, EmulatedKernel, encode_tiled, device.watch))
     try:
         with device:
             yield device
     finally:
         _current = None
-        env.set_stand_in(None)
+        set_stand_in(None)
         plan.clear_plans()

@@ -15,12 +15,13 @@ from pathlib import Path
 import jinja2
 import torch
 
-from haloconv.env import DeviceFacts, device_facts, max_smem_bytes_of
+from haloconv.device import DeviceFacts, device_facts, max_smem_bytes_of
 from haloconv.export.cpp import LINE_WIDTH, constants, host_function, kernel_files, named_kernels, signature
 from haloconv.export.layers import Layer, choose_and_record, choose_on, gpu_of, layers_of
 from haloconv.export.model_source import NEW_MODEL, model_source
 from haloconv.export.record import recorder
-from haloconv.problem import FAMILIES, PRECISIONS
+from haloconv.families import OWN
+from haloconv.problem import PRECISIONS
 from haloconv.problem_file import ProblemFile, ProblemFileError, load_problem_file
 from haloconv.reference import error_limits
 from haloconv.version import __version__
@@ -66,8 +67,8 @@ def export(path: str | Path, *, arch: str | None = None, family: str = "auto", p
         ProblemFileError: the file cannot be used, or holds a layer that no kernel runs.
         ValueError: ``arch``, ``family`` or ``precision`` is not one of the names above.
     """
-    if family not in FAMILIES or family == "aten":
-        raise ValueError(f"family must be one of {tuple(each for each in FAMILIES if each != 'aten')}, not {family!r}")
+    if family not in ("auto", *OWN):
+        raise ValueError(f"family must be one of {('auto', *OWN)}, not {family!r}")
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")
     facts = facts_of(arch)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 
 from haloconv import plan
+from haloconv.choose.choice import Choice, choose
 from haloconv.choose.rules import by_rule
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.export.record import CPU, Forms, Recorder, Tape, bgrad_tape, tape_of
 from haloconv.families import FAMILIES
 from haloconv.functional import make_spec
-from haloconv.plan import Choice, choose, layout_of
+from haloconv.plan import layout_of
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
 from haloconv.problem_file import ProblemFile, ProblemFileError
 
@@ -114,7 +115,7 @@ def choose_and_record(layer: Layer, device: Recorder, family: str) -> None:
         choice = layer.choices[direction] = _choice(problem, layer.choices.get(direction), family)
         if choice.family == "aten":
             raise ProblemFileError(f"no kernel runs the layer {layer.name}: {choice.reason}")
-        layer.tapes[direction] = tape_of(device, problem, choice.family, layer.forms, choice.config or "")
+        layer.tapes[direction] = tape_of(device, problem, choice, layer.forms)
     if layer.fprop.bias:
         layer.tapes["bgrad"] = bgrad_tape(device, layer.fprop, layer.forms)
 

@@ -15,15 +15,15 @@ from typing import NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from haloconv import env, plan
-from haloconv.choose.choice import config_named
+from haloconv import plan
+from haloconv.choose.choice import Choice, config_of
+from haloconv.device import Device, DeviceFacts, set_stand_in, stand_in
 from haloconv.families import FAMILIES
-from haloconv.families.base import bind_config
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
 from haloconv.jit.params import Field, params_of, size_of, unpacked
-from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.layout import Layout, strides_of
+from haloconv.problem import Problem, Request, TensorForm
 
 CPU = torch.device("cpu")
 WORKSPACE = "workspace"
@@ -142,7 +142,7 @@ class _Kernel:
 class Recorder(TorchFunctionMode):
     """A stand-in for a GPU of the given facts: tensors that are made get a place, launches and zeros are noted."""
 
-    def __init__(self, facts: env.DeviceFacts) -> None:
+    def __init__(self, facts: DeviceFacts) -> None:
         super().__init__()
         self.facts = facts
         self.steps: list[tuple] = []
@@ -171,20 +171,20 @@ class Recorder(TorchFunctionMode):
 
 
 @contextmanager
-def recorder(facts: env.DeviceFacts) -> Iterator[Recorder]:
+def recorder(facts: DeviceFacts) -> Iterator[Recorder]:
     """Inside, CPU tensors are treated as living on a GPU of these facts, on which nothing runs.
 
     Plans are forgotten on entry and on exit. Raises RuntimeError inside another stand-in.
     """
-    if env.stand_in() is not None:
+    if stand_in() is not None:
         raise RuntimeError("another stand-in for a GPU is in force, such as the emulator's")
     device = Recorder(facts)
     plan.clear_plans()
-    env.set_stand_in(env.StandIn(facts, device.load, lambda run: run, device.encode_tiled))
+    set_stand_in(Device(facts, device.load, device.encode_tiled))
     try:
         yield device
     finally:
-        env.set_stand_in(None)
+        set_stand_in(None)
         plan.clear_plans()
 
 
@@ -192,29 +192,22 @@ def recorder(facts: env.DeviceFacts) -> Iterator[Recorder]:
 class Forms:
     """How the tensors of a layer are stored: ``"nchw"`` or ``"nhwc"``, all dense and at multiples of 16 bytes."""
 
-    x: str
-    w: str
-    y: str = field(init=False)
+    x: Layout
+    w: Layout
+    y: Layout = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "y", "nhwc" if "nhwc" in (self.x, self.w) else "nchw")
 
 
-def tape_of(device: Recorder, problem: Problem, family: str, forms: Forms, config: str = "") -> Tape:
-    """What ``family`` does for the problem, with the config of that key if it offers it, else with its model's best."""
-    x = (problem.x_shape, TensorForm(strides_of(problem.x_shape, forms.x), True))
-    w = (problem.w_shape, TensorForm(strides_of(problem.w_shape, forms.w), True))
-    y = (problem.y_shape, TensorForm(strides_of(problem.y_shape, forms.y), True))
-    first, second, layout = {
-        "fprop": (x, w, forms.y),
-        "dgrad": (y, w, forms.y),
-        "wgrad": (y, x, forms.w),
-    }[problem.direction]
+def tape_of(device: Recorder, problem: Problem, choice: Choice, forms: Forms) -> Tape:
+    """What the chosen family does for the problem, with the chosen config if it offers it, else with its best."""
+    shapes = {"x": (problem.x_shape, forms.x), "w": (problem.w_shape, forms.w), "y": (problem.y_shape, forms.y)}
     names = {"fprop": ("x", "w", "b"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}[problem.direction]
-    stored = (first[1], second[1])
-    run = bind_config(
-        FAMILIES[family], problem, *stored, layout, CPU, config_named(config, family, problem, stored, layout, CPU)
-    )
+    first, second = (shapes[name.removeprefix("d")] for name in names[:2])
+    stored = (TensorForm(strides_of(*each), True) for each in (first, second))
+    request = Request(problem, *stored, forms.w if problem.direction == "wgrad" else forms.y, CPU)
+    run = FAMILIES[choice.family].bind(request, config_of(choice, request))
     operands = [device.place(shape, problem.dtype) for shape, _ in (first, second)]
     if problem.direction == "fprop":
         operands.append(device.place(problem.k, problem.dtype) if problem.bias else None)

@@ -1,4 +1,7 @@
-"""Families: one algorithm each, host half here and device half of the same stem under ``haloconv/kernels``."""
+"""The registry: every family there is, one algorithm on one kind of hardware each. Everything else asks it.
+
+To add a family is to add a folder and a line here.
+"""
 
 from __future__ import annotations
 
@@ -27,4 +30,13 @@ FAMILIES: dict[str, Family] = {
         DepthwiseFamily(),
     )
 }
-"""Every family by name; ``aten`` is candidate 0 of every choice."""
+"""Every family by name, the most special last; ``aten`` is candidate 0 of every choice."""
+
+OWN = tuple(name for name in FAMILIES if name != "aten")
+"""The families that have kernels of ours."""
+
+
+def check_family(name: str) -> None:
+    """Raise ValueError if ``name`` is neither ``"auto"`` nor a family's."""
+    if name != "auto" and name not in FAMILIES:
+        raise ValueError(f"family must be one of {('auto', *FAMILIES)}, not {name!r}")

@@ -24,6 +24,8 @@ class AtenFamily:
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # and whatever else PyTorch takes
     tensor_cores = False  # unless PyTorch's setting allows TF32
     activations: tuple[str, ...] = ()
+    depthwise = False
+    capability, newer = (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         return None

@@ -1,14 +1,15 @@
-"""The contract between the planner and a family: what it takes, and how it is bound to tensors of one form."""
+"""The contract between the planner and a family: what it takes, how it would run it, and how it is bound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from haloconv.problem import Problem, Request, TensorForm
+from haloconv.jit import KernelSource
+from haloconv.problem import Direction, Problem, Request
 
 BoundCall = Callable[..., torch.Tensor]
 """What binding gives: ``fprop(x, w, b) -> y``, ``dgrad(dy, w) -> dx`` or ``wgrad(dy, x) -> dw``."""
@@ -29,90 +30,40 @@ class Config:
 
 
 class Family(Protocol):
-    """One algorithm for some problems."""
+    """One algorithm on one kind of hardware, for some problems.
+
+    ``directions`` and ``dtypes`` are those that it may take. With ``tensor_cores`` fp32 is multiplied in TF32.
+    ``activations`` are those that its kernels apply on the way out. A ``depthwise`` one takes layers of one channel a
+    group alone. It runs on GPUs of the compute ``capability`` and, with ``newer``, on those that came after it.
+    """
 
     name: str
+    directions: tuple[Direction, ...]
+    dtypes: tuple[torch.dtype, ...]
+    tensor_cores: bool
+    activations: tuple[str, ...]
+    depthwise: bool
+    capability: tuple[int, int]
+    newer: bool
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
-        """None if the family takes the problem on the device, else a sentence that says why not."""
+        """None if the family takes the problem on the device, whatever the tensors' forms, else a sentence."""
 
-    def bind(
-        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> BoundCall:
+    def configs(self, request: Request) -> list[Config]:
+        """At most ``MOST_CONFIGS`` that run what the family takes, the model's best first, none twice; never empty."""
+
+    def bind(self, request: Request, config: Config) -> BoundCall:
         """Everything that does not depend on the elements: compile, load, fix the launch.
 
-        ``first`` and ``second`` are the forms of (x, w) in fprop, (dy, w) in dgrad, (dy, x) in wgrad. ``result_layout``
-        is the memory order of the result, ``"nchw"`` or ``"nhwc"``.
+        ``config`` is one that ``configs`` returned for this request.
         """
 
-
-@runtime_checkable
-class SeveralConfigs(Family, Protocol):
-    """A family that has more than one config to offer, so that measuring may find a better one than its model does."""
-
-    def candidates(
-        self, problem: Problem, first: TensorForm, second: TensorForm, result_layout: str, device: torch.device
-    ) -> list[Hashable]:
-        """At most ``MOST_CANDIDATES`` configs that run the problem, the model's best first; none twice.
-
-        The arguments are those of ``bind``. A config is a frozen dataclass or a tuple of such.
-        """
-
-    def bind(
-        self,
-        problem: Problem,
-        first: TensorForm,
-        second: TensorForm,
-        result_layout: str,
-        device: torch.device,
-        config: Hashable | None = None,
-    ) -> BoundCall:
-        """As ``Family.bind``, with one of ``candidates`` of the same arguments; None is the model's best."""
+    def sources(self) -> list[KernelSource]:
+        """Sources that stand for all of the family's kernels: what CI compiles."""
 
 
-@runtime_checkable
-class Activates(Family, Protocol):
-    """A family whose kernels apply activations on the way out: ``bind`` applies that of the problem if it is listed."""
-
-    activations: tuple[str, ...]
-
-
-MOST_CANDIDATES = MOST_CONFIGS = 3
+MOST_CONFIGS = 3
 Item = TypeVar("Item")
-
-
-def candidates_of(
-    family: Family,
-    problem: Problem,
-    first: TensorForm,
-    second: TensorForm,
-    result_layout: str,
-    device: torch.device,
-) -> list[Hashable | None]:
-    """What a family offers for a problem that it takes; ``[None]`` if it has one config for it."""
-    if hasattr(family, "configs"):
-        return list(family.configs(Request(problem, first, second, result_layout, device)))
-    if isinstance(family, SeveralConfigs):
-        return list(family.candidates(problem, first, second, result_layout, device))
-    return [None]
-
-
-def bind_config(
-    family: Family,
-    problem: Problem,
-    first: TensorForm,
-    second: TensorForm,
-    result_layout: str,
-    device: torch.device,
-    config: Hashable | None,
-) -> BoundCall:
-    """``family.bind`` with one of its candidates; None is the model's best."""
-    if hasattr(family, "configs"):
-        request = Request(problem, first, second, result_layout, device)
-        return family.bind(request, family.configs(request)[0] if config is None else config)
-    if config is None:
-        return family.bind(problem, first, second, result_layout, device)
-    return family.bind(problem, first, second, result_layout, device, config=config)
 
 
 def config_key(config: object) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from haloconv.families.base import MOST_CANDIDATES, BoundCall
+from haloconv.families.base import MOST_CONFIGS, BoundCall
 from haloconv.problem import Problem
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
@@ -16,7 +16,7 @@ ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc:
 Item = TypeVar("Item")
 
 
-def few_apart(ordered: Iterable[Item], kind: Callable[[Item], Hashable], most: int = MOST_CANDIDATES) -> list[Item]:
+def few_apart(ordered: Iterable[Item], kind: Callable[[Item], Hashable], most: int = MOST_CONFIGS) -> list[Item]:
     """The first of each kind, in their order, ``most`` at most: neighbours in a model's order are often the same."""
     found: dict[Hashable, Item] = {}
     for item in ordered:

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from haloconv.env import driver_cuda_version
+from haloconv.device import driver_cuda_version
 from haloconv.jit.compile import Cubin, install_command, nvrtc_info
 
 TENSOR_MAP_BYTES = 128

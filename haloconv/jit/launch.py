@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.env import device_facts, stand_in
+from haloconv.device import Device, device_facts, is_capturing, stand_in
 from haloconv.jit.cache import get_kernel
 from haloconv.jit.driver import TENSOR_MAP_BYTES, ArgumentBlock, LoadedKernel, load_kernel
 from haloconv.jit.params import params_of, size_of
@@ -18,10 +18,6 @@ from haloconv.jit.tensor_map import BoxMap, encode_tiled
 _GRID_LIMIT = (1 << 31) - 1
 _ALIGNMENT, _MAP_ALIGNMENT = 8, 64
 _KEPT_ENCODINGS = 64
-
-
-def _no_stream(index: int | None) -> int:
-    return 0
 
 
 class _Encodings(dict[int, bytes]):
@@ -57,6 +53,20 @@ def _filler(layout: str, maps: list[BoxMap | None], encode: Callable[..., bytes]
         pack(buffer, offset, *[known[pointers[index]] for index, known in encodings], *pointers)
 
     return fill
+
+
+def _device(device: torch.device) -> Device:
+    """What runs kernels on tensors of the device: what stands in for a GPU on the CPU, else CUDA."""
+    emulated = stand_in() if device.type == "cpu" else None
+    if emulated is not None:
+        return emulated
+    facts, index = device_facts(device.index), device.index
+
+    def load(source: KernelSource, smem_bytes: int) -> LoadedKernel:
+        return load_kernel(get_kernel(source, facts.arch), index, smem_bytes)
+
+    stream = torch._C._cuda_getCurrentRawStream
+    return Device(facts, load, encode_tiled, stream=stream, keeps_time=True)
 
 
 class LaunchShape(NamedTuple):
@@ -155,13 +165,8 @@ class Launch:
         maps: Mapping[str, BoxMap] | None = None,
         pdl: bool = False,
     ) -> None:
-        self._set_up(source, device, shape, _arguments(source, fields, maps or {}), pdl)
-
-    def _set_up(
-        self, source: KernelSource, device: torch.device, shape: LaunchShape, arguments: _Arguments, pdl: bool
-    ) -> None:
-        emulated = stand_in() if device.type == "cpu" else None
-        if emulated is None and torch.cuda.is_current_stream_capturing():
+        arguments = _arguments(source, fields, maps or {})
+        if is_capturing(device):
             raise RuntimeError(
                 f"{source.entry} is not ready for this problem, and nothing is compiled or loaded while a CUDA graph "
                 "is captured: warm up, that is, call the layer once with inputs of this form before the capture"
@@ -169,21 +174,14 @@ class Launch:
         self.source = source
         if shape.grid > _GRID_LIMIT:
             raise RuntimeError(f"{source.entry} would need {shape.grid} blocks; a launch holds at most {_GRID_LIMIT}")
-        self._fill = _filler(
-            arguments.lead, arguments.maps, encode_tiled if emulated is None else emulated.encode_tiled
-        )
+        place = _device(device)
+        self._fill = _filler(arguments.lead, arguments.maps, place.encode_tiled)
         self._arguments, self._shape, self._pdl = arguments.whole, shape, pdl
         self._free: list[ArgumentBlock] = []
         self._submits: dict[int, Callable[[int, int], None]] = {}  # of each block of arguments, with ``pdl``
         self._index = device.index
         self._several_devices = torch.cuda.device_count() > 1
-        if emulated is None:
-            self._stream = torch._C._cuda_getCurrentRawStream
-            cubin = get_kernel(source, device_facts(device.index).arch)
-            self._kernel = load_kernel(cubin, device.index, shape.smem_bytes)
-        else:
-            self._stream = _no_stream
-            self._kernel = emulated.load(source, shape.smem_bytes)
+        self._stream, self._kernel = place.stream, place.load(source, shape.smem_bytes)
 
     def __call__(self, *pointers: int) -> None:
         try:
@@ -217,27 +215,3 @@ class Launch:
 def ceil_to(value: int, multiple: int) -> int:
     """The least multiple that is not below ``value``."""
     return -(-value // multiple) * multiple
-
-
-class PositionalLaunch(Launch):
-    """A Launch of scalars by place: going away."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        source: KernelSource,
-        device: torch.device,
-        grid: int,
-        threads: int,
-        smem_bytes: int,
-        params_format: str,
-        fields: tuple[int, ...],
-        maps: tuple[BoxMap | None, ...] = (),
-        pdl: bool = False,
-    ) -> None:
-        pointers, scalars = params_format[:2], params_format[2:]
-        lead = "=" + "".join(f"{TENSOR_MAP_BYTES}{'x' if each is None else 's'}" for each in maps) + pointers
-        whole = bytes(struct.calcsize(lead)) + struct.pack(f"={scalars}", *fields)
-        whole += bytes(-len(whole) % (_MAP_ALIGNMENT if maps else _ALIGNMENT))
-        self._set_up(source, device, LaunchShape(grid, threads, smem_bytes), _Arguments(lead, list(maps), whole), pdl)

@@ -13,11 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from haloconv import env, plan
 from haloconv.choose.buckets import size_of
-from haloconv.choose.choice import in_a_group
+from haloconv.choose.choice import choose
 from haloconv.choose.records import Record, shelf_of
+from haloconv.device import device_facts
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
 from haloconv.roofline import limit_ms
+from haloconv.tune.first_use import in_a_group
 from haloconv.tune.measure import BUDGET_S, measure, prepared
 from haloconv.tune.problems import Inputs, Posed, problems_of
 
@@ -96,10 +98,10 @@ def tune(
 def tune_problems(title: str, posed: Sequence[Posed], options: Options = Options()) -> Report:
     """As ``tune``, for problems. Plans are forgotten, so that layers choose anew."""
     start = time.perf_counter()
-    takes = [each for each in posed if not plan.choose(each.problem, each.device, "direct").refused]
+    takes = [each for each in posed if not choose(each.problem, each.device, "direct").refused]
     tally = _on_rank_0(takes, options)
     for device in {each.device for each in takes}:
-        shelf_of(env.device_facts(device.index)).add(tally.in_force)
+        shelf_of(device_facts(device.index)).add(tally.in_force)
     plan.clear_plans()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -153,14 +155,14 @@ def _tune(posed: Sequence[Posed], options: Options) -> Tally:
                 tally.left += len(few)
             else:
                 _tune_few(few, names, options, tally, advance)
-    found = [shelf_of(env.device_facts(device.index)).find(problem) for problem, device in everything]
+    found = [shelf_of(device_facts(device.index)).find(problem) for problem, device in everything]
     tally.in_force = [each[0] for each in found if each is not None and not each[1]]
     return tally
 
 
 def _is_known(problem: Problem, device: torch.device) -> bool:
     """Whether exactly this problem has a current record."""
-    return shelf_of(env.device_facts(device.index)).exact(problem) is not None
+    return shelf_of(device_facts(device.index)).exact(problem) is not None
 
 
 def _tune_few(few: list[Work], names: dict[Work, str], options: Options, tally: Tally, advance: Advance) -> None:
@@ -170,12 +172,12 @@ def _tune_few(few: list[Work], names: dict[Work, str], options: Options, tally: 
         done: list[Record] = []
         try:
             for entry in prepared([problem for problem, where in few if where == device], device):
-                name = names[entry.problem, device]
-                advance(f"{name} {entry.problem.direction}", 0)
+                name = names[entry.request.problem, device]
+                advance(f"{name} {entry.request.problem.direction}", 0)
                 try:
-                    outcome = measure(entry, device, options.budget_s)
+                    outcome = measure(entry, options.budget_s)
                 except torch.cuda.OutOfMemoryError:
-                    tally.notes.append(f"{name}: there was no memory to measure {entry.problem}.")
+                    tally.notes.append(f"{name}: there was no memory to measure {entry.request.problem}.")
                 else:
                     done.append(outcome.record)
                     tally.notes += [f"{outcome.problem}: {sentence}." for sentence in outcome.rejected]
@@ -183,7 +185,7 @@ def _tune_few(few: list[Work], names: dict[Work, str], options: Options, tally: 
                 advance("", 1)
         finally:
             if done:
-                shelf_of(env.device_facts(device.index)).keep(done)
+                shelf_of(device_facts(device.index)).keep(done)
             tally.measured += done
 
 
@@ -216,9 +218,9 @@ def _grouped(posed: Sequence[Posed]) -> list[list[Posed]]:
 def _rows(group: list[Posed]) -> list[Row]:
     """The row of a problem, if there is a record for it."""
     problem, device = group[0].problem, group[0].device
-    if plan.choose(problem, device).config is None:
+    if not choose(problem, device).measured:
         return []
-    facts = env.device_facts(device.index)
+    facts = device_facts(device.index)
     record, shipped = shelf_of(facts).find(problem)
     row = Row(
         case=_names([each.layer for each in group]),
@@ -262,7 +264,7 @@ def _refusals(posed: Sequence[Posed]) -> list[str]:
     """Why PyTorch runs what our kernels do not take, a sentence per reason."""
     reasons: dict[str, list[str]] = {}
     for each in posed:
-        choice = plan.choose(each.problem, each.device)
+        choice = choose(each.problem, each.device)
         if choice.refused:
             reasons.setdefault(choice.reason, []).append(f"{each.layer or 'the model'} {each.problem.direction}")
     return [f"PyTorch's own convolution runs {_names(places)}: {reason}." for reason, places in reasons.items()]

@@ -8,7 +8,7 @@ finds differs from process to process (0.055 and 0.085 ms for one layer): it sea
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv import env, reference
+from haloconv import reference
 from haloconv.choose.records import Record, make_record
+from haloconv.device import watched
 from haloconv.families import FAMILIES
-from haloconv.families.base import BoundCall, bind_config, candidates_of, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.layout import strides_of
 from haloconv.precision import convolution_precision
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, Request, dense_request
 from haloconv.tune.baseline import searched_again
 from haloconv.tune.judge import Judge, Verdict, on_poisoned_memory
 from haloconv.tune.timing import Timing, compare
@@ -33,7 +34,6 @@ BUDGET_S = 0.3
 _FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
 _SCREENING_RUNS, _RUNS = 3, 10
 _THREADS = 16
-_TENSOR_CORES = "halo_"  # the names of families that multiply on them begin so
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 
 Operands = tuple[torch.Tensor | None, ...]
@@ -41,29 +41,24 @@ Operands = tuple[torch.Tensor | None, ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A family with one of its configs; ``config`` None is the family's own choice, the only one it has."""
+    """A family with one of its configs."""
 
     family: str
-    config: Hashable | None = None
-
-    @property
-    def key(self) -> str:
-        """The config as records name it."""
-        return config_key(self.config)
+    config: Config
 
     def __str__(self) -> str:
-        return f"{self.family} ({self.key})" if self.key else self.family
+        return f"{self.family} ({self.config.key})" if self.config.key else self.family
 
 
-ATEN = Candidate("aten")
-ATEN_AGAIN = Candidate("aten after another search")  # a variant of the timing alone: records call it aten
+ATEN = Candidate("aten", Config("aten"))
+ATEN_AGAIN = Candidate("aten after another search", Config("aten"))  # of the timing alone: records call it aten
 
 
 @dataclass
 class Prepared:
-    """A problem, its candidates, and what binding them gave; ``rejected`` has a sentence per candidate that is out."""
+    """A request, its candidates, and what binding them gave; ``rejected`` has a sentence per candidate that is out."""
 
-    problem: Problem
+    request: Request
     candidates: list[Candidate]
     bound: dict[Candidate, BoundCall] = field(default_factory=dict)
     rejected: list[str] = field(default_factory=list)
@@ -77,15 +72,8 @@ class Outcome(NamedTuple):
     rejected: tuple[str, ...] = ()
 
 
-def forms_of(problem: Problem) -> tuple[TensorForm, TensorForm]:
-    """The operands' forms that problems are measured in: dense, aligned, all in the problem's layout."""
-    x, w, y = (strides_of(shape, problem.layout) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
-    first, second = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[problem.direction]
-    return TensorForm(first, True), TensorForm(second, True)
-
-
 def operands_of(problem: Problem, device: torch.device, seed: int = 0) -> Operands:
-    """Standard normal operands in those forms; weights are scaled so that y is about standard normal, too."""
+    """Dense standard normal operands in the problem's layout; weights are scaled so that y is about so, too."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(shape: tuple[int, ...], scale: float = 1.0) -> torch.Tensor:
@@ -101,43 +89,41 @@ def operands_of(problem: Problem, device: torch.device, seed: int = 0) -> Operan
     return normal(problem.x_shape), normal(problem.w_shape, w_scale), normal((problem.k,)) if problem.bias else None
 
 
-def candidates(problem: Problem, device: torch.device) -> list[Candidate]:
+def candidates(request: Request) -> list[Candidate]:
     """PyTorch, then every family that takes the problem with its best few configs.
 
-    Of one channel in a group, a tensor core would multiply seven zeros of eight: families for it are left out.
+    Of one channel in a group, a tensor core would multiply seven zeros of eight: families that are not for such layers
+    are left out.
     """
+    problem, found = request.problem, [ATEN]
     one_channel = problem.groups > 1 and problem.c_per_group == 1
-    found = [ATEN]
     for name, family in FAMILIES.items():
-        if (
-            name == "aten"
-            or (one_channel and name.startswith(_TENSOR_CORES))
-            or family.why_not(problem, device) is not None
-        ):
-            continue
-        configs = candidates_of(family, problem, *forms_of(problem), problem.layout, device)
-        found += [Candidate(name, config) for config in configs]
+        wasteful = one_channel and family.tensor_cores and not family.depthwise
+        if name != "aten" and not wasteful and family.why_not(problem, request.device) is None:
+            found += [Candidate(name, config) for config in family.configs(request)]
     return found
 
 
-def bind(problem: Problem, candidate: Candidate, device: torch.device) -> BoundCall:
-    """The candidate bound to operands in the measured forms. Raises what compiling and loading raise."""
-    family, forms = FAMILIES[candidate.family], forms_of(problem)
+def bind(request: Request, candidate: Candidate) -> BoundCall:
+    """The candidate bound to the request's operands. Raises what compiling and loading raise."""
+    device, family = request.device, FAMILIES[candidate.family]
+    config = family.configs(request)[0] if candidate is ATEN else candidate.config
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        run = bind_config(family, problem, *forms, problem.layout, device, candidate.config)
-    return env.watched(run, device)
+        run = family.bind(request, config)
+    return watched(run, device)
 
 
 def prepared(problems: Iterable[Problem], device: torch.device) -> list[Prepared]:
     """The problems with all their candidates bound; on a GPU, kernels are compiled side by side."""
-    entries = [Prepared(problem, candidates(problem, device)) for problem in problems]
+    requests = [dense_request(problem, device) for problem in problems]
+    entries = [Prepared(request, candidates(request)) for request in requests]
     pairs = [(entry, candidate) for entry in entries for candidate in entry.candidates]
     threads = min(_THREADS, os.cpu_count() or 1) if device.type == "cuda" else 1
 
     def attempt(pair: tuple[Prepared, Candidate]) -> BoundCall | str:
         entry, candidate = pair
         try:
-            return bind(entry.problem, candidate, device)
+            return bind(entry.request, candidate)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a family raises: it is out, and the report says why
@@ -164,12 +150,12 @@ def plain_surroundings(problem: Problem) -> Iterator[None]:
         yield
 
 
-def measure(entry: Prepared, device: torch.device, budget_s: float = BUDGET_S, seed: int = 0) -> Outcome:
+def measure(entry: Prepared, budget_s: float = BUDGET_S, seed: int = 0) -> Outcome:
     """Verify every candidate, time those that are right, choose. ``budget_s`` are the seconds of timing, about.
 
     Raises RuntimeError if PyTorch's own convolution fails, torch.cuda.OutOfMemoryError if memory is short.
     """
-    problem = entry.problem
+    problem, device = entry.request.problem, entry.request.device
     with plain_surroundings(problem), reference.cudnn_search(True):
         operands = operands_of(problem, device, seed)
         calls = {candidate: _closed(run, operands) for candidate, run in entry.bound.items()}
@@ -182,25 +168,26 @@ def measure(entry: Prepared, device: torch.device, budget_s: float = BUDGET_S, s
             entry.rejected.append(f"{own} gave another, wrong result after timing")
             own = None
     won = own is not None and timings[ATEN].ms >= max(MARGIN * timings[own].ms, timings[own].ms + HOST_MS)
-    return _outcome(entry, own, won, timings, right, judge, env.device_facts(device.index))
-
-
-def _outcome(
-    entry: Prepared,
-    own: Candidate | None,
-    won: bool,
-    timings: dict[Candidate, Timing],
-    right: dict[Candidate, Verdict],
-    judge: Judge,
-    facts: env.DeviceFacts,
-) -> Outcome:
     chosen = own if won and own is not None else ATEN
     verdict = right[chosen] if chosen in right else Verdict(judge.aten_error.norm, 0.0, None)
+    return _outcome(entry, _Contest(own, chosen, timings), verdict, judge)
+
+
+class _Contest(NamedTuple):
+    """The fastest of ours, None if none is right; who was chosen; and what everybody took."""
+
+    own: Candidate | None
+    chosen: Candidate
+    timings: dict[Candidate, Timing]
+
+
+def _outcome(entry: Prepared, contest: _Contest, verdict: Verdict, judge: Judge) -> Outcome:
+    problem, (own, chosen, timings) = entry.request.problem, contest
     record = make_record(
-        entry.problem,
-        facts,
+        problem,
+        entry.request.facts,
         chosen.family,
-        chosen.key,
+        chosen.config.key,
         None if own is None else own.family,
         own_ms=None if own is None else timings[own].ms,
         ms=timings[chosen].ms,
@@ -212,7 +199,7 @@ def _outcome(
         spread=max(timings[chosen].spread, timings[ATEN].spread),
         runs=timings[chosen].runs,
     )
-    return Outcome(entry.problem, record, tuple(entry.rejected))
+    return Outcome(problem, record, tuple(entry.rejected))
 
 
 def _closed(run: BoundCall, operands: Operands) -> Callable[[], torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 
 import haloconv
 from haloconv import plan
+from haloconv.choose import choice
 from haloconv.emulator import available, emulated_device
 from haloconv.plan import plan_fprop
 from haloconv.problem import ConvSpec
@@ -138,8 +139,8 @@ def test_a_kernel_that_activates_needs_no_pass(
 def test_the_choice_is_that_of_the_layer_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records and rules know layers as they were measured, without an activation."""
     x, w, b, _ = _tensors("padded")
-    asked, choose = [], plan._choose_or_tune
-    monkeypatch.setattr(plan, "_choose_or_tune", lambda problem, *rest: asked.append(problem) or choose(problem, *rest))
+    asked, choose = [], choice.choose
+    monkeypatch.setattr(choice, "choose", lambda problem, *rest: asked.append(problem) or choose(problem, *rest))
     plan.clear_plans()
     bound = plan_fprop(x, w, b, ConvSpec(), "relu")
     assert [each.activation for each in asked] == [None] and bound.problem == replace(asked[0], activation="relu")

@@ -14,9 +14,8 @@ from functools import partial
 import pytest
 
 from haloconv import jit
-from haloconv.families import FAMILIES
+from haloconv.families import FAMILIES, OWN
 from haloconv.families.direct.family import DirectFamily
-from haloconv.families.sources import SHIPPED
 from haloconv.jit.source import SOURCE_ROOT
 from tests.covering import constants_together, covering
 from tests.nvrtc_ctypes import Nvrtc, library_folder
@@ -77,8 +76,8 @@ def _runs(source: jit.KernelSource, arch: str) -> bool:
 
 
 def test_every_kernel_file_is_in_the_matrix() -> None:
-    assert set(SHIPPED) == set(ARCHS) == set(FAMILIES) - {"aten"}
-    sources = [source for shipped in SHIPPED.values() for source in shipped()]
+    assert set(ARCHS) == set(OWN)
+    sources = [source for name in OWN for source in FAMILIES[name].sources()]
     assert {source.kernel for source in sources} == {
         path.relative_to(SOURCE_ROOT / "families").with_suffix("").as_posix() for path in SOURCE_ROOT.rglob("*.cu")
     }
@@ -90,9 +89,9 @@ def _part(sources: list[jit.KernelSource], together: int = 2) -> list[jit.Kernel
     return covering(sources, partial(constants_together, number=together))
 
 
-@pytest.mark.parametrize(("family", "together"), [*((family, 2) for family in SHIPPED), *TOGETHER_ON_MAIN.items()])
+@pytest.mark.parametrize(("family", "together"), [*((family, 2) for family in OWN), *TOGETHER_ON_MAIN.items()])
 def test_the_part_has_all_that_so_many_constants_do_together(family: str, together: int) -> None:
-    sources, of = SHIPPED[family](), partial(constants_together, number=together)
+    sources, of = FAMILIES[family].sources(), partial(constants_together, number=together)
     part = _part(sources, together)
     assert set().union(*map(of, part)) == set().union(*map(of, sources))
     assert part == _part(sources, together) and part == [source for source in sources if source in part]
@@ -127,7 +126,7 @@ def every(request: pytest.FixtureRequest) -> bool:
 
 
 def test_no_kernel_spills(family: str, arch: str, every: bool) -> None:
-    sources = [source for source in SHIPPED[family]() if _runs(source, arch)]
+    sources = [source for source in FAMILIES[family].sources() if _runs(source, arch)]
     if not every and (arch != MAIN_ARCH or family in TOGETHER_ON_MAIN):
         sources = _part(sources, TOGETHER_ON_MAIN[family] if arch == MAIN_ARCH else 2)
     assert _spills(sources, lambda source: jit.compile_source(source, arch).spill_bytes) == []

@@ -10,10 +10,10 @@ import torch
 from haloconv import emulator
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.families.base import MOST_CANDIDATES, SeveralConfigs, bind_config, candidates_of, config_key
+from haloconv.families.base import MOST_CONFIGS, config_key
 from haloconv.families.common import few_apart
 from haloconv.plan import problem_of
-from haloconv.problem import TensorForm
+from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import Case, case, make
 
@@ -40,7 +40,7 @@ RUNS = [(family, direction) for family, (_, directions) in TAKES.items() for dir
 
 @dataclass(frozen=True)
 class Bindable:
-    """The arguments of ``bind`` for one direction of a case in fp16, and its operands."""
+    """The request for one direction of a case in fp16, and its operands."""
 
     one: Case
     direction: str
@@ -50,18 +50,17 @@ class Bindable:
         t = make(self.one, torch.float16)
         return {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[self.direction]
 
-    def arguments(self) -> tuple:
+    def request(self) -> Request:
         t = make(self.one, torch.float16)
         bias = self.direction == "fprop"
         layout = oracle.layout_of(self.one.storage)
         problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, torch.float16, layout, bias)
         first, second = (TensorForm(each.stride(), True) for each in self.operands[:2])
-        return problem, first, second, layout, torch.device("cpu")
+        return Request(problem, first, second, layout, torch.device("cpu"))
 
 
 def test_every_family_is_asked() -> None:
     assert set(TAKES) == set(FAMILIES) - {"aten"}
-    assert all(isinstance(one, SeveralConfigs) or hasattr(one, "configs") for one in FAMILIES.values())
 
 
 @pytest.mark.usefixtures("emulator_cache")
@@ -71,15 +70,15 @@ def test_every_candidate_is_right(family: str, direction: str) -> None:
     one = Bindable(TAKES[family][0], direction)
     t = make(one.one, torch.float16)
     with emulated_device(sm_count=2) as device:
-        arguments = one.arguments()
-        assert FAMILIES[family].why_not(arguments[0], arguments[-1]) is None
-        candidates = candidates_of(FAMILIES[family], *arguments)
-        assert 1 <= len(candidates) <= MOST_CANDIDATES
-        keys = [config_key(config) for config in candidates]
-        assert len(set(keys)) == len(keys) and all("\n" not in key for key in keys)
-        assert keys == [config_key(config) for config in candidates_of(FAMILIES[family], *arguments)]
+        request = one.request()
+        assert FAMILIES[family].why_not(request.problem, request.device) is None
+        candidates = FAMILIES[family].configs(request)
+        assert 1 <= len(candidates) <= MOST_CONFIGS
+        names = [(config.kernel, config.key) for config in candidates]
+        assert len(set(names)) == len(names) and all("\n" not in key for _, key in names)
+        assert candidates == FAMILIES[family].configs(request)
         for config in candidates:
-            call = device.watch(bind_config(FAMILIES[family], *arguments, config))
+            call = device.watch(FAMILIES[family].bind(request, config))
             operands = {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[direction]
             oracle.check(direction, call(*operands), t, one.one.spec)
 

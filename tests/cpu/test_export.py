@@ -22,10 +22,10 @@ from haloconv.cli import app
 from haloconv.emulator.build import INCLUDE_FOLDER
 from haloconv.export.cpp import constants
 from haloconv.export.export import ARCHS, export
+from haloconv.families import FAMILIES, OWN
 from haloconv.jit.params import params_of, size_of
 from haloconv.jit.source import KernelSource, is_marker
 from haloconv.problem_file import ProblemFileError, load_problem_file
-from tests.cpu.test_arch_matrix import SHIPPED
 from tests.exported import compiled, load_text
 from tests.kernelbench_rules import offences
 from tests.nvrtc_ctypes import Nvrtc, library_folder
@@ -215,7 +215,7 @@ def test_the_whole_text_compiles_with_nvcc(standard: str, tmp_path: Path) -> Non
 
 
 def one_of_each_entry() -> list[KernelSource]:
-    sources = [source for shipped in SHIPPED.values() for source in shipped()]
+    sources = [source for name in OWN for source in FAMILIES[name].sources()]
     return list({source.entry: source for source in sources}.values())
 
 

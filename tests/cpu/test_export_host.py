@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from haloconv import emulator
+from haloconv.choose.choice import Choice
 from haloconv.emulator import emulated_device
 from haloconv.emulator.build import _run
 from haloconv.export.export import export, facts_of, record
 from haloconv.export.layers import Layer, choose_and_record, layers_of
 from haloconv.export.record import CPU, Clear, recorder
 from haloconv.families import FAMILIES
-from haloconv.families.base import candidates_of, config_key
-from haloconv.layout import strides_of
-from haloconv.plan import Choice
-from haloconv.problem import TensorForm
+from haloconv.problem import dense_request
 from haloconv.problem_file import load_problem_file
 from tests.exported import Host, emulate, load_text, on_emulator
 
@@ -129,16 +127,15 @@ def test_a_wrong_field_would_be_found(tmp_path: Path) -> None:
 def test_a_config_that_was_measured_is_the_one_exported() -> None:
     """Not the one that the family's model prefers."""
     (layer,) = layers_of(load_problem_file(PROBLEMS[0]), "tf32")
-    problem = layer.fprop
-    dense = [TensorForm(strides_of(shape, "nchw"), True) for shape in (problem.x_shape, problem.w_shape)]
     with recorder(facts_of("sm_90a")) as device:
-        best, other = candidates_of(FAMILIES["halo_sm90"], problem, *dense, "nchw", CPU)[:2]
+        best, other = FAMILIES["halo_sm90"].configs(dense_request(layer.fprop, CPU))[:2]
         tapes = []
         for config in (best, other):
-            layer.choices["fprop"] = Choice("halo_sm90", "measured", config=config_key(config))
+            measured = Choice("halo_sm90", "by a test", measured=True, kernel=config.kernel, config=config.key)
+            layer.choices["fprop"] = measured
             choose_and_record(layer, device, "auto")
             tapes.append(layer.tapes["fprop"])
-    assert tapes[0] != tapes[1] and layer.choices["fprop"].reason == "measured"
+    assert tapes[0] != tapes[1] and layer.choices["fprop"].reason == "by a test"
 
 
 def test_a_build_s_messages_need_no_locale() -> None:

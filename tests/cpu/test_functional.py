@@ -12,6 +12,7 @@ import torch
 
 import haloconv
 from haloconv import plan
+from haloconv.families import FAMILIES
 from tests import oracle
 from tests.cases import CASES, DTYPES, FULL_CASES, Case, Tensors, case_id, make, pick, with_special
 from tests.layers import random_layer, sized
@@ -99,7 +100,7 @@ def test_unbatched(one: Case) -> None:
     assert call(one, image, t.w, t.b).dim() == 3
 
 
-@pytest.mark.parametrize("family", haloconv.problem.FAMILIES)
+@pytest.mark.parametrize("family", ("auto", *FAMILIES))
 def test_every_family_name_works_on_the_cpu(family: str) -> None:
     """A CPU tensor goes to PyTorch whatever the family is; only strict refuses that."""
     (one,) = pick("four_sides")

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from haloconv import env
-from haloconv.bench.results import gpu_stem
 from haloconv.choose import records
 from haloconv.choose.buckets import bucket_of, layer_key
 from haloconv.choose.records import FORMAT, SHIPPED, read_records, records_path, shelf_of, write_records
+from haloconv.device import gpu_stem
 from haloconv.families.files import device_hash
 from haloconv.problem import Problem
 from tests.tuned import FACTS, LAYER, record

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from haloconv import emulator, env
+from haloconv import emulator
+from haloconv.device import Device, DeviceFacts, set_stand_in
 from haloconv.emulator.tensor_map import TensorMapError
 from haloconv.jit import BoxMap, DataType, DriverError, KernelSource, Swizzle, encode_tiled
 from haloconv.jit import driver as loader
@@ -54,10 +55,10 @@ class Recorder:
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     device = Recorder()
-    facts = env.DeviceFacts("recorder", "sm_90a", 4, (9, 0), 1 << 30, 227 << 10, "none")
-    env.set_stand_in(env.StandIn(facts, device.load, lambda run: run, device.encode_tiled))
+    facts = DeviceFacts("recorder", "sm_90a", 4, (9, 0), 1 << 30, 227 << 10, "none")
+    set_stand_in(Device(facts, device.load, device.encode_tiled))
     yield device
-    env.set_stand_in(None)
+    set_stand_in(None)
 
 
 def launch_of(maps: tuple[BoxMap | None, ...] = (), scalars: str = "3i", fields: tuple[int, ...] = (7, 8, 9)) -> Launch:

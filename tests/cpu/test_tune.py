@@ -13,11 +13,14 @@ import torch
 
 import haloconv
 from haloconv import env, plan
-from haloconv.choose import choice, records
+from haloconv.choose import records, trust
 from haloconv.choose.buckets import bucket_of
+from haloconv.choose.choice import Choice, choose, recorded
 from haloconv.choose.records import read_records, records_path, shelf_of, write_records
-from haloconv.families.direct.family import DirectFamily
-from haloconv.problem import Problem
+from haloconv.device import set_stand_in
+from haloconv.families import FAMILIES
+from haloconv.problem import Problem, dense_request
+from haloconv.tune import first_use as at_first_use
 from haloconv.tune import measure
 from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only, record
 
@@ -30,11 +33,11 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fake GPU with the families aten and direct, and a folder of records of its own."""
     monkeypatch.setenv(env.RECORDS_DIR, str(tmp_path / "records"))
     monkeypatch.setattr(records, "SHIPPED", tmp_path / "shipped")
-    env.set_stand_in(fake_device())
+    set_stand_in(fake_device())
     forget()
-    with only(DirectFamily()):
+    with only(FAMILIES["direct"]):
         yield
-    env.set_stand_in(None)
+    set_stand_in(None)
     forget()
 
 
@@ -42,7 +45,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def special() -> Iterator[FakeFamily]:
     """Beside it a direct that is never measured: it offers nothing."""
     family = FakeFamily("special")
-    with only(FakeFamily("direct", offers=()), family):
+    with only(FakeFamily("direct", ()), family):
         yield family
 
 
@@ -61,7 +64,7 @@ def first_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(problem: Problem = LAYER) -> measure.Outcome:
     (entry,) = measure.prepared([problem], CPU)
-    return measure.measure(entry, CPU)
+    return measure.measure(entry)
 
 
 def layer_and_input(h: int = 24, w: int = 28) -> tuple[haloconv.Conv2d, torch.Tensor]:
@@ -131,23 +134,29 @@ def test_a_candidate_that_turns_wrong_while_it_is_timed_loses(special: FakeFamil
         return run(*args) * (1.0 if len(calls) < 3 else 2.0)
 
     entry.bound[own] = worsening
-    outcome = measure.measure(entry, CPU)
+    outcome = measure.measure(entry)
     assert outcome.record.family == "aten" and "after timing" in outcome.rejected[0]
 
 
 def test_tensor_cores_are_not_tried_on_one_channel(special: FakeFamily) -> None:
     depthwise = replace(LAYER, c=16, groups=16)
-    with only(special, FakeFamily("halo_sm99")):
-        assert {each.family for each in measure.candidates(depthwise, CPU)} == {"aten", "special"}
-        assert {each.family for each in measure.candidates(LAYER, CPU)} == {"aten", "special", "halo_sm99"}
+    wasteful, made_for_it = FakeFamily("wasteful", tensor_cores=True), FakeFamily("made_for_it", tensor_cores=True)
+    made_for_it.depthwise = True
+
+    def families(problem: Problem) -> set[str]:
+        return {each.family for each in measure.candidates(dense_request(problem, CPU))}
+
+    with only(special, wasteful, made_for_it):
+        assert families(depthwise) == {"aten", "special", "made_for_it"}
+        assert families(LAYER) == {"aten", "special", "made_for_it", "wasteful"}
 
 
 def test_directions_and_precisions_are_measured_apart(special: FakeFamily, clock: Clock) -> None:
     fp16 = measured(LAYER).record
     shelf_of(FACTS).keep([fp16, measured(replace(LAYER, direction="dgrad")).record])
-    assert plan.choose(LAYER, CPU).config == "rows4" and plan.choose(LAYER.toward("dgrad"), CPU).config is not None
-    assert plan.choose(LAYER.toward("wgrad"), CPU).config is None
-    assert plan.choose(replace(LAYER, dtype=torch.bfloat16), CPU).config is None
+    assert choose(LAYER, CPU).config == "rows4" and choose(LAYER.toward("dgrad"), CPU).measured
+    assert not choose(LAYER.toward("wgrad"), CPU).measured
+    assert not choose(replace(LAYER, dtype=torch.bfloat16), CPU).measured
 
 
 # --- what plans make of records
@@ -162,9 +171,9 @@ def test_a_plan_follows_its_record(special: FakeFamily) -> None:
 
 
 def test_a_record_of_pytorch_is_followed_too(special: FakeFamily) -> None:
-    assert plan.choose(LAYER, CPU).family == "special"
+    assert choose(LAYER, CPU).family == "special"
     shelf_of(FACTS).add([record(family="aten", own_ms=1.0)])
-    found = plan.choose(LAYER, CPU)
+    found = choose(LAYER, CPU)
     assert found.family == "aten" and "reaches 1.00x" in found.reason
 
 
@@ -183,12 +192,12 @@ def test_a_config_that_another_size_does_not_offer_gives_way_to_the_model(specia
 def test_a_family_that_no_longer_takes_the_problem_gives_way(special: FakeFamily) -> None:
     shelf_of(FACTS).add([record(family="special")])
     special.takes = lambda problem: False
-    assert plan.choose(LAYER, CPU).family == "direct" and plan.choose(LAYER, CPU).config is None
+    assert choose(LAYER, CPU).family == "direct" and not choose(LAYER, CPU).measured
 
 
 def test_a_family_asked_for_by_name_runs_whatever_records_say(special: FakeFamily) -> None:
     shelf_of(FACTS).add([record(family="special")])
-    assert plan.choose(LAYER, CPU, "direct") == plan.Choice("direct", "asked for")
+    assert choose(LAYER, CPU, "direct") == Choice("direct", "asked for")
 
 
 def test_warm_calls_ask_nobody(special: FakeFamily, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +208,7 @@ def test_warm_calls_ask_nobody(special: FakeFamily, monkeypatch: pytest.MonkeyPa
         def asked(*_: object) -> None:
             raise AssertionError("a warm call asked for its choice")
 
-        for name in ("choose", "recorded", "tunes_at_first_use"):
+        for name in ("choose", "choose_now", "config_of", "may_be_measured"):
             monkeypatch.setattr(plan, name, asked)
         monkeypatch.setattr(records, "read_records", asked)
         layer(x)
@@ -216,9 +225,9 @@ def test_files_are_read_once(special: FakeFamily, monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_gpu_there_are_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    env.set_stand_in(None)
+    set_stand_in(None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choice.recorded(LAYER, torch.device("cuda", 0)) is None and choice.recorded(LAYER, CPU) is None
+    assert recorded(LAYER, torch.device("cuda", 0)) is None and recorded(LAYER, CPU) is None
 
 
 # --- at first use
@@ -266,20 +275,20 @@ def test_200_image_sizes_are_not_200_measurements(special: FakeFamily, clock: Cl
 def test_first_use_waits_where_it_must_not_measure(
     special: FakeFamily, clock: Clock, first_use: None, monkeypatch: pytest.MonkeyPatch, obstacle: str, says: str
 ) -> None:
-    monkeypatch.setattr(choice, obstacle, lambda *_: True)
+    monkeypatch.setattr(at_first_use, obstacle, lambda *_: True)
     layer, x = layer_and_input()
     with torch.no_grad():
         layer(x)
         (made,) = plan._plans.values()
     assert not clock.rounds and made.choice.family == "special" and says in made.choice.reason
-    monkeypatch.setattr(choice, obstacle, lambda *_: False)
+    monkeypatch.setattr(at_first_use, obstacle, lambda *_: False)
     plan.clear_plans()
     layer(x)
     assert clock.rounds
 
 
 def test_an_emulator_times_nothing_at_first_use(special: FakeFamily, clock: Clock, first_use: None) -> None:
-    env.set_stand_in(fake_device()._replace(keeps_time=False))
+    set_stand_in(fake_device()._replace(keeps_time=False))
     layer, x = layer_and_input()
     with torch.no_grad():
         layer(x)
@@ -314,7 +323,7 @@ def test_without_memory_first_use_follows_the_rules(
         tried.append(1)
         raise torch.cuda.OutOfMemoryError("short")
 
-    monkeypatch.setattr(choice, "measure", short)
+    monkeypatch.setattr(at_first_use, "measure", short)
     layer, x = layer_and_input()
     with torch.no_grad():
         layer(x)
@@ -356,11 +365,11 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_shipped_record_is_looked_at_once(special: FakeFamily, shipped: Callable) -> None:
     shipped()
-    found = plan.choose(NCHW, CPU)
+    found = choose(NCHW, CPU)
     assert (found.family, found.config) == ("special", "rows8") and "tuned, as shipped: 2.00x" in found.reason
     assert special.bound == [FakeConfig(8)], "it ran before it was trusted"
-    plan.choose(replace(NCHW, h=32, w=30), CPU)
-    plan.choose(NCHW, CPU)
+    choose(replace(NCHW, h=32, w=30), CPU)
+    choose(NCHW, CPU)
     assert special.bound == [FakeConfig(8)]
 
 
@@ -372,23 +381,23 @@ def test_a_shipped_record_that_is_wrong_here_is_not_followed(
     special.offers = (FakeConfig(8, fault),)
     before = records.shipped_path(FACTS.name).read_text()
     with pytest.warns(RuntimeWarning, match="a shipped record is not followed"):
-        assert plan.choose(NCHW, CPU).config is None
+        assert not choose(NCHW, CPU).measured
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert plan.choose(NCHW, CPU).config is None
+        assert not choose(NCHW, CPU).measured
     assert records.shipped_path(FACTS.name).read_text() == before
 
 
 def test_a_shipped_record_for_other_kernels_is_not_followed(special: FakeFamily, shipped: Callable) -> None:
     shipped(kernels="0" * 64)
-    assert plan.choose(NCHW, CPU).config is None and not special.bound
+    assert not choose(NCHW, CPU).measured and not special.bound
 
 
 def test_nothing_is_looked_at_while_a_graph_is_captured(
     special: FakeFamily, shipped: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped()
-    monkeypatch.setattr(choice, "is_capturing", lambda device: True)
-    assert plan.choose(NCHW, CPU).config is None and not special.bound
-    monkeypatch.setattr(choice, "is_capturing", lambda device: False)
-    assert plan.choose(NCHW, CPU).config == "rows8"
+    monkeypatch.setattr(trust, "is_capturing", lambda device: True)
+    assert not choose(NCHW, CPU).measured and not special.bound
+    monkeypatch.setattr(trust, "is_capturing", lambda device: False)
+    assert choose(NCHW, CPU).config == "rows8"

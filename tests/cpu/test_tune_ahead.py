@@ -15,12 +15,14 @@ import torch
 from typer.testing import CliRunner, Result
 
 import haloconv
-from haloconv import emulator, env, plan
+from haloconv import emulator, env
 from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose import records
+from haloconv.choose.choice import choose
 from haloconv.choose.records import read_records, records_path, shelf_of
 from haloconv.cli import app
 from haloconv.cli import tune as tune_verb
+from haloconv.device import set_stand_in
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.report import Report
@@ -39,7 +41,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.setattr(records, "SHIPPED", tmp_path / "shipped")
     forget()
     yield tmp_path
-    env.set_stand_in(None)
+    set_stand_in(None)
     forget()
 
 
@@ -48,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """A fake GPU with the families aten, direct and special, and a clock that favours special."""
     made = Clock(favouring("special"))
     monkeypatch.setattr(measure, "compare", made)
-    env.set_stand_in(fake_device())
+    set_stand_in(fake_device())
     with only(FakeFamily("direct"), FakeFamily("special")):
         yield made
 
@@ -135,9 +137,9 @@ def test_a_model_is_measured_once(clock: Clock) -> None:
 def test_another_size_of_a_bucket_is_measured_when_asked_for_by_name(clock: Clock) -> None:
     near = replace(LAYER, h=26)
     tune_problems("one", [Posed("a", LAYER, CPU)], Options(progress=False))
-    assert "measured at 2 x 24 x 28" in plan.choose(near, CPU).reason
+    assert "measured at 2 x 24 x 28" in choose(near, CPU).reason
     tune_problems("other", [Posed("a", near, CPU)], Options(progress=False))
-    assert "measured at" not in plan.choose(near, CPU).reason
+    assert "measured at" not in choose(near, CPU).reason
     assert len(read_records(records_path(FACTS.name))) == 2
 
 
@@ -178,7 +180,7 @@ def test_without_memory_a_problem_is_left_out(clock: Clock) -> None:
     )
     assert any("a: there was no memory" in note for note in report.notes)
     assert [each.size.h for each in read_records(records_path(FACTS.name))] == [20]
-    assert "measured at 2 x 20 x 28" in plan.choose(LAYER, CPU).reason
+    assert "measured at 2 x 20 x 28" in choose(LAYER, CPU).reason
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:
@@ -227,7 +229,7 @@ def one_rank(rank: int, folder: Path, answers: multiprocessing.Queue) -> None:
         if rank == 2:
             model = model[:1]  # ranks may hold different parts of a model
         report = haloconv.tune(model, x, progress=False)
-        families = [plan.choose(each.problem, CPU).family for each in problems_of(model, x)]
+        families = [choose(each.problem, CPU).family for each in problems_of(model, x)]
         answers.put((rank, families, len(report.rows), len(measure.compare.rounds)))
     finally:
         torch.distributed.destroy_process_group()
@@ -295,7 +297,7 @@ def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
     forget()
     records_path(FACTS.name).unlink()
     problem = replace(LAYER, c=4, h=12, w=12, k=8, padding=(0, 0, 0, 0))
-    assert "as shipped" in plan.choose(problem, CPU).reason and shelf_of(FACTS).exact(problem) is None
+    assert "as shipped" in choose(problem, CPU).reason and shelf_of(FACTS).exact(problem) is None
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ def test_models_by_name() -> None:
 
 def test_importing_reads_and_writes_no_records(tmp_path: Path) -> None:
     code = (
-        "import haloconv; from haloconv.tune import records; assert not records._shelves; "
+        "import haloconv; from haloconv.choose import records; assert not records._shelves; "
         "assert callable(haloconv.tune); import torch; assert not torch.cuda.is_initialized()"
     )
     surroundings = env.child_environment(**{env.RECORDS_DIR: str(tmp_path / "own"), "HOME": str(tmp_path)})

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 
 from haloconv import plan
+from haloconv.device import watched
 from haloconv.emulator import EmulatorError
-from haloconv.env import watched
 from haloconv.families import FAMILIES
-from haloconv.families.base import BoundCall, Config, bind_config, candidates_of, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.reduce.bgrad import bind_bgrad
-from haloconv.problem import TensorForm
+from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import Case, Tensors
 from tests.fuzz.draw import AUTO, REDUCE, Draw, machine, products_of
@@ -107,7 +107,7 @@ def key_of(draw: Draw, t: Tensors, device: str, index: int) -> str:
         return draw.family
     with machine(draw, device):
         config = _candidates(draw, t)[index]
-    return f"{config.kernel if isinstance(config, Config) else draw.family} {config_key(config)}".strip()
+    return f"{config.kernel} {config.key}".strip()
 
 
 def bound(draw: Draw, t: Tensors, index: int) -> BoundCall:
@@ -121,21 +121,21 @@ def bound(draw: Draw, t: Tensors, index: int) -> BoundCall:
         return lambda *_: oracle.run(draw.answer, t, one)
     if draw.family == REDUCE:
         return watched(bind_bgrad(draw.dtype, draw.y_shape, _form(t.dy), device), device)
-    return watched(bind_config(*_asked(draw, t), _candidates(draw, t)[index]), device)
+    return watched(FAMILIES[draw.family].bind(_asked(draw, t), _candidates(draw, t)[index]), device)
 
 
-def _candidates(draw: Draw, t: Tensors) -> list:
+def _candidates(draw: Draw, t: Tensors) -> list[Config]:
     """What the family offers; nothing if it refuses the problem at this size or in this layout."""
-    family, problem, *_, device = asked = _asked(draw, t)
-    return candidates_of(*asked) if family.why_not(problem, device) is None else []
+    family, request = FAMILIES[draw.family], _asked(draw, t)
+    return family.configs(request) if family.why_not(request.problem, request.device) is None else []
 
 
-def _asked(draw: Draw, t: Tensors) -> tuple:
-    """The family and the arguments of its questions, as the plan asks them."""
+def _asked(draw: Draw, t: Tensors) -> Request:
+    """The request, as the plan makes it."""
     first, second, *_ = _operands(draw, t)
     layout = plan.result_layout(first, second) if draw.result == "fprop" else draw.layout
     problem = draw.problem(plan.layout_of(second) if draw.result == "wgrad" else layout)
-    return FAMILIES[draw.family], problem, _form(first), _form(second), layout, first.device
+    return Request(problem, _form(first), _form(second), layout, first.device)
 
 
 def _form(tensor: torch.Tensor) -> TensorForm:

@@ -46,6 +46,8 @@ class DepthwiseFamily:
     dtypes = march_form.DTYPES
     tensor_cores = False  # what they multiply in 16 bits, CUDA cores do where they are not taken
     activations: tuple[str, ...] = ()
+    depthwise = True
+    capability, newer = (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device)

@@ -30,6 +30,8 @@ class DepthwiseToeplitzFamily:
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     activations: tuple[str, ...] = ()
+    depthwise = True
+    capability, newer = (8, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device)

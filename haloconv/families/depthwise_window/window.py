@@ -145,6 +145,8 @@ class DepthwiseWindowFamily:
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = False
     activations: tuple[str, ...] = ()
+    depthwise = True
+    capability, newer = (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device)

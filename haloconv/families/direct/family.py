@@ -30,6 +30,8 @@ class DirectFamily:
     dtypes = support.KERNEL_DTYPES
     tensor_cores = False
     activations: tuple[str, ...] = ()
+    depthwise = False
+    capability, newer = (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         return support.why_not(problem, device)

@@ -31,6 +31,8 @@ class GroupedSm90Family:
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     activations: tuple[str, ...] = ()
+    depthwise = False
+    capability, newer = (9, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = _OLDER[problem.direction].why_not(problem, device)

@@ -26,6 +26,8 @@ class HaloSm80WgradFamily:
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     activations: tuple[str, ...] = ()
+    depthwise = False
+    capability, newer = (8, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device)

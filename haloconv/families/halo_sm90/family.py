@@ -27,6 +27,8 @@ class HaloSm90Family:
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     activations = ("relu",)
+    depthwise = False
+    capability, newer = (9, 0), False
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device)

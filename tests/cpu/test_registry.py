@@ -1,0 +1,78 @@
+"""The registry of families: what each says of itself is what it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from haloconv.emulator import emulated_device
+from haloconv.families import FAMILIES, OWN, check_family
+from haloconv.families.files import kernels_of
+from haloconv.problem import ACTIVATIONS, DIRECTIONS, Problem
+from haloconv.support import KERNEL_DTYPES
+
+CPU = torch.device("cpu")
+DENSE = Problem("fprop", 2, 32, 24, 24, 32, 3, 3, padding=(1, 1, 1, 1), precision="tf32")
+GROUPED = replace(DENSE, c=64, k=64, groups=8, layout="nhwc")
+DEPTHWISE = replace(DENSE, groups=32)
+HALF = {"dtype": torch.float16, "precision": "ieee"}
+
+
+def takes(name: str, layers: tuple[Problem, ...] = (DENSE, GROUPED, DEPTHWISE), **changes: object) -> bool:
+    """Whether a family takes one of the layers, with changes, with a small or a large filter, in some direction."""
+    changed = [replace(layer.toward(each), **changes) for layer in layers for each in DIRECTIONS]
+    large = [replace(each, r=9, s=9, padding=(4, 4, 4, 4)) for each in changed]
+    return any(FAMILIES[name].why_not(each, CPU) is None for each in (*changed, *large))
+
+
+def test_names_are_those_of_folders() -> None:
+    assert list(FAMILIES)[0] == "aten" and "auto" not in FAMILIES
+    assert all(family.name == name for name, family in FAMILIES.items())
+    assert all(kernels_of(name) for name in OWN) and set(OWN) == set(FAMILIES) - {"aten"}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_family_takes_its_directions_and_dtypes_alone(name: str) -> None:
+    family = FAMILIES[name]
+    with emulated_device():
+        assert tuple(each for each in DIRECTIONS if takes(name, direction=each, **HALF)) == family.directions
+        for dtype in KERNEL_DTYPES:
+            precision = "tf32" if dtype == torch.float32 else "ieee"
+            assert takes(name, dtype=dtype, precision=precision) == (dtype in family.dtypes), dtype
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_depthwise_families_take_one_channel_a_group(name: str) -> None:
+    with emulated_device():
+        assert takes(name, (DENSE, GROUPED), **HALF) != FAMILIES[name].depthwise
+        assert takes(name, (DEPTHWISE,), **HALF) >= FAMILIES[name].depthwise
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_family_runs_on_its_gpus_alone(name: str) -> None:
+    family = FAMILIES[name]
+    for arch in ("sm_75", "sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"):
+        with emulated_device(arch=arch) as device:
+            found = device.facts.capability
+            expected = found == family.capability or (family.newer and found > family.capability)
+            assert takes(name, **HALF) == expected, arch
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_fp32_goes_to_tensor_cores_only_where_tf32_is_allowed(name: str) -> None:
+    with emulated_device():
+        assert takes(name) and takes(name, precision="ieee") != FAMILIES[name].tensor_cores
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_sources_are_of_the_familys_own_kernels(name: str) -> None:
+    assert {each.kernel.split("/")[0] for each in FAMILIES[name].sources()} & {name}
+    assert set(FAMILIES[name].activations) <= set(ACTIVATIONS)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    check_family("auto")
+    with pytest.raises(ValueError, match="family must be one of .*'auto', 'aten'"):
+        check_family("cudnn")
