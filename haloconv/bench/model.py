@@ -39,9 +39,9 @@ def modelled(problem: Problem, gathered: torch.Tensor) -> Modelled:
 
 def _segments(tiling: Tiling, sm_count: int) -> Iterator[int]:
     """Work tiles of each segment of each block (``Segments`` in families/halo_sm90/scheduler.cuh)."""
-    for begin, end in tiling.schedule(sm_count).ranges(tiling.total, tiling.strips * tiling.form.groups):
+    for begin, end in tiling.schedule(sm_count).ranges(tiling.total, tiling.all_strips):
         while begin < end:
-            work_tiles = min(tiling.work_tiles - begin % tiling.work_tiles, end - begin)
+            work_tiles = min(tiling.columns.work_tiles - begin % tiling.columns.work_tiles, end - begin)
             yield work_tiles
             begin += work_tiles
 
@@ -61,8 +61,8 @@ def _copied(tiling: Tiling, work_tiles: int) -> int:
         tiles = shape.tiles if phase or 0 < work < work_tiles else 1
         lines = 1 if shape.flat else (tiles * runs - 1) * stride + end[1] - first[1]
         whole = not storage.x_inner or tiles == shape.tiles  # raw tiles of all boxes are asked for
-        boxes += (end[0] - first[0]) * lines * (tiling.boxes if whole else tiling.single_boxes)
+        boxes += (end[0] - first[0]) * lines * (tiling.line.boxes if whole else tiling.line.single_boxes)
     if shape.keeps:
-        boxes = tiling.chunks * ((shape.tiles * work_tiles * runs - 1) * stride + taps_r) * tiling.boxes
-    box_px = tiling.box_px if storage.x_inner else tiling.box_units * UNIT_PX
+        boxes = tiling.chunks * ((shape.tiles * work_tiles * runs - 1) * stride + taps_r) * tiling.line.boxes
+    box_px = tiling.line.box_px if storage.x_inner else tiling.line.box_units * UNIT_PX
     return weights + boxes * box_px * shape.chunk_bytes

@@ -41,7 +41,7 @@ def _lines_ahead(tiling: Tiling, storage: Storage) -> int:
     shape = tiling.shape
     if shape.boxes and storage.x_inner:
         return 1  # one warp stages all
-    units = tiling.boxes * tiling.box_units if shape.boxes else ceil_div(tiling.slot_px, UNIT_PX)
+    units = tiling.line.boxes * tiling.line.box_units if shape.boxes else ceil_div(tiling.line.slot_px, UNIT_PX)
     return ceil_div(line_warps(shape, storage), units)
 
 
@@ -56,8 +56,8 @@ def test_no_warp_is_two_rounds_ahead(direction: str, dtype: torch.dtype, layout:
         for form in (each for each in forms(problem) if each.taps):
             for tiling in all_tilings(form, storage):
                 seen += 1
-                if tiling.ring * (tiling.chunks if tiling.shape.keeps else 1) < _lines_ahead(tiling, storage):
-                    short.append((width, taps, channels, filters, stride, tiling.shape, tiling.ring))
+                if tiling.memory.ring * (tiling.chunks if tiling.shape.keeps else 1) < _lines_ahead(tiling, storage):
+                    short.append((width, taps, channels, filters, stride, tiling.shape, tiling.memory.ring))
     assert seen > 1000
     assert not short, f"{len(short)} of {seen} tilings, such as {short[0]}"
 

@@ -38,7 +38,7 @@ def test_every_work_tile_is_in_one_range_and_none_is_longer_than_the_busiest(
     shape: tuple[int, int, int], groups: int, sm_count: int
 ) -> None:
     for tiling in _tilings(*shape, groups):
-        schedule, strips = tiling.schedule(sm_count), tiling.strips * tiling.form.groups
+        schedule, strips = tiling.schedule(sm_count), tiling.all_strips
         ranges = list(schedule.ranges(tiling.total, strips))
         assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
         assert ranges[-1][1] == tiling.total
@@ -54,7 +54,9 @@ def test_every_work_tile_is_in_one_range_and_none_is_longer_than_the_busiest(
 
 def test_unaligned_rows_leave_no_multiprocessor_idle() -> None:
     """Eight strips on 132 multiprocessors: 16 blocks each, and four that share the ends of two."""
-    tiling = next(each for each in _tilings(8, 512, 1024) if each.lead and each.strips == 8 and each.shape.shared_tile)
+    tiling = next(
+        each for each in _tilings(8, 512, 1024) if each.lead and each.columns.strips == 8 and each.shape.shared_tile
+    )
     schedule = tiling.schedule(H200)
     assert (schedule.grid, schedule.strip_blocks) == (H200, 16)
     assert schedule.most == -(-tiling.total // H200)

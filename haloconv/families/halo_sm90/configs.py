@@ -107,8 +107,8 @@ def _flat_shape(form: Form, widest: TileShape, storage: Storage) -> TileShape:
     tiling = tile(form, widest, storage)
     if isinstance(tiling, str):
         return widest
-    pixels = (tiling.column_rows - 1) * tiling.pitch + tiling.strip_cols
-    return replace(widest, run=_run(ceil_div(pixels, widest.tiles * tiling.work_tiles * widest.runs)))
+    pixels = (tiling.columns.rows - 1) * tiling.columns.pitch + tiling.columns.strip_cols
+    return replace(widest, run=_run(ceil_div(pixels, widest.tiles * tiling.columns.work_tiles * widest.runs)))
 
 
 def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
@@ -121,16 +121,18 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     """
     shape = tiling.shape
     taps = tiling.taps * tiling.chunks
-    fast = shape.run == 256 and tiling.stages > 3
+    fast = shape.run == 256 and tiling.memory.stages > 3
     multiplies = shape.products * shape.chunk_bytes // 32  # wgmma of a tap and a run
     tap = multiplies * shape.tile_px // 2 * (1.03 if fast else 1.35 if shape.run == 64 else 1.1)
     tap *= 1.3 if shape.flat else _waiting(tiling, tap)
     writing = shape.tile_px * (storage.y_bytes * 4 if tiling.y_boxes else 20)
-    hidden = 0 if tiling.phases.first else tiling.stages * tap  # one stream: the other consumer leads by its stages
+    hidden = (
+        0 if tiling.phases.first else tiling.memory.stages * tap
+    )  # one stream: the other consumer leads by its stages
     multiply = 2 * taps * tap + (0 if shape.shared_tile else max(0, writing - hidden))
     consumer = taps * (tap + 340) + writing + 600
-    streamed = taps * shape.streams * shape.stage_bytes + tiling.staged_lines * tiling.slot_px * shape.chunk_bytes
-    units = tiling.boxes * tiling.box_units if shape.boxes else ceil_div(tiling.slot_px, UNIT_PX)
+    streamed = taps * shape.streams * shape.stage_bytes + tiling.staged_lines * tiling.line.slot_px * shape.chunk_bytes
+    units = tiling.line.boxes * tiling.line.box_units if shape.boxes else ceil_div(tiling.line.slot_px, UNIT_PX)
     staging = tiling.staged_lines * units * _unit_cycles(shape, storage)
     adding = _adding(tiling) / sm_count if shape.splits > 1 else 0
     return tiling.schedule(sm_count).most * max(multiply, consumer, streamed / 30, staging) * _sharing(tiling) + adding
@@ -147,19 +149,19 @@ def _sharing(tiling: Tiling) -> float:
     """By how much two blocks of filters of one tile take longer than two tiles of one block, with boxes of sums."""
     if not (tiling.shape.shared_tile and tiling.y_boxes):
         return 1.0
-    return 0.95 if tiling.shape.keeps and tiling.stages > 3 else 1.05
+    return 0.95 if tiling.shape.keeps and tiling.memory.stages > 3 else 1.05
 
 
 def _waiting(tiling: Tiling, tap: float) -> float:
     """By how much taps take longer because few lines are staged ahead of those in sight of the consumers."""
     shape, stride = tiling.shape, tiling.vertical.stride
     in_sight = (shape.tiles * shape.runs - 1) * stride + 1
-    ahead = tiling.ring - in_sight
+    ahead = tiling.memory.ring - in_sight
     if shape.keeps:
         return 1.0
-    if 2 * ahead < in_sight or (tiling.stages == 3 and not shape.shared_tile):
+    if 2 * ahead < in_sight or (tiling.memory.stages == 3 and not shape.shared_tile):
         return 1.25
-    few = ahead * tiling.taps_s * 2 * tap < _ENOUGH_AHEAD
+    few = ahead * tiling.horizontal.taps * 2 * tap < _ENOUGH_AHEAD
     return 1.1 if few and tiling.chunks > 2 else 1.03 if few else 1.0
 
 

@@ -22,7 +22,7 @@ Fields = dict[str, Value]
 def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
     """``launch(x, packed, y, bias, not_finite)``: families/halo_sm90/conv.cu. ``y`` is fp32 partial sums in split-K."""
     schedule = tiling.schedule(request.facts.sm_count)
-    shape = LaunchShape(schedule.grid, threads(tiling.shape, tiling.storage), tiling.smem_bytes)
+    shape = LaunchShape(schedule.grid, threads(tiling.shape, tiling.storage), tiling.memory.smem_bytes)
     fields = {**_conv_fields(tiling, operands), "schedule": tiling.schedule_fields(schedule)}
     maps = tensor_maps(request.problem.dtype, tiling, operands)
     return Launch(conv_source(request.problem, tiling), request.device, shape, fields, maps, pdl=True)
@@ -31,6 +31,7 @@ def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
 def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
     """The scalars of ``HaloParams`` in families/halo_sm90/tile.cuh, but for the schedule."""
     form, shape, vertical, phases = tiling.form, tiling.shape, tiling.vertical, tiling.phases
+    across, columns, line = tiling.horizontal, tiling.columns, tiling.line
     rows, cols = form.vertical, form.horizontal
     return {
         **named("x", "nchw", operands.x),
@@ -38,14 +39,23 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
         **{"n": form.n, "h": rows.in_extent, "w": cols.in_extent, "channels": form.channels},
         **{"rows": rows.out_extent, "cols": cols.out_extent, "filters": form.filters},
         **{"pad_top": rows.pad, "pad_left": cols.pad + tiling.lead, "lead": tiling.lead},
-        **{"stride_h": vertical.stride, "stride_w": tiling.stride_w},
-        **{"taps_r": vertical.taps, "taps_s": tiling.taps_s, "dil_h": vertical.dil, "dil_w": tiling.dil_w},
+        **{"stride_h": vertical.stride, "stride_w": across.stride},
+        **{
+            "taps_r": vertical.taps,
+            "taps_s": across.taps,
+            "dil_h": vertical.dil,
+            "dil_w": across.dil,
+        },
         **{"class_move": vertical.class_move, "line_move": vertical.line_move},
-        **{"pack_h": shape.pack_h, "pack_w": shape.pack_w, "strip_cols": tiling.strip_cols},
-        **{"pitch": divisor(tiling.pitch), "wrap": divisor(tiling.wrap), "plane_px": divisor(tiling.plane_px)},
-        **{"planes_w": tiling.planes_w, "slot_px": tiling.slot_px, "slot_bytes": tiling.slot_bytes},
-        **{"boxes": tiling.boxes, "single_boxes": tiling.single_boxes, "box_px": tiling.box_px},
-        "box_units": divisor(tiling.box_units),
+        **{"pack_h": shape.pack_h, "pack_w": shape.pack_w, "strip_cols": columns.strip_cols},
+        **{
+            "pitch": divisor(columns.pitch),
+            "wrap": divisor(columns.wrap),
+            "plane_px": divisor(columns.plane_px),
+        },
+        **{"planes_w": across.planes, "slot_px": line.slot_px, "slot_bytes": tiling.slot_bytes},
+        **{"boxes": line.boxes, "single_boxes": line.single_boxes, "box_px": line.box_px},
+        "box_units": divisor(line.box_units),
         **dict(zip(("mid_chunk", "mid_r", "mid_s"), phases.middle, strict=True)),
         "mid_tap": tiling.middle_tap,
         **dict(zip(("next_chunk", "next_r", "next_s"), phases.begin, strict=True)),
@@ -64,16 +74,21 @@ def _result_fields(form: Form, operands: Operands) -> Fields:
 
 def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
     """``launch(w, packed, not_finite)``: families/halo_sm90/pack.cu."""
-    shape, form, vertical = tiling.shape, tiling.form, tiling.vertical
+    shape, form, vertical, across = tiling.shape, tiling.form, tiling.vertical, tiling.horizontal
     rows, cols = form.vertical, form.horizontal
     pieces = tiling.chunks * tiling.taps * shape.stage_bytes // shape.terms // 16
     fields: Fields = {
         **_filter_fields(operands),
         **{"filters": form.filters, "channels": form.channels, "blocks": tiling.packed_blocks},
-        **{"chunks": tiling.chunks, "taps_r": vertical.taps, "taps_s": tiling.taps_s},
+        **{"chunks": tiling.chunks, "taps_r": vertical.taps, "taps_s": across.taps},
         **{"first_r": rows.filter_first, "step_r": rows.filter_step, "count_r": rows.taps},
         **{"first_s": cols.filter_first, "step_s": cols.filter_step, "count_s": cols.taps},
-        **{"shift_r": vertical.shift, "shift_s": tiling.shift_s, "pack_h": shape.pack_h, "pack_w": shape.pack_w},
+        **{
+            "shift_r": vertical.shift,
+            "shift_s": across.shift,
+            "pack_h": shape.pack_h,
+            "pack_w": shape.pack_w,
+        },
         **{"pack_filters": BLOCK_M // shape.packs, "pieces_per_block": pieces},
     }
     grid = form.groups * tiling.packed_blocks * ceil_div(pieces, _THREADS)

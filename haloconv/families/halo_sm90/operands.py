@@ -73,7 +73,7 @@ def _x_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | N
     rows, cols = form.vertical.in_extent, form.horizontal.in_extent
     if storage.x_inner:
         extents, strides = (form.channels, form.groups, cols, rows, form.n), (form.channels * size, x_w, x_h, x_n)
-        box, swizzle = (chunk, 1, tiling.box_px, 1, 1), _SWIZZLES[shape.chunk_bytes]
+        box, swizzle = (chunk, 1, tiling.line.box_px, 1, 1), _SWIZZLES[shape.chunk_bytes]
     else:
         planes = joined_planes(shape, storage)
         if storage.x_joined:  # one row: of as many channels as it takes until one is aligned again

@@ -6,6 +6,7 @@ Names are those of families/halo_sm90/conv.cu and families/halo_sm90/shape.cuh, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
 
@@ -13,6 +14,7 @@ _SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
 _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
 _CONSUMERS, _CONSUMER_WARPS, UNIT_PX = 2, 8, 32
 _MAX_RAW_TILES = 14
+_ENOUGH_STAGES = 5
 _BARRIERS = 2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + _CONSUMERS + 2 * 2 * _CONSUMERS
 _CONTROL_BYTES = 8 * _BARRIERS + 4 * 2 * MAX_TAPS
 BLOCK_M = 64
@@ -120,6 +122,19 @@ class Vertical:
     halo: int
 
 
+class Memory(NamedTuple):
+    """How a block cuts up its shared memory: slots of a ring, stages of a stream, bytes of all that is in it.
+
+    ``y_buffers`` are of a consumer (by filters) or a warp (by pixels); ``raw_depth`` are raw tiles of a warp.
+    """
+
+    ring: int
+    stages: int
+    smem_bytes: int
+    y_buffers: int
+    raw_depth: int
+
+
 def line_warps(shape: TileShape, storage: Storage) -> int:
     """Warps that stage lines: one where TMA fills slots, else as many as there are registers for."""
     return 3 if shape.tile_px > 128 or (shape.boxes and storage.x_inner) else 7
@@ -155,20 +170,40 @@ def buffer_bytes(shape: TileShape, storage: Storage, buffers: int) -> int:
     return _CONSUMER_WARPS * buffers * 16 * 128
 
 
-def raw_depths(shape: TileShape, storage: Storage) -> tuple[int, ...]:
-    """How many raw tiles a warp that transposes them may have, best first (families/halo_sm90/transpose.cuh)."""
-    return (2, 1) if shape.boxes and not storage.x_inner else (0,)
-
-
 def raw_bytes(shape: TileShape, storage: Storage, depth: int) -> int:
     """Shared memory of the raw tiles."""
     return line_warps(shape, storage) * depth * UNIT_PX * shape.chunk_bytes
 
 
-def fit_rings(
+def cut_memory(
+    shape: TileShape, storage: Storage, vertical: Vertical, chunks: int, slot_px: int, y_boxes: bool
+) -> Memory | str:
+    """Two output buffers and two raw tiles of a warp while that leaves enough stages; a sentence if nothing fits."""
+    found: Memory | str = ""
+    transposes = shape.boxes and not storage.x_inner  # families/halo_sm90/transpose.cuh
+    for raw_depth in (2, 1) if transposes else (0,):
+        for y_buffers in _buffers(shape, storage, y_boxes):
+            besides = buffer_bytes(shape, storage, y_buffers) + raw_bytes(shape, storage, raw_depth)
+            rings = _fit_rings(shape, storage, vertical, chunks, slot_px, besides)
+            found = rings if isinstance(rings, str) else Memory(*rings, y_buffers, raw_depth)
+            if isinstance(found, Memory) and found.stages > _ENOUGH_STAGES:
+                return found
+        if isinstance(found, Memory):
+            break
+    return found
+
+
+def _buffers(shape: TileShape, storage: Storage, y_boxes: bool) -> tuple[int, ...]:
+    """How many output buffers a tiling may have, best first."""
+    if storage.y_inner:
+        return (2,)
+    return (2, 1) if y_boxes and not leaves_by_stages(shape, storage) else (1,)
+
+
+def _fit_rings(
     shape: TileShape, storage: Storage, vertical: Vertical, chunks: int, slot_px: int, besides: int
-) -> dict[str, int] | str:
-    """Slots of a ring and stages that fit: what a work tile needs, then weights, then more lines ahead.
+) -> tuple[int, int, int] | str:
+    """Slots of a ring, stages, and bytes of all: what a work tile needs, then weights, then more lines ahead.
 
     ``besides`` are bytes of shared memory that are taken already. A sentence if nothing fits.
     """
@@ -195,4 +230,4 @@ def fit_rings(
     ring = min(most, fitting, max(least, (room - wanted_stages * stage) // (rings * size)))
     stages = min((room - rings * ring * size) // stage, 16)
     used = rings * ring * size + stages * stage + besides + _CONTROL_BYTES
-    return {"ring": ring, "stages": stages, "smem_bytes": used}
+    return ring, stages, used

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.form import Axis, Form
@@ -15,14 +16,11 @@ from haloconv.families.halo_sm90.shape import (
     BLOCK_M,
     MAX_TAPS,
     UNIT_PX,
+    Memory,
     Storage,
     TileShape,
     Vertical,
-    buffer_bytes,
-    fit_rings,
-    leaves_by_stages,
-    raw_bytes,
-    raw_depths,
+    cut_memory,
     slot_bytes,
 )
 from haloconv.jit.launch import Value
@@ -47,6 +45,13 @@ def _vertical(axis: Axis, shape: TileShape) -> Vertical:
     )  # fmt: skip
 
 
+def _horizontal(axis: Axis, shape: TileShape) -> Horizontal:
+    stride = axis.stride * shape.pack_w
+    taps = axis.taps + (shape.pack_w - 1) * axis.stride
+    planes = 1 + max(tap * axis.dil % stride for tap in range(taps))
+    return Horizontal(stride, taps, axis.dil, axis.stride, planes, (taps - 1) * axis.dil // stride)
+
+
 def segment(outputs: int, halo: int, extent: int, pad: int, stride: int) -> int:
     """Pixels (rows) from one segment to the next: neighbours share zeros if each reads only zeros of the other."""
     apart = outputs + halo
@@ -55,75 +60,101 @@ def segment(outputs: int, halo: int, extent: int, pad: int, stride: int) -> int:
     return min(apart, max(outputs, extent + pad, apart - pad))
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """The numbers of one launch with one configuration."""
+class Horizontal(NamedTuple):
+    """Columns as the kernel counts them, those of an output pack together; ``planes`` stand side by side."""
 
-    form: Form
-    shape: TileShape
-    storage: Storage
-    vertical: Vertical
-    stride_w: int
-    taps_s: int
-    dil_w: int
-    shift_s: int
+    stride: int
+    taps: int
+    dil: int
+    shift: int
+    planes: int
+    halo: int
+
+
+class Columns(NamedTuple):
+    """How the output is cut into tile columns: ``strips`` times ``bands`` (of a residue class), ``rows`` rows each.
+
+    Rows of a line are ``pitch`` pixels apart, images ``wrap`` rows. A line has ``lines_of_one`` rows where one tile
+    reads it, ``lines_of_work_tile`` where all of a work tile do.
+    """
+
     pitch: int
     wrap: int
     strips: int
     strip_cols: int
     plane_px: int
-    planes_w: int
-    slot_px: int
-    boxes: int
-    single_boxes: int
-    box_px: int
-    box_units: int
     bands: int
-    column_rows: int
+    rows: int
     work_tiles: int
+    lines_of_one: int = 1
+    lines_of_work_tile: int = 1
+
+
+class Line(NamedTuple):
+    """What a slot holds, and the TMA boxes that bring it: those of a work tile, of one tile, and units of 32 pixels."""
+
+    slot_px: int
+    boxes: int = 0
+    single_boxes: int = 0
+    box_px: int = 0
+    box_units: int = 1
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The numbers of one launch with tiles of one shape."""
+
+    form: Form
+    shape: TileShape
+    storage: Storage
+    vertical: Vertical
+    horizontal: Horizontal
+    columns: Columns
+    line: Line
+    memory: Memory
     phases: Phases
     blocks: int
     chunks: int
-    ring: int
-    stages: int
-    smem_bytes: int
     lead: int
     y_boxes: bool
-    y_buffers: int
-    raw_depth: int
 
     @property
     def slot_bytes(self) -> int:
-        return slot_bytes(self.slot_px, self.shape)
+        return slot_bytes(self.line.slot_px, self.shape)
 
     @property
     def taps(self) -> int:
-        return self.vertical.taps * self.taps_s
+        return self.vertical.taps * self.horizontal.taps
 
     @property
     def middle_tap(self) -> int:
         """Taps of phase 0, of all its chunks."""
         chunk, row, col = self.phases.begin
-        return (chunk * self.vertical.taps + row) * self.taps_s + col
+        return (chunk * self.vertical.taps + row) * self.horizontal.taps + col
+
+    @property
+    def all_strips(self) -> int:
+        """Of all groups."""
+        return self.columns.strips * self.form.groups
 
     @property
     def total(self) -> int:
         """Work tiles of the launch: a tile for each consumer."""
-        return self.work_tiles * self.vertical.classes * self.bands * self.strips * self.blocks * self.form.groups
+        return self.columns.work_tiles * self.vertical.classes * self.columns.bands * self.all_strips * self.blocks
 
     def schedule(self, sm_count: int) -> Schedule:
         """Who takes which work tiles. Only where TMA writes rows that are not aligned do strips share sectors."""
-        return best_schedule(self.total, self.blocks, self.strips * self.form.groups, sm_count, self.lead > 0)
+        return best_schedule(self.total, self.blocks, self.all_strips, sm_count, self.lead > 0)
 
     def schedule_fields(self, schedule: Schedule) -> dict[str, Value]:
         """The fields of ``Schedule`` in families/halo_sm90/scheduler.cuh."""
         return {
-            "strips": divisor(self.strips),
-            "bands": divisor(self.bands),
+            "strips": divisor(self.columns.strips),
+            "bands": divisor(self.columns.bands),
             "classes": divisor(self.vertical.classes),
             "blocks": divisor(self.blocks // schedule.team),
-            "work_tiles": divisor(self.work_tiles),
-            **schedule.fields(self.total, self.strips * self.form.groups),
+            "work_tiles": divisor(self.columns.work_tiles),
+            **schedule.fields(self.total, self.all_strips),
         }
 
     @property
@@ -193,106 +224,56 @@ def _half_way(chunks: int, vertical: Vertical, shape: TileShape, ring: int) -> t
 
 
 def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
-    """The tiling of ``form``, or a sentence that says why the configuration does not run it."""
+    """The tiling of ``form``, or a sentence that says why tiles of the shape do not run it."""
     if shape.packs > 1 and form.filters > BLOCK_M // shape.packs:
         return f"{form.filters} filters do not fit {BLOCK_M // shape.packs} rows of a pack"
     if (shape.pack_w > 1 and form.horizontal.dil > 1) or (shape.pack_h > 1 and shape.flat and form.vertical.dil > 1):
         return "outputs of a dilated axis do not share taps"
     if shape.shared_tile and (shape.packs > 1 or form.filters <= BLOCK_M):
         return f"{form.filters} filters are one block"
-    vertical, across = _vertical(form.vertical, shape), form.horizontal
-    stride_w = across.stride * shape.pack_w
-    taps_s = across.taps + (shape.pack_w - 1) * across.stride
-    if max(vertical.taps, taps_s) > MAX_TAPS:
-        return f"a filter of {vertical.taps} x {taps_s} taps has more than {MAX_TAPS} along one axis"
-    planes_w = 1 + max(tap * across.dil % stride_w for tap in range(taps_s))
-    planes = planes_w * vertical.planes
-    if shape.boxes and (not (storage.x_whole or storage.x_joined) or planes > 1 or stride_w > 1):
+    vertical, across = _vertical(form.vertical, shape), _horizontal(form.horizontal, shape)
+    if max(vertical.taps, across.taps) > MAX_TAPS:
+        return f"a filter of {vertical.taps} x {across.taps} taps has more than {MAX_TAPS} along one axis"
+    planes = across.planes * vertical.planes
+    if shape.boxes and (not (storage.x_whole or storage.x_joined) or planes > 1 or across.stride > 1):
         return "TMA takes aligned rows, and no strides across them"
     if shape.boxes and shape.chunk_bytes // storage.elem_bytes < 8 * storage.x_joined:
         return f"a chunk of {shape.chunk_bytes} bytes has fewer than 8 channels in every {storage.x_joined}-th plane"
-    halo = (taps_s - 1) * across.dil // stride_w
-    cols = ceil_div(across.out_extent, shape.pack_w)
-    lead = _lead(form, shape, storage) if planes == stride_w == 1 else 0
-    columns = (_flat if shape.flat else _rows)(form, shape, vertical, cols + lead, halo + lead, stride_w)
+    lead = _lead(form, shape, storage) if planes == across.stride == 1 else 0
+    columns = (_flat if shape.flat else _rows)(form, shape, vertical, across, lead)
     line = _line(form.horizontal.pad + lead, shape, storage, planes, columns)
     if isinstance(line, str):
         return line
     chunks = ceil_div(form.channels * storage.elem_bytes, shape.chunk_bytes)
     y_boxes = lead > 0 or _y_boxes(form, shape, storage)
-    memory = _cut_memory(shape, storage, vertical, chunks, line["slot_px"], y_boxes)
+    memory = cut_memory(shape, storage, vertical, chunks, line.slot_px, y_boxes)
     if isinstance(memory, str):
         return memory
-    del columns["lines_of_one"], columns["lines_of_work_tile"]
-    result = Tiling(
-        form,
-        shape,
-        storage,
-        vertical,
-        **{"stride_w": stride_w, "taps_s": taps_s, "dil_w": across.dil, "shift_s": across.stride},
-        **columns,
-        **line,
-        planes_w=planes_w,
-        phases=_phases(chunks, vertical, taps_s, shape, memory["ring"]),
-        blocks=ceil_div(form.filters, BLOCK_M // shape.packs * shape.streams),
-        chunks=chunks,
-        **memory,
-        lead=lead,
-        y_boxes=y_boxes,
-    )
-    if max(result.total, (result.column_rows + vertical.halo + 2) * result.pitch) >= _VIRTUAL_PIXELS:
+    phases = _phases(chunks, vertical, across.taps, shape, memory.ring)
+    blocks = ceil_div(form.filters, BLOCK_M // shape.packs * shape.streams)
+    parts = (form, shape, storage, vertical, across, columns, line, memory, phases, blocks, chunks, lead, y_boxes)
+    result = Tiling(*parts)
+    if max(result.total, (columns.rows + vertical.halo + 2) * columns.pitch) >= _VIRTUAL_PIXELS:
         return f"{result.total} work tiles are more than 32-bit indices reach"
     return result
 
 
-def _cut_memory(
-    shape: TileShape, storage: Storage, vertical: Vertical, chunks: int, slot_px: int, y_boxes: bool
-) -> dict[str, int] | str:
-    """Rings, raw tiles of a warp and output buffers: two of each while that leaves the rings enough."""
-    found: dict[str, int] | str = ""
-    for raw_depth in raw_depths(shape, storage):
-        for y_buffers in _buffers(shape, storage, y_boxes):
-            besides = buffer_bytes(shape, storage, y_buffers) + raw_bytes(shape, storage, raw_depth)
-            found = fit_rings(shape, storage, vertical, chunks, slot_px, besides)
-            if not isinstance(found, str):
-                found |= {"y_buffers": y_buffers, "raw_depth": raw_depth}
-                if found["stages"] > 5:
-                    return found
-        if not isinstance(found, str):
-            break
-    return found
-
-
-def _buffers(shape: TileShape, storage: Storage, y_boxes: bool) -> tuple[int, ...]:
-    """How many output buffers a tiling may have, best first."""
-    if storage.y_inner:
-        return (2,)
-    return (2, 1) if y_boxes and not leaves_by_stages(shape, storage) else (1,)
-
-
-def _rows(form: Form, shape: TileShape, vertical: Vertical, cols: int, halo: int, stride_w: int) -> dict[str, int]:
+def _rows(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
     """Strips of single rows: a line is a row of a strip, a band an image."""
-    return {
-        "pitch": shape.run + halo,
-        "wrap": _NEVER,
-        "strips": ceil_div(cols, shape.run),
-        "strip_cols": shape.run,
-        "plane_px": shape.run + halo,
-        "bands": form.n,
-        "column_rows": vertical.rows,
-        "work_tiles": ceil_div(vertical.rows, shape.tiles * shape.runs),
-        "lines_of_one": 1,
-        "lines_of_work_tile": 1,
-    }
+    pitch = shape.run + across.halo + lead
+    strips = ceil_div(ceil_div(form.horizontal.out_extent, shape.pack_w) + lead, shape.run)
+    work_tiles = ceil_div(vertical.rows, shape.tiles * shape.runs)
+    return Columns(pitch, _NEVER, strips, shape.run, pitch, form.n, vertical.rows, work_tiles)
 
 
-def _flat(form: Form, shape: TileShape, vertical: Vertical, cols: int, halo: int, stride_w: int) -> dict[str, int]:
+def _flat(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
     """Rows end to end: a band is an image, or all of them one after the other if that leaves fewer work tiles."""
-    across = form.horizontal
+    axis, halo = form.horizontal, across.halo + lead
+    cols = ceil_div(axis.out_extent, shape.pack_w) + lead
     strip_cols = shape.strip_cols or cols
     pitch = strip_cols + halo
     if not shape.strip_cols:
-        pitch = segment(cols, halo, across.in_extent, across.pad, stride_w)
+        pitch = segment(cols, halo, axis.in_extent, axis.pad, across.stride)
     if shape.boxes:
         pitch = ceil_div(pitch * shape.chunk_bytes, 128) * 128 // shape.chunk_bytes  # boxes begin there
     apart = segment(vertical.rows, vertical.halo, form.vertical.in_extent, form.vertical.pad, vertical.stride)
@@ -300,46 +281,31 @@ def _flat(form: Form, shape: TileShape, vertical: Vertical, cols: int, halo: int
     def work_tiles_of(rows: int) -> int:
         return ceil_div((rows - 1) * pitch + strip_cols, shape.tiles * shape.tile_px)
 
-    together = (form.n - 1) * apart + vertical.rows
-    joins = work_tiles_of(together) <= form.n * work_tiles_of(vertical.rows)
-    bands, wrap, column_rows = (1, apart, together) if joins else (form.n, _NEVER, vertical.rows)
-
-    def rows_of(tiles: int) -> int:
+    def lines_of(tiles: int) -> int:
         return ceil_div(pitch - 1 + tiles * shape.tile_px + halo, pitch) + vertical.halo
 
-    return {
-        "pitch": pitch,
-        "wrap": wrap,
-        "strips": ceil_div(cols, strip_cols),
-        "strip_cols": strip_cols,
-        "plane_px": rows_of(shape.tiles) * pitch,
-        "bands": bands,
-        "column_rows": column_rows,
-        "work_tiles": work_tiles_of(column_rows),
-        "lines_of_one": rows_of(1),
-        "lines_of_work_tile": rows_of(shape.tiles),
-    }
+    together = (form.n - 1) * apart + vertical.rows
+    joins = work_tiles_of(together) <= form.n * work_tiles_of(vertical.rows)
+    bands, wrap, rows = (1, apart, together) if joins else (form.n, _NEVER, vertical.rows)
+    strips, lines = ceil_div(cols, strip_cols), (lines_of(1), lines_of(shape.tiles))
+    return Columns(pitch, wrap, strips, strip_cols, lines[1] * pitch, bands, rows, work_tiles_of(rows), *lines)
 
 
-def _line(pad: int, shape: TileShape, storage: Storage, planes: int, columns: dict[str, int]) -> dict[str, int] | str:
-    """What a slot holds, and the boxes that bring it."""
-    plane_px, pitch = columns["plane_px"], columns["pitch"]
+def _line(pad: int, shape: TileShape, storage: Storage, planes: int, columns: Columns) -> Line | str:
+    """What a slot holds, or a sentence if TMA cannot bring it."""
     if not shape.boxes:
-        return {"slot_px": plane_px * planes, "boxes": 0, "single_boxes": 0, "box_px": 0, "box_units": 1}
-    boxes, single, box_px = columns["lines_of_work_tile"], columns["lines_of_one"], pitch
+        return Line(columns.plane_px * planes)
+    boxes, single, box_px = columns.lines_of_work_tile, columns.lines_of_one, columns.pitch
     if storage.x_inner and not shape.flat:
-        boxes = single = ceil_div(plane_px, _BOX_PX)
-        box_px = ceil_div(ceil_div(plane_px, boxes) * shape.chunk_bytes, 128) * 128 // shape.chunk_bytes
+        boxes = single = ceil_div(columns.plane_px, _BOX_PX)
+        box_px = ceil_div(ceil_div(columns.plane_px, boxes) * shape.chunk_bytes, 128) * 128 // shape.chunk_bytes
     if storage.x_inner and box_px > _BOX_PX:
         return f"rows of {box_px} pixels are longer than a box"
     aligned = 16 // storage.elem_bytes
     shift = -pad % aligned
-    if storage.x_joined or (columns["strips"] > 1 and columns["strip_cols"] % aligned):
+    if storage.x_joined or (columns.strips > 1 and columns.strip_cols % aligned):
         shift = aligned - 1
-    units = ceil_div(box_px + shift, UNIT_PX)
-    return {
-        "slot_px": boxes * box_px, "boxes": boxes, "single_boxes": single, "box_px": box_px, "box_units": units
-    }  # fmt: skip
+    return Line(boxes * box_px, boxes, single, box_px, ceil_div(box_px + shift, UNIT_PX))
 
 
 def _lead(form: Form, shape: TileShape, storage: Storage) -> int:
