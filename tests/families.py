@@ -53,6 +53,7 @@ TENSOR_CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIRECT = Subject("direct")
 HALO_SM80 = Subject("halo_sm80", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(8, 0), newer=True)
 HALO_SM90 = Subject("halo_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(9, 0))
+HALO_SM90_WGRAD = replace(HALO_SM90, results=("wgrad",))  # of layers without stride and groups of few channels
 HALO_SM80_WGRAD = Subject("halo_sm80_wgrad", TENSOR_CORE_DTYPES, ("wgrad",), True, capability=(8, 0), newer=True)
 GROUPED_SM90 = Subject(  # of fp32 no filter gradient
     "grouped_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"), True, capability=(9, 0), newer=True
