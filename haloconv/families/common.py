@@ -63,22 +63,3 @@ def dense_call(
         return dx
 
     return dgrad if problem.direction == "dgrad" else fprop
-
-
-def summed_call(
-    launch: Callable[..., None],
-    sum_parts: Callable[..., None],
-    partial_elems: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> BoundCall:
-    """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums) and of one that sums the parts, in fp32."""
-
-    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        partials = x.new_empty(partial_elems, dtype=torch.float32)
-        launch(x.data_ptr(), dy.data_ptr(), partials.data_ptr())
-        dw = x.new_empty_strided(shape, strides)
-        sum_parts(dw.data_ptr(), partials.data_ptr())
-        return dw
-
-    return wgrad

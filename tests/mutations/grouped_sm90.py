@@ -1,4 +1,4 @@
-"""Faults in the family of grouped channels_last layers: grouped_sm90/conv.cu, wgrad.cu and wgrad_sum.cu."""
+"""Faults in the family of grouped channels_last layers: grouped_sm90/conv.cu and wgrad.cu."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def _fault(
 
 def _wgrad(
     name: str, fault: str, *edits: tuple[str, str], on: str = "grouped_wgrad_strips", finite: bool = True,
-    kernel: str = "grouped_sm90/wgrad",
 ) -> Mutation:  # fmt: skip
-    return Mutation(f"grouped: wgrad: {name}", kernel, fault, edits, on, "wgrad", _FP16, "grouped_sm90", "", finite)
+    return Mutation(
+        f"grouped: wgrad: {name}", "grouped_sm90/wgrad", fault, edits, on, "wgrad", _FP16, "grouped_sm90", "", finite
+    )
 
 
 _PRODUCER_WAITS = "            wait(&smem.empty[at.index], at.parity ^ 1);\n"
@@ -77,12 +78,4 @@ MUTATIONS = (
            ("channel, run.strip * STRIP_COLS, row, run.image", "channel, 0, row, run.image")),
     _wgrad("bytes of a stage", "a stage counts as landed before dy has",
            ("smem.x_bytes + (band < run.bands ? Y_BYTES : 0)", "smem.x_bytes")),
-    _wgrad("taps of the next atom", "sums go to the neighbouring tap",
-           ("atom = 2 * pair + e / 2;", "atom = 2 * pair + e % 2;"),
-           kernel="grouped_sm90/wgrad_sum"),
-    _wgrad("a part is left out", "warps share all parts but the first",
-           ("for (int part = warp; part", "for (int part = warp + 1; part"), kernel="grouped_sm90/wgrad_sum"),
-    _wgrad("warps are not waited for", "the parts of other warps are added before they are summed",
-           ("    __syncthreads();\n    if (warp > 0) return;", "    if (warp > 0) return;"),
-           kernel="grouped_sm90/wgrad_sum"),
 )  # fmt: skip

@@ -45,6 +45,7 @@ BGRAD = (
            on="channels_last_many_pixels"),
 )  # fmt: skip
 
+_SLABS = {"on": "grouped_wgrad_strips", "family": "grouped_sm90", "dtype": torch.float16}
 _BLOCKS = {"on": "pairs_wgrad_channels", "family": "depthwise", "dtype": torch.float16}
 PARTIALS = (
     _of_partials("the last part is lost", "one partial result is never added",
@@ -70,6 +71,10 @@ PARTIALS = (
                  ("int(i - rest * index_t(axis.extent.value))", "int(i)"), on="four_sides"),
     _of_partials("padding is written", "a block's channels that are not there are written",
                  ("    if (place.count >= p.limit) return;\n", ""), **_BLOCKS),
+    _of_partials("parts without a gap", "groups that are not there are left out between the parts",
+                 ("from[part * p.part_stride]", "from[part * p.elems]"), **_SLABS),
+    _of_partials("taps behind the last", "the padding of an odd row of taps is written",
+                 ("    if (place.count >= p.limit) return;\n", ""), **_SLABS),
     _of_partials("nothing is counted", "no channel is behind the last one",
                  (", place.count += at * axis.count;", ";"), **_BLOCKS),
 )  # fmt: skip

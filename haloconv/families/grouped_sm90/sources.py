@@ -31,7 +31,7 @@ def sources() -> list[KernelSource]:
     for problem in (_layer(*each) for each in _WGRAD):
         tiling_of_wgrad = wgrad.best_tiling(problem, _SMEM_BYTES)
         assert tiling_of_wgrad is not None
-        found += [wgrad.source(problem, tiling_of_wgrad), wgrad.sum_source(problem, tiling_of_wgrad)]
+        found.append(wgrad.source(problem, tiling_of_wgrad))
     return found
 
 

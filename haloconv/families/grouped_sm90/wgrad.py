@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, named, summed_call
+from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.grouped_sm90 import slab
 from haloconv.families.grouped_sm90.slab import Cut
+from haloconv.families.reduce.partials import Axis, Partials, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -15,7 +16,6 @@ from haloconv.problem import Problem, Request
 KERNEL = "grouped_sm90/wgrad"
 _X_POINTER, _Y_POINTER = 0, 1
 _REGISTERS_BESIDE = 52  # of a thread, beside its sums and fragments
-_PART_WARPS = 8  # that share the parts of a sum
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ def _warps(problem: Problem, tiling: Tiling) -> int:
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source: extents of images are run-time values."""
     constants = {
-        **_sum_order(problem, tiling),
+        "ELEM": ELEMENTS[problem.dtype],
+        "R": problem.r,
+        "S": problem.s,
+        "ATOMS": slab.atoms(problem),
+        "N_TILES": tiling.n_tiles,
         "ROWS": tiling.rows,
         "K_STEPS": tiling.k_steps,
         "MIN_BLOCKS": tiling.min_blocks,
@@ -85,21 +89,24 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
     return kernel_source("grouped_sm90/wgrad", "halo_sm80_wgrad_march", constants)
 
 
-def sum_source(problem: Problem, tiling: Tiling) -> KernelSource:
-    """The specialised source of the kernel that adds the parts."""
-    constants = {**_sum_order(problem, tiling), "PART_WARPS": _PART_WARPS}
-    return kernel_source("grouped_sm90/wgrad_sum", "halo_sm80_wgrad_march_sum", constants)
+def _partials(problem: Problem, strides: tuple[int, ...], cut: Cut, parts: int) -> Partials:
+    """The partial sums as warps leave them: [part][slab][warp][sum of a lane][lane].
 
-
-def _sum_order(problem: Problem, tiling: Tiling) -> dict[str, int | str]:
-    """The constants that the order of partial sums depends on."""
-    return {
-        "ELEM": ELEMENTS[problem.dtype],
-        "R": problem.r,
-        "S": problem.s,
-        "ATOMS": slab.atoms(problem),
-        "N_TILES": tiling.n_tiles,
-    }
+    The sums of a lane are [row][atom of a row][filter of two], those of an odd last atom are padding; its eights of
+    channels and filters are those of ``mma``. A warp has eight filters.
+    """
+    (w_k, w_c, w_r, w_s), atoms, pairs = strides, slab.atoms(problem), _pairs(problem)
+    axes = (
+        Axis(problem.groups * atoms, 8 * w_k),
+        Axis(problem.r, w_r),
+        Axis(2 * pairs // atoms, w_s, count=1),
+        Axis(atoms, 8 * w_c),
+        Axis(2, w_k),
+        Axis(8, w_c),
+        Axis(4, 2 * w_k),
+    )
+    part_elems = cut.slabs * cut.slab_groups * atoms * problem.r * pairs * 4 * 32
+    return Partials(problem.dtype, axes, parts, part_elems, limit=problem.s)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -119,11 +126,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     smem_bytes = slab.smem_bytes(tiling.stages, stage_bytes, 0, 0)
     shape = LaunchShape(cut.slabs * parts, 32 * _warps(problem, tiling), smem_bytes)
     launch = Launch(source(problem, tiling), request.device, shape, fields, maps)
-    sums = cut.slabs * _consumers(problem, tiling) * 4 * problem.r * _pairs(problem) * tiling.n_tiles  # of a lane
-    sum_fields = {
-        **named("dw", "kcrs", request.result_strides),
-        **{"groups": problem.groups, "slabs": cut.slabs, "parts": parts},
-    }
-    sum_shape = LaunchShape(sums, 32 * _PART_WARPS)
-    sum_parts = Launch(sum_source(problem, tiling), request.device, sum_shape, sum_fields)
-    return summed_call(launch, sum_parts, parts * sums * 32, request.result_shape, request.result_strides)
+    return wgrad_call(launch, request, _partials(problem, request.result_strides, cut, parts))

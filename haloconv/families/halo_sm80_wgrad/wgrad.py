@@ -10,14 +10,13 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, summed_call
+from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds
 from haloconv.families.halo_sm80_wgrad.blocks import Block, channels_inner, pitches, ranked_blocks, smem_bytes
 from haloconv.families.halo_sm80_wgrad.layer import Layer, layer_of
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.reduce.partials import Axis, Partials, bind_sum, of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.layout import strides_of
 from haloconv.problem import Problem, Request, dense_request
 
 KERNEL = "halo_sm80_wgrad/wgrad"
@@ -77,24 +76,22 @@ def bind(request: Request, config: Config) -> BoundCall:
     cut = Cut(one.problem, layer, block, request.facts.sm_count)
     shape = LaunchShape(cut.grid, 32 * block.warps, smem_bytes(block, layer))
     launch = Launch(source(one, layer, block), request.device, shape, cut.fields(one))
-    elems = math.prod(one.result_shape)
-    return summed_call(launch, _bind_sums(one, cut), cut.parts * elems, request.result_shape, request.result_strides)
+    return wgrad_call(launch, request, of_filter(one, cut.parts), _bind_sums(one, cut))
 
 
-def _bind_sums(request: Request, cut: Cut) -> Callable[[int, int], None]:
-    """``run(dw_pointer, partials_pointer)``: adds the parts, many of them in runs, one after the other."""
-    k, c, r, s = shape = request.result_shape
-    sum_runs = bind_sum(request.problem.dtype, shape, request.result_strides, cut.runs, request.device)
+def _bind_sums(request: Request, cut: Cut) -> Callable[[int, int, int], None]:
+    """``run(dw_pointer, partials_pointer, no_bias)``: adds the parts, many of them in runs, one after the other."""
+    runs, device = of_filter(request, cut.runs), request.device
+    sum_runs = bind_sum(runs, device)
     if cut.run_parts == 1:
         return sum_runs
-    runs_shape = (cut.runs * k, c, r, s)  # of the parts at runs * i + j the sum goes to place j
-    device = request.device
-    sum_parts = bind_sum(torch.float32, runs_shape, strides_of(runs_shape, "nchw"), cut.run_parts, device)
+    places = Axis(runs.total_elems, 1)  # of the parts at runs * i + j the sum goes to place j
+    sum_parts = bind_sum(Partials(torch.float32, (places,), cut.run_parts), device)
 
-    def sum_all(dw: int, partials: int) -> None:
-        sums = torch.empty(runs_shape, dtype=torch.float32, device=device)
-        sum_parts(sums.data_ptr(), partials)
-        sum_runs(dw, sums.data_ptr())
+    def sum_all(dw: int, partials: int, no_bias: int) -> None:
+        sums = torch.empty(runs.total_elems, dtype=torch.float32, device=device)
+        sum_parts(sums.data_ptr(), partials, no_bias)
+        sum_runs(dw, sums.data_ptr(), no_bias)
 
     return sum_all
 

@@ -14,9 +14,9 @@ import torch
 from haloconv import support
 from haloconv.env import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, summed_call
+from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, stage_of, tiles
-from haloconv.families.reduce.sums import bind_sum
+from haloconv.families.reduce.partials import Axis, Partials, wgrad_call
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -167,12 +167,15 @@ def bind(request: Request, config: Config) -> BoundCall:
         _fields(request, tile, cut),
         {name: each for name, each in maps.items() if each is not None},
     )
-    k, c, r, s = problem.w_shape
+    _, c, r, s = problem.w_shape
     w_k, w_c, w_r, w_s = request.result_strides
-    sums = (problem.groups, r * s, c, problem.k_per_group)
-    strides, parts = (problem.k_per_group * w_k, w_s if s > 1 else w_r, w_c, w_k), cut.parts * tile.split[3]
-    sum_parts = bind_sum(problem.dtype, sums, strides, parts, request.device)
-    return summed_call(launch, sum_parts, parts * k * c * r * s, problem.w_shape, request.result_strides)
+    axes = (
+        Axis(problem.groups, problem.k_per_group * w_k),
+        Axis(r * s, w_s if s > 1 else w_r),
+        Axis(c, w_c),
+        Axis(problem.k_per_group, w_k),
+    )
+    return wgrad_call(launch, request, Partials(problem.dtype, axes, cut.parts * tile.split[3]))
 
 
 def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, object]:

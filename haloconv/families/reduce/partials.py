@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -112,9 +113,11 @@ def bind_sum(partials: Partials, device: torch.device) -> Launch:
     return Launch(source(partials, lanes), device, shape, fields)
 
 
-def wgrad_call(launch: Launch, request: Request, partials: Partials) -> BoundCall:
-    """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums)."""
-    sum_parts = bind_sum(partials, request.device)
+def wgrad_call(
+    launch: Launch, request: Request, partials: Partials, sum_parts: Callable[[int, int, int], None] | None = None
+) -> BoundCall:
+    """wgrad(dy, x) -> dw of a kernel that takes (x, dy, partial sums); ``sum_parts`` is what adds them up otherwise."""
+    sum_parts = sum_parts or bind_sum(partials, request.device)
     elems, acc_dtype = partials.total_elems, partials.acc_dtype
     shape, strides = request.result_shape, request.result_strides
 
