@@ -50,13 +50,17 @@ def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:
 
 
 def write_stamps(stamps: dict[str, dict], folder: Path = VERIFIED) -> list[Path]:
-    """Put stamps into their families' files; those of other kernels stay. Gives the files."""
-    whole = read_stamps(folder) | stamps
+    """Put stamps into their families' files; those of other kernels stay unless the kernel is gone. Gives the files."""
+    before = read_stamps(folder)
+    whole = {kernel: stamp for kernel, stamp in (before | stamps).items() if kernel in kernels()}
     written = []
-    for family in sorted({kernel.split("/")[0] for kernel in stamps}):
+    for family in sorted({kernel.split("/")[0] for kernel in {*stamps, *(before.keys() - whole.keys())}}):
         own = {kernel.split("/")[1]: whole[kernel] for kernel in sorted(whole) if kernel.split("/")[0] == family}
-        lines = ",\n".join(f'    "{name}": {json.dumps(stamp, sort_keys=True)}' for name, stamp in own.items())
         path = folder / f"{family}.json"
+        if not own:
+            path.unlink()
+            continue
+        lines = ",\n".join(f'    "{name}": {json.dumps(stamp, sort_keys=True)}' for name, stamp in own.items())
         path.write_text(f'{{\n  "family": "{family}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
         written.append(path)
     return written

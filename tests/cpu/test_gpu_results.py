@@ -215,12 +215,7 @@ def test_every_family_with_kernels_is_tested_by_families_that_tests_ask_for() ->
     asked_for = {subject.name for subject in (*SUBJECTS, *SPECIALS)}
     assert asked_for == {name for name in FAMILIES if name in stamps.kernel_families()}
     for family in stamps.kernel_families():
-        testers = stamps.tested_by(family)
-        assert testers and set(testers) <= asked_for
-        launched = {
-            name for kernel in stamps.kernels() if kernel.split("/")[0] in testers for name in stamps.launched(kernel)
-        }
-        assert {kernel for kernel in stamps.kernels() if kernel.split("/")[0] == family} <= launched
+        assert set() < set(stamps.tested_by(family)) <= asked_for
 
 
 def test_only_a_run_that_names_no_part_of_the_folder_is_whole(pytestconfig: pytest.Config, tmp_path: Path) -> None:

@@ -38,15 +38,16 @@ VERIFIED = {
 DECIDE_NOTHING = {"__init__.py", "aten.py", "closure.py", "files.py", "sources.py", "family.py"}
 EVERYWHERE = {"base.py", "common.py", "launch.py", "driver.py", "source.py", "params.py", "cache.py", "compile.py"}
 HOST_AND_DEVICE = {
-    "direct/direct": {"direct/direct.cu", "reduce/sums.cu", "reduce/sums.py", "geometry.cuh"},
-    "reduce/sums": {"reduce/sums.cu"},
+    "direct/direct": {"direct/direct.cu", "reduce/partials.cu", "reduce/partials.py", "geometry.cuh"},
+    "reduce/bgrad": {"reduce/bgrad.cu"},
+    "reduce/partials": {"reduce/partials.cu"},
     "halo_sm80/conv": {
         "halo_sm80/conv.cu", "halo_sm80/pack.cu", "halo_sm80/fold.py", "halo_sm80/tilings.py", "halo_sm80/tile.py",
         "mma.cuh",
     },
     "halo_sm80_wgrad/wgrad": {
         "halo_sm80_wgrad/wgrad.cu", "halo_sm80_wgrad/layer.py", "halo_sm80_wgrad/blocks.py",
-        "reduce/sums.cu", "mma.cuh",
+        "reduce/partials.cu", "mma.cuh",
     },
     "grouped_sm90/conv": {"grouped_sm90/conv.cu", "grouped_sm90/slab.cuh", "grouped_sm90/slab.py"},
     "grouped_sm90/wgrad": {"grouped_sm90/wgrad.cu", "grouped_sm90/wgrad_sum.cu", "grouped_sm90/slab.py"},
@@ -55,11 +56,11 @@ HOST_AND_DEVICE = {
         "halo_sm90/tile.py", "wgmma.cuh",
     },
     "depthwise_window/window": {"depthwise_window/window.cu", "depthwise_window/axes.py", "depthwise_window/cut.py"},
-    "depthwise_window/wgrad": {"depthwise_window/wgrad.cu", "depthwise_window/windows.cuh", "reduce/sums.cu"},
+    "depthwise_window/wgrad": {"depthwise_window/wgrad.cu", "depthwise_window/windows.cuh", "reduce/partials.cu"},
     "depthwise_toeplitz/toeplitz": {"depthwise_toeplitz/toeplitz.cu", "depthwise_toeplitz/planes.py", "mma.cuh"},
-    "depthwise_toeplitz/wgrad": {"depthwise_toeplitz/wgrad.cu", "depthwise_toeplitz/bands.cuh", "reduce/sums.cu"},
+    "depthwise_toeplitz/wgrad": {"depthwise_toeplitz/wgrad.cu", "depthwise_toeplitz/bands.cuh", "reduce/partials.cu"},
     "depthwise/band": {"depthwise/band.cu", "depthwise/strips.py", "depthwise/strips.cuh", "mma.cuh"},
-    "depthwise/lanes_wgrad": {"depthwise/lanes_wgrad.cu", "depthwise/lanes_cut.py", "depthwise/nhwc_wgrad_sum.cu"},
+    "depthwise/lanes_wgrad": {"depthwise/lanes_wgrad.cu", "depthwise/lanes_cut.py", "reduce/partials.cu"},
     "depthwise/tile_sm90": {"depthwise/tile_sm90.cu", "depthwise/landing.cuh", "mbarrier.cuh"},
     "depthwise/march": {"depthwise/march.cu", "depthwise/march_axes.cuh", "depthwise/march_form.py"},
 }  # fmt: skip
@@ -211,23 +212,27 @@ def test_stamp_of_a_good_run() -> None:
 
 
 def test_only_kernels_that_passed_get_a_stamp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of two kernels of a family the one without objections; the file's other stamps stay."""
-    tests, out = tmp_path / "tests.jsonl", tmp_path / "verified"
+    """The family's other stamps stay, but for those of kernels that are gone."""
+    tests, out, other = tmp_path / "tests.jsonl", tmp_path / "verified", "halo_sm90/conv"
     arguments = ["make_stamps", "--gpu-results", str(tests), "--out", str(out), "--family", "direct"]
     monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr(
-        make_stamps, "all_hashes", lambda: {DIRECT: "abc", "direct/other": "def", "halo_sm90/conv": "x"}
-    )
+    monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "abc", "direct/other": "def", other: "x"})
     monkeypatch.setattr(SanitizerResults, "of_kernel", lambda self, kernel, digest: CLEAN)
     assert make_stamps.main() == 1 and not out.exists()
     for line in GOOD:
         append_line(tests, line)
-    out.mkdir()
-    (out / "direct.json").write_text(json.dumps({"family": "direct", "kernels": {"kept": {"hash": "k"}}}))
-    assert make_stamps.main() == 1
-    written = stamps.read_stamps(out)
-    assert written.keys() == {DIRECT, "direct/kept"} and written[DIRECT]["hash"] == "abc"
+    assert make_stamps.main() == 1 and stamps.read_stamps(out).keys() == {DIRECT}
     monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "abc"})
     assert make_stamps.main() == 0
     monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "changed"})
     assert make_stamps.main() == 1 and stamps.read_stamps(out)[DIRECT]["hash"] == "abc"
+
+
+def test_stamps_of_other_kernels_stay_and_those_of_kernels_that_are_gone_go(tmp_path: Path) -> None:
+    kept, gone, new = {"hash": "kept"}, {"hash": "gone"}, {"hash": "new"}
+    content = {"halo_sm90": {"conv": kept, "old": gone}, "direct": {"old": gone}, "depthwise": {"band": kept}}
+    for family, kernels in content.items():
+        (tmp_path / f"{family}.json").write_text(json.dumps({"family": family, "kernels": kernels}))
+    assert stamps.write_stamps({"halo_sm90/wgrad": new}, tmp_path) == [tmp_path / "halo_sm90.json"]
+    wanted = {"depthwise/band": kept, "halo_sm90/conv": kept, "halo_sm90/wgrad": new}
+    assert stamps.read_stamps(tmp_path) == wanted and not (tmp_path / "direct.json").exists()
