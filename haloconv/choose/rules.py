@@ -23,7 +23,7 @@ _FEW_TAPS_OF_PAIRS, _MOST_TAPS_OF_PAIRS = 9, 7  # of a depthwise filter; in a ro
 _MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
 _MANY_CHANNELS = 32  # per group, in and out
 _MANY_LANES = 128  # channels in nhwc, each a lane's, for depthwise filter gradients of few taps in fp32
-_FEW_PIXELS = 1 << 16  # of all images of the output
+_SOME_PIXELS, _FEW_PIXELS = 1 << 15, 1 << 16  # of all images of the output
 _MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 17, 1 << 20  # of all images of the output
 _PARTED_PIXELS, _PARTED_DX_PIXELS = 400, 1 << 11  # of all images of the output, where channels are in parts
 _SOME_WEIGHTS, _MANY_WEIGHTS = 1 << 16, 1 << 18  # of one tap, of the same
@@ -34,7 +34,7 @@ _MARCH_ROW = 14  # columns of the output, of the same
 _STEM_CHANNELS, _STEM_FILTERS, _STEM_TAPS = 4, 128, 49
 _FOLDED_CHANNELS = 3  # of stems in 16-bit nhwc
 _SIDE_BY_SIDE = (2, 3)  # channels of an output in nhwc
-_WIDE_ROW, _NARROW_ROW, _SMALL_MAP = 48, 28, 7  # columns of the output
+_LONG_ROW, _WIDE_ROW, _NARROW_ROW, _SMALL_MAP = 512, 48, 28, 7  # columns of the output
 
 
 class Rule(NamedTuple):
@@ -169,6 +169,28 @@ def _has_a_small_filter_gradient(problem: Problem) -> bool:
     return 4 <= problem.c_per_group <= _FEW_CHANNELS and 4 <= problem.k_per_group <= _FEW_CHANNELS
 
 
+def _has_a_wide_filter_gradient(problem: Problem) -> bool:
+    """Weight gradients whose lines TMA brings to ``halo_sm90``, on images that it was measured ahead on.
+
+    By probes of an NVIDIA H200 (2026-11-23): 3x3, 5x9 and 1x15 layers, ahead in ``nchw`` from rows of 28 pixels on in
+    TF32 and of 56 in 16 bits; in 16-bit ``nhwc`` on rows of 512, rows of 15 taps, and dilated.
+    """
+    if problem.direction != "wgrad" or max(problem.stride) > 1 or problem.groups > 1:
+        return False
+    taps = problem.r * problem.s
+    if min(problem.c, problem.k) < _MANY_CHANNELS or taps < _MANY_TAPS or problem.q < _NARROW_ROW:
+        return False
+    if problem.n * problem.p * problem.q < _SOME_PIXELS:
+        return False
+    piece = 16 // problem.dtype.itemsize
+    if problem.layout == "nchw":
+        aligned = problem.w % piece == problem.q % piece == 0
+        return aligned and problem.q >= (_NARROW_ROW if problem.dtype == torch.float32 else _WIDE_ROW)
+    if problem.dtype == torch.float32 or problem.c % piece or problem.k % piece:
+        return False
+    return problem.q >= _LONG_ROW or taps >= _VERY_MANY_TAPS or max(problem.dilation) > 1
+
+
 def _has_many_taps(problem: Problem) -> bool:
     """Layers of many taps, channels and pixels, that ``halo_sm90`` was measured ahead on."""
     if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
@@ -229,6 +251,11 @@ RULES = (
         "halo_sm80_wgrad",
         _has_a_small_filter_gradient,
         "halo_sm80_wgrad is faster on weight gradients of few channels per group on tensor cores",
+    ),
+    Rule(
+        "halo_sm90",
+        _has_a_wide_filter_gradient,
+        "halo_sm90 is faster on weight gradients of wide layers on Hopper's tensor cores",
     ),
     Rule("halo_sm90", _has_many_taps, "halo_sm90 is faster on layers of many taps on Hopper's tensor cores"),
     Rule(

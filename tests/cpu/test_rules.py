@@ -8,6 +8,7 @@ import torch
 from haloconv.choose import rules
 from haloconv.choose.rules import bgrad_by_rule, by_rule
 from haloconv.env import DeviceFacts
+from haloconv.families.halo_sm90 import family as family_facts
 from haloconv.problem import Problem
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
@@ -45,4 +46,29 @@ def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
     problem = Problem("wgrad", *extents, False, dtype, layout, "ieee")
     for facts, family in ((H200, on_h200), (A100, on_a100)):
         monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
+        assert by_rule(problem, torch.device("cuda", 0))[0] == family
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "extent", "on_h200"),
+    [
+        (torch.float32, "nchw", 56, "halo_sm90"),
+        (torch.float32, "nchw", 57, "aten"),
+        (torch.float32, "nchw", 14, "aten"),
+        (torch.float16, "nchw", 56, "halo_sm90"),
+        (torch.float16, "nchw", 32, "aten"),
+        (torch.float16, "nhwc", 512, "halo_sm90"),
+        (torch.float16, "nhwc", 56, "aten"),
+        (torch.float32, "nhwc", 512, "aten"),
+    ],
+)
+def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_brings_long_rows(
+    dtype: torch.dtype, layout: str, extent: int, on_h200: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extents = (64, 64, extent, extent, 64, 3, 3, (1, 1), (1, 1, 1, 1))
+    precision = "tf32" if dtype == torch.float32 else "ieee"
+    problem = Problem("wgrad", *extents, dtype=dtype, layout=layout, precision=precision)
+    for facts, family in ((H200, on_h200), (A100, "aten")):
+        monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
+        monkeypatch.setattr(family_facts, "device_facts", lambda index, facts=facts: facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family

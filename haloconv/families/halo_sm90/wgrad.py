@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, stage_of, tiles
