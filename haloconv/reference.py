@@ -18,6 +18,7 @@ from haloconv.problem import ConvSpec, Problem
 IEEE_NORM = 5e-7
 NORM_LIMITS = {"tf32": 5e-4, "fp16": 1e-3, "bf16": 8e-3, "fp64": 1e-13}
 ELEMENT_FACTOR = 4.0
+TF32_OPERANDS = 2.0**-10  # what a product loses when both factors are rounded to 10 bits behind the point
 RIVAL_FACTOR = 2.0
 _ALL_PLANS = 0  # as torch.backends.cudnn.benchmark_limit counts them: no limit
 _ELEMENTS_AT_ONCE = (
@@ -44,10 +45,13 @@ class BadElement(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The largest errors that pass: ``norm`` for the relative norm, ``element`` for |y - ref| / scale anywhere."""
+    """The largest errors that pass: ``norm`` for the relative norm, and of every element
+    |y - ref| <= element * scale + rounding * |ref|.
+    """
 
     norm: float
     element: float
+    rounding: float = 0.0
 
 
 class Error(NamedTuple):
@@ -204,32 +208,53 @@ def reduction_length(problem: Problem) -> int:
     return problem.n * problem.p * problem.q
 
 
-def error_limits(problem: Problem, rival: Error | None = None) -> Limits:
-    """The limits for a result of ``problem``. ``rival``: the error of PyTorch with TF32 off, which may widen fp32's."""
-    label = problem.precision_label
-    if label == "fp32":
-        return _ieee_limits(reduction_length(problem), rival)
-    return Limits(NORM_LIMITS[label], ELEMENT_FACTOR * NORM_LIMITS[label])
+def error_limits(
+    problem: Problem, rival: Error | None = None, *, rounds_operands: bool = True, repeats: bool = False
+) -> Limits:
+    """The limits for a result of ``problem``. ``rival``: the error of PyTorch with TF32 off, which may widen fp32's.
+
+    ``rounds_operands`` False: TF32 loses nothing of the operands, which have no more bits. ``repeats``: an operand is
+    constant or expanded, so that roundings repeat and add up.
+    """
+    length, label = reduction_length(problem), problem.precision_label
+    rounded = TF32_OPERANDS if label == "tf32" and rounds_operands else 0.0
+    norm = _ieee_norm(length) if label == "fp32" else NORM_LIMITS[label]
+    limits = _limits(norm, length, problem.dtype, rounded, repeats)
+    return limits if rival is None or label != "fp32" else raised(limits, rival)
+
+
+def bgrad_limits(problem: Problem, rival: Error | None = None, *, repeats: bool = False) -> Limits:
+    """The limits for the bias gradient: a sum without products, so that TF32 is no excuse."""
+    length, is_fp32 = problem.n * problem.p * problem.q, problem.dtype == torch.float32
+    norm = _ieee_norm(length) if is_fp32 else NORM_LIMITS[problem.precision_label]
+    limits = _limits(norm, length, problem.dtype, 0.0, repeats)
+    return limits if rival is None or not is_fp32 else raised(limits, rival)
 
 
 def raised(limits: Limits, rival: Error, factor: float = RIVAL_FACTOR) -> Limits:
     """The limits, or ``factor`` times the error of PyTorch's result where that is larger."""
     if not (math.isfinite(rival.norm) and math.isfinite(rival.worst)):
         return limits
-    return Limits(max(limits.norm, factor * rival.norm), max(limits.element, factor * rival.worst))
+    return limits._replace(
+        norm=max(limits.norm, factor * rival.norm), element=max(limits.element, factor * rival.worst)
+    )
 
 
-def bgrad_limits(problem: Problem, rival: Error | None = None) -> Limits:
-    """The limits for the bias gradient: a sum without products, so that TF32 is no excuse."""
-    if problem.dtype == torch.float32:
-        return _ieee_limits(problem.n * problem.p * problem.q, rival)
-    return error_limits(problem)
+def _ieee_norm(length: int) -> float:
+    return IEEE_NORM * math.sqrt(math.log2(max(2, length)))
 
 
-def _ieee_limits(length: int, rival: Error | None) -> Limits:
-    norm = IEEE_NORM * math.sqrt(math.log2(max(2, length)))
-    limits = Limits(norm, ELEMENT_FACTOR * norm)
-    return limits if rival is None else raised(limits, rival)
+def _limits(norm: float, length: int, dtype: torch.dtype, rounded_operands: float, repeats: bool) -> Limits:
+    """The norm's limit, and that of an element whose ``length`` products are summed in one accumulator.
+
+    Roundings to nearest add up as a random walk, those of tensor cores, which cut bits off, steadily: an eighth of a
+    unit for each product. A result is rounded once more when it is stored. docs/precision.md argues each term.
+    """
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    rounding = torch.finfo(dtype).eps  # twice the unit of the result
+    steps = length if repeats else min(length, 4 * math.sqrt(length) + length / 8)
+    element = unit * (32 + steps) + rounded_operands
+    return Limits(norm, min(element, ELEMENT_FACTOR * norm - rounding), rounding)
 
 
 def measure_error(result: torch.Tensor, oracle: Oracle, limits: Limits, border: torch.Tensor | None = None) -> Error:
@@ -244,7 +269,7 @@ def measure_error(result: torch.Tensor, oracle: Oracle, limits: Limits, border: 
         raise ValueError(f"the result has shape {tuple(result.shape)}, the reference {tuple(oracle.value.shape)}")
     if not result.numel():
         return Error(0.0, 0.0, 0.0, 0.0, None)
-    parts = [_measured(*part, limits.element) for part in _parts(result.detach(), oracle, border)]
+    parts = [_measured(*part, limits) for part in _parts(result.detach(), oracle, border)]
     top, bottom = math.hypot(*(part.top for part in parts)), math.hypot(*(part.bottom for part in parts))
     norm = 0.0 if top == 0 else top / bottom if bottom else math.inf
     worst = max(part.worst for part in parts)
@@ -291,7 +316,7 @@ def _measured(
     expected: torch.Tensor,
     scale: torch.Tensor,
     border: torch.Tensor | None,
-    element_limit: float,
+    limits: Limits,
 ) -> _Part:
     value = result.to(torch.float64)
     rounded = expected.to(result.dtype).to(torch.float64)
@@ -301,19 +326,26 @@ def _measured(
     same = (value == rounded) | (value.isnan() & rounded.isnan())
     difference = torch.where(regular, difference, torch.where(same, 0.0, math.inf))
     del rounded, same
-    relative = torch.where(difference > 0, difference / scale, 0.0)
-    relative = torch.where(difference.isinf(), math.inf, relative)
+    relative = _relative(difference, scale)
     top = torch.linalg.vector_norm(difference).item()
     bottom = torch.linalg.vector_norm(torch.where(regular, expected, 0.0)).item()
-    worst = relative.max().item()
+    worst, worst_at = relative.max().item(), int(relative.argmax())
     if border is None:
         inside, outside = worst, 0.0
     else:
         outside = torch.where(border, relative, 0.0).max().item()
         inside = torch.where(border, 0.0, relative).max().item()
-    bad = (~(relative <= element_limit)).flatten()
+    if limits.rounding:
+        difference = torch.where(regular, (difference - limits.rounding * expected.abs()).clamp_min_(0), difference)
+        relative = _relative(difference, scale)
+    bad = (~(relative <= limits.element)).flatten()
     first_bad = start + int(bad.to(torch.uint8).argmax()) if bad.any() else None
-    return _Part(top, bottom, worst, outside, inside, first_bad, start + int(relative.argmax()))
+    return _Part(top, bottom, worst, outside, inside, first_bad, start + worst_at)
+
+
+def _relative(difference: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    relative = torch.where(difference > 0, difference / scale, 0.0)
+    return torch.where(difference.isinf(), math.inf, relative)
 
 
 def _bad_element(index: int, result: torch.Tensor, expected: torch.Tensor) -> BadElement:

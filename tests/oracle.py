@@ -25,6 +25,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FENCE_BYTES = 4096
 CPU_FLOPS = 5e7
 EXACT_SUMS = 1 << 24
+LOST_IN_TF32 = 0x1FFF  # the low bits of an fp32 number
 
 
 def layout_of(storage: str) -> str:
@@ -89,10 +90,25 @@ def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
     )  # fmt: skip
 
 
-def limits_of(result: str, problem: Problem, rival_error: Error | None, norm_counts: bool) -> Limits:
-    pick = reference.bgrad_limits if result == "bgrad" else reference.error_limits
-    limits = pick(problem, rival_error)
-    return limits if norm_counts else limits._replace(norm=math.inf)
+def operands_of(result: str, t: Tensors) -> list[torch.Tensor]:
+    """What the result's products are made of."""
+    return {"dgrad": [t.dy, t.w], "wgrad": [t.dy, t.x], "bgrad": [t.dy]}.get(result, [t.x, t.w])
+
+
+def repeats(operand: torch.Tensor) -> bool:
+    """Whether one number stands in several places by construction: the tensor is expanded, or constant."""
+    expanded = any(step == 0 and extent > 1 for extent, step in zip(operand.shape, operand.stride(), strict=True))
+    return expanded or (operand.numel() > 0 and bool((operand == operand.flatten()[0]).all()))
+
+
+def limits_of(result: str, t: Tensors, spec: ConvSpec, rival_error: Error | None = None) -> Limits:
+    """The limits for these very operands: what TF32 loses of them counts, and whether roundings repeat."""
+    problem, operands = problem_of(result, t, spec), operands_of(result, t)
+    again = any(repeats(each) for each in operands)
+    if result == "bgrad":
+        return reference.bgrad_limits(problem, rival_error, repeats=again)
+    rounds = t.x.dtype == torch.float32 and any((each.view(torch.int32) & LOST_IN_TF32).any() for each in operands)
+    return reference.error_limits(problem, rival_error, rounds_operands=rounds, repeats=again)
 
 
 def check(
@@ -108,11 +124,12 @@ def check(
     assert got.dtype == t.w.dtype and got.device == t.w.device, f"{result}: {got.dtype} on {got.device}"
     problem = problem_of(result, t, spec)
     border = None if result == "bgrad" else reference.border_mask(problem, got.device)
-    limits = limits_of(result, problem, None, norm_counts)
+    norm = {} if norm_counts else {"norm": math.inf}
+    limits = limits_of(result, t, spec)._replace(**norm)
     error = reference.measure_error(got, want, limits, border)
     if not error.passed and got.dtype == torch.float32:
         theirs = reference.measure_error(rival(result, t, spec), want, limits, border)
-        limits = limits_of(result, problem, theirs, norm_counts)
+        limits = limits_of(result, t, spec, theirs)._replace(**norm)
         error = reference.measure_error(got, want, limits, border)
     name = f"{result} {DTYPE_NAMES.get(got.dtype, got.dtype)}"
     assert error.passed, f"{name}: {error.first_bad}; {error}, limits {limits}, {problem}"

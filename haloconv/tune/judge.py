@@ -42,7 +42,8 @@ def complaint_about(error: Error, limits: Limits) -> str | None:
         return None
     norm = f"error {error.norm:.2e} of {limits.norm:.2e} allowed"
     where = f"border {error.border_worst:.2e}, interior {error.interior_worst:.2e}"
-    worst = f"worst element {error.worst:.2e} of {limits.element:.2e} ({where})"
+    allowed = f"{limits.element:.2e}" + (f" and {limits.rounding:.0e} of its value" if limits.rounding else "")
+    worst = f"worst element {error.worst:.2e} of {allowed} ({where})"
     return f"{norm}, {worst}; first bad element {error.first_bad}"
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from haloconv import reference
 from haloconv.problem import ConvSpec, Problem
+from tests.cases import DTYPE_NAMES
 
 SPECS = {
     "plain": ConvSpec(),
@@ -196,8 +200,75 @@ def test_empty_results_pass_and_wrong_shapes_are_refused():
     ],
 )
 def test_limits_by_precision(dtype, precision, norm):
+    """36 products are fewer than 4 * 6 + 36 / 8: the bound of an element is that of the worst case, all of them."""
     problem = Problem("fprop", 1, 4, 9, 9, 4, 3, 3, dtype=dtype, precision=precision)
-    assert reference.error_limits(problem) == (norm, 4 * norm)
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    sums = unit * (32 + 4 * 6 + 36 / 8)
+    element = sums + (2.0**-10 if precision == "tf32" else 0.0)
+    assert reference.error_limits(problem) == pytest.approx((norm, element, torch.finfo(dtype).eps))
+    assert reference.error_limits(problem, rounds_operands=False).element == pytest.approx(sums)
+    assert reference.error_limits(problem, repeats=True).element == pytest.approx(element + unit * (36 - 24 - 4.5))
+
+
+@pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("extent", [1, 8, 64, 512])
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.float32, "ieee"), (torch.float32, "tf32"), (torch.float16, "ieee"), (torch.float64, "ieee")],
+)
+def test_no_element_may_err_by_more_than_four_times_the_norm(extent, direction, dtype, precision):
+    """Where the sums are so long that their bound is of no use: |ref| is at most the scale."""
+    problem = Problem(direction, 2, extent, 64, 64, extent, 3, 3, dtype=dtype, precision=precision)
+    for repeats in (False, True):
+        limits = reference.error_limits(problem, repeats=repeats)
+        assert 0 < limits.element <= 4 * limits.norm - limits.rounding
+
+
+A = Problem("fprop", 1, 32, 20, 40, 64, 5, 9, padding=(2, 2, 4, 4), dilation=(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fault", ["a missing tap", "a doubled pixel"])
+def test_one_wrong_output_of_case_a_fails(dtype, fault):
+    """A tap of 45, or a product of 1440, at one output of one filter: less than four times the norm's limit in bf16."""
+    problem = replace(A, dtype=dtype)
+    generator = torch.Generator().manual_seed(3)
+    x, w = (torch.randn(s, generator=generator).to(dtype) for s in (problem.x_shape, problem.w_shape))
+    spec = ConvSpec(padding=problem.padding, dilation=problem.dilation)
+    oracle = reference.oracle_fprop(x, w, None, spec)
+    right, limits = oracle.value.to(dtype), reference.error_limits(problem)
+    assert reference.measure_error(right, oracle, limits).passed
+    k, p, q = 7, 10, 20
+    column = x[0, :, p - 2 + 2 * 2, q - 4 + 3 * 1].double()
+    lost = column * w[k, :, 2, 1].double()
+    change = -lost.sum() if fault == "a missing tap" else lost[lost.abs().argmax()]
+    wrong = right.clone()
+    wrong[0, k, p, q] = (oracle.value[0, k, p, q] + change).to(dtype)
+    error = reference.measure_error(wrong, oracle, limits)
+    assert error.norm < limits.norm or dtype == torch.float32
+    assert not error.passed and error.first_bad.coordinate == (0, k, p, q)
+    shows_anyway = dtype == torch.float32 or (dtype == torch.float16 and fault == "a missing tap")
+    assert (error.worst > reference.ELEMENT_FACTOR * limits.norm) == shows_anyway
+
+
+def test_precision_page_states_what_a_store_may_round():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "precision.md").read_text("utf-8")
+    stated = dict(re.findall(r"^\| `(\w+)` \|.*\| `2\^-(\d+)` \|$", page, re.MULTILINE))
+    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"tf32": torch.float32}
+    assert {name: 2.0 ** -int(digits) for name, digits in stated.items()} == {
+        name: torch.finfo(dtype).eps for name, dtype in dtypes.items()
+    }
+    assert f"`sums + 2^{math.log2(reference.TF32_OPERANDS):.0f}`" in page
+
+
+def test_what_is_rounded_at_the_store_is_no_error_of_the_sum():
+    """The same difference passes beside a large result and fails beside a small one with as large a scale."""
+    problem = Problem("fprop", 1, 4, 9, 9, 4, 3, 3, dtype=torch.bfloat16)
+    value = torch.tensor([8.0, 0.25], dtype=torch.float64)
+    oracle, limits = reference.Oracle(value, torch.full_like(value, 10.0)), reference.error_limits(problem)
+    assert reference.measure_error(torch.tensor([8.0625, 0.25]).bfloat16(), oracle, limits).passed
+    error = reference.measure_error(torch.tensor([8.0, 0.3125]).bfloat16(), oracle, limits)
+    assert error.first_bad.coordinate == (1,) and error.worst == pytest.approx(0.00625)
 
 
 @pytest.mark.parametrize("direction, length", [("fprop", 2 * 3 * 5), ("dgrad", 3 * 3 * 5), ("wgrad", 2 * 11 * 13)])
@@ -209,7 +280,7 @@ def test_ieee_limit_follows_the_reduction(direction, length):
 def test_a_worse_rival_widens_only_fp32_ieee():
     problem = Problem("fprop", 1, 4, 9, 9, 4, 3, 3)
     rival = reference.Error(1e-5, 3e-5, 0.0, 3e-5, None)
-    assert reference.error_limits(problem, rival) == (2e-5, 6e-5)
+    assert reference.error_limits(problem, rival)[:2] == (2e-5, 6e-5)
     assert reference.error_limits(problem, rival._replace(norm=0.0, worst=0.0)) == reference.error_limits(problem)
     assert reference.error_limits(problem, rival._replace(norm=math.inf)) == reference.error_limits(problem)
     tf32 = Problem("fprop", 1, 4, 9, 9, 4, 3, 3, precision="tf32")
