@@ -8,7 +8,9 @@ import torch
 
 from haloconv import plan
 from tests import oracle
+from tests.cases import Case
 from tests.emulated import MODULES, Run, tiles_of
+from tests.exact import make_exact
 from tests.families import Subject
 from tests.launches import launched
 
@@ -31,3 +33,16 @@ def check_run(subject: Subject, run: Run, record: Callable) -> None:
     fences.check()
     if run.finite:
         record(names, run.result, subject.label(run.dtype), error.norm)
+        with forced(run.shape):
+            check_integers(subject, run.result, run.forced, run.dtype, record)
+        plan.clear_plans()
+
+
+def check_integers(subject: Subject, result: str, forced: Case, dtype: torch.dtype, record: Callable) -> None:
+    """A case on small integers, whose family is forced: the reference's bits, and nothing written outside."""
+    t, fences = make_exact(forced, dtype, "cuda"), oracle.RedZones("cuda")
+    with oracle.Unchanged(t), fences, launched() as names:
+        got = oracle.run(result, t, forced)
+    oracle.check_exact(result, got, t, forced.spec)
+    fences.check()
+    record(names, result, subject.label(dtype), kind="exact")

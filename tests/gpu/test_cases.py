@@ -1,4 +1,4 @@
-"""Every named problem in every family, dtype and direction: right, fenced, poisoned, repeatable, inputs untouched."""
+"""Every named problem in every family, dtype and direction: right, exact, fenced, repeatable, inputs untouched."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from tests import oracle
 from tests.cases import FULL_CASES, Case, case_dtypes, make
 from tests.families import SUBJECTS, Subject, computing, name_of, over
+from tests.gpu.runs import check_integers
 from tests.launches import launched
 
 PLAIN = ("contiguous", "channels_last")
@@ -45,6 +46,7 @@ def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, warm
         "no allocation was watched, so that neither poison nor fences were there"
     )
     record(names, result, subject.label(dtype), error.norm)
+    check_integers(subject, result, forced, dtype, record)
 
 
 @pytest.mark.parametrize(

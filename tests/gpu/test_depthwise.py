@@ -30,6 +30,7 @@ from tests.cases import Case, case, case_id, make
 from tests.emulated_depthwise import BOXES, LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of
 from tests.emulated_depthwise import CASES as OWN_CASES
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
+from tests.gpu.runs import check_integers
 from tests.launches import launched
 from tests.specials import special_activations
 
@@ -70,6 +71,7 @@ def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, reco
     assert oracle.same_bits(got, again), f"{result}: two runs differ"
     assert zones.check() >= 2
     record(names, result, subject.label(dtype), error.norm)
+    check_integers(subject, result, forced, dtype, record)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)

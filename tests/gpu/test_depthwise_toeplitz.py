@@ -14,7 +14,7 @@ from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated import Run, module_runs
 from tests.families import DEPTHWISE_TOEPLITZ, Subject, each_dtype, name_of, over
-from tests.gpu.runs import check_run
+from tests.gpu.runs import check_integers, check_run
 from tests.launches import launched
 from tests.specials import special_activations
 
@@ -56,6 +56,7 @@ def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, rec
     assert oracle.same_bits(got, again)
     zones.check()
     record(names, result, subject.label(dtype), error.norm)
+    check_integers(subject, result, special, dtype, record)
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)

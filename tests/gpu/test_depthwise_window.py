@@ -12,7 +12,7 @@ from tests.cases import Case, case, make
 from tests.emulated import Run, module_runs
 from tests.emulated_depthwise_window import RESULTS
 from tests.families import DEPTHWISE_WINDOW, Subject, each_dtype, name_of, over
-from tests.gpu.runs import check_run
+from tests.gpu.runs import check_integers, check_run
 from tests.launches import launched
 
 RUNS = tuple(module_runs("depthwise_window"))
@@ -48,3 +48,4 @@ def test_layer(subject: Subject, dtype: torch.dtype, one: Case, result: str, rec
     assert oracle.same_bits(got, again)
     zones.check()
     record(names, result, oracle.DTYPE_NAMES[dtype], error.norm)
+    check_integers(subject, result, special, dtype, record)

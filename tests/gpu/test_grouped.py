@@ -11,7 +11,7 @@ from tests import oracle
 from tests.cases import Case, case, make
 from tests.emulated import Run, module_runs
 from tests.families import GROUPED_SM90, HALO_SM80, HALO_SM80_WGRAD, Subject, name_of, over
-from tests.gpu.runs import check_run
+from tests.gpu.runs import check_integers, check_run
 from tests.launches import launched
 
 SUBJECTS = (HALO_SM80, HALO_SM80_WGRAD, GROUPED_SM90)
@@ -54,3 +54,4 @@ def test_layer(subject: Subject, dtype: torch.dtype, result: str, one: Case, rec
     assert all(oracle.same_bits(first, other) for other in others)
     zones.check()
     record(names, result, subject.label(dtype), error.norm)
+    check_integers(subject, result, special, dtype, record)

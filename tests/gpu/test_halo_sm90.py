@@ -14,6 +14,7 @@ from haloconv.reference import NORM_LIMITS
 from tests import oracle
 from tests.cases import Case, case, case_id, make, pick
 from tests.families import HALO_SM90, Subject, each_result, name_of
+from tests.gpu.runs import check_integers
 from tests.launches import launched
 from tests.specials import special_activations
 from tests.tilings import nth_tiling, sources_of
@@ -68,6 +69,8 @@ def test_every_tiling(
         most, error = seen["most"], oracle.check(result, got, t, forced.spec, want=want)
         zones.check()
         record(names, result, subject.label(dtype), error.norm)
+        with nth_tiling(index):
+            check_integers(subject, result, forced, dtype, record)
         index += 1
     assert index > 4
 
