@@ -66,23 +66,6 @@ WORK_TILES = (
           ("{lines_of_tiles(p, work_tile, work_tiles),", "{lines_of_tiles(p, work_tile - 1, work_tiles),"), **_KEPT),
 )  # fmt: skip
 
-SPLITS = (
-    fault("the first split is all of a sum", "the other ranges of the channels are lost",
-          ("split < p.splits", "split < 1"), on="split_small", shape="channels in two parts", kernel="halo_sm90/sum"),
-    fault("splits that are no images apart", "partial sums of the next image count",
-          ("from[split * p.inner]", "from[split]"), on="split_nhwc", shape="channels in two parts",
-          kernel="halo_sm90/sum"),
-    fault("partial sums of the first image", "every image is the first",
-          ("p.partial + outer * p.splits * p.inner + in", "p.partial + in"), on="split_small",
-          shape="channels in two parts", kernel="halo_sm90/sum"),
-    fault("partial sums without the bias", "it is added by nobody", ("if (HAS_BIAS) sum +=", "if (false) sum +="),
-          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
-    fault("the bias of pixels", "a pixel's number is taken for its filter's", ("in / p.plane", "in % p.filters"),
-          on="split_few", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
-    fault("partial sums without ReLU", "outputs may be below zero", ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
-          on="split_few_nhwc", shape="channels in two parts", result="relu", kernel="halo_sm90/sum"),
-)  # fmt: skip
-
 TERMS = (
     fault("one product of terms", "what TF32 leaves of a value does not count",
           ("term + px_term >= TERMS", "term + px_term >= 1"), on="large_3x3", shape="three products"),
@@ -150,4 +133,4 @@ RELEASE = (
           ("slot_term : 0) + 2 * k)", "slot_term : 0))"), on="aligned_3x5", shape="boxes in rows"),
 )  # fmt: skip
 
-MUTATIONS = (*STREAMS, *WORK_TILES, *SPLITS, *TERMS, *HALF_WAY, *KEPT_STAGES, *RELEASE)
+MUTATIONS = (*STREAMS, *WORK_TILES, *TERMS, *HALF_WAY, *KEPT_STAGES, *RELEASE)

@@ -46,6 +46,7 @@ BGRAD = (
 )  # fmt: skip
 
 _SLABS = {"on": "grouped_wgrad_strips", "family": "grouped_sm90", "dtype": torch.float16}
+_SPLITS = {"family": "halo_sm90", "shape": "channels in two parts", "result": "fprop"}
 _BLOCKS = {"on": "pairs_wgrad_channels", "family": "depthwise", "dtype": torch.float16}
 PARTIALS = (
     _of_partials("the last part is lost", "one partial result is never added",
@@ -63,7 +64,7 @@ PARTIALS = (
                  ("inside ? sum_parts(p, i, part) : acc_t(0)", "sum_parts(p, i, part)"),
                  ("    if (inside) write", "    write")),
     _of_partials("the extent of another axis", "taps are counted by the channels of a block",
-                 ("const index_t rest = a > 0 ? axis.extent", "const index_t rest = a > 0 ? p.axes[AXES - 1].extent"),
+                 ("quotient(i, axis.extent)", "quotient(i, p.axes[AXES - 1].extent)"),
                  **_BLOCKS),
     _of_partials("strides of the axis beside", "rows of the filter are as far apart as columns",
                  ("at * axis.stride", "at * p.axes[a > 1 ? AXES - 1 : a].stride"), on="four_sides"),
@@ -77,6 +78,18 @@ PARTIALS = (
                  ("    if (place.count >= p.limit) return;\n", ""), **_SLABS),
     _of_partials("nothing is counted", "no channel is behind the last one",
                  (", place.count += at * axis.count;", ";"), **_BLOCKS),
+    _of_partials("the first split is all of a sum", "the other ranges of the channels are lost",
+                 ("part < p.parts", "part < 1"), on="split_small", **_SPLITS),
+    _of_partials("splits that are no images apart", "partial sums of the next image count",
+                 ("from[part * p.part_stride]", "from[part]"), on="split_nhwc", **_SPLITS),
+    _of_partials("runs without a gap", "every image is the first",
+                 (" + i64(quotient(i, p.run)) * p.run_gap", ""), on="split_small", **_SPLITS),
+    _of_partials("partial sums without the bias", "it is added by nobody",
+                 ("if (HAS_BIAS) sum +=", "if (false) sum +="), on="split_few", **{**_SPLITS, "result": "relu"}),
+    _of_partials("the bias of another axis", "a pixel's number is taken for its filter's",
+                 ("at * axis.count", "at * p.axes[AXES - 2].count"), on="split_few", **{**_SPLITS, "result": "relu"}),
+    _of_partials("partial sums without ReLU", "outputs may be below zero", ("HAS_RELU ? hc::relu(sum) : sum", "sum"),
+                 on="split_few_nhwc", **{**_SPLITS, "result": "relu"}),
 )  # fmt: skip
 
 MUTATIONS = (*BGRAD, *PARTIALS)

@@ -69,12 +69,6 @@ def fixup_source(problem: Problem) -> KernelSource:
     return kernel_source("halo_sm90/fixup", "halo_sm90_fixup", constants)
 
 
-def sum_source(problem: Problem) -> KernelSource:
-    """The source that adds the partial sums of split-K."""
-    constants = {"ELEM": ELEMENTS[problem.dtype], **_epilogue(problem)}
-    return kernel_source("halo_sm90/sum", "halo_sm90_sum", constants)
-
-
 def _epilogue(problem: Problem) -> dict[str, int]:
     """What becomes of a sum before it is an output."""
     return {"HAS_BIAS": int(problem.bias), "HAS_RELU": int(problem.activation == "relu")}

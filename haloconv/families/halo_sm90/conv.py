@@ -16,12 +16,14 @@ from haloconv import support
 from haloconv.env import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.halo_sm90.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
-from haloconv.families.halo_sm90.constants import conv_source, fixup_source, pack_source, sum_source
+from haloconv.families.halo_sm90.constants import conv_source, fixup_source, pack_source
 from haloconv.families.halo_sm90.form import forms
-from haloconv.families.halo_sm90.launches import conv_launch, fixup_launch, pack_launch, sum_launch
+from haloconv.families.halo_sm90.launches import conv_launch, fixup_launch, pack_launch, split_sums
 from haloconv.families.halo_sm90.operands import Operands, operands_of
 from haloconv.families.halo_sm90.shape import Storage
 from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.families.reduce.partials import bind_sum
+from haloconv.families.reduce.partials import source as sum_source
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import Launch
 from haloconv.problem import Problem, Request
@@ -101,7 +103,7 @@ class _Bound:
             if add is not None:
                 partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
                 conv(x.data_ptr(), place, partial.data_ptr(), 0, flag)
-                add(partial.data_ptr(), y.data_ptr(), bias)
+                add(y.data_ptr(), partial.data_ptr(), bias)
                 continue
             conv(x.data_ptr(), place, y.data_ptr(), bias, flag)
             if fixup is not None:
@@ -124,7 +126,7 @@ def _launches(request: Request, tiling: Tiling, operands: Operands, offset: int)
         pack_launch(request, tiling, own),
         conv_launch(request, tiling, own),
         fixup_launch(request, tiling.form, operands) if tiling.shape.needs_fixup else None,
-        sum_launch(request, tiling) if splits else None,
+        bind_sum(split_sums(request.problem, tiling), request.device) if splits else None,
         offset,
     )
 
@@ -147,4 +149,4 @@ def split_sources(request: Request) -> Iterator[KernelSource]:
         for tiling in (each for each in split_tilings(form, storage) if each.shape.splits == 2):
             yield pack_source(problem, tiling)
             yield conv_source(problem, tiling)
-            yield sum_source(problem)
+            yield sum_source(split_sums(problem, tiling))

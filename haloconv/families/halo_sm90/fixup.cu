@@ -4,7 +4,7 @@
 // is a NaN. halo_sm90 notes whether any of its sums was not finite; if none was, this kernel ends at once. Else it sums
 // each output that is not finite over its own taps alone, in fp32 from the tensors as they are. That is slow, and only
 // tensors with such values pay. One thread an output, a grid's stride apart.
-#include "families/halo_sm90/relu.cuh"
+#include "kernels/relu.cuh"
 #include "kernels/numeric.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; HAS_BIAS adds bias[filter]; HAS_RELU: max(0, y) instead of y.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from haloconv.families.common import ceil_div, named
-from haloconv.families.halo_sm90.constants import conv_source, fixup_source, pack_source, sum_source
+from haloconv.families.common import ceil_div, divisor, named
+from haloconv.families.halo_sm90.constants import conv_source, fixup_source, pack_source
 from haloconv.families.halo_sm90.form import Form
 from haloconv.families.halo_sm90.operands import Operands, tensor_maps
-from haloconv.families.halo_sm90.scheduler import divisor
 from haloconv.families.halo_sm90.shape import BLOCK_M, threads
 from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.families.reduce.partials import Axis, Partials
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import Request
+from haloconv.problem import Problem, Request
 
-_THREADS = 256  # of a block that packs, fixes up or sums
-_SUM_BLOCKS = 4096
+_THREADS = 256  # of a block that packs or fixes up
 _FIXUP_BLOCKS = 1024
 
 Fields = dict[str, Value]
@@ -115,12 +114,18 @@ def fixup_launch(request: Request, form: Form, operands: Operands) -> Launch:
     return Launch(fixup_source(request.problem), request.device, shape, fields)
 
 
-def sum_launch(request: Request, tiling: Tiling) -> Launch:
-    """``launch(partial, y, bias)``: families/halo_sm90/sum.cu, which adds the partial sums of split-K."""
+def split_sums(problem: Problem, tiling: Tiling) -> Partials:
+    """The partial sums of split-K.
+
+    They lie as the output does, with the splits of an image behind each other, or those of a pixel where channels are
+    inner.
+    """
     form = tiling.form
     pixels = form.vertical.out_extent * form.horizontal.out_extent
-    inner, plane = (form.filters, 1) if tiling.storage.y_inner else (form.filters * pixels, pixels)
-    outputs = form.n * form.filters * pixels
-    fields = {"outputs": outputs, "inner": inner, "splits": form.splits, "plane": plane, "filters": form.filters}
-    shape = LaunchShape(min(_SUM_BLOCKS, ceil_div(outputs, _THREADS)), _THREADS)
-    return Launch(sum_source(request.problem), request.device, shape, fields)
+    if tiling.storage.y_inner:
+        axes, run_elems = (Axis(form.n * pixels, form.filters), Axis(form.filters, 1, count=1)), form.filters
+    else:
+        run_elems = form.filters * pixels
+        axes = (Axis(form.n, run_elems), Axis(form.filters, pixels, count=1), Axis(pixels, 1))
+    relu = problem.activation == "relu"
+    return Partials(problem.dtype, axes, form.splits, run_elems=run_elems, bias=problem.bias, relu=relu)

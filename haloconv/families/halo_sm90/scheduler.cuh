@@ -1,9 +1,18 @@
 // The tile scheduler: which work tiles of a launch a block of threads takes. scheduler.py decides it.
 #pragma once
 
-#include "families/halo_sm90/divisor.cuh"
+#include "kernels/divisor.cuh"
 
 namespace hc {
+
+// A length cut into equal parts, as far as whole numbers allow: part i begins at i * length / parts, rounded down.
+struct Cuts {
+    Divisor parts;
+    int each, left;  // length = each * parts + left
+
+    __device__ __forceinline__ int begin(int i) const { return i * each + parts.quotient(i * left); }
+    __device__ __forceinline__ int end() const { return parts.value * each + left; }
+};
 
 // Work tiles are numbered along nested loops of group, strip, band, residue class, block of filters, and place in the
 // tile column.

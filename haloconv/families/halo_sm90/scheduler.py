@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from haloconv.families.common import ceil_div
+from haloconv.families.common import ceil_div, divisor
 from haloconv.jit.launch import Value
 
 _FEW_MORE = 1.04
@@ -82,13 +82,6 @@ def _cut_strips(total: int, strips: int, grid: int) -> Schedule:
     rest = max(0, total // strips - own * most)  # at a strip's end, for the blocks that are left over
     ends = ceil_div(strips, left) if left else 0
     return Schedule(grid, own, max(most, ends * rest))
-
-
-def divisor(value: int) -> dict[str, int]:
-    """The fields of a ``Divisor`` (families/halo_sm90/divisor.cuh). Exact for dividends below 2^31."""
-    bits = 31 + (value - 1).bit_length()
-    magic, shift = (0, 0) if value == 1 else (ceil_div(1 << bits, value), bits - 32)
-    return {"value": value, "magic": magic, "shift": shift}
 
 
 def cuts(length: int, parts: int) -> dict[str, Value]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
-from haloconv.families.common import ceil_div
+from haloconv.families.common import ceil_div, divisor
 from haloconv.families.halo_sm90.form import Axis, Form
-from haloconv.families.halo_sm90.scheduler import Schedule, best_schedule, divisor
+from haloconv.families.halo_sm90.scheduler import Schedule, best_schedule
 from haloconv.families.halo_sm90.shape import (
     BLOCK_M,
     MAX_TAPS,

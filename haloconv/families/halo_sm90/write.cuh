@@ -7,7 +7,7 @@
 // boxes, or lanes store what is inside.
 #pragma once
 
-#include "families/halo_sm90/relu.cuh"
+#include "kernels/relu.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "families/halo_sm90/tile.cuh"
 #include "kernels/numeric.cuh"

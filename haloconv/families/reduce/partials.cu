@@ -8,6 +8,7 @@
 // neighbouring elements, with AT_ONCE loads on their way. Shared memory: a sum for each thread but the first ones.
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
+#include "kernels/relu.cuh"
 
 // Constants: ELEM is float, double, hc::fp16 or hc::bf16; the others are integers.
 //   THREADS     threads of a block
@@ -15,7 +16,7 @@
 //   AXES        axes of the elements, at most MOST_AXES
 //   WIDE        1: there may be 2^31 elements or more
 //   HAS_BIAS    adds bias[count]
-//   HAS_RELU    max(0, sum) instead of the sum; a NaN stays one
+//   HAS_RELU    max(0, sum) instead of the sum
 using hc::i64;
 using elem_t = ELEM;
 using acc_t = hc::AccOf<elem_t>::type;
@@ -53,6 +54,9 @@ struct Params {
     Axis axes[7];
 };
 
+__device__ __forceinline__ unsigned quotient(unsigned i, const hc::Divisor& by) { return by.quotient(i); }
+__device__ __forceinline__ i64 quotient(i64 i, const hc::Divisor& by) { return i / by.value; }
+
 // Where an element belongs. The count of a filter's outputs is the filter's number.
 struct Place {
     i64 offset;
@@ -64,7 +68,7 @@ __device__ __forceinline__ Place place_of(const Params& p, index_t i) {
 #pragma unroll
     for (int a = AXES - 1; a >= 0; --a) {
         const Axis& axis = p.axes[a];
-        const index_t rest = a > 0 ? axis.extent.quotient(i) : 0;
+        const index_t rest = a > 0 ? quotient(i, axis.extent) : 0;
         const int at = int(i - rest * index_t(axis.extent.value));
         place.offset += at * axis.stride, place.count += at * axis.count;
         i = rest;
@@ -74,7 +78,7 @@ __device__ __forceinline__ Place place_of(const Params& p, index_t i) {
 
 // The sum of every PART_LANES-th part from `part` on.
 __device__ __forceinline__ acc_t sum_parts(const Params& p, index_t i, int part) {
-    const acc_t* const from = p.partials + i64(i) + i64(p.run.quotient(i)) * p.run_gap;
+    const acc_t* const from = p.partials + i64(i) + i64(quotient(i, p.run)) * p.run_gap;
     acc_t sum = 0;
 #pragma unroll AT_ONCE
     for (; part < p.parts; part += PART_LANES) sum += from[part * p.part_stride];
@@ -85,8 +89,7 @@ __device__ __forceinline__ void write(const Params& p, index_t i, acc_t sum) {
     const Place place = place_of(p, i);
     if (place.count >= p.limit) return;
     if (HAS_BIAS) sum += hc::to_acc(p.bias[place.count]);
-    if (HAS_RELU) sum = sum < 0 ? 0 : sum;
-    p.out[place.offset] = hc::from_acc<elem_t>(sum);
+    p.out[place.offset] = hc::from_acc<elem_t>(HAS_RELU ? hc::relu(sum) : sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_partials(const __grid_constant__ Params p) {

@@ -71,7 +71,7 @@ def of_filter(request: Request, parts: int) -> Partials:
     return Partials(request.problem.dtype, tuple(axes), parts)
 
 
-def source(partials: Partials, part_lanes: int) -> KernelSource:
+def source(partials: Partials, part_lanes: int = 1) -> KernelSource:
     """The specialised source. Extents and strides are run-time values."""
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[partials.dtype],

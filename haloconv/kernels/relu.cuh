@@ -1,0 +1,12 @@
+// The activation that kernels apply on the way out.
+#pragma once
+
+namespace hc {
+
+// max(0, value) as torch.relu has it: a NaN stays one.
+template <class Acc>
+__device__ __forceinline__ Acc relu(Acc value) {
+    return value < 0 ? 0 : value;
+}
+
+}  // namespace hc
