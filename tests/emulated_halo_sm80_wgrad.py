@@ -77,6 +77,7 @@ SHAPES: dict[str, Callable[[Block, Layer], bool]] = {
     "shared pixels": lambda block, layer: block.warps_e >= 4,
     "warps side by side": lambda block, layer: block.warps_m >= 2 and block.warps_n >= 2,
     "long distances": lambda block, layer: True,
+    "runs of parts": lambda block, layer: True,
 }
 SHAPED = {
     "several groups": ("wgrad_groups", "wgrad_groups_nhwc"),
@@ -84,6 +85,7 @@ SHAPED = {
     "shared pixels": ("wgrad_stem", "wgrad_one_image"),
     "warps side by side": ("wgrad_stem",),
     "long distances": ("wgrad_groups_nhwc",),
+    "runs of parts": ("wgrad_strips",),
 }
 NOT_FINITE = (
     "wgrad_loose_end", "wgrad_loose_pairs", "wgrad_loose_pieces", "grouped_wgrad_loose", "wgrad_groups", "odd_widths",
@@ -113,4 +115,6 @@ def forced(shape: str) -> Iterator[None]:
         patch.setattr(wgrad, "ranked_blocks", only)
         if shape == "long distances":
             patch.setattr(wgrad, "_INT_LIMIT", 0)
+        if shape == "runs of parts":
+            patch.setattr(wgrad, "_PARTS_AT_ONCE", 3)
         yield
