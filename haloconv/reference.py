@@ -46,12 +46,13 @@ class BadElement(NamedTuple):
 
 class Limits(NamedTuple):
     """The largest errors that pass: ``norm`` for the relative norm, and of every element
-    |y - ref| <= element * scale + rounding * |ref|.
+    |y - ref| <= element * scale + rounding * |ref| + underflow, which is one smallest subnormal number at least.
     """
 
     norm: float
     element: float
     rounding: float = 0.0
+    underflow: float = 0.0
 
 
 class Error(NamedTuple):
@@ -254,14 +255,16 @@ def _limits(norm: float, length: int, dtype: torch.dtype, rounded_operands: floa
     rounding = torch.finfo(dtype).eps  # twice the unit of the result
     steps = length if repeats else min(length, 4 * math.sqrt(length) + length / 8)
     element = unit * (32 + steps) + rounded_operands
-    return Limits(norm, min(element, ELEMENT_FACTOR * norm - rounding), rounding)
+    sums = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    underflow = length * sums.smallest_normal * sums.eps  # products that are subnormal numbers lose their last bits
+    return Limits(norm, min(element, ELEMENT_FACTOR * norm - rounding), rounding, underflow)
 
 
 def measure_error(result: torch.Tensor, oracle: Oracle, limits: Limits, border: torch.Tensor | None = None) -> Error:
     """Compare ``result`` with the oracle, element by element. ``border`` is a mask from `border_mask`, or None.
 
     NaN and Inf must stand exactly where the oracle, rounded to the result's dtype, has them. A difference of one
-    smallest subnormal of the dtype is rounding, not error.
+    smallest subnormal of the dtype, or of ``limits.underflow``, is rounding, not error.
 
     Raises ValueError if the shapes differ.
     """
@@ -322,7 +325,8 @@ def _measured(
     rounded = expected.to(result.dtype).to(torch.float64)
     info = torch.finfo(result.dtype)
     regular = value.isfinite() & rounded.isfinite()
-    difference = ((value - expected).abs_() - info.smallest_normal * info.eps).clamp_min_(0)
+    tiny = max(info.smallest_normal * info.eps, limits.underflow)
+    difference = ((value - expected).abs_() - tiny).clamp_min_(0)
     same = (value == rounded) | (value.isnan() & rounded.isnan())
     difference = torch.where(regular, difference, torch.where(same, 0.0, math.inf))
     del rounded, same
