@@ -1,4 +1,4 @@
-"""Tensor maps, which tell Hopper's copy engine (TMA) about a tensor: the words that describe one, and their encoder.
+"""Tensor maps, which tell TMA (Hopper's tensor memory accelerator) about a tensor: their words and their encoder.
 
 Order of dimensions: innermost first.
 """

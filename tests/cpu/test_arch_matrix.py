@@ -40,7 +40,7 @@ LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
     "depthwise/band_wgrad": 80,
     "depthwise/tile": 80,
 }
-BOXES_ARCH = 90  # where the copy engine takes boxes
+BOXES_ARCH = 90  # where TMA takes boxes
 HOPPER_ONLY = (
     "depthwise/box",
     "depthwise/box_wgrad",

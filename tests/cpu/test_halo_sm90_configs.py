@@ -10,7 +10,7 @@ import torch
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS, Config
 from haloconv.families.halo_sm90 import conv
-from haloconv.families.halo_sm90.constants import conv_source
+from haloconv.families.halo_sm90.launches import conv_source
 from haloconv.jit.params import params_of
 from haloconv.problem import Problem, Request, dense_request
 from tools.fingerprint import recording

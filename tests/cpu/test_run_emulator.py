@@ -104,7 +104,7 @@ def test_statistics(problem: str, tmp_path: Path) -> None:
     main = {launch["direction"]: launch for launch in launches if launch["kernel"] in ("halo_sm90", "direct_wgrad")}
     assert main["fprop"]["global_write_bytes"] == 4 * 5 * 34 * 32  # the output, once
     assert main["fprop"]["multiplies"] >= main["fprop"]["problem_multiplies"] > 0
-    for direction in ("fprop", "dgrad"):  # the cost model counts exactly what the tensor cores and the copy engine do
+    for direction in ("fprop", "dgrad"):  # the cost model counts exactly what the tensor cores and TMA do
         own = [launch for launch in launches if (launch["direction"], launch["kernel"]) == (direction, "halo_sm90")]
         assert sum(launch["multiplies"] for launch in own) == own[0]["modelled_multiplies"] > 0
         assert sum(launch["async_read_bytes"] for launch in own) == own[0]["modelled_copied_bytes"] > 0

@@ -16,9 +16,16 @@ from haloconv import support
 from haloconv.env import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.halo_sm90.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
-from haloconv.families.halo_sm90.constants import conv_source, fixup_source, pack_source
 from haloconv.families.halo_sm90.form import forms
-from haloconv.families.halo_sm90.launches import conv_launch, fixup_launch, pack_launch, split_sums
+from haloconv.families.halo_sm90.launches import (
+    conv_launch,
+    conv_source,
+    fixup_launch,
+    fixup_source,
+    pack_launch,
+    pack_source,
+    split_sums,
+)
 from haloconv.families.halo_sm90.operands import Operands, operands_of
 from haloconv.families.halo_sm90.shape import Storage
 from haloconv.families.halo_sm90.tile import Tiling

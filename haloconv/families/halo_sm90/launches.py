@@ -1,14 +1,19 @@
-"""The launches of halo_sm90 with the fields of their structs: pack, convolve, and the fix-up or the sum behind it."""
+"""The launches of halo_sm90: pack, convolve, and the fix-up or the sum behind it.
+
+For each its source, with the constants that it is compiled with, and the fields of its struct.
+"""
 
 from __future__ import annotations
 
-from haloconv.families.common import ceil_div, divisor, named
-from haloconv.families.halo_sm90.constants import conv_source, fixup_source, pack_source
+import torch
+
+from haloconv.families.common import ELEMENTS, ceil_div, divisor, named
 from haloconv.families.halo_sm90.form import Form
 from haloconv.families.halo_sm90.operands import Operands, tensor_maps
-from haloconv.families.halo_sm90.shape import BLOCK_M, threads
+from haloconv.families.halo_sm90.shape import BLOCK_M, joined_planes, line_warps, threads
 from haloconv.families.halo_sm90.tile import Tiling
 from haloconv.families.reduce.partials import Axis, Partials
+from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request
 
@@ -16,6 +21,69 @@ _THREADS = 256  # of a block that packs or fixes up
 _FIXUP_BLOCKS = 1024
 
 Fields = dict[str, Value]
+
+
+def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The source that packs the filter, for one block height, chunk, order of channels and type."""
+    shape, storage = tiling.shape, tiling.storage
+    constants = {
+        "ELEM": ELEMENTS[problem.dtype],
+        "BLOCK_M": BLOCK_M,
+        "CHUNK_BYTES": shape.chunk_bytes,
+        "OPERAND_TERMS": shape.terms,
+        "PLANES": joined_planes(shape, storage),
+        "SPREAD": int(storage.y_bytes == 4 and not storage.y_inner),
+    }
+    return kernel_source("halo_sm90/pack", "halo_sm90_pack", constants)
+
+
+def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
+    """The source of the convolution for one tiling, type and layout: image and filter extents are run-time values."""
+    shape, storage = tiling.shape, tiling.storage
+    element = ELEMENTS[problem.dtype]
+    constants = {
+        "ELEM": element,
+        "Y_ELEM": "float" if storage.partial else element,
+        "MULTIPLY": "hc::tf32" if problem.dtype == torch.float32 else element,
+        "RUN": shape.run,
+        "RUNS": shape.runs,
+        "FLAT": int(shape.flat),
+        "SHARED_TILE": int(shape.shared_tile),
+        "KEEPS": int(shape.keeps),
+        "FIRST_PHASE": tiling.phases.first,
+        "RING": tiling.memory.ring,
+        "STAGES": tiling.memory.stages,
+        "CHUNK_BYTES": shape.chunk_bytes,
+        "OPERAND_TERMS": shape.terms,
+        "PACKS": shape.packs,
+        "X_CHANNELS_INNER": int(storage.x_inner),
+        "X_BOXES": int(shape.boxes),
+        "X_JOINED": storage.x_joined if shape.boxes else 0,
+        "RAW_DEPTH": tiling.memory.raw_depth,
+        "LINE_WARPS": line_warps(shape, storage),
+        "X_VECTOR": int(storage.x_inner and storage.x_whole and not shape.boxes),
+        "Y_CHANNELS_INNER": int(storage.y_inner),
+        "Y_BOXES": int(tiling.y_boxes),
+        "Y_JOINED": int(tiling.lead > 0),
+        "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
+        "Y_BUFFERS": tiling.memory.y_buffers,
+        "Y_NEIGHBOURS": int(
+            not (storage.y_inner or shape.flat) and shape.pack_w == tiling.form.horizontal.out_step == 1
+        ),
+        **({"HAS_BIAS": 0, "HAS_RELU": 0} if storage.partial else _epilogue(problem)),
+    }
+    return kernel_source("halo_sm90/conv", "halo_sm90", constants)
+
+
+def fixup_source(problem: Problem) -> KernelSource:
+    """The source of the nonfinite fix-up."""
+    constants = {"ELEM": ELEMENTS[problem.dtype], **_epilogue(problem)}
+    return kernel_source("halo_sm90/fixup", "halo_sm90_fixup", constants)
+
+
+def _epilogue(problem: Problem) -> dict[str, int]:
+    """What becomes of a sum before it is an output."""
+    return {"HAS_BIAS": int(problem.bias), "HAS_RELU": int(problem.activation == "relu")}
 
 
 def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
@@ -39,19 +107,10 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
         **{"rows": rows.out_extent, "cols": cols.out_extent, "filters": form.filters},
         **{"pad_top": rows.pad, "pad_left": cols.pad + tiling.lead, "lead": tiling.lead},
         **{"stride_h": vertical.stride, "stride_w": across.stride},
-        **{
-            "taps_r": vertical.taps,
-            "taps_s": across.taps,
-            "dil_h": vertical.dil,
-            "dil_w": across.dil,
-        },
+        **{"taps_r": vertical.taps, "taps_s": across.taps, "dil_h": vertical.dil, "dil_w": across.dil},
         **{"class_move": vertical.class_move, "line_move": vertical.line_move},
         **{"pack_h": shape.pack_h, "pack_w": shape.pack_w, "strip_cols": columns.strip_cols},
-        **{
-            "pitch": divisor(columns.pitch),
-            "wrap": divisor(columns.wrap),
-            "plane_px": divisor(columns.plane_px),
-        },
+        **{"pitch": divisor(columns.pitch), "wrap": divisor(columns.wrap), "plane_px": divisor(columns.plane_px)},
         **{"planes_w": across.planes, "slot_px": line.slot_px, "slot_bytes": tiling.slot_bytes},
         **{"boxes": line.boxes, "single_boxes": line.single_boxes, "box_px": line.box_px},
         "box_units": divisor(line.box_units),
