@@ -83,7 +83,7 @@ def test_every_line_knows_its_file_and_number(kernel_folder: Path) -> None:
 
 
 def test_family_sources_lists_every_file(kernel_folder: Path) -> None:
-    assert family_sources("toy") == [kernel_folder / name for name in ("toy.cu", "a.cuh", "ptx/b.cuh")]
+    assert family_sources("toy") == [kernel_folder / name for name in ("families/toy.cu", "a.cuh", "ptx/b.cuh")]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from haloconv.device import Device, DeviceFacts, set_stand_in
 from haloconv.emulator.tensor_map import TensorMapError
 from haloconv.jit import BoxMap, DataType, DriverError, KernelSource, Swizzle, encode_tiled
 from haloconv.jit import driver as loader
-from haloconv.jit.launch import _KEPT_ENCODINGS, Launch
+from haloconv.jit.launch import _KEPT_ENCODINGS, Launch, LaunchShape
 from haloconv.jit.source import _inlined
-from tests.toy_kernel import toy_source
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS = 40, 64
@@ -61,8 +60,16 @@ def recorder() -> Iterator[Recorder]:
     set_stand_in(None)
 
 
-def launch_of(maps: tuple[BoxMap | None, ...] = (), scalars: str = "3i", fields: tuple[int, ...] = (7, 8, 9)) -> Launch:
-    return Launch(toy_source(), CPU, 1, 32, 0, f"2Q{scalars}", fields, maps)
+def launch_of(maps: tuple[BoxMap | None, ...] = (), scalars: tuple[int, ...] = (7, 8, 9)) -> Launch:
+    """A launch of a struct of as many maps, of which None is not read, two pointers and ints."""
+    names = [f"map_{i}" for i in range(len(maps))]
+    members = [*(f"hc::TensorMap {name};" for name in names), "const float* from;", "float* to;"]
+    members += [f"int i{index};" for index in range(len(scalars))]
+    text = f"struct Params {{ {' '.join(members)} }};\n"
+    text += 'extern "C" __global__ void __launch_bounds__(32) toy(const __grid_constant__ Params p) {}\n'
+    fields = {f"i{index}": value for index, value in enumerate(scalars)}
+    read = {name: each for name, each in zip(names, maps, strict=True) if each is not None}
+    return Launch(KernelSource("toy", "toy", (), text), CPU, LaunchShape(1, 32), fields, read)
 
 
 def test_maps_stand_before_pointers_and_scalars(recorder: Recorder) -> None:
@@ -84,10 +91,10 @@ def test_a_map_that_is_not_used_keeps_its_place(maps: tuple[BoxMap | None, ...],
 
 @pytest.mark.parametrize(
     "maps, scalars, size",
-    [((), "3i", 32), ((), "4i", 32), ((IMAGE,), "3i", 192), ((IMAGE,), "12i", 192), ((IMAGE,), "13i", 256)],
+    [((), 3, 32), ((), 4, 32), ((IMAGE,), 3, 192), ((IMAGE,), 12, 192), ((IMAGE,), 13, 256)],
 )
-def test_the_block_is_as_long_as_the_struct(maps: tuple, scalars: str, size: int, recorder: Recorder) -> None:
-    launch = launch_of(maps, scalars, (1,) * int(scalars[:-1]))
+def test_the_block_is_as_long_as_the_struct(maps: tuple, scalars: int, size: int, recorder: Recorder) -> None:
+    launch = launch_of(maps, (1,) * scalars)
     assert len(launch._new_block().buffer) == size
 
 
@@ -203,12 +210,13 @@ extern "C" __global__ void __launch_bounds__(32) copy(const __grid_constant__ Pa
 def copy_launch(column: int, row: int, offset_rows: int = 0) -> Launch:
     """Copies a box of 8 x 32 at (row, column) of the image, whose first rows the map may leave out; adds 1000."""
     seen: set[str] = set()
-    headers = ("ptx/mbarrier.cuh", "ptx/fence.cuh", "ptx/bulk.cuh", "ptx/tensor_map.cuh")
+    headers = [f"kernels/ptx/{name}.cuh" for name in ("mbarrier", "fence", "bulk", "tensor_map")]
     lines = [line for header in headers if header not in seen for line in _inlined(header, seen)]
     source = KernelSource("copy", "copy", (), "\n".join(lines) + COPY)
     left = (COLUMNS, ROWS - offset_rows)
     image = BoxMap(IMAGE.data_type, left, IMAGE.strides, IMAGE.box, IMAGE.swizzle, 0, 4 * COLUMNS * offset_rows)
-    return Launch(source, CPU, 1, 32, 2048, "2Q3i", (column, row, 1000), (image, RESULT))
+    fields, maps = {"column": column, "row": row, "added": 1000}, {"from": image, "to": RESULT}
+    return Launch(source, CPU, LaunchShape(1, 32, 2048), fields, maps)
 
 
 @pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))

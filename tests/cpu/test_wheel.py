@@ -97,8 +97,12 @@ def test_the_wheel_holds_every_file_of_the_package(installed: Installed) -> None
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
         metadata = archive.read(f"haloconv-{__version__}.dist-info/METADATA").decode()
     assert found == expected
-    assert {"haloconv/py.typed", "haloconv/kernels/direct.cu", "haloconv/report/templates/report.html.j2"} <= found
-    assert "haloconv/tune/shipped/nvidia-h200.json" in found
+    assert {
+        "haloconv/py.typed",
+        "haloconv/families/direct/direct.cu",
+        "haloconv/report/templates/report.html.j2",
+    } <= found
+    assert "haloconv/choose/shipped/nvidia-h200.json" in found
     assert {Path(name).suffix for name in found} >= {".py", ".cu", ".cuh", ".h", ".cpp", ".j2", ".json"}
     assert "License-File: LICENSE" in metadata and "Requires-Dist: torch" in metadata
 
