@@ -166,8 +166,8 @@ SHAPES: dict[str, Callable[[TileShape], bool]] = {
     "shared tile flat": lambda shape: shape.shared_tile and shape.flat,
     "rows without packs": lambda shape: not shape.flat and shape.packs == 1,
     "rows of 128": lambda shape: shape.run == 128 and shape.runs == 1 and not shape.flat,
-    "channels in two parts": lambda shape: shape.splits == 2 and shape.flat,
-    "channels in parts, in rows": lambda shape: shape.splits > 1 and not shape.flat,
+    "split-K of two": lambda shape: shape.splits == 2 and shape.flat,
+    "split-K in rows": lambda shape: shape.splits > 1 and not shape.flat,
     "three products": lambda shape: shape.flat,
     "three products in rows": lambda shape: not shape.flat,
     "three products in boxes": lambda shape: shape.boxes,
@@ -202,8 +202,8 @@ SHAPED = {
         "joined_by_four", "joined_by_eight", "joined_far_left", "joined_column",
     ),
     "rows of 128": ("joined_column",),
-    "channels in two parts": ("split_small", "split_nhwc"),
-    "channels in parts, in rows": ("split_small", "split_aligned", "split_nhwc"),
+    "split-K of two": ("split_small", "split_nhwc"),
+    "split-K in rows": ("split_small", "split_aligned", "split_nhwc"),
     "rows without packs": ("row_filter", "joined_rows", "joined_pairs"),
     "shared tile": ("shared_3x3", "shared_nhwc", "shared_groups", "shared_odd_nhwc"),
     "shared tile kept": ("shared_3x3", "shared_joined", "shared_nhwc", "strips_3x5"),
@@ -223,7 +223,7 @@ ACTIVATED = {
     "two runs of 128": ("large_3x3",),
     "boxes in rows": ("aligned_3x5", "aligned_nhwc", "joined_by_two"),
     "shared tile flat": ("shared_nhwc",),
-    "channels in two parts": ("split_few", "split_few_nhwc"),
+    "split-K of two": ("split_few", "split_few_nhwc"),
 }
 # Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
 # in groups, which the nonfinite fix-up sums again, and not packed.

@@ -35,6 +35,9 @@ OLD_WORDS = {
 PRIVATE_WORDS_IN_CODE = {
     r"overlapping launch\w*|launch\w* overlap\w*": "PDL",
     r"dilation class(?:es)?": "residue class",
+    r"parts of (?:the )?channels": "split-K",
+    r"repair(?:s|ed|ing)?": "nonfinite fix-up",
+    r"(?:joined|raw) (?:rows|planes)": "rows or planes end to end",
 }
 """The same for the package's own files: a word comes here when the last place that used it is renamed."""
 

@@ -46,7 +46,7 @@ BGRAD = (
 )  # fmt: skip
 
 _SLABS = {"on": "grouped_wgrad_strips", "family": "grouped_sm90", "dtype": torch.float16}
-_SPLITS = {"family": "halo_sm90", "shape": "channels in two parts", "result": "fprop"}
+_SPLITS = {"family": "halo_sm90", "shape": "split-K of two", "result": "fprop"}
 _BLOCKS = {"on": "pairs_wgrad_channels", "family": "depthwise", "dtype": torch.float16}
 PARTIALS = (
     _of_partials("the last part is lost", "one partial result is never added",
