@@ -25,6 +25,7 @@ from haloconv.tune.first_use import forget_failures
 from haloconv.tune.timing import Timing
 
 FACTS = DeviceFacts("Test GPU 9000", "sm_90a", 4, (9, 0), 1 << 33, 232_448, "none")
+KERNELS = {"aten": "aten", "direct": "direct/direct", "halo_sm90": "halo_sm90/conv"}
 LAYER = Problem("fprop", 2, 8, 24, 28, 16, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16)
 
 
@@ -40,11 +41,12 @@ def forget() -> None:
 
 def record(problem: Problem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:
     """A record that holds on ``facts`` and is current, unless ``changes`` say otherwise."""
-    own = family if family != "aten" else "direct"
+    kernel = KERNELS.get(family, f"{family}/fake")
+    own = kernel if family != "aten" else KERNELS["direct"]
     made = Record(
-        layer=layer_key(problem), size=size_of(problem), bucket=bucket_of(problem), family=family, config="",
-        ms=0.5, aten_ms=1.0, own=own, own_ms=0.5, error=1e-4, aten_error=1e-4,
-        error_limit=1e-3, difference=1e-4, spread=0.01, runs=10, kernels=device_hash(own), gpu=facts.name,
+        layer=layer_key(problem), size=size_of(problem), bucket=bucket_of(problem), family=family,
+        kernel=kernel, config="", ms=0.5, aten_ms=1.0, own=own, own_ms=0.5, error=1e-4, aten_error=1e-4,
+        error_limit=1e-3, difference=1e-4, spread=0.01, runs=10, source=device_hash(own), gpu=facts.name,
         sm_count=facts.sm_count, software=software_stamp(), date="2026-01-02T03:04:05Z",
     )  # fmt: skip
     return replace(made, **changes)

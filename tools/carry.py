@@ -21,10 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from haloconv.choose import formats
 from haloconv.choose.records import SHIPPED
 from tools import stamps
 from tools.stamps import ROOT
 
+CARRIED = Path(formats.__file__).with_name("carried.json")
 _LIMIT_S = 1800
 
 
@@ -116,17 +118,29 @@ def carried(stamp: dict, digest: str, revision: str) -> dict:
     return {**stamp, "hash": digest, "carried_from": {**origin, "through": revision}}
 
 
-def carry_records(then: Fingerprint, now: Fingerprint, families: set[str]) -> int:
-    """Give shipped records of these families' unchanged kernels the present hash; how many."""
+def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], same: set[str]) -> int:
+    """Give shipped records of unchanged kernels their present names and hashes; how many.
+
+    choose/carried.json, which says so of records of the format before, follows.
+    """
+    hashes = {old: now.device[new] for new, old in names.items() if new in same}
+    present = {old: new for old, new in names.items() if new in same}
     count = 0
     for path in sorted(SHIPPED.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         for record in content["records"]:
             own = record["own"]
-            if own in families and record["kernels"] == then.device[own] != now.device[own]:
-                record["kernels"], count = now.device[own], count + 1
+            if own in hashes and record["source"] == then.device[own] != hashes[own]:
+                record["source"], count = hashes[own], count + 1
+            record["own"], record["kernel"] = (present.get(record[name], record[name]) for name in ("own", "kernel"))
         lines = ",\n".join(json.dumps(record, allow_nan=False) for record in content["records"])
         path.write_text(f'{{"format": {content["format"]}, "records": [\n{lines}\n]}}\n', encoding="utf-8")
+    carried = json.loads(CARRIED.read_text(encoding="utf-8"))
+    for kernels in carried.values():
+        for own in kernels.keys() & hashes.keys():
+            if kernels[own] == then.device[own]:
+                kernels[own] = hashes[own]
+    CARRIED.write_text(json.dumps(carried, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return count
 
 
@@ -161,8 +175,7 @@ def main() -> int:
         print(f"{kernel}: {said}")
     if options.write:
         stamps.write_stamps(moved)
-        changed = {kernel.split("/")[0] for kernel, found in outcome.items() if found}
-        count = carry_records(then, now, set(stamps.kernel_families()) - changed)
+        count = carry_records(then, now, names, {kernel for kernel, found in outcome.items() if not found})
         print(f"{len(moved)} stamps and {count} shipped records carried over")
     return int(refused > 0)
 

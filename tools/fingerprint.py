@@ -22,7 +22,7 @@ from haloconv import plan
 from haloconv.device import Device, DeviceFacts, max_smem_bytes_of, set_stand_in
 from haloconv.emulator.device import EmulatedDevice
 from haloconv.families import FAMILIES, OWN
-from haloconv.families.files import canonical_device, device_hash
+from haloconv.families.files import canonical_device, device_hash, kernels_of
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel
 from haloconv.jit.params import params_of, size_of, unpacked
 from tests import oracle
@@ -151,7 +151,7 @@ def fingerprint(families: list[str]) -> dict:
     for family in families:
         for run in FAMILY_RUNS[family]():
             tapes[str(run)] = tape_of(run)
-    device = {family: device_hash(family) for family in families}
+    device = {kernel: device_hash(kernel) for family in families for kernel in kernels_of(family)}
     return {"sources": sources, "tapes": tapes, "hashes": all_hashes(), "device": device}
 
 

@@ -86,9 +86,7 @@ def config_of(choice: Choice, request: Request) -> Config:
     A config that was measured at another size need not run, or be good, at this one; its kernel is asked first.
     """
     offered = FAMILIES[choice.family].configs(request)
-    if not choice.measured:
-        return offered[0]
-    of_kernel = [config for config in offered if choice.kernel in ("", config.kernel)]
+    of_kernel = [config for config in offered if config.kernel == choice.kernel]
     named = [config for config in of_kernel if config.key == choice.config]
     return [*named, *of_kernel, *offered][0]
 
@@ -105,7 +103,8 @@ def recorded(problem: Problem, device: torch.device) -> Choice | None:
     if found is None or FAMILIES[found[0].family].why_not(problem, device) is not None:
         return None
     record, shipped = found
-    choice = Choice(record.family, record.why(size_of(problem), shipped), measured=True, config=record.config)
+    named = {"kernel": record.kernel, "config": record.config}
+    choice = Choice(record.family, record.why(size_of(problem), shipped), measured=True, **named)
     if shipped and not trust.knows(record):
         request = dense_request(problem, device)
         return choice if trust.examine(record, request, config_of(choice, request)) else None

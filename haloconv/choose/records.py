@@ -21,13 +21,15 @@ from filelock import FileLock, Timeout
 from platformdirs import user_data_path
 
 from haloconv import env
+from haloconv.choose import formats
 from haloconv.choose.buckets import Bucket, Size, bucket_of, layer_key, size_of
 from haloconv.device import DeviceFacts, gpu_stem
 from haloconv.families import FAMILIES
+from haloconv.families.base import Config
 from haloconv.families.files import device_hash
-from haloconv.problem import Problem
+from haloconv.problem import Problem, Request
 
-FORMAT = 2
+FORMAT = 3
 SHIPPED = Path(__file__).resolve().parent / "shipped"
 _LOCK_TIMEOUT_S = 60
 _DAY = 10  # letters of a date
@@ -37,16 +39,18 @@ _DAY = 10  # letters of a date
 class Record:
     """One measured choice. Times are medians in ms, errors norms against float64. Compared by identity.
 
-    ``family`` was chosen, with ``config`` (families.base.config_key), and took ``ms``; ``own`` is the fastest of our
-    families, chosen or not, None if no result of ours was right. ``error`` and ``difference`` (from PyTorch's result)
-    are the chosen family's, ``error_limit`` is what passes; ``spread`` and ``runs`` are those of its times. ``kernels``
-    is the hash of the kernels of ``own``, which decided also where PyTorch won; ``software`` the versions in force.
+    ``family`` was chosen, with the config that ``kernel`` and ``config``, its key, name, and took ``ms``; ``own`` is
+    the fastest kernel of ours, chosen or not, None if no result of ours was right. ``error`` and ``difference`` (from
+    PyTorch's result) are those of what was chosen, ``error_limit`` is what passes; ``spread`` and ``runs`` are those of
+    its times. ``source`` is the hash of the device code of ``own``, which decided also where PyTorch won; ``software``
+    the versions in force.
     """
 
     layer: str
     size: Size
     bucket: Bucket
     family: str
+    kernel: str
     config: str
     ms: float
     aten_ms: float
@@ -58,7 +62,7 @@ class Record:
     difference: float
     spread: float
     runs: int
-    kernels: str
+    source: str
     gpu: str
     sm_count: int
     software: dict[str, str]
@@ -66,7 +70,7 @@ class Record:
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster than PyTorch the fastest of our families is."""
+        """How many times faster than PyTorch the fastest of our kernels is."""
         return self.aten_ms / self.own_ms if self.own_ms else None
 
     def why(self, size: Size, shipped: bool = False) -> str:
@@ -84,8 +88,7 @@ class Record:
     def holds_on(self, facts: DeviceFacts) -> bool:
         """Whether the record says anything here: the same GPU model, and kernels unchanged since."""
         same_gpu = (self.gpu, self.sm_count) == (facts.name, facts.sm_count)
-        own = self.own or "aten"
-        return same_gpu and {self.family, own} <= set(FAMILIES) and self.kernels == device_hash(own)
+        return same_gpu and self.family in FAMILIES and self.source == device_hash(self.own or "aten")
 
     @property
     def is_current(self) -> bool:
@@ -100,19 +103,19 @@ class Place(NamedTuple):
     size: Size
 
 
-def make_record(
-    problem: Problem, facts: DeviceFacts, family: str, config: str, own: str | None, **measured: float | None
-) -> Record:
+def make_record(request: Request, family: str, config: Config, own: Config | None, **measured: float | None) -> Record:
     """The record of a measurement made now; ``measured`` are its numbers, by the names of the fields."""
+    problem, facts = request.problem, request.facts
     numbers = {name: _digits(value) for name, value in measured.items()}
     return Record(
         layer=layer_key(problem),
         size=size_of(problem),
         bucket=bucket_of(problem),
         family=family,
-        config=config,
-        own=own,
-        kernels=device_hash(own or "aten"),
+        kernel=config.kernel,
+        config=config.key,
+        own=None if own is None else own.kernel,
+        source=device_hash("aten" if own is None else own.kernel),
         gpu=facts.name,
         sm_count=facts.sm_count,
         software=env.software_stamp(),
@@ -132,8 +135,14 @@ def records_folder() -> Path:
 
 
 def records_path(gpu_name: str) -> Path:
-    """The user's file for a GPU model."""
+    """The user's file for a GPU model. Files of earlier formats stay beside it, for earlier versions."""
     return records_folder() / f"{gpu_stem(gpu_name)}.v{FORMAT}.json"
+
+
+def _file_to_read(path: Path) -> Path:
+    """The file, else the one of the format before, from which its records are taken over."""
+    older = path.with_name(path.name.replace(f".v{FORMAT}.", f".v{formats.BEFORE}."))
+    return path if path.exists() or not older.exists() else older
 
 
 def shipped_path(gpu_name: str) -> Path:
@@ -145,15 +154,19 @@ _warned: set[Path] = set()
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file; none if there is no file, or if it is damaged, which is warned of once."""
+    """The records of a file of this or the format before; none if there is no file.
+
+    A damaged file has none, either, which is warned of once.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
+        content = json.loads(_file_to_read(path).read_text(encoding="utf-8"))
+        if content["format"] not in (FORMAT, formats.BEFORE):
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
-        return [_parsed(each) for each in content["records"]]
+        is_older = content["format"] == formats.BEFORE
+        return [_parsed(formats.taken_over(each) if is_older else each) for each in content["records"]]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if path not in _warned:
             _warned.add(path)
             warnings.warn(
@@ -168,7 +181,7 @@ def read_records(path: Path) -> list[Record]:
 def _parsed(entry: dict[str, object]) -> Record:
     """A record from JSON. Raises ValueError, KeyError or TypeError if it is none."""
     values = {field.name: entry[field.name] for field in fields(Record)}
-    texts = [values[name] for name in ("layer", "family", "config", "kernels", "gpu", "date")]
+    texts = [values[name] for name in ("layer", "family", "kernel", "config", "source", "gpu", "date")]
     numbers = [values[name] for name in ("error", "aten_error", "error_limit", "difference", "spread", "runs")]
     own, own_ms, software = values["own"], values["own_ms"], values["software"]
     sound = all(isinstance(text, str) for text in texts) and isinstance(software, dict)
@@ -192,19 +205,23 @@ def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> 
     with FileLock(path.with_name(f"{path.name}.lock"), timeout=_LOCK_TIMEOUT_S):
         kept = {Place(new.layer, new.size): new for new in records}
         stay = [old for old in read_records(path) if Place(old.layer, old.size) not in kept or not old.holds_on(facts)]
-        entries = [asdict(each) for each in sorted([*stay, *kept.values()], key=_order)]
-        lines = ",\n".join(json.dumps(entry, allow_nan=False) for entry in entries)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
         try:
-            partial.write_text(f'{{"format": {FORMAT}, "records": [\n{lines}\n]}}\n', encoding="utf-8")
+            partial.write_text(as_lines([*stay, *kept.values()]), encoding="utf-8")
             os.replace(partial, path)
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
 
 
+def as_lines(records: Iterable[Record]) -> str:
+    """What a file of the records holds: one line each, in their order."""
+    lines = ",\n".join(json.dumps(asdict(each), allow_nan=False) for each in sorted(records, key=_order))
+    return f'{{"format": {FORMAT}, "records": [\n{lines}\n]}}\n'
+
+
 def _order(record: Record) -> tuple:
-    return (record.layer, record.size, record.gpu, record.sm_count, record.kernels)
+    return (record.layer, record.size, record.gpu, record.sm_count, record.source)
 
 
 class Shelf:

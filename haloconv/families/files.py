@@ -1,4 +1,4 @@
-"""Which device files a family has, and the hash that ties a measurement to them.
+"""Which device files a kernel has, and the hash that ties a measurement to them.
 
 A kernel is a pair of twins, ``families/<family>/<name>.py`` and ``<name>.cu``; its name is ``<family>/<name>``. Other
 .cu files of the folder are launched beside it: they pack, sum or mend.
@@ -23,10 +23,14 @@ def kernels_of(family: str) -> list[str]:
     return [f"{family}/{file.stem}" for file in sorted(folder.glob("*.cu")) if file.with_suffix(".py").exists()]
 
 
-def device_files(family: str) -> list[Path]:
-    """Every .cu file in the family's folder and every header that they include; none for ``aten``."""
-    kernels = [f"{family}/{file.stem}" for file in sorted((SOURCE_ROOT / "families" / family).glob("*.cu"))]
-    return list(dict.fromkeys(file for kernel in kernels for file in family_sources(kernel)))
+def device_files(kernel: str) -> list[Path]:
+    """The kernel's .cu file, those of its folder launched beside it, and all headers; none if it is not ours."""
+    family, folder = kernel.split("/")[0], SOURCE_ROOT / "families"
+    if not (folder / f"{kernel}.cu").exists():
+        return []
+    names = [f"{family}/{file.stem}" for file in sorted((folder / family).glob("*.cu"))]
+    beside = [name for name in names if name not in kernels_of(family)]
+    return list(dict.fromkeys(file for name in (kernel, *beside) for file in family_sources(name)))
 
 
 def canonical_device(text: str) -> str:
@@ -43,7 +47,7 @@ def total_hash(texts: list[str]) -> str:
 
 
 @cache
-def device_hash(family: str) -> str:
-    """The hash of the family's device code, whatever its files are called; empty for ``aten``."""
-    texts = [canonical_device(file.read_text(encoding="utf-8")) for file in device_files(family)]
+def device_hash(kernel: str) -> str:
+    """The hash of the kernel's device code, whatever its files are called; empty if there is none."""
+    texts = [canonical_device(file.read_text(encoding="utf-8")) for file in device_files(kernel)]
     return total_hash(texts) if texts else ""

@@ -241,6 +241,7 @@ def _rows(group: list[Posed]) -> list[Row]:
         limit_ms=limit_ms(problem, facts.name),
         bytes=problem.bytes,
         count=len(group),
+        kernel=record.kernel,
         config=record.config,
     )
     return [row]

@@ -184,11 +184,10 @@ class _Contest(NamedTuple):
 def _outcome(entry: Prepared, contest: _Contest, verdict: Verdict, judge: Judge) -> Outcome:
     problem, (own, chosen, timings) = entry.request.problem, contest
     record = make_record(
-        problem,
-        entry.request.facts,
+        entry.request,
         chosen.family,
-        chosen.config.key,
-        None if own is None else own.family,
+        chosen.config,
+        None if own is None else own.config,
         own_ms=None if own is None else timings[own].ms,
         ms=timings[chosen].ms,
         aten_ms=timings[ATEN].ms,

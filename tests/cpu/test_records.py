@@ -94,7 +94,7 @@ def test_own_records_come_before_shipped_ones() -> None:
 def test_reasons_are_sentences_for_people() -> None:
     won, even, alone = record(), record(family="aten", own_ms=1.0), record(family="aten", own=None, own_ms=None)
     assert won.why(won.size) == "tuned: 2.00x PyTorch on 2026-01-02, Test GPU 9000"
-    assert "PyTorch, as the fastest of ours, direct, reaches 1.00x" in even.why(even.size)
+    assert "PyTorch, as the fastest of ours, direct/direct, reaches 1.00x" in even.why(even.size)
     assert "none of ours" in alone.why(alone.size)
     assert won.why(won.size._replace(n=3)).endswith("measured at 2 x 24 x 28")
 
@@ -107,9 +107,9 @@ def test_reasons_are_sentences_for_people() -> None:
     [
         {"gpu": "Other GPU"},
         {"sm_count": 5},
-        {"kernels": "0" * 64},
+        {"source": "0" * 64},
         {"family": "no_family"},
-        {"family": "aten", "kernels": "0" * 64},  # ours lost with other kernels than there are now
+        {"family": "aten", "source": "0" * 64},  # ours lost with other kernels than there are now
     ],
     ids=str,
 )
@@ -119,8 +119,8 @@ def test_hard_mismatches_are_left_alone_and_not_used(change: dict) -> None:
     write_records(path, [foreign], FACTS)
     assert shelf_of(FACTS).find(LAYER) is None
     shelf_of(FACTS).keep([record(family="aten")])
-    families = sorted((each.family, each.gpu, each.kernels) for each in read_records(path))
-    assert len(families) == 2 and (foreign.family, foreign.gpu, foreign.kernels) in families
+    families = sorted((each.family, each.gpu, each.source) for each in read_records(path))
+    assert len(families) == 2 and (foreign.family, foreign.gpu, foreign.source) in families
     assert shelf_of(FACTS).find(LAYER)[0].family == "aten"
 
 
@@ -144,7 +144,7 @@ def test_soft_mismatches_are_used_and_replaced() -> None:
 
 
 def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
-    assert records_path("NVIDIA H200") == own_folder / "nvidia-h200.v2.json"
+    assert records_path("NVIDIA H200") == own_folder / "nvidia-h200.v3.json"
     monkeypatch.delenv(env.RECORDS_DIR)
     assert "haloconv" in records_path("NVIDIA H200").parts and records_path("NVIDIA H200").parent.name == "records"
 
@@ -158,9 +158,11 @@ def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, own_folder
         "",
         "{",
         "[]",
-        '{"format": 2}',
+        '{"format": 3}',
         '{"format": 1, "records": []}',
+        '{"format": 3, "records": [{"layer": 3}]}',
         '{"format": 2, "records": [{"layer": 3}]}',
+        '{"format": 2, "records": [3]}',
         "\0" * 9,
     ],
 )
@@ -211,7 +213,7 @@ def test_shipped_records_hold_or_their_family_is_pending(path: Path) -> None:
         found = read_records(path)
     assert found and {gpu_stem(each.gpu) for each in found} == {path.stem}
     assert len({(each.layer, each.size, each.sm_count) for each in found}) == len(found)
-    stale = {each.own for each in found if each.kernels != device_hash(each.own or "aten")}
+    stale = {each.own or "" for each in found if each.source != device_hash(each.own or "aten")}
     assert stale <= set(pending()), "measure again with `haloconv tune --ship`, or name the family in PENDING.md"
 
 

@@ -97,7 +97,7 @@ def test_the_fastest_right_candidate_is_chosen(special: FakeFamily, clock: Clock
 def test_ties_and_little_go_to_pytorch(special: FakeFamily, clock: Clock, ms: float, family: str) -> None:
     clock.ms_of = favouring("special", ms)
     found = measured().record
-    assert found.family == family and found.own == "special"
+    assert found.family == family and found.own == "special/fake"
     assert found.ms == pytest.approx(1.0 if family == "aten" else ms, rel=1e-4)
 
 
@@ -154,7 +154,8 @@ def test_tensor_cores_are_not_tried_on_one_channel(special: FakeFamily) -> None:
 def test_directions_and_precisions_are_measured_apart(special: FakeFamily, clock: Clock) -> None:
     fp16 = measured(LAYER).record
     shelf_of(FACTS).keep([fp16, measured(replace(LAYER, direction="dgrad")).record])
-    assert choose(LAYER, CPU).config == "rows4" and choose(LAYER.toward("dgrad"), CPU).measured
+    found = choose(LAYER, CPU)
+    assert (found.kernel, found.config) == ("special/fake", "rows4") and choose(LAYER.toward("dgrad"), CPU).measured
     assert not choose(LAYER.toward("wgrad"), CPU).measured
     assert not choose(replace(LAYER, dtype=torch.bfloat16), CPU).measured
 
@@ -389,7 +390,7 @@ def test_a_shipped_record_that_is_wrong_here_is_not_followed(
 
 
 def test_a_shipped_record_for_other_kernels_is_not_followed(special: FakeFamily, shipped: Callable) -> None:
-    shipped(kernels="0" * 64)
+    shipped(source="0" * 64)
     assert not choose(NCHW, CPU).measured and not special.bound
 
 
