@@ -28,7 +28,7 @@ def _wgrad(
 
 _PRODUCER_WAITS = "            wait(&smem.empty[at.index], at.parity ^ 1);\n"
 _CONSUMER_WAITS = "            wait(&smem.full[at.index], at.parity);\n"
-_FENCE = "            ptx::fence_proxy_async_shared();  // before the copy engine"
+_FENCE = "            ptx::fence_proxy_async_shared();  // before TMA"
 
 MUTATIONS = (
     _fault("a stage is filled again too early", "rows land over rows that are being read", (_PRODUCER_WAITS, ""),
@@ -38,15 +38,15 @@ MUTATIONS = (
            ("            wait(&smem.y_full[at.index], at.parity);\n", "")),
     _fault("a buffer of outputs is taken too early", "warps write over outputs that are being sent",
            ("            if (writes) wait(&smem.y_empty[out.index], out.parity ^ 1);\n", "")),
-    _fault("a buffer of outputs is given back too early", "the copy engine still reads it",
+    _fault("a buffer of outputs is given back too early", "TMA still reads it",
            ("            ptx::cp_async_bulk_wait_group_read<0>();\n", "")),
-    _fault("no fence", "outputs may reach the copy engine late",
+    _fault("no fence", "outputs may reach TMA late",
            (_FENCE + " writes x, and before it reads y\n", "")),
     _fault("outputs of the first rows", "sums that lack taps are written",
            ("const bool writes = band >= WARMUP;", "const bool writes = band >= WARMUP - 1;")),
     _fault("sums stay in their row", "what a row of the filter sums up is not handed on to the next one",
            ("sums[r ? r - 1 : 0][i][j][e]", "sums[r][i][j][e]")),
-    _fault("no swizzle", "atoms are looked for where the copy engine did not put them",
+    _fault("no swizzle", "atoms are looked for where TMA did not put them",
            ("(atom ^ (col & 7))", "atom")),
     _fault("columns beyond a stage", "lanes read what lies behind a row of a stage",
            ("(col < x_cols ? col : x_cols - 1, place.group", "(col, place.group"), on="eight_by_eight_nhwc"),
@@ -62,7 +62,7 @@ MUTATIONS = (
            ("mma_half(sums[r][i][j], a.half[i], filter.b[r][ROW_ATOMS - 1][j], Elem{});", ";")),
     _fault("the bias of the other filter", "a lane's two filters have their biases exchanged",
            ("filter.bias[j][e % 2]", "filter.bias[j][1 - e % 2]")),
-    _fault("dgrad not turned round", "channels and filters of a group are taken in the wrong order",
+    _fault("dgrad filters not flipped", "channels and filters of a group are taken in the wrong order",
            ("lane % 4 * (ATOM_ELEMS / 4) * p.w_channel;", "lane % 4 * (ATOM_ELEMS / 4) * p.w_filter;"), result="dgrad"),
     _wgrad("a stage is filled again too early", "rows land over rows that are being read", (_PRODUCER_WAITS, ""),
            on="grouped_wgrad_wrap"),

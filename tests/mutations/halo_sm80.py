@@ -1,4 +1,4 @@
-"""Faults in the family of few channels per group: halo_sm80.cu with its headers, and halo_sm80_pack.cu."""
+"""Faults in halo_sm80, the family of few channels per group: conv.cu with its headers, and pack.cu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in halo_sm80_wgrad.cu and its parts: work, window, multiply, sums."""
+"""Faults in halo_sm80_wgrad/wgrad.cu and its parts: work, window, multiply, sums."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ MUTATIONS = (
            ("p.lead + at.s * DIL_W", "p.lead + at.s"), on="dilated_strided_coprime"),
     _fault("operands change places", "the lower and the upper eight rows of A change places",
            ("x[rows.a[i][0]], x[rows.a[i][1]], x[", "x[rows.a[i][1]], x[rows.a[i][0]], x["), on="wgrad_pairs"),
-    # neighbours.cuh
+    # pixel_pairs.cuh
     _fault("the first rows in the other buffer", "what is multiplied first is not what was staged first",
            ("    const Lines lines(p, place);\n    Position at(p, work.first), next = at;\n    stage_rows(smem[0]",
             "    const Lines lines(p, place);\n    Position at(p, work.first), next = at;\n    stage_rows(smem[1]"),

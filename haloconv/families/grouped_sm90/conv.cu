@@ -1,12 +1,12 @@
-// halo_sm80_march: fprop and dgrad of grouped layers in channels_last on tensor cores, stride 1, from Hopper on.
+// grouped_sm90_conv: fprop and dgrad of grouped layers in channels_last on tensor cores, stride 1, from Hopper on.
 //
 //   y[pixel, filter] = sum over (tap, channel of the group) of x[pixel at tap, channel] * w[filter, channel, tap]
 //
-// The copy engine brings rows of 128 bytes of channels, whole groups, and takes outputs away the same way: no thread
+// TMA brings rows of 128 bytes of channels, whole groups, and takes outputs away the same way: no thread
 // copies. A warp has 16 * M_TILES columns of one group and marches down: ldmatrix gives the fragments of a row, one for
 // each horizontal tap, and a fragment is multiplied by all R vertical taps at once, into the sums of the R rows of
 // outputs that it belongs to. So shared memory is read S times an element, and not R * S times. The filter of a group
-// stays in registers. dgrad is fprop with the filter turned round.
+// stays in registers. dgrad is fprop with the filter flipped.
 //
 // Budget: R * S * ATOMS * N_TILES registers for the filter, 4 * R * M_TILES * N_TILES for sums, 2 * ROWS * S * ATOMS *
 // M_TILES for fragments; a ring of stages of ROWS rows of x, and two of outputs, in shared memory.
@@ -21,7 +21,7 @@
 //   WARPS_M              warps beside each other in a strip
 //   MIN_BLOCKS           blocks per multiprocessor that registers must allow
 //   HAS_BIAS             adds bias[k]
-namespace hc::march {
+namespace hc::grouped {
 
 constexpr bool SINGLE = sizeof(elem_t) == 4;
 constexpr int GROUP_TILES = ATOMS * ATOM_ELEMS / 8;  // eights of filters in a group
@@ -253,7 +253,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem) {
                 multiply_row<elem_t>(sums, a[row], filter);
                 if (writes) write_row(sums, y + row * Y_ROW_BYTES, lanes);
             }
-            ptx::fence_proxy_async_shared();  // before the copy engine writes x, and before it reads y
+            ptx::fence_proxy_async_shared();  // before TMA writes x, and before it reads y
             arrive_warp(&smem.empty[at.index]);
             if (!writes) continue;
             arrive_warp(&smem.y_full[out.index]);
@@ -262,11 +262,11 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem) {
     }
 }
 
-}  // namespace hc::march
+}  // namespace hc::grouped
 
-extern "C" __global__ void __launch_bounds__(hc::march::THREADS, MIN_BLOCKS)
-    halo_sm80_march(const __grid_constant__ hc::march::Params p) {
-    using namespace hc::march;
+extern "C" __global__ void __launch_bounds__(hc::grouped::THREADS, MIN_BLOCKS)
+    grouped_sm90_conv(const __grid_constant__ hc::grouped::Params p) {
+    using namespace hc::grouped;
     extern __shared__ __align__(1024) char dynamic_smem[];
     const Smem smem(p.cut, dynamic_smem);
     begin(p, smem);

@@ -98,7 +98,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "MIN_BLOCKS": tiling.min_blocks,
         "HAS_BIAS": int(problem.bias),
     }
-    return kernel_source("grouped_sm90/conv", "halo_sm80_march", constants)
+    return kernel_source("grouped_sm90/conv", "grouped_sm90_conv", constants)
 
 
 def bind(request: Request, config: Config) -> BoundCall:

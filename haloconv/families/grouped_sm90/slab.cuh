@@ -12,7 +12,7 @@
 #include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
-namespace hc::march {
+namespace hc::grouped {
 
 using elem_t = ELEM;
 
@@ -37,4 +37,4 @@ __device__ __forceinline__ int place_in_row(int col, int atom) {
     return col * SLAB_BYTES + (atom ^ (col & 7)) * ATOM_BYTES;
 }
 
-}  // namespace hc::march
+}  // namespace hc::grouped

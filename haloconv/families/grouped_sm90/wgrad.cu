@@ -1,12 +1,12 @@
-// halo_sm80_wgrad_march: the weight gradient of grouped layers in 16-bit channels_last on tensor cores, stride 1, from
+// grouped_sm90_wgrad: the weight gradient of grouped layers in 16-bit channels_last on tensor cores, stride 1, from
 // Hopper on, as partial sums.
 //
 //   dw[k, c, r, s] = sum over pixels (n, p, q) of dy[n, k, p, q] * x[n, c, p + r - pad_top, q + s - pad_left]
 //
-// The copy engine brings rows of x and of dy, 128 bytes of channels wide, whole groups. A warp has 16 * K_STEPS columns
-// of one group and marches down: ldmatrix turns a row of x, once for each horizontal tap, and the fragments of the last
-// R rows of dy stay in registers. So both are read from shared memory without regard to the vertical taps. All products
-// of a warp go into the same few sums.
+// TMA brings rows of x and of dy, 128 bytes of channels wide, whole groups. A warp has 16 * K_STEPS columns of one group
+// and marches down: ldmatrix transposes a row of x, once for each horizontal tap, and the fragments of the last R rows of
+// dy stay in registers. So both are read from shared memory without regard to the vertical taps. All products of a warp
+// go into the same few sums.
 //
 // Budget: 4 * R * PAIRS * N_TILES registers for sums, 2 * R * K_STEPS * N_TILES for dy; a ring of stages of ROWS rows
 // of x and dy in shared memory.
@@ -18,7 +18,7 @@
 //   ROWS                 rows of a stage
 //   K_STEPS N_TILES      16 columns, 8 filters each, of a warp
 //   MIN_BLOCKS           blocks per multiprocessor that registers must allow
-namespace hc::march {
+namespace hc::grouped {
 
 constexpr int WARPS_N = ATOMS / N_TILES;
 constexpr int CONSUMERS = SLAB_GROUPS * WARPS_N;  // warps
@@ -29,7 +29,7 @@ constexpr int PAIRS = (ROW_ATOMS + 1) / 2;  // of them, the 16 rows of a product
 constexpr int GROUP_CHANNELS = ATOMS * ATOM_ELEMS;
 constexpr int Y_ROW_BYTES = STRIP_COLS * SLAB_BYTES, Y_BYTES = ROWS * Y_ROW_BYTES;
 
-static_assert(sizeof(elem_t) == 2, "ldmatrix turns 16-bit elements round");
+static_assert(sizeof(elem_t) == 2, "ldmatrix transposes 16-bit elements");
 static_assert(ATOMS % N_TILES == 0, "warps share the filters of a group evenly");
 
 struct Params {
@@ -185,7 +185,7 @@ __device__ __forceinline__ void sum_runs(Sums& sums, const Params& p, const Smem
                 if (band < run.bands) load_y(y, stage + smem.x_bytes + row * Y_ROW_BYTES, lanes);
                 multiply_row(sums, x, y, band * ROWS + row, rows);
             }
-            ptx::fence_proxy_async_shared();  // before the copy engine writes here again
+            ptx::fence_proxy_async_shared();  // before TMA writes here again
             arrive_warp(&smem.empty[at.index]);
         }
     }
@@ -200,11 +200,11 @@ __device__ __forceinline__ void write_sums(const Sums& sums, const Params& p, co
     for (int i = 0; i < WARP_SUMS / 32; ++i) to[i * 32] = reinterpret_cast<const float*>(&sums)[i];
 }
 
-}  // namespace hc::march
+}  // namespace hc::grouped
 
-extern "C" __global__ void __launch_bounds__(hc::march::THREADS, MIN_BLOCKS)
-    halo_sm80_wgrad_march(const __grid_constant__ hc::march::Params p) {
-    using namespace hc::march;
+extern "C" __global__ void __launch_bounds__(hc::grouped::THREADS, MIN_BLOCKS)
+    grouped_sm90_wgrad(const __grid_constant__ hc::grouped::Params p) {
+    using namespace hc::grouped;
     extern __shared__ __align__(1024) char dynamic_smem[];
     const Smem smem(p.cut, dynamic_smem);
     begin(p, smem);

@@ -86,7 +86,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "K_STEPS": tiling.k_steps,
         "MIN_BLOCKS": tiling.min_blocks,
     }
-    return kernel_source("grouped_sm90/wgrad", "halo_sm80_wgrad_march", constants)
+    return kernel_source("grouped_sm90/wgrad", "grouped_sm90_wgrad", constants)
 
 
 def _partials(problem: Problem, strides: tuple[int, ...], cut: Cut, parts: int) -> Partials:

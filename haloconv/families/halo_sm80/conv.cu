@@ -20,7 +20,7 @@
 //   UNIT_BYTES                   of one pixel in a plane: an element if SPLIT, else 8, 16 or 32
 //   COPY_BYTES                   of an asynchronous copy: pixels if SPLIT, else channels; 0: through registers
 //   STAGED_PX                    pixels of a copy, or of a load through registers
-//   BOXES                        1: the copy engine brings whole planes of a tile, and rounds fp32 on the way
+//   BOXES                        1: TMA brings whole planes of a tile, and rounds fp32 on the way
 //   M_TILES N_TILES              fragments of a warp: 16 pixels, 8 filters each
 //   WARPS DEPTH MIN_BLOCKS       of a block; buffers of the input; blocks per multiprocessor that registers must allow
 //   Y_PAIRS                      stores of two: 0 none, 1 neighbouring filters, 2 neighbouring pixels
@@ -56,7 +56,7 @@ __device__ __forceinline__ void convolve(const Params& p, char* smem) {
         if (step + 1 < steps) next = step_at(p, work, step + 1);
         if (DEPTH == 2 && step + 1 < steps) stage(p, work, next, step + 1, x_smem, w_smem);
         multiply_tile(sums, p, work, at, tables, x, w_smem + step % p.weight_buffers * p.weight_bytes);
-        if (BOXES) ptx::fence_proxy_async_shared();  // this tile was read before the copy engine writes over it
+        if (BOXES) ptx::fence_proxy_async_shared();  // this tile was read before TMA writes over it
         if (DEPTH == 1 && step + 1 < steps) {
             __syncthreads();
             stage(p, work, next, step + 1, x_smem, w_smem);

@@ -166,7 +166,7 @@ def _most_taps(taps: int, stride: int, dil: int) -> tuple[int, int]:
 
 
 def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
-    """The text of the packing kernel."""
+    """The specialised source of the packing kernel."""
     constants = {
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
@@ -177,7 +177,7 @@ def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
-    """The text of the kernel: extents of images and filters are run-time values."""
+    """The specialised source: extents of images and filters are run-time values."""
     config = tiling.config
     constants = {
         "ELEM": ELEMENTS[problem.dtype],

@@ -7,7 +7,7 @@
 // are never served stale.
 #include "families/halo_sm80/weights.cuh"
 
-// Constants: ELEM is float, hc::fp16 or hc::bf16; DGRAD and SPLIT as in halo_sm80.cu.
+// Constants: ELEM is float, hc::fp16 or hc::bf16; DGRAD and SPLIT as in conv.cu.
 using hc::i64;
 
 constexpr int THREADS = 256;

@@ -47,7 +47,7 @@ struct SmallDivisor {
 struct Params {
     TensorMap x_map;  // BOXES: planes of single channels
     const elem_t* x;
-    const char* w;  // PACKED: weights, as halo_sm80_pack.cu writes them; else the filter
+    const char* w;  // PACKED: weights, as pack.cu writes them; else the filter
     elem_t* y;
     const elem_t* bias;
     i64 x_n, x_c, x_h, x_w;  // strides in elements: of the gathered tensor, of the output

@@ -24,7 +24,7 @@ _GATHER_REGISTERS = 96
 _WORD_REGISTERS = 8  # more where words of fp32 planes are read one by one
 COLUMN_ISSUES, COPY_ISSUES = 30, 7
 """Instructions that stage a column, and each copy of it."""
-_MOST_BOX = 256  # rows or columns of a box of the copy engine
+_MOST_BOX = 256  # rows or columns of a box of TMA
 _BOX_BYTES = 128  # where boxes begin in shared memory
 _MOST_INDEX = (1 << 16) - 1  # SmallDivisor of halo_sm80/shape.cuh is exact up to here
 
@@ -37,7 +37,7 @@ class Layer:
     ``reach_w`` to a pixel's position, and the next pixel ``move_h`` and ``move_w``. ``x_copy`` is the size in bytes of
     a copy along channels (0: they are no neighbours, or not aligned); ``x_run`` are the pixels of the largest
     load along a row, whole and aligned wherever a row is cut into such; ``pad_w`` those left of the image that the
-    first tap of the first pixel meets. ``x_boxes``: the copy engine takes boxes of planes. ``wide``: a tensor has 2^31
+    first tap of the first pixel meets. ``x_boxes``: TMA takes boxes of planes. ``wide``: a tensor has 2^31
     elements or more.
     """
 
@@ -65,7 +65,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Config:
-    """A tile and how it is staged and multiplied; the constants of halo_sm80.cu and the extents of a tile."""
+    """A tile and how it is staged and multiplied; the constants of conv.cu and the extents of a tile."""
 
     m_tiles: int
     n_tiles: int
@@ -189,7 +189,7 @@ class Tiling:
 
     @cached_property
     def boxes(self) -> bool:
-        """Whether the copy engine brings the tile: a plane is one box."""
+        """Whether TMA brings the tile: a plane is one box."""
         config = self.config
         planes = self.layer.x_boxes and config.split and config.copy_bytes == _ATOM_BYTES and config.tile_n == 1
         return planes and self._px(config.tile_q) <= _MOST_BOX and self.lines <= _MOST_BOX
@@ -314,7 +314,7 @@ class Tiling:
 
     @cached_property
     def y_pairs(self) -> int:
-        """Y_PAIRS of halo_sm80.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
+        """Y_PAIRS of conv.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
         layer, config = self.layer, self.config
         if layer.y_inner:
             return int(layer.filters % 2 == 0 and not self.four_filters)
@@ -329,7 +329,7 @@ class Tiling:
 
     @property
     def four_filters(self) -> bool:
-        """FOUR_FILTERS of halo_sm80.cu: stores of four of them, whole, aligned, and inside or outside as one."""
+        """FOUR_FILTERS of conv.cu: stores of four of them, whole, aligned, and inside or outside as one."""
         return self.layer.y_inner and self.layer.filters % 4 == 0 and self.config.n_tiles % 2 == 0
 
     @property

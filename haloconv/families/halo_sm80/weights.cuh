@@ -1,4 +1,4 @@
-// The words of the filter that a lane multiplies: for halo_sm80_pack.cu, and for blocks that need few and make them.
+// The words of the filter that a lane multiplies: for pack.cu, and for blocks that need few and make them.
 #pragma once
 
 #include "families/halo_sm80/order.cuh"

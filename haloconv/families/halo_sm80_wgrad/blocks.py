@@ -49,7 +49,7 @@ class Block:
         """Blocks of 16 rows and of 8 columns of a warp."""
         rows = self.tile_c * layer.r * layer.s
         m = ceil_div(ceil_div(rows, 16), self.warps_m)
-        if layer.neighbours:
+        if layer.pixel_pairs:
             m = ceil_div(ceil_div(self.tile_c * layer.r, 8), self.warps_m) * layer.tap_pairs
         return m, ceil_div(ceil_div(self.tile_k, 8), self.warps_n)
 
@@ -88,7 +88,7 @@ def _x_window(block: Block, layer: Layer) -> tuple[int, int]:
     """Lines and columns of x that a tile stages."""
     lines = (block.tile_p - 1) * layer.stride[0] + (layer.r - 1) * layer.dilation[0] + 1
     cols = (block.tile_q - 1) * layer.stride[1] + (layer.s - 1) * layer.dilation[1] + 1
-    cols += 2 if layer.neighbours else 0  # of words whose taps do not exist
+    cols += 2 if layer.pixel_pairs else 0  # of words whose taps do not exist
     return lines, cols if layer.x.inner else ceil_div(cols + layer.x.vec - 1, layer.x.vec) * layer.x.vec
 
 
@@ -104,8 +104,8 @@ def pitches(block: Block, layer: Layer) -> Pitches:
     if layer.pieces:
         planes = (4 * lines * cols, 4 * y + 4)
         return Pitches(0, 4 * cols, *(words + (4 - words) % BANKS for words in planes))
-    if layer.neighbours:
-        return Pitches(0, *_neighbours_pitches(layer, lines, cols, block.tile_c), y + (4 - y) % 8)
+    if layer.pixel_pairs:
+        return Pitches(0, *_pixel_pair_pitches(layer, lines, cols, block.tile_c), y + (4 - y) % 8)
     return Pitches(*_x_pitches(layer, lines, cols, block.tile_c, channels_inner(block)), y + (4 - y) % 8)
 
 
@@ -127,7 +127,7 @@ def _x_pitches(layer: Layer, lines: int, cols: int, tile_c: int, inner: bool) ->
 
 
 @lru_cache(maxsize=1 << 12)
-def _neighbours_pitches(layer: Layer, lines: int, cols: int, tile_c: int) -> tuple[int, int]:
+def _pixel_pair_pitches(layer: Layer, lines: int, cols: int, tile_c: int) -> tuple[int, int]:
     """Pitches of lines and channels, multiples of whole copies."""
     unit = 4
 
@@ -192,8 +192,8 @@ def _block_extents(layer: Layer, groups: int) -> Iterator[tuple[int, int, int]]:
 def _tile_cols(q: int, layer: Layer) -> int:
     """Columns of a tile for rows of ``q`` outputs: of few sizes, so that many image sizes share a kernel."""
     if layer.copied:
-        whole = 16 if layer.neighbours else 4
-        return ceil_div(ceil_div(q, ceil_div(q, 128 if layer.neighbours else 64)), whole) * whole
+        whole = 16 if layer.pixel_pairs else 4
+        return ceil_div(ceil_div(q, ceil_div(q, 128 if layer.pixel_pairs else 64)), whole) * whole
     return next((cols for cols in (8, 16, 32) if q <= cols), 32 if ceil_div(q, 32) * 32 < ceil_div(q, 64) * 64 else 64)
 
 
@@ -205,7 +205,7 @@ def all_blocks(layer: Layer, groups: int, tile_q: int, max_smem_bytes: int) -> t
     warps = [w for w in product(along_m, (1, 2, 4), (1, 2, 4, 8)) if w[0] * w[1] * w[2] <= 8]
     for (c, k, g), (m, n, e), tile_p in product(_block_extents(layer, groups), warps, rows):
         block = Block(tile_p, tile_q, c, k, g, m, n, e)
-        most_m = ceil_div(c * layer.r, 8) if layer.neighbours else ceil_div(c * layer.r * layer.s, 16)
+        most_m = ceil_div(c * layer.r, 8) if layer.pixel_pairs else ceil_div(c * layer.r * layer.s, 16)
         if not 4 <= block.warps <= 8 or e > tile_p or m > most_m or n > ceil_div(k, 8):
             continue
         tiles = block.warp_tiles(layer)

@@ -29,8 +29,8 @@ class Layer:
     elem_bytes: int
     x: Reading
     y: Reading
-    neighbours: bool = False  # 16 bits: a word is two pixels of a row
-    first_half: int = 0  # neighbours: the half of its word that the first tap of a row begins with
+    pixel_pairs: bool = False  # 16 bits: a word is two pixels of a row
+    first_half: int = 0  # pixel_pairs: the half of its word that the first tap of a row begins with
     pieces: bool = False  # 16 bits: eight neighbouring channels are staged as they are
 
     @property
@@ -41,16 +41,16 @@ class Layer:
     @property
     def copied(self) -> bool:
         """Whether tiles are copied as they lie in memory, while the one before is multiplied."""
-        return self.neighbours or self.pieces
+        return self.pixel_pairs or self.pieces
 
     @property
     def word_px(self) -> int:
         """Columns in a word."""
-        return 2 if self.neighbours else 1
+        return 2 if self.pixel_pairs else 1
 
     @property
     def tap_pairs(self) -> int:
-        """Neighbours: words of a row of the filter."""
+        """Pixel pairs: words of a row of the filter."""
         return ceil_div(self.s + self.first_half, 2)
 
 
@@ -91,7 +91,7 @@ def layer_of(problem: Problem, dy: TensorForm, x: TensorForm, copied: bool = Tru
         copies = (_row_copy(x, problem.w), _row_copy(dy, problem.q))
         if min(copies) > 1 and problem.dilation[1] == 1 and (stride == 1 or stride % 2 == 0):
             readings = (Reading(False, vec) for vec in copies)
-            return Layer(*kind, size, *readings, neighbours=True, first_half=problem.padding[2] % 2)
+            return Layer(*kind, size, *readings, pixel_pairs=True, first_half=problem.padding[2] % 2)
         if _has_pieces(x, problem.c_per_group) and _has_pieces(dy, problem.k_per_group):
             return Layer(*kind, size, Reading(True, 8), Reading(True, 8), pieces=True)
     x_reading = reading_of(x, problem.c_per_group, problem.w, stride)

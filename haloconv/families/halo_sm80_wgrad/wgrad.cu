@@ -7,11 +7,11 @@
 // x is staged once for all taps. The trick: a word is one fp32 pixel rounded to TF32, or in 16 bits the same pixel of
 // two tiles, of two images or two bands of rows. mma wants pairs of neighbours of the sum in a word, and the sum has
 // no order: so any tap, stride and dilation is a word address in every type, and both kinds are one program. Rows of
-// 16-bit elements that copies can take as they are need no words made of them: neighbours.cuh.
+// 16-bit elements that copies can take as they are need no words made of them: pixel_pairs.cuh.
 //
 // Budget: WARP_M * WARP_N * 4 sums a thread; MIN_BLOCKS blocks a multiprocessor hide each other's loads.
 #include "families/halo_sm80_wgrad/multiply.cuh"
-#include "families/halo_sm80_wgrad/neighbours.cuh"
+#include "families/halo_sm80_wgrad/pixel_pairs.cuh"
 #include "families/halo_sm80_wgrad/pieces.cuh"
 #include "families/halo_sm80_wgrad/sums.cuh"
 #include "families/halo_sm80_wgrad/window.cuh"
@@ -19,8 +19,8 @@
 using namespace hc::wgrad;
 
 // A block's stages are a range of all: bands of rows of a strip of columns of an image (in 16 bits of two images, or
-// pairs of bands of one; NEIGHBOURS: of one).
-#if !NEIGHBOURS && !PIECES
+// pairs of bands of one; PIXEL_PAIRS: of one).
+#if !PIXEL_PAIRS && !PIECES
 __device__ __forceinline__ void sum_stages(Smem& smem, const Params& p, const Work& work, const Place& place,
                                            Sums& sums) {
     const Rows rows(p, place);

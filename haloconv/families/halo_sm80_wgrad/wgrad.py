@@ -174,7 +174,7 @@ def source(request: Request, layer: Layer, block: Block) -> KernelSource:
         "WARPS_N": block.warps_n,
         "WARPS_E": block.warps_e,
         "MIN_BLOCKS": block.min_blocks,
-        "NEIGHBOURS": int(layer.neighbours),
+        "PIXEL_PAIRS": int(layer.pixel_pairs),
         "FIRST_HALF": layer.first_half,
         "PIECES": int(layer.pieces),
         "CHANNELS_INNER": int(channels_inner(block)),

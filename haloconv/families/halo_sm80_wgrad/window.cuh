@@ -3,7 +3,7 @@
 
 #include "families/halo_sm80_wgrad/source.cuh"
 
-#if !NEIGHBOURS && !PIECES
+#if !PIXEL_PAIRS && !PIECES
 namespace hc::wgrad {
 
 // Neighbours in memory, moved by one instruction.

@@ -10,8 +10,8 @@
 //   TILE_C TILE_K TILE_G                 channels and filters of a group, and groups, of a block
 //   WARPS_M WARPS_N WARPS_E              warps along the rows, the columns and the pixels of a group's product
 //   MIN_BLOCKS                           blocks per multiprocessor that registers must allow
-//   NEIGHBOURS                           16 bits: 1: a word is two neighbouring pixels, 0: a pixel of two tiles
-//   FIRST_HALF                           NEIGHBOURS: the half of its word that the first tap of a row begins with
+//   PIXEL_PAIRS                          16 bits: 1: a word is two neighbouring pixels, 0: a pixel of two tiles
+//   FIRST_HALF                           PIXEL_PAIRS: the half of its word that the first tap of a row begins with
 //   PIECES                               16 bits: 1: eight neighbouring channels of a pixel are staged as they are
 //   CHANNELS_INNER                       1: rows of the product are ordered (r, s, c), 0: (c, r, s)
 //   X_INNER X_VEC Y_INNER Y_VEC          1: lanes load neighbouring channels, 0: columns; elements of a load
@@ -24,24 +24,24 @@ namespace hc::wgrad {
 using elem_t = ELEM;
 using offset_t = OFFSET;
 
-constexpr int HALVES = sizeof(elem_t) == 2 && !NEIGHBOURS && !PIECES ? 2 : 1;  // tiles in a word
-constexpr int WORD_PX = NEIGHBOURS ? 2 : 1;                                    // columns of a word
+constexpr int HALVES = sizeof(elem_t) == 2 && !PIXEL_PAIRS && !PIECES ? 2 : 1;  // tiles in a word
+constexpr int WORD_PX = PIXEL_PAIRS ? 2 : 1;                                    // columns of a word
 constexpr int PIECE_CHANNELS = PIECES ? 8 : 1, PIECE_WORDS = PIECES ? 4 : 1;
-constexpr int STEP = 8 * WORD_PX;                      // columns of one mma
-constexpr int BUFFERS = NEIGHBOURS || PIECES ? 2 : 1;  // of staged tiles
+constexpr int STEP = 8 * WORD_PX;                       // columns of one mma
+constexpr int BUFFERS = PIXEL_PAIRS || PIECES ? 2 : 1;  // of staged tiles
 constexpr int WARPS_MN = WARPS_M * WARPS_N * TILE_G;
 constexpr int THREADS = 32 * WARPS_MN * WARPS_E;
-constexpr int TAP_PAIRS = (S + FIRST_HALF + 1) / 2;  // NEIGHBOURS: words of a row of the filter
-constexpr int EIGHTS = (TILE_C * R + 7) / 8;         // NEIGHBOURS: of the rows of all channels' filters
+constexpr int TAP_PAIRS = (S + FIRST_HALF + 1) / 2;  // PIXEL_PAIRS: words of a row of the filter
+constexpr int EIGHTS = (TILE_C * R + 7) / 8;         // PIXEL_PAIRS: of the rows of all channels' filters
 constexpr int UNITS = TILE_C / 8 * R * S;            // PIECES: eight channels of a tap
-constexpr int ROWS = NEIGHBOURS ? EIGHTS * TAP_PAIRS * 16 : TILE_C * R * S;
+constexpr int ROWS = PIXEL_PAIRS ? EIGHTS * TAP_PAIRS * 16 : TILE_C * R * S;
 constexpr int WARP_EIGHTS = (EIGHTS + WARPS_M - 1) / WARPS_M;
 constexpr int WARP_M =
-    NEIGHBOURS ? WARP_EIGHTS * TAP_PAIRS : ((ROWS + 15) / 16 + WARPS_M - 1) / WARPS_M;  // blocks of 16 rows of a warp
-constexpr int WARP_N = ((TILE_K + 7) / 8 + WARPS_N - 1) / WARPS_N;                      // blocks of 8 columns of a warp
-constexpr int LEAD = X_INNER ? 0 : X_VEC - 1;  // columns before the first one, at most
+    PIXEL_PAIRS ? WARP_EIGHTS * TAP_PAIRS : ((ROWS + 15) / 16 + WARPS_M - 1) / WARPS_M;  // blocks of 16 rows of a warp
+constexpr int WARP_N = ((TILE_K + 7) / 8 + WARPS_N - 1) / WARPS_N;  // blocks of 8 columns of a warp
+constexpr int LEAD = X_INNER ? 0 : X_VEC - 1;                       // columns before the first one, at most
 constexpr int X_LINES = (TILE_P - 1) * STRIDE_H + (R - 1) * DIL_H + 1;
-constexpr int SPARE = NEIGHBOURS ? 2 : 0;  // columns of words whose taps do not exist
+constexpr int SPARE = PIXEL_PAIRS ? 2 : 0;  // columns of words whose taps do not exist
 constexpr int X_NEEDED = LEAD + (TILE_Q - 1) * STRIDE_W + (S - 1) * DIL_W + 1 + SPARE;
 constexpr int X_COLS = X_INNER ? X_NEEDED : (X_NEEDED + X_VEC - 1) / X_VEC * X_VEC;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // where the compiler takes more registers
@@ -53,7 +53,7 @@ constexpr int LOADED_WORDS = WARP_M * WARP_N > 5 ? 16 : 24;  // registers of a t
 
 static_assert(PIECES || TILE_Q % STEP == 0, "a row of a tile is a whole number of steps");
 static_assert(TILE_G == 1 || (TILE_C == C_PER_GROUP && TILE_K == K_PER_GROUP), "several groups are whole groups");
-static_assert(NEIGHBOURS || PIECES || (PLANE_PITCH * STRIDE_W >= X_COLS && LINE_PITCH >= PLANE_PITCH * STRIDE_W),
+static_assert(PIXEL_PAIRS || PIECES || (PLANE_PITCH * STRIDE_W >= X_COLS && LINE_PITCH >= PLANE_PITCH * STRIDE_W),
               "a line holds its planes");
 static_assert(LINE_PITCH * WORD_PX >= X_COLS * PIECE_WORDS, "a line holds its columns");
 static_assert(X_PITCH >= X_LINES * LINE_PITCH && Y_PITCH * WORD_PX >= TILE_P * TILE_Q * PIECE_WORDS,
@@ -61,7 +61,7 @@ static_assert(X_PITCH >= X_LINES * LINE_PITCH && Y_PITCH * WORD_PX >= TILE_P * T
 static_assert(!PIECES || (sizeof(elem_t) == 2 && TILE_C % 8 == 0 && TILE_K % 8 == 0 &&
                           Y_PITCH >= TILE_P * TILE_Q * PIECE_WORDS + PIECE_WORDS),
               "pieces have eight channels, and the first plane of dy a place for zeros");
-static_assert(!NEIGHBOURS || (sizeof(elem_t) == 2 && DIL_W == 1 && (STRIDE_W == 1 || STRIDE_W % 2 == 0)),
+static_assert(!PIXEL_PAIRS || (sizeof(elem_t) == 2 && DIL_W == 1 && (STRIDE_W == 1 || STRIDE_W % 2 == 0)),
               "neighbouring taps of neighbouring pixels share words");
 
 struct alignas(16) Tiles {
@@ -165,14 +165,14 @@ struct Place {
     }
 };
 
-// Row of the product -> channel and tap. NEIGHBOURS: of 16 rows the first eight have the taps of the words' lower
+// Row of the product -> channel and tap. PIXEL_PAIRS: of 16 rows the first eight have the taps of the words' lower
 // halves, the others those of the upper halves.
 struct Row {
     int c, r, s;
     bool there;
 
     __device__ __forceinline__ explicit Row(int row) {
-        if (NEIGHBOURS) {
+        if (PIXEL_PAIRS) {
             const int line = row / (16 * TAP_PAIRS) * 8 + row % 8;
             c = line / R, r = line % R, s = row / 16 % TAP_PAIRS * 2 + row / 8 % 2 - FIRST_HALF;
             there = c < TILE_C && s >= 0 && s < S;

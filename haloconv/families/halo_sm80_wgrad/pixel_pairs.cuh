@@ -1,4 +1,4 @@
-// NEIGHBOURS: 16-bit rows as they lie in memory, copied without passing through registers, and multiplied as words of
+// PIXEL_PAIRS: 16-bit rows as they lie in memory, copied without passing through registers, and multiplied as words of
 // two neighbouring pixels.
 //
 // dy has the words that mma wants. Those of x for two neighbouring taps are made of two words: stride 1 takes the
@@ -10,7 +10,7 @@
 #include "kernels/products.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
-#if NEIGHBOURS
+#if PIXEL_PAIRS
 namespace hc::wgrad {
 
 constexpr int REACH = STRIDE_W == 1 ? 1 : STRIDE_W / 2;  // from a word of a tap to that of the pixel's neighbour
@@ -74,8 +74,8 @@ __device__ __forceinline__ void pair_words(unsigned& lower, unsigned& upper, con
 
 // Sixteen pixels from `col` of row `row` on. `masks` of the lane's two words: x may be infinite behind the last column.
 template <bool MASKED>
-__device__ __forceinline__ void multiply_neighbours(Sums& sums, const Tiles& tiles, const Lines& lines, int row,
-                                                    int col, const unsigned (&masks)[2]) {
+__device__ __forceinline__ void multiply_pairs(Sums& sums, const Tiles& tiles, const Lines& lines, int row, int col,
+                                               const unsigned (&masks)[2]) {
     const unsigned* const x = tiles.x + row * (STRIDE_H * LINE_PITCH) + col / 2 * STRIDE_W;
     const unsigned* const y = tiles.y + row * (TILE_Q / 2) + col / 2;
     unsigned b[WARP_N][2];
@@ -109,8 +109,8 @@ __device__ __forceinline__ void multiply(Sums& sums, const Tiles& tiles, const L
     const unsigned masks[2] = {mask(pixel), mask(pixel + 8)};
     for (int row = place.part; row < tile.most_rows(); row += WARPS_E) {
 #pragma unroll 1
-        for (int col = 0; col < whole; col += STEP) multiply_neighbours<false>(sums, tiles, lines, row, col, masks);
-        if (whole < tile.cols) multiply_neighbours<true>(sums, tiles, lines, row, whole, masks);
+        for (int col = 0; col < whole; col += STEP) multiply_pairs<false>(sums, tiles, lines, row, col, masks);
+        if (whole < tile.cols) multiply_pairs<true>(sums, tiles, lines, row, whole, masks);
     }
 }
 
