@@ -52,8 +52,8 @@ def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
 def configs(request: Request) -> list[Config]:
     """The best tile of each way to multiply: other tiles of the same way are close to it."""
     request = _folded(request)
-    found = few_apart(_ranked(request), lambda each: (each.config.m_tiles, each.config.n_tiles, each.config.warps))
-    return [Config(KERNEL, config_key(each.config), _Derived(request, each)) for each in found]
+    found = few_apart(_ranked(request), lambda each: (each.tile.m_tiles, each.tile.n_tiles, each.tile.warps))
+    return [Config(KERNEL, config_key(each.tile), _Derived(request, each)) for each in found]
 
 
 def _ranked(request: Request) -> tuple[Tiling, ...]:
@@ -71,7 +71,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     one, tiling = derived
     blocks = tiling.blocks(request.facts.sm_count, request.facts.max_smem_bytes)
     grid = tiling.layer.classes * tiling.filter_tiles * tiling.group_tiles * blocks
-    shape = LaunchShape(grid, tiling.config.threads, tiling.smem_bytes)
+    shape = LaunchShape(grid, tiling.tile.threads, tiling.smem_bytes)
     maps = {"x_map": _x_map(one, tiling)} if tiling.boxes else {}
     launch = Launch(source(one.problem, tiling), request.device, shape, _fields(one, tiling, blocks), maps)
     run = _packing(one, tiling, launch) if tiling.packed else _unpacked(launch)
@@ -170,7 +170,7 @@ def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
     constants = {
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
-        "SPLIT": int(tiling.config.split),
+        "SPLIT": int(tiling.tile.split),
         "FOUR_FILTERS": int(tiling.four_filters),
     }
     return kernel_source("halo_sm80/pack", "halo_sm80_pack", constants)
@@ -178,23 +178,23 @@ def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source: extents of images and filters are run-time values."""
-    config = tiling.config
+    tile = tiling.tile
     constants = {
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
-        "SPLIT": int(config.split),
-        "UNIT_BYTES": config.unit_bytes,
-        "COPY_BYTES": config.copy_bytes,
-        "STAGED_PX": config.run,
+        "SPLIT": int(tile.split),
+        "UNIT_BYTES": tile.unit_bytes,
+        "COPY_BYTES": tile.copy_bytes,
+        "STAGED_PX": tile.run,
         "BOXES": int(tiling.boxes),
-        "M_TILES": config.m_tiles,
-        "N_TILES": config.n_tiles,
-        "WARPS": config.warps,
-        "DEPTH": config.depth,
+        "M_TILES": tile.m_tiles,
+        "N_TILES": tile.n_tiles,
+        "WARPS": tile.warps,
+        "DEPTH": tile.depth,
         "MIN_BLOCKS": tiling.min_blocks,
         "Y_PAIRS": tiling.y_pairs,
         "FOUR_FILTERS": int(tiling.four_filters),
-        "IN_ROW": int(config.in_row),
+        "IN_ROW": int(tile.in_row),
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),
         "LATE": int(tiling.late),
@@ -216,7 +216,7 @@ def _x_map(request: Request, tiling: Tiling) -> BoxMap:
 
 def _shared_fields(request: Request, tiling: Tiling) -> dict[str, Value]:
     """The scalars that the structs of halo_sm80/pack.cu and halo_sm80/shape.cuh have in common."""
-    problem, layer, config = request.problem, tiling.layer, tiling.config
+    problem, layer, tile = request.problem, tiling.layer, tiling.tile
     rows, cols = request.result_shape[2:]
     w_k, w_c, w_r, w_s = request.second.strides
     w_filter, w_channel = (w_k, w_c) if problem.direction == "fprop" else (w_c, w_k)
@@ -228,15 +228,15 @@ def _shared_fields(request: Request, tiling: Tiling) -> dict[str, Value]:
             **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "rows": rows, "cols": cols},
         },
         **{"channels": layer.channels, "filters": layer.filters, "groups": layer.groups},
-        **{"tile_groups": config.tile_groups, "group_tiles": tiling.group_tiles, "filter_tiles": tiling.filter_tiles},
-        **{"chunk_channels": config.chunk_channels, "chunks": tiling.chunks, "parts": tiling.parts},
+        **{"tile_groups": tile.tile_groups, "group_tiles": tiling.group_tiles, "filter_tiles": tiling.filter_tiles},
+        **{"chunk_channels": tile.chunk_channels, "chunks": tiling.chunks, "parts": tiling.parts},
         **{"slices": tiling.slices, "taps_first": int(tiling.taps_first)},
     }
 
 
 def _pack_fields(request: Request, tiling: Tiling, lanes: int) -> dict[str, Value]:
     """The scalars of ``Params`` in halo_sm80/pack.cu."""
-    tile_eights = tiling.config.n_items * tiling.config.n_tiles
+    tile_eights = tiling.tile.n_items * tiling.tile.n_tiles
     return {**_shared_fields(request, tiling), "total": lanes, "tile_eights": tile_eights}
 
 
@@ -247,12 +247,12 @@ def _divisor(value: int) -> dict[str, int]:
 
 def _fields(request: Request, tiling: Tiling, blocks: int) -> dict[str, Value]:
     """The scalars of ``Params`` in halo_sm80/shape.cuh."""
-    problem, layer, config = request.problem, tiling.layer, tiling.config
+    problem, layer, tile = request.problem, tiling.layer, tiling.tile
     height, width = (problem.h, problem.w) if problem.direction == "fprop" else (problem.p, problem.q)
     divisors = {
-        **{"tile_n": config.tile_n, "tile_p": config.tile_p, "row_slots": config.row_slots},
+        **{"tile_n": tile.tile_n, "tile_p": tile.tile_p, "row_slots": tile.row_slots},
         **{"cols": tiling.runs, "row_parts": tiling.row_parts, "planes": tiling.planes, "pieces": tiling.pieces},
-        **{"m_items": tiling.m_items, "n_items": config.n_items},
+        **{"m_items": tiling.m_items, "n_items": tile.n_items},
     }
     tiles_n, tiles_p, tiles_q = tiling.tiles
     return {
@@ -261,7 +261,7 @@ def _fields(request: Request, tiling: Tiling, blocks: int) -> dict[str, Value]:
         **_shared_fields(request, tiling),
         **{name: _divisor(value) for name, value in divisors.items()},
         **{"n": problem.n, "h": height, "width": width, "classes": layer.classes},
-        **{"tile_filters": tiling.tile_filters, "tile_q": config.tile_q},
+        **{"tile_filters": tiling.tile_filters, "tile_q": tile.tile_q},
         **{"tiles_n": tiles_n, "tiles_p": tiles_p, "tiles_q": tiles_q, "blocks": blocks},
         **{"columns": tiling.columns, "rows": tiling.lines, "part_rows": tiling.part_rows},
         **{"row_bytes": tiling.row_bytes, "image_bytes": tiling.lines * tiling.row_bytes},

@@ -50,7 +50,7 @@ def _representatives() -> Iterator[tuple[Problem, Tiling]]:
         )  # fmt: skip
         layer = conv.layer_of(dense_request(problem, _NO_DEVICE), tma=False)
         ranked = tilings(layer, _SM_COUNT, _SMEM_BYTES)
-        yield problem, next(each for each in ranked if (each.config.m_tiles, each.config.n_tiles) == warp_tile)
+        yield problem, next(each for each in ranked if (each.tile.m_tiles, each.tile.n_tiles) == warp_tile)
         boxed = tilings(replace(layer, x_boxes=True), _SM_COUNT, _SMEM_BYTES)[0]
         if boxed.boxes:
             yield problem, boxed

@@ -64,7 +64,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Config:
+class Tile:
     """A tile and how it is staged and multiplied; the constants of conv.cu and the extents of a tile."""
 
     m_tiles: int
@@ -109,51 +109,51 @@ class Config:
 
 @dataclass(frozen=True)
 class Tiling:
-    """A config on a layer: what lies where in shared memory, and how many of everything there are."""
+    """A tile on a layer: what lies where in shared memory, and how many of everything there are."""
 
     layer: Layer
-    config: Config
+    tile: Tile
 
     @property
     def pixels(self) -> int:
-        return self.config.tile_n * self.config.tile_p * self.config.tile_q
+        return self.tile.tile_n * self.tile.tile_p * self.tile.tile_q
 
     @cached_property
     def m_items(self) -> int:
-        places = self.config.tile_n * self.config.tile_p * self.config.row_slots
-        return ceil_div(places, 16 * self.config.m_tiles)
+        places = self.tile.tile_n * self.tile.tile_p * self.tile.row_slots
+        return ceil_div(places, 16 * self.tile.m_tiles)
 
     @property
     def items(self) -> int:
-        return self.m_items * self.config.n_items * self.config.tile_groups
+        return self.m_items * self.tile.n_items * self.tile.tile_groups
 
     @property
     def tile_filters(self) -> int:
-        return 8 * self.config.n_tiles * self.config.n_items
+        return 8 * self.tile.n_tiles * self.tile.n_items
 
     @property
     def chunks(self) -> int:
-        return ceil_div(self.layer.channels, self.config.chunk_channels)
+        return ceil_div(self.layer.channels, self.tile.chunk_channels)
 
     @cached_property
     def planes(self) -> int:
         """Of one group and chunk."""
-        return ceil_div(self.config.chunk_channels * self.layer.elem_bytes, self.config.unit_bytes)
+        return ceil_div(self.tile.chunk_channels * self.layer.elem_bytes, self.tile.unit_bytes)
 
     @cached_property
     def parts(self) -> int:
         """Words or atoms of one tap and chunk."""
-        channels = self.config.chunk_channels
-        return channels if self.config.split else ceil_div(channels * self.layer.elem_bytes, 8)
+        channels = self.tile.chunk_channels
+        return channels if self.tile.split else ceil_div(channels * self.layer.elem_bytes, 8)
 
     @cached_property
     def slices(self) -> int:
-        return ceil_div(self.parts * self.layer.taps_r * self.row_words, 8 if self.config.split else 4)
+        return ceil_div(self.parts * self.layer.taps_r * self.row_words, 8 if self.tile.split else 4)
 
     @property
     def word_px(self) -> int:
         """Taps of a row that share a word."""
-        return 4 // self.layer.elem_bytes if self.config.split else 1
+        return 4 // self.layer.elem_bytes if self.tile.split else 1
 
     @property
     def first_half(self) -> int:
@@ -168,47 +168,47 @@ class Tiling:
     @property
     def taps_first(self) -> bool:
         """SPLIT: k counts taps, then channels, where neighbouring taps of a row use the banks better."""
-        return self.config.split and (self.layer.channels % 4 != 0 or self.layer.move_w > 1)
+        return self.tile.split and (self.layer.channels % 4 != 0 or self.layer.move_w > 1)
 
     @property
     def run(self) -> int:
         """Pixels of one copy, or of one load through registers."""
-        return self.config.run
+        return self.tile.run
 
     @cached_property
     def lines(self) -> int:
         """Rows of one image that are staged."""
-        return (self.config.tile_p - 1) * self.layer.move_h + self.layer.reach_h + 1
+        return (self.tile.tile_p - 1) * self.layer.move_h + self.layer.reach_h + 1
 
     def _px(self, slots: int) -> int:
         """Pixels that so many places of a row meet, whole runs; the first may begin ``run - 1`` pixels early."""
         reach = self.layer.reach_w
-        if self.config.split:
+        if self.tile.split:
             reach = max(reach, self.row_words * self.word_px - self.first_half - 1)
         return ceil_div((slots - 1) * self.layer.move_w + reach + self.run, self.run) * self.run
 
     @cached_property
     def boxes(self) -> bool:
         """Whether TMA brings the tile: a plane is one box."""
-        config = self.config
-        planes = self.layer.x_boxes and config.split and config.copy_bytes == _ATOM_BYTES and config.tile_n == 1
-        return planes and self._px(config.tile_q) <= _MOST_BOX and self.lines <= _MOST_BOX
+        tile = self.tile
+        planes = self.layer.x_boxes and tile.split and tile.copy_bytes == _ATOM_BYTES and tile.tile_n == 1
+        return planes and self._px(tile.tile_q) <= _MOST_BOX and self.lines <= _MOST_BOX
 
     @cached_property
     def runs(self) -> int:
         """Runs of pixels of a line: of all its places, or (boxes) of those that are pixels of the tile."""
-        return self._px(self.config.tile_q if self.boxes else self.config.row_slots) // self.run
+        return self._px(self.tile.tile_q if self.boxes else self.tile.row_slots) // self.run
 
     @cached_property
     def pieces(self) -> int:
         """Copies of one pixel of all planes, or (through registers) stores."""
-        config = self.config
-        return config.tile_groups * self.planes * (1 if config.split else config.unit_bytes // (config.copy_bytes or 8))
+        tile = self.tile
+        return tile.tile_groups * self.planes * (1 if tile.split else tile.unit_bytes // (tile.copy_bytes or 8))
 
     @cached_property
     def row_parts(self) -> int:
         """Into which the lines of a piece are cut, so that threads have about as much to stage."""
-        columns, threads = self.pieces * self.config.tile_n * self.runs, self.config.threads
+        columns, threads = self.pieces * self.tile.tile_n * self.runs, self.tile.threads
 
         def issues(parts: int) -> int:
             return ceil_div(columns * parts, threads) * (COLUMN_ISSUES + ceil_div(self.lines, parts) * COPY_ISSUES)
@@ -222,12 +222,12 @@ class Tiling:
     @property
     def columns(self) -> int:
         """Parts of lines below each other that a thread stages."""
-        return self.pieces * self.config.tile_n * self.runs * self.row_parts
+        return self.pieces * self.tile.tile_n * self.runs * self.row_parts
 
     @cached_property
     def row_bytes(self) -> int:
         """Pitch of a line: such that the four k of a slice use different banks also where they meet two rows."""
-        layer, unit = self.layer, self.config.unit_bytes
+        layer, unit = self.layer, self.tile.unit_bytes
         px = self.runs * self.run
         if self.taps_first:
             step = unit * layer.move_w * (2 if self.y_pairs == 2 else 1) // 4
@@ -245,12 +245,12 @@ class Tiling:
     @cached_property
     def plane_bytes(self) -> int:
         """Pitch of a plane. SPLIT: so that the four planes of a slice use different banks; else neighbours' copies."""
-        used = self.config.tile_n * self.lines * self.row_bytes
+        used = self.tile.tile_n * self.lines * self.row_bytes
         if self.boxes:  # places without a pixel read on behind the last line
-            behind = max(0, self._px(self.config.row_slots) * self.config.unit_bytes - self.row_bytes)
+            behind = max(0, self._px(self.tile.row_slots) * self.tile.unit_bytes - self.row_bytes)
             return ceil_div(used + behind, _BOX_BYTES) * _BOX_BYTES
-        if not self.config.split:
-            wanted = max(self.config.unit_bytes, 128 // (self.config.tile_groups * self.planes) // 16 * 16)
+        if not self.tile.split:
+            wanted = max(self.tile.unit_bytes, 128 // (self.tile.tile_groups * self.planes) // 16 * 16)
             return ceil_div(used, 16) * 16 + (wanted - ceil_div(used, 16) * 16) % 128
         wanted = 32
         if self.taps_first:
@@ -261,45 +261,45 @@ class Tiling:
     def staged(self) -> float:
         """Input pixels for each of the output."""
         n, p, q = self.tiles
-        pixels = n * p * q * self.config.tile_n * self.lines * self.runs * self.run
+        pixels = n * p * q * self.tile.tile_n * self.lines * self.runs * self.run
         return pixels / (self.layer.n * self.layer.rows * self.layer.cols)
 
     @property
     def k_bytes(self) -> int:
-        return self.slices * ((32 if self.layer.elem_bytes == 4 else 64) if self.config.split else 16)
+        return self.slices * ((32 if self.layer.elem_bytes == 4 else 64) if self.tile.split else 16)
 
     @property
     def table_bytes(self) -> int:
         """The offsets of k, and those of each pixel in the input and in the output."""
-        used = self.k_bytes + self.m_items * 16 * self.config.m_tiles * (12 if self.layer.wide else 8)
+        used = self.k_bytes + self.m_items * 16 * self.tile.m_tiles * (12 if self.layer.wide else 8)
         return ceil_div(used, _BOX_BYTES) * _BOX_BYTES if self.boxes else used
 
     @cached_property
     def weight_bytes(self) -> int:
         """Of a chunk, all filters and groups of the tile."""
-        return self.config.tile_groups * self.config.n_items * self.config.n_tiles * self.slices * SLICE_BYTES
+        return self.tile.tile_groups * self.tile.n_items * self.tile.n_tiles * self.slices * SLICE_BYTES
 
     @property
     def packed(self) -> bool:
         """Whether the filter is packed before the launch. Few weights are made by the blocks themselves."""
-        return self.chunks > 1 or self.weight_bytes > 8 * _MADE_WORDS * self.config.threads
+        return self.chunks > 1 or self.weight_bytes > 8 * _MADE_WORDS * self.tile.threads
 
     @property
     def weight_buffers(self) -> int:
-        return min(self.config.depth, self.chunks)
+        return min(self.tile.depth, self.chunks)
 
     @cached_property
     def x_bytes(self) -> int:
-        return ceil_div(self.config.tile_groups * self.planes * self.plane_bytes, 16) * 16
+        return ceil_div(self.tile.tile_groups * self.planes * self.plane_bytes, 16) * 16
 
     @cached_property
     def smem_bytes(self) -> int:
-        barriers = 8 * self.config.depth if self.boxes else 0
-        return self.table_bytes + self.weight_buffers * self.weight_bytes + self.config.depth * self.x_bytes + barriers
+        barriers = 8 * self.tile.depth if self.boxes else 0
+        return self.table_bytes + self.weight_buffers * self.weight_bytes + self.tile.depth * self.x_bytes + barriers
 
     @property
     def group_tiles(self) -> int:
-        return ceil_div(self.layer.groups, self.config.tile_groups)
+        return ceil_div(self.layer.groups, self.tile.tile_groups)
 
     @property
     def filter_tiles(self) -> int:
@@ -308,54 +308,54 @@ class Tiling:
     @cached_property
     def tiles(self) -> tuple[int, int, int]:
         """Along images, rows and columns."""
-        layer, config = self.layer, self.config
-        extents = ((layer.n, config.tile_n), (layer.rows, config.tile_p), (layer.cols, config.tile_q))
-        return tuple(ceil_div(extent, tile) for extent, tile in extents)  # type: ignore[return-value]
+        layer, tile = self.layer, self.tile
+        extents = ((layer.n, tile.tile_n), (layer.rows, tile.tile_p), (layer.cols, tile.tile_q))
+        return tuple(ceil_div(extent, each) for extent, each in extents)  # type: ignore[return-value]
 
     @cached_property
     def y_pairs(self) -> int:
         """Y_PAIRS of conv.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
-        layer, config = self.layer, self.config
+        layer, tile = self.layer, self.tile
         if layer.y_inner:
             return int(layer.filters % 2 == 0 and not self.four_filters)
         if layer.classes > 1 or (layer.elem_bytes == 4 and not self._single_pairs):
             return 0
-        if layer.cols % 2 == 0 and config.tile_q % 2 == 0:
+        if layer.cols % 2 == 0 and tile.tile_q % 2 == 0:
             return 2
-        if config.in_row:
+        if tile.in_row:
             return 0
-        whole_rows = config.tile_q == layer.cols and layer.rows * layer.cols % 2 == 0
-        return 2 if whole_rows and (config.tile_p % 2 == 0 or config.tile_p == layer.rows) else 0
+        whole_rows = tile.tile_q == layer.cols and layer.rows * layer.cols % 2 == 0
+        return 2 if whole_rows and (tile.tile_p % 2 == 0 or tile.tile_p == layer.rows) else 0
 
     @property
     def four_filters(self) -> bool:
         """FOUR_FILTERS of conv.cu: stores of four of them, whole, aligned, and inside or outside as one."""
-        return self.layer.y_inner and self.layer.filters % 4 == 0 and self.config.n_tiles % 2 == 0
+        return self.layer.y_inner and self.layer.filters % 4 == 0 and self.tile.n_tiles % 2 == 0
 
     @property
     def _single_pairs(self) -> bool:
         """Whether stores of two fp32 pixels were measured ahead: stems of stride 2, whose reads keep to their banks."""
-        return self.config.split and self.layer.groups == 1 and self.layer.move_w == 2
+        return self.tile.split and self.layer.groups == 1 and self.layer.move_w == 2
 
     def invalid(self, max_smem_bytes: int) -> str | None:
         """Why a block of this tile cannot run on a device with ``max_smem_bytes`` per block, or None."""
         if self.smem_bytes > max_smem_bytes:
             return f"needs {self.smem_bytes} bytes of shared memory per block; the device has {max_smem_bytes}"
-        if max(self.columns, self.m_items * 16 * self.config.m_tiles) > _MOST_INDEX:
+        if max(self.columns, self.m_items * 16 * self.tile.m_tiles) > _MOST_INDEX:
             return f"a tile has {self.columns} columns and {self.pixels} outputs; both are at most {_MOST_INDEX}"
-        if self.chunks > 1 and self.items > self.config.warps:
+        if self.chunks > 1 and self.items > self.tile.warps:
             return f"{self.items} items need a warp each to keep their sums from chunk to chunk"
         return None
 
     @property
     def min_blocks(self) -> int:
         """Blocks per multiprocessor that registers must allow: no more than shared memory ever does."""
-        return max(1, min(self.config.min_blocks, _MOST_SMEM_BYTES // (self.smem_bytes + _RESERVED_BYTES)))
+        return max(1, min(self.tile.min_blocks, _MOST_SMEM_BYTES // (self.smem_bytes + _RESERVED_BYTES)))
 
     def resident(self, max_smem_bytes: int) -> int:
         """Blocks on a multiprocessor."""
         smem = (max_smem_bytes + _RESERVED_BYTES) // (self.smem_bytes + _RESERVED_BYTES)
-        return max(1, min(smem, self.min_blocks, _THREADS // self.config.threads, _BLOCKS))
+        return max(1, min(smem, self.min_blocks, _THREADS // self.tile.threads, _BLOCKS))
 
     def blocks(self, sm_count: int, max_smem_bytes: int) -> int:
         """Blocks that share the tiles of one class, groups and filters: as many as run at once, evenly loaded."""
@@ -367,12 +367,12 @@ class Tiling:
     @property
     def late(self) -> bool:
         """Whether outputs go while the next tile comes: where a block is alone, and a warp has but one item."""
-        return self.config.depth == 1 and self.min_blocks == 1 and self.items <= self.config.warps
+        return self.tile.depth == 1 and self.min_blocks == 1 and self.items <= self.tile.warps
 
     @property
     def persists(self) -> bool:
         """Blocks take several tiles where that saves staging: weights, or the wait for the next tile."""
-        return self.config.depth == 2 or not self.packed or 4 * self.weight_bytes > self.x_bytes
+        return self.tile.depth == 2 or not self.packed or 4 * self.weight_bytes > self.x_bytes
 
 
 @lru_cache(maxsize=1 << 12)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 
 from haloconv.families.common import ceil_div
-from haloconv.families.halo_sm80.tile import COLUMN_ISSUES, COPY_ISSUES, WARP_TILES, Config, Layer, Tiling
+from haloconv.families.halo_sm80.tile import COLUMN_ISSUES, COPY_ISSUES, WARP_TILES, Layer, Tile, Tiling
 
 _LATENCY = 2500  # cycles from the first copy of a tile to its first product, and from its last one to the next tile
 _MOST_ISSUES, _WARP_ISSUES = 0.8, 0.2  # instructions per cycle: of a scheduler, of a warp that waits for its operands
@@ -22,15 +22,15 @@ _MOST_COLS, _MOST_PIXELS = 512, 2048  # of a tile
 
 def cost(tiling: Tiling, sm_count: int, max_smem_bytes: int) -> float:
     """Cycles of the launch, roughly: what overlaps between the blocks of a multiprocessor is counted once."""
-    config, layer = tiling.config, tiling.layer
+    tile, layer = tiling.tile, tiling.layer
     resident = tiling.resident(max_smem_bytes)
     n, p, q = tiling.tiles
     tiles = n * p * q * layer.classes * tiling.group_tiles * tiling.filter_tiles
-    rate = 4 * min(_MOST_ISSUES, _WARP_ISSUES * resident * config.warps / 4)  # instructions per cycle
+    rate = 4 * min(_MOST_ISSUES, _WARP_ISSUES * resident * tile.warps / 4)  # instructions per cycle
     loads, products = _multiply_cycles(tiling)
     compute = max(_issues(tiling) / rate, loads + products * 0.2, products + loads * 0.2)
     memory = _memory_bytes(tiling) / _MEMORY_RATE
-    overlap = resident * (_LATE if tiling.late else _AHEAD if config.depth == 2 else 1.0)
+    overlap = resident * (_LATE if tiling.late else _AHEAD if tile.depth == 2 else 1.0)
     step = max(memory, compute) + (min(memory, compute) + _LATENCY) / overlap
     waves = tiles / (sm_count * resident)
     waves = ceil_div(tiles, sm_count * resident) if tiling.persists else max(1.0, waves + 0.3)
@@ -39,43 +39,43 @@ def cost(tiling: Tiling, sm_count: int, max_smem_bytes: int) -> float:
 
 def _issues(tiling: Tiling) -> float:
     """Instructions of all warps in one step."""
-    config, layer = tiling.config, tiling.layer
+    tile, layer = tiling.tile, tiling.layer
     single = layer.elem_bytes == 4
-    copied = COPY_ISSUES + (3 + config.copy_bytes if single else 0)
+    copied = COPY_ISSUES + (3 + tile.copy_bytes if single else 0)
     column = COLUMN_ISSUES * (2 if single else 1)
-    column += tiling.part_rows * (copied if config.copy_bytes else _GATHER_ISSUES)
-    staging = 0 if tiling.boxes else ceil_div(tiling.columns, config.threads) * config.warps * column
-    loads = config.m_tiles * ((6 if config.in_row else 8) if config.split else (3 if config.in_row else 4))
-    slice_issues = loads + config.n_tiles * (1 + config.m_tiles) + 5
-    stores = config.m_tiles * config.n_tiles * (4 if tiling.four_filters else 8 if tiling.y_pairs else 16)
-    write = (40 + 8 * config.m_tiles + stores) / tiling.chunks
-    return staging + 120 * config.warps + tiling.items * (tiling.slices * slice_issues + write)
+    column += tiling.part_rows * (copied if tile.copy_bytes else _GATHER_ISSUES)
+    staging = 0 if tiling.boxes else ceil_div(tiling.columns, tile.threads) * tile.warps * column
+    loads = tile.m_tiles * ((6 if tile.in_row else 8) if tile.split else (3 if tile.in_row else 4))
+    slice_issues = loads + tile.n_tiles * (1 + tile.m_tiles) + 5
+    stores = tile.m_tiles * tile.n_tiles * (4 if tiling.four_filters else 8 if tiling.y_pairs else 16)
+    write = (40 + 8 * tile.m_tiles + stores) / tiling.chunks
+    return staging + 120 * tile.warps + tiling.items * (tiling.slices * slice_issues + write)
 
 
 def _multiply_cycles(tiling: Tiling) -> tuple[float, float]:
     """Cycles of one step that shared memory takes to give operands, and the tensor cores to multiply."""
-    config = tiling.config
-    warp_items = ceil_div(tiling.items, config.warps) * config.warps * tiling.slices
+    tile = tiling.tile
+    warp_items = ceil_div(tiling.items, tile.warps) * tile.warps * tiling.slices
     return (
-        warp_items * (config.m_tiles * 4 + config.n_tiles * 2 + 1),
-        warp_items * 2.0 * config.m_tiles * config.n_tiles,
+        warp_items * (tile.m_tiles * 4 + tile.n_tiles * 2 + 1),
+        warp_items * 2.0 * tile.m_tiles * tile.n_tiles,
     )
 
 
 def _memory_bytes(tiling: Tiling) -> float:
     """Of one step, as if from device memory: neighbouring tiles' lines, and weights, come from the L2."""
-    config, layer = tiling.config, tiling.layer
-    outputs = tiling.pixels * tiling.tile_filters * config.tile_groups * layer.elem_bytes / tiling.chunks
-    line_bytes = tiling.runs * tiling.run * layer.elem_bytes * config.tile_groups * config.chunk_channels
-    own = min(1.0, config.tile_p * layer.move_h / tiling.lines)
+    tile, layer = tiling.tile, tiling.layer
+    outputs = tiling.pixels * tiling.tile_filters * tile.tile_groups * layer.elem_bytes / tiling.chunks
+    line_bytes = tiling.runs * tiling.run * layer.elem_bytes * tile.tile_groups * tile.chunk_channels
+    own = min(1.0, tile.tile_p * layer.move_h / tiling.lines)
     weights = tiling.weight_bytes if tiling.chunks > tiling.weight_buffers or not tiling.persists else 0
-    read = config.tile_n * tiling.lines * line_bytes * (0.4 + 0.6 * own)
-    if not layer.x_copy and config.tile_q < layer.cols:
+    read = tile.tile_n * tiling.lines * line_bytes * (0.4 + 0.6 * own)
+    if not layer.x_copy and tile.tile_q < layer.cols:
         read *= 1 + _SHORT_BYTES / (tiling.runs * tiling.run * layer.elem_bytes)
     if layer.y_inner:
-        outputs *= 1 + _SHORT_BYTES / (config.tile_groups * min(layer.filters, tiling.tile_filters) * layer.elem_bytes)
-    elif config.tile_q < layer.cols:
-        outputs *= 1 + _SHORT_BYTES / (config.tile_q * layer.elem_bytes)
+        outputs *= 1 + _SHORT_BYTES / (tile.tile_groups * min(layer.filters, tiling.tile_filters) * layer.elem_bytes)
+    elif tile.tile_q < layer.cols:
+        outputs *= 1 + _SHORT_BYTES / (tile.tile_q * layer.elem_bytes)
     return outputs + read + 0.5 * weights
 
 
@@ -117,7 +117,7 @@ def _warp_tiles(eights: int) -> list[tuple[int, int]]:
     return [tile for tile in tiles if 4 * padded(tile[1]) <= 5 * least]
 
 
-def all_configs(layer: Layer, chunk: int) -> Iterator[Config]:
+def all_tiles(layer: Layer, chunk: int) -> Iterator[Tile]:
     """Every candidate that takes ``chunk`` channels at once, whether it fits or not."""
     eights = ceil_div(layer.filters, 8)
     shapes = product(staging(layer), _warp_tiles(eights), (4, 8), (1, 2))
@@ -126,7 +126,7 @@ def all_configs(layer: Layer, chunk: int) -> Iterator[Config]:
             if (n_items - 1) * n_tiles >= eights or n_items > 8:
                 continue
             shape = (m_tiles, n_tiles, warps, depth, split, unit, copy, run)
-            yield from (Config(*shape, *pixels, n_items, chunk) for pixels in _pixel_tiles(layer, n_items * n_tiles))
+            yield from (Tile(*shape, *pixels, n_items, chunk) for pixels in _pixel_tiles(layer, n_items * n_tiles))
 
 
 @lru_cache(maxsize=64)
@@ -152,9 +152,9 @@ def _pixel_tiles(layer: Layer, eights: int) -> tuple[tuple[int, int, int, int], 
 def fits(layer: Layer, max_smem_bytes: int) -> bool:
     """Whether some tile fits a device."""
     return any(
-        Tiling(layer, config).invalid(max_smem_bytes) is None
+        Tiling(layer, tile).invalid(max_smem_bytes) is None
         for chunk in reversed(_chunks(layer))
-        for config in all_configs(layer, chunk)
+        for tile in all_tiles(layer, chunk)
     )
 
 
@@ -163,8 +163,8 @@ def _of_least_halo(fitting: list[Tiling], max_smem_bytes: int) -> list[Tiling]:
 
     With two buffers and enough warps, where that is possible.
     """
-    ahead = [each for each in fitting if each.config.depth == 2]
-    busy = [each for each in ahead if each.resident(max_smem_bytes) * each.config.warps >= _MANY_WARPS]
+    ahead = [each for each in fitting if each.tile.depth == 2]
+    busy = [each for each in ahead if each.resident(max_smem_bytes) * each.tile.warps >= _MANY_WARPS]
     fitting = busy or ahead or fitting
     least = min((each.staged for each in fitting), default=0.0)
     return [each for each in fitting if each.staged <= _MOST_HALO * least]
@@ -175,7 +175,7 @@ def tilings(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, .
     """The tilings that fit a device, best first. Smaller chunks only where larger ones leave no room for two blocks."""
     fitting: list[Tiling] = []
     for chunk in _chunks(layer):
-        found = (Tiling(layer, config) for config in all_configs(layer, chunk))
+        found = (Tiling(layer, tile) for tile in all_tiles(layer, chunk))
         fitting += [each for each in found if each.invalid(max_smem_bytes) is None]
         if any(each.resident(max_smem_bytes) > 1 for each in fitting):
             break
