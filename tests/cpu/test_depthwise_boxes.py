@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.depthwise import box, box_wgrad
 from haloconv.families.depthwise.boxes import COLS, Cut, Tiling
 from haloconv.families.depthwise.layer import lead, shapes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
 from haloconv.families.depthwise import family as family_module

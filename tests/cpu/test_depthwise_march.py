@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.depthwise import march, tile_sm90
 from haloconv.families.depthwise.march_form import best_tiling
 from haloconv.problem import Problem, dense_request

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from haloconv import emulator, problem
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise_window import wgrad, window
 from haloconv.jit import KernelSource

@@ -18,7 +18,8 @@ import haloconv
 from haloconv.bench.suite import load_suite
 from haloconv.choose import rules
 from haloconv.cli import VERBS, app
-from haloconv.env import VARIABLES, DeviceFacts
+from haloconv.device import DeviceFacts
+from haloconv.env import VARIABLES
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
 from haloconv.version import __version__
 from tools import readme_results

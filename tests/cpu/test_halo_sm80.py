@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from haloconv import env
+from haloconv.device import DeviceFacts
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
 from haloconv.problem import Direction, Problem, Request, TensorForm
 from tests.texts import noted_texts
 
 CPU = torch.device("cpu")
-ADA = env.DeviceFacts("RTX 4090", "sm_89", 128, (8, 9), 24 << 30, 99 << 10, "none")  # of little shared memory
+ADA = DeviceFacts("RTX 4090", "sm_89", 128, (8, 9), 24 << 30, 99 << 10, "none")  # of little shared memory
 
 
 def layer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.jit.launch import Launch
 from tests import oracle
 from tests.cases import pick

@@ -7,7 +7,7 @@ import torch
 
 from haloconv.choose import rules
 from haloconv.choose.rules import bgrad_by_rule, by_rule
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.halo_sm90 import family as family_facts
 from haloconv.problem import Problem
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.direct import direct
 from haloconv.families.halo_sm80 import conv
 from haloconv.families.halo_sm80_wgrad import wgrad

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import plan
-from haloconv.env import DeviceFacts, device_facts
+from haloconv.device import DeviceFacts, device_facts
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
 from tests import emulated_depthwise, oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from haloconv import plan
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from tests import oracle
 from tests.cases import Case, case, case_id, make

@@ -15,6 +15,7 @@ from haloconv.bench.swapped import Autocast
 from haloconv.bench.whole import Contest, _step
 from haloconv.choose import records
 from haloconv.choose.records import read_records, records_path, write_records
+from haloconv.device import device_facts
 from haloconv.tune import measure
 from haloconv.tune.problems import problems_of
 from haloconv.tune.timing import captured
@@ -151,7 +152,7 @@ def test_a_tuned_layer_is_captured_on_its_choice() -> None:
 def test_shipped_records_are_looked_at_and_followed() -> None:
     model, x = layer_of(DEPTHWISE)
     haloconv.tune(model, x, directions=("fprop",), budget_s=0.02, progress=False)
-    facts = env.device_facts(x.device.index)
+    facts = device_facts(x.device.index)
     (made,) = read_records(path_of_records())
     path_of_records().unlink()
     write_records(records.shipped_path(facts.name), [made], facts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from haloconv.env import max_smem_bytes_of
+from haloconv.device import max_smem_bytes_of
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, named
 from haloconv.families.depthwise.layer import HOPPER, NO_HOPPER, by_channel_blocks, in_pieces, is_hopper

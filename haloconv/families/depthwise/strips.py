@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall
 from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.families.depthwise.layer import Extents, activations

@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 
 from haloconv import support
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.depthwise_toeplitz import planes, toeplitz, wgrad
 from haloconv.jit import KernelSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from haloconv import support
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.problem import Problem, TensorForm
 

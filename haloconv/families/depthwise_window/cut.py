@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise_window.axes import Axis, met_share, stored_lines
 from haloconv.jit.launch import Value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.depthwise_window.axes import Axis, met_share, output_axis

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.env import DeviceFacts, device_facts
+from haloconv.device import DeviceFacts, device_facts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, named
 from haloconv.families.depthwise_window import wgrad

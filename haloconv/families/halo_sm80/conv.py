@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call, few_apart, named
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from haloconv import support
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.halo_sm80 import conv, sources
 from haloconv.jit import KernelSource

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.env import DeviceFacts
+from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.halo_sm90.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.form import forms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from haloconv import support
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.halo_sm90 import conv, sources, wgrad
 from haloconv.jit import KernelSource

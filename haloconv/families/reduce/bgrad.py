@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.reduce import partials
 from haloconv.families.reduce.partials import Axis, Partials

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.env import device_facts
+from haloconv.device import device_facts
 from haloconv.families.base import BoundCall
 from haloconv.families.common import ELEMENTS, ceil_div, divisor
 from haloconv.jit import KernelSource, kernel_source
