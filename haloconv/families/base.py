@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -63,19 +63,14 @@ class Family(Protocol):
 
 
 MOST_CONFIGS = 3
-Item = TypeVar("Item")
 
 
 def config_key(config: object) -> str:
-    """A config as one line that is the same in every process: ``run128 runs2 boxes``; empty for None.
+    """What a config is made of as one line that is the same in every process: ``run128 runs2 boxes``.
 
     Fields are named, flags stand there if they are set; parts of a tuple are joined by `` | ``, or said once if they
     are all the same. A config class may have a ``__str__`` of its own.
     """
-    if config is None:
-        return ""
-    if isinstance(config, Config):
-        return config.key
     if isinstance(config, tuple):
         keys = [config_key(part) for part in config]
         return keys[0] if len(set(keys)) == 1 else " | ".join(keys)

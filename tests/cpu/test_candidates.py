@@ -99,7 +99,6 @@ class Named:
 
 
 def test_keys_of_configs() -> None:
-    assert config_key(None) == ""
     assert config_key(Example(4, boxes=True)) == "tile_p4 boxes"
     assert config_key((Example(4), Named(8))) == "tile_p4 | q8"
     assert config_key((Example(4), Example(4))) == "tile_p4"

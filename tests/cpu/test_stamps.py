@@ -50,9 +50,9 @@ HOST_AND_DEVICE = {
         "reduce/partials.cu", "mma.cuh",
     },
     "grouped_sm90/conv": {"grouped_sm90/conv.cu", "grouped_sm90/slab.cuh", "grouped_sm90/slab.py"},
-    "grouped_sm90/wgrad": {"grouped_sm90/wgrad.cu", "grouped_sm90/wgrad_sum.cu", "grouped_sm90/slab.py"},
+    "grouped_sm90/wgrad": {"grouped_sm90/wgrad.cu", "reduce/partials.cu", "grouped_sm90/slab.py"},
     "halo_sm90/conv": {
-        "halo_sm90/conv.cu", "halo_sm90/pack.cu", "halo_sm90/fixup.cu", "halo_sm90/sum.cu", "halo_sm90/form.py",
+        "halo_sm90/conv.cu", "halo_sm90/pack.cu", "halo_sm90/fixup.cu", "reduce/partials.cu", "halo_sm90/form.py",
         "halo_sm90/tile.py", "wgmma.cuh",
     },
     "depthwise_window/window": {"depthwise_window/window.cu", "depthwise_window/axes.py", "depthwise_window/cut.py"},
