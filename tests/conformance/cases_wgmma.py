@@ -11,7 +11,7 @@ import numpy as np
 from tests.conformance import formats
 from tests.conformance.case import Case, Random, Setup
 
-NS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
+NS = (8, 16, 32, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 MN_NS = (8, 64, 256)
 _MODE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
 _CHUNK = 16

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import numpy as np
 from tests.conformance.case import FOLDER, Case, Setup, mismatch, same
 
 PATH = FOLDER / "vectors" / "sm_90.npz"
+PENDING = PATH.with_name("PENDING.md")
+PENDING_LINE = re.compile(r"^- `(?P<case>\w+)` \((?P<date>\d{4}-\d{2}-\d{2})\): (?P<reason>.+)$\n?", re.MULTILINE)
 MISSING = f"{PATH.name} is not committed: run `python -m tools.make_vectors` on a GPU of compute capability 9.0"
 
 Outputs = tuple[np.ndarray, ...]
@@ -69,6 +72,19 @@ def save(
     partial = path.with_suffix(".partial.npz")
     np.savez_compressed(partial, **arrays)
     os.replace(partial, path)
+
+
+def pending(path: Path = PENDING) -> dict[str, str]:
+    """Case -> "date: reason" for the cases that no GPU has run yet, by the list that is committed."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return {line["case"]: f"{line['date']}: {line['reason']}" for line in PENDING_LINE.finditer(text)}
+
+
+def no_longer_pending(cases: set[str], path: Path = PENDING) -> None:
+    """Take these cases off the list."""
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(PENDING_LINE.sub(lambda line: "" if line["case"] in cases else line[0], text), encoding="utf-8")
 
 
 class Vectors:

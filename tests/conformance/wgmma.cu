@@ -61,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(128, 1) conformance(const __grid_co
             multiply_n<8>(p, base);
         else if (n == 64)
             multiply_n<64>(p, base);
+        else if (n == 80)
+            multiply_n<80>(p, base);
         else
             multiply_n<256>(p, base);
     } else {
@@ -70,10 +72,16 @@ extern "C" __global__ void __launch_bounds__(128, 1) conformance(const __grid_co
             multiply_n<16>(p, base);
         else if (n == 32)
             multiply_n<32>(p, base);
+        else if (n == 56)
+            multiply_n<56>(p, base);
         else if (n == 64)
             multiply_n<64>(p, base);
+        else if (n == 80)
+            multiply_n<80>(p, base);
         else if (n == 96)
             multiply_n<96>(p, base);
+        else if (n == 112)
+            multiply_n<112>(p, base);
         else if (n == 128)
             multiply_n<128>(p, base);
         else if (n == 160)

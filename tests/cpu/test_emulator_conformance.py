@@ -12,6 +12,7 @@ from haloconv import emulator
 from tests.conformance import on_emulator, on_gpu, vectors
 from tests.conformance.case import Case
 from tests.conformance.suite import BY_NAME, CASES
+from tests.cpu.conftest import PENDING_ON_A_GPU
 
 pytestmark = [
     pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available())),
@@ -40,9 +41,21 @@ def test_emulator_gives_what_numpy_says(case: Case, emulator_seeds: tuple[int, .
 def test_emulator_gives_what_the_gpu_gave(case: Case, committed: vectors.Vectors) -> None:
     if reason := committed.missing().get(case.name):
         pytest.skip(f"NOT COMPARED WITH A GPU: {case.name}: {reason}; make vectors: python -m tools.make_vectors")
+    if case.name not in committed.names() and (reason := vectors.pending().get(case.name)):
+        pytest.skip(f"{PENDING_ON_A_GPU}: {case.name} since {reason}")
     assert case.name in committed.names(), f"never run on a GPU: {case.name}; run `python -m tools.make_vectors` on one"
     setup = case.setup()
     assert not committed.complaint(case, setup, on_emulator.run(case, setup, seed=1))
+
+
+def test_pending_cases_exist_and_leave_the_list_when_they_have_vectors(tmp_path: Path) -> None:
+    lines = [line for line in vectors.PENDING.read_text(encoding="utf-8").splitlines() if line.startswith(("-", "*"))]
+    assert len(lines) == len(vectors.pending()) and set(vectors.pending()) <= set(BY_NAME)
+    path = tmp_path / "PENDING.md"
+    path.write_text("# Cases\n\n- `a_case` (2026-01-02): new\n- `other` (2026-01-03): of a new width\n")
+    vectors.no_longer_pending({"a_case"}, path)
+    assert path.read_text() == "# Cases\n\n- `other` (2026-01-03): of a new width\n"
+    assert vectors.pending(path) == {"other": "2026-01-03: of a new width"} and vectors.pending(tmp_path / "no") == {}
 
 
 def test_vectors_are_of_cases_that_exist(committed: vectors.Vectors) -> None:
