@@ -65,6 +65,16 @@ def test_a_gradient_that_no_tap_reaches_has_a_config_without_launches() -> None:
     assert (config.key, tape_of(request, config)) == ("", [])
 
 
+@pytest.mark.parametrize(("precision", "fits"), [("tf32", True), ("tf32x3", False)])
+def test_a_filter_whose_lines_fit_no_memory_is_refused(precision: str, fits: bool) -> None:
+    """Two terms of each value take twice the room of one."""
+    extents = {"n": 2, "c": 64, "h": 64, "w": 200, "k": 33, "r": 15, "s": 3, "stride": (4, 4)}
+    layer = Problem("fprop", **extents, padding=(3, 4, 8, 5), layout="nhwc", precision=precision)
+    with recording():
+        assert (FAMILY.why_not(layer, CPU) is None) == fits
+    assert bool(configs_of(dense_request(layer, CPU))) == fits
+
+
 def test_a_struct_is_parsed_once_for_all_specialisations() -> None:
     sources = [conv_source(LAYER, config.derived[0]) for config in configs_of(dense_request(LAYER, CPU))]
     assert len({source.digest for source in sources}) == len(sources) > 1

@@ -49,7 +49,7 @@ def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
     if facts.arch != _ARCH:
         return "the device is no Hopper GPU (compute capability 9.0)"
     inner = problem.layout == "nhwc"
-    storage = Storage(problem.dtype.itemsize, inner, False, inner, False)
+    storage = Storage(problem.dtype.itemsize, inner, False, inner, False, terms=TERMS.get(problem.precision, 1))
     if any(form.taps and not best_tilings(form, storage, facts.sm_count) for form in forms(problem)):
         return "no tile of halo_sm90 fits shared memory"
     return None
