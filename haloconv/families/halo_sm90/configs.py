@@ -72,7 +72,7 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
     channel_bytes = form.channels * storage.elem_bytes
     chunk_bytes = next((size for size in (32, 64) if channel_bytes <= size), 128)
     packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 else [(1, 1)]
-    result = {}
+    result: dict[TileShape, None] = {}
     for pack_h, pack_w in packs:
         cols = ceil_div(form.horizontal.out_extent, pack_w)
         sides = (False, True) if form.filters > BLOCK_M else (False,)

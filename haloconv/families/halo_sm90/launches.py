@@ -26,7 +26,7 @@ Fields = dict[str, Value]
 def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The source that packs the filter, for one block height, chunk, order of channels and type."""
     shape, storage = tiling.shape, tiling.storage
-    constants = {
+    constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "BLOCK_M": BLOCK_M,
         "CHUNK_BYTES": shape.chunk_bytes,
@@ -41,7 +41,7 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The source of the convolution for one tiling, type and layout: image and filter extents are run-time values."""
     shape, storage = tiling.shape, tiling.storage
     element = ELEMENTS[problem.dtype]
-    constants = {
+    constants: dict[str, int | str] = {
         "ELEM": element,
         "Y_ELEM": "float" if storage.partial else element,
         "MULTIPLY": "hc::tf32" if problem.dtype == torch.float32 else element,
@@ -77,7 +77,7 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 def fixup_source(problem: Problem) -> KernelSource:
     """The source of the nonfinite fix-up."""
-    constants = {"ELEM": ELEMENTS[problem.dtype], **_epilogue(problem)}
+    constants: dict[str, int | str] = {"ELEM": ELEMENTS[problem.dtype], **_epilogue(problem)}
     return kernel_source("halo_sm90/fixup", "halo_sm90_fixup", constants)
 
 
@@ -181,6 +181,7 @@ def split_sums(problem: Problem, tiling: Tiling) -> Partials:
     """
     form = tiling.form
     pixels = form.vertical.out_extent * form.horizontal.out_extent
+    axes: tuple[Axis, ...]
     if tiling.storage.y_inner:
         axes, run_elems = (Axis(form.n * pixels, form.filters), Axis(form.filters, 1, count=1)), form.filters
     else:

@@ -13,7 +13,7 @@ from haloconv.jit import BoxMap, DataType, Swizzle
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import Request
 
-Strides = tuple[int, int, int, int]
+Strides = tuple[int, ...]  # of four dimensions
 
 _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
     torch.float32: DataType.TFLOAT32,

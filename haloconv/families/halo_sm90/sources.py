@@ -10,12 +10,16 @@ import torch
 
 from haloconv.families.halo_sm90 import conv, wgrad
 from haloconv.jit import KernelSource
-from haloconv.problem import Problem, dense_request
+from haloconv.layout import Layout
+from haloconv.problem import Direction, Problem, dense_request
+
+_LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
+_Layer = tuple[torch.dtype, Layout, int, int]  # channels, filters
 
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
 _WIDE = (64, 128)  # channels and filters of a layer that meets every tile shape, in chunks of 128 bytes
 _UNEVEN = (63, 127)  # the same, but channels come in no groups of 16 bytes
-_LAYERS = (
+_LAYERS: tuple[_Layer, ...] = (
     (torch.float32, "nchw", *_WIDE),
     (torch.float32, "nhwc", *_WIDE),
     (torch.float32, "nhwc", *_UNEVEN),
@@ -29,11 +33,11 @@ _UNALIGNED = (  # heights and widths of images whose rows TMA takes by 1, 2, 4 a
     (torch.float16, 62, 66),
     (torch.float16, 63, 65),
 )
-_THIN_LAYERS = (  # chunks of 64 and 32 bytes, and packs of outputs
+_THIN_LAYERS: tuple[_Layer, ...] = (  # chunks of 64 and 32 bytes, and packs of outputs
     (torch.float32, "nchw", 16, 24),
     (torch.float16, "nhwc", 16, 24),
 )
-_SPLIT_LAYERS = (  # split-K of two
+_SPLIT_LAYERS: tuple[_Layer, ...] = (  # split-K of two
     (torch.float32, "nchw", *_WIDE),
     (torch.float16, "nhwc", 128, 128),
 )
@@ -41,7 +45,7 @@ _SPLIT_LAYERS = (  # split-K of two
 
 def sources() -> list[KernelSource]:
     """Every source of the representative layers, none twice."""
-    found = {}
+    found: dict[str, KernelSource] = {}
     for problem in _representative_problems():
         found |= {source.digest: source for source in conv.sources(dense_request(problem, _NO_DEVICE))}
     for layer in _SPLIT_LAYERS:
@@ -58,7 +62,7 @@ def _weight_gradients() -> Iterator[Problem]:
         yield _problem("wgrad", dtype, layout, channels, filters)
     for dtype, height, width in _UNALIGNED:
         yield replace(_problem("wgrad", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
-    for dtype, layout in product((torch.float32, torch.float16), ("nchw", "nhwc")):
+    for dtype, layout in product((torch.float32, torch.float16), _LAYOUTS):
         one = _problem("wgrad", dtype, layout, 32, 64)
         yield replace(one, r=5, s=9, padding=(2, 2, 4, 4))
         yield replace(one, c=64, r=1, s=15, padding=(0, 0, 7, 7))
@@ -78,8 +82,9 @@ def _representative_problems() -> Iterator[Problem]:
 
 
 def _problem(
-    direction: str, dtype: torch.dtype, layout: str, channels: int, filters: int, bias: bool = False
+    direction: Direction, dtype: torch.dtype, layout: Layout, channels: int, filters: int, bias: bool = False
 ) -> Problem:
     precision = "tf32" if dtype == torch.float32 else "ieee"
-    extents = {"n": 2, "c": channels, "h": 64, "w": 64, "k": filters, "r": 3, "s": 3}
-    return Problem(direction, **extents, bias=bias, dtype=dtype, layout=layout, precision=precision)
+    return Problem(
+        direction, 2, channels, 64, 64, filters, 3, 3, bias=bias, dtype=dtype, layout=layout, precision=precision
+    )
