@@ -1,5 +1,5 @@
-// The fragments of x: M is 64 / CHANNELS columns of taps by CHANNELS channels, K neighbouring pixels, read from a line at
-// any column.
+// The fragments of x: M is 64 / CHANNELS columns of taps by CHANNELS channels, K neighbouring pixels, read from a line
+// at any column.
 #pragma once
 
 #include "families/halo_sm90/swizzle.cuh"

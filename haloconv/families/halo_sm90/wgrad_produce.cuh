@@ -115,8 +115,8 @@ __device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, char*
     });
 }
 
-// Brings a line, as TMA or as loads do; of a line that does not exist nothing but the news that it is there. A line of x
-// comes after the youngest line of dy that it meets: where that has room, so has it.
+// Brings a line, as TMA or as loads do; of a line that does not exist nothing but the news that it is there. A line of
+// x comes after the youngest line of dy that it meets: where that has room, so has it.
 __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
                                          const Place& place, int row) {
     char* const to = smem.y + at.index * Y_BYTES;

@@ -4,8 +4,8 @@
 // last axis runs fastest. Parts follow each other, or the parts of a run of elements do, before those of the next run.
 //
 // PART_LANES threads of a block share an element: thread j adds parts j, j + PART_LANES, ..., and the first adds what
-// the others have, in order. With one thread parts are added one after the other. Neighbouring threads read neighbouring
-// elements, with AT_ONCE loads on their way. Shared memory: a sum for each thread but the first ones.
+// the others have, in order. With one thread parts are added one after the other. Neighbouring threads read
+// neighbouring elements, with AT_ONCE loads on their way. Shared memory: a sum for each thread but the first ones.
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/relu.cuh"
