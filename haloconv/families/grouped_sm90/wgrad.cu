@@ -4,9 +4,9 @@
 //   dw[k, c, r, s] = sum over pixels (n, p, q) of dy[n, k, p, q] * x[n, c, p + r - pad_top, q + s - pad_left]
 //
 // TMA brings rows of x and of dy, 128 bytes of channels wide, whole groups. A warp has 16 * K_STEPS columns of one
-// group and marches down: ldmatrix transposes a row of x, once for each horizontal tap, and the fragments of the last R rows
-// of dy stay in registers. So both are read from shared memory without regard to the vertical taps. All products of a
-// warp go into the same few sums.
+// group and marches down: ldmatrix transposes a row of x, once for each horizontal tap, and the fragments of the last R
+// rows of dy stay in registers. So both are read from shared memory without regard to the vertical taps. All products
+// of a warp go into the same few sums.
 //
 // Budget: 4 * R * PAIRS * N_TILES registers for sums, 2 * R * K_STEPS * N_TILES for dy; a ring of stages of ROWS rows
 // of x and dy in shared memory.

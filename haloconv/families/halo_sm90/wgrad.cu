@@ -7,8 +7,8 @@
 // A block marches down lines of x. A ring holds the lines of dy that the last ROWS rows of taps meet, so both tensors
 // come from memory once for all of a block's taps, and one fragment of x feeds ROWS wgmmas.
 //
-// Roles: two or three warpgroups consume: they share columns of taps, channels, filters or steps. The last one produces:
-// a thread asks TMA for boxes, or (X_LOADS, Y_LOADS) its warps load what TMA cannot take, and transpose it.
+// Roles: two or three warpgroups consume: they share columns of taps, channels, filters or steps. The last one
+// produces: a thread asks TMA for boxes, or (X_LOADS, Y_LOADS) its warps load what TMA cannot take, and transpose it.
 // Budget: COLUMN_GROUPS * ROWS * FILTERS / 2 registers of a consumer for sums. wgmma cuts its sums, so that they are
 // added to those in memory every FLUSH_STEPS steps.
 #include "families/halo_sm90/wgrad_consume.cuh"
