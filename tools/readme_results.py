@@ -8,9 +8,8 @@ newest rows anew from the dated ones, and fills the sections; with `--check` it 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +45,8 @@ from tools.result_tables import (
     tally,
     times,
 )
-from tools.stamps import ROOT, VERIFIED, pending
+from tools.stamp_tables import stamps_line, verified_section
+from tools.stamps import ROOT, pending, read_stamps
 
 MAIN_CASES = ("A", "B", "C")
 HEADLINE = (
@@ -63,7 +63,6 @@ HEADLINE = (
 )
 """The layers that the README shows first, one of every kind and losses among them, whatever their figures are."""
 NO_NETWORKS = "No networks are measured yet: `haloconv bench --models` on a GPU machine measures them."
-NO_STAMPS = "No family has been verified on a GPU yet: `make gpu` on a GPU machine writes the stamps."
 
 
 def gpu_results(path: Path, root: Path) -> list[str]:
@@ -224,49 +223,6 @@ def slowest_cells(network: Network) -> list[str]:
         return ["–", "–"]
     where = f"{slowest.case.partition('.')[2] or slowest.case} {slowest.direction}"
     return [str(len({row.case for row in network.layers})), f"{slowest.ratio:.2f}× {where}"]
-
-
-def verified_section(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> str:
-    """The Markdown between the verified markers: one line per kernel that has a stamp or waits for one.
-
-    ``waiting`` maps what is pending to its date and reason.
-    """
-    rows = []
-    for name in sorted(stamps.keys() | waiting.keys()):
-        stamp = stamps.get(name)
-        state = f"pending since {waiting[name]}" if name in waiting else "verified"
-        if stamp is None:
-            rows.append([f"`{name}`", state, "–", "–", "–", "–", "–"])
-            continue
-        if "carried_from" in stamp and name not in waiting:
-            state += f" at {stamp['carried_from']['commit']}, carried over unchanged"
-        errors = ", ".join(f"{label} {error:.1e}" for label, error in sorted(stamp["worst_errors"].items()))
-        place = f"{stamp['gpu']}, PyTorch {stamp['torch']}"
-        rows.append([f"`{name}`", state, place, str(stamp["checks"]), errors, stamp["sanitizer"], stamp["date"]])
-    header = ["kernel", "state", "on", "checks passed", "worst norm errors", "compute-sanitizer", "date"]
-    return "\n".join(table(header, rows)) if rows else NO_STAMPS
-
-
-def stamps_line(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> str:
-    """Which families hold all their stamps, and what waits for one, with date and reason."""
-    if not stamps and not waiting:
-        return NO_STAMPS
-    late = {name.partition("/")[0] for name in waiting}
-    held = sorted({name.partition("/")[0] for name in stamps} - late)
-    gpus = ", ".join(sorted({stamp["gpu"] for stamp in stamps.values()}))
-    verified = [f"Verified on {gpus}: {', '.join(f'`{name}`' for name in held)}."] if held else []
-    pending_lines = [f"Pending: `{name}` since {about}." for name, about in sorted(waiting.items())]
-    return "\n".join([*verified, *(pending_lines or ["Pending: none."])])
-
-
-def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:
-    """Stamp by name: `family/kernel`, or `family` where a file is the stamp of a whole family."""
-    found: dict[str, dict] = {}
-    for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kernels = content.get("kernels")
-        found |= {path.stem: content} if kernels is None else {f"{path.stem}/{name}": kernels[name] for name in kernels}
-    return found
 
 
 FAMILY_PAGES = (

@@ -242,47 +242,6 @@ def test_results_section_shows_losses_and_dashes(tmp_path: Path) -> None:
     assert "**Some GPU**" in text and "commit abc1234, 2026-01-02;" in text
 
 
-def test_verified_section_shows_stamps_and_pending_families() -> None:
-    assert readme_results.verified_section({}, {}) == readme_results.NO_STAMPS
-    stamp = {
-        "gpu": "Some GPU", "torch": "2.13", "checks": 7, "worst_errors": {"fp16": 3e-4, "fp32": 2e-7},
-        "sanitizer": "memcheck: 0 findings", "date": "2026-01-01",
-    }  # fmt: skip
-    text = readme_results.verified_section({"direct": stamp, "other": stamp}, {"other": "2026-01-02: changed since"})
-    facts = "Some GPU, PyTorch 2.13 | 7 | fp16 3.0e-04, fp32 2.0e-07 | memcheck: 0 findings | 2026-01-01 |"
-    assert f"| `direct` | verified | {facts}" in text
-    assert f"| `other` | pending since 2026-01-02: changed since | {facts}" in text
-    assert "| `new` | pending since x | – |" in readme_results.verified_section({}, {"new": "x"})
-
-
-def test_one_line_of_stamps_names_what_waits() -> None:
-    stamp = {"gpu": "Some GPU"}
-    waiting = {"other/conv": "2026-01-02: changed since"}
-    line = readme_results.stamps_line({"direct": stamp, "other/conv": stamp, "other/pack": stamp}, waiting)
-    assert line == "Verified on Some GPU: `direct`.\nPending: `other/conv` since 2026-01-02: changed since."
-    assert readme_results.stamps_line({"direct": stamp}, {}) == "Verified on Some GPU: `direct`.\nPending: none."
-    assert readme_results.stamps_line({}, {}) == readme_results.NO_STAMPS
-
-
-def test_stamps_of_families_and_of_kernels_are_read(tmp_path: Path) -> None:
-    stamp = {
-        "gpu": "Some GPU",
-        "torch": "2.13",
-        "checks": 7,
-        "worst_errors": {},
-        "sanitizer": "-",
-        "date": "2026-01-01",
-    }
-    carried = {**stamp, "carried_from": {"commit": "abc1234"}}
-    (tmp_path / "direct.json").write_text(json.dumps(stamp), "utf-8")
-    (tmp_path / "other.json").write_text(json.dumps({"kernels": {"conv": carried, "wgrad": stamp}}), "utf-8")
-    stamps = readme_results.read_stamps(tmp_path)
-    assert list(stamps) == ["direct", "other/conv", "other/wgrad"]
-    text = readme_results.verified_section(stamps, {})
-    assert "| `other/conv` | verified at abc1234, carried over unchanged | Some GPU, PyTorch 2.13 | 7 |" in text
-    assert "| `other/wgrad` | verified | Some GPU, PyTorch 2.13 | 7 |" in text
-
-
 def write_rows(folder: Path, name: str, rows: list[dict]) -> None:
     (folder / "benchmarks" / "results" / "gpu").mkdir(parents=True, exist_ok=True)
     (folder / "benchmarks" / "results" / "gpu" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
