@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import pytest
 import torch
 
 from haloconv import env, plan
@@ -13,7 +15,7 @@ from haloconv.choose import records
 from haloconv.choose.buckets import bucket_of, layer_key, size_of
 from haloconv.choose.records import Record
 from haloconv.choose.trust import forget_trust
-from haloconv.device import Device, DeviceFacts
+from haloconv.device import Device, DeviceFacts, set_stand_in
 from haloconv.env import software_stamp
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, Config, Family
@@ -151,3 +153,17 @@ def only(*families: Family) -> Iterator[None]:
 def fake_device(facts: DeviceFacts = FACTS) -> Device:
     """CPU tensors count as a GPU's; no kernel can be loaded, so that only fake families run."""
     return Device(facts, load=None, encode_tiled=None, keeps_time=True)
+
+
+@contextmanager
+def fake_gpu(folder: Path) -> Iterator[None]:
+    """A fake GPU with the families aten and direct, whose records lie in ``folder``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(env.RECORDS_DIR, str(folder / "records"))
+        patch.setattr(records, "SHIPPED", folder / "shipped")
+        set_stand_in(fake_device())
+        forget()
+        with only(FAMILIES["direct"]):
+            yield
+        set_stand_in(None)
+        forget()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,32 +12,36 @@ import torch
 
 import haloconv
 from haloconv import env, plan
-from haloconv.choose import records, trust
+from haloconv.choose import records
 from haloconv.choose.buckets import bucket_of
 from haloconv.choose.choice import Choice, choose, recorded
 from haloconv.choose.records import read_records, records_path, shelf_of, write_records
 from haloconv.device import set_stand_in
-from haloconv.families import FAMILIES
 from haloconv.problem import Problem, dense_request
 from haloconv.tune import first_use as at_first_use
 from haloconv.tune import measure
-from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only, record
+from tests.tuned import (
+    FACTS,
+    LAYER,
+    Clock,
+    FakeConfig,
+    FakeFamily,
+    fake_device,
+    fake_gpu,
+    favouring,
+    forget,
+    only,
+    record,
+)
 
 CPU = torch.device("cpu")
 NCHW = replace(LAYER, dtype=torch.float32)
 
 
 @pytest.fixture(autouse=True)
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A fake GPU with the families aten and direct, and a folder of records of its own."""
-    monkeypatch.setenv(env.RECORDS_DIR, str(tmp_path / "records"))
-    monkeypatch.setattr(records, "SHIPPED", tmp_path / "shipped")
-    set_stand_in(fake_device())
-    forget()
-    with only(FAMILIES["direct"]):
+def device(tmp_path: Path) -> Iterator[None]:
+    with fake_gpu(tmp_path):
         yield
-    set_stand_in(None)
-    forget()
 
 
 @pytest.fixture
@@ -351,54 +354,3 @@ def test_a_meaningless_mode_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> Non
     env.tunes_at_first_use.cache_clear()
     with pytest.warns(RuntimeWarning, match="first-use"):
         assert not env.tunes_at_first_use()
-
-
-# --- shipped records
-
-
-@pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def write(**changes: object) -> None:
-        write_records(records.shipped_path(FACTS.name), [record(NCHW, "special", config="rows8", **changes)], FACTS)
-
-    return write
-
-
-def test_a_shipped_record_is_looked_at_once(special: FakeFamily, shipped: Callable) -> None:
-    shipped()
-    found = choose(NCHW, CPU)
-    assert (found.family, found.config) == ("special", "rows8") and "tuned, as shipped: 2.00x" in found.reason
-    assert special.bound == [FakeConfig(8)], "it ran before it was trusted"
-    choose(replace(NCHW, h=32, w=30), CPU)
-    choose(NCHW, CPU)
-    assert special.bound == [FakeConfig(8)]
-
-
-@pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind", "does not run"])
-def test_a_shipped_record_that_is_wrong_here_is_not_followed(
-    special: FakeFamily, shipped: Callable, fault: str
-) -> None:
-    shipped()
-    special.offers = (FakeConfig(8, fault),)
-    before = records.shipped_path(FACTS.name).read_text()
-    with pytest.warns(RuntimeWarning, match="a shipped record is not followed"):
-        assert not choose(NCHW, CPU).measured
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not choose(NCHW, CPU).measured
-    assert records.shipped_path(FACTS.name).read_text() == before
-
-
-def test_a_shipped_record_for_other_kernels_is_not_followed(special: FakeFamily, shipped: Callable) -> None:
-    shipped(source="0" * 64)
-    assert not choose(NCHW, CPU).measured and not special.bound
-
-
-def test_nothing_is_looked_at_while_a_graph_is_captured(
-    special: FakeFamily, shipped: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped()
-    monkeypatch.setattr(trust, "is_capturing", lambda device: True)
-    assert not choose(NCHW, CPU).measured and not special.bound
-    monkeypatch.setattr(trust, "is_capturing", lambda device: False)
-    assert choose(NCHW, CPU).config == "rows8"
