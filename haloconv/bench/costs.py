@@ -1,5 +1,4 @@
-"""What a call costs besides the kernel's own time: the host side of a warm call, the first use of a new layer, and how
-long a family's kernels compile."""
+"""What kernels cost before they run: the first use of a new layer, and how long a family's kernels compile."""
 
 from __future__ import annotations
 
@@ -10,30 +9,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
-
-import torch
 
 from haloconv import env
 from haloconv.bench.first_use import FirstUse
 from haloconv.bench.suite import Case
 from haloconv.families import FAMILIES
-from haloconv.functional import conv2d
 from haloconv.jit import KernelSource, compile_source
-from haloconv.module import Conv2d
-from haloconv.tune.timing import host_cost
 
-NO_GRAD_BUDGET_US = 12.0
-WITH_GRAD_BUDGET_US = 25.0
 COMPILE_BUDGET_MS = 1000.0
 TEXT_BUDGET_MS = 1500.0
 DISK_BUDGET_MS = 20.0
-SMALL_INPUT = (1, 8, 16, 16)
 SMALL_IMAGE = (64, 64)
-TURNS = 5
 STARTER_TEXT = KernelSource("starter", "starter", (), 'extern "C" __global__ void starter() {}')  # loads NVRTC
 CHILD_TIMEOUT_S = 300
 
@@ -48,25 +37,6 @@ class Cost:
     def record(self) -> dict[str, object]:
         """The fields of a row."""
         return {**asdict(self), "within_budget": self.within_budget}  # type: ignore[call-overload]
-
-
-@dataclass(frozen=True)
-class HostCost(Cost):
-    """Wall us that the host needs to enqueue one warm call, on PyTorch's side and on ours, in the same run.
-
-    ``budget_us`` is what PyTorch took when the budget was set. Hosts differ, and one host from run to run, so that the
-    bar is PyTorch in the same run.
-    """
-
-    what: str
-    aten_us: float
-    haloconv_us: float
-    budget_us: float
-
-    @property
-    def within_budget(self) -> bool:
-        """At most what PyTorch takes in the same run."""
-        return self.haloconv_us <= self.aten_us
 
 
 @dataclass(frozen=True)
@@ -106,41 +76,6 @@ class TextTimes(Cost):
     def within_budget(self) -> bool:
         """Whether the slowest is."""
         return self.worst_ms <= self.budget_ms
-
-
-class _Sides(NamedTuple):
-    what: str
-    aten: Callable[[], object]
-    haloconv: Callable[[], object]
-    budget_us: float
-
-
-def host_costs(device: torch.device, family: str = "direct", repeats: int = 200) -> list[HostCost]:
-    """The host's cost of a small 3x3 convolution: the function without gradients, the module with them."""
-    torch.manual_seed(0)
-    x = torch.randn(SMALL_INPUT, device=device)
-    theirs = torch.nn.Conv2d(SMALL_INPUT[1], 8, 3).to(device)
-    ours = Conv2d.from_torch(theirs, family=family)
-    w, b = theirs.weight.detach(), theirs.bias.detach()
-    function = _Sides(
-        "F.conv2d, no grad",
-        lambda: torch.nn.functional.conv2d(x, w, b),
-        lambda: conv2d(x, w, b, family=family),
-        NO_GRAD_BUDGET_US,
-    )
-    module = _Sides("nn.Conv2d, with grad", lambda: theirs(x), lambda: ours(x), WITH_GRAD_BUDGET_US)
-    with torch.no_grad():
-        costs = [_in_turns(function, repeats, device)]
-    with torch.enable_grad():
-        return [*costs, _in_turns(module, repeats, device)]
-
-
-def _in_turns(sides: _Sides, repeats: int, device: torch.device) -> HostCost:
-    samples: tuple[list[float], list[float]] = ([], [])
-    for _ in range(TURNS):
-        for call, costs in zip((sides.aten, sides.haloconv), samples, strict=True):
-            costs.append(host_cost(call, repeats, rounds=3, device=device))
-    return HostCost(sides.what, *(statistics.median(costs) for costs in samples), sides.budget_us)
 
 
 def compile_times(cases: Sequence[Case], family: str = "direct") -> list[CompileTime]:

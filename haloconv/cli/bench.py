@@ -17,7 +17,7 @@ from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_runs
 from haloconv.bench.suite import PRECISIONS, SuiteError, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
-from haloconv.cli.bench_costs import bench_compiling, bench_host_cost
+from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.bench_suite import Order, bench_sample, bench_suite, pieces, stale_pieces
@@ -51,7 +51,7 @@ def bench(
     gpus: Annotated[str, typer.Option(help="Networks: share them among these GPUs, as 0,1; one by default.")] = "",
     limit: Annotated[float | None, typer.Option(help="Seconds after which nothing further is begun.")] = None,
     stale: Annotated[bool, typer.Option("--stale", help="Only what has rows that are not of today's sources.")] = False,
-    host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host side of one call instead.")] = False,
+    host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host's side of calls instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B, C or --family.")] = False,
 ) -> None:
     """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
@@ -61,6 +61,9 @@ def bench(
     Exit code 0: every check passed, every budget and bar was met. 1: not. 2: no GPU, or an option cannot be used.
     """
     console = make_console()
+    if host_cost and not torch.cuda.is_available():
+        show_own_host_cost(console)
+        raise typer.Exit(0)
     if not torch.cuda.is_available():
         console.print("[bold red]error:[/] bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
         raise typer.Exit(2)

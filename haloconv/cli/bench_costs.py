@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from haloconv.bench.costs import Cost, compile_times, host_costs, text_times
+from haloconv.bench.costs import Cost, compile_times, text_times
+from haloconv.bench.host_cost import NOT_MEASURED, host_costs, own_host_costs
 from haloconv.bench.results import ResultRow, append_rows
 from haloconv.bench.suite import Case
 from haloconv.cli.run import Family
@@ -21,17 +22,26 @@ from haloconv.families import OWN
 
 
 def bench_host_cost(device: torch.device, folder: Path, console: Console) -> bool:
-    """What one call costs the host, without and with gradients; True if neither costs more than PyTorch's."""
+    """What one call of small layers costs the host; True if none costs more than PyTorch's in the same run."""
     costs = host_costs(device)
-    table = _table("host cost per call, us", "call", "PyTorch", "haloconv", "verdict", "budget", "under it")
+    table = _table("host time per call, us", "call", "PyTorch", "haloconv", "verdict", "budget", "under it")
     for cost in costs:
         verdict = "within" if cost.within_budget else "OVER"
-        under = "yes" if cost.haloconv_us <= cost.budget_us else "no"
-        times = f"{cost.aten_us:.1f}", f"{cost.haloconv_us:.1f}"
-        table.add_row(cost.what, *times, verdict, f"{cost.budget_us:g}", under)
+        has_budget = cost.budget_us is not None
+        budget = (f"{cost.budget_us:g}", "yes" if cost.haloconv_us <= cost.budget_us else "no") if has_budget else ()
+        table.add_row(cost.what, f"{cost.aten_us:.1f}", f"{cost.haloconv_us:.1f}", verdict, *budget)
     console.print(table)
     _keep_costs("host-cost", costs, folder, console)
     return all(cost.within_budget for cost in costs)
+
+
+def show_own_host_cost(console: Console) -> None:
+    """Our side of the host's time where there is no GPU, and what was not measured."""
+    table = _table("host time per call, us", "call", "haloconv")
+    for cost in own_host_costs():
+        table.add_row(cost.what, f"{cost.haloconv_us:.1f}")
+    console.print(table)
+    console.print(NOT_MEASURED, highlight=False, markup=False)
 
 
 def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> bool:

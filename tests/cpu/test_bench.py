@@ -63,7 +63,7 @@ def lines_of(path: Path) -> list[dict]:
 # --- the verb
 
 
-@pytest.mark.parametrize("options", [[], ["--host-cost"], ["--compile-time"]])
+@pytest.mark.parametrize("options", [[], ["--compile-time"]])
 def test_without_a_gpu_it_says_what_is_needed(monkeypatch, options):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = CliRunner().invoke(app, ["bench", *options])
@@ -267,24 +267,6 @@ def test_selection_by_name_and_tag():
 
 
 # --- the costs
-
-
-def test_host_costs(tmp_path, monkeypatch):
-    monkeypatch.setattr(costs, "TURNS", 1)
-    out = console()
-    monkeypatch.setattr(bench_costs, "host_costs", lambda device: costs.host_costs(device, family="auto", repeats=5))
-    bench_costs.bench_host_cost(CPU, tmp_path, out)
-    (path,) = tmp_path.glob("*-host-cost.jsonl")
-    no_grad, with_grad = lines_of(path)
-    assert (no_grad["what"], no_grad["budget_us"]) == ("F.conv2d, no grad", 12.0)
-    assert (with_grad["what"], with_grad["budget_us"]) == ("nn.Conv2d, with grad", 25.0)
-    assert min(no_grad["aten_us"], no_grad["haloconv_us"], with_grad["aten_us"], with_grad["haloconv_us"]) > 1
-    assert no_grad["torch"] == torch.__version__ and "F.conv2d, no grad" in out.file.getvalue()
-
-
-@pytest.mark.parametrize("aten, ours, within", [(10, 11, False), (14, 13, True), (14, 15, False), (8, 12.5, False)])
-def test_host_bar_is_pytorch_in_the_same_run(aten, ours, within):
-    assert costs.HostCost("call", aten, ours, 12.0).within_budget is within
 
 
 @pytest.mark.parametrize(
