@@ -33,6 +33,7 @@ OLD_WORDS = {
 """Regular expressions of words that docs do not use any more, and what stands in their place."""
 
 PRIVATE_WORDS_IN_CODE = {
+    r"copy engines?": "TMA",
     r"overlapping launch\w*|launch\w* overlap\w*": "PDL",
     r"dilation class(?:es)?": "residue class",
     r"parts of (?:the )?channels": "split-K",

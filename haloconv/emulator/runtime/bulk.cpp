@@ -1,4 +1,4 @@
-// Bulk copies by the copy engine, both ways, and the bulk groups of each thread (tensor stores belong to them too).
+// Bulk copies by TMA, both ways, and the bulk groups of each thread (tensor stores belong to them too).
 
 #include <algorithm>
 #include <memory>

@@ -17,7 +17,7 @@ __device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
 }
 
 // elect.sync: true in one lane of the warp, the same one each time. The whole warp calls it. Where it guards copies by
-// the copy engine, the compiler knows that one lane asks for them.
+// TMA, the compiler knows that one lane asks for them.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile(

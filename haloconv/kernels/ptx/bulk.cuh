@@ -1,4 +1,4 @@
-// Bulk copies of contiguous bytes by the copy engine. Addresses and sizes are multiples of 16 bytes.
+// Bulk copies of contiguous bytes by TMA. Addresses and sizes are multiples of 16 bytes.
 #pragma once
 
 #include "kernels/ptx/address.cuh"

@@ -4,7 +4,7 @@
 #ifndef HALOCONV_EMULATOR
 namespace hc::ptx {
 
-// fence.proxy.async: the thread's ordinary shared-memory accesses come before later ones of wgmma and the copy engine.
+// fence.proxy.async: the thread's ordinary shared-memory accesses come before later ones of wgmma and TMA.
 __device__ __forceinline__ void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

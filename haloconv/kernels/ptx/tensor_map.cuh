@@ -1,4 +1,4 @@
-// Tensor maps: tiles of 2 to 5 dimensions moved by the copy engine (TMA). Coordinates are elements, innermost first;
+// Tensor maps: tiles of 2 to 5 dimensions moved by TMA. Coordinates are elements, innermost first;
 // what lies outside the tensor is filled on loads and left out on stores. Shared addresses are multiples of 128 bytes.
 // The innermost coordinate is a multiple of 16 bytes, and no coordinate of a store is negative: the hardware takes
 // anything else for an illegal instruction.
