@@ -191,10 +191,10 @@ def test_chance_on_one_draw_is_told_from_error_by_four() -> None:
         return [whole._Draw(*pair, truth) for pair in zip(off[: len(ours)], off[len(ours) :], strict=True)]
 
     unlucky = draws((0.03, 0.01, 0.02, 0.02), (0.01, 0.03, 0.02, 0.02))
-    assert whole._judge(*unlucky[0].of("step"), contest).complaint is not None
-    assert whole._judge(*whole._joined(unlucky).of("step"), contest).complaint is None
+    assert whole._judge(*unlucky[0].judged(), contest).complaint is not None
+    assert whole._judge(*whole._joined(unlucky).judged(), contest).complaint is None
     wrong = draws((0.03,) * 4, (0.01, 0.01, 0.02, 0.01))
-    assert whole._judge(*whole._joined(wrong).of("step"), contest).complaint is not None
+    assert whole._judge(*whole._joined(wrong).judged(), contest).complaint is not None
 
 
 def test_an_element_may_err_twice_as_much_as_pytorchs_worst_one() -> None:
