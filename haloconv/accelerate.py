@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv.module import OWN_NAMES, Conv2d, check_names
+from haloconv.precision import Precision
 from haloconv.reclass import change_class, is_convolution, own_class, why_not_plain
 
 _TABLES = "haloconv.report.changes"  # loaded when something is shown
@@ -102,7 +103,7 @@ class Acceleration(Sequence):
 
 
 def accelerate(
-    model: torch.nn.Module, *, strict: bool = False, family: str = "auto", precision: str | None = None
+    model: torch.nn.Module, *, strict: bool = False, family: str = "auto", precision: Precision | None = None
 ) -> Acceleration:
     """Turn every module of ``model`` that is exactly a torch.nn.Conv2d into a haloconv.Conv2d, in place.
 

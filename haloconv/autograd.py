@@ -15,7 +15,7 @@ import torch
 
 from haloconv import plan as plans
 from haloconv.layout import Layout
-from haloconv.problem import ConvSpec, Direction
+from haloconv.problem import Activation, ConvSpec, Direction
 
 Tensor = torch.Tensor
 
@@ -30,13 +30,18 @@ def _wanted(x: Tensor, w: Tensor) -> tuple[Direction, ...]:
     return (*(("dgrad",) if x.requires_grad else ()), *(("wgrad",) if w.requires_grad else ()))
 
 
-def activated(y: Tensor, activation: str | None) -> Tensor:
+def activated(y: Tensor, activation: Activation | None) -> Tensor:
     """``y`` behind the activation, for whatever records operators."""
     return y if activation is None else torch.relu(y)
 
 
 def fprop(
-    x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, notes: dict | None = None, activation: str | None = None
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    spec: ConvSpec,
+    notes: dict | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop.
 

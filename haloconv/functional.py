@@ -9,7 +9,8 @@ from torch.autograd import forward_ad
 
 from haloconv import autograd, transforms
 from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast
-from haloconv.problem import ACTIVATIONS, ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
+from haloconv.precision import Precision
+from haloconv.problem import ACTIVATIONS, Activation, ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _is_compiling = torch.compiler.is_compiling
@@ -29,10 +30,10 @@ def conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     *,
-    precision: str | None = None,
+    precision: Precision | None = None,
     family: str = "auto",
     strict: bool = False,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> torch.Tensor:
     """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order, in both modes.
 
@@ -82,7 +83,7 @@ def make_spec(
     dilation: object,
     groups: int,
     filter_extent: Pair | None,
-    precision: str | None,
+    precision: Precision | None,
     family: str,
     strict: bool,
 ) -> ConvSpec:
@@ -101,7 +102,7 @@ def convolve(
     b: torch.Tensor | None,
     spec: ConvSpec,
     notes: dict | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> torch.Tensor:
     """conv2d of tensors, with everything else in ``spec`` and ``activation``.
 

@@ -14,7 +14,7 @@ import torch
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
 from haloconv.families import check_family
-from haloconv.layout import strides_of
+from haloconv.layout import Layout, strides_of
 from haloconv.problem import ConvSpec, check_tensors
 
 Tensor = torch.Tensor
@@ -44,11 +44,11 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     return y.contiguous(memory_format=torch.channels_last) if plan.layout == "nhwc" else y.contiguous()
 
 
-def _dgrad(dy: Tensor, w: Tensor, x_shape: list[int], layout: str, *values: Any) -> Tensor:
+def _dgrad(dy: Tensor, w: Tensor, x_shape: list[int], layout: Layout, *values: Any) -> Tensor:
     return plans.dgrad(dy, w, tuple(x_shape), layout, _spec(*values))
 
 
-def _wgrad(dy: Tensor, x: Tensor, w_shape: list[int], layout: str, *values: Any) -> Tensor:
+def _wgrad(dy: Tensor, x: Tensor, w_shape: list[int], layout: Layout, *values: Any) -> Tensor:
     return plans.wgrad(dy, x, tuple(w_shape), layout, _spec(*values))
 
 
@@ -74,12 +74,12 @@ def _(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
 
 
 @torch.library.register_fake("haloconv::dgrad", lib=_library)
-def _(dy: Tensor, w: Tensor, x_shape: list[int], layout: str, *values: Any) -> Tensor:
+def _(dy: Tensor, w: Tensor, x_shape: list[int], layout: Layout, *values: Any) -> Tensor:
     return dy.new_empty_strided(x_shape, strides_of(x_shape, layout))
 
 
 @torch.library.register_fake("haloconv::wgrad", lib=_library)
-def _(dy: Tensor, x: Tensor, w_shape: list[int], layout: str, *values: Any) -> Tensor:
+def _(dy: Tensor, x: Tensor, w_shape: list[int], layout: Layout, *values: Any) -> Tensor:
     return dy.new_empty_strided(w_shape, strides_of(w_shape, layout))
 
 

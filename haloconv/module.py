@@ -11,7 +11,7 @@ from haloconv.functional import convolve, make_spec
 from haloconv.layout import is_channels_last
 from haloconv.library import autocast_dtype
 from haloconv.plan import problem_of
-from haloconv.precision import torch_precision
+from haloconv.precision import Precision, torch_precision
 from haloconv.problem import PRECISIONS, ConvSpec, Pair
 from haloconv.reclass import change_class, why_not_plain
 from haloconv.support import why_not_elements
@@ -49,7 +49,7 @@ class Conv2d(torch.nn.Conv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        precision: str | None = None,
+        precision: Precision | None = None,
         family: str = "auto",
         strict: bool = False,
     ) -> None:
@@ -76,7 +76,7 @@ class Conv2d(torch.nn.Conv2d):
 
     @classmethod
     def from_torch(
-        cls, conv: torch.nn.Conv2d, *, precision: str | None = None, family: str = "auto", strict: bool = False
+        cls, conv: torch.nn.Conv2d, *, precision: Precision | None = None, family: str = "auto", strict: bool = False
     ) -> Conv2d:
         """``conv`` as a haloconv layer that shares its parameters and keeps its hooks, mode, device and dtype.
 
@@ -101,7 +101,7 @@ class Conv2d(torch.nn.Conv2d):
         layer.__dict__.pop("swapped", None)
         return layer
 
-    def set_up(self, precision: str | None, family: str, strict: bool) -> None:
+    def set_up(self, precision: Precision | None, family: str, strict: bool) -> None:
         """Take these settings from the next call on."""
         self.precision, self.family, self.strict = precision, family, strict
 
@@ -200,7 +200,7 @@ def _circumstances(x: torch.Tensor, w: torch.Tensor) -> tuple | None:
     return (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, *settings)
 
 
-def check_names(precision: str | None, family: str) -> None:
+def check_names(precision: Precision | None, family: str) -> None:
     """Raise ValueError for an unknown precision or family."""
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")

@@ -21,7 +21,7 @@ from haloconv.families.base import BoundCall
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.layout import Layout, is_channels_last
 from haloconv.precision import torch_precision
-from haloconv.problem import ConvSpec, Direction, Problem, Request, TensorForm, check_tensors
+from haloconv.problem import Activation, ConvSpec, Direction, Problem, Request, TensorForm, check_tensors
 
 
 class Plan:
@@ -69,7 +69,7 @@ def problem_of(
     dtype: torch.dtype,
     layout: Layout,
     bias: bool = False,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Problem:
     """The problem of a call. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
     precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
@@ -91,7 +91,7 @@ def clear_plans() -> None:
 
 
 def plan_fprop(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, activation: str | None = None
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, activation: Activation | None = None
 ) -> Plan:
     """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None, whose result is activated.
 

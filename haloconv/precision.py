@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
+
+Precision = Literal["ieee", "tf32"]
+"""How fp32 products are formed: in full, or of factors rounded to TF32."""
 
 _get_operator_setting = getattr(torch._C, "_get_fp32_precision_getter", None)
 _set_operator_setting = getattr(torch._C, "_set_fp32_precision_setter", None)
 
 
-def torch_precision() -> str:
+def torch_precision() -> Precision:
     """PyTorch's precision of fp32 convolutions on CUDA: ``"tf32"`` (its default) or ``"ieee"``.
 
     Reads ``torch.backends.cudnn.conv.fp32_precision`` where it exists (PyTorch 2.9), else
@@ -23,7 +27,7 @@ def torch_precision() -> str:
 
 
 @contextmanager
-def convolution_precision(precision: str) -> Iterator[None]:
+def convolution_precision(precision: Precision) -> Iterator[None]:
     """PyTorch's fp32 convolutions run at ``precision`` inside; nothing is touched if they do already."""
     before = torch_precision()
     if before == precision:
@@ -36,7 +40,7 @@ def convolution_precision(precision: str) -> Iterator[None]:
         _set_torch_precision(before)
 
 
-def _set_torch_precision(precision: str) -> None:
+def _set_torch_precision(precision: Precision) -> None:
     if _set_operator_setting is not None:
         _set_operator_setting("cuda", "conv", precision)
     else:

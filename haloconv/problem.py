@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from haloconv.device import DeviceFacts, device_facts
 from haloconv.layout import Layout, strides_of
+from haloconv.precision import Precision
 
 Direction = Literal["fprop", "dgrad", "wgrad"]
 DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
-PRECISIONS = ("ieee", "tf32")
-ACTIVATIONS = ("relu",)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Activation = Literal["relu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 Pair = tuple[int, int]
 FourSides = tuple[int, int, int, int]
@@ -34,7 +36,7 @@ class ConvSpec(NamedTuple):
     padding: FourSides = (0, 0, 0, 0)
     dilation: Pair = (1, 1)
     groups: int = 1
-    precision: str | None = None
+    precision: Precision | None = None
     family: str = "auto"
     strict: bool = False
 
@@ -69,8 +71,8 @@ class Problem:
     bias: bool = False
     dtype: torch.dtype = torch.float32
     layout: Layout = "nchw"
-    precision: str = "ieee"
-    activation: str | None = None
+    precision: Precision = "ieee"
+    activation: Activation | None = None
 
     @property
     def p(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from haloconv import plan as plans
+from haloconv.layout import Layout
 from haloconv.problem import ConvSpec
 
 Tensor = torch.Tensor
@@ -96,7 +97,7 @@ class _Fprop(_Bilinear):
 
 class _Dgrad(_Bilinear):
     @staticmethod
-    def forward(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+    def forward(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
         return torch.ops.haloconv.dgrad(dy, w, x_shape, layout, *spec)
 
     @staticmethod
@@ -119,7 +120,7 @@ class _Dgrad(_Bilinear):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple, dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: str, spec: ConvSpec
+        info: Any, in_dims: tuple, dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec
     ) -> tuple[Tensor, int]:
         size, (dy_dim, w_dim, *_) = info.batch_size, in_dims
         n, c, *extents = x_shape
@@ -133,7 +134,7 @@ class _Dgrad(_Bilinear):
 
 class _Wgrad(_Bilinear):
     @staticmethod
-    def forward(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec) -> Tensor:
+    def forward(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
         return torch.ops.haloconv.wgrad(dy, x, w_shape, layout, *spec)
 
     @staticmethod
@@ -156,7 +157,7 @@ class _Wgrad(_Bilinear):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple, dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: str, spec: ConvSpec
+        info: Any, in_dims: tuple, dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec
     ) -> tuple[Tensor, int]:
         size, (dy_dim, x_dim, *_) = info.batch_size, in_dims
         k, *others = w_shape

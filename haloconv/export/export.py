@@ -21,6 +21,7 @@ from haloconv.export.layers import Layer, choose_and_record, choose_on, gpu_of, 
 from haloconv.export.model_source import NEW_MODEL, model_source
 from haloconv.export.record import recorder
 from haloconv.families import OWN
+from haloconv.precision import Precision
 from haloconv.problem import PRECISIONS
 from haloconv.problem_file import ProblemFile, ProblemFileError, load_problem_file
 from haloconv.reference import error_limits
@@ -47,7 +48,9 @@ _ONLY_ARCHS = {"halo_sm90": "sm_90a"}
 _DIRECTION_NAMES = {"fprop": "forward", "dgrad": "input gradient", "wgrad": "weight gradient", "bgrad": "bias gradient"}
 
 
-def export(path: str | Path, *, arch: str | None = None, family: str = "auto", precision: str | None = None) -> str:
+def export(
+    path: str | Path, *, arch: str | None = None, family: str = "auto", precision: Precision | None = None
+) -> str:
     """The text of a Python file with ``ModelNew``: the problem file's ``Model`` on kernels that stand in the text.
 
     Constructor, forward, defaults, parameter names and initialisation are those of ``Model``; forward and backward of

@@ -15,6 +15,7 @@ from haloconv.export.record import CPU, Forms, Recorder, Tape, bgrad_tape, tape_
 from haloconv.families import FAMILIES
 from haloconv.functional import make_spec
 from haloconv.plan import layout_of
+from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
 from haloconv.problem_file import ProblemFile, ProblemFileError
 
@@ -45,7 +46,7 @@ class Layer:
         return {f"{self.name}_{direction}": tape for direction, tape in self.tapes.items()}
 
 
-def layers_of(file: ProblemFile, precision: str | None) -> list[Layer]:
+def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     """The layers of the file's model in the order in which they run, each form of input once.
 
     The model runs on tensors without memory. Raises ProblemFileError if it does not run there, if it runs no
@@ -85,7 +86,9 @@ def layers_of(file: ProblemFile, precision: str | None) -> list[Layer]:
     return list(layers.values())
 
 
-def _layer(file: ProblemFile, name: str, module: torch.nn.Conv2d, x: torch.Tensor, precision: str | None) -> Layer:
+def _layer(
+    file: ProblemFile, name: str, module: torch.nn.Conv2d, x: torch.Tensor, precision: Precision | None
+) -> Layer:
     if module.padding_mode != "zeros":
         raise ProblemFileError(
             f"{file.path}: {name} pads with padding_mode='{module.padding_mode}'; an exported layer pads with zeros"
