@@ -8,7 +8,7 @@ Layout = Literal["nchw", "nhwc"]
 """Memory order of a 4-D tensor: contiguous, or channels_last."""
 
 
-def strides_of(shape: tuple[int, int, int, int], layout: Layout) -> tuple[int, int, int, int]:
+def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, int, int, int]:
     """Strides in elements of a dense 4-D tensor stored as ``"nchw"`` or ``"nhwc"``."""
     _, c, h, w = shape
     if layout == "nhwc":

@@ -36,11 +36,11 @@ class AtenFamily:
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         problem, result_layout = request.problem, request.result_layout
+        run: BoundCall = _fprop
         if problem.direction == "dgrad":
             run = partial(_dgrad, _order_of_like_x(request))
-        else:
-            run = {"fprop": _fprop, "wgrad": partial(_wgrad, result_layout)}[problem.direction]
-
+        elif problem.direction == "wgrad":
+            run = partial(_wgrad, result_layout)
         follows = _follows_a_setting(problem, request.device)
 
         def call(*tensors: torch.Tensor | None) -> torch.Tensor:

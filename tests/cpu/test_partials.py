@@ -51,7 +51,7 @@ def expected(one: Partials, sums: torch.Tensor, bias: torch.Tensor, out: torch.T
     for i, place in enumerate(places):
         first = i + i // run * (one.parts - 1) * one.run_elems
         total = sum(sums[first + part * stride].item() for part in range(one.parts))
-        count = sum(at * axis.count for at, axis in zip(place, one.axes, strict=True))
+        count = sum(at * axis.counts for at, axis in zip(place, one.axes, strict=True))
         if count >= one.limit:
             continue
         total += bias[count].item() if one.bias else 0

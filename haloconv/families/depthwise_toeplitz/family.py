@@ -15,6 +15,7 @@ from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.depthwise_toeplitz import planes, toeplitz, wgrad
 from haloconv.jit import KernelSource
+from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
 _KERNELS = {twin.KERNEL: twin for twin in (toeplitz, wgrad)}
@@ -63,7 +64,7 @@ def _best_source(request: Request) -> KernelSource:
 
 
 def _representative_problems() -> Iterator[Problem]:
-    layers = (
+    layers: tuple[tuple[torch.dtype, Layout, int, int, tuple[Direction, ...]], ...] = (
         (torch.float16, "nchw", 56, 31, DIRECTIONS),
         (torch.float32, "nchw", 56, 31, DIRECTIONS),
         (torch.bfloat16, "nchw", 28, 29, DIRECTIONS[::2]),

@@ -53,8 +53,9 @@ def planes(
     """
     copies = shape[3] * itemsize // copy_bytes(side, shape[3], itemsize)
     begin, end = (min(max(row, 0), rows) for row in inside)
+    image, channel, row, col = side.strides
     places = (groups * GROUP_BYTES, left * GROUP_BYTES, begin, max(end - begin, 0))
-    return Planes(*side.strides, shape[0], shape[2], copies, rows, *places)
+    return Planes(image, channel, row, col, shape[0], shape[2], copies, rows, *places)
 
 
 def groups_of(cols: int, itemsize: int) -> int:

@@ -18,7 +18,7 @@ from haloconv.families.depthwise_toeplitz.planes import (
     planes,
 )
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request, TensorForm
 
 KERNEL = "depthwise_toeplitz/toeplitz"
@@ -230,7 +230,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     buffer_bytes = tiling.images * cut.staged.plane_bytes
     shared = share(channels, ceil_div(images, tiling.images), cut.strips, buffer_bytes, running)
     row_parts, col_parts = cut.parts
-    fields = {
+    fields: dict[str, Value] = {
         **named("w", "k.rs", request.second.strides),
         **named("out", "nchw", request.result_strides),
         "staged": cut.staged._asdict(),

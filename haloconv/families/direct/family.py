@@ -17,8 +17,10 @@ from haloconv.families.common import ELEMENTS
 from haloconv.families.direct import direct
 from haloconv.families.reduce import bgrad, partials
 from haloconv.jit import KernelSource
+from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
+_LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 _ANY_DEVICE = torch.device("cpu")  # of sources: they do not depend on it
 
 
@@ -64,6 +66,6 @@ def _representative_problems() -> Iterator[Problem]:
     )
     for layer in layers:
         dtypes = ELEMENTS if layer in layers[:1] or layer in layers[-1:] else (torch.float32,)
-        for dtype, layout, direction in product(dtypes, ("nchw", "nhwc"), DIRECTIONS):
+        for dtype, layout, direction in product(dtypes, _LAYOUTS, DIRECTIONS):
             bias = direction == "fprop"
             yield Problem(direction, n=2, h=64, w=64, bias=bias, dtype=dtype, layout=layout, **layer)

@@ -99,7 +99,7 @@ def _partials(problem: Problem, strides: tuple[int, ...], cut: Cut, parts: int) 
     axes = (
         Axis(problem.groups * atoms, 8 * w_k),
         Axis(problem.r, w_r),
-        Axis(2 * pairs // atoms, w_s, count=1),
+        Axis(2 * pairs // atoms, w_s, counts=1),
         Axis(atoms, 8 * w_c),
         Axis(2, w_k),
         Axis(8, w_c),

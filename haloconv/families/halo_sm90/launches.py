@@ -183,9 +183,9 @@ def split_sums(problem: Problem, tiling: Tiling) -> Partials:
     pixels = form.vertical.out_extent * form.horizontal.out_extent
     axes: tuple[Axis, ...]
     if tiling.storage.y_inner:
-        axes, run_elems = (Axis(form.n * pixels, form.filters), Axis(form.filters, 1, count=1)), form.filters
+        axes, run_elems = (Axis(form.n * pixels, form.filters), Axis(form.filters, 1, counts=1)), form.filters
     else:
         run_elems = form.filters * pixels
-        axes = (Axis(form.n, run_elems), Axis(form.filters, pixels, count=1), Axis(pixels, 1))
+        axes = (Axis(form.n, run_elems), Axis(form.filters, pixels, counts=1), Axis(pixels, 1))
     relu = problem.activation == "relu"
     return Partials(problem.dtype, axes, form.splits, run_elems=run_elems, bias=problem.bias, relu=relu)

@@ -26,7 +26,7 @@ _MOST_FEW_LANES = 8
 
 def source(entry: str, dtype: torch.dtype, channel_lanes: int, threads: int) -> KernelSource:
     """The specialised source; it depends on dtype, the threads of a block and which index runs along the lanes only."""
-    constants = {
+    constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[dtype],
         "THREADS": threads,
         "CHANNEL_LANES": channel_lanes,

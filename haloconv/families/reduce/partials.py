@@ -13,7 +13,7 @@ from haloconv.device import device_facts
 from haloconv.families.base import BoundCall
 from haloconv.families.common import ELEMENTS, ceil_div, divisor
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
 
 KERNEL = "reduce/partials"
@@ -25,11 +25,11 @@ _NO_LIMIT = _WIDE = 1 << 31
 
 
 class Axis(NamedTuple):
-    """Elements that are ``stride`` elements apart in the output; a step adds ``count`` to an element's count."""
+    """Elements that are ``stride`` elements apart in the output; a step adds ``counts`` to an element's count."""
 
     extent: int
     stride: int
-    count: int = 0
+    counts: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def bind_sum(partials: Partials, device: torch.device) -> Launch:
     room = _AXES if len(partials.axes) <= _AXES else _MOST_AXES
     axes = (*(Axis(1, 0) for _ in range(room - len(partials.axes))), *partials.axes)
     axes += (Axis(1, 0),) * (_MOST_AXES - room)  # behind those that count
-    fields = {
+    fields: dict[str, Value] = {
         "elems": elems,
         "part_stride": run or partials.part_elems or elems,
         "run_gap": (partials.parts - 1) * run,
         "run": divisor(run or 1),
         "parts": partials.parts,
         "limit": min(partials.limit, _NO_LIMIT - 1),
-        "axes": [{"extent": divisor(each.extent), "count": each.count, "stride": each.stride} for each in axes],
+        "axes": [{"extent": divisor(each.extent), "count": each.counts, "stride": each.stride} for each in axes],
     }
     shape = LaunchShape(ceil_div(elems, _THREADS // lanes), _THREADS)
     return Launch(source(partials, lanes), device, shape, fields)
