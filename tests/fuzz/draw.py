@@ -23,7 +23,7 @@ SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
 KINDS = ("normal", "normal", "positive", "wide", "cancellation", "denormal", "special", "constant")
 PLAIN = ("contiguous", "channels_last")
-ARCHS = ("sm_90a", "sm_90a", "sm_80")
+ARCHS = ("sm_90a", "sm_90a", "sm_90a", "sm_80", "sm_86", "sm_75", "sm_120")  # shared memory differs
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"tf32": torch.float32}
 _FORMS = 2  # combinations of storages on a layer, about: a kernel is compiled for each
 _TRIES = 200  # layers drawn for a family before the next family has its turn

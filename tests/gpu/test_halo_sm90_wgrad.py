@@ -13,6 +13,7 @@ from haloconv.problem import Request, TensorForm
 from tests import emulated_halo_sm90_wgrad, oracle
 from tests.cases import Case, case, make
 from tests.emulated import BY_NAME, Run
+from tests.exact import make_exact
 from tests.families import HALO_SM90_WGRAD, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_run
 from tests.launches import launched
@@ -50,7 +51,7 @@ def test_run(subject: Subject, run: Run, record: Callable) -> None:
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
 def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, record: Callable) -> None:
     """Right, and the same bits twice, in every config that the layer has."""
-    t, spec = make(one, dtype, "cuda"), subject.on(one, dtype).spec
+    t, exact, spec = make(one, dtype, "cuda"), make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
     request = _request(one, dtype, t.dy, t.x, spec.precision or "ieee")
     want, configs = oracle.expected("wgrad", t, spec), wgrad.configs(request)
     assert configs
@@ -62,6 +63,11 @@ def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, record: C
         assert oracle.same_bits(got, again)
         zones.check()
         record(names, "wgrad", subject.label(dtype), error.norm)
+        with launched() as names:
+            run = wgrad.bind(request, config)
+            got = run(exact.dy, exact.x)
+        oracle.check_exact("wgrad", got, exact, spec)
+        record(names, "wgrad", subject.label(dtype), kind="exact")
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90_WGRAD,)), ids=name_of)

@@ -47,8 +47,7 @@ def places(rng: random.Random, n: int, channels: int, rows: int, cols: int) -> l
     return [(0, 0, 0, 0), (n - 1, channels - 1, row, col), (n - 1, channels - 1, row, 0), *inner]
 
 
-def check_window(got: torch.Tensor, want: torch.Tensor, scale: torch.Tensor) -> None:
-    limits = reference.Limits(*(reference.NORM_LIMITS["fp16"] * factor for factor in (1, reference.ELEMENT_FACTOR)))
+def check_window(got: torch.Tensor, want: torch.Tensor, scale: torch.Tensor, limits: reference.Limits) -> None:
     error = reference.measure_error(got, reference.Oracle(want, scale), limits)
     assert error.passed, error
 
@@ -84,7 +83,8 @@ def test_fprop(one: Case, subject: Subject) -> None:
     assert tuple(y.shape) == problem.y_shape
     for image, k, row, col in places(random.Random(one.name), problem.n, problem.k, problem.p, problem.q):
         want, scale = y_window(x, w, b, one, (image, k, row, col))
-        check_window(y[image, k, row : row + WINDOW, col : col + WINDOW], want, scale)
+        got = y[image, k, row : row + WINDOW, col : col + WINDOW]
+        check_window(got, want, scale, reference.error_limits(one.problem("fprop", HALF)))
 
 
 @pytest.mark.parametrize("subject", each_subject(), ids=str)
@@ -127,8 +127,9 @@ def check_sums(t: Tensors, one: Case, forced: Case, spots: list[tuple[int, int, 
         add_filter_gradient(t, one, (n, k, p, q), want_dw, scale_dw)
         want_db[k] += t.dy[n, k, p, q].double().sum()
         scale_db[k] += t.dy[n, k, p, q].double().abs().sum()
-    check_window(oracle.run("wgrad", t, forced), want_dw, scale_dw)
-    check_window(oracle.run("bgrad", t, forced), want_db, scale_db)
+    summed = one.problem("wgrad", HALF)
+    check_window(oracle.run("wgrad", t, forced), want_dw, scale_dw, reference.error_limits(summed))
+    check_window(oracle.run("bgrad", t, forced), want_db, scale_db, reference.bgrad_limits(summed))
 
 
 def pixels_of(corners: list[tuple[int, int]], rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +178,8 @@ def check_input_gradient(dx: torch.Tensor, t: Tensors, one: Case, place: tuple[i
     channels = slice(group * problem.c_per_group, (group + 1) * problem.c_per_group)
     got = dx[n, channels, i0 + p0 - top : i1 + p0 - top, j0 + q0 - left : j1 + q0 - left]
     assert got.numel() and got.any()
-    check_window(got, full[0][:, i0:i1, j0:j1], full[1][:, i0:i1, j0:j1])
+    limits = reference.error_limits(one.problem("dgrad", HALF))
+    check_window(got, full[0][:, i0:i1, j0:j1], full[1][:, i0:i1, j0:j1], limits)
     return got
 
 
