@@ -18,6 +18,7 @@ from tests.cases import DTYPE_NAMES, STORAGES
 from tests.layers import smallest_image
 
 AUTO = "auto"  # the plan's own choice, through the plan: the only one that takes empty tensors
+GROUPED = "grouped_sm90"  # takes few of the layers that are drawn for all
 REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
 SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
@@ -148,9 +149,14 @@ def _many(rng: random.Random, most: int) -> int:
     return rng.choice((rng.randint(1, 8), rng.randint(1, most), 8 * rng.randint(1, max(1, most // 8))))
 
 
-def _channels(rng: random.Random, special: bool) -> tuple[int, int, int]:
-    """C, K and the number of groups; ``special``: one channel a group."""
-    kind = "depthwise" if special else rng.choice(("dense", "dense", "dense", "grouped", "even groups", "depthwise"))
+def _channels(rng: random.Random, family: str) -> tuple[int, int, int]:
+    """C, K and the number of groups; of a family for special layers mostly such as it takes."""
+    kind = rng.choice(("dense", "dense", "dense", "grouped", "even groups", "depthwise"))
+    if rng.random() < 0.97:
+        kind = "depthwise" if family.startswith("depthwise") else "few channels" if family == GROUPED else kind
+    if kind == "few channels":
+        groups, each = rng.randint(2, 20), rng.choice((8, 16))
+        return groups * each, groups * each, groups
     if kind == "dense":
         return _many(rng, 160), _many(rng, 160), 1
     if kind == "grouped":
@@ -165,11 +171,13 @@ def _channels(rng: random.Random, special: bool) -> tuple[int, int, int]:
 
 def _layer(rng: random.Random, family: str) -> Draw:
     """A layer with the smallest image that it takes, for a family that may refuse it."""
-    c, k, groups = _channels(rng, family.startswith("depthwise") and rng.random() < 0.97)
+    c, k, groups = _channels(rng, family)
     taps = _filter(rng)
     plain = rng.random() < 0.4
     dilation = tuple(1 if plain or taps[axis] > 7 else rng.choice((1, 1, 2, 3, 5)) for axis in (0, 1))
     stride = (rng.choice((1, 1, 2)),) * 2 if plain else tuple(rng.choice((1, 1, 2, 3, 4, 5)) for _ in (0, 1))
+    if family == GROUPED:
+        dilation = stride = (1, 1)
     reach = [d * (extent - 1) for d, extent in zip(dilation, taps, strict=True)]
     same = (reach[0] // 2, reach[0] // 2, reach[1] // 2, reach[1] // 2)
     sides = tuple(rng.choice((0, rng.randint(0, max(1, reach[axis] + 1)))) for axis in (0, 0, 1, 1))
@@ -181,6 +189,7 @@ def _layer(rng: random.Random, family: str) -> Draw:
     relu = result == "fprop" and rng.random() < 0.15
     bias = result == "fprop" and rng.random() < 0.5
     layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, relu)
+    layer = replace(layer, layout="nhwc" if family == GROUPED else "nchw")
     return replace(layer, arch=rng.choice(ARCHS), sm_count=rng.choice((1, 3, 4, 4, 7)))
 
 
@@ -224,9 +233,10 @@ def _formed(rng: random.Random, draw: Draw, keep: bool) -> Draw:
     drawn = replace(draw, values=rng.choice(KINDS), seed=rng.randrange(1 << 16))
     if keep:
         return drawn
-    plain = rng.choice(PLAIN)
+    plain = "channels_last" if draw.family == GROUPED else rng.choice(PLAIN)
     names = (plain, plain, *STORAGES) if rng.random() < 0.5 else (plain,)
-    return replace(drawn, first=rng.choice(names), second=rng.choice(names), layout=rng.choice(("nchw", "nhwc")))
+    layouts = ("nhwc",) if draw.family == GROUPED and draw.result == "dgrad" else ("nchw", "nhwc")
+    return replace(drawn, first=rng.choice(names), second=rng.choice(names), layout=rng.choice(layouts))
 
 
 # Draws --------------------------------------------------------------------------------------------------------------
