@@ -29,8 +29,10 @@ _LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
 _X_POINTER, _Y_POINTER = 0, 1  # of a launch
-_LINE_CYCLES = 120  # between the products of two lines, by a fit to an NVIDIA H200's times
-_BLOCK_CYCLES = 6000  # the first lines and the sums of a block, by the same fit
+# The cost model, by a fit to times of an NVIDIA H100: cycles between the products of two lines, and of the first lines
+# of a block; partial sums that are written and added in a cycle; how much longer steps of a tile take whose rows of
+# taps are not all in the filter.
+_LINE_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 6000, 200, 1.3
 _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
@@ -104,13 +106,14 @@ def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut
     bands, strips = ceil_div(_rows(problem), dil), ceil_div(problem.q, stage.strip)
     lines, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
     steps = ceil_div(problem.q, stage.depth) / strips
-    line_cycles = steps * stage.step_cycles(tile) + _LINE_CYCLES
+    partial = _PARTIAL_ROWS if problem.r % tile.rows else 1  # rows of taps that are none are asked for at each step
+    line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile))
     elems = problem.k * problem.c_per_group * problem.r * problem.s
     most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
 
     def cycles(parts: int) -> float:
         of_block = (ceil_div(lines, parts) + tile.rows - 1) * line_cycles + _BLOCK_CYCLES
-        return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / sm_count / 8
+        return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / _SUMS_OF_CYCLE
 
     best = min(range(1, most + 1), key=cycles)
     return Cut(strips, bands, best), cycles(best)

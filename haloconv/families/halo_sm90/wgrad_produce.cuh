@@ -4,6 +4,7 @@
 #include "families/halo_sm90/piece.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "families/halo_sm90/wgrad_tile.cuh"
+#include "kernels/ptx/register.cuh"
 
 namespace hc::wgrad {
 
@@ -54,38 +55,58 @@ __device__ __forceinline__ void load_neighbours(elem_t (&to)[N], const elem_t* f
     for (int i = 0; i < N; ++i) to[i] = loaded.lane[i];
 }
 
-// PIECE pixels from column `column` on, of one channel (WIDTH > 0) or of -WIDTH of them, stored by store(i, piece).
-template <int WIDTH, class Store>
-__device__ __forceinline__ void load_pieces(const Source& source, int channel, int column, const Store& store) {
-    constexpr int CHANNELS_AT_ONCE = WIDTH < 0 ? -WIDTH : 1, EACH = WIDTH < 0 ? 1 : WIDTH;
-    elem_t loaded[CHANNELS_AT_ONCE][PIECE];
-#pragma unroll
-    for (int i = 0; i < PIECE; i += EACH) {
-        const int at = column + i;
-        const bool inside = channel < source.limit && (unsigned)at < (unsigned)source.columns;
-        const elem_t* const from = source.from + channel * source.channel + at * source.pixel;
-        elem_t part[WIDTH < 0 ? -WIDTH : WIDTH];
-        load_neighbours(part, from, inside);
-#pragma unroll
-        for (int j = 0; j < CHANNELS_AT_ONCE * EACH; ++j) loaded[WIDTH < 0 ? j : 0][WIDTH < 0 ? i : i + j] = part[j];
-    }
-#pragma unroll
-    for (int j = 0; j < CHANNELS_AT_ONCE; ++j) store(j, to_piece(loaded[j]));
-}
+// Loads of V neighbouring pixels (WIDTH = V) or of V channels (-V): together a piece of each of ROWS_AT_ONCE channels.
+template <int WIDTH>
+struct Batch {
+    static constexpr int ROWS_AT_ONCE = WIDTH < 0 ? -WIDTH : 1, EACH = WIDTH < 0 ? 1 : WIDTH;
+    static constexpr int REGISTERS = EACH * ROWS_AT_ONCE * SIZE < 4 ? PIECE : 4 * ROWS_AT_ONCE;  // of an item
+    static constexpr int ROOM = SIZE == 4 && WIDTH < 0 ? 32 : 24;                                // registers
+    static constexpr int ITEMS = REGISTERS < ROOM ? ROOM / REGISTERS : 1;  // on their way at a time
 
-// The warpgroup brings the first `pieces` pieces of CHANNEL_ROWS channels, PIECES to a row. Neighbouring lanes have
-// neighbours in memory, as far as what they store goes to different banks.
+    elem_t loaded[ITEMS][ROWS_AT_ONCE][PIECE];
+
+    // PIECE pixels from column `column` on, of ROWS_AT_ONCE channels.
+    __device__ __forceinline__ void load(int item, const Source& source, int channel, int column) {
+        const bool there = channel < source.limit;
+        const elem_t* from = source.from + channel * source.channel + column * (WIDTH < 0 ? source.pixel : 1);
+#pragma unroll
+        for (int i = 0; i < PIECE; i += EACH, from += WIDTH < 0 ? source.pixel : EACH) {
+            elem_t part[EACH * ROWS_AT_ONCE];
+            load_neighbours(part, from, there && (unsigned)(column + i) < (unsigned)source.columns);
+#pragma unroll
+            for (int j = 0; j < EACH * ROWS_AT_ONCE; ++j)
+                loaded[item][WIDTH < 0 ? j : 0][WIDTH < 0 ? i : i + j] = part[j];
+        }
+    }
+};
+
+// The warpgroup brings the first `pieces` pieces of CHANNEL_ROWS channels, PIECES to a channel. Neighbouring lanes have
+// neighbours in memory, as far as what they store goes to different banks. All loads of a batch are on their way before
+// the first is stored.
 template <int WIDTH, int CHANNEL_ROWS, int PIECES, class Store>
 __device__ __forceinline__ void load_line(const Source& source, int pieces, const Store& store) {
-    constexpr int AT_ONCE = WIDTH < 0 ? -WIDTH : 1, GROUPS = CHANNEL_ROWS / AT_ONCE;
+    constexpr int AT_ONCE = Batch<WIDTH>::ROWS_AT_ONCE, GROUPS = CHANNEL_ROWS / AT_ONCE, ITEMS = GROUPS * PIECES;
     constexpr int BESIDE = WIDTH < 0 && GROUPS % 2 == 0 ? 2 : 1;  // groups of channels of neighbouring lanes
+    const auto piece_of = [](int item) { return item / BESIDE % PIECES; };
+    const auto channel_of = [](int item) { return (item / (BESIDE * PIECES) * BESIDE + item % BESIDE) * AT_ONCE; };
+    int own = threadIdx.x % 128;
+    ptx::renew(own);  // else places of items would be kept in registers from line to line
 #pragma unroll 1
-    for (int item = threadIdx.x % 128; item < GROUPS * PIECES; item += 128) {
-        const int piece = item / BESIDE % PIECES;
-        const int channel = (item / (BESIDE * PIECES) * BESIDE + item % BESIDE) * AT_ONCE;
-        if (piece >= pieces) continue;
-        load_pieces<WIDTH>(source, channel, source.column + piece * PIECE,
-                           [&](int i, const Piece& loaded) { store(channel + i, piece, loaded); });
+    for (int first = own; first < ITEMS; first += 128 * Batch<WIDTH>::ITEMS) {
+        Batch<WIDTH> batch;
+#pragma unroll
+        for (int i = 0; i < Batch<WIDTH>::ITEMS; ++i) {
+            const int item = first + 128 * i, piece = piece_of(item);
+            const bool there = item < ITEMS && piece < pieces;
+            batch.load(i, source, there ? channel_of(item) : source.limit, source.column + piece * PIECE);
+        }
+#pragma unroll
+        for (int i = 0; i < Batch<WIDTH>::ITEMS; ++i) {
+            const int item = first + 128 * i, piece = piece_of(item);
+            if (item >= ITEMS || piece >= pieces) continue;
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) store(channel_of(item) + j, piece, to_piece(batch.loaded[i][j]));
+        }
     }
 }
 

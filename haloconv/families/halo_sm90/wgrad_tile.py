@@ -26,6 +26,8 @@ _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
 _MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
 _REGISTERS = {2: 204, 3: 120}  # the same for sums, fragments and descriptors
 _LEAST_CYCLES = 28  # of a wgmma, whose fragment of x takes as long as 56 filters
+_UNHIDDEN = 0.25  # of the shorter one of two times that overlap, by a fit to times of an NVIDIA H100
+_BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
 _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
 _MOST_STAGES = 4  # lines of x
@@ -90,8 +92,9 @@ class Tile:
         """
         multiply = self.rows * max(self.filters / 2, _LEAST_CYCLES)
         read_all = read + self.rows * self.filters / 4
+        longer, shorter = max(multiply, read_all), min(multiply, read_all)
         at_once = self.consumers * self.column_groups / self.split[3]
-        return max(at_once * max(multiply, read_all), bytes_ / _BYTES_OF_CYCLE)
+        return max(at_once * (longer + _UNHIDDEN * shorter), bytes_ / _BYTES_OF_CYCLE)
 
 
 def tiles(problem: Problem) -> Iterator[Tile]:
@@ -171,10 +174,10 @@ def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], chan
         return next(each for each in widths if not any(value % each for value in (n, c, h, shape[3])))
     if c == 1:
         return -next(each for each in widths if not any(value % each for value in (n, h, w, channels)))
-    return 1
+    return -1
 
 
-LOADED = Operand(False, 1, (0, 0, 0, 0))
+LOADED = Operand(False, -1, (0, 0, 0, 0))
 """What any tensor can be; of all ways it needs most room."""
 
 
@@ -195,6 +198,19 @@ class Stage:
         x_bytes = tile.split[1] * tile.channels * self.x_pitch / self.strip
         return tile.step_cycles(4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters))
 
+    def load_cycles(self, tile: Tile) -> int:
+        """That the loads of a line take, by the model: batch after batch of what the producers' registers hold."""
+        lines = (
+            (self.x, tile.split[1] * tile.channels * self.x_pitch),
+            (self.dy, tile.split[2] * tile.filters * self.strip),
+        )
+        batches = 0
+        for operand, elems in lines:
+            if operand.loads:
+                word = 4 if abs(operand.loads) == 1 else 32 // self.depth  # bytes of a register that are used
+                batches += ceil_div(elems * word, _BATCH_BYTES)
+        return batches * _BATCH_CYCLES
+
 
 def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_bytes: int) -> Stage | None:
     """The longest lines of which the rings have room for enough; None if there are none."""
@@ -203,9 +219,9 @@ def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_byt
     if not tile.fits(x.words(depth)) or (dy.inner and tile.filters > span and tile.filters % span):
         return None
     found = None
-    for strip in (span, 2 * span, 4 * span):
-        if found is not None and strip >= problem.q + span:
-            break
+    for strip in range(span, 4 * span + 1, span):
+        if found is not None and ceil_div(problem.q, strip) == ceil_div(problem.q, found.strip):
+            continue  # as many lines, and room for fewer of them
         pitch = _x_pitch(problem, tile, x, min(strip, ceil_div(problem.q, depth) * depth))
         y_bytes, x_bytes = tile.split[2] * tile.filters * strip * size, tile.split[1] * tile.channels * pitch * size
         if pitch > _BOX or max(tile.split[2] * tile.filters, tile.split[1] * tile.channels) > _BOX:
