@@ -28,7 +28,7 @@ class GroupedSm90Family:
 
     name = "grouped_sm90"
     directions: tuple[Direction, ...] = DIRECTIONS
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     activations: tuple[str, ...] = ()
     depthwise = False

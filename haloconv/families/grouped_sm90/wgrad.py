@@ -10,7 +10,7 @@ from haloconv.families.grouped_sm90 import slab
 from haloconv.families.grouped_sm90.slab import Cut
 from haloconv.families.reduce.partials import Axis, Partials, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request
 
 KERNEL = "grouped_sm90/wgrad"
@@ -76,7 +76,7 @@ def _warps(problem: Problem, tiling: Tiling) -> int:
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source: extents of images are run-time values."""
-    constants = {
+    constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "R": problem.r,
         "S": problem.s,
@@ -119,7 +119,7 @@ def bind(request: Request, config: Config) -> BoundCall:
         "x_map": cut.boxes(problem.x_shape, request.second.strides, cut.x_cols, _X_POINTER),
         "y_map": cut.boxes(problem.y_shape, request.first.strides, cut.strip_cols, _Y_POINTER),
     }
-    fields = {
+    fields: dict[str, Value] = {
         "cut": cut.fields(parts, problem.padding[0], problem.padding[2], tiling.stages),
         **{"rows": problem.p, "cols": problem.q},
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -137,10 +137,10 @@ def layer_of(request: Request, tma: bool) -> Layer:
 
 def _layer(problem: Problem, x_copy: int, x_run: int, y_inner: bool, span: int = 0, x_boxes: bool = False) -> Layer:
     elems = max(span, *(n * c * h * w for n, c, h, w in (problem.x_shape, problem.y_shape)))
-    stored = {"elem_bytes": problem.dtype.itemsize, "x_copy": x_copy, "x_run": x_run, "y_inner": y_inner}
-    stored["x_boxes"] = x_boxes
-    stored["wide"] = elems >= _WIDE_ELEMS
-    common = {"n": problem.n, "groups": problem.groups, **stored}
+    common: dict[str, Any] = {
+        **{"n": problem.n, "groups": problem.groups, "elem_bytes": problem.dtype.itemsize},
+        **{"x_copy": x_copy, "x_run": x_run, "x_boxes": x_boxes, "y_inner": y_inner, "wide": elems >= _WIDE_ELEMS},
+    }
     if problem.direction == "fprop":
         return Layer(
             channels=problem.c_per_group, filters=problem.k_per_group, rows=problem.p, cols=problem.q,
@@ -167,7 +167,7 @@ def _most_taps(taps: int, stride: int, dil: int) -> tuple[int, int]:
 
 def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source of the packing kernel."""
-    constants = {
+    constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "SPLIT": int(tiling.tile.split),
@@ -179,7 +179,7 @@ def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source: extents of images and filters are run-time values."""
     tile = tiling.tile
-    constants = {
+    constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "SPLIT": int(tile.split),

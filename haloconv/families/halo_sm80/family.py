@@ -23,7 +23,7 @@ class HaloSm80Family:
 
     name = "halo_sm80"
     directions: tuple[Direction, ...] = ("fprop", "dgrad")
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     activations: tuple[str, ...] = ()
     depthwise = False

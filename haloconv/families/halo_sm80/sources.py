@@ -11,11 +11,13 @@ from haloconv.families.halo_sm80 import conv
 from haloconv.families.halo_sm80.tile import Tiling
 from haloconv.families.halo_sm80.tilings import tilings
 from haloconv.jit import KernelSource
-from haloconv.problem import Problem, dense_request
+from haloconv.layout import Layout
+from haloconv.problem import Direction, Problem, dense_request
 
 _SM_COUNT, _SMEM_BYTES = 132, 99 * 1024  # what every device of the family has
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
-_LAYERS = (  # direction, dtype, layout, channels and filters, groups, filter and stride, warp tile
+_Layer = tuple[Direction, torch.dtype, Layout, int, int, int, int, int, tuple[int, int]]
+_LAYERS: tuple[_Layer, ...] = (  # channels and filters, groups, filter and stride, warp tile
     ("fprop", torch.float32, "nchw", 3, 64, 1, 7, 2, (2, 8)),
     ("fprop", torch.float16, "nchw", 3, 64, 1, 7, 2, (2, 8)),
     ("fprop", torch.float16, "nchw", 3, 64, 1, 7, 2, (4, 4)),
@@ -42,10 +44,9 @@ def sources() -> list[KernelSource]:
 def _representatives() -> Iterator[tuple[Problem, Tiling]]:
     """Each layer with the best tiling of its warp tile, and where planes come as boxes with the best of those."""
     for direction, dtype, layout, channels, filters, groups, taps, stride, warp_tile in _LAYERS:
-        extents = {"n": 32, "c": channels, "h": 64, "w": 64, "k": filters, "r": taps, "s": taps}
         problem = Problem(
-            direction, **extents, stride=(stride, stride), padding=(1, 1, 1, 1), groups=groups,
-            bias=direction == "fprop", dtype=dtype, layout=layout,
+            direction, n=32, c=channels, h=64, w=64, k=filters, r=taps, s=taps, stride=(stride, stride),
+            padding=(1, 1, 1, 1), groups=groups, bias=direction == "fprop", dtype=dtype, layout=layout,
             precision="tf32" if dtype == torch.float32 else "ieee",
         )  # fmt: skip
         layer = conv.layer_of(dense_request(problem, _NO_DEVICE), tma=False)

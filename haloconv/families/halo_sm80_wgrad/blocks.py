@@ -152,7 +152,7 @@ def _passes(layer: Layer, tile_c: int, inner: bool, plane: int, line: int, chann
     rows = tile_c * layer.r * layer.s
     passes = 0
     for first in range(0, min(rows, _SAMPLED_ROWS), 8):
-        words: dict[int, set[int]] = {}
+        words: dict[int, set[tuple[int, ...]]] = {}
         for row in range(first, min(first + 8, rows)):
             c, tap = (row % tile_c, row // tile_c) if inner else (row // (layer.r * layer.s), row % (layer.r * layer.s))
             col = tap % layer.s * layer.dilation[1]

@@ -23,7 +23,7 @@ class HaloSm80WgradFamily:
 
     name = "halo_sm80_wgrad"
     directions: tuple[Direction, ...] = ("wgrad",)
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     activations: tuple[str, ...] = ()
     depthwise = False

@@ -90,8 +90,8 @@ def layer_of(problem: Problem, dy: TensorForm, x: TensorForm, copied: bool = Tru
     if copied and size == 2:
         copies = (_row_copy(x, problem.w), _row_copy(dy, problem.q))
         if min(copies) > 1 and problem.dilation[1] == 1 and (stride == 1 or stride % 2 == 0):
-            readings = (Reading(False, vec) for vec in copies)
-            return Layer(*kind, size, *readings, pixel_pairs=True, first_half=problem.padding[2] % 2)
+            x_rows, y_rows = (Reading(False, vec) for vec in copies)
+            return Layer(*kind, size, x_rows, y_rows, pixel_pairs=True, first_half=problem.padding[2] % 2)
         if _has_pieces(x, problem.c_per_group) and _has_pieces(dy, problem.k_per_group):
             return Layer(*kind, size, Reading(True, 8), Reading(True, 8), pieces=True)
     x_reading = reading_of(x, problem.c_per_group, problem.w, stride)

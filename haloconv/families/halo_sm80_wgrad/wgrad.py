@@ -54,9 +54,9 @@ def ranked(request: Request) -> tuple[Layer, list[Block]]:
     Of raw copies, which need two buffers; else of words made of loads; else of those made of single elements, which run
     tensors of any form.
     """
-    problem, forms = request.problem, (request.first, request.second)
-    single = (form._replace(aligned=False) for form in forms)
-    layers = (layer_of(problem, *forms), layer_of(problem, *forms, copied=False), layer_of(problem, *single))
+    problem, dy, x = request.problem, request.first, request.second
+    single = layer_of(problem, dy._replace(aligned=False), x._replace(aligned=False))
+    layers = (layer_of(problem, dy, x), layer_of(problem, dy, x, copied=False), single)
     found = ((layer, ranked_blocks(problem, layer, request.facts.max_smem_bytes)) for layer in layers)
     return next((each for each in found if each[1]), (layers[-1], []))
 
