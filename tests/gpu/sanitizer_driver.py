@@ -21,7 +21,7 @@ import torch
 from haloconv import plan
 from haloconv.device import DeviceFacts, device_facts
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
-from tests import emulated_depthwise, oracle
+from tests import emulated_depthwise, emulated_halo_sm90_wgrad, oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store
 from tests.emulated import BY_NAME, MODULES, tiles_of, with_every_not_finite
 from tests.families import DEPTHWISE, HALO_SM90, SPECIALS, SUBJECTS, Subject
@@ -85,8 +85,11 @@ class Tiny(NamedTuple):
 def problems_of(subject: Subject) -> list[Tiny]:
     """The tiny problems of a family: those that all families take, or a special family's own."""
     if subject not in SPECIALS:
-        more = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE] if subject == HALO_SM90 else []
-        return [Tiny(one, subject.results) for one in TINY] + more
+        whole = [Tiny(one, subject.results) for one in TINY]
+        if subject != HALO_SM90:
+            return whole
+        not_finite = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE]
+        return whole + not_finite + [Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES]
     module = MODULES[subject.name]
     shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""
     return [Tiny(one, module.results_of(one), shape_of(one)) for one in module.CASES]
