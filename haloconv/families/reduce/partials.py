@@ -132,8 +132,9 @@ def wgrad_call(
 
 
 def sources() -> list[KernelSource]:
-    """Every dtype with one and several threads an element; as families need it: many axes, a bias, ReLU."""
+    """Every dtype with one and several threads an element; with a bias and ReLU, and with many axes, where needed."""
     few, many = (Axis(64, 1),) * _AXES, (Axis(2, 1),) * _MOST_AXES
-    plain = [source(Partials(dtype, few, 1), lanes) for dtype in ELEMENTS for lanes in (1, _PART_LANES)]
-    half = [dtype for dtype in ELEMENTS if dtype.itemsize == 2]
-    return plain + [source(Partials(dtype, many, 1), lanes) for dtype in half for lanes in (1, _PART_LANES)]
+    found = [Partials(dtype, few, 1) for dtype in ELEMENTS]
+    found += [Partials(dtype, few, 1, bias=True, relu=True) for dtype in ELEMENTS if dtype != torch.float64]
+    found += [Partials(dtype, many, 1) for dtype in ELEMENTS if dtype.itemsize == 2]
+    return [source(each, lanes) for each in found for lanes in (1, _PART_LANES)]
