@@ -5,6 +5,7 @@ Both are kept on disk under the hash of all that they depend on, beside the comp
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -141,7 +142,7 @@ def _runtime_key() -> str:
 def _private_folder() -> Path:
     """A folder that ends with the process, for when nothing may be kept."""
     folder = tempfile.TemporaryDirectory(prefix="haloconv-emulator-")
-    _private_folder.keep = folder
+    atexit.register(folder.cleanup)  # which also keeps it
     return Path(folder.name)
 
 

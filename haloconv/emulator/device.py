@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
@@ -75,7 +76,13 @@ class EmulatedDevice(TorchFunctionMode):
         self.statistics: list[LaunchStatistics] = []
         self._known: dict[tuple[int, int], _Known] = {}
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.data_ptr:
             self._expose(args[0], writable=False)

@@ -38,7 +38,7 @@ class Region(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One fault. ``place`` is ``file:line`` in the kernel folder, empty if it has none; ``count`` how often it showed.
+    """One fault. ``place`` is ``file:line`` in the kernel folder, empty if it has none; ``times`` how often it showed.
 
     ``thread`` and ``block`` are those of the first time, as linear numbers.
     """
@@ -47,13 +47,13 @@ class Finding(NamedTuple):
     place: str
     thread: int
     block: int
-    count: int
+    times: int
     text: str
 
     def __str__(self) -> str:
         where = f" at {self.place}" if self.place else ""
         who = f", thread {self.thread} of block {self.block}" if self.place else ""
-        often = f" [{self.count} times]" if self.count > 1 else ""
+        often = f" [{self.times} times]" if self.times > 1 else ""
         return f"{self.kind}{where}{who}: {self.text}{often}"
 
 
@@ -150,7 +150,7 @@ class Module:
         """
         if not 0 < threads <= MAX_THREADS or grid < 1:
             raise ValueError(f"{self.source.entry}: {grid} blocks of {threads} threads cannot be launched")
-        array = (_Region * len(regions))(*regions)
+        array = (_Region * len(regions))(*(_Region(*each) for each in regions))
         request = _Request(
             self._entry, params_address, ctypes.addressof(array), len(regions), seed, limit_s, grid, threads,
             smem_bytes, statistics,

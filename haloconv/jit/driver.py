@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -184,7 +185,7 @@ def _primary_context(device_index: int) -> object:
     return _driver_call("cuDevicePrimaryCtxRetain", _driver_call("cuDeviceGet", device_index))
 
 
-def _driver_call(name: str, *arguments: object) -> object:
+def _driver_call(name: str, *arguments: object) -> Any:
     """Call the driver's function ``name``; its result without the status. Raises DriverError if it fails."""
     from cuda.bindings import driver
 

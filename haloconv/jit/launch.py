@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -49,7 +50,7 @@ def _filler(layout: str, maps: list[BoxMap | None], encode: Callable[..., bytes]
     if not encodings:
         return pack
 
-    def fill(buffer: object, offset: int, *pointers: int) -> None:
+    def fill(buffer: ctypes.Array[ctypes.c_ubyte], offset: int, *pointers: int) -> None:
         pack(buffer, offset, *[known[pointers[index]] for index, known in encodings], *pointers)
 
     return fill
@@ -206,7 +207,7 @@ class Launch:
 
     def _new_block(self) -> ArgumentBlock:
         block = ArgumentBlock(len(self._arguments))
-        block.buffer[:] = self._arguments
+        ctypes.memmove(block.buffer, self._arguments, len(self._arguments))
         if self._pdl and isinstance(self._kernel, LoadedKernel):
             self._submits[block.pointer_array_address] = self._kernel.overlapping(*self._shape)
         return block

@@ -144,8 +144,9 @@ def _members(body: str) -> Iterator[tuple[str, str, bool]]:
         if not words or "(" in words or words.startswith(("using ", "static ", "template", "constexpr ")):
             continue
         member = _MEMBER.fullmatch(words)
-        declarators = [_DECLARATOR.fullmatch(each.strip()) for each in member[3].split(",")] if member else [None]
-        if None in declarators:
+        parts = member[3].split(",") if member else []
+        declarators = [found for part in parts if (found := _DECLARATOR.fullmatch(part.strip())) is not None]
+        if member is None or len(declarators) < len(parts):
             raise ParamsError(f"a kernel's parameter has a member that is not understood: {words}")
         for i, (stars, name, count) in enumerate(each.groups() for each in declarators):
             names = [name] if count is None else [f"{name}[{index}]" for index in range(int(count))]

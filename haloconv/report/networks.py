@@ -36,7 +36,7 @@ class Network:
     @property
     def slowest(self) -> Row | None:
         """The layer row with the smallest ratio; None if no layer was timed."""
-        return min((row for row in self.layers if row.ratio is not None), key=lambda row: row.ratio, default=None)
+        return min((row for row in self.layers if row.ratio is not None), key=lambda row: row.known_ratio, default=None)
 
     def missed(self) -> list[str]:
         """One sentence for each bar that is missed."""

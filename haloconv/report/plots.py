@@ -10,8 +10,8 @@ import importlib.util
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from haloconv.report.rows import Row
 from haloconv.report.table import ratio_text
@@ -33,7 +33,7 @@ _INK, _FAINT, _LINE, _GROUND = list(_VARIABLES)[:4]
 _HUES = dict(zip(("fprop", "dgrad", "wgrad"), list(_VARIABLES)[4:7], strict=True))
 _WHOLE = list(_VARIABLES)[7]
 _MARKERS = {"fprop": "o", "dgrad": "^", "wgrad": "s"}
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "font.size": 8.4,
     "axes.edgecolor": _LINE,
@@ -71,10 +71,10 @@ def bars(rows: Sequence[Row], heading: str, name: str) -> list[Plot]:
     for row in rows:
         if row.ratio is not None and row.ratio > 0:
             cases.setdefault(row.case, []).append(row)
-    plots = []
+    plots: list[Plot] = []
     for part in _parts(cases):
         shown = [row for found in part.values() for row in found]
-        best, worst = max(shown, key=lambda row: row.ratio), min(shown, key=lambda row: row.ratio)
+        best, worst = max(shown, key=lambda row: row.known_ratio), min(shown, key=lambda row: row.known_ratio)
         alt = (
             f"Bars of haloconv's speed over PyTorch's, {heading}: {len(shown)} measurements, from "
             f"{ratio_text(worst.ratio)} ({worst.case} {worst.direction}) to "
@@ -123,10 +123,10 @@ def _draw_bars(figure: Figure, cases: Mapping[str, list[Row]]) -> None:
 
 
 def _draw_bar(axes: Axes, y: float, row: Row) -> None:
-    won = row.ratio >= 1
-    axes.barh(y, row.ratio - 1, left=1.0, height=_BAR_IN * 0.86, color=_HUES.get(row.direction, _WHOLE))
+    won = row.known_ratio >= 1
+    axes.barh(y, row.known_ratio - 1, left=1.0, height=_BAR_IN * 0.86, color=_HUES.get(row.direction, _WHOLE))
     axes.annotate(
-        ratio_text(row.ratio), (row.ratio, y), (3 if won else -3, 0), textcoords="offset points",
+        ratio_text(row.ratio), (row.known_ratio, y), (3 if won else -3, 0), textcoords="offset points",
         ha="left" if won else "right", va="center_baseline", fontsize=7.2, color=_INK,
     )  # fmt: skip
 
@@ -151,10 +151,10 @@ def _labels(cases: Sequence[str]) -> list[str]:
 def roofline(rows: Sequence[Row], ceilings: Ceilings, precision: str, name: str) -> Plot | None:
     """TFLOP/s over FLOP per byte below the two ceilings; None if no row of this precision has all figures."""
     rate = ceilings.flops_per_s.get(precision)
-    placed = [row for row in rows if row.precision == precision and row.tflops and row.gbps]
+    placed = [found for row in rows if row.precision == precision and (found := _placed(row)) is not None]
     if rate is None or not placed:
         return None
-    best = max(placed, key=lambda row: row.share or 0.0)
+    best = max((each.row for each in placed), key=lambda row: row.share or 0.0)
     alt = (
         f"Roofline in {precision}: {len(placed)} measurements below {rate * 1e-12:.0f} TFLOP/s and "
         f"{ceilings.bytes_per_s * 1e-12:.2f} TB/s; {best.case} {best.direction} reaches "
@@ -164,21 +164,36 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, precision: str, name: str)
     return Plot(f"Roofline, {precision}", alt, svg)
 
 
-def _draw_roofline(figure: Figure, rows: Sequence[Row], rate: float, bytes_per_s: float) -> None:
+class _Placed(NamedTuple):
+    """A row in a roofline: FLOP per byte, and the TFLOP/s of both sides."""
+
+    row: Row
+    intensity: float
+    tflops: float
+    aten_tflops: float | None
+
+
+def _placed(row: Row) -> _Placed | None:
+    if not row.flops or not row.bytes or not row.tflops:
+        return None
+    theirs = row.flops / row.aten_ms * 1e-9 if row.aten_ms else None
+    return _Placed(row, row.flops / row.bytes, row.tflops, theirs)
+
+
+def _draw_roofline(figure: Figure, rows: Sequence[_Placed], rate: float, bytes_per_s: float) -> None:
     figure.set_size_inches(_WIDTH_IN, 3.2)
     axes = figure.add_subplot()
-    intensities = [row.flops / row.bytes for row in rows]
+    intensities = [each.intensity for each in rows]
     ridge = rate / bytes_per_s
     left, right = min(*intensities, ridge) / 2, max(*intensities, ridge) * 2
     corner = [left, ridge, right]
     axes.plot(corner, [min(rate, x * bytes_per_s) * 1e-12 for x in corner], color=_FAINT, linewidth=1)
-    for row, intensity in zip(rows, intensities, strict=True):
+    for row, intensity, tflops, theirs in rows:
         hue, marker = _HUES.get(row.direction, _WHOLE), _MARKERS.get(row.direction, "D")
-        theirs = row.flops / row.aten_ms * 1e-9 if row.aten_ms else None
         if theirs is not None:
-            axes.plot([intensity] * 2, [theirs, row.tflops], color=hue, linewidth=0.6, zorder=2)
+            axes.plot([intensity] * 2, [theirs, tflops], color=hue, linewidth=0.6, zorder=2)
             axes.plot(intensity, theirs, marker, color=hue, markerfacecolor=_GROUND, markersize=3.6, zorder=3)
-        axes.plot(intensity, row.tflops, marker, color=hue, markersize=4, zorder=4)
+        axes.plot(intensity, tflops, marker, color=hue, markersize=4, zorder=4)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(left, right)
@@ -195,7 +210,7 @@ def _draw_roofline(figure: Figure, rows: Sequence[Row], rate: float, bytes_per_s
     )
 
 
-def _drawn(draw, name: str) -> str:
+def _drawn(draw: Callable[[Figure], None], name: str) -> str:
     """What ``draw`` puts on a figure, as an SVG element whose identifiers begin with ``name``."""
     import matplotlib
     from matplotlib.figure import Figure

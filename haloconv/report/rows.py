@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FULL_FP32 = 1e-5
 """An error of a result in fp32 below which no product of it was formed in TF32, whatever was allowed."""
@@ -69,6 +70,11 @@ class Row:
         return self.aten_ms / self.haloconv_ms if self.haloconv_ms else math.nan
 
     @property
+    def known_ratio(self) -> float:
+        """The ratio as a number that sorts and plots; NaN where there is none."""
+        return math.nan if self.ratio is None else self.ratio
+
+    @property
     def ratio_best(self) -> float | None:
         """The same against PyTorch in its faster layout; None if only one layout was timed."""
         if self.aten_best_ms is None or self.haloconv_ms is None:
@@ -103,13 +109,13 @@ class Row:
         return self.haloconv_peak_bytes / self.aten_peak_bytes if self.aten_peak_bytes else math.nan
 
     @classmethod
-    def of_record(cls, record: Mapping[str, object]) -> Row:
+    def of_record(cls, record: Mapping[str, Any]) -> Row:
         """The row of a record from a result file. Raises KeyError or TypeError if it is none.
 
         An error that was infinite or NaN is NaN; FLOP are known again from the rate and the time.
         """
         tflops, ours = record.get("tflops"), record["haloconv_ms"]
-        known = {name: record.get(name) for name in _SAME_IN_RECORDS if record.get(name) is not None}
+        known: dict[str, Any] = {name: record[name] for name in _SAME_IN_RECORDS if record.get(name) is not None}
         return cls(
             **{name: record[name] for name in ("case", "direction", "precision", "layout", "family")},
             reason=record.get("reason") or "",

@@ -81,7 +81,7 @@ def _ratio(outcome: FileOutcome, direction: str) -> float | None:
 
 def scores(outcomes: Sequence[FileOutcome]) -> dict[str, dict[str, object]]:
     """fast_p and the geometric mean of ``forward`` and ``step``, for JSON; None where nothing was timed."""
-    found = {}
+    found: dict[str, dict[str, object]] = {}
     for direction in ("forward", "step"):
         mean = geometric_mean(outcomes, direction)
         counts = {p: fast_p(outcomes, direction, p) for p in THRESHOLDS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +16,7 @@ WIDEST = 1000
 NAME_WIDTH = 44
 """Longer names of layers and files go on in the next line."""
 
-COLUMNS = (
+COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("layer", "left"),
     ("times", "right"),
     ("direction", "left"),

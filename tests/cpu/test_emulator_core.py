@@ -218,7 +218,7 @@ def test_a_misaligned_vector_access() -> None:
 
 def test_a_read_of_unwritten_shared_memory() -> None:
     finding = only(run("if (t < 63) smem[t] = t; __syncthreads(); p.out[t] = smem[t];"), "unwritten")
-    assert "dynamic shared memory + 252" in finding.text and (finding.thread, finding.count) == (63, 1)
+    assert "dynamic shared memory + 252" in finding.text and (finding.thread, finding.times) == (63, 1)
 
 
 def test_a_store_to_an_input() -> None:
@@ -239,7 +239,7 @@ def test_blocks_that_write_the_same_byte_are_found() -> None:
     assert bytes_of_a_word.error is None and bytes_of_a_word.out.tolist() == [0x07070707] * OUT
     result = run("if (blockIdx.x == 2)\np.out[5] = 5;\nif (blockIdx.x == 0 && t >= 4)\np.out[t] = 5;", grid=3)
     found = only(result, "overlapping writes")
-    assert (found.place, found.block, found.count) == ("toy.cu:12", 2, 1)
+    assert (found.place, found.block, found.times) == ("toy.cu:12", 2, 1)
     assert "of 4 bytes goes to tensor 1 of the launch + 20 bytes, which block 0 has written too" in found.text
     only(run("if (t == 0) ((byte*)p.out)[blockIdx.x == 1 ? 3 : 0] = 1, p.out[blockIdx.x] = 1;", grid=2, before=before),
          "overlapping writes")  # fmt: skip
