@@ -31,7 +31,7 @@ SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("si
 help:
 	@echo 'make demo      set up and run the main job on the three problem files (on the GPU, else on the emulator)'
 	@echo 'make test      set up, lint, and run the tests that need no GPU'
-	@echo 'make lint      ruff and clang-format, checking only'
+	@echo 'make lint      ruff, mypy and clang-format, checking only'
 	@echo 'make fuzz      random problems on the emulator for FUZZ_S seconds (FUZZ_ARGS="--seed 1", "--replay ...")'
 	@echo 'make gpu       on a GPU machine: GPU tests, sanitizer, stamps (PYTHON_GPU=... names the interpreter), or of'
 	@echo '               FAMILIES="NAME ..." alone; goes on where the last one ended'
@@ -62,6 +62,7 @@ test: lint $(VENV)/.nvrtc
 lint: $(VENV)/.develop
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 	find haloconv -name '*.cu' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
 	find haloconv -name '*.cuh' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
 	find haloconv/emulator -name '*.h' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
@@ -85,7 +86,7 @@ bench:
 	$(RUN_GPU) -m tools.readme_results
 
 clean:
-	rm -rf $(VENV) $(VENV_GPU) .nvrtc .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV_GPU) .nvrtc .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch first and pinned, so that installing the package pulls no other build of it.

@@ -63,7 +63,7 @@ class Device(NamedTuple):
     load: Callable[..., Kernel]
     encode_tiled: Callable[..., bytes]
     watch: Callable[[Callable[..., Any]], Callable[..., Any]] = _as_it_is
-    stream: Callable[[int | None], int] = _no_stream
+    stream: Callable[..., int] = _no_stream
     keeps_time: bool = False
 
 

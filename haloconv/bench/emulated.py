@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 
@@ -80,7 +81,8 @@ class EmulatedLayer(Layer):
         limits = super().limits(step, rival)
         if step == "bgrad" or self.problem(step).precision_label != "tf32":
             return limits
-        rounded = replace(self, **{name: rounded_to_tf32(getattr(self, name)) for name in ("x", "w", "dy")})
+        x, w, dy = (rounded_to_tf32(each) for each in (self.x, self.w, self.dy))
+        rounded = replace(self, x=x, w=w, dy=dy)
         rounding = measure_error(rounded.oracle(step).value, self.oracle(step), UNLIMITED, self.border(step))
         return raised(limits, rounding, AS_LARGE)
 
@@ -89,19 +91,21 @@ class EmulatedLayer(Layer):
         call, emulation = super().ours(step), self.emulation
         problem = None if step == "bgrad" else self.problem(step)
         gathered = {"fprop": self.x, "dgrad": self.dy}.get(step)
-        has_model = gathered is not None and self.choice(step).family == "halo_sm90"
+        has_model = self.choice(step).family == "halo_sm90"
 
         def emulated() -> torch.Tensor:
             with emulation.device(emulation.statistics) as device:
                 result = call()
-                model = modelled(problem, gathered) if has_model else None
+                model = None
+                if has_model and problem is not None and gathered is not None:
+                    model = modelled(problem, gathered)
             emulation.launched += [Launched(self.name, step, problem, seen, model) for seen in device.statistics]
             return result
 
         return emulated
 
 
-def _fields_of(layer: Layer) -> dict[str, object]:
+def _fields_of(layer: Layer) -> dict[str, Any]:
     return {each.name: getattr(layer, each.name) for each in fields(Layer)}
 
 

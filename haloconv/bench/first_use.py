@@ -14,7 +14,7 @@ import torch
 
 from haloconv import jit
 from haloconv.bench.layer import Layer, Step
-from haloconv.bench.suite import Case
+from haloconv.bench.suite import Case, case_of
 from haloconv.problem import DIRECTIONS
 
 STARTER = Case("first kernel of a process", input=(1, 1, 8, 8), filters=1, filter=(1, 1))
@@ -58,7 +58,7 @@ def main() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     uses = [first_use(STARTER.layer("fp32", "nchw", order["family"], device), "fprop", STARTER.name)]
     for entry in order["cases"]:
-        case = Case(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+        case = case_of(entry)
         layer = case.layer("fp32", "nchw", order["family"], device)
         uses += [first_use(layer, direction, f"{case.name} {direction}") for direction in DIRECTIONS]
     json.dump([asdict(use) for use in uses], sys.stdout)

@@ -13,13 +13,14 @@ from haloconv import plan, reference
 from haloconv.choose.choice import Choice, choose, config_of
 from haloconv.choose.rules import bgrad_by_rule
 from haloconv.families.base import Config
+from haloconv.layout import Layout
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem, Request
 from haloconv.tune.baseline import searched_again
 
 Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
 
-LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+LAYOUTS: dict[Layout, torch.memory_format] = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Layer:
     b: torch.Tensor | None
     dy: torch.Tensor
     spec: ConvSpec
-    layout: str = "nchw"
+    layout: Layout = "nchw"
     count: int = 1
     fed: bool = False
     activation: bool = False
@@ -127,7 +128,7 @@ class Layer:
     def border(self, step: Step) -> torch.Tensor | None:
         return None if step == "bgrad" else reference.border_mask(self.problem(step), self.x.device)
 
-    def with_layout(self, layout: str) -> Layer:
+    def with_layout(self, layout: Layout) -> Layer:
         """The same values in the other memory order."""
         order = LAYOUTS[layout]
         x, w, dy = (tensor.contiguous(memory_format=order) for tensor in (self.x, self.w, self.dy))

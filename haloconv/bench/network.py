@@ -20,6 +20,7 @@ from haloconv.bench.targets import find_source
 from haloconv.bench.trial import Budget, try_step
 from haloconv.bench.whole import Contest, try_model
 from haloconv.families.closure import JOIN
+from haloconv.layout import Layout
 from haloconv.report import Row
 from haloconv.report.networks import LAYER_BAR, NETWORK_BAR
 from haloconv.tune.ahead import tune
@@ -51,7 +52,7 @@ class Setting:
 
     case: NetworkCase
     precision: str
-    layout: str
+    layout: Layout
 
     def __str__(self) -> str:
         return f"{self.case.name} {self.precision} {self.layout}"

@@ -22,7 +22,7 @@ Attempt = Callable[[Setting, torch.device, Announce], "Outcome | str | None"]
 Result = tuple[Setting, "Outcome | str"]
 """A setting and what came of it, or a sentence that says why nothing did."""
 
-_device: torch.device | None = None  # of a worker
+_device: torch.device  # of a worker
 
 
 def outcomes(
@@ -38,6 +38,7 @@ def outcomes(
     records of tuning, whose files are made for that.
     """
     attempt = partial(_attempt, effort, math.inf if limit_s is None else time.time() + limit_s)
+    found: Iterator[tuple[Setting, Outcome | str | None]]
     if len(devices) == 1:
         found = ((setting, attempt(setting, devices[0], announce)) for setting in settings)
     else:

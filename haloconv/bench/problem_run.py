@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -36,7 +37,7 @@ def run_files(files: Sequence[Candidate], options: Options, report: Report, prog
         if file.reason is not None:
             report.files.append(FileOutcome(file.path.name, skipped=file.reason))
         else:
-            run_source(file.path.stem, lambda path=file.path: load_problem_file(path), options, report, progress)
+            run_source(file.path.stem, partial(load_problem_file, file.path), options, report, progress)
 
 
 def run_source(name: str, load: Callable[[], Source], options: Options, report: Report, progress: Progress) -> None:

@@ -17,7 +17,8 @@ from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.suite import PRECISIONS, Case
 from haloconv.choose.choice import choose, config_of
 from haloconv.families import FAMILIES
-from haloconv.problem import DIRECTIONS, Pair, Problem, dense_request
+from haloconv.layout import Layout
+from haloconv.problem import DIRECTIONS, Direction, Pair, Problem, dense_request
 from haloconv.report import Row
 
 LEAST_RATIO = 0.9
@@ -32,9 +33,9 @@ class Drawn(NamedTuple):
     """One problem: a layer, and how it is to run."""
 
     case: Case
-    direction: str
+    direction: Direction
     precision: str
-    layout: str
+    layout: Layout
 
     @property
     def problem(self) -> Problem:
@@ -42,10 +43,11 @@ class Drawn(NamedTuple):
         case, (dtype, products) = self.case, PRECISIONS[self.precision]
         (n, c, h, w), (rows, cols) = case.input, case.padding
         padding = (rows, rows, cols, cols)
+        r, s = case.filter
         return Problem(
-            *(self.direction, n, c, h, w, case.filters, *case.filter, case.stride, padding, case.dilation, case.groups),
-            *(False, dtype, self.layout, products),
-        )
+            self.direction, n, c, h, w, case.filters, r, s, case.stride, padding, case.dilation, case.groups,
+            dtype=dtype, layout=self.layout, precision=products,
+        )  # fmt: skip
 
 
 def sample(count: int, seed: int) -> list[Drawn]:
@@ -77,7 +79,9 @@ def compile_ahead(drawn: Iterable[Drawn], device: torch.device) -> None:
 
 def slower(rows: Iterable[Row]) -> list[Row]:
     """The timed rows below ``LEAST_RATIO``, the slowest first."""
-    return sorted((row for row in rows if row.ratio is not None and row.ratio < LEAST_RATIO), key=lambda row: row.ratio)
+    return sorted(
+        (row for row in rows if row.ratio is not None and row.ratio < LEAST_RATIO), key=lambda row: row.known_ratio
+    )
 
 
 def _reasonable(rng: random.Random, kind: Callable[[random.Random], Case]) -> Case:
@@ -131,12 +135,19 @@ def _case(
 ) -> Case:
     """A layer padded to keep its extents (patches: not at all), of as many images as stay within _ELEMENTS."""
     height, width = extent, rng.choice((extent, extent, extent + rng.choice((-1, 3, 8)), 2 * extent))
-    padding = tuple(0 if stride >= each else dilation * (each - 1) // 2 for each in taps)
+    rows, cols = (0 if stride >= each else dilation * (each - 1) // 2 for each in taps)
     image = height * width * max(channels, filters // stride**2)
     images = max(1, min(rng.choice((1, 8, 32, 64, 128)), _ELEMENTS // image))
     products = filters * (channels // groups) * taps[0] * taps[1] * height * width // stride**2
     images = max(1, min(images, _PRODUCTS // products))
     name = f"{kind} {images}x{channels}x{height}x{width} k{filters} {taps[0]}x{taps[1]} s{stride} d{dilation} g{groups}"
     return Case(
-        name, (images, channels, height, width), filters, taps, (stride, stride), padding, (dilation, dilation), groups
+        name,
+        (images, channels, height, width),
+        filters,
+        taps,
+        (stride, stride),
+        (rows, cols),
+        (dilation, dilation),
+        groups,
     )

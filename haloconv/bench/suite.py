@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from haloconv.bench.layer import Layer
+from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Pair, Problem, output_extent
 from haloconv.report import Row
 
@@ -46,7 +48,7 @@ class Case:
     tags: tuple[str, ...] = ()
     about: str = ""
 
-    def problem(self, direction: Direction, precision: str, layout: str) -> Problem:
+    def problem(self, direction: Direction, precision: str, layout: Layout) -> Problem:
         """One direction of the layer, without bias. ``precision`` is fp32, tf32, fp16 or bf16."""
         dtype, products = PRECISIONS[precision]
         return Problem(
@@ -58,7 +60,7 @@ class Case:
     def _sides(self) -> tuple[int, int, int, int]:
         return (self.padding[0], self.padding[0], self.padding[1], self.padding[1])
 
-    def layer(self, precision: str, layout: str, family: str, device: torch.device, seed: int = 0) -> Layer:
+    def layer(self, precision: str, layout: Layout, family: str, device: torch.device, seed: int = 0) -> Layer:
         """The layer with standard normal tensors, without bias. ``precision`` is fp32, tf32, fp16 or bf16.
 
         The weights are scaled so that outputs have about the variance of the inputs.
@@ -83,6 +85,12 @@ class Case:
         return Layer(self.name, x, weight, None, dy, spec).with_layout(layout)
 
 
+def case_of(entry: Mapping[str, Any]) -> Case:
+    """The case of an entry of a file, whose tuples are lists. Raises TypeError for missing and unknown names."""
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    return Case(**values)
+
+
 def load_suite(path: Path) -> list[Case]:
     """The cases of a suite file, in its order.
 
@@ -94,9 +102,8 @@ def load_suite(path: Path) -> list[Case]:
         raise SuiteError(f"{path}: {error}") from error
     cases = []
     for entry in content.get("case", []):
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
         try:
-            cases.append(Case(**values))
+            cases.append(case_of(entry))
         except TypeError as error:
             raise SuiteError(f"{path}: case {entry.get('name', '?')}: {error}") from error
     names = [case.name for case in cases]
@@ -130,5 +137,6 @@ def with_bytes(rows: list[Row], cases: list[Case]) -> list[Row]:
 
 
 def _with_bytes(row: Row, case: Case) -> Row:
-    directions = DIRECTIONS if row.direction == "step" else (row.direction,)
-    return replace(row, bytes=sum(case.problem(each, row.precision, row.layout).bytes for each in directions))
+    directions = [each for each in DIRECTIONS if row.direction in ("step", each)]
+    layout: Layout = "nhwc" if row.layout == "nhwc" else "nchw"
+    return replace(row, bytes=sum(case.problem(each, row.precision, layout).bytes for each in directions))

@@ -16,6 +16,7 @@ from haloconv.bench.trial import Budget, try_step
 from haloconv.bench.whole import Contest, try_model
 from haloconv.choose.choice import Choice
 from haloconv.emulator import EmulatorError
+from haloconv.layout import Layout
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, result_layout
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
@@ -42,14 +43,14 @@ class Options:
     budget: Budget
     emulation: Emulation | None = None
     autocast: torch.dtype | None = None
-    layout: str | None = None
+    layout: Layout | None = None
 
     @property
     def model_precision(self) -> str | None:
         """How whole models form fp32 products: beside the emulator stands no PyTorch with TF32 to judge a model by."""
         return "ieee" if self.emulation is not None and self.precision is None else self.precision
 
-    def in_layout(self, layout: str) -> Options:
+    def in_layout(self, layout: Layout) -> Options:
         """The same with another memory order."""
         return replace(self, layout=layout)
 
@@ -75,7 +76,12 @@ def placed(
     if order is None:
         return model, inputs
     inputs = tuple(x.to(memory_format=order) if x.dim() == 4 else x for x in inputs)
-    return model.to(memory_format=order), inputs
+    return in_memory_format(model, order), inputs
+
+
+def in_memory_format(model: torch.nn.Module, order: torch.memory_format) -> torch.nn.Module:
+    """The model with its 4-D parameters in this memory order."""
+    return model.to(memory_format=order)  # type: ignore[call-overload]  # torch's stubs lack this overload
 
 
 def why_nothing_is_ours(acceleration: Acceleration) -> str | None:
@@ -141,16 +147,17 @@ def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> La
 
     Tensors keep their order, as x and the weight may differ: then PyTorch copies, and so may we.
     """
-    stride, dilation = tuple(module.stride), tuple(module.dilation)
+    (stride_h, stride_w), (dilation_h, dilation_w), (r, s) = module.stride, module.dilation, module.kernel_size
+    stride, dilation, taps = (stride_h, stride_w), (dilation_h, dilation_w), (r, s)
     if module.padding_mode == "zeros":
-        padding = as_four_sides(module.padding, filter_extent=module.kernel_size, stride=stride, dilation=dilation)
+        padding = as_four_sides(module.padding, filter_extent=taps, stride=stride, dilation=dilation)
     else:
         x = torch.nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
         padding = (0, 0, 0, 0)
     dtype = options.autocast or x.dtype
     spec = ConvSpec(stride, padding, dilation, module.groups, options.precision, options.family)
-    rows = output_extent(x.shape[2], padding[0] + padding[1], module.kernel_size[0], stride[0], dilation[0])
-    cols = output_extent(x.shape[3], padding[2] + padding[3], module.kernel_size[1], stride[1], dilation[1])
+    rows = output_extent(x.shape[2], padding[0] + padding[1], r, stride[0], dilation[0])
+    cols = output_extent(x.shape[3], padding[2] + padding[3], s, stride[1], dilation[1])
     generator = torch.Generator(x.device).manual_seed(options.seed)
     dy = torch.randn(x.shape[0], module.out_channels, rows, cols, generator=generator, device=x.device).to(dtype)
     bias = None if module.bias is None else module.bias.detach().to(dtype)

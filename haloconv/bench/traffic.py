@@ -73,7 +73,16 @@ def traffic_table(launches: Iterable[Launched]) -> Table:
     The last launch of a direction has the ratio of all its launches to what the definition asks for (each tensor read
     or written once, and the products) and to the multiplies that the cost model expects.
     """
-    heads = ("layer", "direction", "kernel", "blocks", "global read", "global written", "async read", "async written")
+    heads: tuple[str, ...] = (
+        "layer",
+        "direction",
+        "kernel",
+        "blocks",
+        "global read",
+        "global written",
+        "async read",
+        "async written",
+    )
     heads += ("of the tensors", "multiplies", "of the definition", "of the model", "shared read", "shared written")
     table = _table("Emulated launches: bytes moved, and multiplies on tensor cores", heads, left=3)
     for _, group in groupby(launches, key=lambda launch: (launch.case, launch.step)):
@@ -101,7 +110,7 @@ def _ratios(launches: list[Launched]) -> tuple[str, str, str]:
 
 def conflict_table(launches: Iterable[Launched]) -> Table | None:
     """The worst lines of each launch by bank conflicts; None if no access has any."""
-    heads = ("layer", "direction", "kernel", "line", "access", "by warps", "passes", "worst")
+    heads: tuple[str, ...] = ("layer", "direction", "kernel", "line", "access", "by warps", "passes", "worst")
     table = _table("Bank conflicts: passes of a warp's access to shared memory, 1 at best", heads, left=5)
     for launch in launches:
         for site in launch.conflicts()[:CONFLICTS_SHOWN]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -104,11 +105,12 @@ def _limits(layer: Layer, step: Step, aten_error: Error) -> Limits:
     return raised(limits, aten_error, AS_LARGE) if layer.activation else limits
 
 
-def measured(timings: dict[str, Timing]) -> dict[str, object]:
+def measured(timings: dict[str, Timing]) -> dict[str, Any]:
     """The fields of a Row that come from timing, for the variants that were timed."""
-    if not timings:
+    rival, other = _better(timings, RIVAL), _better(timings, RIVAL_OTHER_LAYOUT)
+    if rival is None:
         return {"aten_ms": None, "haloconv_ms": None, "spread": 0.0, "runs": 0}
-    ours, rival, other = timings[OURS], _better(timings, RIVAL), _better(timings, RIVAL_OTHER_LAYOUT)
+    ours = timings[OURS]
     return {
         "aten_ms": rival.ms,
         "haloconv_ms": ours.ms,
@@ -140,7 +142,7 @@ def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
     return compared(variants, device, budget)
 
 
-def compared(variants: dict[str, Callable[[], object]], device: torch.device, budget: Budget) -> dict[str, Timing]:
+def compared(variants: Mapping[str, Callable[[], object]], device: torch.device, budget: Budget) -> dict[str, Timing]:
     """The one protocol within the budget."""
     return compare(variants, device=device, budget_s=budget.seconds, min_runs=budget.min_runs, settle_s=budget.settle_s)
 
@@ -163,10 +165,16 @@ def too_fast(row: Row, problems: Sequence[Problem], gpu: str | None) -> str | No
     if gpu is None or row.haloconv_ms is None:
         return None
     limit = least_memory_ms if row.family == "aten" else least_ms
-    least = [limit(problem, gpu) for problem in problems]
-    if None in least or row.haloconv_ms >= sum(least):
+    least = _sum([limit(problem, gpu) for problem in problems])
+    if least is None or row.haloconv_ms >= least:
         return None
-    return f"{row.haloconv_ms:.4f} ms is below the {sum(least):.4f} of the data sheet: the measurement is wrong"
+    return f"{row.haloconv_ms:.4f} ms is below the {least:.4f} of the data sheet: the measurement is wrong"
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """The sum; None if a value is missing."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def above_the_ceiling(row: Row) -> str | None:
@@ -207,7 +215,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         **measured(timings),
         flops=sum(problem.flops for problem in problems),
         bytes=sum(problem.bytes for problem in problems),
-        limit_ms=None if None in limits_ms else sum(limits_ms),
+        limit_ms=_sum(limits_ms),
         config=JOIN.join(each.key for each in ran),
         kernel=kernel,
         source=source_of(kernel) if all(each.kernel for each in ran) else None,
@@ -217,10 +225,10 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
 
 def _ours_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
     spec = layer.spec
-    options = {"precision": spec.precision, "family": spec.family, "strict": spec.strict}
+    form = (spec.stride, spec.padding, spec.dilation, spec.groups)
 
     def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return conv2d(x, w, layer.b, spec.stride, spec.padding, spec.dilation, spec.groups, **options)
+        return conv2d(x, w, layer.b, *form, precision=spec.precision, family=spec.family, strict=spec.strict)
 
     return _with_grad(convolve, layer)
 

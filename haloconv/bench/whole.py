@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -238,7 +239,7 @@ def _truth(contest: Contest, gradients: bool) -> Values | None:
         return None
 
 
-def _peaks(contest: Contest, call: Callable[[torch.nn.Module, Contest], Callable[[], object]]) -> dict[str, int]:
+def _peaks(contest: Contest, call: Callable[[torch.nn.Module, Contest], Callable[[], object]]) -> dict[str, Any]:
     """The fields of a Row that tell the most device memory that each side's call holds, model and inputs included."""
     return {
         "aten_peak_bytes": peak_bytes(call(contest.theirs, contest), contest.theirs, contest.inputs),
@@ -276,7 +277,7 @@ def _step(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
         pairs = zip(_tensors(model(*contest.inputs)).values(), gradients, strict=True)
         wanted = [(root, gradient) for root, gradient in pairs if root.requires_grad]
         if wanted:
-            torch.autograd.backward(*zip(*wanted, strict=True))
+            torch.autograd.backward([root for root, _ in wanted], [gradient for _, gradient in wanted])
         model.zero_grad(set_to_none=True)
 
     return call

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from haloconv.cli import bench, doctor, export, report, run, tune
 
-VERBS = {
+VERBS: dict[str, tuple[Callable[..., None], tuple[tuple[str, str], ...]]] = {
     "run": (
         run.run,
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import torch
 import typer
@@ -20,12 +20,13 @@ from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
-from haloconv.cli.bench_suite import Order, bench_sample, bench_suite, pieces, stale_pieces
-from haloconv.cli.run import Family, make_console
+from haloconv.cli.bench_suite import TIMED, Order, bench_sample, bench_suite, pieces, stale_pieces
+from haloconv.cli.run import AUTO, Family, make_console
 from haloconv.problem import DIRECTIONS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SEED_CASES = ("A", "B", "C")
+Word = TypeVar("Word", bound=str)
 
 
 def bench(
@@ -39,7 +40,7 @@ def bench(
         str | None, typer.Option(help="Of fp32,tf32,fp16,bf16; by default fp32, and tf32,bf16 for networks.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help="Of nchw,nhwc; by default nchw, and both for networks.")] = None,
-    family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
+    family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
@@ -75,8 +76,8 @@ def bench(
     try:
         if models:
             effort = Effort(replace(timing, other_layout=False), tune=tune, layers=layers)  # both layouts are settings
-            order = _networks(suite, words, effort, limit, folder if stale else None)
-            passed = bench_models(order, _gpus(gpus) or [device], folder, console)
+            networks = _networks(suite, words, effort, limit, folder if stale else None)
+            passed = bench_models(networks, _gpus(gpus) or [device], folder, console)
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
@@ -110,8 +111,8 @@ def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stal
     By default every direction, fp32 and nchw; of stale rows all.
     """
     cases = select(load_suite(suite), listed(words.case), listed(words.tag))
-    whole = ",".join(DIRECTIONS) if stale is None else ",".join((*DIRECTIONS, "step"))
-    directions = choices("--direction", words.direction or whole, (*DIRECTIONS, "step"))
+    whole = ",".join(DIRECTIONS) if stale is None else ",".join(TIMED)
+    directions = choices("--direction", words.direction or whole, TIMED)
     precisions = _chosen("--precision", words.precision, "fp32", PRECISIONS, stale)
     layouts = _chosen("--layout", words.layout, "nchw", LAYOUTS, stale)
     if stale is None:
@@ -141,7 +142,7 @@ def _networks(suite: Path, words: Words, effort: Effort, limit: float | None, st
     )
 
 
-def _chosen(option: str, said: str | None, usual: str, allowed: Collection[str], stale: Path | None) -> list[str]:
+def _chosen(option: str, said: str | None, usual: str, allowed: Collection[Word], stale: Path | None) -> list[Word]:
     """What an option says; without a word the usual, and all for stale rows."""
     return choices(option, (usual if stale is None else ",".join(allowed)) if said is None else said, allowed)
 
@@ -157,10 +158,10 @@ def listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def choices(option: str, text: str, allowed: Collection[str]) -> list[str]:
+def choices(option: str, text: str, allowed: Collection[Word]) -> list[Word]:
     """The words, all of them allowed. Raises typer.BadParameter."""
+    known = {str(word): word for word in allowed}
     chosen = listed(text)
-    unknown = [name for name in chosen if name not in allowed]
-    if unknown or not chosen:
+    if not chosen or not known.keys() >= set(chosen):
         raise typer.BadParameter(f"{option} takes some of {','.join(allowed)}, not {text!r}")
-    return chosen
+    return [known[word] for word in chosen]

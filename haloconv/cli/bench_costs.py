@@ -15,7 +15,7 @@ from haloconv.bench.costs import Cost, compile_times, text_times
 from haloconv.bench.host_cost import NOT_MEASURED, host_costs, own_host_costs
 from haloconv.bench.results import ResultRow, append_rows
 from haloconv.bench.suite import Case
-from haloconv.cli.run import Family
+from haloconv.cli.run import AUTO, Family
 from haloconv.device import device_facts
 from haloconv.env import environment_stamp
 from haloconv.families import OWN
@@ -59,7 +59,7 @@ def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> boo
 
 def bench_compiling(seeds: list[Case], family: Family, device: torch.device, folder: Path, console: Console) -> bool:
     """Time the cases' kernels as a user's first call compiles them, or every text of the family named."""
-    if family is Family.auto:
+    if family is AUTO:
         return bench_compile_time(seeds, folder, console)
     if family.value not in OWN:
         raise typer.BadParameter(f"{family.value} has no kernels to compile", param_hint="--family")

@@ -16,6 +16,7 @@ from haloconv.bench.results import append_rows, latest_name, refresh_latest
 from haloconv.bench.trial import above_the_ceiling
 from haloconv.cli.run import make_progress
 from haloconv.env import environment_stamp
+from haloconv.layout import Layout
 from haloconv.report import Report, Row, network_table, networks_of, print_table
 
 SUITE = "models"
@@ -30,7 +31,7 @@ class NetworkOrder:
 
     cases: list[NetworkCase]
     precisions: list[str]
-    layouts: list[str]
+    layouts: list[Layout]
     effort: Effort
     limit_s: float | None = None
     only: Collection[tuple[str, str, str]] | None = None

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from rich.console import Console
 
-from haloconv.bench.layer import Layer
+from haloconv.bench.layer import LAYOUTS, Layer
 from haloconv.bench.results import MAIN_SUITE, append_rows, latest_name, refresh_latest
 from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, slower
 from haloconv.bench.stale import Run
@@ -20,7 +20,12 @@ from haloconv.bench.suite import Case
 from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_training_step
 from haloconv.cli.run import make_progress, show
 from haloconv.env import environment_stamp
+from haloconv.layout import Layout
+from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
+
+Timed = Literal["fprop", "dgrad", "wgrad", "step"]
+TIMED: tuple[Timed, ...] = (*DIRECTIONS, "step")
 
 
 class Piece(NamedTuple):
@@ -28,9 +33,9 @@ class Piece(NamedTuple):
 
     case: Case
     precision: str
-    layout: str
+    layout: Layout
     family: str
-    directions: tuple[str, ...]
+    directions: tuple[Timed, ...]
 
     def __str__(self) -> str:
         return f"{self.case.name} {self.precision} {self.layout}"
@@ -55,7 +60,11 @@ class Order:
 
 
 def pieces(
-    cases: Iterable[Case], directions: Sequence[str], precisions: Iterable[str], layouts: Iterable[str], family: str
+    cases: Iterable[Case],
+    directions: Sequence[Timed],
+    precisions: Iterable[str],
+    layouts: Iterable[Layout],
+    family: str,
 ) -> list[Piece]:
     """Every combination."""
     combinations = itertools.product(cases, precisions, layouts)
@@ -66,7 +75,13 @@ def stale_pieces(cases: Iterable[Case], runs: dict[Run, list[str]]) -> list[Piec
     """What has to run again, of these cases, in their order."""
     known = {case.name: case for case in cases}
     found = [
-        Piece(known[run.case], run.precision, run.layout, run.family, tuple(directions))
+        Piece(
+            known[run.case],
+            run.precision,
+            next(layout for layout in LAYOUTS if layout == run.layout),
+            run.family,
+            tuple(each for each in TIMED if each in directions),
+        )
         for run, directions in runs.items()
         if run.case in known
     ]
@@ -120,7 +135,7 @@ def _rows_of(piece: Piece, budget: Budget, device: torch.device, notes: list[str
             notes.append(f"{what}: {piece.family} does not take it: {refusal}")
 
 
-def _refusal(layer: Layer, direction: str) -> str | None:
+def _refusal(layer: Layer, direction: Timed) -> str | None:
     """Why the family asked for by name does not take a single direction, or None."""
     if layer.spec.family in ("auto", "aten") or direction == "step":
         return None
@@ -128,7 +143,7 @@ def _refusal(layer: Layer, direction: str) -> str | None:
     return choice.reason if choice.refused else None
 
 
-def _try(layer: Layer, direction: str, budget: Budget) -> Row:
+def _try(layer: Layer, direction: Timed, budget: Budget) -> Row:
     return try_training_step(layer, budget) if direction == "step" else try_step(layer, direction, budget)
 
 

@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -151,7 +152,7 @@ def _emulator() -> str:
 def _gpus() -> dict[str, str]:
     if not torch.cuda.is_available():
         return {"none": "PyTorch sees no GPU; convolutions run on PyTorch's own CPU kernels"}
-    return {f"cuda:{index}": _told(lambda index=index: _gpu(index)) for index in range(torch.cuda.device_count())}
+    return {f"cuda:{index}": _told(partial(_gpu, index)) for index in range(torch.cuda.device_count())}
 
 
 def _gpu(index: int) -> str:
@@ -170,7 +171,7 @@ def _cache_size() -> str:
 def _records() -> dict[str, str]:
     """How many tuning records hold on each GPU."""
     indices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    return {f"cuda:{index}": _told(lambda index=index: _held(index)) for index in indices}
+    return {f"cuda:{index}": _told(partial(_held, index)) for index in indices}
 
 
 def _held(index: int) -> str:
@@ -188,7 +189,7 @@ def _precision_flags() -> dict[str, str]:
         "backends.cudnn.conv.fp32_precision",
         "backends.cuda.matmul.fp32_precision",
     )
-    return {f"torch.{name}": _told(lambda name=name: _torch_flag(name)) for name in names}
+    return {f"torch.{name}": _told(partial(_torch_flag, name)) for name in names}
 
 
 def _torch_flag(name: str) -> str:
@@ -219,7 +220,7 @@ def run_checks() -> list[Check]:
     ]
     for index in range(torch.cuda.device_count() if has_gpu else 0):
         remedy = f"update the NVIDIA driver, or match it: {install_command()}"
-        checks.append(_check(f"launch on cuda:{index}", lambda index=index: _launch_probe(index), remedy))
+        checks.append(_check(f"launch on cuda:{index}", partial(_launch_probe, index), remedy))
     return checks
 
 

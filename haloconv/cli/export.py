@@ -17,7 +17,8 @@ from haloconv.export.export import ARCHS, export
 from haloconv.families import OWN
 from haloconv.problem_file import ProblemFileError
 
-Family = Enum("Family", {name: name for name in ("auto", *OWN)}, type=str)
+Family = Enum("Family", {name: name for name in ("auto", *OWN)}, type=str)  # type: ignore[misc]  # its members are the registry
+AUTO = Family("auto")
 
 
 def export_file(
@@ -28,7 +29,7 @@ def export_file(
     arch: Annotated[
         str | None, typer.Option(help=f"The GPU's architecture, by default this GPU's: {', '.join(ARCHS)}.")
     ] = None,
-    family: Annotated[Family, typer.Option(help="The family of kernels where it applies.")] = Family.auto,
+    family: Annotated[Family, typer.Option(help="The family of kernels where it applies.")] = AUTO,
     precision: Annotated[Precision, typer.Option(help="How fp32 products are formed.")] = Precision.auto,
     check: Annotated[bool, typer.Option("--check", help="Build the file on this GPU; print errors and times.")] = False,
 ) -> None:

@@ -10,13 +10,13 @@ import torch
 import typer
 from rich.console import Console
 
-from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.problem_run import run_source
 from haloconv.bench.results import read_rows
 from haloconv.bench.suite import SuiteError, load_suite, with_bytes
 from haloconv.bench.targets import TargetError, find_source
 from haloconv.cli.bench import BENCHMARKS
 from haloconv.cli.run import (
+    AUTO,
     Device,
     Family,
     exit_code,
@@ -32,7 +32,10 @@ from haloconv.env import environment_stamp
 from haloconv.problem_file import ProblemFileError
 from haloconv.report import Report, Row, plots
 
-Layout = Enum("Layout", {name: name for name in LAYOUTS}, type=str)
+
+class Layout(str, Enum):
+    nchw = "nchw"
+    nhwc = "nhwc"
 
 
 class Precision(str, Enum):
@@ -64,7 +67,7 @@ def report(
         Precision, typer.Option(help="auto: PyTorch's TF32 setting. fp16, bf16: under torch.autocast.")
     ] = Precision.auto,
     layout: Annotated[Layout | None, typer.Option(help="nhwc: the model in channels_last.")] = None,
-    family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = Family.auto,
+    family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
     seed: Annotated[int, typer.Option(help="For weights, inputs and output gradients.")] = 0,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.")] = 0.5,
     json: Annotated[Path | None, typer.Option(help="Also write rows and environment to this file.")] = None,
@@ -88,7 +91,7 @@ def report(
             options = make_options(device, precision.value, family, seed, budget, autocast=AUTOCAST.get(precision))
             options = options if layout is None else options.in_layout(layout.value)
             made = Report(f"haloconv report: {subject}", environment_stamp(), notes=where_it_ran(options, device))
-            source = find_source(subject, batch, pixels)
+            source = find_source(subject or "", batch, pixels)
             with make_progress(console) as progress:
                 run_source(source.name, lambda: source, options, made, progress)
     except (typer.BadParameter, ProblemFileError, TargetError) as error:

@@ -15,13 +15,15 @@ from rich.console import Console
 
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.suite import PRECISIONS, SuiteError, load_suite, select
+from haloconv.bench.swapped import in_memory_format
 from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.cli.bench import choices, listed
 from haloconv.cli.run import make_console, show, write_text
 from haloconv.device import device_facts
+from haloconv.layout import Layout
 from haloconv.precision import convolution_precision
-from haloconv.problem import DIRECTIONS
+from haloconv.problem import DIRECTIONS, Direction
 from haloconv.problem_file import ProblemFileError
 from haloconv.report import Report
 from haloconv.tune.ahead import Options, tune_problems
@@ -94,9 +96,9 @@ class Order:
     suite: Path | None
     cases: list[str]
     tags: list[str]
-    directions: list[str]
+    directions: list[Direction]
     precisions: list[str]
-    layouts: list[str]
+    layouts: list[Layout]
     batch: int
     pixels: int
 
@@ -138,7 +140,7 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
                     stack.enter_context(torch.autocast(device.type, dtype))
                 elif products is not None:
                     stack.enter_context(convolution_precision(products))
-                yield from problems_of(model.to(memory_format=memory_format), inputs, order.directions)
+                yield from problems_of(in_memory_format(model, memory_format), inputs, order.directions)
         del model, inputs
 
 

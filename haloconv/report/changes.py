@@ -26,6 +26,6 @@ def change_table(summary: str, lines: Iterable[tuple[str, ...]]) -> Group:
 
 def as_text(table: Group) -> str:
     """The table as lines of text."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    written = io.StringIO()
+    Console(file=written, width=_WIDTH, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())

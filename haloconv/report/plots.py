@@ -11,6 +11,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from haloconv.report.rows import Row
@@ -80,9 +81,7 @@ def bars(rows: Sequence[Row], heading: str, name: str) -> list[Plot]:
             f"{ratio_text(worst.ratio)} ({worst.case} {worst.direction}) to "
             f"{ratio_text(best.ratio)} ({best.case} {best.direction})."
         )
-        plots.append(
-            Plot(heading, alt, _drawn(lambda figure, part=part: _draw_bars(figure, part), f"{name}{len(plots)}"))
-        )
+        plots.append(Plot(heading, alt, _drawn(partial(_draw_bars, cases=part), f"{name}{len(plots)}")))
     return plots
 
 
@@ -215,7 +214,7 @@ def _drawn(draw: Callable[[Figure], None], name: str) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):  # type: ignore[arg-type]  # its stubs list every key
         figure = Figure(layout="constrained")
         draw(figure)
         text = io.StringIO()

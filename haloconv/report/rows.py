@@ -119,7 +119,10 @@ class Row:
         return cls(
             **{name: record[name] for name in ("case", "direction", "precision", "layout", "family")},
             reason=record.get("reason") or "",
-            **{name: _figure(record.get(name)) for name in ("error", "aten_error", "error_limit", "difference")},
+            error=_figure(record.get("error")),
+            aten_error=_figure(record.get("aten_error")),
+            error_limit=_figure(record.get("error_limit")),
+            difference=_figure(record.get("difference")),
             aten_ms=record["aten_ms"],
             haloconv_ms=ours,
             spread=record.get("spread") or 0.0,

@@ -199,7 +199,7 @@ def _bar(total: int, wanted: bool) -> Iterator[Advance]:
         task = progress.add_task("tune", total=total)
 
         def advance(text: str, steps: int) -> None:
-            progress.update(task, advance=steps, **({"description": text} if text else {}))
+            progress.update(task, advance=steps, description=text or None)
 
         yield advance
 
@@ -221,7 +221,10 @@ def _rows(group: list[Posed]) -> list[Row]:
     if not choose(problem, device).measured:
         return []
     facts = device_facts(device.index)
-    record, shipped = shelf_of(facts).find(problem)
+    found = shelf_of(facts).find(problem)
+    if found is None:
+        return []
+    record, shipped = found
     row = Row(
         case=_names([each.layer for each in group]),
         direction=problem.direction,

@@ -75,7 +75,8 @@ def _is_as_measured(request: Request) -> bool:
 
 def _measure_and_keep(request: Request) -> str | None:
     try:
-        outcome = measure(*prepared([request.problem], request.device))
+        (entry,) = prepared([request.problem], request.device)
+        outcome = measure(entry)
     except torch.cuda.OutOfMemoryError:
         return "there was no memory to measure with"
     shelf_of(request.facts).keep([outcome.record])

@@ -110,6 +110,7 @@ def _sampled(problem: Problem) -> torch.Tensor:
 def _oracle(problem: Problem, operands: tuple[torch.Tensor | None, ...], images: torch.Tensor | None) -> Oracle:
     spec = ConvSpec(problem.stride, problem.padding, problem.dilation, problem.groups)
     first, second = operands[:2]
+    assert first is not None and second is not None  # a bias alone may be missing
     if images is None:
         parts = zip(*(each.split(_images_at_a_time(problem)) for each in (first, second)), strict=True)
         sums = [reference.oracle_wgrad(dy, x, problem.w_shape, spec) for dy, x in parts]

@@ -244,7 +244,7 @@ def _timed(
         near = [each for each in own if screened[each].ms <= _CLOSE * screened[own[0]].ms]
         calls = {each: calls[each] for each in (ATEN, *near[:_FINALISTS])}
         twice = twice and screened[own[0]].ms <= _CLOSE * screened[ATEN].ms
-    timings = _compare({**calls, ATEN_AGAIN: again} if twice else calls, device, budget_s, _RUNS)
+    timings = _compare({**calls, ATEN_AGAIN: again} if twice and again is not None else calls, device, budget_s, _RUNS)
     if twice:
         timings[ATEN] = min(timings[ATEN], timings.pop(ATEN_AGAIN), key=lambda timing: timing.ms)
     return timings

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -80,10 +80,11 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
 
 def _spec_of(module: torch.nn.Conv2d) -> ConvSpec:
     padding = module.padding if module.padding_mode == "zeros" else 0
-    chosen = (None, "auto", False)
+    chosen: tuple[str | None, str, bool] = (None, "auto", False)
     if isinstance(module, Conv2d):
         chosen = (module.precision, module.family, module.strict)
-    return make_spec(module.stride, padding, module.dilation, module.groups, module.kernel_size, *chosen)
+    r, s = module.kernel_size
+    return make_spec(module.stride, padding, module.dilation, module.groups, (r, s), *chosen)
 
 
 def _dtype(x: torch.Tensor) -> torch.dtype:
@@ -93,10 +94,10 @@ def _dtype(x: torch.Tensor) -> torch.dtype:
 
 
 @contextmanager
-def _noting(model: torch.nn.Module, note: object) -> Iterator[None]:
+def _noting(model: torch.nn.Module, note: Callable[[str, torch.nn.Conv2d, torch.Tensor], None]) -> Iterator[None]:
     """While active, ``note(name, module, x)`` is called before each convolution that we may run."""
 
-    def hook_of(name: str):
+    def hook_of(name: str) -> Callable[[Any, tuple, dict], None]:
         return lambda module, args, kwargs: note(name, module, args[0] if args else kwargs["input"])
 
     modules = [(name, module) for name, module in model.named_modules() if _is_ours_to_run(module)]
