@@ -103,8 +103,8 @@ def recorded(problem: Problem, device: torch.device) -> Choice | None:
     if found is None or FAMILIES[found[0].family].why_not(problem, device) is not None:
         return None
     record, shipped = found
-    named = {"kernel": record.kernel, "config": record.config}
-    choice = Choice(record.family, record.why(size_of(problem), shipped), measured=True, **named)
+    why = record.why(size_of(problem), shipped)
+    choice = Choice(record.family, why, measured=True, kernel=record.kernel, config=record.config)
     if shipped and not trust.knows(record):
         request = dense_request(problem, device)
         return choice if trust.examine(record, request, config_of(choice, request)) else None
