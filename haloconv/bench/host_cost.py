@@ -12,6 +12,7 @@ import torch
 
 from haloconv import plan
 from haloconv.bench.costs import Cost
+from haloconv.bench.swapped import in_memory_format
 from haloconv.device import Device, DeviceFacts, device_facts, set_stand_in, stand_in
 from haloconv.families import FAMILIES
 from haloconv.functional import conv2d
@@ -105,7 +106,7 @@ def _sides(sample: Sample, device: torch.device) -> Iterator[_Sides]:
     x = torch.randn((1, n, sample.pixels, sample.pixels), dtype=sample.dtype, device=device)
     x = x.contiguous(memory_format=sample.layout).requires_grad_("dgrad" in directions)
     theirs = torch.nn.Conv2d(n, n, 3, groups=sample.groups, dtype=sample.dtype, device=device)
-    theirs = theirs.to(memory_format=sample.layout)
+    in_memory_format(theirs, sample.layout)
     theirs.weight.requires_grad_("wgrad" in directions)
     ours = Conv2d.from_torch(theirs, family=family, precision="tf32" if FAMILIES[family].tensor_cores else None)
     w, b, dy = theirs.weight, theirs.bias, theirs(x).detach()
@@ -118,7 +119,8 @@ def _sides(sample: Sample, device: torch.device) -> Iterator[_Sides]:
         yield _Sides("nn.Conv2d, with grad", lambda: theirs(x), lambda: ours(x))
     yield _Sides(f"{family}, inference", _without_graph(lambda: theirs(x)), _without_graph(lambda: ours(x)))
 
-    wanted = [leaf for leaf, direction in ((x, "dgrad"), (w, "wgrad"), (b, "")) if direction in ("", *directions)]
+    leaves = ((x, "dgrad"), (w, "wgrad"), (b, ""))
+    wanted = [leaf for leaf, direction in leaves if leaf is not None and direction in ("", *directions)]
 
     def step(layer: torch.nn.Module) -> Callable[[], object]:
         return lambda: torch.autograd.grad(layer(x), wanted, dy)
@@ -131,11 +133,11 @@ def _without_graph(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def _in_turns(sides: _Sides, repeats: int, device: torch.device) -> HostCost:
-    samples: tuple[list[float], list[float]] = ([], [])
+    aten, ours = [], []
     for _ in range(TURNS):
-        for call, costs in zip((sides.aten, sides.haloconv), samples, strict=True):
-            costs.append(host_cost(call, repeats, rounds=3, device=device))
-    return HostCost(sides.what, *(statistics.median(costs) for costs in samples), BUDGETS_US.get(sides.what))
+        aten.append(host_cost(sides.aten, repeats, rounds=3, device=device))
+        ours.append(host_cost(sides.haloconv, repeats, rounds=3, device=device))
+    return HostCost(sides.what, statistics.median(aten), statistics.median(ours), BUDGETS_US.get(sides.what))
 
 
 def _median(call: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -14,7 +14,7 @@ from haloconv.choose.choice import Choice, choose, config_of
 from haloconv.choose.rules import bgrad_by_rule
 from haloconv.families.base import Config
 from haloconv.layout import Layout
-from haloconv.precision import convolution_precision
+from haloconv.precision import Precision, convolution_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem, Request
 from haloconv.tune.baseline import searched_again
 
@@ -163,7 +163,7 @@ def _padded(x: torch.Tensor, spec: ConvSpec) -> tuple[torch.Tensor, list[int]]:
 
 
 @contextmanager
-def rival_flags(precision: str) -> Iterator[None]:
+def rival_flags(precision: Precision) -> Iterator[None]:
     """PyTorch at its best for the same precision: cuDNN's search on, TF32 exactly if ``precision`` is ``"tf32"``."""
     with reference.cudnn_search(True), convolution_precision(precision):
         yield

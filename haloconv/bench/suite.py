@@ -12,6 +12,7 @@ import torch
 
 from haloconv.bench.layer import Layer
 from haloconv.layout import Layout
+from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Pair, Problem, output_extent
 from haloconv.report import Row
 
@@ -20,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PRECISIONS: dict[str, tuple[torch.dtype, str]] = {
+PRECISIONS: dict[str, tuple[torch.dtype, Precision]] = {
     "fp32": (torch.float32, "ieee"),
     "tf32": (torch.float32, "tf32"),
     "fp16": (torch.float16, "ieee"),

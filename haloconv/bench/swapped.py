@@ -19,6 +19,7 @@ from haloconv.emulator import EmulatorError
 from haloconv.layout import Layout
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, result_layout
+from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.report import Row
 from haloconv.tune.problems import evaluating
@@ -37,7 +38,7 @@ class Options:
     """
 
     device: torch.device
-    precision: str | None
+    precision: Precision | None
     family: str
     seed: int
     budget: Budget
@@ -46,7 +47,7 @@ class Options:
     layout: Layout | None = None
 
     @property
-    def model_precision(self) -> str | None:
+    def model_precision(self) -> Precision | None:
         """How whole models form fp32 products: beside the emulator stands no PyTorch with TF32 to judge a model by."""
         return "ieee" if self.emulation is not None and self.precision is None else self.precision
 

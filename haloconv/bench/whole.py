@@ -18,6 +18,7 @@ from haloconv.bench.layer import rival_flags
 from haloconv.bench.trial import OURS, RIVAL, Budget, compared, measured
 from haloconv.families.closure import source_of
 from haloconv.plan import layout_of
+from haloconv.precision import Precision
 from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
@@ -55,7 +56,7 @@ class Contest:
     ours: torch.nn.Module
     theirs: torch.nn.Module
     inputs: tuple[torch.Tensor, ...]
-    precision: str
+    precision: Precision
     label: str
     norm_limit: float
     family: str = ""
@@ -140,7 +141,7 @@ class _Smooth(TorchFunctionMode):
         return torch.nn.functional.silu(args[0]) if func in _RELUS else func(*args, **(kwargs or {}))
 
 
-def _normalisations(model: torch.nn.Module) -> list[torch.nn.Module]:
+def _normalisations(model: torch.nn.Module) -> list[_NormBase]:
     """The modules that normalise by the batch's statistics in training, and by those that they keep otherwise."""
     return [each for each in model.modules() if isinstance(each, _NormBase) and each.track_running_stats]
 

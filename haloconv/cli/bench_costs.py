@@ -27,8 +27,8 @@ def bench_host_cost(device: torch.device, folder: Path, console: Console) -> boo
     table = _table("host time per call, us", "call", "PyTorch", "haloconv", "verdict", "budget", "under it")
     for cost in costs:
         verdict = "within" if cost.within_budget else "OVER"
-        has_budget = cost.budget_us is not None
-        budget = (f"{cost.budget_us:g}", "yes" if cost.haloconv_us <= cost.budget_us else "no") if has_budget else ()
+        limit = cost.budget_us
+        budget = () if limit is None else (f"{limit:g}", "yes" if cost.haloconv_us <= limit else "no")
         table.add_row(cost.what, f"{cost.aten_us:.1f}", f"{cost.haloconv_us:.1f}", verdict, *budget)
     console.print(table)
     _keep_costs("host-cost", costs, folder, console)

@@ -19,6 +19,8 @@ from haloconv.bench.traffic import conflict_table, traffic_table
 from haloconv.bench.trial import Budget
 from haloconv.env import environment_stamp
 from haloconv.families import FAMILIES
+from haloconv.precision import Precision as PrecisionName
+from haloconv.problem import PRECISIONS
 from haloconv.problem_file import Candidate, candidates
 from haloconv.report import Report, as_table, plots, print_table, score_lines, summary_table
 
@@ -171,11 +173,11 @@ def make_options(
     )
 
 
-def _asked_precision(precision: str, own_kernels: bool) -> str | None:
+def _asked_precision(precision: str, own_kernels: bool) -> PrecisionName | None:
     """None follows PyTorch's TF32 setting, which means nothing to its own convolution on a CPU: there fp32 is fp32."""
     if precision == "auto":
         return None if own_kernels else "ieee"
-    return precision
+    return next(each for each in PRECISIONS if each == precision)
 
 
 def _check_page(html: Path | None) -> None:

@@ -135,7 +135,8 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
             memory_format = LAYOUTS[layout]
             inputs = [_stored(x.to(device), memory_format) for x in target.inputs]
             with ExitStack() as stack:
-                dtype, products = PRECISIONS.get(label, (torch.float32, None))
+                asked = PRECISIONS.get(label)  # none for "auto"
+                dtype, products = asked or (torch.float32, None)
                 if dtype != torch.float32:
                     stack.enter_context(torch.autocast(device.type, dtype))
                 elif products is not None:

@@ -11,6 +11,7 @@ import torch
 from haloconv.functional import make_spec
 from haloconv.module import OWN_NAMES, Conv2d
 from haloconv.plan import layout_of, problem_of, result_layout
+from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
 from haloconv.reclass import why_not_plain
 
@@ -80,7 +81,7 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
 
 def _spec_of(module: torch.nn.Conv2d) -> ConvSpec:
     padding = module.padding if module.padding_mode == "zeros" else 0
-    chosen: tuple[str | None, str, bool] = (None, "auto", False)
+    chosen: tuple[Precision | None, str, bool] = (None, "auto", False)
     if isinstance(module, Conv2d):
         chosen = (module.precision, module.family, module.strict)
     r, s = module.kernel_size
