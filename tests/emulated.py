@@ -18,6 +18,7 @@ from pytest import MonkeyPatch
 
 from haloconv import problem
 from haloconv.emulator import emulated_device
+from haloconv.families import FAMILIES
 from haloconv.families.halo_sm90 import conv as halo_sm90
 from haloconv.families.halo_sm90.configs import cost, split_tilings, tilings
 from haloconv.families.halo_sm90.form import Form
@@ -38,7 +39,7 @@ from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generat
 SM_COUNT = 4
 LARGE_OUTPUTS = 10_000
 # Families that form fp32 products in TF32.
-TENSOR_CORES = ("halo_sm80", "halo_sm80_wgrad", "halo_sm90", "grouped_sm90", "depthwise_toeplitz")
+TENSOR_CORES = tuple(name for name, family in FAMILIES.items() if family.tensor_cores)
 
 # Cases left out, with the reason.
 LEFT_OUT = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from haloconv.families import FAMILIES
 from tests import oracle
 from tests.cases import DTYPE_NAMES, DTYPES, Case, case_id
 
@@ -49,20 +50,24 @@ class Subject:
         return self.name
 
 
+def _subject(name: str, results: tuple[str, ...] | None = None) -> Subject:
+    """What the registry says of a family, and those of its results that are tested as its own."""
+    family = FAMILIES[name]
+    everywhere = family.newer and family.capability == LEAST
+    capability = None if everywhere else family.capability
+    return Subject(name, family.dtypes, results or family.directions, family.tensor_cores, capability, family.newer)
+
+
+LEAST = (7, 0)  # compute capability of the oldest GPU
 TENSOR_CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-DIRECT = Subject("direct")
-HALO_SM80 = Subject("halo_sm80", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(8, 0), newer=True)
-HALO_SM90 = Subject("halo_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad"), True, capability=(9, 0))
+DIRECT = _subject("direct", oracle.RESULTS)
+HALO_SM80 = _subject("halo_sm80")
+HALO_SM90 = _subject("halo_sm90", ("fprop", "dgrad"))
 HALO_SM90_WGRAD = replace(HALO_SM90, results=("wgrad",))  # of layers without stride and groups of few channels
-HALO_SM80_WGRAD = Subject("halo_sm80_wgrad", TENSOR_CORE_DTYPES, ("wgrad",), True, capability=(8, 0), newer=True)
-GROUPED_SM90 = Subject(  # of fp32 no filter gradient
-    "grouped_sm90", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"), True, capability=(9, 0), newer=True
-)
-DEPTHWISE = Subject("depthwise", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
-DEPTHWISE_WINDOW = Subject("depthwise_window", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"))
-DEPTHWISE_TOEPLITZ = Subject(
-    "depthwise_toeplitz", TENSOR_CORE_DTYPES, ("fprop", "dgrad", "wgrad"), True, capability=(8, 0), newer=True
-)
+HALO_SM80_WGRAD = _subject("halo_sm80_wgrad")
+GROUPED_SM90 = _subject("grouped_sm90")  # of fp32 no filter gradient
+DEPTHWISE, DEPTHWISE_WINDOW = _subject("depthwise"), _subject("depthwise_window")
+DEPTHWISE_TOEPLITZ = _subject("depthwise_toeplitz")
 # Families that take problems of their own alone.
 SPECIALS = (GROUPED_SM90, DEPTHWISE, DEPTHWISE_WINDOW, DEPTHWISE_TOEPLITZ)
 SUBJECTS = (DIRECT, HALO_SM80, HALO_SM80_WGRAD, HALO_SM90)  # those that take every problem of their dtypes and results

@@ -20,7 +20,7 @@ from haloconv.export.cpp import LINE_WIDTH, constants, host_function, kernel_fil
 from haloconv.export.layers import Layer, choose_and_record, choose_on, gpu_of, layers_of
 from haloconv.export.model_source import NEW_MODEL, model_source
 from haloconv.export.record import recorder
-from haloconv.families import OWN
+from haloconv.families import FAMILIES, OWN
 from haloconv.precision import Precision
 from haloconv.problem import PRECISIONS
 from haloconv.problem_file import ProblemFile, ProblemFileError, load_problem_file
@@ -41,10 +41,8 @@ ARCHS = {
 }
 """The architectures that can be named without a GPU of theirs: a usual one, and its multiprocessors."""
 
-_LEAST_CAPABILITIES = {"halo_sm80": (8, 0), "halo_sm80_wgrad": (8, 0), "grouped_sm90": (9, 0)}
-_LEAST_CAPABILITY, _MAPS_CAPABILITY = (7, 0), (9, 0)
+_MAPS_CAPABILITY = (9, 0)
 _TF32_CAPABILITY = (8, 0)
-_ONLY_ARCHS = {"halo_sm90": "sm_90a"}
 _DIRECTION_NAMES = {"fprop": "forward", "dgrad": "input gradient", "wgrad": "weight gradient", "bgrad": "bias gradient"}
 
 
@@ -117,8 +115,8 @@ def facts_of(arch: str | None) -> DeviceFacts:
 def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str:
     functions = {name: tape for layer in layers for name, tape in layer.functions.items()}
     kernels = named_kernels(functions)
-    families = {choice.family for layer in layers for choice in layer.choices.values()}
-    only = {_ONLY_ARCHS[each] for each in families if each in _ONLY_ARCHS}
+    families = [FAMILIES[choice.family] for layer in layers for choice in layer.choices.values()]
+    only = not all(family.newer for family in families)  # compiled for one architecture
     comments = {
         name: f"{layer.name}, {_DIRECTION_NAMES[name.removeprefix(layer.name + '_')]}"
         for layer in layers
@@ -141,10 +139,7 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "declarations": [f"{signature(name, tape)};" for name, tape in functions.items()],
         "functions": list(functions),
         "only_capability": facts.capability if only else None,
-        "least_capability": max(
-            _MAPS_CAPABILITY if has_maps else _LEAST_CAPABILITY,
-            *(_LEAST_CAPABILITIES.get(each, _LEAST_CAPABILITY) for each in families),
-        ),
+        "least_capability": max([family.capability for family in families] + [_MAPS_CAPABILITY] * has_maps),
         "formats": {"nchw": "contiguous_format", "nhwc": "channels_last"},
         "built_for": facts.arch if only else None,
         "precision": layers[0].fprop.precision_label,

@@ -19,7 +19,6 @@ from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
 from haloconv.problem_file import ProblemFile, ProblemFileError
 
-TENSOR_CORE_WGRAD = "halo_sm80_wgrad"
 ROUTED = "PyTorch's own convolution is the choice here, and an exported file has kernels alone"
 
 
@@ -140,9 +139,8 @@ def _own(problem: Problem) -> str | None:
     """The most special of our families; a weight gradient that none is special for goes to tensor cores if it can."""
     takes = [name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, CPU) is None]
     takes.remove("aten")
-    if takes[:1] == ["direct"] and TENSOR_CORE_WGRAD in takes:
-        return TENSOR_CORE_WGRAD
-    return takes[0] if takes else None
+    on_tensor_cores = [name for name in takes if FAMILIES[name].tensor_cores]
+    return next(iter([*(on_tensor_cores if takes[:1] == ["direct"] else ()), *takes]), None)
 
 
 def gpu_of(arch: str) -> torch.device | None:

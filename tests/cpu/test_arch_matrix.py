@@ -23,17 +23,19 @@ EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MAIN_ARCH = "sm_90a"  # where kernels were measured: every text
 TOGETHER_ON_MAIN = {"halo_sm90": 3}  # but of its 332 texts of a second each, those that show every three constants
 ALSO_WITHOUT_BEING_ASKED = ("sm_75", "sm_120")  # the oldest and the newest: a part of the texts
-TENSOR_CORE_ARCHS = EVERY_ARCH[1:]
-ARCHS = {
-    "direct": EVERY_ARCH,
-    "halo_sm80": TENSOR_CORE_ARCHS,
-    "halo_sm80_wgrad": TENSOR_CORE_ARCHS,
-    "halo_sm90": ("sm_90a",),
-    "grouped_sm90": TENSOR_CORE_ARCHS[3:],
-    "depthwise_window": EVERY_ARCH,
-    "depthwise_toeplitz": TENSOR_CORE_ARCHS,
-    "depthwise": EVERY_ARCH,
-}
+
+
+def _archs_of(name: str) -> tuple[str, ...]:
+    """The architectures that a family has kernels for."""
+    family, found = FAMILIES[name], []
+    for arch in EVERY_ARCH:
+        major, minor = divmod(int(arch.removeprefix("sm_").rstrip("a")), 10)
+        if (major, minor) == family.capability or (family.newer and (major, minor) > family.capability):
+            found.append(arch)
+    return tuple(found)
+
+
+ARCHS = {name: _archs_of(name) for name in OWN}
 LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
     "depthwise/band": 80,
     "depthwise/band_wgrad": 80,
