@@ -26,6 +26,7 @@ CASES = {
     "filter": Partials(torch.float32, FILTER, 3),
     "filter, one part": Partials(torch.bfloat16, FILTER, 1),
     "filter, many parts": Partials(torch.float16, FILTER, 37),
+    "filter, very many parts": Partials(torch.float32, FILTER, 301),
     "doubles": Partials(torch.float64, FILTER, 5),
     "doubles, many parts": Partials(torch.float64, FILTER, 20),
     "one axis": Partials(torch.float32, (Axis(300, 1),), 9),
@@ -87,10 +88,12 @@ def test_sums_are_exact_and_nothing_else_is_written(name: str, wide: bool, monke
 def test_cases_meet_every_number_of_threads_and_axes() -> None:
     sources = [partials.source(one, partials.part_lanes(one, SM_COUNT)) for one in CASES.values()]
     met = {tuple(dict(one.constants)[name] for name in ("PART_LANES", "AXES")) for one in sources}
-    assert met == {(1, 4), (8, 4), (1, 7), (8, 7)}
+    assert met == {(1, 4), (8, 4), (32, 4), (1, 7), (8, 7)}
 
 
 def test_few_elements_of_many_parts_are_shared_by_threads() -> None:
-    small = (Axis(1000, 1),)
-    assert [partials.part_lanes(Partials(torch.float32, small, parts), 132) for parts in (1, 8, 9, 200)] == [1, 1, 8, 8]
-    assert partials.part_lanes(Partials(torch.float32, (Axis(1 << 20, 1),), 200), 132) == 1
+    def lanes_of(elems: int, parts: int) -> int:
+        return partials.part_lanes(Partials(torch.float32, (Axis(elems, 1),), parts), 132)
+
+    assert [lanes_of(1000, parts) for parts in (1, 8, 9, 64, 65, 2000)] == [1, 1, 8, 8, 32, 32]
+    assert [lanes_of(elems, 200) for elems in (16_000, 17_000, 270_000, 271_000)] == [32, 8, 8, 1]

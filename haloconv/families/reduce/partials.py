@@ -17,9 +17,10 @@ from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
 
 KERNEL = "reduce/partials"
-_THREADS = 256
+_LEAST_THREADS = 256  # of a block
 _AXES, _MOST_AXES = 4, 7  # of most kernels; of the struct
-_PART_LANES, _AT_ONCE = 8, 8  # threads of an element; loads of a thread that are under way at once
+_AT_ONCE = 8  # loads of a thread that are under way at once
+_PART_LANES = (1, 8, 32)  # threads of an element
 _SM_THREADS = 2048
 _NO_LIMIT = _WIDE = 1 << 31
 
@@ -75,7 +76,7 @@ def source(partials: Partials, part_lanes: int = 1) -> KernelSource:
     """The specialised source. Extents and strides are run-time values."""
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[partials.dtype],
-        "THREADS": _THREADS,
+        "THREADS": _threads(part_lanes),
         "PART_LANES": part_lanes,
         "AXES": _AXES if len(partials.axes) <= _AXES else _MOST_AXES,
         "WIDE": int(partials.elems >= _WIDE),
@@ -87,7 +88,16 @@ def source(partials: Partials, part_lanes: int = 1) -> KernelSource:
 
 def part_lanes(partials: Partials, sm_count: int) -> int:
     """Threads of an element: several where one would wait for memory often, and elements are too few to hide it."""
-    return _PART_LANES if partials.parts > _AT_ONCE and partials.elems <= _SM_THREADS * sm_count else 1
+    one, several, many = _PART_LANES
+    threads = _SM_THREADS * sm_count
+    if partials.parts <= _AT_ONCE or partials.elems > threads:
+        return one
+    return many if partials.parts > several * _AT_ONCE and partials.elems * many <= 2 * threads else several
+
+
+def _threads(part_lanes: int) -> int:
+    """Of a block: a warp at least for each of the threads of an element."""
+    return max(_LEAST_THREADS, 32 * part_lanes)
 
 
 def bind_sum(partials: Partials, device: torch.device) -> Launch:
@@ -109,7 +119,7 @@ def bind_sum(partials: Partials, device: torch.device) -> Launch:
         "limit": min(partials.limit, _NO_LIMIT - 1),
         "axes": [{"extent": divisor(each.extent), "count": each.counts, "stride": each.stride} for each in axes],
     }
-    shape = LaunchShape(ceil_div(elems, _THREADS // lanes), _THREADS)
+    shape = LaunchShape(ceil_div(elems, _threads(lanes) // lanes), _threads(lanes))
     return Launch(source(partials, lanes), device, shape, fields)
 
 
@@ -137,4 +147,4 @@ def sources() -> list[KernelSource]:
     found = [Partials(dtype, few, 1) for dtype in ELEMENTS]
     found += [Partials(dtype, few, 1, bias=True, relu=True) for dtype in ELEMENTS if dtype != torch.float64]
     found += [Partials(dtype, many, 1) for dtype in ELEMENTS if dtype.itemsize == 2]
-    return [source(each, lanes) for each in found for lanes in (1, _PART_LANES)]
+    return [source(each, lanes) for each in found for lanes in _PART_LANES]
