@@ -86,14 +86,15 @@ def test_sums_are_exact_and_nothing_else_is_written(name: str, wide: bool, monke
 
 
 def test_cases_meet_every_number_of_threads_and_axes() -> None:
-    sources = [partials.source(one, partials.part_lanes(one, SM_COUNT)) for one in CASES.values()]
+    sources = [partials.source(one, partials.part_lanes(one)) for one in CASES.values()]
     met = {tuple(dict(one.constants)[name] for name in ("PART_LANES", "AXES")) for one in sources}
     assert met == {(1, 4), (8, 4), (32, 4), (1, 7), (8, 7)}
 
 
 def test_few_elements_of_many_parts_are_shared_by_threads() -> None:
-    def lanes_of(elems: int, parts: int) -> int:
-        return partials.part_lanes(Partials(torch.float32, (Axis(elems, 1),), parts), 132)
+    def lanes(elems: int, *parts: int) -> list[int]:
+        return [partials.part_lanes(Partials(torch.float32, (Axis(elems, 1),), each)) for each in parts]
 
-    assert [lanes_of(1000, parts) for parts in (1, 8, 9, 64, 65, 2000)] == [1, 1, 8, 8, 32, 32]
-    assert [lanes_of(elems, 200) for elems in (16_000, 17_000, 270_000, 271_000)] == [32, 8, 8, 1]
+    assert lanes(1000, 1, 8, 9, 255, 256) == [1, 1, 8, 8, 32]
+    assert lanes(50_000, 63, 64) == [1, 8]
+    assert lanes(1 << 20, 200) == [1]

@@ -5,7 +5,7 @@
 //
 // PART_LANES threads of a block share an element: thread j adds parts j, j + PART_LANES, ..., and the first adds what
 // the others have, in order. With one thread parts are added one after the other. Neighbouring threads read
-// neighbouring elements, with AT_ONCE loads on their way. Shared memory: a sum for each thread but the first ones.
+// neighbouring elements, with AT_ONCE loads on their way, fewer parts than that included. Shared memory: a sum for each thread but the first ones.
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/relu.cuh"
@@ -80,8 +80,16 @@ __device__ __forceinline__ Place place_of(const Params& p, index_t i) {
 __device__ __forceinline__ acc_t sum_parts(const Params& p, index_t i, int part) {
     const acc_t* const from = p.partials + i64(i) + i64(quotient(i, p.run)) * p.run_gap;
     acc_t sum = 0;
-#pragma unroll AT_ONCE
-    for (; part < p.parts; part += PART_LANES) sum += from[part * p.part_stride];
+    for (; part < p.parts; part += AT_ONCE * PART_LANES) {
+        acc_t terms[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            const int at = part + j * PART_LANES;
+            terms[j] = at < p.parts ? from[at * p.part_stride] : acc_t(0);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) sum += terms[j];
+    }
     return sum;
 }
 
