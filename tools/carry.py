@@ -1,10 +1,10 @@
 """Carry stamps and shipped records over a change that changes no kernel: ``python -m tools.carry REVISION``.
 
-A kernel's stamp moves over if nothing that a GPU sees changed since the revision: every CI source of it has the same
-text (comments and layout aside) or compiles to the same cubin, and every launch of the emulator's test runs has the
-same kernel, constants, grid, block, shared memory and arguments. Kernels may have other names and places: they are
-matched by what they are. ``--write`` changes benchmarks/verified and the shipped records; without it the proof is
-printed alone.
+A kernel's stamp moves over if nothing that a GPU sees changed since the revision: in the emulator's test runs that
+launch it every launch has the same kernel, constants, grid, block, shared memory and arguments, and every CI source of
+what they launch has the same text (comments and layout aside) or compiles to the same cubin. Kernels may have other
+names and places: they are matched by what they are. ``--write`` changes benchmarks/verified and the shipped records;
+without it the proof is printed alone.
 Exit code 1 if a kernel that was verified at the revision cannot be carried.
 """
 
@@ -98,18 +98,28 @@ def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint) -> bool:
 
 
 def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> list[str]:
-    """What a GPU would see of what changed in a kernel and the files that it launches; empty if nothing."""
+    """What a GPU would see of what changed in the runs that launch a kernel; empty if nothing.
+
+    Those are the runs that launched it then, too. The code of every .cu file that they launch must be the same.
+    """
     before = {new: old for old, new in names.items()}
-    files = stamps.launched(kernel)
+    if kernel not in before:
+        return [f"{kernel} is new"]
+    tapes = {run: [[names.get(launch[0]), *launch[1:]] for launch in tape] for run, tape in then.tapes.items()}
+    runs = [
+        run
+        for run in sorted(tapes.keys() | now.tapes.keys())
+        if any(launch[0] == kernel for launch in [*tapes.get(run, []), *now.tapes.get(run, [])])
+    ]
+    files = sorted({kernel, *(launch[0] for run in runs for launch in now.tapes.get(run, []))})
     found = [f"{file} is new" for file in files if file not in before]
     changed = [file for file in files if file in before and not same_code(file, before[file], then, now)]
     found += [f"{file} compiles to other code" for file in changed]
-    tapes = {run: [[names.get(launch[0]), *launch[1:]] for launch in tape] for run, tape in then.tapes.items()}
-    for run in sorted(tapes.keys() | now.tapes.keys()):
+    for run in runs:
         old, new = tapes.get(run), now.tapes.get(run)
-        if old != new and any(launch[0] in files for launch in [*(old or []), *(new or [])]):
+        if old != new:
             found.append(f"{run} is {'new' if old is None else 'gone' if new is None else 'launched differently'}")
-    return found
+    return found if runs else ["no run launches it"]
 
 
 def carried(stamp: dict, digest: str, revision: str) -> dict:

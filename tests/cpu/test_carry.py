@@ -1,0 +1,101 @@
+"""What carries stamps over a change: the same code and the same launches in every run that launches a kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import carry
+
+A, B, SUM = "one/a", "one/b", "sums/add"
+
+
+def fingerprint(sources: dict[str, str], tapes: dict[str, list[list]]) -> carry.Fingerprint:
+    """``sources``: the digest of the only CI source of each .cu file."""
+    listed = {"one": [[kernel, kernel, digest] for kernel, digest in sources.items()]}
+    return carry.Fingerprint(Path("nowhere"), listed, tapes, {}, {})
+
+
+def launch(kernel: str, grid: int = 1) -> list:
+    return [kernel, [3], [grid, 32, 0], [[0, 0], 7]]
+
+
+THEN = fingerprint(
+    {A: "a", B: "b", SUM: "s"},
+    {"run a": [launch(A)], "run b": [launch(B), launch(SUM)], "both": [launch(A), launch(B)]},
+)
+
+
+def changes(kernel: str, now: carry.Fingerprint) -> list[str]:
+    return carry.changes(kernel, THEN, now, carry.names_now(THEN, now))
+
+
+@pytest.fixture(autouse=True)
+def cubins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The cubin of each digest, where it is not the digest's own."""
+    found: dict[str, str] = {}
+
+    def cubins_of(at: carry.Fingerprint, kernel: str) -> list[str]:
+        return sorted(found.get(digest, digest) for digest in at.digests(kernel))
+
+    monkeypatch.setattr(carry, "cubins_of", cubins_of)
+    return found
+
+
+def test_nothing_changed() -> None:
+    assert [changes(kernel, THEN) for kernel in (A, B, SUM)] == [[], [], []]
+
+
+def test_other_text_of_the_same_code_is_carried_and_other_code_is_not(cubins: dict[str, str]) -> None:
+    now = fingerprint({A: "a", B: "b", SUM: "other"}, THEN.tapes)
+    assert changes(B, now) == changes(SUM, now) == [f"{SUM} compiles to other code"]
+    assert changes(A, now) == []
+    cubins["other"] = "s"
+    assert changes(B, now) == changes(SUM, now) == []
+
+
+def test_a_file_that_no_run_launches_beside_a_kernel_does_not_matter_to_it() -> None:
+    tapes = {**THEN.tapes, "run b": [launch(B), launch("sums/new")], "both": [launch(A), launch(B)]}
+    now = fingerprint({A: "a", B: "b", "sums/new": "n"}, tapes)
+    assert changes(A, now) == []
+    assert changes(B, now) == ["sums/new is new", "run b is launched differently"]
+    assert changes("sums/new", now) == ["sums/new is new"]
+
+
+def test_a_kernel_may_have_another_name() -> None:
+    def renamed(tape: list[list]) -> list[list]:
+        return [[{SUM: "sums/named", A: "two/a"}.get(each[0], each[0]), *each[1:]] for each in tape]
+
+    tapes = {run: renamed(tape) for run, tape in THEN.tapes.items()}
+    now = fingerprint({"two/a": "a", B: "b", "sums/named": "s"}, tapes)
+    assert changes("two/a", now) == changes(B, now) == changes("sums/named", now) == []
+
+
+@pytest.mark.parametrize(
+    ("tapes", "says"),
+    [
+        ({"run a": [launch(A, 2)]}, "run a is launched differently"),
+        ({"run a": [launch(A), launch(A)]}, "run a is launched differently"),
+        ({"run a": [launch(B)]}, "run a is launched differently"),
+        ({"run c": [launch(A)]}, "run c is new"),
+    ],
+)
+def test_a_launch_that_differs_is_no_proof(tapes: dict[str, list[list]], says: str) -> None:
+    assert changes(A, fingerprint({A: "a", B: "b", SUM: "s"}, THEN.tapes | tapes)) == [says]
+
+
+def test_runs_that_are_gone_prove_nothing() -> None:
+    now = fingerprint({A: "a", B: "b", SUM: "s"}, {"both": THEN.tapes["both"]})
+    assert changes(A, now) == ["run a is gone"]
+    none = fingerprint({A: "a", B: "b", SUM: "s"}, {})
+    assert carry.changes(A, none, none, carry.names_now(none, none)) == ["no run launches it"]
+
+
+def test_a_carried_stamp_remembers_the_run_that_made_it() -> None:
+    first = carry.carried({"hash": "old", "commit": "abc", "checks": 7}, "new", "def")
+    assert first == {
+        "hash": "new", "commit": "abc", "checks": 7, "carried_from": {"hash": "old", "commit": "abc", "through": "def"},
+    }  # fmt: skip
+    again = carry.carried(first, "newer", "ghi")
+    assert again["hash"] == "newer" and again["carried_from"] == {"hash": "old", "commit": "abc", "through": "ghi"}
