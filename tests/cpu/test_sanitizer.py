@@ -192,11 +192,11 @@ def test_the_driver_prints_what_the_judge_reads(monkeypatch: pytest.MonkeyPatch,
 
 CALLS = {
     "direct a": {"kernels": ["direct/direct"], "tools": ["memcheck", "initcheck"]},
-    "direct b": {"kernels": ["direct/direct", "reduce/sums"], "tools": ["memcheck"]},
+    "direct b": {"kernels": ["direct/direct", "reduce/partials"], "tools": ["memcheck"]},
     "direct c": {"kernels": ["direct/direct"], "tools": ["memcheck"]},
     "halo_sm90 a": {"kernels": ["halo_sm90/conv"], "tools": ["memcheck"]},
 }
-HASHES = {"direct/direct": "abc", "reduce/sums": "def", "halo_sm90/conv": "ghi"}
+HASHES = {"direct/direct": "abc", "reduce/partials": "def", "halo_sm90/conv": "ghi"}
 
 
 def plan(name: str = "1", calls: dict = CALLS, gpu: str = "a GPU", **hashes: str) -> dict:
@@ -231,7 +231,7 @@ def test_a_process_makes_calls_of_one_family_and_those_of_a_kernel_stand_togethe
         ([plan(), SEEN, job("memcheck", *CALLS, clean=False)], {*CALLS}),
         ([plan(), SEEN, job("memcheck", *CALLS), job("memcheck", "direct a", clean=False)], {"direct a"}),
         ([plan(), SEEN, job("memcheck", "direct a", clean=False), job("memcheck", *CALLS)], set()),
-        ([plan(**{"reduce/sums": "old"}), SEEN, job("memcheck", *CALLS)], {"direct b"}),
+        ([plan(**{"reduce/partials": "old"}), SEEN, job("memcheck", *CALLS)], {"direct b"}),
         ([plan(gpu="another"), SEEN, job("memcheck", *CALLS)], {*CALLS}),
         ([plan(), SEEN, job("racecheck", *CALLS)], {*CALLS}),
     ],
@@ -289,19 +289,19 @@ def test_every_kernel_has_a_verdict_of_its_own() -> None:
     assert str(direct["racecheck"]) == str(sums["racecheck"]) == "2 findings in 1 calls"
     assert str(direct["memcheck"]) == "0 findings in 3 calls" and total_calls(direct) == 11
     again = SanitizerResults([*lines, job("racecheck", "direct b")])
-    assert is_clean(again.of_kernel("direct/direct", "abc")) and is_clean(again.of_kernel("reduce/sums", "def"))
+    assert is_clean(again.of_kernel("direct/direct", "abc")) and is_clean(again.of_kernel("reduce/partials", "def"))
 
 
 def test_runs_of_families_add_up_and_what_is_left_is_said() -> None:
     only_conv = {name: about for name, about in all_tools().items() if name.startswith("halo_sm90")}
     lines = clean_lines(only_conv)
     assert is_clean(SanitizerResults(lines).of_kernel("halo_sm90/conv", "ghi"))
-    assert SanitizerResults(lines).of_kernel("reduce/sums", "def") == {}
+    assert SanitizerResults(lines).of_kernel("reduce/partials", "def") == {}
     only_direct = {name: about for name, about in all_tools().items() if name.startswith("direct")}
     second = [plan("2", only_direct), SEEN | {"plan": "2"}]
     second += [job(tool, *DIRECT_CALLS[: 2 if tool == "synccheck" else 3], of="2") for tool in TOOLS]
     results = SanitizerResults([*lines, *second])
-    assert is_clean(results.of_kernel("halo_sm90/conv", "ghi")) and is_clean(results.of_kernel("reduce/sums", "def"))
+    assert is_clean(results.of_kernel("halo_sm90/conv", "ghi")) and is_clean(results.of_kernel("reduce/partials", "def"))
     direct = results.of_kernel("direct/direct", "abc")
     assert not is_clean(direct) and str(direct["synccheck"]) == "1 of 3 calls left"
     assert in_words(results.of_kernel("direct/direct", "new sources")) == "not run"
@@ -330,7 +330,7 @@ def test_the_lines_of_jobs_are_what_the_results_read(tmp_path: Path, capsys: pyt
     for index, part in enumerate(parts):
         ended = Ended(0, output(len(part.calls), len(part.calls)), 61.26)
         append_line(path, sanitize.noted_line(str(index), ended, made, parts))
-    assert "memcheck, direct/direct, reduce/sums: 0 findings in 3 calls, 61 s\n" in capsys.readouterr().out
+    assert "memcheck, direct/direct, reduce/partials: 0 findings in 3 calls, 61 s\n" in capsys.readouterr().out
     results = SanitizerResults(read_lines([path]))
     assert sanitize.report(results, made, 0) == 0
     assert "direct/direct: initcheck: 0 findings in 3 calls, memcheck" in capsys.readouterr().out
