@@ -301,7 +301,8 @@ def test_runs_of_families_add_up_and_what_is_left_is_said() -> None:
     second = [plan("2", only_direct), SEEN | {"plan": "2"}]
     second += [job(tool, *DIRECT_CALLS[: 2 if tool == "synccheck" else 3], of="2") for tool in TOOLS]
     results = SanitizerResults([*lines, *second])
-    assert is_clean(results.of_kernel("halo_sm90/conv", "ghi")) and is_clean(results.of_kernel("reduce/partials", "def"))
+    assert is_clean(results.of_kernel("halo_sm90/conv", "ghi"))
+    assert is_clean(results.of_kernel("reduce/partials", "def"))
     direct = results.of_kernel("direct/direct", "abc")
     assert not is_clean(direct) and str(direct["synccheck"]) == "1 of 3 calls left"
     assert in_words(results.of_kernel("direct/direct", "new sources")) == "not run"
