@@ -74,7 +74,9 @@ SHAPES: dict[str, Callable[[Way], bool]] = {
     "wgrad columns in turn": lambda way: way.tile.column_groups > 1,
     "wgrad many filters": lambda way: way.tile.filters == 128,
     "wgrad one part": lambda way: True,
+    "wgrad many parts": lambda way: True,
 }
+PARTS = {"wgrad one part": 1, "wgrad many parts": 9}  # of the shapes that are about them
 SHAPED = {
     "wgrad columns shared": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
     "wgrad channels shared": ("sm90_wgrad_rows", "sm90_wgrad_strips_nhwc"),
@@ -83,6 +85,7 @@ SHAPED = {
     "wgrad columns in turn": ("sm90_wgrad_wide", "sm90_wgrad_row_filter"),
     "wgrad many filters": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
     "wgrad one part": ("sm90_wgrad_long_sum", "sm90_wgrad_classes", "sm90_wgrad_beyond"),
+    "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_narrow"),
 }
 NOT_FINITE = (
     "sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_halves", "sm90_wgrad_loose_odd",
@@ -106,7 +109,7 @@ def forced(shape: str) -> Iterator[None]:
 
     def only(request: Request) -> list[Way]:
         found = [way for way in ways(request) if SHAPES[shape](way)][:1]
-        return [way._replace(cut=way.cut._replace(parts=1)) if shape == "wgrad one part" else way for way in found]
+        return [way._replace(cut=way.cut._replace(parts=PARTS.get(shape, way.cut.parts))) for way in found]
 
     with MonkeyPatch.context() as patch:
         patch.setattr(wgrad, "ways", only)

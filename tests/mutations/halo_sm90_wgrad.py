@@ -11,9 +11,8 @@ _FP16 = torch.float16
 
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, dtype: torch.dtype = torch.float32, shape: str = "",
-    finite: bool = True,
+    finite: bool = True, kernel: str = "halo_sm90/wgrad",
 ) -> Mutation:  # fmt: skip
-    kernel = "halo_sm90/wgrad"
     return Mutation(f"sm90 wgrad: {name}", kernel, fault, edits, on, "wgrad", dtype, "halo_sm90", shape, finite)
 
 
@@ -24,7 +23,7 @@ MUTATIONS = (
     _fault("lines of dy a row late", "the first line of dy is that of the next tap",
            ("(tile.row + ROWS - 1) * p.dil_h", "(tile.row + ROWS) * p.dil_h"), on="sm90_wgrad_rows"),
     _fault("lines begin at their first pixel", "boxes begin at aligned columns, and fragments do not know",
-           ("return first_column(p) & ALIGNED - 1;", "return 0;"), on="sm90_wgrad_rows"),
+           ("return first_column(p, tile) & ALIGNED - 1;", "return 0;"), on="sm90_wgrad_rows"),
     _fault("a barrier for one warp", "lines go back when the first warp has read them",
            ("ptx::mbarrier_init(&smem.y_empty[i], CONSUMER_WARPS);", "ptx::mbarrier_init(&smem.y_empty[i], 1);"),
            on="sm90_wgrad_rows"),
@@ -61,7 +60,7 @@ MUTATIONS = (
            on="sm90_wgrad_narrow"),
     # wgrad_fragment.cuh
     _fault("the next column of taps", "a column of taps lies one pixel further on than it is dilated",
-           ("const int pixel = tile.lead(p) + column * p.dil_w;", "const int pixel = tile.lead(p) + column;"),
+           ("const int pixel = lead(p, tile) + column * p.dil_w;", "const int pixel = lead(p, tile) + column;"),
            on="sm90_wgrad_classes"),
     _fault("odd pixels", "pairs that begin in the middle of a word are read from its begin",
            ("SIZE == 2 && pixel & 1;", "false;"), on="sm90_wgrad_rows", dtype=_FP16),
@@ -97,13 +96,27 @@ MUTATIONS = (
            ("(&sums[0][0][0])[i] = 0;", "(&sums[0][0][0])[i] += 0;"), on="sm90_wgrad_long_sum",
            shape="wgrad one part"),
     _fault("sums replace sums", "later sums of a part overwrite the first ones",
-           ("sum[k] = first ? value : sum[k] + value;", "sum[k] = value;"), on="sm90_wgrad_long_sum",
-           shape="wgrad one part"),
+           ("to[i * 128] = first ? from[i] : to[i * 128] + from[i];", "to[i * 128] = from[i];"),
+           on="sm90_wgrad_long_sum", shape="wgrad one part"),
     _fault("parts of steps in one place", "two consumers that share steps write the same part",
-           ("walk.part * SPLIT_P + part.p, first);", "walk.part * SPLIT_P, first);"), on="sm90_wgrad_classes",
+           ("(i64)(walk.part * SPLIT_P + first_step)", "(i64)(walk.part * SPLIT_P)"), on="sm90_wgrad_classes",
            shape="wgrad steps shared"),
+    _fault("consumers in one place", "the consumers of a block write the same sums",
+           ("owner * OWNER_SUMS;", "0 * OWNER_SUMS;"), on="sm90_wgrad_rows", shape="wgrad channels shared"),
+    # wgrad_sum.cu
     _fault("filters behind the last one", "sums of filters that do not exist are written",
-           ("if (filter + k < p.filters) sum[k]", "sum[k]"), on="sm90_wgrad_rows"),
+           ("|| filter >= p.filters ||", "||"), on="sm90_wgrad_rows", kernel="halo_sm90/wgrad_sum"),
     _fault("columns of taps behind the last one", "sums of taps that do not exist are written",
-           ("|| s >= p.taps_s) continue;", ") continue;"), on="sm90_wgrad_rows"),
+           ("|| s >= p.taps_s) return;", ") return;"), on="sm90_wgrad_rows", kernel="halo_sm90/wgrad_sum"),
+    _fault("halves of M change places", "rows of M are taken for those eight further on",
+           ("lane / 4 + in_wgmma / 2 % 2 * 8", "lane / 4 + (1 - in_wgmma / 2 % 2) * 8"), on="sm90_wgrad_rows",
+           kernel="halo_sm90/wgrad_sum"),
+    _fault("a part too few", "the last part is left out", ("for (; part < p.parts;", "for (; part < p.parts - 1;"),
+           on="sm90_wgrad_classes", kernel="halo_sm90/wgrad_sum"),
+    _fault("filters of the first group in the sum", "all groups write to the first one",
+           ("(i64)tile.group * p.filters + filter;", "(i64)filter;"), on="sm90_wgrad_classes",
+           kernel="halo_sm90/wgrad_sum"),
+    _fault("no barrier before the sum of sums", "the first threads add sums that others have not written yet",
+           ("    __syncthreads();\n    if (lane > 0)", "    if (lane > 0)"), on="sm90_wgrad_narrow",
+           shape="wgrad many parts", kernel="halo_sm90/wgrad_sum"),
 )  # fmt: skip

@@ -16,7 +16,6 @@ from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, stage_of, tiles
-from haloconv.families.reduce.partials import Axis, Partials, wgrad_call
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -29,10 +28,11 @@ _LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
 _X_POINTER, _Y_POINTER = 0, 1  # of a launch
+_SUM_THREADS, _PART_LANES = 256, 8  # of wgrad_sum.cu: of a block, of a sum
 # The cost model, by a fit to times of an NVIDIA H100: cycles between the products of two lines, and of the first lines
 # of a block; partial sums that are written and added in a cycle; how much longer steps of a tile take whose rows of
 # taps are not all in the filter.
-_LINE_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 6000, 200, 1.3
+_LINE_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 6000, 300, 1.3
 _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
@@ -108,7 +108,7 @@ def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut
     steps = ceil_div(problem.q, stage.depth) / strips
     partial = _PARTIAL_ROWS if problem.r % tile.rows else 1  # rows of taps that are none are asked for at each step
     line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile))
-    elems = problem.k * problem.c_per_group * problem.r * problem.s
+    elems = tile.sums(problem)
     most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
 
     def cycles(parts: int) -> float:
@@ -132,14 +132,7 @@ def _classes(problem: Problem) -> int:
 def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
     constants = {
-        "ELEM": ELEMENTS[problem.dtype],
-        "ROWS": tile.rows,
-        "CHANNELS": tile.channels,
-        "FILTERS": tile.filters,
-        "COLUMN_GROUPS": tile.column_groups,
-        "SPLIT_S": tile.split[0],
-        "SPLIT_C": tile.split[1],
-        "SPLIT_K": tile.split[2],
+        **_sum_order(problem, tile),
         "SPLIT_P": tile.split[3],
         "STRIP": stage.strip,
         "X_PITCH": stage.x_pitch,
@@ -152,10 +145,31 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
 
 
+def sum_source(problem: Problem, tile: Tile, part_lanes: int) -> KernelSource:
+    """The source of the kernel that adds the parts."""
+    constants = {**_sum_order(problem, tile), "PART_LANES": part_lanes}
+    return kernel_source("halo_sm90/wgrad_sum", "halo_sm90_wgrad_sum", constants)
+
+
+def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
+    """The constants that the order of partial sums depends on."""
+    return {
+        "ELEM": ELEMENTS[problem.dtype],
+        "ROWS": tile.rows,
+        "CHANNELS": tile.channels,
+        "FILTERS": tile.filters,
+        "COLUMN_GROUPS": tile.column_groups,
+        "SPLIT_S": tile.split[0],
+        "SPLIT_C": tile.split[1],
+        "SPLIT_K": tile.split[2],
+    }
+
+
 def sources(request: Request) -> Iterator[KernelSource]:
-    """The source that the request would choose on an NVIDIA H200."""
+    """The sources that the request would choose on an NVIDIA H200."""
     for way in _ways(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
         yield source(request.problem, way.tile, way.stage)
+        yield sum_source(request.problem, way.tile, _PART_LANES)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -170,30 +184,50 @@ def bind(request: Request, config: Config) -> BoundCall:
         _fields(request, tile, cut),
         {name: each for name, each in maps.items() if each is not None},
     )
-    _, c, r, s = problem.w_shape
-    w_k, w_c, w_r, w_s = request.result_strides
-    axes = (
-        Axis(problem.groups, problem.k_per_group * w_k),
-        Axis(r * s, w_s if s > 1 else w_r),
-        Axis(c, w_c),
-        Axis(problem.k_per_group, w_k),
+    part_sums, parts = tile.sums(problem), cut.parts * tile.split[3]
+    lanes = _PART_LANES if parts >= _PART_LANES else 1
+    sum_shape = LaunchShape(part_sums * lanes // _SUM_THREADS, _SUM_THREADS)
+    fields = _sum_fields(request, tile, part_sums, parts)
+    return _call(
+        launch, Launch(sum_source(problem, tile, lanes), request.device, sum_shape, fields), request, parts * part_sums
     )
-    return wgrad_call(launch, request, Partials(problem.dtype, axes, cut.parts * tile.split[3]))
+
+
+def _call(launch: Launch, sum_parts: Launch, request: Request, partials: int) -> BoundCall:
+    """wgrad(dy, x) -> dw of a launch that writes so many partial sums, and of one that adds them up."""
+    shape, strides = request.result_shape, request.result_strides
+
+    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sums = x.new_empty(partials, dtype=torch.float32)
+        launch(x.data_ptr(), dy.data_ptr(), sums.data_ptr())
+        dw = x.new_empty_strided(shape, strides)
+        sum_parts(dw.data_ptr(), sums.data_ptr())
+        return dw
+
+    return wgrad
+
+
+def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dict[str, object]:
+    problem = request.problem
+    return {
+        **named("w", "kcrs", request.result_strides),
+        **{"part_sums": part_sums, "parts": parts, "channels": problem.c_per_group, "filters": problem.k_per_group},
+        **{"taps_r": problem.r, "taps_s": problem.s, "blocks": tile.blocks_of(problem)._asdict()},
+    }
 
 
 def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, object]:
     problem = request.problem
     strips = cut.column_strips * _classes(problem)
     share, longer = divmod(problem.n * strips * cut.bands, cut.parts)
-    of_k, of_c, of_r, of_s = tile.blocks_of(problem)
     return {
         **named("x", "nchw", request.second.strides),
         **named("y", "nkpq", request.first.strides),
         **{"h": problem.h, "w": problem.w, "rows": problem.p, "cols": problem.q},
         **{"channels": problem.c_per_group, "filters": problem.k_per_group},
         **{"taps_r": problem.r, "taps_s": problem.s, "dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
-        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "groups": problem.groups},
-        **{"c_blocks": of_c, "k_blocks": of_k, "r_blocks": of_r, "s_blocks": of_s},
+        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2]},
+        "blocks": tile.blocks_of(problem)._asdict(),
         "column_strips": cut.column_strips,
         "cut": {
             "slabs": tile.blocks(problem),

@@ -18,17 +18,6 @@ using multiply_t = MultipliedAs<elem_t>::type;
 
 using Sums = float[COLUMN_GROUPS][ROWS][FILTERS / 2];
 
-// A consumer's part of its block.
-struct Part {
-    int s, c, k, p;
-
-    __device__ __forceinline__ explicit Part(int warpgroup)
-        : s(warpgroup % SPLIT_S),
-          c(warpgroup / SPLIT_S % SPLIT_C),
-          k(warpgroup / (SPLIT_S * SPLIT_C) % SPLIT_K),
-          p(SPLIT_P > 1 ? warpgroup / (SPLIT_S * SPLIT_C * SPLIT_K) : 0) {}
-};
-
 // Descriptor units from the start of a line of dy to step `step`.
 __device__ __forceinline__ int step_units(int step) {
     if (Y_INNER) return step * (DEPTH * Y_ROW_BYTES / 16);
@@ -95,31 +84,13 @@ __device__ __forceinline__ void multiply_line(Sums& sums, const Lines& lines, co
     }
 }
 
-// Adds the sums to those of the block's part in memory, or writes them there if they are the first.
-__device__ __forceinline__ void write_sums(const Sums& sums, const Params& p, const Tile& tile, const Part& part,
-                                           int of_part, bool first) {
-    const int lane = threadIdx.x % 32, first_row = threadIdx.x % 128 / 32 * 16 + lane / 4;
-    const i64 taps = (i64)p.taps_r * p.taps_s;
-    float* const to = p.partials + ((i64)of_part * p.groups + tile.group) * taps * p.channels * p.filters;
+// Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
+// threads is 512 bytes side by side. wgrad_sum.cu knows the order.
+__device__ __forceinline__ void write_sums(const Sums& sums, float* to, bool first) {
+    const float* const from = &sums[0][0][0];
+    to += threadIdx.x % 128;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const Row row(part.c, first_row + half * 8);
-        const int channel = tile.channel + row.channel;
-#pragma unroll
-        for (int i = 0; i < COLUMN_GROUPS * ROWS; ++i) {
-            const int r = tile.row + i % ROWS;
-            const int s = tile.column + (part.s * COLUMN_GROUPS + i / ROWS) * GROUP_COLUMNS + row.column;
-            if (channel >= p.channels || r >= p.taps_r || s >= p.taps_s) continue;
-            const int filter = tile.filter + part.k * FILTERS + lane % 4 * 2;
-            float* const sum = to + ((i64)(r * p.taps_s + s) * p.channels + channel) * p.filters + filter;
-#pragma unroll
-            for (int j = 0; j < FILTERS / 4; ++j) {
-                const int k = j / 2 * 8 + j % 2;
-                const float value = sums[i / ROWS][i % ROWS][j / 2 * 4 + half * 2 + j % 2];
-                if (filter + k < p.filters) sum[k] = first ? value : sum[k] + value;
-            }
-        }
-    }
+    for (int i = 0; i < SUMS; ++i) to[i * 128] = first ? from[i] : to[i * 128] + from[i];
 }
 
 // The lines of dy that line `line` of a run meets: `newest` is the stage of the youngest of them.
@@ -140,9 +111,13 @@ __device__ __forceinline__ Lines lines_of(const Params& p, const Tile& tile, con
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
     constexpr int PART_BYTES = Y_INNER ? FILTERS / Y_SPAN * Y_SPAN_BYTES : FILTERS * 128;
     Walk walk(p.cut);
-    const Tile tile(p, walk.slab);
-    const Part part(warpgroup);
-    const Lanes lanes(p, tile, part.s, part.c);
+    const Tile tile(p.blocks, walk.slab);
+    const int owner = warpgroup % OWNERS, first_step = SPLIT_P > 1 ? warpgroup / OWNERS : 0;
+    const Part part(owner);
+    const Lanes lanes(p, tile, part);
+    float* const partials = p.partials +
+                            ((i64)(walk.part * SPLIT_P + first_step) * p.cut.slabs + walk.slab) * TILE_SUMS +
+                            owner * OWNER_SUMS;
     const ptx::u64 ring = ptx::smem_descriptor(ptx::shared_address(smem.y + part.k * PART_BYTES),
                                                Y_INNER ? Y_SPAN_BYTES : 16, 8 * Y_ROW_BYTES, Y_ROW_BYTES);
     Sums sums = {};
@@ -168,9 +143,9 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             const Lines lines = lines_of(p, tile, place, line, y_at.index, ring);
             const char* const x = smem.x + x_at.index * X_BYTES;
             if (lines.valid + 1 == 1u << ROWS)
-                multiply_line<false>(sums, lines, x, lanes, part.p, line_steps, masks, smem, done);
+                multiply_line<false>(sums, lines, x, lanes, first_step, line_steps, masks, smem, done);
             else if (lines.valid)
-                multiply_line<true>(sums, lines, x, lanes, part.p, line_steps, masks, smem, done);
+                multiply_line<true>(sums, lines, x, lanes, first_step, line_steps, masks, smem, done);
             if (done.stage >= 0) ptx::wgmma_wait_group<0>(), done.release(smem);
             done.stage = oldest;
             oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
@@ -178,10 +153,10 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             const bool last = line + 1 == run.bands && walk.at == walk.end;
             if (steps < FLUSH_STEPS && !last) continue;
             settle();
-            write_sums(sums, p, tile, part, walk.part * SPLIT_P + part.p, first);
+            write_sums(sums, partials, first);
             first = false, steps = 0;
 #pragma unroll
-            for (int i = 0; i < COLUMN_GROUPS * ROWS * FILTERS / 2; ++i) (&sums[0][0][0])[i] = 0;
+            for (int i = 0; i < SUMS; ++i) (&sums[0][0][0])[i] = 0;
         }
         settle();
         done.release(smem);

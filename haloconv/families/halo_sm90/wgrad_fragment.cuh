@@ -12,14 +12,6 @@ using Fragment = unsigned[4];
 using Fragments = Fragment[COLUMN_GROUPS];
 using Masks = unsigned[2];  // of a lane's words in a last step: those of pixels that dy has
 
-// A row of a consumer's M: its channel of the block and its column of taps in a column group.
-struct Row {
-    int channel, column;
-
-    __device__ __forceinline__ Row(int part, int row)
-        : channel(part * CHANNELS + row % CHANNELS), column(row / CHANNELS) {}
-};
-
 __device__ __forceinline__ void mask_pixels(Masks& masks, int pixels) {
     constexpr int EACH = 4 / SIZE;  // pixels of a word
 #pragma unroll
@@ -38,17 +30,17 @@ struct Lanes {
     int at[COLUMN_GROUPS][PLACES];
     bool odd[COLUMN_GROUPS][2];  // 16 bits, pixels are neighbours: pairs of them begin in the middle of a word
 
-    __device__ __forceinline__ Lanes(const Params& p, const Tile& tile, int s_part, int c_part) {
+    __device__ __forceinline__ Lanes(const Params& p, const Tile& tile, const Part& part) {
         const int lane = threadIdx.x % 32, first_row = threadIdx.x % 128 / 32 * 16;
         const int half = MATRICES ? lane / 8 % 2 : 0;  // the lane's matrix: eight rows, eight pixels
 #pragma unroll
         for (int group = 0; group < COLUMN_GROUPS; ++group)
 #pragma unroll
             for (int i = 0; i < PLACES; ++i) {
-                const Row row(c_part, first_row + (MATRICES ? half * 8 : lane / 4 + i % 2 * 8));
-                int column = (s_part * COLUMN_GROUPS + group) * GROUP_COLUMNS + row.column;
+                const Row row(part, first_row + (MATRICES ? half * 8 : lane / 4 + i % 2 * 8));
+                int column = (part.s * COLUMN_GROUPS + group) * GROUP_COLUMNS + row.column;
                 column = min(column, p.taps_s - 1 - tile.column);  // what is behind the last one is not written
-                const int pixel = tile.lead(p) + column * p.dil_w;
+                const int pixel = lead(p, tile) + column * p.dil_w;
                 if constexpr (MATRICES)
                     at[group][i] = place(pixel + lane / 16 * 8 + lane % 8, row.channel);
                 else if constexpr (X_INNER)

@@ -60,8 +60,8 @@ template <int WIDTH>
 struct Batch {
     static constexpr int ROWS_AT_ONCE = WIDTH < 0 ? -WIDTH : 1, EACH = WIDTH < 0 ? 1 : WIDTH;
     static constexpr int REGISTERS = EACH * ROWS_AT_ONCE * SIZE < 4 ? PIECE : 4 * ROWS_AT_ONCE;  // of an item
-    static constexpr int ROOM = SIZE == 4 && WIDTH < 0 ? 32 : 24;                                // registers
-    static constexpr int ITEMS = REGISTERS < ROOM ? ROOM / REGISTERS : 1;  // on their way at a time
+    // Items on their way at a time: as many as registers allow.
+    static constexpr int ITEMS = REGISTERS < 16 ? (SIZE == 4 && WIDTH > 0 ? 24 : 16) / REGISTERS : SIZE == 4 ? 2 : 1;
 
     elem_t loaded[ITEMS][ROWS_AT_ONCE][PIECE];
 
@@ -160,7 +160,7 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
                                         int row) {
     char* const to = smem.x + at * X_BYTES;
     ptx::u64* const full = &smem.x_full[at];
-    const int column = place.column + tile.first_column(p) - tile.lead(p);
+    const int column = place.column + first_column(p, tile) - lead(p, tile);
     if constexpr (X_LOADS != 0) {
         if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
         arrive_warp(full);
@@ -176,7 +176,7 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);
-    const Tile tile(p, walk.slab);
+    const Tile tile(p.blocks, walk.slab);
     Cursor y_at;
     int x_at = 0;
     for (Run run; walk.next(p.cut, run);) {

@@ -6,8 +6,8 @@
 // lines belongs to the block that has the line of x.
 #pragma once
 
+#include "families/halo_sm90/wgrad_order.cuh"
 #include "kernels/band_walk.cuh"
-#include "kernels/numeric.cuh"
 #include "kernels/pipeline.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/tensor_map.cuh"
@@ -18,17 +18,13 @@ using elem_t = ELEM;
 
 constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element; elements of 16 bytes
 constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
-constexpr int CONSUMERS = SPLIT_S * SPLIT_C * SPLIT_K * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
+constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr bool LOADS = X_LOADS != 0 || Y_LOADS != 0;
 constexpr int PRODUCER_REGISTERS = LOADS ? 56 : CONSUMERS == 2 ? 24 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 224 : 240) : LOADS ? 152 : 160;  // what is left
 constexpr int FLUSH_STEPS = 2048;
 constexpr int X_STAGES = STAGES, Y_STAGES = STAGES + ROWS - 1;
-
-constexpr int GROUP_COLUMNS = 64 / CHANNELS;  // columns of taps of a wgmma
-constexpr int BLOCK_CHANNELS = SPLIT_C * CHANNELS, BLOCK_FILTERS = SPLIT_K * FILTERS;
-constexpr int BLOCK_COLUMNS = SPLIT_S * COLUMN_GROUPS * GROUP_COLUMNS;
 
 // Lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][pixel][channels], swizzled. Else dy is
 // K-major in spans of 128 bytes of pixels, [span][filter][pixels], swizzled, and x is [channel][X_PITCH pixels].
@@ -58,35 +54,27 @@ struct Cut {
 struct Params {
     TensorMap x_map, y_map;
     const elem_t *x, *dy;
-    float* partials;         // [part][group][tap][channel][filter]
+    float* partials;         // [part][tile][owner][sum of a thread][thread]
     i64 x_n, x_c, x_h, x_w;  // strides in elements
     i64 y_n, y_k, y_p, y_q;  // the same
     int h, w, rows, cols;    // of x; of dy
     int channels, filters;   // of a group
     int taps_r, taps_s, dil_h, dil_w, pad_top, pad_left;
-    int groups, c_blocks, k_blocks, r_blocks, s_blocks;
+    Blocks blocks;
     int column_strips;  // strips of columns
     Cut cut;
 };
 
-// The first channel and filter of a tile in its group, row and column of its first tap.
-struct Tile {
-    int group, channel, filter, row, column;
+// The column of x that a tile's first tap meets at column 0 of dy.
+__device__ __forceinline__ int first_column(const Params& p, const Tile& tile) {
+    return tile.column * p.dil_w - p.pad_left;
+}
 
-    __device__ __forceinline__ Tile(const Params& p, int index) {
-        column = index % p.s_blocks * BLOCK_COLUMNS, index /= p.s_blocks;
-        row = index % p.r_blocks * ROWS, index /= p.r_blocks;
-        channel = index % p.c_blocks * BLOCK_CHANNELS, index /= p.c_blocks;
-        filter = index % p.k_blocks * BLOCK_FILTERS, group = index / p.k_blocks;
-    }
-    // The column of x that tap `column` meets at column 0 of dy.
-    __device__ __forceinline__ int first_column(const Params& p) const { return column * p.dil_w - p.pad_left; }
-    // Columns by which staged lines of x begin before that: boxes and loads of several pixels begin at aligned ones.
-    __device__ __forceinline__ int lead(const Params& p) const {
-        constexpr int ALIGNED = X_INNER || X_LOADS < 0 ? 1 : X_LOADS ? X_LOADS : PIECE;
-        return first_column(p) & ALIGNED - 1;
-    }
-};
+// Columns by which staged lines of x begin before that: boxes and loads of several pixels begin at aligned ones.
+__device__ __forceinline__ int lead(const Params& p, const Tile& tile) {
+    constexpr int ALIGNED = X_INNER || X_LOADS < 0 ? 1 : X_LOADS ? X_LOADS : PIECE;
+    return first_column(p, tile) & ALIGNED - 1;
+}
 
 // Where a run of lines is. Its lines of dy are counted from the oldest one that its first line of x meets.
 struct Place {

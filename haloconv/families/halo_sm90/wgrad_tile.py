@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
 from haloconv.problem import Problem, TensorForm
@@ -32,6 +33,15 @@ _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
 _MOST_STAGES = 4  # lines of x
 _BARRIER_BYTES = 16  # of a stage: its two barriers
+
+
+class Blocks(NamedTuple):
+    """Tiles along filters, channels, rows and columns of taps."""
+
+    k: int
+    c: int
+    r: int
+    s: int
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,15 @@ class Tile:
         all_registers = sums + (6 + words) * self.column_groups + 2 * self.rows
         return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
 
-    def blocks_of(self, problem: Problem) -> tuple[int, int, int, int]:
-        """Blocks along filters and channels of a group, rows and columns of taps."""
+    def sums(self, problem: Problem) -> int:
+        """Of a part: those of all tiles, what lies behind the last filter, channel and tap included."""
         return (
+            self.blocks(problem) * self.consumers // self.split[3] * self.column_groups * self.rows * self.filters * _M
+        )
+
+    def blocks_of(self, problem: Problem) -> Blocks:
+        """Of a group."""
+        return Blocks(
             ceil_div(problem.k_per_group, self.split[2] * self.filters),
             ceil_div(problem.c_per_group, self.split[1] * self.channels),
             ceil_div(problem.r, self.rows),

@@ -1,0 +1,48 @@
+// Where the sums of halo_sm90_wgrad belong: tiles, the parts of consumers, the rows of M, and partial sums in memory.
+#pragma once
+
+#include "kernels/numeric.cuh"
+
+namespace hc::wgrad {
+
+constexpr int GROUP_COLUMNS = 64 / CHANNELS;  // columns of taps of a wgmma
+constexpr int BLOCK_CHANNELS = SPLIT_C * CHANNELS, BLOCK_FILTERS = SPLIT_K * FILTERS;
+constexpr int BLOCK_COLUMNS = SPLIT_S * COLUMN_GROUPS * GROUP_COLUMNS;
+constexpr int OWNERS = SPLIT_S * SPLIT_C * SPLIT_K;                      // consumers with sums of their own
+constexpr int SUMS = COLUMN_GROUPS * ROWS * FILTERS / 2;                 // of a thread
+constexpr int OWNER_SUMS = SUMS * 128, TILE_SUMS = OWNERS * OWNER_SUMS;  // [tile][owner][sum of a thread][thread]
+
+// Of a group: along filters, channels, rows and columns of taps.
+struct Blocks {
+    int k, c, r, s;
+};
+
+// The first channel and filter of a tile in its group, row and column of its first tap.
+struct Tile {
+    int group, channel, filter, row, column;
+
+    __device__ __forceinline__ Tile(const Blocks& blocks, int index) {
+        column = index % blocks.s * BLOCK_COLUMNS, index /= blocks.s;
+        row = index % blocks.r * ROWS, index /= blocks.r;
+        channel = index % blocks.c * BLOCK_CHANNELS, index /= blocks.c;
+        filter = index % blocks.k * BLOCK_FILTERS, group = index / blocks.k;
+    }
+};
+
+// What a consumer has of its tile: columns of taps, channels, filters.
+struct Part {
+    int s, c, k;
+
+    __device__ __forceinline__ explicit Part(int owner)
+        : s(owner % SPLIT_S), c(owner / SPLIT_S % SPLIT_C), k(owner / (SPLIT_S * SPLIT_C)) {}
+};
+
+// A row of a consumer's M: its channel of the tile, and its column of taps in a column group.
+struct Row {
+    int channel, column;
+
+    __device__ __forceinline__ Row(const Part& part, int row)
+        : channel(part.c * CHANNELS + row % CHANNELS), column(row / CHANNELS) {}
+};
+
+}  // namespace hc::wgrad
