@@ -25,7 +25,7 @@ _SPLITS = (
 )
 _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
 _MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
-_REGISTERS = {2: 204, 3: 120}  # the same for sums, fragments and descriptors
+_REGISTERS = {2: 204, 3: 124}  # the same for sums, fragments and descriptors
 _LEAST_CYCLES = 28  # of a wgmma, whose fragment of x takes as long as 56 filters
 _UNHIDDEN = 0.25  # of the shorter one of two times that overlap, by a fit to times of an NVIDIA H100
 _BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
@@ -78,7 +78,7 @@ class Tile:
     def fits(self, words: int) -> bool:
         """Whether a thread has registers for sums, fragments that are read from ``words`` words each, descriptors."""
         sums = self.column_groups * self.rows * self.filters // 2
-        all_registers = sums + (6 + words) * self.column_groups + 2 * self.rows
+        all_registers = sums + (4 + 2 * words) * self.column_groups + 2 * self.rows
         return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
 
     def sums(self, problem: Problem) -> int:
