@@ -5,7 +5,8 @@
 //
 // PART_LANES threads of a block share an element: thread j adds parts j, j + PART_LANES, ..., and the first adds what
 // the others have, in order. With one thread parts are added one after the other. Neighbouring threads read
-// neighbouring elements, with AT_ONCE loads on their way, fewer parts than that included. Shared memory: a sum for each thread but the first ones.
+// neighbouring elements, with AT_ONCE loads on their way, where there are fewer parts all of them. Shared memory: a sum
+// for each thread but the first ones.
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/relu.cuh"
