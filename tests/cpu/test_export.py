@@ -248,13 +248,13 @@ def families_of(text: str) -> dict[str, str]:
 
 def test_the_choice_follows_architecture_family_and_precision() -> None:
     path = PROBLEMS["a_5x9_dilated"]
-    hopper = {"fprop": "halo_sm90", "dgrad": "halo_sm90", "wgrad": "halo_sm80_wgrad"}
+    hopper = dict.fromkeys(("fprop", "dgrad", "wgrad"), "halo_sm90")
     assert families_of(text_of("a_5x9_dilated")) == hopper
     direct = dict.fromkeys(hopper, "direct")
     assert families_of(export(path, arch=HOPPER, precision="ieee")) == direct
     assert families_of(export(path, arch=HOPPER, family="direct")) == direct
     assert families_of(text_of("a_5x9_dilated", PORTABLE)) == direct
-    assert "PyTorch's own convolution is the choice here" in text_of("a_5x9_dilated")
+    assert "PyTorch's own convolution is the choice here" in text_of("c_3x3")
     assert set(families_of(text_of("depthwise_7x7")).values()) == {"depthwise"}
 
 
