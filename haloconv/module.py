@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from haloconv import plan as plans
@@ -175,8 +177,8 @@ class Conv2d(torch.nn.Conv2d):
         weight = self.weight
         nhwc = is_channels_last(shape, strides) or is_channels_last(weight.shape, weight.stride())
         layout, bias = "nhwc" if nhwc else "nchw", self.bias is not None
-        problem = problem_of("fprop", tuple(shape), tuple(weight.shape), self._new_spec(), dtype, layout, bias)
-        return choose(problem, device, self.family)
+        problem = problem_of("fprop", tuple(shape), tuple(weight.shape), self._new_spec(), dtype, layout)
+        return choose(replace(problem, bias=bias), device, self.family)
 
     def _choice_by_elements(self) -> Choice | None:
         """PyTorch's convolution if no kernel of ours takes the parameters' dtype and device, else None."""

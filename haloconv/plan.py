@@ -7,6 +7,7 @@ strides, dtype and device, find the plan in a dict and launch: nothing is format
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -68,14 +69,12 @@ def problem_of(
     spec: ConvSpec,
     dtype: torch.dtype,
     layout: Layout,
-    bias: bool = False,
-    activation: Activation | None = None,
 ) -> Problem:
-    """The problem of a call. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
+    """The problem of a call without bias and activation. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
     precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
     parameters = (spec.stride, spec.padding, spec.dilation, spec.groups)
     extents = (*x_shape, w_shape[0], *w_shape[2:])
-    return Problem(direction, *extents, *parameters, bias, dtype, layout, precision, activation)
+    return Problem(direction, *extents, *parameters, dtype=dtype, layout=layout, precision=precision)
 
 
 generation = 0
@@ -108,7 +107,8 @@ def plan_fprop(
     if plan is None:
         check_tensors(x, w, b, spec)
         layout = result_layout(x, w)
-        problem = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout, b is not None, activation)
+        plain = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
+        problem = replace(plain, bias=b is not None, activation=activation)
         plan = _remember(_plans, key, _bind(problem, x, w, layout, spec))
     return plan
 

@@ -53,7 +53,8 @@ class Layer:
         direction = "fprop" if step == "bgrad" else step
         bias = self.b is not None and direction == "fprop"
         layout = plan.layout_of(self.x) if step == "wgrad" else self.layout
-        return plan.problem_of(direction, self.x.shape, self.w.shape, self.spec, self.x.dtype, layout, bias)
+        problem = plan.problem_of(direction, self.x.shape, self.w.shape, self.spec, self.x.dtype, layout)
+        return replace(problem, bias=bias)
 
     def choice(self, step: Step) -> Choice:
         """The family that runs the step, and why. The bias gradient is a sum, which our kernels take in any family."""

@@ -101,8 +101,8 @@ def _depthwise(rng: random.Random) -> Case:
     filter_extents = rng.choice(((taps, taps), (taps, taps), (taps, taps), (1, taps), (taps, 1)))
     stride, dilation = rng.choice((1, 1, 1, 2)), rng.choice((1, 1, 1, 2, 4)) if taps <= 7 else 1
     extent = rng.choice((14, 28, 38, 56, 64, 75, 112, 128, 160))
-    shape = (channels, channels * multiplier, filter_extents, stride, dilation, channels, extent)
-    return _case(rng, "depthwise", *shape)
+    filters = channels * multiplier
+    return _case(rng, "depthwise", _Shape(channels, filters, filter_extents, extent, stride, dilation, channels))
 
 
 def _grouped(rng: random.Random) -> Case:
@@ -111,29 +111,32 @@ def _grouped(rng: random.Random) -> Case:
     taps, dilation = rng.choice((1, 3, 3, 3, 3, 5)), rng.choice((1, 1, 1, 2))
     extent = rng.choice((7, 14, 28, 33, 56, 64, 112))
     channels = per_group * groups
-    shape = (channels, channels, (taps, taps), rng.choice((1, 1, 1, 2)), dilation, groups, extent)
-    return _case(rng, "grouped", *shape)
+    stride = rng.choice((1, 1, 1, 2))
+    return _case(rng, "grouped", _Shape(channels, channels, (taps, taps), extent, stride, dilation, groups))
 
 
 def _stem(rng: random.Random) -> Case:
     channels, filters = rng.choice((1, 2, 3, 3, 3, 4, 6, 8)), rng.choice((16, 24, 32, 48, 64, 64, 96, 128))
     taps, stride = rng.choice(((3, 1), (3, 2), (3, 2), (5, 2), (7, 2), (7, 2), (7, 4), (4, 4), (11, 4), (16, 16)))
     extent = rng.choice((96, 128, 160, 192, 224, 224, 256, 299))
-    return _case(rng, "stem", channels, filters, (taps, taps), stride, 1, 1, extent)
+    return _case(rng, "stem", _Shape(channels, filters, (taps, taps), extent, stride))
 
 
-def _case(
-    rng: random.Random,
-    kind: str,
-    channels: int,
-    filters: int,
-    taps: Pair,
-    stride: int,
-    dilation: int,
-    groups: int,
-    extent: int,
-) -> Case:
+class _Shape(NamedTuple):
+    """A layer on square images, before their number is drawn."""
+
+    channels: int
+    filters: int
+    taps: Pair
+    extent: int
+    stride: int
+    dilation: int = 1
+    groups: int = 1
+
+
+def _case(rng: random.Random, kind: str, shape: _Shape) -> Case:
     """A layer padded to keep its extents (patches: not at all), of as many images as stay within _ELEMENTS."""
+    channels, filters, taps, extent, stride, dilation, groups = shape
     height, width = extent, rng.choice((extent, extent, extent + rng.choice((-1, 3, 8)), 2 * extent))
     rows, cols = (0 if stride >= each else dilation * (each - 1) // 2 for each in taps)
     image = height * width * max(channels, filters // stride**2)

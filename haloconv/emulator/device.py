@@ -17,6 +17,7 @@ from haloconv.emulator.runtime import LaunchStatistics, Module, Region
 from haloconv.emulator.tensor_map import encode_tiled
 from haloconv.families.base import BoundCall
 from haloconv.jit import DriverError, KernelSource
+from haloconv.jit.launch import LaunchShape
 
 _UNWRITTEN = {
     torch.Tensor.new_empty,
@@ -161,8 +162,8 @@ class EmulatedKernel:
         device = current_device()
         device.launches += 1
         report = self.module.run(
-            grid_x, block_threads, smem_bytes, params_address, device.regions(), device.seed, device.limit_s,
-            device.wants_statistics,
+            LaunchShape(grid_x, block_threads, smem_bytes), params_address, device.regions(), device.seed,
+            device.limit_s, device.wants_statistics,
         )  # fmt: skip
         if report is not None:
             device.statistics.append(report)

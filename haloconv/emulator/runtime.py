@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from haloconv.emulator.build import kernel_module, places, runtime_library
 from haloconv.jit import KernelSource
+from haloconv.jit.launch import LaunchShape
 
 COUNTERS = (
     "global_read_bytes",
@@ -134,20 +135,19 @@ class Module:
 
     def run(
         self,
-        grid: int,
-        threads: int,
-        smem_bytes: int,
+        shape: LaunchShape,
         params_address: int,
         regions: Sequence[Region],
         seed: int = 0,
         limit_s: float = 60.0,
         statistics: bool = False,
     ) -> LaunchStatistics | None:
-        """Run ``grid`` blocks of ``threads`` threads to the end; the statistics if they are asked for.
+        """Run the blocks to the end; the statistics if they are asked for.
 
         ``params_address`` is that of an array with the address of each by-value parameter. Raises EmulatorError for
         what was found, ValueError for a geometry that no device takes.
         """
+        grid, threads, smem_bytes = shape
         if not 0 < threads <= MAX_THREADS or grid < 1:
             raise ValueError(f"{self.source.entry}: {grid} blocks of {threads} threads cannot be launched")
         array = (_Region * len(regions))(*(_Region(*each) for each in regions))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -97,7 +97,7 @@ def _layer(
     forms = Forms(layout_of(x), layout_of(module.weight))
     bias = module.bias is not None
     shapes = (tuple(x.shape), tuple(module.weight.shape))
-    problem = plan.problem_of("fprop", *shapes, spec, x.dtype, forms.y, bias)
+    problem = replace(plan.problem_of("fprop", *shapes, spec, x.dtype, forms.y), bias=bias)
     return Layer(re.sub(r"\W+", "_", name) or "model", problem, spec, forms)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +77,8 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
     for direction in directions:
         stored = layout_of(x) if direction == "wgrad" else layout
         bias = module.bias is not None and direction == "fprop"
-        yield problem_of(direction, (n, c, h, width), tuple(w.shape), spec, dtype, stored, bias)
+        problem = problem_of(direction, (n, c, h, width), tuple(w.shape), spec, dtype, stored)
+        yield replace(problem, bias=bias)
 
 
 def _spec_of(module: torch.nn.Conv2d) -> ConvSpec:

@@ -7,6 +7,7 @@ import numpy as np
 from haloconv.emulator import Module, Region
 from haloconv.emulator.tensor_map import encode_im2col, encode_tiled
 from haloconv.jit import ArgumentBlock
+from haloconv.jit.launch import LaunchShape
 from tests.conformance.arguments import PARAMS_BYTES, packed
 from tests.conformance.case import SENTINEL, Case, MapSpec, Setup
 
@@ -49,7 +50,7 @@ def run(case: Case, setup: Setup, seed: int) -> tuple[np.ndarray, ...]:
     regions = [Region(each.ctypes.data, each.ctypes.data + each.nbytes, False) for each in inputs]
     regions += [Region(each.ctypes.data, each.ctypes.data + each.nbytes, True) for each in (*outputs, gave_up)]
     _modules[source.digest].run(
-        1, case.threads, case.smem_bytes, block.pointer_array_address, regions, seed, limit_s=30.0
+        LaunchShape(1, case.threads, case.smem_bytes), block.pointer_array_address, regions, seed, limit_s=30.0
     )
     assert not gave_up[0], f"{case.name}: a wait gave up"
     return tuple(outputs)

@@ -16,6 +16,19 @@ KERNELS = sorted(file for suffix in ("*.cu", "*.cuh") for file in PACKAGE.rglob(
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LAZY_PACKAGES = {"cuda", "torchvision", "timm", "matplotlib"}
 FILE_LINES, FUNCTION_LINES, DEVICE_FUNCTION_LINES, HEADER_LINES, LINE_LENGTH, VARIABLES = 400, 60, 70, 15, 120, 8
+PARAMETERS = 6
+SIGNATURES_OF_OTHERS = {
+    "functional.py": {"conv2d", "make_spec"},
+    "module.py": {"__init__"},
+    "transforms.py": {"vmap"},
+    "tune/ahead.py": {"tune"},
+    "jit/tensor_map.py": {"encode_tiled"},
+    "emulator/tensor_map.py": {"encode_tiled", "encode_im2col", "_common", "_encoded"},
+    "cli/bench.py": {"bench"},
+    "cli/report.py": {"report"},
+    "cli/run.py": {"run", "make_options"},
+    "cli/tune.py": {"tune"},
+}
 
 
 def name_of(file: object) -> str:
@@ -63,6 +76,21 @@ def test_python_file_and_functions_are_short(file: Path) -> None:
         f.name: length for f in functions(tree_of(file)) if (length := f.end_lineno - f.lineno + 1) > FUNCTION_LINES
     }
     assert not too_long
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Of a method, those besides the object."""
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_functions_have_few_parameters(file: Path) -> None:
+    """But for signatures of others: PyTorch's, the driver's, options of a command."""
+    found = {each.name: count for each in functions(tree_of(file)) if (count := parameters(each)) > PARAMETERS}
+    expected = SIGNATURES_OF_OTHERS.get(file.relative_to(PACKAGE).as_posix(), set())
+    assert set(found) == expected
 
 
 @pytest.mark.parametrize("file", MODULES, ids=name_of)

@@ -21,6 +21,7 @@ import pytest
 from haloconv import env, jit
 from haloconv.emulator import EmulatorError, Module, available
 from haloconv.jit import cache
+from haloconv.jit.launch import LaunchShape
 from tests.toy_kernel import ARCH, fake_compile, toy_source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,9 +259,9 @@ def test_a_module_of_the_emulator_outlives_clearing(emulator_loaded: None, cache
     module = Module(jit.KernelSource("toy", "toy", (), text))
     built = len(list((cache_dir / "kernels" / "emulator").glob("*.so")))
     assert built >= 1 and jit.clear_cache() == built and jit.cache_size() == (0, 0)
-    assert module.run(1, 1, 64, 0, []) is None
+    assert module.run(LaunchShape(1, 1, 64), 0, []) is None
     with pytest.raises(EmulatorError) as caught:
-        module.run(1, 1, 0, 0, [])
+        module.run(LaunchShape(1, 1), 0, [])
     assert [finding.place for finding in caught.value.findings] == ["toy.cu:3"]
 
 

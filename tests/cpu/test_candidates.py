@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -54,9 +54,9 @@ class Bindable:
         t = make(self.one, torch.float16)
         bias = self.direction == "fprop"
         layout = oracle.layout_of(self.one.storage)
-        problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, torch.float16, layout, bias)
+        problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, torch.float16, layout)
         first, second = (TensorForm(each.stride(), True) for each in self.operands[:2])
-        return Request(problem, first, second, layout, torch.device("cpu"))
+        return Request(replace(problem, bias=bias), first, second, layout, torch.device("cpu"))
 
 
 def test_every_family_is_asked() -> None:

@@ -12,6 +12,7 @@ import torch
 from haloconv import conv2d, emulator
 from haloconv.emulator import EmulatorError, Module, Region
 from haloconv.jit import CompileError, KernelSource
+from haloconv.jit.launch import LaunchShape
 
 MISSING = emulator.available()
 pytestmark = [
@@ -58,7 +59,7 @@ class Result:
         ]
         try:
             self.statistics = Module(source).run(
-                grid, threads, smem_bytes, ctypes.addressof(pointers), regions, **options
+                LaunchShape(grid, threads, smem_bytes), ctypes.addressof(pointers), regions, **options
             )
         except EmulatorError as error:
             self.error, self.findings = error, error.findings
@@ -328,7 +329,7 @@ extern "C" __global__ void toy(const Out p, const __grid_constant__ Big big, int
     blocks = [ctypes.create_string_buffer(each, len(each)) for each in arguments]
     pointers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, blocks))
     region = Region(out.data_ptr(), out.data_ptr() + 64, True)
-    Module(KernelSource("toy", "toy", (), text)).run(1, 16, 0, ctypes.addressof(pointers), [region])
+    Module(KernelSource("toy", "toy", (), text)).run(LaunchShape(1, 16), ctypes.addressof(pointers), [region])
     assert out.tolist() == [16 * i + (7, 5, 3, 1)[i % 4] for i in range(16)]
 
 

@@ -13,6 +13,7 @@ from haloconv import emulator
 from haloconv.emulator import EmulatorError, Module, Region
 from haloconv.emulator.tensor_map import DataType, Swizzle
 from haloconv.jit import ArgumentBlock, KernelSource
+from haloconv.jit.launch import LaunchShape
 from tests.conformance.arguments import PARAMS_BYTES, packed
 from tests.conformance.case import Case, MapSpec, Setup
 from tests.conformance.on_emulator import aligned, encode
@@ -269,7 +270,7 @@ def run(body: str, seed: int, threads: int = 128) -> np.ndarray:
     block.buffer[:] = packed(setup, [data.ctypes.data], [out.ctypes.data], gave_up.ctypes.data, encode)
     regions = [Region(data.ctypes.data, data.ctypes.data + data.nbytes, False)]
     regions += [Region(each.ctypes.data, each.ctypes.data + each.nbytes, True) for each in (out, gave_up)]
-    module.run(1, threads, SMEM_BYTES, block.pointer_array_address, regions, seed, limit_s=20.0)
+    module.run(LaunchShape(1, threads, SMEM_BYTES), block.pointer_array_address, regions, seed, limit_s=20.0)
     return out
 
 

@@ -108,7 +108,8 @@ class Draw:
         direction = "wgrad" if self.result == "bgrad" else self.result
         activation = "relu" if self.relu else None
         shapes = (self.x, self.w_shape)
-        return plan.problem_of(direction, *shapes, self.spec, self.dtype, layout, self.bias, activation)
+        problem = plan.problem_of(direction, *shapes, self.spec, self.dtype, layout)
+        return replace(problem, bias=self.bias, activation=activation)
 
 
 def _text(value: object) -> str:

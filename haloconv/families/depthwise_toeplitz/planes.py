@@ -43,14 +43,14 @@ def planes(
     shape: tuple[int, int, int, int],
     rows: int,
     inside: tuple[int, int],
-    left: int,
-    groups: int,
+    columns: tuple[int, int],
     itemsize: int,
 ) -> Planes:
-    """``rows`` rows of a tensor of ``shape`` as ``groups`` groups of columns, of which ``left`` stand before column 0.
+    """``rows`` rows of a tensor of ``shape`` as groups of columns.
 
-    ``inside`` is the range of rows that may lie inside the image.
+    ``inside`` is the range of rows that may lie inside the image. ``columns`` are the groups before column 0, and all.
     """
+    left, groups = columns
     copies = shape[3] * itemsize // copy_bytes(side, shape[3], itemsize)
     begin, end = (min(max(row, 0), rows) for row in inside)
     image, channel, row, col = side.strides

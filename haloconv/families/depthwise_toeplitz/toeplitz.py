@@ -137,7 +137,7 @@ def _cut(problem: Problem, side: TensorForm, tiling: Tiling) -> _Cut:
     odd_groups = of_window.groups | 1  # rows below each other begin in different banks
     first = max(-pad_top, -margin)
     inside = (-first, in_shape[2] - first) if each == out_shape[2] else (0, rows)
-    staged = planes(side, in_shape, rows, inside, of_window.left, odd_groups, problem.dtype.itemsize)
+    staged = planes(side, in_shape, rows, inside, (of_window.left, odd_groups), problem.dtype.itemsize)
     return _Cut((ceil_div(out_shape[2], each), each), staged, margin, (row_parts, of_window.parts))
 
 

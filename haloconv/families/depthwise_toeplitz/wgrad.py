@@ -75,8 +75,8 @@ def _cut(problem: Problem, dy: TensorForm, x: TensorForm, tiling: Tiling) -> _Cu
     beside = groups_of(_BESIDE, itemsize)
     return _Cut(
         (ceil_div(problem.p, each), each),
-        planes(x, problem.x_shape, rows, inside, 0, groups_of(problem.w, itemsize) | 1, itemsize),
-        planes(dy, problem.y_shape, each, (0, each), beside, groups_of(problem.q, itemsize) + 2 * beside, itemsize),
+        planes(x, problem.x_shape, rows, inside, (0, groups_of(problem.w, itemsize) | 1), itemsize),
+        planes(dy, problem.y_shape, each, (0, each), (beside, groups_of(problem.q, itemsize) + 2 * beside), itemsize),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
@@ -39,11 +39,12 @@ def bind_bgrad(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """``bgrad(dy) -> db``: sum of dy (N, K, P, Q) over images and pixels, (K,), in a fixed order."""
     n, k, p, q = shape
+    axes = tuple(zip(shape, dy.strides, strict=True))
     pixels, acc_dtype = n * p * q, torch.float64 if dtype == torch.float64 else torch.float32
     lanes, lanes_of_many = _lane_counts(shape, dy)
     threads = _threads_for(pixels, lanes)
     if pixels <= _FEW_LOADS * (threads // lanes):
-        in_one = _channel_sums("bgrad", dtype, (lanes, threads), shape, dy.strides, 1, device)
+        in_one = _channel_sums("bgrad", dtype, (lanes, threads), axes, 1, device)
 
         def bgrad(dy: torch.Tensor) -> torch.Tensor:
             db = dy.new_empty(k)
@@ -55,7 +56,7 @@ def bind_bgrad(
     resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
     wanted = ceil_div(pixels, _FEW_LOADS * (_THREADS // lanes_of_many))
     parts = min(wanted, ceil_div(resident, ceil_div(k, lanes_of_many)))
-    sum_pixels = _channel_sums("bgrad_parts", dtype, (lanes_of_many, _THREADS), shape, dy.strides, parts, device)
+    sum_pixels = _channel_sums("bgrad_parts", dtype, (lanes_of_many, _THREADS), axes, parts, device)
     sum_parts = partials.bind_sum(Partials(dtype, (Axis(k, 1),), parts), device)
 
     def bgrad_of_parts(dy: torch.Tensor) -> torch.Tensor:
@@ -88,17 +89,15 @@ def _channel_sums(
     entry: str,
     dtype: torch.dtype,
     block: tuple[int, int],
-    shape: tuple[int, int, int, int],
-    strides: tuple[int, ...],
+    axes: Sequence[tuple[int, int]],
     parts: int,
     device: torch.device,
 ) -> Launch:
     """``run(dy_pointer, to_pointer)``: the sums (parts, K) of a (N, K, P, Q) tensor over images and pixels.
 
-    ``block`` is how many channels its lanes read, and its threads.
+    ``block`` is how many channels its lanes read, and its threads. ``axes`` are the tensor's extents, with strides.
     """
-    n, k, p, q = shape
-    n_stride, k_stride, p_stride, q_stride = strides
+    (n, n_stride), (k, k_stride), (p, p_stride), (q, q_stride) = axes
     lanes, threads = block
     if p_stride == q * q_stride:  # rows follow one another: one long row
         p, q, p_stride = 1, p * q, 0
