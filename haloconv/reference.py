@@ -19,7 +19,7 @@ IEEE_NORM = 5e-7
 NORM_LIMITS = {"tf32": 5e-4, "fp16": 1e-3, "bf16": 8e-3, "fp64": 1e-13}
 ELEMENT_FACTOR = 4.0
 TF32_OPERANDS = 2.0**-10  # what a product loses when both factors are rounded to 10 bits behind the point
-RIVAL_FACTOR = 2.0
+BASELINE_FACTOR = 2.0
 _ALL_PLANS = 0  # as torch.backends.cudnn.benchmark_limit counts them: no limit
 _ELEMENTS_AT_ONCE = (
     1 << 27
@@ -210,9 +210,9 @@ def reduction_length(problem: Problem) -> int:
 
 
 def error_limits(
-    problem: Problem, rival: Error | None = None, *, rounds_operands: bool = True, repeats: bool = False
+    problem: Problem, baseline: Error | None = None, *, rounds_operands: bool = True, repeats: bool = False
 ) -> Limits:
-    """The limits for a result of ``problem``. ``rival``: the error of PyTorch with TF32 off, which may widen fp32's.
+    """The limits for a result of ``problem``. ``baseline``: the error of PyTorch with TF32 off, which may widen fp32's.
 
     ``rounds_operands`` False: TF32 loses nothing of the operands, which have no more bits. ``repeats``: an operand is
     constant or expanded, so that roundings repeat and add up.
@@ -221,23 +221,23 @@ def error_limits(
     rounded = TF32_OPERANDS if label == "tf32" and rounds_operands else 0.0
     norm = _ieee_norm(length) if label == "fp32" else NORM_LIMITS[label]
     limits = _limits(norm, length, problem.dtype, rounded, repeats)
-    return limits if rival is None or label != "fp32" else raised(limits, rival)
+    return limits if baseline is None or label != "fp32" else raised(limits, baseline)
 
 
-def bgrad_limits(problem: Problem, rival: Error | None = None, *, repeats: bool = False) -> Limits:
+def bgrad_limits(problem: Problem, baseline: Error | None = None, *, repeats: bool = False) -> Limits:
     """The limits for the bias gradient: a sum without products, so that TF32 is no excuse."""
     length, is_fp32 = problem.n * problem.p * problem.q, problem.dtype == torch.float32
     norm = _ieee_norm(length) if is_fp32 else NORM_LIMITS[problem.precision_label]
     limits = _limits(norm, length, problem.dtype, 0.0, repeats)
-    return limits if rival is None or not is_fp32 else raised(limits, rival)
+    return limits if baseline is None or not is_fp32 else raised(limits, baseline)
 
 
-def raised(limits: Limits, rival: Error, factor: float = RIVAL_FACTOR) -> Limits:
+def raised(limits: Limits, baseline: Error, factor: float = BASELINE_FACTOR) -> Limits:
     """The limits, or ``factor`` times the error of PyTorch's result where that is larger."""
-    if not (math.isfinite(rival.norm) and math.isfinite(rival.worst)):
+    if not (math.isfinite(baseline.norm) and math.isfinite(baseline.worst)):
         return limits
     return limits._replace(
-        norm=max(limits.norm, factor * rival.norm), element=max(limits.element, factor * rival.worst)
+        norm=max(limits.norm, factor * baseline.norm), element=max(limits.element, factor * baseline.worst)
     )
 
 

@@ -63,7 +63,7 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
     return reference.oracle_bgrad(t.dy)
 
 
-def rival(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
+def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
     """PyTorch's own answer in the tensors' dtype with TF32 off."""
     with torch.no_grad(), convolution_precision("ieee"):
         if result == "bgrad":
@@ -101,14 +101,14 @@ def repeats(operand: torch.Tensor) -> bool:
     return expanded or (operand.numel() > 0 and bool((operand == operand.flatten()[0]).all()))
 
 
-def limits_of(result: str, t: Tensors, spec: ConvSpec, rival_error: Error | None = None) -> Limits:
+def limits_of(result: str, t: Tensors, spec: ConvSpec, baseline_error: Error | None = None) -> Limits:
     """The limits for these very operands: what TF32 loses of them counts, and whether roundings repeat."""
     problem, operands = problem_of(result, t, spec), operands_of(result, t)
     again = any(repeats(each) for each in operands)
     if result == "bgrad":
-        return reference.bgrad_limits(problem, rival_error, repeats=again)
+        return reference.bgrad_limits(problem, baseline_error, repeats=again)
     rounds = t.x.dtype == torch.float32 and any((each.view(torch.int32) & LOST_IN_TF32).any() for each in operands)
-    return reference.error_limits(problem, rival_error, rounds_operands=rounds, repeats=again)
+    return reference.error_limits(problem, baseline_error, rounds_operands=rounds, repeats=again)
 
 
 def check(
@@ -128,7 +128,7 @@ def check(
     limits = limits_of(result, t, spec)._replace(**norm)
     error = reference.measure_error(got, want, limits, border)
     if not error.passed and got.dtype == torch.float32:
-        theirs = reference.measure_error(rival(result, t, spec), want, limits, border)
+        theirs = reference.measure_error(baseline(result, t, spec), want, limits, border)
         limits = limits_of(result, t, spec, theirs)._replace(**norm)
         error = reference.measure_error(got, want, limits, border)
     name = f"{result} {DTYPE_NAMES.get(got.dtype, got.dtype)}"

@@ -73,12 +73,12 @@ class EmulatedLayer(Layer):
         problem = super().problem(step)
         return replace(problem, precision="ieee") if self.choice(step).family == "direct" else problem
 
-    def limits(self, step: Step, rival: Error | None) -> Limits:
+    def limits(self, step: Step, baseline: Error | None) -> Limits:
         """What passes. In TF32 no PyTorch stands beside, and rounding of the operands alone may err by more than 5e-4.
 
         So it may where a result is few sums of few products: one image of a filter of 27 taps.
         """
-        limits = super().limits(step, rival)
+        limits = super().limits(step, baseline)
         if step == "bgrad" or self.problem(step).precision_label != "tf32":
             return limits
         x, w, dy = (rounded_to_tf32(each) for each in (self.x, self.w, self.dy))

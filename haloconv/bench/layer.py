@@ -89,7 +89,7 @@ class Layer:
             "bgrad": lambda: plan.bgrad(dy, spec),
         }[step]
 
-    def rival(self, step: Step) -> Callable[[], torch.Tensor]:
+    def baseline(self, step: Step) -> Callable[[], torch.Tensor]:
         """PyTorch's operation. Four-sided padding, which it lacks, costs it a padded copy, as it does in torch.nn.
 
         dw is in the order of w, as autograd stores a parameter's gradient: it copies one that is not.
@@ -99,13 +99,13 @@ class Layer:
         if step == "bgrad":
             return lambda: self.dy.sum((0, 2, 3))
         mask = [step == "dgrad", step == "wgrad", False]
-        return lambda: self._rival_backward(mask)
+        return lambda: self._baseline_backward(mask)
 
-    def rival_again(self, step: Step) -> Callable[[], torch.Tensor]:
+    def baseline_again(self, step: Step) -> Callable[[], torch.Tensor]:
         """The same of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
 
         def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, dy: torch.Tensor) -> torch.Tensor:
-            return replace(self, x=x, w=w, b=b, dy=dy).rival(step)()
+            return replace(self, x=x, w=w, b=b, dy=dy).baseline(step)()
 
         return searched_again(call, (self.x, self.w, self.b, self.dy))
 
@@ -120,11 +120,11 @@ class Layer:
             return reference.oracle_wgrad(dy, x, tuple(w.shape), spec)
         return reference.oracle_bgrad(dy)
 
-    def limits(self, step: Step, rival: reference.Error | None) -> reference.Limits:
+    def limits(self, step: Step, baseline: reference.Error | None) -> reference.Limits:
         """What passes, given PyTorch's own error."""
         if step == "bgrad":
-            return reference.bgrad_limits(self.problem(step), rival)
-        return reference.error_limits(self.problem(step), rival)
+            return reference.bgrad_limits(self.problem(step), baseline)
+        return reference.error_limits(self.problem(step), baseline)
 
     def border(self, step: Step) -> torch.Tensor | None:
         return None if step == "bgrad" else reference.border_mask(self.problem(step), self.x.device)
@@ -135,7 +135,7 @@ class Layer:
         x, w, dy = (tensor.contiguous(memory_format=order) for tensor in (self.x, self.w, self.dy))
         return replace(self, x=x, w=w, dy=dy, layout=layout)
 
-    def _rival_backward(self, mask: list[bool]) -> torch.Tensor:
+    def _baseline_backward(self, mask: list[bool]) -> torch.Tensor:
         spec = self.spec
         image, padding = _padded(self.x, spec)
         dx, dw, _ = torch.ops.aten.convolution_backward(
@@ -164,7 +164,7 @@ def _padded(x: torch.Tensor, spec: ConvSpec) -> tuple[torch.Tensor, list[int]]:
 
 
 @contextmanager
-def rival_flags(precision: Precision) -> Iterator[None]:
+def baseline_flags(precision: Precision) -> Iterator[None]:
     """PyTorch at its best for the same precision: cuDNN's search on, TF32 exactly if ``precision`` is ``"tf32"``."""
     with reference.cudnn_search(True), convolution_precision(precision):
         yield

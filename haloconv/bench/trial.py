@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from haloconv.bench.layer import LAYOUTS, Layer, Step, rival_flags, torch_convolution
+from haloconv.bench.layer import LAYOUTS, Layer, Step, baseline_flags, torch_convolution
 from haloconv.families.closure import JOIN, source_of
 from haloconv.functional import conv2d
 from haloconv.problem import DIRECTIONS, Problem
@@ -18,7 +18,7 @@ from haloconv.roofline import least_memory_ms, least_ms, limit_ms
 from haloconv.tune.judge import UNLIMITED, complaint_about, on_poisoned_memory, relative_difference
 from haloconv.tune.timing import Timing, compare
 
-OURS, RIVAL, RIVAL_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
+OURS, BASELINE, BASELINE_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
 _AGAIN = ", searched again"
 SETTLE_S = 1.0
 """For how long a GPU is loaded, at least, before rows are timed: its clock falls under load."""
@@ -53,10 +53,10 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
     device = layer.x.device
     problem = layer.problem(step)
     choice = layer.choice(step)
-    with torch.no_grad(), rival_flags(problem.precision):
+    with torch.no_grad(), baseline_flags(problem.precision):
         oracle, border = layer.oracle(step), layer.border(step)
-        ours, rival = layer.ours(step), layer.rival(step)
-        theirs = rival()
+        ours, baseline = layer.ours(step), layer.baseline(step)
+        theirs = baseline()
         aten_error = measure_error(theirs, oracle, UNLIMITED, border)
         limits = _limits(layer, step, aten_error)
         result = on_poisoned_memory(ours, theirs)
@@ -66,7 +66,7 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         error, timings = before, {}
         if budget.timed:
             timings = _timings(layer, step, budget)
-            after = measure_error(on_poisoned_memory(ours, rival()), oracle, limits, border)
+            after = measure_error(on_poisoned_memory(ours, baseline()), oracle, limits, border)
             error = before if not before.passed or after.passed else after
     own_limit = None if step == "bgrad" else _limit_ms(problem, device)
     ran = layer.ran(step)
@@ -107,16 +107,16 @@ def _limits(layer: Layer, step: Step, aten_error: Error) -> Limits:
 
 def measured(timings: dict[str, Timing]) -> dict[str, Any]:
     """The fields of a Row that come from timing, for the variants that were timed."""
-    rival, other = _better(timings, RIVAL), _better(timings, RIVAL_OTHER_LAYOUT)
-    if rival is None:
+    baseline, other = _better(timings, BASELINE), _better(timings, BASELINE_OTHER_LAYOUT)
+    if baseline is None:
         return {"aten_ms": None, "haloconv_ms": None, "spread": 0.0, "runs": 0}
     ours = timings[OURS]
     return {
-        "aten_ms": rival.ms,
+        "aten_ms": baseline.ms,
         "haloconv_ms": ours.ms,
-        "spread": max(ours.spread, rival.spread),
+        "spread": max(ours.spread, baseline.spread),
         "runs": ours.runs,
-        "aten_best_ms": min(rival.ms, other.ms) if other else None,
+        "aten_best_ms": min(baseline.ms, other.ms) if other else None,
     }
 
 
@@ -132,13 +132,13 @@ def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
     On a GPU PyTorch takes part twice in each layout: what cuDNN's search finds differs.
     """
     device = layer.x.device
-    rivals = {RIVAL: layer}
+    baselines = {BASELINE: layer}
     if budget.other_layout and step != "bgrad":
         other = next(layout for layout in LAYOUTS if layout != layer.layout)
-        rivals[RIVAL_OTHER_LAYOUT] = layer.with_layout(other)
-    variants = {name: each.rival(step) for name, each in rivals.items()} | {OURS: layer.ours(step)}
+        baselines[BASELINE_OTHER_LAYOUT] = layer.with_layout(other)
+    variants = {name: each.baseline(step) for name, each in baselines.items()} | {OURS: layer.ours(step)}
     if device.type == "cuda" and step != "bgrad":
-        variants |= {name + _AGAIN: each.rival_again(step) for name, each in rivals.items()}
+        variants |= {name + _AGAIN: each.baseline_again(step) for name, each in baselines.items()}
     return compared(variants, device, budget)
 
 
@@ -192,10 +192,10 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
     """
     device = layer.x.device
     problems = [layer.problem(direction) for direction in DIRECTIONS]
-    with rival_flags(problems[0].precision):
-        ours, theirs = _ours_with_grad(layer), _rival_with_grad(layer)
+    with baseline_flags(problems[0].precision):
+        ours, theirs = _ours_with_grad(layer), _baseline_with_grad(layer)
         worst, complaint = _judge_gradients(layer, ours(), theirs())
-        calls = {RIVAL: theirs, OURS: ours}
+        calls = {BASELINE: theirs, OURS: ours}
         timings = compared(calls, device, budget)
     limits_ms = [_limit_ms(problem, device) for problem in problems]
     choices = [layer.choice(direction) for direction in DIRECTIONS]
@@ -233,7 +233,7 @@ def _ours_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
     return _with_grad(convolve, layer)
 
 
-def _rival_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
+def _baseline_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
     return _with_grad(lambda x, w: torch_convolution(x, w, layer.b, layer.spec), layer)
 
 

@@ -14,12 +14,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from haloconv.bench.layer import rival_flags
-from haloconv.bench.trial import OURS, RIVAL, Budget, compared, measured
+from haloconv.bench.layer import baseline_flags
+from haloconv.bench.trial import BASELINE, OURS, Budget, compared, measured
 from haloconv.families.closure import source_of
 from haloconv.plan import layout_of
 from haloconv.precision import Precision
-from haloconv.reference import ELEMENT_FACTOR, RIVAL_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
+from haloconv.reference import BASELINE_FACTOR, ELEMENT_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
 
@@ -83,7 +83,7 @@ def try_model(
     A budget without runs times nothing. On a GPU the rows tell the peaks of memory, too. Raises what the model raises.
     """
     notes = []
-    with rival_flags(contest.precision):
+    with baseline_flags(contest.precision):
         rows = []
         for direction in directions:
             call, gradients = {"forward": _forward, "step": _step}[direction], direction == "step"
@@ -99,7 +99,7 @@ def try_model(
                 notes.append(f"{direction}: PyTorch's own error leaves little to check of {errors.hardly_checked}")
             times = {}
             if budget.timed:
-                calls = {RIVAL: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
+                calls = {BASELINE: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
                 times = compared(calls, contest.device, budget)
             peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
             rows.append(replace(_row(contest, f"{name} (model)", direction, errors, times), **peaks))
@@ -304,23 +304,23 @@ def _judge(ours: Values, theirs: Values, truth: Values, contest: Contest) -> _Er
     worst, complaint, hardly_checked = (0.0, 0.0, 0.0, min(contest.norm_limit, ONE_DIGIT)), None, []
     for name, own in ours.items():
         oracle = _flat_oracle(truth[name])
-        rival = measure_error(theirs[name], oracle, UNLIMITED)
-        norm_limit = _norm_limit(contest, rival.norm)
-        limits = raised(Limits(norm_limit, ELEMENT_FACTOR * norm_limit), rival._replace(norm=0.0))
+        baseline = measure_error(theirs[name], oracle, UNLIMITED)
+        norm_limit = _norm_limit(contest, baseline.norm)
+        limits = raised(Limits(norm_limit, ELEMENT_FACTOR * norm_limit), baseline._replace(norm=0.0))
         error = measure_error(own, oracle, limits)
         if not error.passed and complaint is None:
             complaint = f"{name}: {complaint_about(error, limits)}"
         if norm_limit > ONE_DIGIT:
             hardly_checked.append(name)
-        if rival.norm < NO_DIGIT:
-            worst = max(worst, (error.norm, rival.norm, relative_difference(own, theirs[name]), norm_limit))
+        if baseline.norm < NO_DIGIT:
+            worst = max(worst, (error.norm, baseline.norm, relative_difference(own, theirs[name]), norm_limit))
     return _Errors(*worst, complaint, ", ".join(hardly_checked))
 
 
-def _norm_limit(contest: Contest, rival: float) -> float:
-    """What a tensor may err, of which PyTorch's errs by ``rival``: less than zeros do, unless PyTorch's does, too."""
-    wanted = max(min(contest.norm_limit, ONE_DIGIT), RIVAL_FACTOR * rival)
-    return min(wanted, (NO_DIGIT + rival) / 2) if rival < NO_DIGIT else wanted
+def _norm_limit(contest: Contest, baseline: float) -> float:
+    """What a tensor may err where PyTorch's errs by ``baseline``: less than zeros do, unless PyTorch's does, too."""
+    wanted = max(min(contest.norm_limit, ONE_DIGIT), BASELINE_FACTOR * baseline)
+    return min(wanted, (NO_DIGIT + baseline) / 2) if baseline < NO_DIGIT else wanted
 
 
 def _flat_oracle(truth: torch.Tensor) -> Oracle:

@@ -80,8 +80,8 @@ def _has_few_taps(problem: Problem) -> bool:
         return False
     taps, halves, strided = problem.r * problem.s, problem.dtype.itemsize == 2, max(problem.stride) == 2
     if max(problem.dilation) > 1 or max(problem.stride) > 2:
-        rival_ahead = halves and problem.layout == "nhwc" and taps <= 9 and max(problem.dilation) == 2
-        return not (problem.direction == "wgrad" and rival_ahead)
+        baseline_ahead = halves and problem.layout == "nhwc" and taps <= 9 and max(problem.dilation) == 2
+        return not (problem.direction == "wgrad" and baseline_ahead)
     if problem.direction == "wgrad":
         if problem.q < _WIDE_ROW:
             return False
@@ -161,9 +161,9 @@ def _has_a_small_filter_gradient(problem: Problem) -> bool:
         return False
     halves_nhwc = problem.layout == "nhwc" and problem.dtype != torch.float32
     if problem.groups == 1:
-        rival_ahead = halves_nhwc and problem.dtype == torch.float16 and problem.r * problem.s <= _STEM_TAPS
+        baseline_ahead = halves_nhwc and problem.dtype == torch.float16 and problem.r * problem.s <= _STEM_TAPS
         few = problem.c <= (_FOLDED_CHANNELS if halves_nhwc else _STEM_CHANNELS)
-        return few and problem.k <= _STEM_FILTERS and not rival_ahead
+        return few and problem.k <= _STEM_FILTERS and not baseline_ahead
     if halves_nhwc:
         return _marches(problem)
     return 4 <= problem.c_per_group <= _FEW_CHANNELS and 4 <= problem.k_per_group <= _FEW_CHANNELS

@@ -167,11 +167,11 @@ def test_every_precision_has_its_limit(tmp_path, precision, limit):
 
 @pytest.mark.parametrize("family, passes", [("aten", True), ("direct", False)])
 def test_what_pytorch_ran_may_err_as_pytorch_does(monkeypatch, family, passes):
-    """A rival that is far off raises the limit of its own convolution on our side, and of no kernel of ours."""
+    """A baseline that is far off raises the limit of its own convolution on our side, and of no kernel of ours."""
     layer = replace(SMALL.layer("tf32", "nchw", "aten", CPU), dy=torch.ones(2, 6, 5, 10))
     off = {"wgrad": lambda: 1.001 * right()}
-    right = layer.rival("wgrad")
-    monkeypatch.setattr(type(layer), "rival", lambda self, step: off[step])
+    right = layer.baseline("wgrad")
+    monkeypatch.setattr(type(layer), "baseline", lambda self, step: off[step])
     monkeypatch.setattr(type(layer), "ours", lambda self, step: off[step])
     monkeypatch.setattr(type(layer), "choice", lambda self, step: plan.Choice(family, "a test"))
     monkeypatch.setattr(type(layer), "ran", lambda self, step: Config(family))
@@ -192,7 +192,7 @@ def test_failed_rows_are_recorded_and_latest(tmp_path, monkeypatch):
 
 
 def test_wrong_gradient_fails_the_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial, "_ours_with_grad", lambda layer: spoiled(trial._rival_with_grad(layer)))
+    monkeypatch.setattr(trial, "_ours_with_grad", lambda layer: spoiled(trial._baseline_with_grad(layer)))
     out = console()
     assert not bench_suite.bench_suite(order(directions=["step"]), CPU, tmp_path, out)
     assert "FAILED small step: wgrad: error" in " ".join(out.file.getvalue().split())

@@ -80,10 +80,10 @@ class Raced:
     def with_layout(self, layout):
         return Raced(layout)
 
-    def rival(self, step):
+    def baseline(self, step):
         return f"aten {self.layout}"
 
-    def rival_again(self, step):
+    def baseline_again(self, step):
         return f"aten {self.layout} again"
 
     def ours(self, step):
@@ -117,7 +117,7 @@ def test_on_a_gpu_pytorch_searches_twice_in_each_layout(monkeypatch, step, other
 def test_the_second_search_is_for_copies_at_another_alignment():
     layer = SMALL.layer("fp32", "nhwc", "aten", CPU)
     for step in layer.steps:
-        assert torch.equal(layer.rival_again(step)(), layer.rival(step)())
+        assert torch.equal(layer.baseline_again(step)(), layer.baseline(step)())
     sliced = torch.arange(48.0).reshape(2, 2, 3, 4)[:, :, 1:, ::2]
     for tensor in (layer.x, sliced, sliced.expand(2, 2, 2, 2)):
         copy = apart(tensor)

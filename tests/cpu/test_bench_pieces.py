@@ -1,4 +1,4 @@
-"""``haloconv bench`` run in pieces for one family: what it refuses, how pieces add up, who the rival is."""
+"""``haloconv bench`` run in pieces for one family: what it refuses, how pieces add up, who the baseline is."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_runs_in_pieces_add_up_to_one_latest(tmp_path):
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_the_rival_has_our_precision_and_layout(precision, layout, monkeypatch):
+def test_the_baseline_has_our_precision_and_layout(precision, layout, monkeypatch):
     """While PyTorch runs, TF32 is on exactly for tf32, its operands have the dtype and the layout asked for."""
     seen = []
     theirs = torch.conv2d

@@ -142,7 +142,7 @@ def test_a_layer_of_a_model_keeps_the_orders_of_its_tensors() -> None:
     assert layer.layout == "nhwc" and layer.dy.is_contiguous(memory_format=torch.channels_last)
     assert [layer.problem(step).layout for step in ("fprop", "dgrad", "wgrad")] == ["nhwc", "nhwc", "nchw"]
     for step in ("fprop", "dgrad", "wgrad"):
-        ours, theirs = layer.ours(step)(), layer.rival(step)()
+        ours, theirs = layer.ours(step)(), layer.baseline(step)()
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
 
 
@@ -152,12 +152,12 @@ def test_on_activations_our_kernels_may_err_as_pytorch_does(monkeypatch: pytest.
     options = Options(CPU, None, "auto", 0, QUICK.budget)
     image, activation = layers_of("net", model, (x,), swaps, options)
     assert not image.activation and activation.activation
-    rival = Error(norm=2e-3, worst=1e-3, border_worst=0.0, interior_worst=1e-3, first_bad=None)
+    baseline = Error(norm=2e-3, worst=1e-3, border_worst=0.0, interior_worst=1e-3, first_bad=None)
     for family, factors in (("aten", (2, 2)), ("direct", (0, 1.05))):
         monkeypatch.setattr(Layer, "choice", lambda layer, step, family=family: plan.Choice(family, "by the test"))
-        monkeypatch.setattr(Layer, "limits", lambda layer, step, rival: Limits(1e-6, 4e-6))
+        monkeypatch.setattr(Layer, "limits", lambda layer, step, baseline: Limits(1e-6, 4e-6))
         for layer, factor in zip((image, activation), factors, strict=True):
-            assert trial._limits(layer, "wgrad", rival).norm == max(1e-6, factor * rival.norm)
+            assert trial._limits(layer, "wgrad", baseline).norm == max(1e-6, factor * baseline.norm)
 
 
 def test_inference_is_in_evaluation_mode(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,14 +289,14 @@ def test_ieee_limit_follows_the_reduction(direction, length):
     assert reference.error_limits(problem).norm == pytest.approx(5e-7 * math.sqrt(math.log2(length)))
 
 
-def test_a_worse_rival_widens_only_fp32_ieee():
+def test_a_worse_baseline_widens_only_fp32_ieee():
     problem = Problem("fprop", 1, 4, 9, 9, 4, 3, 3)
-    rival = reference.Error(1e-5, 3e-5, 0.0, 3e-5, None)
-    assert reference.error_limits(problem, rival)[:2] == (2e-5, 6e-5)
-    assert reference.error_limits(problem, rival._replace(norm=0.0, worst=0.0)) == reference.error_limits(problem)
-    assert reference.error_limits(problem, rival._replace(norm=math.inf)) == reference.error_limits(problem)
+    baseline = reference.Error(1e-5, 3e-5, 0.0, 3e-5, None)
+    assert reference.error_limits(problem, baseline)[:2] == (2e-5, 6e-5)
+    assert reference.error_limits(problem, baseline._replace(norm=0.0, worst=0.0)) == reference.error_limits(problem)
+    assert reference.error_limits(problem, baseline._replace(norm=math.inf)) == reference.error_limits(problem)
     tf32 = Problem("fprop", 1, 4, 9, 9, 4, 3, 3, precision="tf32")
-    assert reference.error_limits(tf32, rival._replace(norm=1.0)).norm == 5e-4
+    assert reference.error_limits(tf32, baseline._replace(norm=1.0)).norm == 5e-4
     assert reference.bgrad_limits(tf32).norm < 1e-5
 
 

@@ -58,10 +58,10 @@ def test_gradients_are_those_of_a_smooth_model() -> None:
     assert errors[0] < 0.05 < 0.2 < errors[1]
 
 
-@pytest.mark.parametrize("rival", [0.0, 0.04, 0.3, 0.7, 0.99])
-def test_no_limit_lets_zeros_pass(rival: float) -> None:
+@pytest.mark.parametrize("baseline", [0.0, 0.04, 0.3, 0.7, 0.99])
+def test_no_limit_lets_zeros_pass(baseline: float) -> None:
     contest = whole.Contest(torch.nn.Identity(), torch.nn.Identity(), (torch.zeros(1),), "ieee", "bf16", 1.5)
     truth, zeros = {"gradient of w": torch.ones(50)}, {"gradient of w": torch.zeros(50)}
-    errors = whole._judge(zeros, {"gradient of w": torch.full((50,), 1 + rival)}, truth, contest)
+    errors = whole._judge(zeros, {"gradient of w": torch.full((50,), 1 + baseline)}, truth, contest)
     assert errors.complaint is not None and errors.limit < 1
-    assert bool(errors.hardly_checked) == (rival > 0.05)
+    assert bool(errors.hardly_checked) == (baseline > 0.05)
