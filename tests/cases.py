@@ -242,12 +242,15 @@ STORAGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "channel_slice": lambda t: _window(t, (0, 1, 0, 0), (0, 2, 0, 0)),
     "transposed": lambda t: t.transpose(2, 3).contiguous().transpose(2, 3),
     "unaligned": _unaligned,
+    "batch_last": lambda t: t.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
     "expanded": lambda t: t[:1].contiguous().expand_as(t),
+    "expanded_channels": lambda t: t[:, :1].contiguous().expand_as(t),
+    "expanded_columns": lambda t: t[..., :1].contiguous().expand_as(t),
 }
 
 
 def store(t: torch.Tensor, storage: str) -> torch.Tensor:
-    """The 4-d tensor ``t`` in another storage. ``expanded`` repeats its first image; the others keep the values."""
+    """The 4-d tensor ``t`` in another storage. Expanded ones repeat the first image, channel or column of ``t``."""
     return STORAGES[storage](t)
 
 

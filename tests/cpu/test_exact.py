@@ -68,6 +68,6 @@ def test_limits_follow_the_operands() -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_only_expanded_and_constant_tensors_repeat(storage: str) -> None:
     t = torch.randn(3, 4, 5, 6)
-    assert oracle.repeats(store(t, storage)) == (storage == "expanded")
+    assert oracle.repeats(store(t, storage)) == storage.startswith("expanded")
     assert oracle.repeats(store(torch.ones_like(t), storage))
     assert not oracle.repeats(t[:0])

@@ -17,7 +17,7 @@ from tests.mutations.mutation import planted
 
 MISSING = emulator.available()
 PARTS = range(2)  # of a family, each on a process of its own
-PROBLEMS = 9  # in a part: 162 in all
+PROBLEMS = 8  # in a part: 160 in all
 SHRINK_S = 30.0
 FAULT = "the last row is not written"
 

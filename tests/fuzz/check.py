@@ -70,7 +70,7 @@ def check(draw: Draw, device: str) -> list[Checked] | Failure:
 
 def _norm_counts(draw: Draw) -> bool:
     """Whether the norm over a result's roundings is a statistic."""
-    repeated = "expanded" in (draw.first, draw.second)
+    repeated = any(storage.startswith("expanded") for storage in (draw.first, draw.second))
     return draw.values in ("normal", "positive") and not repeated and products_of(draw) >= MANY_PRODUCTS
 
 

@@ -23,7 +23,7 @@ REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
 SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
 KINDS = ("normal", "normal", "positive", "wide", "cancellation", "denormal", "special", "constant")
-PLAIN = ("contiguous", "channels_last")
+PLAIN = (("contiguous", "nchw"), ("channels_last", "nhwc"))
 ARCHS = ("sm_90a", "sm_90a", "sm_90a", "sm_80", "sm_86", "sm_75", "sm_120")  # shared memory differs
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"tf32": torch.float32}
 _FORMS = 2  # combinations of storages on a layer, about: a kernel is compiled for each
@@ -164,7 +164,7 @@ def _channels(rng: random.Random, family: str) -> tuple[int, int, int]:
         groups = rng.randint(2, 9)
         return groups * rng.randint(1, 20), groups * rng.randint(1, 20), groups
     if kind == "even groups":
-        groups, each = rng.choice((2, 3, 4, 8)), rng.choice((4, 8, 16, 32))
+        groups, each = rng.choice((2, 3, 4, 8)), rng.choice((4, 8, 8, 16, 32))
         return groups * each, groups * each, groups
     groups = rng.choice((rng.randint(2, 80), 8 * rng.randint(1, 10)))
     return groups, groups * rng.choice((1, 1, 1, 2, 3)), groups
@@ -190,8 +190,9 @@ def _layer(rng: random.Random, family: str) -> Draw:
     relu = result == "fprop" and rng.random() < 0.15
     bias = result == "fprop" and rng.random() < 0.5
     layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, relu)
-    layer = replace(layer, layout="nhwc" if family == GROUPED else "nchw")
-    return replace(layer, arch=rng.choice(ARCHS), sm_count=rng.choice((1, 3, 4, 4, 7)))
+    storage, layout = rng.choice(PLAIN)
+    machine = {"arch": rng.choice(ARCHS), "sm_count": rng.choice((1, 3, 4, 4, 7))}
+    return replace(layer, first=storage, second=storage, layout=layout, **machine)
 
 
 def _size(rng: random.Random, layer: Draw, most_work: int) -> Draw:
@@ -229,15 +230,14 @@ def work_of(draw: Draw) -> int:
     return products_of(draw) * filled // (wide * deep) // 4  # of which the emulator does four in the time of another
 
 
-def _formed(rng: random.Random, draw: Draw, keep: bool) -> Draw:
-    """The draw with storages, a result layout, values and a seed; ``keep``: the storages stay as they are."""
+def _formed(rng: random.Random, draw: Draw, layer: Draw, keep: bool) -> Draw:
+    """The draw with values and a seed, and with storages and a result layout: its own, the layer's, or any."""
     drawn = replace(draw, values=rng.choice(KINDS), seed=rng.randrange(1 << 16))
     if keep:
         return drawn
-    plain = "channels_last" if draw.family == GROUPED else rng.choice(PLAIN)
-    names = (plain, plain, *STORAGES) if rng.random() < 0.5 else (plain,)
-    layouts = ("nhwc",) if draw.family == GROUPED and draw.result == "dgrad" else ("nchw", "nhwc")
-    return replace(drawn, first=rng.choice(names), second=rng.choice(names), layout=rng.choice(layouts))
+    names = (layer.first, layer.first, *STORAGES) if rng.random() < 0.5 else (layer.first,)
+    layout = layer.layout if rng.random() < 0.7 else rng.choice(("nchw", "nhwc"))
+    return replace(drawn, first=rng.choice(names), second=rng.choice(names), layout=layout)
 
 
 # Draws --------------------------------------------------------------------------------------------------------------
@@ -283,5 +283,5 @@ def sizes(rng: random.Random, layer: Draw, count: int, most_work: int) -> list[D
     for _ in range(count):
         form = drawn[-1] if drawn else layer
         one = replace(_size(rng, layer, most_work), first=form.first, second=form.second, layout=form.layout)
-        drawn.append(_formed(rng, one, keep=bool(drawn) and rng.random() >= _FORMS / count))
+        drawn.append(_formed(rng, one, layer, keep=bool(drawn) and rng.random() >= _FORMS / count))
     return drawn
