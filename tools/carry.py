@@ -140,7 +140,7 @@ def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], sa
         content = json.loads(path.read_text(encoding="utf-8"))
         for record in content["records"]:
             own = record["own"]
-            if own in hashes and record["source"] == then.device[own] != hashes[own]:
+            if own in hashes and record["source"] == then.device.get(own) != hashes[own]:
                 record["source"], count = hashes[own], count + 1
             record["own"], record["kernel"] = (present.get(record[name], record[name]) for name in ("own", "kernel"))
         lines = ",\n".join(json.dumps(record, allow_nan=False) for record in content["records"])
@@ -148,7 +148,7 @@ def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], sa
     carried = json.loads(CARRIED.read_text(encoding="utf-8"))
     for kernels in carried.values():
         for own in kernels.keys() & hashes.keys():
-            if kernels[own] == then.device[own]:
+            if kernels[own] == then.device.get(own):
                 kernels[own] = hashes[own]
     CARRIED.write_text(json.dumps(carried, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return count
@@ -158,13 +158,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", help="a revision whose kernels were verified")
     parser.add_argument("--write", action="store_true", help="write the stamps and the records that carry over")
+    parser.add_argument(
+        "--stamps", type=Path, metavar="FOLDER", help="stamps that were carried to the revision after it was committed"
+    )
     options = parser.parse_args()
     command = ["git", "rev-parse", "--short=12", options.revision]
     revision = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     now = fingerprint_of(ROOT)
     with checkout(revision) as place:
         then = fingerprint_of(place)
-        verified = stamps.read_stamps(place / "benchmarks" / "verified")
+        verified = stamps.read_stamps(options.stamps or place / "benchmarks" / "verified")
         names = names_now(then, now)
         outcome = {kernel: changes(kernel, then, now, names) for kernel in stamps.kernels()}
     texts, launches = sum(map(len, now.sources.values())), sum(map(len, now.tapes.values()))
