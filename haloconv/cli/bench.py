@@ -50,7 +50,7 @@ def bench(
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
-    gpus: Annotated[str, typer.Option(help="Networks: share them among these GPUs, as 0,1; one by default.")] = "",
+    gpus: Annotated[str, typer.Option(help="Networks: spread them over these GPUs, as 0,1; one by default.")] = "",
     limit: Annotated[float | None, typer.Option(help="Seconds after which nothing further is begun.")] = None,
     stale: Annotated[bool, typer.Option("--stale", help="Only what has rows that are not of today's sources.")] = False,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host's side of calls instead.")] = False,

@@ -75,7 +75,7 @@ def report(
         Path, typer.Option(help="The cases of the stored rows, for bytes that older rows do not tell.")
     ] = BENCHMARKS / "suite.toml",
 ) -> None:
-    """Write one page about every layer: family, reason, times, TFLOP/s, GB/s, share of the limit, error, ratio; plots.
+    """Write one page about every layer: family, reason, times, TFLOP/s, GB/s, roofline fraction, error, ratio; plots.
 
     Exit code 0: every check passed. 1: a check failed. 2: something cannot be used, or there was nothing to check.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _FIRST = tuple(
     [head for head, _ in COLUMNS].index(name)
-    for name in ("layer", "direction", "ratio", "haloconv ms", "PyTorch ms", "of the limit")
+    for name in ("layer", "direction", "ratio", "haloconv ms", "PyTorch ms", "of the roofline")
 )
 _ORDER = ("fprop", "dgrad", "wgrad", "bgrad", "forward", "step")
 

@@ -157,7 +157,7 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, precision: str, name: str)
     alt = (
         f"Roofline in {precision}: {len(placed)} measurements below {rate * 1e-12:.0f} TFLOP/s and "
         f"{ceilings.bytes_per_s * 1e-12:.2f} TB/s; {best.case} {best.direction} reaches "
-        f"{best.share or 0:.0%} of its limit."
+        f"{best.share or 0:.0%} of its roofline."
     )
     svg = _drawn(lambda figure: _draw_roofline(figure, placed, rate, ceilings.bytes_per_s), name)
     return Plot(f"Roofline, {precision}", alt, svg)

@@ -88,7 +88,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The share of the limit that is reached, 1 being the limit."""
+        """The roofline fraction, 1 being the limit; ``share`` is its key in rows."""
         return self.limit_ms / self.haloconv_ms if self.limit_ms is not None and self.haloconv_ms else None
 
     @property

@@ -15,7 +15,7 @@ from haloconv.report.rows import Row
 from haloconv.report.table import NAME_WIDTH, UNKNOWN, error_text, ms_text, ratio_style, ratio_text
 
 THRESHOLDS = (1, 2)
-"""The speed-ups p of fast_p: the share of the files that are correct and more than p times as fast as PyTorch."""
+"""The speed-ups p of fast_p: the part of the files that is correct and more than p times as fast as PyTorch."""
 
 PASSED, FAILED, SKIPPED, UNUSABLE = "passed", "FAILED", "skipped", "unusable"
 

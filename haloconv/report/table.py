@@ -31,7 +31,7 @@ COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("ratio", "right"),
     ("TFLOP/s", "right"),
     ("GB/s", "right"),
-    ("of the limit", "right"),
+    ("of the roofline", "right"),
     ("peak memory", "right"),
     ("check", "left"),
 )

@@ -98,7 +98,7 @@ def summarise(times_ms: list[float]) -> Timing:
         raise ValueError("no times to summarise")
     median = statistics.median(times_ms)
     ordered = sorted(times_ms)
-    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.2, 0.8))
+    low, high = (ordered[round(part * (len(ordered) - 1))] for part in (0.2, 0.8))
     return Timing(ms=median, spread=(high - low) / median if median else 0.0, runs=len(ordered))
 
 

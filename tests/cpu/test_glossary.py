@@ -39,6 +39,7 @@ PRIVATE_WORDS_IN_CODE = {
     r"parts of (?:the )?channels": "split-K",
     r"repair(?:s|ed|ing)?": "nonfinite fix-up",
     r"(?:\w*_)?rival\w*": "baseline",
+    r"shares? of the limit|of the limit": "roofline fraction",
     r"(?:joined|raw) (?:rows|planes)": "rows or planes end to end",
 }
 """The same for the package's own files: a word comes here when the last place that used it is renamed."""

@@ -192,7 +192,7 @@ def test_labels_leave_out_the_model_that_all_layers_share() -> None:
 def test_roofline_shows_rows_with_flops_and_bytes() -> None:
     ceilings = ceilings_of("NVIDIA H200")
     plot = plots.roofline([PLACED, WIN, replace(PLACED, precision="bf16")], ceilings, "fp32", "x")
-    assert plot is not None and "1 measurements below" in plot.alt and "A fprop reaches 73% of its limit" in plot.alt
+    assert plot is not None and "1 measurements below" in plot.alt and "A fprop reaches 73% of its roofline" in plot.alt
     assert plots.roofline([WIN], ceilings, "fp32", "x") is None
     assert plots.roofline([PLACED], ceilings, "fp64", "x") is None
 
