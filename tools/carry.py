@@ -129,18 +129,20 @@ def carried(stamp: dict, digest: str, revision: str) -> dict:
 
 
 def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], same: set[str]) -> int:
-    """Give shipped records of unchanged kernels their present names and hashes; how many.
+    """Give shipped records of kernels of the same code their present names and hashes; how many.
 
-    choose/carried.json, which says so of records of the format before, follows.
+    choose/carried.json, which says so of records of the format before, follows. At a revision before kernels had hashes
+    of their own, the hash is that of the family.
     """
-    hashes = {old: now.device[new] for new, old in names.items() if new in same}
+    hashes = {old: now.device[new] for old, new in names.items() if new in same}
+    before = {old: then.device.get(old, then.device.get(old.split("/")[0])) for old in hashes}
     present = {old: new for old, new in names.items() if new in same}
     count = 0
     for path in sorted(SHIPPED.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         for record in content["records"]:
             own = record["own"]
-            if own in hashes and record["source"] == then.device.get(own) != hashes[own]:
+            if own in hashes and record["source"] == before[own] != hashes[own]:
                 record["source"], count = hashes[own], count + 1
             record["own"], record["kernel"] = (present.get(record[name], record[name]) for name in ("own", "kernel"))
         lines = ",\n".join(json.dumps(record, allow_nan=False) for record in content["records"])
@@ -148,7 +150,7 @@ def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], sa
     carried = json.loads(CARRIED.read_text(encoding="utf-8"))
     for kernels in carried.values():
         for own in kernels.keys() & hashes.keys():
-            if kernels[own] == then.device.get(own):
+            if kernels[own] in then.device.values():
                 kernels[own] = hashes[own]
     CARRIED.write_text(json.dumps(carried, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return count
@@ -170,12 +172,13 @@ def main() -> int:
         verified = stamps.read_stamps(options.stamps or place / "benchmarks" / "verified")
         names = names_now(then, now)
         outcome = {kernel: changes(kernel, then, now, names) for kernel in stamps.kernels()}
+        olds = {new: old for old, new in names.items()}
+        same = {kernel for kernel in outcome if kernel in olds and same_code(kernel, olds[kernel], then, now)}
     texts, launches = sum(map(len, now.sources.values())), sum(map(len, now.tapes.values()))
     print(f"{texts} CI sources, {len(now.tapes)} runs, {launches} launches against {revision}")
-    before = {new: old for old, new in names.items()}
     moved, refused = {}, 0
     for kernel, found in outcome.items():
-        old = before.get(kernel, kernel)
+        old = olds.get(kernel, kernel)
         stamp = verified.get(old)
         if stamp is None or stamp["hash"] != then.hashes.get(old):
             said = "was not verified there"
@@ -188,7 +191,7 @@ def main() -> int:
         print(f"{kernel}: {said}")
     if options.write:
         stamps.write_stamps(moved)
-        count = carry_records(then, now, names, {kernel for kernel, found in outcome.items() if not found})
+        count = carry_records(then, now, names, same)
         print(f"{len(moved)} stamps and {count} shipped records carried over")
     return int(refused > 0)
 

@@ -3,8 +3,8 @@
 Records of the format before name a hash of all kernels of a family. It is read off the files of REVISION, the last one
 of that format whose records held. Each kernel whose CI sources are the same now as they were there (or, with --compile,
 their code) is entered, with its hash of today, in choose/carried.json under that hash, and under those of earlier
-revisions (--earlier) whose records say the same; so users' own records hold, too. Then the shipped files are written
-anew.
+revisions (--earlier) whose records say the same; so users' own records hold, too. Others keep the hash that they had,
+until tools.carry proves them the same. Then the shipped files are written anew.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from tools.carry import CARRIED, Fingerprint, checkout, fingerprint_of, same_cod
 from tools.stamps import ROOT
 
 
+def kernels_of_all() -> list[str]:
+    """Every kernel of every family."""
+    return [name for family in OWN for name in kernels_of(family)]
+
+
 def same_kernels(then: Fingerprint, now: Fingerprint, compiling: bool) -> list[str]:
     """The kernels whose CI sources are what they were, or, if that may be tried, compile to the same code."""
-    names = [name for family in OWN for name in kernels_of(family) if then.digests(name)]
+    names = [name for name in kernels_of_all() if then.digests(name)]
     same = [name for name in names if then.digests(name) == now.digests(name)]
     others = [name for name in names if name not in same and compiling]
     return same + [name for name in others if same_code(name, name, then, now)]
@@ -63,14 +68,15 @@ def main() -> None:
     with checkout(options.revision) as place:
         then = fingerprint_of(place)
         same = same_kernels(then, now, options.compile)
+    known = sorted(then.kernels & set(kernels_of_all()))
     carried: dict[str, dict[str, str]] = {}
     for path in sorted(SHIPPED.glob("*.json")):
         older = earlier_hashes(options.revision, options.earlier, path)
         for family, digest in then.device.items():
-            kernels = [name for name in same if name.split("/")[0] == family]
-            kernels += [name for name in same if name.startswith("grouped") and family.startswith("halo_sm80")]
+            kernels = [name for name in known if name.split("/")[0] == family]
+            kernels += [name for name in known if name.startswith("grouped") and family.startswith("halo_sm80")]
             for each in older.get(digest, {digest}):
-                carried[each] = {name: device_hash(name) for name in kernels}
+                carried[each] = {name: device_hash(name) if name in same else digest for name in kernels}
     print(f"{len(same)} kernels are the same: {', '.join(same)}")
     if options.write:
         CARRIED.write_text(json.dumps(carried, indent=1, sort_keys=True) + "\n", encoding="utf-8")
