@@ -173,12 +173,15 @@ def _has_a_wide_filter_gradient(problem: Problem) -> bool:
     """Weight gradients whose lines TMA brings to ``halo_sm90``, on images that it was measured ahead on.
 
     By probes of an NVIDIA H200 (2026-11-23): 3x3, 5x9 and 1x15 layers, ahead in ``nchw`` from rows of 28 pixels on in
-    TF32 and of 56 in 16 bits; in 16-bit ``nhwc`` on rows of 512, rows of 15 taps, and dilated.
+    TF32 and of 56 in 16 bits; in 16-bit ``nhwc`` on rows of 512, rows of 15 taps, and dilated. Groups in TF32 ``nchw``
+    of 24 channels (NVIDIA H100); of fewer ``halo_sm80_wgrad`` was.
     """
-    if problem.direction != "wgrad" or max(problem.stride) > 1 or problem.groups > 1:
+    if problem.direction != "wgrad" or max(problem.stride) > 1:
         return False
-    taps = problem.r * problem.s
-    if min(problem.c, problem.k) < _MANY_CHANNELS or taps < _MANY_TAPS or problem.q < _NARROW_ROW:
+    taps, channels = problem.r * problem.s, min(problem.c_per_group, problem.k_per_group)
+    if problem.groups > 1 and (problem.dtype != torch.float32 or problem.layout == "nhwc" or channels <= _FEW_CHANNELS):
+        return False
+    if (problem.groups == 1 and channels < _MANY_CHANNELS) or taps < _MANY_TAPS or problem.q < _NARROW_ROW:
         return False
     if problem.n * problem.p * problem.q < _SOME_PIXELS:
         return False

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from haloconv.families.halo_sm90 import wgrad
 from haloconv.jit import KernelSource
 from haloconv.jit import compile as compiler
 from haloconv.problem import Problem, dense_request
@@ -65,6 +66,19 @@ def _log(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_wgmma_is_not_serialized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = _log(_representative(*REPRESENTATIVE[name]), monkeypatch)
     assert "Compiling entry function 'halo_sm90'" in log and SERIALIZED not in log
+
+
+@pytest.mark.parametrize("loads", [0, 1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_wgmma_of_weight_gradients_is_not_serialized(
+    dtype: torch.dtype, loads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precision, width = "tf32" if dtype == torch.float32 else "ieee", {0: 64, 1: 63, 4: 60}[loads]
+    problem = Problem("wgrad", 8, 64, 64, width, 64, 3, 3, padding=(1, 1, 1, 1), dtype=dtype, precision=precision)
+    source = next(wgrad.sources(dense_request(problem, torch.device("cpu"))))
+    assert dict(source.constants)["X_LOADS"] == (0 if dtype == torch.float32 and loads == 4 else loads)
+    log = _log(source, monkeypatch)
+    assert "Compiling entry function 'halo_sm90_wgrad'" in log and SERIALIZED not in log
 
 
 def test_serialized_wgmma_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

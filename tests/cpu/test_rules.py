@@ -72,3 +72,15 @@ def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_bring
         monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
         monkeypatch.setattr(family_facts, "device_facts", lambda index, facts=facts: facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family
+
+
+@pytest.mark.parametrize(("groups", "layout", "family"), [(7, "nchw", "halo_sm90"), (7, "nhwc", "aten")])
+def test_weight_gradients_of_groups_of_24_have_a_kernel_on_hopper_in_nchw(
+    groups: int, layout: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = 24 * groups
+    extents = (64, channels, 28, 28, channels, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), groups)
+    problem = Problem("wgrad", *extents, dtype=torch.float32, layout=layout, precision="tf32")
+    monkeypatch.setattr(rules, "device_facts", lambda index: H200)
+    monkeypatch.setattr(family_facts, "device_facts", lambda index: H200)
+    assert by_rule(problem, torch.device("cuda", 0))[0] == family
