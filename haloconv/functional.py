@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -82,7 +83,7 @@ def make_spec(
     padding: object,
     dilation: object,
     groups: int,
-    filter_extent: Pair | None,
+    filter_extent: Sequence[int] | None,
     precision: Precision | None,
     family: str,
     strict: bool,

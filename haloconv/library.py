@@ -75,12 +75,12 @@ def _(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
 
 @torch.library.register_fake("haloconv::dgrad", lib=_library)
 def _(dy: Tensor, w: Tensor, x_shape: list[int], layout: Layout, *values: Any) -> Tensor:
-    return dy.new_empty_strided(x_shape, strides_of(x_shape, layout))
+    return dy.new_empty_strided(x_shape, strides_of(tuple(x_shape), layout))
 
 
 @torch.library.register_fake("haloconv::wgrad", lib=_library)
 def _(dy: Tensor, x: Tensor, w_shape: list[int], layout: Layout, *values: Any) -> Tensor:
-    return dy.new_empty_strided(w_shape, strides_of(w_shape, layout))
+    return dy.new_empty_strided(w_shape, strides_of(tuple(w_shape), layout))
 
 
 @torch.library.register_fake("haloconv::bgrad", lib=_library)

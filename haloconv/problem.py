@@ -6,6 +6,7 @@ Every rule about output extents, padding forms and argument checking lives in th
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -192,8 +193,8 @@ def dense_request(problem: Problem, device: torch.device) -> Request:
     """The problem on dense, aligned tensors, all of the problem's layout."""
     shapes = {"fprop": (problem.x_shape, problem.w_shape), "dgrad": (problem.y_shape, problem.w_shape)}
     first, second = shapes.get(problem.direction, (problem.y_shape, problem.x_shape))
-    forms = (TensorForm(strides_of(shape, problem.layout), True) for shape in (first, second))
-    return Request(problem, *forms, problem.layout, device)
+    one, other = (TensorForm(strides_of(shape, problem.layout), True) for shape in (first, second))
+    return Request(problem, one, other, problem.layout, device)
 
 
 def output_extent(extent: int, padding: int, taps: int, stride: int, dilation: int) -> int:
@@ -210,7 +211,7 @@ def as_int(value: object, name: str) -> int:
         return value  # type: ignore[return-value]
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"conv2d(): argument '{name}' must be an int or a tuple of ints, not {value!r}")
-    return operator.index(value)  # type: ignore[arg-type]
+    return operator.index(value)
 
 
 def as_pair(value: object, name: str) -> Pair:
@@ -227,7 +228,7 @@ def as_pair(value: object, name: str) -> Pair:
     return items * 2 if len(items) == 1 else items  # type: ignore[return-value]
 
 
-def as_four_sides(padding: object, *, filter_extent: Pair | None, stride: Pair, dilation: Pair) -> FourSides:
+def as_four_sides(padding: object, *, filter_extent: Sequence[int] | None, stride: Pair, dilation: Pair) -> FourSides:
     """Any accepted form of padding as ``(top, bottom, left, right)`` in pixels.
 
     Accepted: an int, a pair ``(vertical, horizontal)``, four sides, ``"valid"``, ``"same"`` (the extra pixel goes to
@@ -244,6 +245,7 @@ def as_four_sides(padding: object, *, filter_extent: Pair | None, stride: Pair, 
             )
         if stride != (1, 1):
             raise RuntimeError("padding='same' is not supported for strided convolutions")
+        assert filter_extent is not None
         rows, cols = (d * (taps - 1) for d, taps in zip(dilation, filter_extent, strict=True))
         return (rows // 2, rows - rows // 2, cols // 2, cols - cols // 2)
     if isinstance(padding, (tuple, list)) and len(padding) == 4:

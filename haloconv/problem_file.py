@@ -84,7 +84,8 @@ def load_problem_file(path: str | Path) -> ProblemFile:
             f"{path}: {' and '.join(missing)} missing; a problem file defines the class Model and the functions "
             "get_inputs() and get_init_inputs()"
         )
-    return ProblemFile(path, *found.values())
+    model, inputs, init_inputs = (getattr(module, name) for name in NAMES)
+    return ProblemFile(path, model, inputs, init_inputs)
 
 
 def _imported(path: Path) -> ModuleType:

@@ -142,7 +142,9 @@ def _fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvS
     return torch.ops.aten.convolution(image, w, b, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups)
 
 
-def _backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], spec: ConvSpec, mask: list[bool]):
+def _backward(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], spec: ConvSpec, mask: list[bool]
+) -> tuple[torch.Tensor, ...]:
     return torch.ops.aten.convolution_backward(
         dy, x, w, None, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups, mask
     )
@@ -308,9 +310,11 @@ def _parts(
     rows = max(1, _ELEMENTS_AT_ONCE * result.shape[0] // result.numel())
     for first in range(0, result.shape[0], rows):
         some = slice(first, first + rows)
-        whole = border is None or border.shape[0] == 1 or border.dim() < result.dim()
+        part = border
+        if border is not None and border.shape[0] > 1 and border.dim() == result.dim():
+            part = border[some]
         start = first * (result.numel() // result.shape[0])
-        yield start, result[some], oracle.value[some], oracle.scale[some], border if whole else border[some]
+        yield start, result[some], oracle.value[some], oracle.scale[some], part
 
 
 def _measured(

@@ -72,8 +72,9 @@ def host_files(kernel: str) -> tuple[Path, ...]:
 
 def _name_of(argument: ast.expr, tree: ast.Module) -> str:
     """A kernel's name, given as it is or as a constant of the module."""
-    for node in tree.body if isinstance(argument, ast.Name) else ():
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == argument.id:
+    name = argument.id if isinstance(argument, ast.Name) else None
+    for node in tree.body if name is not None else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             argument = node.value
             break
     if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
@@ -110,6 +111,8 @@ def _left_out(tree: ast.Module) -> Iterator[tuple[int, int]]:
             for each in node.body:  # a string that stands alone documents what is beside it
                 if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
                     yield each.lineno, each.end_lineno or each.lineno
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
         if any(name.split(".")[0] == "haloconv" for name in _imported(node)):
             yield node.lineno, node.end_lineno or node.lineno
 
