@@ -12,13 +12,7 @@ from pathlib import Path
 
 import torch
 
-from haloconv.device import (  # noqa: F401  (until every file asks haloconv.device)
-    DeviceFacts,
-    device_facts,
-    driver_cuda_name,
-    driver_version,
-    max_smem_bytes_of,
-)
+from haloconv.device import driver_cuda_name, driver_version
 from haloconv.version import __version__
 
 CACHE_DIR = "HALOCONV_CACHE_DIR"
