@@ -188,9 +188,8 @@ def bind(request: Request, config: Config) -> BoundCall:
     lanes = _PART_LANES if parts >= _PART_LANES else 1
     sum_shape = LaunchShape(part_sums * lanes // _SUM_THREADS, _SUM_THREADS)
     fields = _sum_fields(request, tile, part_sums, parts)
-    return _call(
-        launch, Launch(sum_source(problem, tile, lanes), request.device, sum_shape, fields), request, parts * part_sums
-    )
+    sum_parts = Launch(sum_source(problem, tile, lanes), request.device, sum_shape, fields, pdl=True)
+    return _call(launch, sum_parts, request, parts * part_sums)
 
 
 def _call(launch: Launch, sum_parts: Launch, request: Request, partials: int) -> BoundCall:

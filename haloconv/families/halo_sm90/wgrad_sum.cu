@@ -4,6 +4,7 @@
 // thread j adds parts j, j + PART_LANES, ..., and the first of them adds the sums of the others in order. Neighbouring
 // threads read neighbouring sums, with AT_ONCE loads on their way. Shared memory: a sum for each thread.
 #include "families/halo_sm90/wgrad_order.cuh"
+#include "kernels/ptx/fence.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
 //   ROWS CHANNELS FILTERS COLUMN_GROUPS SPLIT_S SPLIT_C SPLIT_K  of wgrad.cu
@@ -53,10 +54,12 @@ __device__ __forceinline__ void write(const SumParams& p, i64 index, float total
 
 extern "C" __global__ void __launch_bounds__(hc::wgrad::SUM_THREADS)
     halo_sm90_wgrad_sum(const __grid_constant__ hc::wgrad::SumParams p) {
+    using namespace hc;
     using namespace hc::wgrad;
     __shared__ float totals[PART_LANES][BLOCK_SUMS];
     const int own = threadIdx.x % BLOCK_SUMS, lane = threadIdx.x / BLOCK_SUMS;
-    const hc::i64 index = (hc::i64)blockIdx.x * BLOCK_SUMS + own;
+    const i64 index = (i64)blockIdx.x * BLOCK_SUMS + own;
+    ptx::griddepcontrol_wait();  // the launch may begin before the sums are there (PDL)
     totals[lane][own] = sum_parts(p, index, lane);
     __syncthreads();
     if (lane > 0) return;
