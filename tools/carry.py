@@ -151,7 +151,8 @@ def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], sa
     for kernels in carried.values():
         for own in kernels.keys() & hashes.keys():
             if kernels[own] in then.device.values():
-                kernels[own] = hashes[own]
+                del kernels[own]
+                kernels[present[own]] = hashes[own]
     CARRIED.write_text(json.dumps(carried, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return count
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,23 @@ def test_a_carried_stamp_remembers_the_run_that_made_it() -> None:
     }  # fmt: skip
     again = carry.carried(first, "newer", "ghi")
     assert again["hash"] == "newer" and again["carried_from"] == {"hash": "old", "commit": "abc", "through": "ghi"}
+
+
+def test_records_follow_the_code_of_their_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also from a revision whose hashes were those of families; records of other code, or stale ones, stay."""
+    monkeypatch.setattr(carry, "SHIPPED", tmp_path)
+    monkeypatch.setattr(carry, "CARRIED", tmp_path / "carried" / "carried.json")
+    (tmp_path / "carried").mkdir()
+    records = [
+        {"own": own, "kernel": own, "source": source}
+        for own, source in ((A, "family then"), (A, "earlier"), (B, "b then"), (None, ""))
+    ]
+    (tmp_path / "gpu.json").write_text(json.dumps({"format": 3, "records": records}))
+    carry.CARRIED.write_text(json.dumps({"earlier": {A: "family then", B: "b then"}}))
+    then = replace(THEN, device={"one": "family then", B: "b then"})
+    now = replace(THEN, device={"one/new": "a now", B: "b now"})
+    assert carry.carry_records(then, now, {A: "one/new", B: B}, {"one/new"}) == 1
+    found = json.loads((tmp_path / "gpu.json").read_text())["records"]
+    assert [each["source"] for each in found] == ["a now", "earlier", "b then", ""]
+    assert [each["own"] for each in found] == ["one/new", "one/new", B, None]
+    assert json.loads(carry.CARRIED.read_text()) == {"earlier": {"one/new": "a now", B: "b then"}}
