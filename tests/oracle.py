@@ -117,7 +117,8 @@ def check(
     """Assert that a result is right within the limits of its dtype; returns the measured error.
 
     ``norm_counts`` False leaves the relative norm out: inputs made to cancel have no small relative error in any fp32
-    sum, only a small one relative to the sum of absolute values.
+    sum, only a small one relative to the sum of absolute values. A result of ``aten`` may err
+    as PyTorch's convolution does, which on CPUs rounds sums to 16 bits in between.
     """
     want = expected(result, t, spec) if want is None else want
     assert got.shape == want.value.shape, f"{result}: shape {tuple(got.shape)}, expected {tuple(want.value.shape)}"
@@ -130,6 +131,9 @@ def check(
     if not error.passed and got.dtype == torch.float32:
         theirs = reference.measure_error(baseline(result, t, spec), want, limits, border)
         limits = limits_of(result, t, spec, theirs)._replace(**norm)
+        error = reference.measure_error(got, want, limits, border)
+    if not error.passed and spec.family == "aten":
+        limits = reference.raised(limits, reference.measure_error(baseline(result, t, spec), want, limits, border))
         error = reference.measure_error(got, want, limits, border)
     name = f"{result} {DTYPE_NAMES.get(got.dtype, got.dtype)}"
     assert error.passed, f"{name}: {error.first_bad}; {error}, limits {limits}, {problem}"

@@ -77,4 +77,5 @@ def check_call(sample: Sample, y: torch.Tensor) -> dict[str, float]:
     b = None if sample.b is None else sample.b.detach()
     t, spec = Tensors(x4, sample.w.detach(), b, dy4), spec_of(sample)
     found = {"fprop": y4, "dgrad": dx4, "wgrad": dw} | ({"bgrad": db[0]} if db else {})
+    spec = spec if y.is_cuda else spec._replace(family="aten")  # which is all that runs here
     return {name: oracle.check(name, got, t, spec).norm for name, got in found.items()}

@@ -191,8 +191,8 @@ def _layer(rng: random.Random, family: str) -> Draw:
     bias = result == "fprop" and rng.random() < 0.5
     layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, relu)
     storage, layout = rng.choice(PLAIN)
-    machine = {"arch": rng.choice(ARCHS), "sm_count": rng.choice((1, 3, 4, 4, 7))}
-    return replace(layer, first=storage, second=storage, layout=layout, **machine)
+    gpu = {"arch": rng.choice(ARCHS), "sm_count": rng.choice((1, 3, 4, 4, 7))}
+    return replace(layer, first=storage, second=storage, layout=layout, **gpu)
 
 
 def _size(rng: random.Random, layer: Draw, most_work: int) -> Draw:
