@@ -17,7 +17,7 @@ from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
-from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request
 
 KERNEL = "halo_sm90/wgrad"
@@ -206,7 +206,7 @@ def _call(launch: Launch, sum_parts: Launch, request: Request, partials: int) ->
     return wgrad
 
 
-def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dict[str, object]:
+def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dict[str, Value]:
     problem = request.problem
     return {
         **named("w", "kcrs", request.result_strides),
@@ -215,7 +215,7 @@ def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dic
     }
 
 
-def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, object]:
+def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
     problem = request.problem
     strips = cut.column_strips * _classes(problem)
     share, longer = divmod(problem.n * strips * cut.bands, cut.parts)

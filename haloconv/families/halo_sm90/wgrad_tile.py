@@ -150,7 +150,7 @@ class Operand:
 
     inner: bool
     loads: int
-    steps: tuple[int, int, int, int]
+    steps: tuple[int, ...]
 
     def words(self, depth: int) -> int:
         """Reads of a fragment of x by a lane; pairs of pixels may begin in the middle of a word."""
