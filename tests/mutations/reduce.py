@@ -53,7 +53,7 @@ PARTIALS = (
                  ("at < p.parts ?", "at < p.parts - 1 ?"), on="four_sides"),
     _of_partials("the next part", "parts are one element apart", ("from[at * p.part_stride]", "from[at]")),
     _of_partials("the parts of one thread", "what the other threads of an element have added is left out",
-                 ("other < PART_LANES - 1; ++other", "other < 1; ++other")),
+                 ("other < THREADS;", "other < 2 * p.block_elems;")),
     _of_partials("a thread begins with the next part", "the first part does not count",
                  ("p, i, part) : acc_t(0)", "p, i, part + 1) : acc_t(0)")),
     _of_partials("threads are not waited for", "sums are added before others have written them",

@@ -3,8 +3,8 @@
 // Elements are numbered as they lie in a part. Axes turn a number into a place of the output, of whatever strides: the
 // last axis runs fastest. Parts follow each other, or the parts of a run of elements do, before those of the next run.
 //
-// PART_LANES threads of a block share an element: thread j adds parts j, j + PART_LANES, ..., and the first adds what
-// the others have, in order. With one thread parts are added one after the other. Neighbouring threads read
+// part_lanes threads of a block share an element: thread j adds parts j, j + part_lanes, ..., and the first adds what
+// the others have, in order. They are counted at run time, so that a new image size compiles nothing. With one thread parts are added one after the other. Neighbouring threads read
 // neighbouring elements, with AT_ONCE loads on their way, where there are fewer parts all of them. Shared memory: a sum
 // for each thread but the first ones.
 #include "kernels/divisor.cuh"
@@ -12,18 +12,16 @@
 #include "kernels/relu.cuh"
 
 // Constants: ELEM is float, double, hc::fp16 or hc::bf16; the others are integers.
-//   THREADS     threads of a block
-//   PART_LANES  threads that share the parts of an element
-//   AXES        axes of the elements, at most MOST_AXES
-//   WIDE        1: there may be 2^31 elements or more
-//   HAS_BIAS    adds bias[count]
-//   HAS_RELU    max(0, sum) instead of the sum
+//   THREADS   threads of a block
+//   AXES      axes of the elements, at most MOST_AXES
+//   WIDE      1: there may be 2^31 elements or more
+//   HAS_BIAS  adds bias[count]
+//   HAS_RELU  max(0, sum) instead of the sum
 using hc::i64;
 using elem_t = ELEM;
 using acc_t = hc::AccOf<elem_t>::type;
 
-constexpr int ELEMS = THREADS / PART_LANES, MOST_AXES = 7, AT_ONCE = 8;
-static_assert(THREADS % PART_LANES == 0 && ELEMS % 32 == 0, "the threads of a warp have the same parts");
+constexpr int MOST_AXES = 7, AT_ONCE = 8;
 static_assert(1 <= AXES && AXES <= MOST_AXES, "the launch has room for so many axes");
 
 template <int IS_WIDE>
@@ -51,7 +49,9 @@ struct Params {
     i64 run_gap;      // between an element and the next one, where a run ends, in elements
     hc::Divisor run;  // elements of a run
     int parts;
-    int limit;  // elements whose count reaches it are padding, and not written
+    int part_lanes;   // threads of an element
+    int block_elems;  // of a block: THREADS / part_lanes
+    int limit;        // elements whose count reaches it are padding, and not written
     Axis axes[7];
 };
 
@@ -77,15 +77,15 @@ __device__ __forceinline__ Place place_of(const Params& p, index_t i) {
     return place;
 }
 
-// The sum of every PART_LANES-th part from `part` on.
+// The sum of every part_lanes-th part from `part` on.
 __device__ __forceinline__ acc_t sum_parts(const Params& p, index_t i, int part) {
     const acc_t* const from = p.partials + i64(i) + i64(quotient(i, p.run)) * p.run_gap;
     acc_t sum = 0;
-    for (; part < p.parts; part += AT_ONCE * PART_LANES) {
+    for (; part < p.parts; part += AT_ONCE * p.part_lanes) {
         acc_t terms[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j) {
-            const int at = part + j * PART_LANES;
+            const int at = part + j * p.part_lanes;
             terms[j] = at < p.parts ? from[at * p.part_stride] : acc_t(0);
         }
 #pragma unroll
@@ -102,17 +102,16 @@ __device__ __forceinline__ void write(const Params& p, index_t i, acc_t sum) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_partials(const __grid_constant__ Params p) {
-    __shared__ acc_t sums[PART_LANES > 1 ? PART_LANES - 1 : 1][ELEMS];
-    const int lane = threadIdx.x % ELEMS, part = threadIdx.x / ELEMS;
-    const index_t i = index_t(blockIdx.x) * ELEMS + lane;
+    __shared__ acc_t sums[THREADS];
+    const int lane = threadIdx.x % p.block_elems, part = threadIdx.x / p.block_elems;
+    const index_t i = index_t(blockIdx.x) * p.block_elems + lane;
     const bool inside = i64(i) < p.elems;
     acc_t sum = inside ? sum_parts(p, i, part) : acc_t(0);
-    if (PART_LANES > 1) {
-        if (part > 0) sums[part - 1][lane] = sum;
+    if (p.part_lanes > 1) {
+        sums[threadIdx.x] = sum;
         __syncthreads();
         if (part > 0) return;
-#pragma unroll
-        for (int other = 0; other < PART_LANES - 1; ++other) sum += sums[other][lane];
+        for (int other = lane + p.block_elems; other < THREADS; other += p.block_elems) sum += sums[other];
     }
     if (inside) write(p, i, sum);
 }

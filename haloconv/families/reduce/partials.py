@@ -16,7 +16,7 @@ from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
 
 KERNEL = "reduce/partials"
-_THREADS = 256  # of a block, or a warp for each lane
+_THREADS = 256  # of a block
 _AXES, _MOST_AXES = 4, 7  # of most kernels; of the struct
 _AT_ONCE = 8  # loads of a thread that are under way at once
 _NO_LIMIT = _WIDE = 1 << 31
@@ -69,22 +69,17 @@ def of_filter(request: Request, parts: int) -> Partials:
     return Partials(request.problem.dtype, tuple(axes), parts)
 
 
-def source(partials: Partials, part_lanes: int = 1) -> KernelSource:
+def source(partials: Partials) -> KernelSource:
     """The specialised source. Extents and strides are run-time values."""
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[partials.dtype],
-        "THREADS": _threads(part_lanes),
-        "PART_LANES": part_lanes,
+        "THREADS": _THREADS,
         "AXES": _AXES if len(partials.axes) <= _AXES else _MOST_AXES,
         "WIDE": int(partials.elems >= _WIDE),
         "HAS_BIAS": int(partials.bias),
         "HAS_RELU": int(partials.relu),
     }
     return kernel_source(KERNEL, "sum_partials", constants)
-
-
-def _threads(lanes: int) -> int:
-    return max(_THREADS, 32 * lanes)
 
 
 def part_lanes(partials: Partials) -> int:
@@ -115,11 +110,13 @@ def bind_sum(partials: Partials, device: torch.device) -> Launch:
         "run_gap": (partials.parts - 1) * run,
         "run": divisor(run or 1),
         "parts": partials.parts,
+        "part_lanes": lanes,
+        "block_elems": _THREADS // lanes,
         "limit": min(partials.limit, _NO_LIMIT - 1),
         "axes": [{"extent": divisor(each.extent), "count": each.counts, "stride": each.stride} for each in axes],
     }
-    shape = LaunchShape(ceil_div(elems, _threads(lanes) // lanes), _threads(lanes))
-    return Launch(source(partials, lanes), device, shape, fields)
+    shape = LaunchShape(ceil_div(elems, _THREADS // lanes), _THREADS)
+    return Launch(source(partials), device, shape, fields)
 
 
 def wgrad_call(
@@ -141,9 +138,9 @@ def wgrad_call(
 
 
 def sources() -> list[KernelSource]:
-    """Every dtype with one and several threads an element; with a bias and ReLU, and with many axes, where needed."""
+    """Every dtype; with a bias and ReLU, and with many axes, where needed."""
     few, many = (Axis(64, 1),) * _AXES, (Axis(2, 1),) * _MOST_AXES
     found = [Partials(dtype, few, 1) for dtype in ELEMENTS]
     found += [Partials(dtype, few, 1, bias=True, relu=True) for dtype in ELEMENTS if dtype != torch.float64]
     found += [Partials(dtype, many, 1) for dtype in ELEMENTS if dtype.itemsize == 2]
-    return [source(each, lanes) for each in found for lanes in (1, 8, 32)]
+    return [source(each) for each in found]
