@@ -4,9 +4,9 @@
 // last axis runs fastest. Parts follow each other, or the parts of a run of elements do, before those of the next run.
 //
 // part_lanes threads of a block share an element: thread j adds parts j, j + part_lanes, ..., and the first adds what
-// the others have, in order. They are counted at run time, so that a new image size compiles nothing. With one thread parts are added one after the other. Neighbouring threads read
-// neighbouring elements, with AT_ONCE loads on their way, where there are fewer parts all of them. Shared memory: a sum
-// for each thread but the first ones.
+// the others have, in order. They are counted at run time, so that a new image size compiles nothing. With one thread
+// parts are added one after the other. Neighbouring threads read neighbouring elements, with AT_ONCE loads on their
+// way, where there are fewer parts all of them. Shared memory: a sum for each thread.
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/relu.cuh"
