@@ -16,6 +16,7 @@ from haloconv.bench.traffic import Launched
 from haloconv.bench.trial import AS_LARGE, Budget, try_step
 from haloconv.choose.choice import Choice
 from haloconv.emulator import EmulatedDevice, EmulatorError, emulated_device
+from haloconv.families import FAMILIES
 from haloconv.families.base import Config
 from haloconv.problem import Problem
 from haloconv.reference import Error, Limits, measure_error, raised, rounded_to_tf32
@@ -69,9 +70,10 @@ class EmulatedLayer(Layer):
             return Layer(**_fields_of(self)).ran(step)
 
     def problem(self, step: Step) -> Problem:
-        """The problem as it is computed: ``direct`` forms fp32 products in full precision where TF32 is allowed too."""
+        """The problem as it is computed: some families form fp32 products in full precision where TF32 is allowed."""
         problem = super().problem(step)
-        return replace(problem, precision="ieee") if self.choice(step).family == "direct" else problem
+        in_tf32 = FAMILIES[self.choice(step).family].tensor_cores
+        return problem if in_tf32 else replace(problem, precision="ieee")
 
     def limits(self, step: Step, baseline: Error | None) -> Limits:
         """What passes. In TF32 no PyTorch stands beside, and rounding of the operands alone may err by more than 5e-4.

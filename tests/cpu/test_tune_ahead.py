@@ -288,7 +288,7 @@ def test_the_verb_tunes_a_problem_file(verb: None, tmp_path: Path) -> None:
 def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
     suite = tmp_path / "suite.toml"
     suite.write_text('[[case]]\nname = "small"\ninput = [2, 4, 12, 12]\nfilters = 8\nfilter = [3, 3]\ntags = ["t"]\n')
-    result = run("--suite", str(suite), "--tag", "t", "--precision", "fp16", "--direction", "fprop,dgrad", "--ship")
+    result = run("--suite", str(suite), "--tag", "t", "--precision", "bf16", "--direction", "fprop,dgrad", "--ship")
     assert result.exit_code == 0, result.output
     shipped = read_records(records.shipped_path(FACTS.name))
     assert [each.layer.split(" ")[0] for each in shipped] == ["dgrad", "fprop"] and {
@@ -296,7 +296,7 @@ def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
     } == {"special"}
     forget()
     records_path(FACTS.name).unlink()
-    problem = replace(LAYER, c=4, h=12, w=12, k=8, padding=(0, 0, 0, 0))
+    problem = replace(LAYER, c=4, h=12, w=12, k=8, padding=(0, 0, 0, 0), dtype=torch.bfloat16)
     assert "as shipped" in choose(problem, CPU).reason and shelf_of(FACTS).exact(problem) is None
 
 
