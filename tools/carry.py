@@ -134,9 +134,10 @@ def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], sa
     choose/carried.json, which says so of records of the format before, follows. At a revision before kernels had hashes
     of their own, the hash is that of the family.
     """
-    hashes = {old: now.device[new] for old, new in names.items() if new in same}
+    own_code = same & now.device.keys()  # a kernel that no family chooses, such as a sum, has no records
+    hashes = {old: now.device[new] for old, new in names.items() if new in own_code}
     before = {old: then.device.get(old, then.device.get(old.split("/")[0])) for old in hashes}
-    present = {old: new for old, new in names.items() if new in same}
+    present = {old: new for old, new in names.items() if new in own_code}
     count = 0
     for path in sorted(SHIPPED.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
