@@ -50,22 +50,23 @@ def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "layout", "extent", "on_h200"),
+    ("dtype", "layout", "extent", "filters", "on_h200"),
     [
-        (torch.float32, "nchw", 56, "halo_sm90"),
-        (torch.float32, "nchw", 57, "aten"),
-        (torch.float32, "nchw", 14, "aten"),
-        (torch.float16, "nchw", 56, "halo_sm90"),
-        (torch.float16, "nchw", 32, "aten"),
-        (torch.float16, "nhwc", 512, "halo_sm90"),
-        (torch.float16, "nhwc", 56, "aten"),
-        (torch.float32, "nhwc", 512, "aten"),
+        (torch.float32, "nchw", 56, 64, "halo_sm90"),
+        (torch.float32, "nchw", 57, 64, "aten"),
+        (torch.float32, "nchw", 14, 64, "aten"),
+        (torch.float16, "nchw", 56, 64, "halo_sm90"),
+        (torch.float16, "nchw", 32, 64, "aten"),
+        (torch.float16, "nhwc", 512, 64, "halo_sm90"),
+        (torch.float16, "nhwc", 512, 128, "aten"),
+        (torch.float16, "nhwc", 56, 64, "aten"),
+        (torch.float32, "nhwc", 512, 64, "aten"),
     ],
 )
 def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_brings_long_rows(
-    dtype: torch.dtype, layout: str, extent: int, on_h200: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, layout: str, extent: int, filters: int, on_h200: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    extents = (64, 64, extent, extent, 64, 3, 3, (1, 1), (1, 1, 1, 1))
+    extents = (64, 64, extent, extent, filters, 3, 3, (1, 1), (1, 1, 1, 1))
     precision = "tf32" if dtype == torch.float32 else "ieee"
     problem = Problem("wgrad", *extents, dtype=dtype, layout=layout, precision=precision)
     for facts, family in ((H200, on_h200), (A100, "aten")):
