@@ -217,7 +217,7 @@ SUMS = (
     fault("ReLU before the bias", "a bias below zero makes outputs that are below zero",
           ("return IS_RELU ? relu(sum) : sum;", "return sum;"),
           ("if (ADDS_BIAS) sum += bias[half];", "sum = relu(sum) + bias[half];"), on="border_3x3", result="relu"),
-    fault("ReLU takes NaN for a number", "NaN becomes zero", ("value < 0.f ? 0.f : value", "value > 0.f ? value : 0.f"),
+    fault("ReLU takes NaN for a number", "NaN becomes zero", ("value < 0 ? 0 : value", "value > 0 ? value : 0"),
           on="plain_3x3", result="relu", finite=False),
     fault("the largest tiles are one buffer", "all buffers of a tile are filled with its first sums",
           ("if (i == px)", "if (i == 0)"), on="large_3x3", shape="two runs of 128", result="relu"),
