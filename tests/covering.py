@@ -19,13 +19,17 @@ def covering(items: Sequence[Item], features: Callable[[Item], set], kept: Colle
 
     Greedy: the item that adds the most features, the first of equals, until none is missing. The same each time.
     """
-    of = [features(item) for item in items]
+    adds = [set(features(item)) for item in items]  # what each would add to those that are taken
     taken = {place for place, item in enumerate(items) if item in kept}
-    missing = set().union(*of).difference(*(of[place] for place in taken))
-    while missing:
-        best = max(range(len(of)), key=lambda place: (len(of[place] & missing), -place))
+    covered = set().union(*(adds[place] for place in taken))
+    while True:
+        for each in adds:
+            each -= covered
+        best = max(range(len(adds)), key=lambda place: (len(adds[place]), -place), default=0)
+        if not adds or not adds[best]:
+            break
         taken.add(best)
-        missing -= of[best]
+        covered = set(adds[best])
     return [item for place, item in enumerate(items) if place in taken]
 
 
