@@ -1,6 +1,8 @@
-"""Run a scenario of tests/distributed.py in several processes, one per rank, and collect what they say.
+"""Run a scenario in several processes, one per rank, and collect what they say.
 
 python -m tests.ranks SCENARIO DEVICE FAMILY RANK WORLD_SIZE MEETING_FILE     # one rank; DEVICE: cpu, emulator or cuda
+
+A scenario is a function of tests/distributed.py, or of another module of tests: ``MODULE.FUNCTION``.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import sys
 import time
 from contextlib import nullcontext
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -17,7 +20,6 @@ import torch.distributed as dist
 
 from haloconv.emulator import emulated_device
 from haloconv.env import child_environment
-from tests import distributed
 from tests.usages import Place
 
 STRIDE_WARNING = "Grad strides do not match bucket view strides"
@@ -64,7 +66,8 @@ def main(scenario: str, device: str, family: str, rank: str, world_size: str, me
     place = Place("cpu" if device == "emulator" else device, family, strict=device != "cpu" and family != "auto")
     try:
         with emulated_device() if device == "emulator" else nullcontext():
-            getattr(distributed, scenario)(place)
+            module, _, function = scenario.rpartition(".")
+            getattr(import_module(f"tests.{module or 'distributed'}"), function)(place)
     finally:
         dist.destroy_process_group()
     print(DONE, flush=True)

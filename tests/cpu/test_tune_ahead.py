@@ -1,9 +1,8 @@
-"""haloconv.tune: which problems a model poses, what is measured, one choice for all ranks, and the command line."""
+"""haloconv.tune: which problems a model poses, what is measured, and the command line."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +31,6 @@ from haloconv.tune.problems import Posed, problems_of
 from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only
 
 CPU = torch.device("cpu")
-RANKS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -208,47 +206,6 @@ def test_real_kernels_are_verified_and_chosen(monkeypatch: pytest.MonkeyPatch) -
                 model(x), torch.nn.functional.conv2d(x, model[0].weight, model[0].bias, groups=4)
             )
         assert device.launches > launches and "depthwise_window (tuned:" in repr(model)
-
-
-# --- several processes
-
-
-def one_rank(rank: int, folder: Path, answers: multiprocessing.Queue) -> None:
-    """Each rank's clock favours another family, and each has a folder of records of its own."""
-    import os
-
-    os.environ[env.RECORDS_DIR] = str(folder / f"records{rank}")
-    forget()
-    measure.compare = Clock(favouring(("special", "direct", "aten")[rank]))
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    try:
-        model, x = (
-            torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 4, 1)),
-            torch.randn(2, 8, 12, 10),
-        )
-        if rank == 2:
-            model = model[:1]  # ranks may hold different parts of a model
-        report = haloconv.tune(model, x, progress=False)
-        families = [choose(each.problem, CPU).family for each in problems_of(model, x)]
-        answers.put((rank, families, len(report.rows), len(measure.compare.rounds)))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_rank_0_chooses_for_all(clock: Clock, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    workers = [context.Process(target=one_rank, args=(rank, tmp_path, answers)) for rank in range(RANKS)]
-    for worker in workers:
-        worker.start()
-    found = sorted(answers.get(timeout=150) for _ in workers)
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0] * RANKS
-    assert [(rank, set(families)) for rank, families, _, _ in found] == [(rank, {"special"}) for rank in range(RANKS)]
-    assert [rows for _, _, rows, _ in found] == [5, 5, 2]
-    assert found[0][3] > 0 and found[1][3] == found[2][3] == 0, "rank 0 alone measures"
-    assert (tmp_path / "records0").exists() and not (tmp_path / "records1").exists()
 
 
 # --- the command line
