@@ -15,14 +15,14 @@ from haloconv.choose import records
 from haloconv.choose.buckets import bucket_of, layer_key, size_of
 from haloconv.choose.records import Record
 from haloconv.choose.trust import forget_trust
-from haloconv.device import Device, DeviceFacts, set_stand_in
+from haloconv.device import Device, DeviceFacts, runs_kernels, set_stand_in
 from haloconv.env import software_stamp
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, Config, Family
 from haloconv.families.files import device_hash
 from haloconv.jit import KernelSource
 from haloconv.problem import DIRECTIONS, Problem, Request
-from haloconv.support import KERNEL_DTYPES
+from haloconv.support import KERNEL_DTYPES, why_not_elements
 from haloconv.tune.first_use import forget_failures
 from haloconv.tune.timing import Timing
 
@@ -103,6 +103,8 @@ class FakeFamily:
     depthwise, capability, newer = False, (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
+        if not runs_kernels(device):
+            return why_not_elements(problem.dtype, device)
         return None if self.takes(problem) else "this fake does not take it"
 
     def configs(self, request: Request) -> list[Config]:

@@ -15,13 +15,13 @@ from haloconv import env, plan
 from haloconv.choose.buckets import size_of
 from haloconv.choose.choice import choose
 from haloconv.choose.records import Record, shelf_of
-from haloconv.device import device_facts
+from haloconv.device import device_facts, stand_in
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
 from haloconv.roofline import limit_ms
-from haloconv.tune.first_use import in_a_group
 from haloconv.tune.measure import BUDGET_S, measure, prepared
 from haloconv.tune.problems import Inputs, Posed, problems_of
+from haloconv.tune.ranks import on_every_rank, own_rank
 
 _AT_ONCE = 8  # problems whose kernels are compiled side by side, and whose records are written together
 _NAMES_SHOWN = 2
@@ -73,7 +73,8 @@ def tune(
     PyTorch. The choices are kept in a file of the user and hold for later processes, too. What has a record already is
     not measured again. The model is not changed: ``haloconv.accelerate`` swaps its layers, before or after.
 
-    Under torch.distributed every rank must call this; rank 0 measures and its choices hold on all.
+    Under torch.distributed every rank must call this; rank 0 measures the problems of all, which need not be the same,
+    and its choices hold on all. If one rank fails, all raise the same RuntimeError.
 
     Args:
         model: any module, on the device where it will run.
@@ -90,16 +91,22 @@ def tune(
 
     Raises:
         ValueError: a direction is none. Whatever the model raises for its inputs.
+        RuntimeError: under torch.distributed, if any rank failed, ended, or did not call this within the time limit of
+            the process group.
     """
-    posed = problems_of(model, example_inputs, directions)
-    return tune_problems(f"haloconv tune: {type(model).__name__}", posed, Options(budget_s, limit_s, again, progress))
+    title, options = f"haloconv tune: {type(model).__name__}", Options(budget_s, limit_s, again, progress)
+    return _tuned(title, lambda: problems_of(model, example_inputs, directions), options)
 
 
 def tune_problems(title: str, posed: Sequence[Posed], options: Options = Options()) -> Report:
     """As ``tune``, for problems. Plans are forgotten, so that layers choose anew."""
+    return _tuned(title, lambda: posed, options)
+
+
+def _tuned(title: str, pose: Callable[[], Sequence[Posed]], options: Options) -> Report:
+    """The report for the problems that ``pose()`` gives, which may fail on one rank of several."""
     start = time.perf_counter()
-    takes = [each for each in posed if not choose(each.problem, each.device, "direct").refused]
-    tally = _on_rank_0(takes, options)
+    posed, takes, tally = _on_rank_0(pose, options)
     for device in {each.device for each in takes}:
         shelf_of(device_facts(device.index)).add(tally.in_force)
     plan.clear_plans()
@@ -114,28 +121,40 @@ def tune_problems(title: str, posed: Sequence[Posed], options: Options = Options
 # --- measuring
 
 
-def _on_rank_0(posed: Sequence[Posed], options: Options) -> Tally:
-    """The tally of this process, or, under torch.distributed, that of rank 0 for the problems of all."""
-    if not in_a_group():
-        return _tune(posed, options)
-    distributed = torch.distributed
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    asked: list[list[Problem]] = [[] for _ in range(world)]
-    distributed.all_gather_object(asked, [each.problem for each in posed])
-    outcome: list[Tally | str | None] = [None]
-    if rank == 0:
-        device = posed[0].device if posed else torch.device("cuda", torch.cuda.current_device())
-        everything = [*posed, *(Posed("another rank's", problem, device) for each in asked[1:] for problem in each)]
-        try:
-            outcome = [_tune(everything, options)]
-        except Exception as error:  # the others wait for an answer, whatever happens
-            outcome = [f"{type(error).__name__}: {error}"]
-            distributed.broadcast_object_list(outcome, src=0)
-            raise
-    distributed.broadcast_object_list(outcome, src=0)
-    if not isinstance(outcome[0], Tally):
-        raise RuntimeError(f"tuning failed on rank 0: {outcome[0]}")
-    return outcome[0]
+def _on_rank_0(pose: Callable[[], Sequence[Posed]], options: Options) -> tuple[Sequence[Posed], list[Posed], Tally]:
+    """The problems of this rank, those that our kernels take, and the tally of rank 0 for the problems of all ranks."""
+    posed: list[Posed] = []
+    own: list[Posed] = []
+
+    def asking() -> tuple[list[Problem], set[str]]:
+        posed.extend(pose())
+        own.extend(each for each in posed if not choose(each.problem, each.device, "direct").refused)
+        return [each.problem for each in own], {device_facts(each.device.index).name for each in own}
+
+    asked = on_every_rank(asking)
+    others = [problem for problems, _ in asked[1:] for problem in problems]
+    gpus = {name for _, names in asked for name in names}
+
+    def measured() -> Tally | None:
+        if own_rank() != 0:
+            return None
+        where = own[0].device if own else _any_device() if others else None
+        return _tune([*own, *(Posed("another rank's", each, where) for each in others if where is not None)], options)
+
+    tally = on_every_rank(measured)[0]
+    assert tally is not None  # rank 0 measured
+    if len(gpus) > 1:
+        tally.notes.append(f"Ranks run on different GPU models ({', '.join(sorted(gpus))}): choices hold on rank 0's.")
+    return posed, own, tally
+
+
+def _any_device() -> torch.device:
+    """Where rank 0 measures if it has no problem of its own. Raises RuntimeError if it has no GPU."""
+    if stand_in() is not None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError("rank 0 measures for all ranks, and it has no GPU")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _tune(posed: Sequence[Posed], options: Options) -> Tally:

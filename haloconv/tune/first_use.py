@@ -15,6 +15,7 @@ from haloconv.families.base import Config
 from haloconv.problem import Request, dense_request
 from haloconv.tune.judge import agrees_with_aten, on_poisoned_memory
 from haloconv.tune.measure import ATEN, Candidate, bind, measure, operands_of, plain_surroundings, prepared
+from haloconv.tune.ranks import in_a_group
 
 _untunable: dict[tuple[str, object], str] = {}
 
@@ -83,12 +84,6 @@ def _measure_and_keep(request: Request) -> str | None:
     for sentence in outcome.rejected:
         warnings.warn(f"haloconv: while tuning {request.problem}: {sentence}", RuntimeWarning, stacklevel=2)
     return None
-
-
-def in_a_group() -> bool:
-    """Whether torch.distributed runs several processes."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def forget_failures() -> None:
