@@ -23,9 +23,10 @@ OF_FAMILIES = $(foreach family,$(FAMILIES),--family $(family))
 SEES_CUDA := import sys, torch; sys.exit(not torch.cuda.is_available())
 NEEDS_GPU := import cuda.core, cuda.bindings.driver, typer, rich, jinja2, platformdirs, filelock
 GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswith("12.") else "gpu")
+FIND_BROWSER := command -v chromium-headless-shell || command -v chromium || command -v google-chrome
 SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
 
-.PHONY: help venv demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench clean
+.PHONY: help venv browser demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,9 +39,14 @@ help:
 	@echo 'make sanitize  on a GPU machine: compute-sanitizer only (SANITIZE_ARGS=..., FAMILIES=...)'
 	@echo 'make bench     on a GPU machine: time the suite, refresh the results and the README (BENCH_ARGS=...)'
 	@echo 'make venv      the development environment in .venv'
+	@echo 'make browser   headless Chromium from Debian packages (as root), for the tests that look at pages in a browser'
 	@echo 'make clean     remove the environments and the caches'
 
 venv: $(VENV)/.develop $(VENV)/.nvrtc
+
+browser:
+	@{ $(FIND_BROWSER); } || { apt-get update -qq -o Acquire::http::Timeout=20 && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; }
 
 demo:
 	@if $(PYTHON_GPU) -c '$(SEES_CUDA)' 2>/dev/null; \

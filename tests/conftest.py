@@ -14,6 +14,7 @@ import torch
 
 from haloconv import plan
 from tests import gpu_results
+from tests.browser import NO_BROWSER
 from tests.cases import EMULATOR_SEEDS
 from tests.gpu_results import RECORDER, GpuTests
 from tests.recorder import Recorder
@@ -52,11 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     yield
     skipped = terminalreporter.stats.get("skipped", [])
-    for reason, lacking in ((NO_CUDA, "on a GPU"), (ONE_GPU, "on two GPUs")):
+    for reason, what, lacking in (
+        (NO_CUDA, "GPU tests", "on a GPU"),
+        (ONE_GPU, "GPU tests", "on two GPUs"),
+        (NO_BROWSER, "tests of pages", "in a browser"),
+    ):
         count = sum(reason in str(report.longrepr) for report in skipped)
         if count:
             terminalreporter.write_sep(
-                "!", f"{count} GPU tests were SKIPPED, nothing was verified {lacking}: {reason}", red=True
+                "!", f"{count} {what} were SKIPPED, nothing was verified {lacking}: {reason}", red=True
             )
 
 
