@@ -21,7 +21,7 @@ RUN_GPU := PYTHONPATH=. $(PYTHON_GPU)
 OF_FAMILIES = $(foreach family,$(FAMILIES),--family $(family))
 
 SEES_CUDA := import sys, torch; sys.exit(not torch.cuda.is_available())
-NEEDS_GPU := import cuda.core, cuda.bindings.driver, typer, rich, jinja2, platformdirs, filelock
+NEEDS_GPU := import cuda.core, cuda.bindings.driver, typer, rich, jinja2, matplotlib, platformdirs, filelock
 GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswith("12.") else "gpu")
 FIND_BROWSER := command -v chromium-headless-shell || command -v chromium || command -v google-chrome
 SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
@@ -102,7 +102,7 @@ $(VENV)/.torch:
 	touch $@
 
 $(VENV)/.package: pyproject.toml $(VENV)/.torch
-	$(VENV)/bin/pip install $(PIP_FLAGS) --editable .
+	$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[cli]'
 	touch $@
 
 $(VENV)/.develop: pyproject.toml $(VENV)/.torch
@@ -120,5 +120,5 @@ $(VENV)/.nvrtc: $(VENV)/.torch
 $(VENV_GPU)/.package: pyproject.toml
 	$(PYTHON_GPU) -m venv --clear $(VENV_GPU)
 	$(PYTHON_GPU) -c '$(SITE_PATHS)' > $$(echo $(VENV_GPU)/lib/python3.*/site-packages)/borrowed.pth
-	$(VENV_GPU)/bin/pip install $(PIP_FLAGS) --editable ".[$$($(PYTHON_GPU) -c '$(GPU_EXTRA)')]"
+	$(VENV_GPU)/bin/pip install $(PIP_FLAGS) --editable ".[cli,$$($(PYTHON_GPU) -c '$(GPU_EXTRA)')]"
 	touch $@

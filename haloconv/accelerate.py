@@ -86,7 +86,7 @@ class Acceleration(Sequence):
         return f"<Acceleration: {self.summary}>"
 
     def __str__(self) -> str:
-        return import_module(_TABLES).as_text(self.__rich__())
+        return import_module(_TABLES).as_text(self.summary, self._lines())
 
     def __rich__(self) -> object:
         return import_module(_TABLES).change_table(self.summary, self._lines())

@@ -12,9 +12,9 @@ import textwrap
 import types
 from pathlib import Path
 
-import jinja2
 import torch
 
+from haloconv import extras
 from haloconv.device import DeviceFacts, device_facts, max_smem_bytes_of
 from haloconv.export.cpp import LINE_WIDTH, constants, host_function, kernel_files, named_kernels, signature
 from haloconv.export.layers import Layer, choose_and_record, choose_on, gpu_of, layers_of
@@ -67,7 +67,9 @@ def export(
     Raises:
         ProblemFileError: the file cannot be used, or holds a layer that no kernel runs.
         ValueError: ``arch``, ``family`` or ``precision`` is not one of the names above.
+        ModuleNotFoundError: jinja2, of the extra ``cli``, is not installed.
     """
+    extras.require("haloconv.export", "jinja2")
     if family not in ("auto", *OWN):
         raise ValueError(f"family must be one of {('auto', *OWN)}, not {family!r}")
     if precision not in (None, *PRECISIONS):
@@ -147,6 +149,8 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "digest": _digest([*files.values(), *hosts, *(str(kernel.source.constants) for kernel in kernels)]),
         "model": model_source(file.path, _module_of(file)),
     }
+    import jinja2
+
     loader = jinja2.FileSystemLoader(TEMPLATES)
     page = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     page.filters["folded"] = _folded

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Group
 
-_WIDTH = 160  # columns of the table as a str
 _HEADS = ("layer", "of", "state", "family, or why not")
+_WIDTH, _WIDEST = 160, 40  # characters of a line of the text, and of each of its columns but the last
 
 
 def change_table(summary: str, lines: Iterable[tuple[str, ...]]) -> Group:
-    """The summary, and below it a row a layer: name, extents, state, reason."""
+    """The summary, and below it a row a layer: name, extents, state, reason. rich asks for it when it prints."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for head in _HEADS:
         table.add_column(head, overflow="fold")
@@ -24,8 +29,19 @@ def change_table(summary: str, lines: Iterable[tuple[str, ...]]) -> Group:
     return Group(Text(summary), *([table] if table.row_count else []))
 
 
-def as_text(table: Group) -> str:
-    """The table as lines of text."""
-    written = io.StringIO()
-    Console(file=written, width=_WIDTH, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
+def as_text(summary: str, lines: Iterable[tuple[str, ...]]) -> str:
+    """The same as lines of text, at most 160 characters each, without any other package."""
+    rows = list(lines)
+    if not rows:
+        return summary
+    widths = [min(max(map(len, column)), _WIDEST) for column in zip(_HEADS, *rows, strict=True)][:-1]
+    widths.append(_WIDTH - sum(widths) - len(widths))
+    table = [_HEADS, tuple("─" * len(head) for head in _HEADS), *rows]
+    return "\n".join([summary, "", *(line for row in table for line in _folded(row, widths))])
+
+
+def _folded(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
+    """A row of cells as one line or, where a cell is longer than its column, as several."""
+    cells = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for line in itertools.zip_longest(*cells, fillvalue=""):
+        yield " ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()

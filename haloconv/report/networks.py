@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from haloconv.report.rows import Row
 from haloconv.report.table import UNKNOWN, ms_text, ratio_style, ratio_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 LAYER_BAR, NETWORK_BAR, MEMORY_BAR = 0.97, 1.0, 1.05
 """The least speed of a layer and of a network, PyTorch's being 1, and the most memory. Two decimals count."""
@@ -73,6 +74,10 @@ def networks_of(rows: Iterable[Row]) -> list[Network]:
 
 def network_table(networks: Sequence[Network]) -> Table:
     """One line per network: speed and memory of inference and training step, and its slowest layer."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for head in ("network", "precision", "layout"):
         table.add_column(head, no_wrap=True)
@@ -92,10 +97,14 @@ def network_table(networks: Sequence[Network]) -> Table:
 
 
 def _whole_cells(row: Row | None) -> list[Text]:
+    from rich.text import Text
+
     if row is None:
         return [Text(UNKNOWN)] * 3
     return [Text(ms_text(row.aten_ms)), _ratio(row.ratio), Text(ratio_text(row.memory_ratio))]
 
 
 def _ratio(value: float | None) -> Text:
+    from rich.text import Text
+
     return Text(ratio_text(value), style=ratio_style(value))

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import jinja2
-
 from haloconv.report import plots
 from haloconv.report.rows import Row
 from haloconv.report.summary import SKIPPED, score_lines
@@ -35,10 +33,10 @@ class Group(NamedTuple):
 
 
 def page_of(report: Report) -> str:
-    """The page's text, without outside references. Raises RuntimeError if matplotlib is not installed."""
-    reason = plots.missing()
-    if reason is not None:
-        raise RuntimeError(reason)
+    """The page's text, without outside references. Raises ModuleNotFoundError without jinja2 or matplotlib."""
+    plots.require()
+    import jinja2
+
     loader = jinja2.FileSystemLoader(TEMPLATES)
     page = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     groups = _groups(report.rows)

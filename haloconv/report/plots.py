@@ -6,7 +6,6 @@ the page and light in print. Text stays text.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from haloconv import extras
 from haloconv.report.rows import Row
 from haloconv.report.table import ratio_text
 from haloconv.roofline import Ceilings
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_BARS = 42
 """Bars of one plot; the layers that do not fit go on in the next one."""
 
+_OF_A_PAGE = ("a page", "jinja2", "matplotlib")
 _WIDTH_IN, _BAR_IN, _GAP_IN, _FRAME_IN = 4.3, 0.145, 0.09, 0.62
 _LABEL_CHARS = 22
 _VARIABLES = {"#000001": "--ink", "#000002": "--faint", "#000003": "--line", "#000004": "--ground"} | {
@@ -57,10 +58,13 @@ class Plot(NamedTuple):
 
 
 def missing() -> str | None:
-    """Why no plot can be drawn and what to do, or None."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "a page needs matplotlib for its plots, which is not installed: pip install matplotlib"
-    return None
+    """Why no page can be made and what to do, or None."""
+    return extras.missing(*_OF_A_PAGE)
+
+
+def require() -> None:
+    """Raise ModuleNotFoundError, with the sentence of ``missing``, if no page can be made."""
+    extras.require(*_OF_A_PAGE)
 
 
 def bars(rows: Sequence[Row], heading: str, name: str) -> list[Plot]:

@@ -63,5 +63,8 @@ class Report:
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     def to_html(self) -> str:
-        """One page without outside references, readable on a phone, light or dark as the reader's device asks."""
+        """One page without outside references, readable on a phone, light or dark as the reader's device asks.
+
+        Raises ModuleNotFoundError, which says what to install, without jinja2 or matplotlib.
+        """
         return page_of(self)

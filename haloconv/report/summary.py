@@ -6,13 +6,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from haloconv.report.rows import Row
 from haloconv.report.table import NAME_WIDTH, UNKNOWN, error_text, ms_text, ratio_style, ratio_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 THRESHOLDS = (1, 2)
 """The speed-ups p of fast_p: the part of the files that is correct and more than p times as fast as PyTorch."""
@@ -108,6 +109,10 @@ def score_lines(outcomes: Sequence[FileOutcome]) -> list[str]:
 
 def summary_table(outcomes: Sequence[FileOutcome]) -> Table:
     """One line per file that was not skipped: the whole model's forward pass and its training step, timed or not."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     timed = any(_ratio(outcome, "forward") for outcome in outcomes)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("file", max_width=NAME_WIDTH, overflow="fold")
@@ -124,6 +129,8 @@ def summary_table(outcomes: Sequence[FileOutcome]) -> Table:
 
 
 def _figures(row: Row | None, timed: bool) -> list[Text]:
+    from rich.text import Text
+
     if row is None:
         return [Text(UNKNOWN)] * (4 if timed else 1)
     texts = [Text(error_text(row.error))]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from rich import box
-from rich.console import Console, JustifyMethod
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from haloconv.report.rows import Row
+
+if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
 
 UNKNOWN = "–"
 WIDEST = 1000
@@ -70,6 +70,10 @@ def telling_columns(rows: Iterable[Row]) -> list[int]:
 
 def as_table(rows: Iterable[Row], title: str | None = None) -> Table:
     """The rows as one table, without columns that tell nothing; wins green, losses and failures red."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     rows = list(rows)
     shown = telling_columns(rows)
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

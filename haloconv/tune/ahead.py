@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from haloconv import env, plan
+from haloconv import env, extras, plan
 from haloconv.choose.buckets import size_of
 from haloconv.choose.choice import choose
 from haloconv.choose.records import Record, shelf_of
@@ -33,7 +31,8 @@ Advance = Callable[[str, int], None]
 class Options:
     """How to tune: ``budget_s`` seconds of timing per problem, ``limit_s`` seconds in all (None: no limit).
 
-    ``again`` measures problems that have a current record, too. ``progress`` shows a bar on a terminal.
+    ``again`` measures problems that have a current record, too. ``progress`` shows a bar on a terminal if
+    rich is installed, which the extra ``cli`` brings.
     """
 
     budget_s: float = BUDGET_S
@@ -210,17 +209,30 @@ def _tune_few(few: list[Work], names: dict[Work, str], options: Options, tally: 
 
 @contextmanager
 def _bar(total: int, wanted: bool) -> Iterator[Advance]:
-    """``advance(text, steps)`` moves a progress bar, which is there on a terminal only and leaves nothing behind."""
+    """``advance(text, steps)`` moves a progress bar, which is there on a terminal only and leaves nothing behind.
+
+    It is drawn by rich, of the extra ``cli``; without it there is none.
+    """
+    if not wanted or extras.missing("a progress bar", "rich"):
+        yield _no_bar
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    shown = wanted and console.is_terminal
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not shown) as progress:
+    hidden = not console.is_terminal
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("tune", total=total)
 
         def advance(text: str, steps: int) -> None:
             progress.update(task, advance=steps, description=text or None)
 
         yield advance
+
+
+def _no_bar(text: str, steps: int) -> None:
+    """Advance nothing."""
 
 
 # --- reporting

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from haloconv import extras
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "haloconv"
 PYTHON = sorted(file for folder in ("haloconv", "tests", "tools", "examples") for file in (ROOT / folder).rglob("*.py"))
 KERNELS = sorted(file for suffix in ("*.cu", "*.cuh") for file in PACKAGE.rglob(suffix))
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LAZY_PACKAGES = {"cuda", "torchvision", "timm", "matplotlib"}
+LAZY_PACKAGES = {"cuda", "torchvision", "timm", *extras.CLI}
 FILE_LINES, FUNCTION_LINES, DEVICE_FUNCTION_LINES, HEADER_LINES, LINE_LENGTH, VARIABLES = 400, 60, 70, 15, 120, 8
 PARAMETERS = 6
 SIGNATURES_OF_OTHERS = {

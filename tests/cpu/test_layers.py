@@ -16,7 +16,7 @@ from tests.cpu.test_budgets import MODULE_NAMES, MODULES, imported, module_name,
 LAYERS = (
     {"version"},
     {"device", "layout"},
-    {"env", "precision", "problem", "support", "reference", "roofline"},
+    {"env", "extras", "precision", "problem", "support", "reference", "roofline"},
     {"report"},
     {"jit"},
     {"families"},

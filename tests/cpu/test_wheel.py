@@ -23,6 +23,7 @@ PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "-
 
 USE = """
 import sys
+sys.modules.update(dict.fromkeys(("typer", "rich", "jinja2", "matplotlib")))  # not installed: importing one raises
 import torch
 import haloconv
 
@@ -31,6 +32,9 @@ layer = haloconv.Conv2d(3, 5, 3, padding=1)
 x = torch.rand(2, 3, 8, 9)
 torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
 layer(x).sum().backward()
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3))
+assert "1 of 1 convolutions swapped" in str(haloconv.accelerate(model))
+assert haloconv.tune(model, x).notes and haloconv.tune(model, x).to_json()
 print(haloconv.__version__, layer.weight.grad.shape)
 """
 
