@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from haloconv.choose.records import FORMAT, SHIPPED, as_lines, read_records
+from haloconv.choose.records import FORMAT, SHIPPED, as_lines, read_file
 from haloconv.families import OWN
 from haloconv.families.files import device_hash, kernels_of
 from tools.carry import CARRIED, Fingerprint, checkout, fingerprint_of, same_code
@@ -81,7 +81,9 @@ def main() -> None:
     if options.write:
         CARRIED.write_text(json.dumps(carried, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         for path in sorted(SHIPPED.glob("*.json")):
-            records = read_records(path)
+            records, complaint = read_file(path)
+            if complaint:
+                parser.error(f"{path.name} cannot be read whole: {complaint}")
             path.write_text(as_lines(records), encoding="utf-8")
             print(f"{path.name}: {len(records)} records in format {FORMAT}")
 

@@ -1,15 +1,19 @@
 """Records: what was measured for a problem, and which family it chose; one JSON file per GPU model.
 
-The file is replaced in one step under a lock, so that racing processes lose nothing and nobody reads half of it. What
-cannot be read is a miss, reported once. A record holds only on the GPU model and for the kernels that it was measured
-on; other versions of PyTorch, cuDNN or the driver are noted, and reason enough to measure again when asked to.
+The file is replaced in one step under a lock, so that racing processes lose nothing and nobody reads half of it. An
+entry that cannot be read is a miss, reported once, and kept in a copy of the file. A record holds only on the GPU model
+and for the kernels that it was measured on; other versions of PyTorch, cuDNN or the driver are noted, and reason enough
+to measure again when asked to.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import secrets
+import shutil
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
@@ -31,6 +35,7 @@ from haloconv.problem import Problem, Request
 
 FORMAT = 3
 SHIPPED = Path(__file__).resolve().parent / "shipped"
+_HEAD = f'{{"format": {FORMAT}, "records": ['
 _LOCK_TIMEOUT_S = 60
 _DAY = 10  # letters of a date
 
@@ -153,29 +158,83 @@ def shipped_path(gpu_name: str) -> Path:
 _warned: set[Path] = set()
 
 
-def read_records(path: Path) -> list[Record]:
-    """The records of a file of this or the format before; none if there is no file.
+class Reading(NamedTuple):
+    """The records of a file, and what of it could not be read; ``complaint`` is empty if it was read whole."""
 
-    A damaged file has none, either, which is warned of once.
-    """
+    records: list[Record]
+    complaint: str
+
+
+def read_file(path: Path) -> Reading:
+    """The records of a file of this or the format before; none if there is no file. Bad entries alone are left out."""
     try:
-        content = json.loads(_file_to_read(path).read_text(encoding="utf-8"))
-        if content["format"] not in (FORMAT, formats.BEFORE):
-            raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
-        is_older = content["format"] == formats.BEFORE
-        return [_parsed(formats.taken_over(each) if is_older else each) for each in content["records"]]
+        data = _file_to_read(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if path not in _warned:
-            _warned.add(path)
-            warnings.warn(
-                f"the tuning records in {path} are not used: {type(error).__name__}: {error}. The next `haloconv tune` "
-                "writes the file anew",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return []
+        return Reading([], "")
+    except OSError as error:
+        return Reading([], f"{type(error).__name__}: {error}")
+    try:
+        form, entries, damage = _entries(data)
+        if form not in (FORMAT, formats.BEFORE):
+            raise ValueError(f"its format is {form!r}, not {FORMAT}")
+    except _DAMAGE as error:
+        return Reading([], f"{type(error).__name__}: {error}")
+    found: list[Record] = []
+    faults: list[str] = []
+    for entry in entries:
+        try:
+            found.append(_parsed(formats.taken_over(entry) if form == formats.BEFORE else entry))
+        except _DAMAGE as error:
+            faults.append(f"{type(error).__name__}: {error}")
+    faults = [damage, *faults] if damage else faults
+    return Reading(found, f"all but {len(found)} of them, {faults[0]}" if faults else "")
+
+
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+
+def _entries(data: bytes) -> tuple[object, list, str]:
+    """Format and entries of a file's content; what is wrong with it as a whole, which is then read line by line."""
+    try:
+        content = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        head, *lines = data.split(b"\n")
+        if head != _HEAD.encode():
+            raise
+        whole = [_line(line) for line in lines]
+        return FORMAT, [each for each in whole if each is not None], f"{type(error).__name__}: {error}"
+    return content["format"], list(content["records"]), ""
+
+
+def _line(line: bytes) -> object:
+    """The entry of a line, or None if there is none."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(line.strip().removesuffix(b",").decode("utf-8"))
+    return None
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file, as ``read_file`` has them; what could not be read is warned of once."""
+    return _read_and_warn(path).records
+
+
+def _read_and_warn(path: Path) -> Reading:
+    reading = read_file(path)
+    if reading.complaint and path not in _warned:
+        _warned.add(path)
+        warnings.warn(
+            f"tuning records in {path} are not used: {reading.complaint}. The next `haloconv tune` writes the file "
+            "anew and keeps this one beside it, as .bak",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return reading
+
+
+def _keep_copy(path: Path) -> None:
+    """Copy a damaged file beside itself, under a name that is free. Raises OSError."""
+    names = (f"{path.name}{number or ''}.bak" for number in itertools.count())
+    shutil.copyfile(path, next(copy for copy in map(path.with_name, names) if not copy.exists()))
 
 
 def _parsed(entry: dict[str, object]) -> Record:
@@ -186,7 +245,8 @@ def _parsed(entry: dict[str, object]) -> Record:
     own, own_ms, software = values["own"], values["own_ms"], values["software"]
     sound = all(isinstance(text, str) for text in texts) and isinstance(software, dict)
     sound = sound and (own is None) == (own_ms is None) and (own is None or (isinstance(own, str) and own_ms > 0))
-    sound = sound and all(isinstance(number, (int, float)) for number in numbers)
+    sound = sound and all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
+    sound = sound and all(math.isfinite(values[name] or 0) for name in ("ms", "aten_ms", "own_ms"))
     if not sound or not (values["aten_ms"] > 0 and values["ms"] > 0):
         raise ValueError(f"no record: {entry}")
     size, bucket = (tuple(map(int, values[name])) for name in ("size", "bucket"))
@@ -196,6 +256,8 @@ def _parsed(entry: dict[str, object]) -> Record:
 def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> None:
     """Add the records to a file. Each replaces those of its place that hold on the device; all others stay.
 
+    Of a file that cannot be read whole a copy is kept, as ``.bak``.
+
     Safe from any number of processes. Raises OSError if the file cannot be written, filelock.Timeout if another process
     holds the lock for a minute, RuntimeError if records are frozen.
     """
@@ -204,7 +266,10 @@ def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f"{path.name}.lock"), timeout=_LOCK_TIMEOUT_S):
         kept = {Place(new.layer, new.size): new for new in records}
-        stay = [old for old in read_records(path) if Place(old.layer, old.size) not in kept or not old.holds_on(facts)]
+        before = _read_and_warn(path)
+        if before.complaint and path.exists():  # else what was read is a file of the format before, which stays
+            _keep_copy(path)
+        stay = [old for old in before.records if Place(old.layer, old.size) not in kept or not old.holds_on(facts)]
         partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
         try:
             partial.write_text(as_lines([*stay, *kept.values()]), encoding="utf-8")
@@ -217,7 +282,7 @@ def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> 
 def as_lines(records: Iterable[Record]) -> str:
     """What a file of the records holds: one line each, in their order."""
     lines = ",\n".join(json.dumps(asdict(each), allow_nan=False) for each in sorted(records, key=_order))
-    return f'{{"format": {FORMAT}, "records": [\n{lines}\n]}}\n'
+    return f"{_HEAD}\n{lines}\n]}}\n"
 
 
 def _order(record: Record) -> tuple:

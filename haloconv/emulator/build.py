@@ -15,9 +15,10 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 
@@ -74,6 +75,7 @@ extern "C" __attribute__((no_sanitize("thread", "undefined"))) void hc_emu_entry
 """
 
 _loaded: dict[str, ctypes.CDLL] = {}
+_warned = False
 _loading = threading.RLock()
 
 
@@ -153,28 +155,62 @@ def _folder() -> Path:
         prepare_root()
         folder = emulator_folder()
         folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError:
+    except OSError as error:
+        _warn_once(error)
         return _private_folder()
     return folder
 
 
 def _built(key: str, build: Callable[[Path], None]) -> Path:
-    """``<folder>/<key>.so``: found intact, or built under another name and moved there in one step."""
-    folder = _folder()
-    path = folder / f"{key}.so"
+    """``<folder>/<key>.so``: found intact, or built elsewhere and moved there in one step.
+
+    Where it cannot be kept, on a full or read-only disk, it goes to a folder that ends with the process.
+    """
+    homes = [folder / f"{key}.so" for folder in (_folder(), _private_folder())]
+    path = next(filter(_intact, homes), homes[0])
     if _intact(path):
         return path
     with ExitStack() as stack:
-        stack.enter_context(FileLock(folder / f"{key}.lock", timeout=_BUILD_TIMEOUT_S, mode=0o600))
+        try:
+            stack.enter_context(FileLock(path.with_suffix(".lock"), timeout=_BUILD_TIMEOUT_S, mode=0o600))
+        except (OSError, NotImplementedError) as error:  # a lock held for too long is an OSError, too
+            _warn_once(error)
+            path = homes[1]
         if not _intact(path):
-            partial = folder / f"{secrets.token_hex(8)}.partial"
+            built = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="haloconv-emulator-")), "module.so")
+            build(built)
             try:
-                build(partial)
-                path.with_suffix(".sha256").write_text(_file_digest(partial), encoding="ascii")
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+                _keep(built, path)
+            except OSError as error:
+                _warn_once(error)
+                path = homes[1]
+                _keep(built, path)
     return path
+
+
+def _keep(built: Path, path: Path) -> None:
+    """Copy a module to its place, where nobody sees half of it. Raises OSError, and then leaves nothing there."""
+    partial = path.with_name(f"{secrets.token_hex(8)}.partial")
+    try:
+        shutil.copyfile(built, partial)
+        path.with_suffix(".sha256").write_text(_file_digest(built), encoding="ascii")
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _warn_once(error: Exception) -> None:
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    warnings.warn(
+        f"what the emulator builds is not kept on disk: {error}. Each process builds its own; set {env.CACHE_DIR} to "
+        f"a folder that can be written, or {env.CACHE}=0 to silence this",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _intact(path: Path) -> bool:

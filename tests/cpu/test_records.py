@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import random
@@ -177,6 +178,70 @@ def test_a_damaged_file_is_a_miss_with_one_warning(text: str) -> None:
         assert read_records(path) == [] and shelf_of(FACTS).find(LAYER) is None
     shelf_of(FACTS).keep([record()])
     assert [each.family for each in read_records(path)] == ["direct"]
+    assert path.with_name(f"{path.name}.bak").read_text() == text
+
+
+def _spoilt(entries: list[str], fault: str) -> str:
+    """A file's entries, one a line, of which the second is not what it should be."""
+    second = json.loads(entries[1])
+    changed = {
+        "no time": {**second, "ms": 0}, "a text": {**second, "runs": "10"}, "infinite": {**second, "error": 1e999},
+        "no field": {name: value for name, value in second.items() if name != "gpu"}, "infinite size":
+        {**second, "size": [1e999, 1, 1]}, "null": None,
+    }  # fmt: skip
+    torn = {"torn": entries[1][:40], "no UTF-8": entries[1].replace("direct", "dir\udcffect", 1)}
+    return torn.get(fault) or json.dumps(changed[fault])
+
+
+@pytest.mark.parametrize(
+    "fault", ["no time", "a text", "infinite", "no field", "infinite size", "null", "torn", "no UTF-8"]
+)
+def test_a_bad_entry_is_dropped_alone_and_kept_in_a_copy(fault: str) -> None:
+    """Nor does the next write lose the others, or the bad one: today's software may be what is wrong with it."""
+    path = records_path(FACTS.name)
+    write_records(path, [record(sized(n, 24, 28)) for n in (1, 2, 3)], FACTS)
+    head, *entries, foot = path.read_text().splitlines()
+    entries[1] = _spoilt([each.removesuffix(",") for each in entries], fault) + ","
+    damaged = "\n".join([head, *entries, foot]).encode("utf-8", "surrogateescape")
+    path.write_bytes(damaged)
+    with pytest.warns(RuntimeWarning, match="all but 2 of them") as caught:
+        assert [each.size.n for each in read_records(path)] == [1, 3]
+        shelf_of(FACTS).keep([record(sized(4, 24, 28))])
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [each.size.n for each in read_records(path)] == [1, 3, 4]
+    copies = sorted(path.parent.glob("*.bak"))
+    assert [each.read_bytes() for each in copies] == [damaged]
+    path.write_text("damaged again")
+    records.forget_shelves()
+    with pytest.warns(RuntimeWarning, match="are not used"):
+        write_records(path, [record()], FACTS)
+    assert len(sorted(path.parent.glob("*.bak"))) == 2 and copies[0].read_bytes() == damaged
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = records_path(FACTS.name)
+    path.mkdir(parents=True)
+    with pytest.warns(RuntimeWarning, match="cannot be written") as caught:
+        shelf_of(FACTS).keep([record()])
+    assert path.is_dir() and "are not used" in str(caught[0].message)
+    assert shelf_of(FACTS).find(LAYER)[0].family == "direct"
+
+
+def test_a_full_disk_is_warned_of_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = records_path(FACTS.name)
+    shelf_of(FACTS).keep([record()])
+    before = path.read_text()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.warns(RuntimeWarning, match="cannot be written.*No space left"):
+        shelf_of(FACTS).keep([record(sized(9, 9, 9))])
+    assert path.read_text() == before and shelf_of(FACTS).find(sized(9, 9, 9)) is not None
+    assert not list(path.parent.glob("*.partial"))
 
 
 def test_a_record_survives_the_file() -> None:
@@ -225,13 +290,11 @@ def write_some(path: Path, number: int) -> None:
 def test_16_processes_lose_no_record(own_folder: Path) -> None:
     """Writers race for one file while this process reads it: every read is whole, and at the end all is there."""
     path = records_path(FACTS.name)
-    workers = [
-        multiprocessing.get_context("fork").Process(target=write_some, args=(path, number))
-        for number in range(PROCESSES)
-    ]
+    context = multiprocessing.get_context("forkserver")  # which has no threads; this process does
+    context.set_forkserver_preload([__name__])
+    workers = [context.Process(target=write_some, args=(path, number)) for number in range(PROCESSES)]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # a torn file would be warned of
-        warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
         for worker in workers:
             worker.start()
         seen = []
