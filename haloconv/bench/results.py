@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from haloconv import atomic
 from haloconv.device import gpu_stem
 
 ResultRow = dict[str, object]
@@ -56,9 +57,7 @@ def newest_rows(folder: Path, what: str) -> list[ResultRow]:
 def refresh_latest(folder: Path, what: str) -> Path:
     """Write the newest rows of a suite, made anew from its dated files, into the file ``latest_name`` says."""
     path = folder / latest_name(what)
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(_line(row) for row in newest_rows(folder, what)), encoding="utf-8")
-    partial.replace(path)
+    atomic.write_text(path, "".join(_line(row) for row in newest_rows(folder, what)))
     return path
 
 

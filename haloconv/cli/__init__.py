@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from haloconv.cli import bench, doctor, export, report, run, tune
+from haloconv.version import __version__
 
 VERBS: dict[str, tuple[Callable[..., None], tuple[tuple[str, str], ...]]] = {
     "run": (
@@ -66,7 +71,17 @@ def epilog(examples: tuple[tuple[str, str], ...]) -> str:
     return "\n\n".join(["Examples:", *(f"{command}  ({meaning})" for command, meaning in examples)])
 
 
+class Verbs(TyperGroup):
+    """The command line, on terminals of any encoding: what one cannot show becomes a question mark, not an error."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # stderr never fails: Python has it write escapes
+        return super().main(*args, **options)
+
+
 app = typer.Typer(
+    cls=Verbs,
     help="2-D convolutions of PyTorch on own CUDA kernels: check them, time them, choose, and see why.",
     epilog=epilog(
         (
@@ -78,8 +93,24 @@ app = typer.Typer(
         )
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"haloconv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What stands before a verb."""
+
+
 for name, (verb, examples) in VERBS.items():
     app.command(name, epilog=epilog(examples))(verb)

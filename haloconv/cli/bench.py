@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import torch
 import typer
-from rich.console import Console
 
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.network import Effort, load_networks
@@ -22,6 +21,7 @@ from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.bench_suite import TIMED, Order, bench_sample, bench_suite, pieces, stale_pieces
+from haloconv.cli.output import positive, refusal
 from haloconv.cli.run import AUTO, Family, make_console
 from haloconv.problem import DIRECTIONS
 
@@ -42,16 +42,20 @@ def bench(
     ] = None,
     layout: Annotated[str | None, typer.Option(help="Of nchw,nhwc; by default nchw, and both for networks.")] = None,
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
-    budget: Annotated[float, typer.Option(help="Seconds of timing per row.")] = 0.5,
+    budget: Annotated[float, typer.Option(help="Seconds of timing per row.", callback=positive)] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
-    sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers of few channels.")] = 0,
+    sample: Annotated[
+        int, typer.Option(help="Instead of the suite, so many random layers of few channels.", min=0)
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
     gpus: Annotated[str, typer.Option(help="Networks: spread them over these GPUs, as 0,1; one by default.")] = "",
-    limit: Annotated[float | None, typer.Option(help="Seconds after which nothing further is begun.")] = None,
+    limit: Annotated[
+        float | None, typer.Option(help="Seconds after which nothing further is begun.", callback=positive)
+    ] = None,
     stale: Annotated[bool, typer.Option("--stale", help="Only what has rows that are not of today's sources.")] = False,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host's side of calls instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B, C or --family.")] = False,
@@ -64,7 +68,10 @@ def bench(
     """
     console = make_console()
     if not torch.cuda.is_available():
-        raise typer.Exit(_without_gpu(host_cost, console))
+        if not host_cost:
+            raise refusal("bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
+        show_own_host_cost(console)  # our side of the host's time can be told without a GPU, nothing else can
+        raise typer.Exit(0)
     suite = suite or BENCHMARKS / (f"{NETWORKS}.toml" if models else f"{MAIN_SUITE}.toml")
     device = torch.device("cuda", torch.cuda.current_device())
     folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
@@ -86,18 +93,8 @@ def bench(
             order = _layers(suite, words, timing, limit, folder if stale else None)
             passed = bench_suite(order, device, folder, console)
     except (SuiteError, typer.BadParameter) as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise refusal(error) from None
     raise typer.Exit(0 if passed else 1)
-
-
-def _without_gpu(host_cost: bool, console: Console) -> int:
-    """The exit code: our side of the host's time can be told without a GPU, nothing else can."""
-    if host_cost:
-        show_own_host_cost(console)
-        return 0
-    console.print("[bold red]error:[/] bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
-    return 2
 
 
 class Words(NamedTuple):

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from haloconv import env, jit
 from haloconv.choose.records import records_folder, shelf_of
+from haloconv.cli.output import Force, check_outputs, refusal, write_output
 from haloconv.device import device_facts, driver_version
 from haloconv.emulator.build import available, compiler_version
 from haloconv.jit.cache import prepare_root
@@ -74,9 +75,14 @@ def doctor(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the findings to FILE.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Show what this machine has and what works on it. The exit code is 0 if everything it needs works."""
     console = Console()
+    try:
+        check_outputs({"--json": json_file}, force=force)
+    except typer.BadParameter as error:
+        raise refusal(error) from None
     if clear_cache:
         console.print(f"removed {jit.clear_cache()} entries from {jit.cache_root()}", soft_wrap=True)
     facts = gather_facts()
@@ -85,11 +91,7 @@ def doctor(
     _show(console, facts, checks, healthy)
     if json_file is not None:
         findings = {"healthy": healthy, "facts": facts, "checks": [asdict(check) for check in checks]}
-        try:
-            json_file.write_text(json.dumps(findings, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            console.print(f"cannot write {json_file}: {error.strerror or error}", style="red", markup=False)
-            raise typer.Exit(2) from None
+        write_output(json_file, json.dumps(findings, indent=1) + "\n", console)
     raise typer.Exit(0 if healthy else 1)
 
 

@@ -12,6 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
+from haloconv.cli.output import Force, check_outputs, refusal, write_output
 from haloconv.cli.run import Precision, make_console
 from haloconv.export.export import ARCHS, export
 from haloconv.families import OWN
@@ -32,6 +33,7 @@ def export_file(
     family: Annotated[Family, typer.Option(help="The family of kernels where it applies.")] = AUTO,
     precision: Annotated[Precision, typer.Option(help="How fp32 products are formed.")] = Precision.auto,
     check: Annotated[bool, typer.Option("--check", help="Build the file on this GPU; print errors and times.")] = False,
+    force: Force = False,
 ) -> None:
     """Write a problem file's model with its kernels as one Python file that needs PyTorch and nvcc alone.
 
@@ -40,15 +42,14 @@ def export_file(
     console = make_console()
     output = output or Path(f"{problem.stem}_new.py")
     try:
+        check_outputs({"--output": output}, [problem], force)
         if check and not torch.cuda.is_available():
             raise ValueError("--check runs the kernels, and PyTorch sees no GPU")
         asked = None if precision is Precision.auto else precision.value
         text = export(problem, arch=arch, family=family.value, precision=asked)
-        output.write_text(text, encoding="utf-8")
-    except (ProblemFileError, ValueError, OSError) as error:
-        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
-        raise typer.Exit(2) from None
-    console.print(f"wrote {output} ({text.count(chr(10))} lines)", highlight=False, markup=False)
+    except (ProblemFileError, typer.BadParameter, ValueError) as error:
+        raise refusal(error) from None
+    write_output(output, text, console)
     if check:
         raise typer.Exit(_checked(output, problem, console))
 

@@ -15,6 +15,7 @@ from haloconv.bench.results import read_rows
 from haloconv.bench.suite import SuiteError, load_suite, with_bytes
 from haloconv.bench.targets import TargetError, find_source
 from haloconv.cli.bench import BENCHMARKS
+from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.cli.run import (
     AUTO,
     Device,
@@ -26,7 +27,6 @@ from haloconv.cli.run import (
     show,
     show_left_out,
     where_it_ran,
-    write_text,
 )
 from haloconv.env import environment_stamp
 from haloconv.problem_file import ProblemFileError
@@ -60,8 +60,8 @@ def report(
     results: Annotated[
         Path | None, typer.Option(help="Show stored rows instead: a .jsonl of benchmarks/results. Needs no GPU.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Models by name: images of a batch.")] = 8,
-    pixels: Annotated[int, typer.Option(help="Models by name: height and width of an image.")] = 224,
+    batch: Annotated[int, typer.Option(help="Models by name: images of a batch.", min=1)] = 8,
+    pixels: Annotated[int, typer.Option(help="Models by name: height and width of an image.", min=1)] = 224,
     device: Annotated[Device, typer.Option(help="As in `haloconv run`.")] = Device.auto,
     precision: Annotated[
         Precision, typer.Option(help="auto: PyTorch's TF32 setting. fp16, bf16: under torch.autocast.")
@@ -69,11 +69,12 @@ def report(
     layout: Annotated[Layout | None, typer.Option(help="nhwc: the model in channels_last.")] = None,
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
     seed: Annotated[int, typer.Option(help="For weights, inputs and output gradients.")] = 0,
-    budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.")] = 0.5,
+    budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.", callback=positive)] = 0.5,
     json: Annotated[Path | None, typer.Option(help="Also write rows and environment to this file.")] = None,
     suite: Annotated[
         Path, typer.Option(help="The cases of the stored rows, for bytes that older rows do not tell.")
     ] = BENCHMARKS / "suite.toml",
+    force: Force = False,
 ) -> None:
     """Write one page about every layer: family, reason, times, TFLOP/s, GB/s, roofline fraction, error, ratio; plots.
 
@@ -83,6 +84,9 @@ def report(
     try:
         if (subject is None) == (results is None) or html is None:
             raise typer.BadParameter("give a model or a problem file, or --results FILE; and --html FILE")
+        check_inputs(results)
+        inputs = [Path(subject)] if subject else [each for each in (results, suite) if each is not None]
+        check_outputs({"--html": html, "--json": json}, inputs, force)
         if reason := plots.missing():
             raise typer.BadParameter(reason)
         if results is not None:
@@ -95,13 +99,12 @@ def report(
             with make_progress(console) as progress:
                 run_source(source.name, lambda: source, options, made, progress)
     except (typer.BadParameter, ProblemFileError, TargetError) as error:
-        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
-        raise typer.Exit(2) from None
+        raise refusal(error) from None
     _show(made, results is None, console)
     if made.rows:
-        write_text(html, made.to_html(), console)
-        if json is not None:
-            write_text(json, made.to_json(), console)
+        for path, text in ((html, made.to_html), (json, made.to_json)):
+            if path is not None:
+                write_output(path, text(), console)
     raise typer.Exit(exit_code(made))
 
 

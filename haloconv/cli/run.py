@@ -17,6 +17,7 @@ from haloconv.bench.problem_run import run_files
 from haloconv.bench.swapped import Options
 from haloconv.bench.traffic import conflict_table, traffic_table
 from haloconv.bench.trial import Budget
+from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.env import environment_stamp
 from haloconv.families import FAMILIES
 from haloconv.precision import Precision as PrecisionName
@@ -57,9 +58,10 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Emulator: count bytes, bank conflicts and multiplies.")
     ] = False,
-    budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.")] = 1.0,
+    budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.", callback=positive)] = 1.0,
     json: Annotated[Path | None, typer.Option(help="Write rows and environment to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    force: Force = False,
 ) -> None:
     """Check and time the convolutions of problem files against float64 and against PyTorch.
 
@@ -77,9 +79,9 @@ def run(
         options = make_options(device, precision.value, family, seed, budget, stats=stats)
         _check_page(html)
         files = _candidates(problems)
+        check_outputs({"--json": json, "--html": html}, problems, force)
     except typer.BadParameter as error:
-        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
-        raise typer.Exit(2) from None
+        raise refusal(error) from None
     report = Report(f"haloconv run: {_titled(files)}", environment_stamp(), notes=where_it_ran(options, device))
     with make_progress(console) as progress:
         run_files(files, options, report, progress)
@@ -92,7 +94,7 @@ def run(
             show_traffic(options.emulation, console)
         for path, text in ((json, report.to_json), (html, report.to_html)):
             if path is not None:
-                write_text(path, text(), console)
+                write_output(path, text(), console)
     raise typer.Exit(exit_code(report))
 
 
@@ -104,9 +106,7 @@ def exit_code(report: Report) -> int:
 
 
 def _candidates(problems: list[Path]) -> list[Candidate]:
-    for path in problems:
-        if not path.exists():
-            raise typer.BadParameter(f"{path}: there is no such file")
+    check_inputs(*problems)
     found = candidates(problems)
     if not found:
         raise typer.BadParameter(f"{', '.join(map(str, problems))}: no Python file in there")
@@ -115,17 +115,6 @@ def _candidates(problems: list[Path]) -> list[Candidate]:
 
 def _titled(files: list[Candidate]) -> str:
     return ", ".join(file.path.stem for file in files) if len(files) <= MOST_NAMES else f"{len(files)} files"
-
-
-def write_text(path: Path, text: str, console: Console) -> None:
-    """Write the text, or exit with 2 and the reason."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        console.print(f"error: cannot write {path}: {error.strerror}", style="bold red", highlight=False, markup=False)
-        raise typer.Exit(2) from None
-    console.print(f"wrote {path}", highlight=False, markup=False)
 
 
 def make_console() -> Console:

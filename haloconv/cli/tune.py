@@ -19,7 +19,8 @@ from haloconv.bench.swapped import in_memory_format
 from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.cli.bench import choices, listed
-from haloconv.cli.run import make_console, show, write_text
+from haloconv.cli.output import Force, check_outputs, positive, refusal, write_output
+from haloconv.cli.run import make_console, show
 from haloconv.device import device_facts
 from haloconv.layout import Layout
 from haloconv.precision import convolution_precision
@@ -45,16 +46,19 @@ def tune(
         str, typer.Option(help="Of fp32,tf32,fp16,bf16 (autocast for models); auto: as PyTorch is set.")
     ] = "auto",
     layout: Annotated[str, typer.Option(help="Of nchw,nhwc (channels_last).")] = "nchw",
-    batch: Annotated[int, typer.Option(help="Models: images of a batch.")] = 32,
-    pixels: Annotated[int, typer.Option(help="Models: height and width of an image.")] = 224,
-    budget: Annotated[float, typer.Option(help="Seconds of timing per problem.")] = BUDGET_S,
-    limit: Annotated[float | None, typer.Option(help="Seconds after which no further problem is begun.")] = None,
+    batch: Annotated[int, typer.Option(help="Models: images of a batch.", min=1)] = 32,
+    pixels: Annotated[int, typer.Option(help="Models: height and width of an image.", min=1)] = 224,
+    budget: Annotated[float, typer.Option(help="Seconds of timing per problem.", callback=positive)] = BUDGET_S,
+    limit: Annotated[
+        float | None, typer.Option(help="Seconds after which no further problem is begun.", callback=positive)
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure what has a current record, too.")] = False,
     ship: Annotated[
         bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write rows and environment to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    force: Force = False,
 ) -> None:
     """Measure the layers of models once, verified against float64, so that each runs on what is fastest here.
 
@@ -65,6 +69,7 @@ def tune(
     """
     console = make_console()
     try:
+        check_outputs({"--json": json, "--html": html}, [*map(Path, targets or []), *([suite] if suite else [])], force)
         device = current_device()
         order = Order(
             targets=targets or [],
@@ -81,8 +86,7 @@ def tune(
         if not posed:
             raise typer.BadParameter("name a problem file or a model, or give --suite; nothing here has a convolution")
     except (ProblemFileError, TargetError, SuiteError, typer.BadParameter) as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise refusal(error) from None
     report = tune_problems(f"haloconv tune: {order.title}", posed, Options(budget, limit, again))
     _tell(report, posed if ship else [], device, {json: report.to_json, html: report.to_html}, console)
     raise typer.Exit(0 if all(row.passed for row in report.rows) else 1)
@@ -164,7 +168,7 @@ def _tell(
         console.print(f"wrote {_ship(shipped, device)} of them to {shipped_path(gpu)}", highlight=False, markup=False)
     for path, text in files.items():
         if path is not None:
-            write_text(path, text(), console)
+            write_output(path, text(), console)
 
 
 def _ship(posed: list[Posed], device: torch.device) -> int:

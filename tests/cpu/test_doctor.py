@@ -121,5 +121,6 @@ def test_it_tells_whether_the_emulator_runs(
 
 
 def test_a_file_that_cannot_be_written_is_an_error_in_words(cache_dir: Path, tmp_path: Path) -> None:
-    run = _doctor("--json", str(tmp_path / "nowhere" / "findings.json"))
-    assert run.returncode == 2 and "cannot write" in run.stdout
+    (tmp_path / "file").write_text("")
+    run = _doctor("--json", str(tmp_path / "file" / "findings.json"))
+    assert run.returncode == 2 and "cannot write" in run.stderr

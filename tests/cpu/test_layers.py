@@ -15,7 +15,7 @@ from tests.cpu.test_budgets import MODULE_NAMES, MODULES, imported, module_name,
 
 LAYERS = (
     {"version"},
-    {"device", "layout"},
+    {"atomic", "device", "layout"},
     {"env", "extras", "precision", "problem", "support", "reference", "roofline"},
     {"report"},
     {"jit"},

@@ -272,7 +272,7 @@ def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["x.py", "--results", "y.jsonl", "--html", "p.html"], "give a model or a problem file"),
         (["x.py", "--html", "p.html"], "there is no such file"),
         (["jax:resnet50", "--html", "p.html"], "not from jax"),
-        (["--results", "y.jsonl", "--html", "p.html"], "no row of results"),
+        (["--results", "y.jsonl", "--html", "p.html"], "y.jsonl: there is no such file"),
         (["x.py", "--device", "emulator", "--precision", "bf16", "--html", "p.html"], "no whole model under"),
     ],
 )

@@ -58,7 +58,7 @@ def run(*arguments: str):
 
 
 def rows_of(folder, *arguments: str) -> tuple[dict, dict[tuple[str, str], dict]]:
-    result = run(*arguments, "--json", str(folder / "rows.json"))
+    result = run(*arguments, "--json", str(folder / "rows.json"), "--force")
     assert result.exit_code == 0, result.output
     content = json.loads((folder / "rows.json").read_text())
     return content, {(row["case"], row["direction"]): row for row in content["rows"]}
