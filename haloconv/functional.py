@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from haloconv import autograd, transforms
-from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast
+from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast, fprop_in_aten
 from haloconv.precision import Precision
 from haloconv.problem import ACTIVATIONS, Activation, ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
 
@@ -126,5 +126,7 @@ def convolve(
         or _dispatch_modes()
         or _tracing_state() is not None
     ):
-        return autograd.activated(torch.ops.haloconv.fprop(x, w, b, *spec), activation)
+        traced_for_onnx = not _is_compiling() and _tracing_state() is not None and torch.onnx.is_in_onnx_export()
+        fprop = fprop_in_aten if traced_for_onnx else torch.ops.haloconv.fprop
+        return autograd.activated(fprop(x, w, b, *spec), activation)
     return autograd.fprop(x, w, b, spec, notes, activation)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._decomp import register_decomposition
 
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
@@ -86,6 +87,19 @@ def _(dy: Tensor, x: Tensor, w_shape: list[int], layout: Layout, *values: Any) -
 @torch.library.register_fake("haloconv::bgrad", lib=_library)
 def _(dy: Tensor, family: str) -> Tensor:
     return dy.new_empty(dy.shape[1])
+
+
+# --- in PyTorch's own operators, for what knows no others: torch.onnx.export looks here
+
+
+@register_decomposition(torch.ops.haloconv.fprop.default)
+def fprop_in_aten(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None, as torch.convolution of padded images."""
+    stride, (top, bottom, left, right), dilation, groups, *_ = values
+    if (top, left) != (bottom, right):
+        x = torch.constant_pad_nd(x, [left, right, top, bottom])
+        top = left = 0
+    return torch.convolution(x, w, b, stride, [top, left], dilation, False, [0, 0], groups)
 
 
 # --- gradients: the table at the head of haloconv.autograd

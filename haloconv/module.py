@@ -23,8 +23,20 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _SPEC_NAMES = frozenset(
     ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "precision", "family", "strict")
 )
-OWN_NAMES = frozenset(("precision", "family", "strict", "swapped", "_spec", "_last_input", "_native"))
+_DERIVED = frozenset(("_spec", "_last_input", "_native"))  # noted in calls, in this process and for its devices
+OWN_NAMES = frozenset(("precision", "family", "strict", "swapped")) | _DERIVED
 """What a layer of ours has on top of a torch.nn.Conv2d."""
+
+NOT_QUANTISED = (
+    "torch.ao.quantization knows layers by their exact type and would leave a haloconv.Conv2d in floating point "
+    "without a word. Call haloconv.restore(model) before prepare, and accelerate after convert what stays in floating "
+    "point; or keep the layer in floating point by a qconfig of None: layer.qconfig = None, or "
+    "QConfigMapping().set_object_type(type(layer), None)"
+)
+NOT_SCRIPTED = (
+    "torch.jit.script cannot compile a haloconv.Conv2d. Use torch.jit.trace, torch.export or torch.compile, which run "
+    "our kernels; or call haloconv.restore(model) first, and script PyTorch's layers"
+)
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -36,6 +48,9 @@ class Conv2d(torch.nn.Conv2d):
     """
 
     swapped = False
+    precision: Precision | None = None  # these three for layers from files that were written before there was one
+    family: str = "auto"
+    strict: bool = False
 
     def __init__(
         self,
@@ -107,11 +122,21 @@ class Conv2d(torch.nn.Conv2d):
         """Take these settings from the next call on."""
         self.precision, self.family, self.strict = precision, family, strict
 
+    def __getstate__(self) -> dict[str, object]:
+        """What copies and files get: the settings, without what was derived from them in calls."""
+        return {name: value for name, value in super().__getstate__().items() if name not in _DERIVED}
+
     def __setattr__(self, name: str, value: object) -> None:
+        if name == "qconfig" and value is not None:
+            raise RuntimeError(NOT_QUANTISED)
         super().__setattr__(name, value)
         if name in _SPEC_NAMES:
             self.__dict__.pop("_spec", None)
             self.__dict__.pop("_native", None)
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """What torch.jit.script asks for, to compile it in place of the layer: raises RuntimeError with the ways out."""
+        raise RuntimeError(NOT_SCRIPTED)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """(N, K, P, Q) of ``input`` (N, C, H, W), or (K, P, Q) of (C, H, W). Raises as haloconv.conv2d."""

@@ -66,6 +66,8 @@ def why_not_plain(module: torch.nn.Module, taken: frozenset[str]) -> str | None:
     for name in _BODIES:
         if name in vars(module):
             return f"its {name} is replaced on the instance, so that no class decides what it computes"
+    if getattr(module, "qconfig", None) is not None:
+        return "it is prepared for quantisation, and convert knows layers by their exact type; accelerate after convert"
     own = sorted(taken & vars(module).keys())
     return f"it has an attribute {own[0]!r} of its own, which means something else in haloconv.Conv2d" if own else None
 

@@ -18,6 +18,7 @@ MAY_BE_SKIPPED = (
     "no Chromium on this machine",
     "NOT CHECKED: there is no nvcc",
     "could not import 'torchvision'",
+    "could not import 'onnx",
     "this PyTorch has no gloo",
     "the page shows the report of a machine without a GPU",
     "permissions as POSIX",
