@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import torch
 import typer
+from rich.console import Console
 
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.network import Effort, load_networks
@@ -45,17 +46,13 @@ def bench(
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.", callback=positive)] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
-    sample: Annotated[
-        int, typer.Option(help="Instead of the suite, so many random layers of few channels.", min=0)
-    ] = 0,
+    sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
     gpus: Annotated[str, typer.Option(help="Networks: spread them over these GPUs, as 0,1; one by default.")] = "",
-    limit: Annotated[
-        float | None, typer.Option(help="Seconds after which nothing further is begun.", callback=positive)
-    ] = None,
+    limit: Annotated[float | None, typer.Option(help="Seconds after which nothing begins.", callback=positive)] = None,
     stale: Annotated[bool, typer.Option("--stale", help="Only what has rows that are not of today's sources.")] = False,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host's side of calls instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B, C or --family.")] = False,
@@ -68,10 +65,7 @@ def bench(
     """
     console = make_console()
     if not torch.cuda.is_available():
-        if not host_cost:
-            raise refusal("bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
-        show_own_host_cost(console)  # our side of the host's time can be told without a GPU, nothing else can
-        raise typer.Exit(0)
+        raise _without_gpu(host_cost, console)
     suite = suite or BENCHMARKS / (f"{NETWORKS}.toml" if models else f"{MAIN_SUITE}.toml")
     device = torch.device("cuda", torch.cuda.current_device())
     folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
@@ -95,6 +89,14 @@ def bench(
     except (SuiteError, typer.BadParameter) as error:
         raise refusal(error) from None
     raise typer.Exit(0 if passed else 1)
+
+
+def _without_gpu(host_cost: bool, console: Console) -> typer.Exit:
+    """What to end with: our side of the host's time can be told without a GPU, nothing else can."""
+    if not host_cost:
+        return refusal("bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
+    show_own_host_cost(console)
+    return typer.Exit(0)
 
 
 class Words(NamedTuple):

@@ -27,6 +27,7 @@ SIGNATURES_OF_OTHERS = {
     "jit/tensor_map.py": {"encode_tiled"},
     "emulator/tensor_map.py": {"encode_tiled", "encode_im2col", "_common", "_encoded"},
     "cli/bench.py": {"bench"},
+    "cli/export.py": {"export_file"},
     "cli/report.py": {"report"},
     "cli/run.py": {"run", "make_options"},
     "cli/tune.py": {"tune"},
