@@ -17,7 +17,12 @@ from pathlib import Path
 from haloconv.families.files import canonical_device, kernels_of, total_hash
 from haloconv.jit.source import SOURCE_ROOT, family_sources
 
-_DECIDES_NOTHING = ("haloconv.version", "haloconv.families")  # the version stands in a comment; the list of families
+_DECIDES_NOTHING = (
+    "haloconv.version",  # stands in a comment
+    "haloconv.families",  # the list of families
+    "haloconv.env",  # where files lie, what is told, whether haloconv is asked at all
+    "haloconv.logs",
+)
 
 JOIN = " + "
 """What stands between the names of kernels that ran one after another."""

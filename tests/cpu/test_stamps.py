@@ -86,6 +86,12 @@ def test_a_stamp_covers_what_decides_the_kernels_results(kernel: str) -> None:
     }
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_stamp_covers_where_files_lie_and_what_is_logged(kernel: str) -> None:
+    """A new environment variable or log line does not make what was verified unverified."""
+    assert not {"env.py", "logs.py", "version.py"} & covered(kernel)
+
+
 def test_no_file_of_the_families_is_in_no_stamp() -> None:
     covered_files = {file for kernel in KERNELS for file in stamps.stamped_files(kernel)}
     files = {file for file in (stamps.SOURCE_ROOT / "families").rglob("*") if file.suffix in (".py", ".cu", ".cuh")}
