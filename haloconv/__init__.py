@@ -14,6 +14,7 @@ import haloconv.tune  # noqa: F401
 from haloconv.accelerate import accelerate, restore
 from haloconv.choose import measuring
 from haloconv.functional import conv2d
+from haloconv.logs import set_logs
 from haloconv.module import Conv2d
 from haloconv.version import __version__
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from haloconv.export.export import export
     from haloconv.tune.ahead import tune
 
-__all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "export", "restore", "tune"]
+__all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "export", "restore", "set_logs", "tune"]
 
 _LOADED_WHEN_ASKED_FOR = {"export": "haloconv.export.export", "tune": "haloconv.tune.ahead"}
 for _name in _LOADED_WHEN_ASKED_FOR:

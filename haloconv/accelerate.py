@@ -6,6 +6,7 @@ modules, DDP and FSDP2 (which puts gathered weights into the very module that it
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,12 +14,15 @@ from typing import NamedTuple
 
 import torch
 
+from haloconv import env
+from haloconv.choose.choice import DISABLED
 from haloconv.module import OWN_NAMES, Conv2d, check_names
 from haloconv.precision import Precision
 from haloconv.reclass import change_class, is_convolution, own_class, why_not_plain
 
 _TABLES = "haloconv.report.changes"  # loaded when something is shown
 _ROOT = "(the model itself)"
+_told_disabled = False
 
 
 class Swap(NamedTuple):
@@ -112,11 +116,15 @@ def accelerate(
     are left and listed with the reason. ``family``, ``precision`` and ``strict`` mean what they mean for
     haloconv.Conv2d; layers that were swapped before take them, too. ``restore`` undoes it.
 
+    With HALOCONV_DISABLE=1 nothing is changed, ``strict`` or not, and a warning says so once.
+
     Raises ValueError for an unknown precision or family and RuntimeError if ``strict`` is set and a 2-D convolution
     cannot be swapped; nothing is changed then.
     """
     check_names(precision, family)
     places = _places(model)
+    if env.disabled():
+        return _nothing_done(places)
     left = tuple(
         Left(names, module, reason, is_convolution(module))
         for module, names in places.items()
@@ -138,8 +146,24 @@ def accelerate(
             change_class(module, torch.nn.Conv2d, Conv2d)
             module.set_up(precision, family, strict)
             module.swapped = True
+            vars(module)["_layer_name"] = names[0]
             swaps.append(Swap(names, module))
     return Acceleration(tuple(swaps), tuple(already), left)
+
+
+def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleration:
+    """What ``accelerate`` gives under HALOCONV_DISABLE: every layer left, which is warned of once in a process."""
+    global _told_disabled
+    if not _told_disabled:
+        _told_disabled = True
+        warnings.warn(f"haloconv.accelerate changes nothing: {DISABLED}", RuntimeWarning, stacklevel=3)
+    already = tuple(Swap(names, module) for module, names in places.items() if isinstance(module, Conv2d))
+    left = tuple(
+        Left(names, module, why_not_plain(module, OWN_NAMES) or DISABLED, is_convolution(module))
+        for module, names in places.items()
+        if not isinstance(module, Conv2d)
+    )
+    return Acceleration((), already, left)
 
 
 def restore(model: torch.nn.Module) -> list[str]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from haloconv import logs
 from haloconv import plan as plans
 from haloconv.layout import Layout
 from haloconv.problem import Activation, ConvSpec, Direction
+from haloconv.profiling import calls_of, current_layer, named_range, profiler
 
 Tensor = torch.Tensor
 
@@ -54,9 +56,14 @@ def fprop(
     if native and notes is not None:
         notes["is_native"] = True
     if not recording:
-        return plan.run(x, w, b)
+        return plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
     if native:
         top, _, left, _ = spec.padding
+        if profiler._is_profiler_enabled:
+            with named_range("fprop", "aten"):
+                return activated(
+                    torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation
+                )
         return activated(torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation)
     return _Fprop.apply(x, w, b, plan)
 
@@ -89,13 +96,15 @@ def save_needed(ctx: Any, first: Tensor, second: Tensor, *results: Tensor) -> No
 class _Fprop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
-        y = plan.run(x, w, b)
+        y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
         save_needed(ctx, x, w, *([] if plan.problem.activation is None else [y]))
-        ctx.plan = plan
+        ctx.plan, ctx.layer = plan, current_layer() if profiler._is_profiler_enabled or logs.names_layers else ""
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
+        if ctx.layer:
+            return _backward_of_layer(ctx, dy)
         x, w, *activated = ctx.saved_tensors
         plan = ctx.plan
         problem, spec = plan.problem, plan.spec
@@ -109,6 +118,16 @@ class _Fprop(torch.autograd.Function):
             dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
         db = bgrad(dy, spec) if db_wanted else None
         return dx, dw, db, None
+
+
+def _backward_of_layer(ctx: Any, dy: Tensor) -> tuple:
+    """_Fprop.backward, which others learn the layer of."""
+    layer, ctx.layer = ctx.layer, ""
+    try:
+        with calls_of(layer):
+            return _Fprop.backward(ctx, dy)
+    finally:
+        ctx.layer = layer
 
 
 class _Dgrad(torch.autograd.Function):

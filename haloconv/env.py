@@ -20,6 +20,11 @@ CACHE = "HALOCONV_CACHE"
 RECORDS_DIR = "HALOCONV_RECORDS_DIR"
 TUNE = "HALOCONV_TUNE"
 FROZEN = "HALOCONV_FROZEN"
+CACHE_LIMIT = "HALOCONV_CACHE_LIMIT"
+DISABLE = "HALOCONV_DISABLE"
+LOGS = "HALOCONV_LOGS"
+
+LOG_TOPICS = ("choice", "compile", "cache")
 
 VARIABLES = {
     CACHE_DIR: "folder of the kernel cache, instead of the user's cache folder",
@@ -27,8 +32,12 @@ VARIABLES = {
     RECORDS_DIR: "folder of the tuning records, instead of the user's data folder",
     TUNE: "first-use: measure a layer of a new kind at its first call; unset: choose by records and rules at once",
     FROZEN: "1: tuning records are read only; nothing is measured and nothing is written",
+    DISABLE: "1: PyTorch's own convolution runs every layer, and accelerate changes nothing",
+    LOGS: f"topics to log, of {','.join(LOG_TOPICS)}, or all; unset: nothing is logged",
 }
 """Every environment variable that the package reads, with its meaning."""
+
+_OFF = ("", "0", "off", "no", "false")
 
 _VARIABLES_OF_OTHERS = (
     "CUDA_VISIBLE_DEVICES",
@@ -63,7 +72,7 @@ def tunes_at_first_use() -> bool:
     Warns of a value that means nothing.
     """
     value = os.environ.get(TUNE, "").strip().lower()
-    if value not in ("", "0", "off", "no", "false", "first-use"):
+    if value not in (*_OFF, "first-use"):
         warnings.warn(f"{TUNE}={value!r} means nothing; it may be first-use", RuntimeWarning, stacklevel=2)
     return value == "first-use" and not frozen()
 
@@ -71,7 +80,27 @@ def tunes_at_first_use() -> bool:
 @cache
 def frozen() -> bool:
     """True if HALOCONV_FROZEN is set to anything but ``0``, ``off``, ``no`` or ``false``. Read once in a process."""
-    return os.environ.get(FROZEN, "").strip().lower() not in ("", "0", "off", "no", "false")
+    return os.environ.get(FROZEN, "").strip().lower() not in _OFF
+
+
+@cache
+def disabled() -> bool:
+    """True if HALOCONV_DISABLE is set to anything but ``0``, ``off``, ``no`` or ``false``. Read once in a process."""
+    return os.environ.get(DISABLE, "").strip().lower() not in _OFF
+
+
+def log_topics() -> tuple[str, ...]:
+    """The topics that HALOCONV_LOGS names, all of them for ``all``. Warns of a topic that there is not."""
+    words = [word.strip().lower() for word in os.environ.get(LOGS, "").split(",")]
+    named = [word for word in words if word not in _OFF]
+    unknown = [word for word in named if word not in (*LOG_TOPICS, "all")]
+    if unknown:
+        warnings.warn(
+            f"{LOGS} names {', '.join(unknown)}; there are {', '.join(LOG_TOPICS)}, and all",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return tuple(topic for topic in LOG_TOPICS if topic in named or "all" in named)
 
 
 def variables_in_force() -> dict[str, str]:

@@ -17,6 +17,7 @@ from haloconv.autograd import save_needed
 from haloconv.families import check_family
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import ConvSpec, check_tensors
+from haloconv.profiling import profiler
 
 Tensor = torch.Tensor
 
@@ -41,7 +42,7 @@ def _spec(*values: Any) -> ConvSpec:
 
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     plan = plans.plan_fprop(x, w, b, _spec(*values))
-    y = plan.run(x, w, b)
+    y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
     return y.contiguous(memory_format=torch.channels_last) if plan.layout == "nhwc" else y.contiguous()
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from haloconv import logs
 from haloconv import plan as plans
 from haloconv.choose.choice import Choice, choose
 from haloconv.families import check_family
@@ -15,6 +16,7 @@ from haloconv.library import autocast_dtype
 from haloconv.plan import problem_of
 from haloconv.precision import Precision, torch_precision
 from haloconv.problem import PRECISIONS, ConvSpec, Pair
+from haloconv.profiling import calls_of, current_layer, named_range, profiler
 from haloconv.reclass import change_class, why_not_plain
 from haloconv.support import why_not_elements
 
@@ -24,7 +26,7 @@ _SPEC_NAMES = frozenset(
     ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "precision", "family", "strict")
 )
 _DERIVED = frozenset(("_spec", "_last_input", "_native"))  # noted in calls, in this process and for its devices
-OWN_NAMES = frozenset(("precision", "family", "strict", "swapped")) | _DERIVED
+OWN_NAMES = frozenset(("precision", "family", "strict", "swapped", "_layer_name")) | _DERIVED
 """What a layer of ours has on top of a torch.nn.Conv2d."""
 
 NOT_QUANTISED = (
@@ -149,8 +151,17 @@ class Conv2d(torch.nn.Conv2d):
         """The convolution with a family chosen. Where all that a call needs goes to PyTorch, the layer notes it: from
         then on its calls are PyTorch's own, autocast and all, as long as nothing changes that the choice depends on.
         """
-        native = None if _is_compiling() else self.__dict__.get("_native")
+        if _is_compiling():
+            native = None
+        elif (profiler._is_profiler_enabled or logs.names_layers) and current_layer() != self._shown_name():
+            with calls_of(self._shown_name()):
+                return self._conv_forward(input, weight, bias)
+        else:
+            native = self.__dict__.get("_native")
         if native is not None and native[0] == _circumstances(input, weight):
+            if profiler._is_profiler_enabled:
+                with named_range("fprop", "aten"):
+                    return torch.conv2d(input, weight, bias, *native[1])
             return torch.conv2d(input, weight, bias, *native[1])
         if not isinstance(input, torch.Tensor):
             if isinstance(input, torch.fx.Proxy):  # torch.fx keeps the layers of torch.nn whole; ours, too
@@ -169,6 +180,10 @@ class Conv2d(torch.nn.Conv2d):
             arguments = (spec.stride, (top, left), spec.dilation, spec.groups)
             self.__dict__["_native"] = (_circumstances(input, weight), arguments)
         return y
+
+    def _shown_name(self) -> str:
+        """The layer's name in the model that was accelerated, else what it is."""
+        return self.__dict__.get("_layer_name") or f"{type(self).__name__}({super().extra_repr()})"
 
     def _new_spec(self) -> ConvSpec:
         """What the attributes ask for; kept until one of them is assigned."""

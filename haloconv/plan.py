@@ -6,13 +6,14 @@ strides, dtype and device, find the plan in a dict and launch: nothing is format
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
-from haloconv import support
+from haloconv import env, logs, support
 from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be_measured
 from haloconv.choose.rules import bgrad_by_rule
 from haloconv.device import runs_kernels, stand_in, watched
@@ -23,6 +24,7 @@ from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.layout import Layout, is_channels_last
 from haloconv.precision import torch_precision
 from haloconv.problem import Activation, ConvSpec, Direction, Problem, Request, TensorForm, check_tensors
+from haloconv.profiling import current_layer, named_range, profiler
 
 
 class Plan:
@@ -40,6 +42,12 @@ class Plan:
         self.problem, self.layout, self.w_layout = request.problem, request.result_layout, w_layout
         self.spec, self.choice, self.run, self.plain = spec, choice, run, plain
         self._native: dict[Direction, bool] = {}
+
+    def traced(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        """``run`` inside a range of PyTorch's profiler."""
+        choice = self.choice
+        with named_range(self.problem.direction, choice.family, choice.kernel, choice.config):
+            return self.run(*tensors)
 
     def is_native(self, gradients: tuple[Direction, ...], device: torch.device) -> bool:
         """Whether PyTorch runs fprop and these gradients as its own layer would, so that its autograd can take all."""
@@ -115,7 +123,8 @@ def plan_fprop(
 
 def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as plan_fprop."""
-    return plan_fprop(x, w, b, spec).run(x, w, b)
+    plan = plan_fprop(x, w, b, spec)
+    return plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
 
 
 def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Plan:
@@ -133,7 +142,8 @@ def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layo
 
 def dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> torch.Tensor:
     """dx of shape ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
-    return plan_dgrad(dy, w, x_shape, layout, spec).run(dy, w)
+    plan = plan_dgrad(dy, w, x_shape, layout, spec)
+    return plan.traced(dy, w) if profiler._is_profiler_enabled else plan.run(dy, w)
 
 
 def plan_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Plan:
@@ -151,7 +161,8 @@ def plan_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layo
 
 def wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> torch.Tensor:
     """dw of shape ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
-    return plan_wgrad(dy, x, w_shape, layout, spec).run(dy, x)
+    plan = plan_wgrad(dy, x, w_shape, layout, spec)
+    return plan.traced(dy, x) if profiler._is_profiler_enabled else plan.run(dy, x)
 
 
 def gradients(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, fprop: Plan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,23 +174,35 @@ def gradients(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, fprop: Plan) -
     to_dx = plan_dgrad(dy, w, problem.x_shape, layout, spec)
     to_dw = plan_wgrad(dy, x, problem.w_shape, w_layout, spec)
     if to_dx.choice.family == to_dw.choice.family == "aten" and is_symmetric(problem):
-        return aten_gradients(to_dx.problem, (layout, w_layout), dy, x, w)
+        if not profiler._is_profiler_enabled:
+            return aten_gradients(to_dx.problem, (layout, w_layout), dy, x, w)
+        with named_range("dgrad+wgrad", "aten"):
+            return aten_gradients(to_dx.problem, (layout, w_layout), dy, x, w)
+    if profiler._is_profiler_enabled:
+        return to_dx.traced(dy, w), to_dw.traced(dy, x)
     return to_dx.run(dy, w), to_dw.run(dy, x)
 
 
 def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     """db (K,): the sum of dy (N, K, P, Q) over images and pixels."""
     key = (dy.shape, dy.stride(), dy.dtype, dy.device, spec.family)
-    run = _bgrads.get(key)
-    return (run or _remember(_bgrads, key, _bind_bgrad(dy, spec.family)))(dy)
+    run = _bgrads.get(key) or _remember(_bgrads, key, _bind_bgrad(dy, spec.family))
+    if not profiler._is_profiler_enabled:
+        return run(dy)
+    with named_range("bgrad", "aten" if run is _aten_bgrad else "direct"):
+        return run(dy)
 
 
 def _bind_bgrad(dy: torch.Tensor, family: str) -> BoundCall:
     refused = not runs_kernels(dy.device) or dy.dtype not in support.KERNEL_DTYPES or dy.numel() == 0
     by_rule = family == "auto" and stand_in() is None and bgrad_by_rule(dy.shape, dy.stride())[0] == "aten"
-    if family == "aten" or refused or by_rule:
-        return lambda dy: dy.sum((0, 2, 3))
+    if family == "aten" or refused or by_rule or env.disabled():
+        return _aten_bgrad
     return watched(bind_bgrad(dy.dtype, tuple(dy.shape), form_of(dy), dy.device), dy.device)
+
+
+def _aten_bgrad(dy: torch.Tensor) -> torch.Tensor:
+    return dy.sum((0, 2, 3))
 
 
 def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
@@ -201,7 +224,15 @@ def _bind(problem: Problem, first: torch.Tensor, second: torch.Tensor, layout: L
     if problem.activation is not None and problem.activation not in family.activations:
         run = _activated(run)
     plain = problem.direction == "fprop" and _is_settled(choice, spec) and _is_plain(problem, spec)
-    return Plan(request, spec, choice._replace(kernel=config.kernel, config=config.key), run, layout_of(second), plain)
+    choice = choice._replace(kernel=config.kernel, config=config.key)
+    if logs.choice.isEnabledFor(logging.INFO):
+        _log_choice(problem, choice)
+    return Plan(request, spec, choice, run, layout_of(second), plain)
+
+
+def _log_choice(problem: Problem, choice: Choice) -> None:
+    layer, kernel = current_layer() or "a layer", " ".join(filter(None, (choice.kernel, choice.config)))
+    logs.choice.info("%s: %s -> %s (%s): %s", layer, problem, choice.family, kernel, choice.reason)
 
 
 def _activated(fprop: BoundCall) -> BoundCall:

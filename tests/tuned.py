@@ -39,6 +39,7 @@ def forget() -> None:
     plan.clear_plans()
     env.tunes_at_first_use.cache_clear()
     env.frozen.cache_clear()
+    env.disabled.cache_clear()
 
 
 def record(problem: Problem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:

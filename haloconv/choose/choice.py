@@ -21,6 +21,8 @@ from haloconv.families import FAMILIES, check_family
 from haloconv.families.base import Config
 from haloconv.problem import Problem, Request, dense_request
 
+DISABLED = f"{env.DISABLE} is set, so that PyTorch's own convolution runs"
+
 
 class Choice(NamedTuple):
     """The family that runs a problem and why; ``refused`` if our kernels do not take the problem at all.
@@ -45,6 +47,8 @@ def choose(problem: Problem, device: torch.device, family: str = "auto") -> Choi
     check_family(family)
     if family == "aten":
         return Choice("aten", "asked for")
+    if env.disabled():
+        return Choice("aten", DISABLED)
     reason = FAMILIES["direct" if family == "auto" else family].why_not(problem, device)
     if reason is not None:
         return Choice("aten", reason, refused=True)
@@ -77,7 +81,8 @@ def choose_now(request: Request, family: str) -> Choice:
 
 def may_be_measured(choice: Choice, family: str) -> bool:
     """Whether measuring at first use has a say in the choice for the ``family`` asked for, and no record had."""
-    return family == "auto" and not choice.refused and not choice.measured and env.tunes_at_first_use()
+    open_to_it = family == "auto" and not choice.refused and not choice.measured
+    return open_to_it and env.tunes_at_first_use() and not env.disabled()
 
 
 def config_of(choice: Choice, request: Request) -> Config:

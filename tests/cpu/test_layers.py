@@ -16,7 +16,7 @@ from tests.cpu.test_budgets import MODULE_NAMES, MODULES, imported, module_name,
 LAYERS = (
     {"version"},
     {"atomic", "device", "layout"},
-    {"env", "extras", "precision", "problem", "support", "reference", "roofline"},
+    {"env", "extras", "logs", "precision", "problem", "profiling", "support", "reference", "roofline"},
     {"report"},
     {"jit"},
     {"families"},
