@@ -10,12 +10,16 @@ FAMILIES ?=
 BENCH_ARGS ?=
 FUZZ_S ?= 300
 FUZZ_ARGS ?=
+MATRIX_ARGS ?=
 
 VENV := .venv
 VENV_GPU := .venv-gpu
+VENV_PACKAGE := .venv-package
 PROBLEMS := examples/problems/*.py
 NVRTC_12 := nvidia-cuda-nvrtc-cu12==12.9.86
 NVRTC_11 := nvidia-cuda-nvrtc-cu11==11.8.89
+UV := uv==0.13.9
+UV_INSTALL := $(VENV_PACKAGE)/bin/uv pip install --quiet --python $(VENV_PACKAGE)
 PIP_FLAGS := --quiet --disable-pip-version-check
 RUN_GPU := PYTHONPATH=. $(PYTHON_GPU)
 OF_FAMILIES = $(foreach family,$(FAMILIES),--family $(family))
@@ -26,7 +30,7 @@ GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswit
 FIND_BROWSER := command -v chromium-headless-shell || command -v chromium || command -v google-chrome
 SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
 
-.PHONY: help venv browser demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench clean
+.PHONY: help venv browser demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench package matrix clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +42,9 @@ help:
 	@echo '               FAMILIES="NAME ..." alone; goes on where the last one ended'
 	@echo 'make sanitize  on a GPU machine: compute-sanitizer only (SANITIZE_ARGS=..., FAMILIES=...)'
 	@echo 'make bench     on a GPU machine: time the suite, refresh the results and the README (BENCH_ARGS=...)'
+	@echo 'make package   the files of a release in dist, built and checked'
+	@echo 'make matrix    the wheel in bare environments, for each Python on this machine and several PyTorch versions'
+	@echo '               (MATRIX_ARGS="--python 3.12 --torch 2.6 newest --torch-backend cpu")'
 	@echo 'make venv      the development environment in .venv'
 	@echo 'make browser   headless Chromium from Debian packages (as root), for the tests that look at pages in a browser'
 	@echo 'make clean     remove the environments and the caches'
@@ -91,8 +98,18 @@ bench:
 	$(RUN_GPU) -m haloconv bench $(BENCH_ARGS)
 	$(RUN_GPU) -m tools.readme_results
 
+# The wheel is built from the source archive, as everyone who installs from that does.
+package: $(VENV_PACKAGE)/.package
+	rm -rf dist
+	$(VENV_PACKAGE)/bin/uv build --quiet
+	$(VENV_PACKAGE)/bin/twine check --strict dist/*
+	$(VENV_PACKAGE)/bin/check-wheel-contents dist/*.whl
+
+matrix: $(VENV_PACKAGE)/.package
+	PYTHONPATH=. $(VENV_PACKAGE)/bin/python -m tools.matrix $(MATRIX_ARGS)
+
 clean:
-	rm -rf $(VENV) $(VENV_GPU) .nvrtc .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV_GPU) $(VENV_PACKAGE) .nvrtc .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch first and pinned, so that installing the package pulls no other build of it.
@@ -114,6 +131,13 @@ $(VENV)/.nvrtc: $(VENV)/.torch
 	rm -rf .nvrtc
 	$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --target .nvrtc/12 '$(NVRTC_12)'
 	$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --target .nvrtc/11 '$(NVRTC_11)'
+	touch $@
+
+# No PyTorch: what these packages check and read is files.
+$(VENV_PACKAGE)/.package: pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV_PACKAGE)
+	$(VENV_PACKAGE)/bin/pip install $(PIP_FLAGS) '$(UV)'
+	$(UV_INSTALL) --group package
 	touch $@
 
 # A fresh environment that also sees the packages of PYTHON_GPU, whose CUDA PyTorch stays the one in use.

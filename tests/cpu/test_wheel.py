@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import email
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import trove_classifiers
+import yaml
 
 from haloconv import emulator
 from haloconv.version import __version__
@@ -71,8 +76,8 @@ class Installed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    if importlib.util.find_spec("hatchling") is None:
-        message = "hatchling builds the wheel and is not installed: `make test` does it"
+    if any(importlib.util.find_spec(name) is None for name in ("hatchling", "hatch_fancy_pypi_readme")):
+        message = "what builds the wheel is not installed: `make test` does it"
         pytest.skip(message)
     folder = tmp_path_factory.mktemp("wheel")
     build = ("wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
@@ -107,6 +112,63 @@ def test_the_wheel_holds_every_file_of_the_package(installed: Installed) -> None
     assert "haloconv/choose/shipped/nvidia-h200.json" in found
     assert {Path(name).suffix for name in found} >= {".py", ".cu", ".cuh", ".h", ".cpp", ".j2", ".json"}
     assert "License-File: LICENSE" in metadata and "Requires-Dist: torch" in metadata
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_source_archive_builds_the_same_wheel(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatchling.build import build_sdist, build_wheel
+
+    monkeypatch.chdir(ROOT)
+    name = build_sdist(str(tmp_path))
+    with tarfile.open(tmp_path / name) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path / name.removesuffix(".tar.gz"))
+    assert {"tests", "benchmarks", "docs", "Makefile", "CHANGELOG.md"} <= {each.name for each in Path.cwd().iterdir()}
+    wheel = build_wheel(str(tmp_path))
+    assert wheel == installed.wheel.name and contents(tmp_path / wheel) == contents(installed.wheel)
+
+
+def test_the_page_of_a_release_links_to_its_own_files(installed: Installed) -> None:
+    """Links of README.md that work beside its files are absolute there; the forge is named in one place."""
+    (place,) = re.findall(r'^Source = "(https://.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    message = email.message_from_bytes(contents(installed.wheel)[f"haloconv-{__version__}.dist-info/METADATA"])
+    assert message["Description-Content-Type"] == "text/markdown"
+    links = re.findall(r"\]\(([^)\s]+)\)", message.get_payload())
+    assert links and [link for link in links if not link.startswith(("https://", "#"))] == []
+    ours = [link.removeprefix(f"{place}/blob/v{__version__}/") for link in links if link.startswith(place)]
+    assert "docs/results.md" in ours and [each for each in ours if not (ROOT / each.partition("#")[0]).exists()] == []
+    urls = dict(each.split(", ") for each in message.get_all("Project-URL"))
+    assert set(urls) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert urls["Changelog"] == f"{place}/blob/main/CHANGELOG.md" and urls["Issues"] == f"{place}/issues"
+
+
+def test_classifiers_are_known_and_name_the_pythons_of_the_matrix(installed: Installed) -> None:
+    from tools.matrix import PYTHONS
+
+    text = contents(installed.wheel)[f"haloconv-{__version__}.dist-info/METADATA"]
+    message = email.message_from_bytes(text)
+    classifiers = message.get_all("Classifier")
+    assert set(classifiers) <= trove_classifiers.classifiers
+    named = [each.rpartition(" ")[2] for each in classifiers if re.search(r":: Python :: 3\.\d+$", each)]
+    assert tuple(named) == PYTHONS and message["Requires-Python"] == f">={PYTHONS[0]}"
+
+
+def test_a_tag_builds_checks_and_publishes_without_a_password() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "package.yml").read_text("utf-8"))
+    assert workflow[True]["push"] == {"tags": ["v*"]} and workflow["permissions"] == {"contents": "read"}
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert {"run": "make package"} in build["steps"]
+    assert publish["permissions"] == {"id-token": "write"} and publish["needs"] == "build"
+    assert publish["if"] == "github.ref_type == 'tag'" and "secrets" not in str(workflow)
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\npackage:")[2].partition("\n\n")[0]
+    for command in ("uv build", "twine check --strict dist/*", "check-wheel-contents dist/*.whl"):
+        assert command in recipe
 
 
 def test_a_layer_of_the_installed_package_runs(installed: Installed) -> None:

@@ -1,0 +1,80 @@
+"""``make matrix``: what each cell runs, and what its table says of what failed and of what could not be tried."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tools import matrix
+
+WHEEL = Path("/dist/haloconv-1.2.3-py3-none-any.whl")
+SAID = {"use": "2.9.1+cpu\n", "command": "haloconv 1.2.3\n"}
+
+
+def steps(failing: str, said: dict[str, str], commands: list[str]) -> matrix.Run:
+    """Commands that run nothing; the one named fails."""
+
+    def run(*words: object, **_: str) -> subprocess.CompletedProcess[str]:
+        command = " ".join(map(str, words))
+        commands.append(command)
+        name = next(
+            name
+            for name, sign in (
+                ("environment", " venv "), ("wheel of PyTorch", "--dry-run"), ("install cli", "haloconv[cli]"),
+                ("install", " install "), ("use", "matrix_cell.py"), ("command", "haloconv --version"),
+            ) if sign in command
+        )  # fmt: skip
+        return subprocess.CompletedProcess(command, int(name == failing), said.get(name, ""), f"{name} broke")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("failing", "said", "outcome"),
+    [
+        ("", SAID, ("ok 2.9.1+cpu", "")),
+        ("environment", SAID, ("FAILED: no environment", "environment broke")),
+        ("wheel of PyTorch", SAID, (matrix.NO_WHEEL, "")),
+        ("install", SAID, ("FAILED: install", "install broke")),
+        ("use", SAID, ("FAILED: use", "2.9.1+cpu\nuse broke")),
+        ("install cli", SAID, ("FAILED: install cli", "install cli broke")),
+        ("command", SAID, ("FAILED: command", "haloconv 1.2.3\ncommand broke")),
+        ("", {**SAID, "command": "haloconv 1.2.2\n"}, ("FAILED: command", "haloconv 1.2.2\ncommand broke")),
+    ],
+)
+def test_a_cell_says_which_step_failed(failing: str, said: dict[str, str], outcome: tuple[str, str]) -> None:
+    commands: list[str] = []
+    assert matrix.cell("/bin/python3.10", "2.9", WHEEL, (), steps(failing, said, commands)) == outcome
+    if outcome[0].startswith("ok"):
+        assert "torch==2.9.*" in commands[2] and str(WHEEL) in commands[2] and "[cli]" not in commands[2]
+
+
+def test_the_newest_pytorch_is_the_one_without_a_bound() -> None:
+    assert matrix.requirement(matrix.NEWEST) == "torch" and matrix.requirement("2.4") == "torch==2.4.*"
+
+
+def test_what_could_not_be_tried_is_said_and_a_failure_is_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = {"2.4": ("ok 2.4.1", ""), "newest": ("FAILED: use", "a traceback")}
+    monkeypatch.setattr(matrix, "UV", Path(sys.executable))
+    monkeypatch.setattr(matrix, "build_wheel", lambda folder: WHEEL)
+    monkeypatch.setattr(matrix, "interpreter", lambda version: None if version == "3.13" else f"/python{version}")
+    monkeypatch.setattr(matrix, "cell", lambda python, torch, *_: outcomes[torch])
+    assert matrix.main(["--python", "3.10", "3.13", "--torch", "2.4", "newest"]) == 1
+    said = capsys.readouterr().out
+    assert "a traceback" in said and "FAILED: use" in said and said.count("ok 2.4.1") == 1
+    assert matrix.main(["--python", "3.10", "3.13", "--torch", "2.4"]) == 0
+    assert matrix.NO_INTERPRETER in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_table_has_a_cell_for_each_pair() -> None:
+    results = {("3.10", "2.4"): "ok 2.4.1", ("3.11", "2.4"): matrix.NO_WHEEL}
+    written = io.StringIO()
+    Console(file=written, width=60).print(matrix.table_of(results, ("3.10", "3.11"), ("2.4",)))
+    assert "Python 3.10 │ ok 2.4.1" in written.getvalue() and "PyTorch 2.4" in written.getvalue()
