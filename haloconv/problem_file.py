@@ -14,16 +14,40 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch.utils import _pytree
 
 SMALLEST_OUTPUT = 16
 REDUCED_FLOPS = 2_000_000_000
 NAMES = ("Model", "get_inputs", "get_init_inputs")
+
+USER_ERRORS = (Exception, SystemExit)
+"""What code of a problem file may raise and only ends that file; ``sys.exit()`` in it ends nothing of ours."""
+
+Inputs = tuple[object, ...]
+"""The positional arguments of a model: tensors, numbers, None, and lists, tuples and dicts of them."""
 
 _counter = itertools.count()
 
 
 class ProblemFileError(Exception):
     """A problem file cannot be used; the message is a sentence for the person who wrote the file."""
+
+
+def how_it_ended(error: BaseException) -> str:
+    """``raised ValueError: why``, or ``called sys.exit(0)``: the end of a sentence about someone's code."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    return f"raised {type(error).__name__}: {error}"
+
+
+def tensors_in(arguments: object) -> list[torch.Tensor]:
+    """The tensors among a model's arguments, those in lists, tuples and dicts too, in their order."""
+    return [leaf for leaf in _pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], arguments: Inputs) -> Inputs:
+    """The arguments with every tensor changed, wherever it stands; all else is the same object."""
+    return _pytree.tree_map_only(torch.Tensor, change, arguments)
 
 
 @dataclass(frozen=True)
@@ -54,17 +78,21 @@ class ProblemFile:
             raise ProblemFileError(f"{self.path}: Model must be a torch.nn.Module, not {_kind(model)}")
         return model
 
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of ``get_inputs()``.
+    def inputs(self) -> Inputs:
+        """What ``get_inputs()`` returns: the arguments of a call of the model.
 
-        Raises ProblemFileError if it fails, or returns no list, an empty list, or something else than tensors.
+        Beside tensors there may be numbers, None, and lists, tuples and dicts of all of them.
+
+        Raises ProblemFileError if it fails, or returns no list, an empty list, or one that holds no tensor.
         """
         inputs = _called(self.path, "get_inputs", self.get_inputs)
         if not isinstance(inputs, (list, tuple)) or not inputs:
             raise ProblemFileError(f"{self.path}: get_inputs() must return a list of tensors, not {_kind(inputs)}")
-        for i, value in enumerate(inputs):
-            if not isinstance(value, torch.Tensor):
-                raise ProblemFileError(f"{self.path}: get_inputs()[{i}] must be a tensor, not {_kind(value)}")
+        if not tensors_in(inputs):
+            kinds = ", ".join(dict.fromkeys(_kind(value) for value in inputs))
+            raise ProblemFileError(
+                f"{self.path}: get_inputs() must return a list with a tensor in it, not only {kinds}"
+            )
         return tuple(inputs)
 
 
@@ -97,17 +125,17 @@ def _imported(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except USER_ERRORS as error:
         del sys.modules[name]
-        raise ProblemFileError(f"{path}: importing it raised {type(error).__name__}: {error}") from error
+        raise ProblemFileError(f"{path}: importing it {how_it_ended(error)}") from error
     return module
 
 
 def _called(path: Path, name: str, call: Callable[[], object]) -> object:
     try:
         return call()
-    except Exception as error:
-        raise ProblemFileError(f"{path}: {name} raised {type(error).__name__}: {error}") from error
+    except USER_ERRORS as error:
+        raise ProblemFileError(f"{path}: {name} {how_it_ended(error)}") from error
 
 
 def _kind(value: object) -> str:
@@ -168,13 +196,13 @@ def _defined(tree: ast.Module) -> set[str]:
 class Reduced:
     """Inputs cut down for a machine without a GPU. ``note`` says from what to what; None if nothing was cut."""
 
-    inputs: tuple[torch.Tensor, ...]
+    inputs: Inputs
     note: str | None
 
 
 def scaled_inputs(
     model: torch.nn.Module,
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[object],
     limit_flops: int = REDUCED_FLOPS,
     smallest_output: int = SMALLEST_OUTPUT,
 ) -> Reduced:
@@ -183,11 +211,12 @@ def scaled_inputs(
     That is ``smallest_output`` pixels. Cropped are 4-dimensional tensors; the others lose all but the first element of
     their first axis, if that is the batch. ``limit_flops`` bounds the FLOP of all convolutions of a forward pass and
     wins over the pixels. If the model runs at no cropped extent, as with a linear layer of a fixed size, only the batch
-    is cut.
+    is cut; and nothing, if it does not run on a batch of 1 either.
     """
+    whole = tuple(inputs)
     best, twin = None, copy.deepcopy(model).to("meta")
-    for extent in _extents(inputs):
-        cropped = _crop(inputs, extent)
+    for extent in _extents(whole):
+        cropped = _crop(whole, extent)
         outcome = _dry_run(twin, cropped)
         if outcome is None:
             continue
@@ -198,31 +227,35 @@ def scaled_inputs(
         if smallest >= smallest_output:
             break
     if best is None:
-        best = _crop(inputs, None)
-    pairs = [(tuple(old.shape), tuple(new.shape)) for old, new in zip(inputs, best, strict=True)]
+        one = _crop(whole, None)
+        best = one if _dry_run(twin, one) or not _dry_run(twin, whole) else whole
+    pairs = [(tuple(old.shape), tuple(new.shape)) for old, new in zip(tensors_in(whole), tensors_in(best), strict=True)]
     changed = [f"{old} to {new}" for old, new in pairs if old != new]
-    return Reduced(tuple(x.contiguous() for x in best), f"inputs cut from {', '.join(changed)}" if changed else None)
+    note = f"inputs cut from {', '.join(changed)}" if changed else None
+    return Reduced(map_tensors(torch.Tensor.contiguous, best), note)
 
 
-def _extents(inputs: Sequence[torch.Tensor]) -> Iterator[int]:
+def _extents(inputs: Inputs) -> Iterator[int]:
     """Candidates for H and W in rising order: every one up to 64, then coarser, then the full extent."""
-    full = max((max(x.shape[2:]) for x in inputs if x.dim() == 4), default=0)
+    full = max((max(x.shape[2:]) for x in tensors_in(inputs) if x.dim() == 4), default=0)
     steps = itertools.chain(range(1, 64), range(64, 128, 8), range(128, 1024, 32), range(1024, 1 << 16, 256))
     yield from itertools.takewhile(lambda extent: extent < full, steps)
     if full:
         yield full
 
 
-def _crop(inputs: Sequence[torch.Tensor], extent: int | None) -> list[torch.Tensor]:
-    batches = {x.shape[0] for x in inputs if x.dim() == 4}
-    return [x[:1, :, :extent, :extent] if x.dim() == 4 else x[:1] if _has_batch(x, batches) else x for x in inputs]
+def _crop(inputs: Inputs, extent: int | None) -> Inputs:
+    batches = {x.shape[0] for x in tensors_in(inputs) if x.dim() == 4}
+
+    def cropped(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 4:
+            return x[:1, :, :extent, :extent]
+        return x[:1] if x.dim() > 0 and x.shape[0] in batches else x
+
+    return map_tensors(cropped, inputs)
 
 
-def _has_batch(x: torch.Tensor, batches: set[int]) -> bool:
-    return x.dim() > 0 and x.shape[0] in batches
-
-
-def _dry_run(twin: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+def _dry_run(twin: torch.nn.Module, inputs: Inputs) -> tuple[int, int] | None:
     """The FLOP of the convolutions and their smallest output extent, for a model on meta; None if it refuses."""
     outputs: list[tuple[int, int]] = []
 
@@ -232,8 +265,8 @@ def _dry_run(twin: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[int
     hooks = [m.register_forward_hook(note) for m in twin.modules() if isinstance(m, torch.nn.Conv2d)]
     try:
         with torch.no_grad():
-            twin(*[x.to("meta") for x in inputs])
-    except Exception:  # whatever the model raises means: not at this extent
+            twin(*map_tensors(lambda x: x.to("meta"), inputs))
+    except USER_ERRORS:  # whatever the model raises means: not at this extent
         return None
     finally:
         for hook in hooks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -13,17 +12,15 @@ import torch
 from haloconv.bench.layer import Layer, Step
 from haloconv.bench.model import modelled
 from haloconv.bench.traffic import Launched
-from haloconv.bench.trial import AS_LARGE, Budget, try_step
+from haloconv.bench.trial import AS_LARGE
 from haloconv.choose.choice import Choice
-from haloconv.emulator import EmulatedDevice, EmulatorError, emulated_device
+from haloconv.emulator import EmulatedDevice, emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.base import Config
 from haloconv.problem import Problem
 from haloconv.reference import Error, Limits, measure_error, raised, rounded_to_tf32
-from haloconv.report import Row
 from haloconv.tune.judge import UNLIMITED
 
-UNTIMED = Budget(seconds=0.0, min_runs=0)
 LAUNCH_LIMIT_S = 600.0
 
 
@@ -109,33 +106,3 @@ class EmulatedLayer(Layer):
 
 def _fields_of(layer: Layer) -> dict[str, Any]:
     return {each.name: getattr(layer, each.name) for each in fields(Layer)}
-
-
-def try_emulated_step(layer: EmulatedLayer, step: Step) -> Row:
-    """Check one direction of the layer against the oracle. What the emulator finds is the row's complaint."""
-    try:
-        return try_step(layer, step, UNTIMED)
-    except EmulatorError as error:
-        problem, choice = layer.problem(step), layer.choice(step)
-        return failed_row(layer.name, step, problem.precision_label, layer.layout, choice, error)
-
-
-def failed_row(case: str, step: str, precision: str, layout: str, choice: Choice, error: EmulatorError) -> Row:
-    """The row of a run that has no result."""
-    return Row(
-        case=case,
-        direction=step,
-        precision=precision,
-        layout=layout,
-        family=choice.family,
-        reason=choice.reason,
-        error=math.inf,
-        aten_error=math.nan,
-        error_limit=math.nan,
-        difference=math.inf,
-        aten_ms=None,
-        haloconv_ms=None,
-        spread=0.0,
-        runs=0,
-        complaint=str(error),
-    )

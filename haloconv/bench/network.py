@@ -15,12 +15,12 @@ import torch
 from haloconv.accelerate import accelerate
 from haloconv.bench.layer import Layer, Step
 from haloconv.bench.suite import PRECISIONS, SuiteError
-from haloconv.bench.swapped import Autocast, Options, layers_of, placed, why_nothing_is_ours
+from haloconv.bench.swapped import Autocast, Options, layers_of, placed, what_ran, why_nothing_is_ours
 from haloconv.bench.targets import find_source
 from haloconv.bench.trial import Budget, try_step
 from haloconv.bench.whole import Contest, try_model
-from haloconv.families.closure import JOIN
 from haloconv.layout import Layout
+from haloconv.problem_file import Inputs
 from haloconv.report import Row
 from haloconv.report.networks import LAYER_BAR, NETWORK_BAR
 from haloconv.tune.ahead import tune
@@ -126,8 +126,8 @@ def bench_network(
     for training, direction in ((False, "forward"), (True, "step")):
         announce(f"{setting}: {direction}")
         ours.train(training), theirs.train(training)
-        row, notes = _settled(contest, setting.case.name, direction, effort.budget)
-        outcome.rows.append(row)
+        rows, notes = _settled(contest, setting.case.name, direction, effort.budget)
+        outcome.rows += rows
         outcome.notes += [f"{setting}: {note}" for note in notes]
     if effort.layers:
         outcome.rows += [
@@ -142,24 +142,22 @@ def _contest(
     setting: Setting,
     ours: torch.nn.Module,
     theirs: torch.nn.Module,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: Inputs,
     layers: list[Layer],
     options: Options,
 ) -> Contest:
     """Both models, under autocast if the setting wants it; together the layers may err as much as each may."""
     if options.autocast is not None:
         ours, theirs = Autocast(ours, options.autocast), Autocast(theirs, options.autocast)
-    families = dict.fromkeys(layer.choice(step).family for layer in layers for step in _wanted(layer))
-    kernels = {layer.ran(step).kernel for layer in layers for step in _wanted(layer)}
+    wanted = [(layer, step) for layer in layers for step in _wanted(layer)]
     return Contest(
         ours,
         theirs,
         inputs,
         precision="tf32" if setting.precision == "tf32" else "ieee",
         label=setting.precision,
-        norm_limit=len(layers) * max(layer.limits(step, None).norm for layer in layers for step in _wanted(layer)),
-        family="+".join(families),
-        kernel=JOIN.join(sorted(kernels)) if all(kernels) else "",
+        norm_limit=len(layers) * max(layer.limits(step, None).norm for layer, step in wanted),
+        ran={"forward": what_ran(each for each in wanted if each[1] == "fprop"), "step": what_ran(wanted)},
         seed=options.seed,
     )
 
@@ -183,12 +181,12 @@ def _compile(layers: list[Layer]) -> None:
         list(pool.map(lambda each: each[0].ours(each[1])(), wanted))
 
 
-def _settled(contest: Contest, name: str, direction: str, budget: Budget) -> tuple[Row, list[str]]:
-    """The row of the whole network; timed again, and longer, if it seems to miss its bar."""
-    (row,), notes = try_model(contest, name, budget, (direction,))
-    if row.passed and row.ratio is not None and round(row.ratio, 2) < NETWORK_BAR:
-        (row,), notes = try_model(contest, name, replace(budget, seconds=CLOSER * budget.seconds), (direction,))
-    return row, notes
+def _settled(contest: Contest, name: str, direction: str, budget: Budget) -> tuple[list[Row], list[str]]:
+    """The row of the whole network, if there is one; timed again, and longer, if it seems to miss its bar."""
+    rows, notes = try_model(contest, name, budget, (direction,))
+    if any(row.passed and row.ratio is not None and round(row.ratio, 2) < NETWORK_BAR for row in rows):
+        return try_model(contest, name, replace(budget, seconds=CLOSER * budget.seconds), (direction,))
+    return rows, notes
 
 
 def _settled_layer(layer: Layer, step: Step, budget: Budget) -> Row:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
 from haloconv.accelerate import Acceleration, Swap
-from haloconv.bench.emulated import EmulatedLayer, Emulation, failed_row, try_emulated_step
-from haloconv.bench.layer import LAYOUTS, Layer
-from haloconv.bench.trial import Budget, try_step
-from haloconv.bench.whole import Contest, try_model
-from haloconv.choose.choice import Choice
-from haloconv.emulator import EmulatorError
+from haloconv.bench.emulated import EmulatedLayer, Emulation
+from haloconv.bench.layer import LAYOUTS, Layer, Step
+from haloconv.bench.trial import Budget, tried_step
+from haloconv.bench.values import ModelError, device_of, run_theirs
+from haloconv.bench.whole import Contest
+from haloconv.families.closure import JOIN
 from haloconv.layout import Layout
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, result_layout
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
+from haloconv.problem_file import Inputs, map_tensors, tensors_in
 from haloconv.report import Row
 from haloconv.tune.problems import evaluating
-
-
-class ModelError(Exception):
-    """A model cannot be used; the message is a sentence for the person who wrote it."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +60,26 @@ class Autocast(torch.nn.Module):
         super().__init__()
         self.model, self.dtype = model, dtype
 
-    def forward(self, *inputs: torch.Tensor) -> object:
-        with torch.autocast(inputs[0].device.type, self.dtype):
+    def forward(self, *inputs: object) -> object:
+        with torch.autocast(device_of(inputs).type, self.dtype):
             return self.model(*inputs)
 
 
-def placed(
-    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], options: Options
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Model and inputs on the device, and in the memory order if one is asked for."""
+def placed(model: torch.nn.Module, inputs: Inputs, options: Options) -> tuple[torch.nn.Module, Inputs]:
+    """Model and inputs on the device, and in the memory order if one is asked for.
+
+    Raises ModelError if one of them is on the meta device.
+    """
     order = None if options.layout is None else LAYOUTS[options.layout]
-    model, inputs = model.to(options.device), tuple(x.to(options.device) for x in inputs)
+    for i, given in enumerate(inputs):
+        if any(x.is_meta for x in tensors_in(given)):
+            raise ModelError(f"get_inputs()[{i}] is on the meta device, which holds no numbers: make it on the CPU")
+    if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        raise ModelError("Model has parameters or buffers on the meta device, which holds no numbers")
+    model, inputs = model.to(options.device), map_tensors(lambda x: x.to(options.device), inputs)
     if order is None:
         return model, inputs
-    inputs = tuple(x.to(memory_format=order) if x.dim() == 4 else x for x in inputs)
+    inputs = map_tensors(lambda x: x.to(memory_format=order) if x.dim() == 4 else x, inputs)
     return in_memory_format(model, order), inputs
 
 
@@ -94,33 +97,31 @@ def why_nothing_is_ours(acceleration: Acceleration) -> str | None:
 
 
 def layers_of(
-    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], swaps: Sequence[Swap], options: Options
+    name: str, model: torch.nn.Module, inputs: Inputs, swaps: Sequence[Swap], options: Options
 ) -> list[Layer]:
     """Every swapped convolution that runs, with the input of its first call. Raises ModelError if the model fails.
 
     Layers are called ``name.module``, and ``name`` if the model has only one convolution. Convolutions that pose the
-    same problems are one layer, whose ``count`` says how many they are.
+    same problems are one layer, whose ``count`` says how many they are. Calls without elements are left out.
     """
+    inputs = map_tensors(torch.clone, inputs)  # the model may change them in place
     seen: dict[Conv2d, torch.Tensor] = {}
 
     def note(module: Conv2d, args: tuple, kwargs: dict) -> None:
         x = (args[0] if args else kwargs["input"]).detach()
-        seen.setdefault(module, x if x.dim() == 4 else x.unsqueeze(0))
+        if x.numel():
+            seen.setdefault(module, x if x.dim() == 4 else x.unsqueeze(0))
 
     hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
     try:
         with torch.no_grad(), evaluating(model), warnings.catch_warnings():
             if options.emulation is not None:  # no kernel of ours is meant to run in this pass
                 warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
-            model(*inputs)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"Model's forward raised {type(error).__name__}: {error}") from error
+            run_theirs(lambda: model(*inputs), "Model's forward")
     finally:
         for hook in hooks:
             hook.remove()
-    given = {x.data_ptr() for x in inputs}
+    given = {x.data_ptr() for x in tensors_in(inputs)}
     many = len(swaps) > 1
     places: dict[tuple, list[Swap]] = {}
     for swap in swaps:
@@ -167,51 +168,56 @@ def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> La
     return Layer(name, x, weight, bias, dy.contiguous(memory_format=LAYOUTS[layout]), spec, layout)
 
 
-def try_layers(layers: list[Layer], options: Options, announce: Callable[[str], None]) -> list[Row]:
-    """A row for every direction of every layer; ``announce`` hears of each before it starts."""
-    rows = []
+def try_layers(layers: Sequence[Layer], options: Options, announce: Callable[[str], None]) -> Iterator[Row]:
+    """A row for every direction of every layer, each as it is done; ``announce`` hears of each before it starts."""
     for layer in layers:
         for step in layer.steps:
             announce(f"{layer.name} {step}")
-            rows.append(
-                try_emulated_step(EmulatedLayer.of(layer, options.emulation), step)
-                if options.emulation is not None
-                else try_step(layer, step, options.budget)
-            )
-    return rows
+            yield tried_step(on_device(layer, options), step, options.budget)
 
 
-def try_whole(
-    name: str,
+def on_device(layer: Layer, options: Options) -> Layer:
+    """The layer as it runs: on the emulator if one is asked for."""
+    return layer if options.emulation is None else EmulatedLayer.of(layer, options.emulation)
+
+
+def what_ran(steps: Iterable[tuple[Layer, Step]]) -> tuple[str, str]:
+    """The families of these steps of layers, joined by ``+``, and their kernels; no kernels where one is unknown."""
+    steps = list(steps)
+    families = dict.fromkeys(layer.choice(step).family for layer, step in steps)
+    kernels = {layer.ran(step).kernel for layer, step in steps}
+    return "+".join(families), JOIN.join(sorted(kernels)) if all(kernels) else ""
+
+
+def contest_of(
     ours: torch.nn.Module,
     theirs: torch.nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    rows: list[Row],
+    inputs: Inputs,
+    layers: Sequence[Layer],
+    rows: Sequence[Row],
     options: Options,
-) -> tuple[list[Row], list[str]]:
-    """The rows of the whole model, given those of its layers, and notes on how it was judged."""
-    alike = [row for row in rows if row.precision != "tf32" or options.model_precision != "ieee"]
-    labels = {row.precision for row in alike}
-    layer_names = {row.case for row in alike}
+) -> Contest:
+    """The whole model with the families that run its layers, given the layers' rows.
+
+    Beside the emulator the whole runs in another precision than single layers do (`Options.model_precision`), and so on
+    other kernels. Together the layers may err by what each may, added up.
+    """
+    precision = options.model_precision
+    layers = [on_device(replace(layer, spec=layer.spec._replace(precision=precision)), options) for layer in layers]
+    steps = [(layer, step) for layer in layers for step in layer.steps]
+    labels = {layer.problem(step).precision_label for layer, step in steps}
+    limits = [Layer.limits(layer, step, None).norm for layer, step in steps]
+    limits += [row.error_limit for row in rows if row.precision in labels and row.error_limit > 0]
     if options.autocast is not None:
         ours, theirs = Autocast(ours, options.autocast), Autocast(theirs, options.autocast)
-    contest = Contest(
+    return Contest(
         ours,
         theirs,
         inputs,
         precision="tf32" if "tf32" in labels else "ieee",
-        family="+".join(dict.fromkeys(row.family for row in alike)),
-        label=labels.pop() if len(labels) == 1 else "mixed" if labels else "fp32",
-        norm_limit=len(layer_names) * max((row.error_limit for row in alike), default=0.0),
+        label=labels.pop() if len(labels) == 1 else "mixed",
+        norm_limit=len(layers) * max(limits),
+        ran={"forward": what_ran(each for each in steps if each[1] == "fprop"), "step": what_ran(steps)},
         seed=options.seed,
         surroundings=options.emulation.device if options.emulation is not None else nullcontext,
     )
-    try:
-        model_rows, notes = try_model(contest, name, options.budget)
-    except EmulatorError as error:
-        choice = Choice(contest.family, "")
-        failure = failed_row(f"{name} (model)", "step", contest.label, rows[0].layout, choice, error)
-        model_rows, notes = [failure], []
-    if len(alike) < len(rows):
-        notes = [*notes, "The whole model ran in full fp32 precision: PyTorch on a CPU has no TF32 to judge it by."]
-    return model_rows, notes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.problem_file import ProblemFile, load_problem_file
+from haloconv.problem_file import Inputs, ProblemFile, load_problem_file
 
 LIBRARIES = ("torchvision", "timm")
 
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
     name: str
     model: torch.nn.Module
-    inputs: tuple[torch.Tensor, ...]
+    inputs: Inputs
     from_file: bool
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,8 @@ from haloconv.bench.layer import LAYOUTS, Layer, Step, baseline_flags, torch_con
 from haloconv.families.closure import JOIN, source_of
 from haloconv.functional import conv2d
 from haloconv.problem import DIRECTIONS, Problem
-from haloconv.reference import Error, Limits, measure_error, raised
+from haloconv.problem_file import how_it_ended
+from haloconv.reference import Error, Limits, Oracle, measure_error, raised
 from haloconv.report import Row
 from haloconv.roofline import least_memory_ms, least_ms, limit_ms
 from haloconv.tune.judge import UNLIMITED, complaint_about, on_poisoned_memory, relative_difference
@@ -43,6 +45,38 @@ class Budget:
     @property
     def timed(self) -> bool:
         return self.min_runs > 0
+
+
+UNTIMED = Budget(seconds=0.0, min_runs=0)
+"""Check once: on a CPU a time says nothing about the kernels."""
+
+
+def tried_step(layer: Layer, step: Step, budget: Budget) -> Row:
+    """The row of ``try_step``; what either side raises, or the emulator finds, is its complaint.
+
+    Raises OutOfMemoryError alone.
+    """
+    try:
+        return try_step(layer, step, budget)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:
+        problem, choice = layer.problem(step), layer.choice(step)
+        return Row(
+            case=layer.name,
+            direction=step,
+            precision=problem.precision_label,
+            layout=layer.layout,
+            family=choice.family,
+            reason=choice.reason,
+            error=math.inf,
+            aten_error=math.nan,
+            error_limit=math.nan,
+            difference=math.inf,
+            **measured({}),
+            count=layer.count,
+            complaint=how_it_ended(error),
+        )
 
 
 def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
@@ -90,7 +124,16 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         kernel=ran.kernel,
         source=source_of(ran.kernel) if ran.kernel else None,
     )
-    return replace(row, complaint=complaint_about(error, limits) or too_fast(row, [problem], _gpu(device)))
+    complaint = complaint_about(error, limits) or unjudgeable(oracle) or too_fast(row, [problem], _gpu(device))
+    return replace(row, complaint=complaint)
+
+
+def unjudgeable(oracle: Oracle) -> str | None:
+    """Why comparing a result with this reference would show nothing, or None: some element of it must be finite."""
+    if oracle.value.isfinite().any():
+        return None
+    what = "is finite" if oracle.value.numel() else "is there"
+    return f"nothing was compared, for no element of the float64 reference {what}"
 
 
 def _limits(layer: Layer, step: Step, aten_error: Error) -> Limits:

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree
 
 from haloconv.bench.layer import baseline_flags
 from haloconv.bench.trial import BASELINE, OURS, Budget, compared, measured
+from haloconv.bench.values import (
+    GRADIENT,
+    Values,
+    device_of,
+    image_layout,
+    normal,
+    output_tensors,
+    run_theirs,
+    values_of,
+    warmed,
+)
 from haloconv.families.closure import source_of
-from haloconv.plan import layout_of
 from haloconv.precision import Precision
+from haloconv.problem_file import USER_ERRORS, Inputs, how_it_ended, map_tensors, tensors_in
 from haloconv.reference import BASELINE_FACTOR, ELEMENT_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
-
-Values = dict[str, torch.Tensor]
 
 DRAWS = 4
 """How many draws of inputs decide together about a model that seems wrong on the first."""
@@ -32,6 +40,8 @@ NO_DIGIT = 1.0
 """A relative error from which on nothing of a tensor is right: that of zeros."""
 
 NO_TRUTH = "The model does not run in float64, so its outputs were compared with PyTorch's only."
+
+NO_GRADIENT = "No output of the model has a gradient, so its training step was not checked."
 
 ONE_DIGIT = 0.1
 """A limit from which on a tensor is hardly checked, which is then told."""
@@ -48,25 +58,29 @@ class Contest:
     """The same model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
 
     ``precision`` is how PyTorch forms fp32 products for a fair race, ``"ieee"`` or ``"tf32"``; ``label`` is its name in
-    tables, ``family`` the families in use, ``kernel`` their kernels joined by `` + `` where they are known.
+    tables. ``ran`` tells for ``forward`` and ``step`` the families in use, joined by ``+``, and their kernels, joined
+    by `` + ``, if they are known.
     ``norm_limit`` is what the layers together may err. ``seed`` fixes random layers and the output gradients.
     ``surroundings`` makes the context in which our model runs.
     """
 
     ours: torch.nn.Module
     theirs: torch.nn.Module
-    inputs: tuple[torch.Tensor, ...]
+    inputs: Inputs
     precision: Precision
     label: str
     norm_limit: float
-    family: str = ""
-    kernel: str = ""
+    ran: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     seed: int = 0
     surroundings: Callable[[], AbstractContextManager] = nullcontext
 
     @property
     def device(self) -> torch.device:
-        return self.inputs[0].device
+        return device_of(self.inputs)
+
+
+class OursFailed(Exception):
+    """Our model raised where PyTorch's did not; the message says what."""
 
 
 def try_model(
@@ -80,30 +94,47 @@ def try_model(
     Gradients are those of the model with SiLU for ReLU and with batch statistics as constants. As it is, a rounding in
     16 bits turns some ReLU on or off, which no limit tells from a fault. What is timed is the step as it is.
 
-    A budget without runs times nothing. On a GPU the rows tell the peaks of memory, too. Raises what the model raises.
+    What our model raises is the complaint of a row without results. There is no row ``step`` of a model that has no
+    gradient, and a note says so. A budget without runs times nothing. On a GPU the rows tell the peaks of memory, too.
+
+    Raises ModelError if PyTorch's model raises.
     """
-    notes = []
+    rows: list[Row] = []
+    notes: list[str] = []
+    case = f"{name} (model)"
     with baseline_flags(contest.precision):
-        rows = []
         for direction in directions:
-            call, gradients = {"forward": _forward, "step": _step}[direction], direction == "step"
-            first = _draw(contest, 0, gradients)
-            if first.truth is None and NO_TRUTH not in notes:
-                notes.append(NO_TRUTH)
-            errors = _judge(*first.judged(), contest)
-            if errors.complaint is not None:
-                notes.append(f"{direction}: judged on {DRAWS} draws together, because on one {errors.complaint}")
-                all_draws = _joined([first, *(_draw(contest, i, gradients) for i in range(1, DRAWS))])
-                errors = _judge(*all_draws.judged(), contest)
-            if errors.hardly_checked:
-                notes.append(f"{direction}: PyTorch's own error leaves little to check of {errors.hardly_checked}")
-            times = {}
-            if budget.timed:
-                calls = {BASELINE: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
-                times = compared(calls, contest.device, budget)
-            peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
-            rows.append(replace(_row(contest, f"{name} (model)", direction, errors, times), **peaks))
+            try:
+                row, more = _tried(contest, case, direction, budget)
+            except OursFailed as error:
+                row, more = failed_row(contest, case, direction, str(error)), []
+            rows += [] if row is None else [row]
+            notes += [note for note in more if note not in notes]
     return rows, notes
+
+
+def _tried(contest: Contest, case: str, direction: str, budget: Budget) -> tuple[Row | None, list[str]]:
+    """One row, None if there is no gradient to judge, and notes on how it was judged."""
+    call, gradients = {"forward": _forward, "step": _step}[direction], direction == "step"
+    first = _draw(contest, 0, gradients)
+    if gradients and not any(name.startswith(GRADIENT) for name in first.theirs):
+        return None, [NO_GRADIENT]
+    notes = [NO_TRUTH] if first.truth is None else []
+    errors = _judge(*first.judged(), contest)
+    if errors.complaint is not None and first.alike:
+        notes.append(f"{direction}: judged on {DRAWS} draws together, because on one {errors.complaint}")
+        all_draws = _joined([first, *(_draw(contest, i, gradients) for i in range(1, DRAWS))])
+        errors = _judge(*all_draws.judged(), contest)
+    if errors.hardly_checked:
+        notes.append(f"{direction}: PyTorch's own error leaves little to check of {errors.hardly_checked}")
+    if errors.unchecked:
+        notes.append(f"{direction}: not compared, for no element is finite: {errors.unchecked}")
+    times = {}
+    if budget.timed:
+        calls = {BASELINE: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
+        times = compared(calls, contest.device, budget)
+    peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
+    return replace(_row(contest, case, direction, errors, times), **peaks), notes
 
 
 @dataclass(frozen=True)
@@ -116,7 +147,13 @@ class _Draw:
 
     def judged(self) -> tuple[Values, Values, Values]:
         """Ours, theirs and the truth, for which PyTorch's values stand where there is none."""
-        return self.ours, self.theirs, self.truth or self.theirs
+        return self.ours, self.theirs, {**self.theirs, **(self.truth or {})}
+
+    @property
+    def alike(self) -> bool:
+        """Whether both models give the same tensors, by name and shape."""
+        shapes = [{name: tensor.shape for name, tensor in values.items()} for values in (self.ours, self.theirs)]
+        return shapes[0] == shapes[1]
 
 
 def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
@@ -125,12 +162,21 @@ def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
     With ``gradients`` the models are well conditioned, see `try_model`.
     """
     mirrored = [dim for bit, dim in ((1, -1), (2, -2)) if index & bit]
-    inputs = tuple(x.flip(mirrored) if x.dim() == 4 else x for x in contest.inputs)
+    inputs = map_tensors(lambda x: x.flip(mirrored) if x.dim() == 4 else x, contest.inputs)
     contest = replace(contest, inputs=inputs, seed=contest.seed + 1000 * index)
-    with _well_conditioned(contest) if gradients else nullcontext():
-        theirs = values_of(contest.theirs, contest.inputs, contest.seed, gradients)
-        with contest.surroundings():
-            ours = values_of(contest.ours, contest.inputs, contest.seed, gradients)
+    what = "Model's training step" if gradients else "Model's forward"
+    with ExitStack() as stack:
+        if gradients:
+            run_theirs(lambda: stack.enter_context(_well_conditioned(contest)), what)
+        theirs: Values = {}
+        run_theirs(lambda: theirs.update(values_of(contest.theirs, contest.inputs, contest.seed, gradients)), what)
+        try:
+            with contest.surroundings():
+                ours = values_of(contest.ours, contest.inputs, contest.seed, gradients)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except USER_ERRORS as error:
+            raise OursFailed(f"haloconv's model {how_it_ended(error)}") from error
         return _Draw(ours, theirs, _truth(contest, gradients))
 
 
@@ -156,7 +202,7 @@ def _take_statistics(contest: Contest) -> None:
         each.momentum = 1.0
     torch.manual_seed(contest.seed)
     with torch.no_grad():
-        contest.theirs(*contest.inputs)
+        contest.theirs(*map_tensors(torch.clone, contest.inputs))
     for one, other, momentum in zip(theirs, ours, before, strict=True):
         one.momentum = momentum
         other.load_state_dict(one.state_dict())
@@ -182,7 +228,8 @@ def _joined(draws: Sequence[_Draw]) -> _Draw:
     """One draw whose tensors are those of all draws, stacked."""
 
     def stacked(values: Sequence[Values]) -> Values:
-        return {name: torch.stack([each[name] for each in values]) for name in values[0]}
+        known = [name for name in values[0] if all(name in each for each in values)]
+        return {name: torch.stack([each[name] for each in values]) for name in known}
 
     truths = [draw.truth for draw in draws if draw.truth is not None]
     return _Draw(
@@ -192,51 +239,16 @@ def _joined(draws: Sequence[_Draw]) -> _Draw:
     )
 
 
-def values_of(model: torch.nn.Module, inputs: Sequence[torch.Tensor], seed: int, gradients: bool = True) -> Values:
-    """The outputs, the gradients of the inputs and the gradients of the parameters, by name; or the outputs alone.
-
-    The output gradients are standard normal, the same for every dtype.
-    """
-    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    torch.manual_seed(seed)
-    with torch.set_grad_enabled(gradients):
-        outputs = _tensors(model(*leaves))
-    _backward(outputs, seed)
-    values = {name: tensor.detach() for name, tensor in outputs.items()}
-    values |= {f"gradient of input {i}": x.grad for i, x in enumerate(leaves) if x.grad is not None}
-    values |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return values
-
-
-def _tensors(output: object) -> Values:
-    """The floating-point tensors in a model's output, named ``output`` or ``output 0``, ``output 1``..."""
-    leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    leaves = [leaf for leaf in leaves if leaf.is_floating_point()]
-    return {"output" if len(leaves) == 1 else f"output {i}": leaf for i, leaf in enumerate(leaves)}
-
-
-def _backward(outputs: Values, seed: int) -> None:
-    roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
-    if roots:
-        torch.autograd.backward(roots, [_normal(root, seed + i) for i, root in enumerate(roots)])
-
-
-def _normal(like: torch.Tensor, seed: int) -> torch.Tensor:
-    generator = torch.Generator(like.device).manual_seed(seed)
-    return torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
-
-
 def _truth(contest: Contest, gradients: bool) -> Values | None:
     """The values of the model in float64, or None if it does not run there. Raises OutOfMemoryError."""
     model = copy.deepcopy(contest.theirs).double()
-    inputs = [x.double() if x.is_floating_point() else x for x in contest.inputs]
+    inputs = map_tensors(lambda x: x.double() if x.is_floating_point() else x, contest.inputs)
     try:
         with cudnn_search(False):
             return values_of(model, inputs, contest.seed, gradients)
     except torch.cuda.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError):
+    except USER_ERRORS:
         return None
 
 
@@ -248,34 +260,37 @@ def _peaks(contest: Contest, call: Callable[[torch.nn.Module, Contest], Callable
     }
 
 
-def peak_bytes(call: Callable[[], object], model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> int:
+def peak_bytes(call: Callable[[], object], model: torch.nn.Module, inputs: Inputs) -> int:
     """The most bytes that PyTorch's allocator holds during a warm call, with the model and its inputs, on a GPU."""
-    device = inputs[0].device
+    device = device_of(inputs)
     call()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     call()
     torch.cuda.synchronize(device)
-    own = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), *inputs))
+    own = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), *tensors_in(inputs)))
     return torch.cuda.max_memory_allocated(device) - before + own
 
 
 def _forward(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
+    _, arguments = warmed(model, contest.inputs)
+
     def call() -> object:
         with torch.no_grad():
-            return model(*contest.inputs)
+            return model(*arguments())
 
     return call
 
 
 def _step(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
     """Forward and backward as in training: gradients of the parameters, none of the inputs."""
-    with torch.no_grad():
-        gradients = [_normal(tensor, contest.seed) for tensor in _tensors(model(*contest.inputs)).values()]
+    output, arguments = warmed(model, contest.inputs)
+    gradients = [normal(tensor, contest.seed) for tensor in output_tensors(output).values()]
+    del output
 
     def call() -> None:
-        pairs = zip(_tensors(model(*contest.inputs)).values(), gradients, strict=True)
+        pairs = zip(output_tensors(model(*arguments())).values(), gradients, strict=True)
         wanted = [(root, gradient) for root, gradient in pairs if root.requires_grad]
         if wanted:
             torch.autograd.backward([root for root, _ in wanted], [gradient for _, gradient in wanted])
@@ -286,7 +301,7 @@ def _step(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
 
 @dataclass(frozen=True)
 class _Errors:
-    """The worst figures over several tensors, the first complaint, and the tensors of which little is checked."""
+    """The worst figures over several tensors, the first complaint, and the tensors hardly or not checked."""
 
     norm: float
     aten_norm: float
@@ -294,6 +309,7 @@ class _Errors:
     limit: float
     complaint: str | None
     hardly_checked: str = ""
+    unchecked: str = ""
 
 
 def _judge(ours: Values, theirs: Values, truth: Values, contest: Contest) -> _Errors:
@@ -301,9 +317,13 @@ def _judge(ours: Values, theirs: Values, truth: Values, contest: Contest) -> _Er
 
     A gradient that is zero but for rounding (a bias before batch normalisation) is judged, but not the worst error.
     """
-    worst, complaint, hardly_checked = (0.0, 0.0, 0.0, min(contest.norm_limit, ONE_DIGIT)), None, []
-    for name, own in ours.items():
-        oracle = _flat_oracle(truth[name])
+    worst, hardly_checked, unchecked = (0.0, 0.0, 0.0, min(contest.norm_limit, ONE_DIGIT)), [], []
+    complaint = _other_tensors(ours, theirs)
+    for name in (each for each in ours if each in theirs and ours[each].shape == theirs[each].shape):
+        own, oracle = ours[name], _flat_oracle(truth[name])
+        if not (oracle.value.isfinite().any() or own.isfinite().any()):
+            unchecked.append(name)
+            continue
         baseline = measure_error(theirs[name], oracle, UNLIMITED)
         norm_limit = _norm_limit(contest, baseline.norm)
         limits = raised(Limits(norm_limit, ELEMENT_FACTOR * norm_limit), baseline._replace(norm=0.0))
@@ -314,7 +334,19 @@ def _judge(ours: Values, theirs: Values, truth: Values, contest: Contest) -> _Er
             hardly_checked.append(name)
         if baseline.norm < NO_DIGIT:
             worst = max(worst, (error.norm, baseline.norm, relative_difference(own, theirs[name]), norm_limit))
-    return _Errors(*worst, complaint, ", ".join(hardly_checked))
+    if complaint is None and len(unchecked) == len(ours):
+        complaint = "no tensor has a finite element, so nothing was compared"
+    return _Errors(*worst, complaint, ", ".join(hardly_checked), ", ".join(unchecked))
+
+
+def _other_tensors(ours: Values, theirs: Values) -> str | None:
+    """The complaint about tensors that only one model gives, or that differ in shape; None if there is none."""
+    for name in dict.fromkeys([*theirs, *ours]):
+        shapes = [tuple(values[name].shape) if name in values else None for values in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            own, other = ("none" if shape is None else f"the shape {shape}" for shape in shapes)
+            return f"{name}: haloconv's model gives {own}, PyTorch's {other}"
+    return None
 
 
 def _norm_limit(contest: Contest, baseline: float) -> float:
@@ -334,12 +366,13 @@ def _flat_oracle(truth: torch.Tensor) -> Oracle:
 
 
 def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict) -> Row:
+    family, kernel = contest.ran.get(direction, ("", ""))
     return Row(
         case=case,
         direction=direction,
         precision=contest.label,
-        layout=layout_of(contest.inputs[0]) if contest.inputs[0].dim() == 4 else "nchw",
-        family=contest.family,
+        layout=image_layout(contest.inputs),
+        family=family,
         reason="",
         error=errors.norm,
         aten_error=errors.aten_norm,
@@ -347,6 +380,11 @@ def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: di
         difference=errors.difference,
         **measured(times),
         complaint=errors.complaint,
-        kernel=contest.kernel,
-        source=source_of(contest.kernel) if contest.kernel else None,
+        kernel=kernel,
+        source=source_of(kernel) if kernel else None,
     )
+
+
+def failed_row(contest: Contest, case: str, direction: str, complaint: str) -> Row:
+    """The row of a model that has no result."""
+    return _row(contest, case, direction, _Errors(math.inf, math.nan, math.inf, math.nan, complaint), {})

@@ -15,6 +15,7 @@ from haloconv.bench.results import read_rows
 from haloconv.bench.suite import SuiteError, load_suite, with_bytes
 from haloconv.bench.targets import TargetError, find_source
 from haloconv.cli.bench import BENCHMARKS
+from haloconv.cli.live import LiveView
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.cli.run import (
     AUTO,
@@ -94,10 +95,10 @@ def report(
         else:
             options = make_options(device, precision.value, family, seed, budget, autocast=AUTOCAST.get(precision))
             options = options if layout is None else options.in_layout(layout.value)
-            made = Report(f"haloconv report: {subject}", environment_stamp(), notes=where_it_ran(options, device))
+            made = Report(f"haloconv report: {subject}", environment_stamp(), notes=where_it_ran(options))
             source = find_source(subject or "", batch, pixels)
             with make_progress(console) as progress:
-                run_source(source.name, lambda: source, options, made, progress)
+                run_source(source.name, lambda: source, options, made, LiveView(progress))
     except (typer.BadParameter, ProblemFileError, TargetError) as error:
         raise refusal(error) from None
     _show(made, results is None, console)

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from haloconv import emulator
-from haloconv.bench.emulated import UNTIMED, Emulation
+from haloconv.bench.emulated import Emulation
 from haloconv.bench.problem_run import run_files
 from haloconv.bench.swapped import Options
 from haloconv.bench.traffic import conflict_table, traffic_table
-from haloconv.bench.trial import Budget
+from haloconv.bench.trial import UNTIMED, Budget
+from haloconv.cli.live import LiveView
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.env import environment_stamp
 from haloconv.families import FAMILIES
@@ -27,7 +28,7 @@ from haloconv.report import Report, as_table, plots, print_table, score_lines, s
 
 LINE_WIDTH = 132
 MOST_NAMES = 4  # of files in a title
-CPU_BUDGET = Budget(seconds=0.05, min_runs=5)
+ON_A_GPU = "Nothing was timed: on a GPU every row is also timed against PyTorch, at full size."
 
 
 class Device(str, Enum):
@@ -82,9 +83,9 @@ def run(
         check_outputs({"--json": json, "--html": html}, problems, force)
     except typer.BadParameter as error:
         raise refusal(error) from None
-    report = Report(f"haloconv run: {_titled(files)}", environment_stamp(), notes=where_it_ran(options, device))
+    report = Report(f"haloconv run: {_titled(files)}", environment_stamp(), notes=where_it_ran(options))
     with make_progress(console) as progress:
-        run_files(files, options, report, progress)
+        run_files(files, options, report, LiveView(progress))
     if options.emulation is not None:
         _add_emulation(options.emulation, report)
     show_left_out(report, console)
@@ -149,17 +150,30 @@ def make_options(
         )
     if autocast is not None and device is Device.emulator:
         raise typer.BadParameter("the emulator runs no whole model under torch.autocast: take another --precision")
+    missing = emulator.available() if device is Device.emulator else None
+    if missing is not None:
+        raise typer.BadParameter(f"--device emulator: {missing}")
+    emulated = device is Device.emulator
     on_gpu = has_gpu and device in (Device.auto, Device.cuda)
-    emulated = device is Device.emulator and emulator.available() is None
+    if not on_gpu and not emulated:
+        _check_cpu(precision, family)
     return Options(
         device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"),
         precision=_asked_precision("auto" if autocast else precision, on_gpu or emulated),
         family=family.value,
         seed=seed,
-        budget=Budget(seconds=budget) if on_gpu else UNTIMED if emulated else CPU_BUDGET,
+        budget=Budget(seconds=budget) if on_gpu else UNTIMED,
         emulation=Emulation(seed, stats) if emulated else None,
         autocast=autocast,
     )
+
+
+def _check_cpu(precision: str, family: Family) -> None:
+    """Raise BadParameter for what PyTorch's own convolution on a CPU cannot show."""
+    if family.value not in ("auto", "aten"):
+        raise typer.BadParameter(f"--family {family.value} runs on a GPU or on the emulator: add --device emulator")
+    if precision == "tf32":
+        raise typer.BadParameter("--precision tf32: PyTorch has no TF32 on a CPU; add --device emulator")
 
 
 def _asked_precision(precision: str, own_kernels: bool) -> PrecisionName | None:
@@ -175,20 +189,18 @@ def _check_page(html: Path | None) -> None:
         raise typer.BadParameter(f"--html: {reason}")
 
 
-def where_it_ran(options: Options, asked: Device) -> list[str]:
+def where_it_ran(options: Options) -> list[str]:
     """The notes on what ran where."""
     if options.device.type == "cuda":
         return [f"Ran at full size on {torch.cuda.get_device_name(options.device)}."]
     if options.emulation is not None:
         return [
             f"Ran at reduced size on the CPU: haloconv's CUDA kernels on the emulator, under the schedule of seed "
-            f"{options.seed}, against PyTorch's convolution and float64. Nothing was timed."
+            f"{options.seed}, against PyTorch's convolution and float64. {ON_A_GPU}"
         ]
-    reason = emulator.available() if asked is Device.emulator else None
     return [
-        *([f"Nothing was emulated: {reason}."] if reason else []),
         "Ran at reduced size on the CPU, with PyTorch's own convolution on both sides (family aten): "
-        "no kernel of haloconv ran, so the times say nothing about haloconv.",
+        f"no kernel of haloconv ran; --device emulator runs them. {ON_A_GPU}"
     ]
 
 
@@ -232,7 +244,8 @@ def show(report: Report, console: Console) -> None:
     for complaint in report.complaints():
         console.print(f"FAILED {complaint}", style="bold red", highlight=False, markup=False)
     passed = sum(row.passed for row in report.rows)
-    verdict = f"{passed} of {len(report.rows)} rows passed every check."
+    own = any(name not in ("", "aten") for row in report.rows for name in row.family.split("+"))
+    verdict = f"{passed} of {len(report.rows)} rows passed every check{'' if own else '; no kernel of haloconv ran'}."
     console.print(verdict, style="green" if report.passed else "bold red", highlight=False)
     if len(report.files) > 1:
         print_table(summary_table(report.files), console)

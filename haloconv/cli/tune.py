@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from haloconv.device import device_facts
 from haloconv.layout import Layout
 from haloconv.precision import convolution_precision
 from haloconv.problem import DIRECTIONS, Direction
-from haloconv.problem_file import ProblemFileError
+from haloconv.problem_file import ProblemFileError, map_tensors
 from haloconv.report import Report
 from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.measure import BUDGET_S
@@ -137,7 +138,7 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
         model = target.model.to(device)
         for layout, label in itertools.product(order.layouts, order.precisions):
             memory_format = LAYOUTS[layout]
-            inputs = [_stored(x.to(device), memory_format) for x in target.inputs]
+            inputs = map_tensors(partial(_stored, device, memory_format), target.inputs)
             with ExitStack() as stack:
                 asked = PRECISIONS.get(label)  # none for "auto"
                 dtype, products = asked or (torch.float32, None)
@@ -149,7 +150,8 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
         del model, inputs
 
 
-def _stored(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+def _stored(device: torch.device, memory_format: torch.memory_format, x: torch.Tensor) -> torch.Tensor:
+    x = x.to(device)
     return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
 
 

@@ -17,7 +17,15 @@ from haloconv.functional import make_spec
 from haloconv.plan import layout_of
 from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
-from haloconv.problem_file import ProblemFile, ProblemFileError
+from haloconv.problem_file import (
+    USER_ERRORS,
+    Inputs,
+    ProblemFile,
+    ProblemFileError,
+    how_it_ended,
+    map_tensors,
+    tensors_in,
+)
 
 ROUTED = "PyTorch's own convolution is the choice here, and an exported file has kernels alone"
 
@@ -48,12 +56,13 @@ class Layer:
 def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     """The layers of the file's model in the order in which they run, each form of input once.
 
-    The model runs on tensors without memory. Raises ProblemFileError if it does not run there, if it runs no
-    convolution, or one that pads with something else than zeros.
+    The model runs on tensors without memory; tensors of no dimension, which are mere numbers, keep theirs.
+
+    Raises ProblemFileError if it does not run there, if it runs no convolution, or one that pads with something else
+    than zeros.
     """
     seen: list[tuple[str, torch.nn.Conv2d, torch.Tensor]] = []
-    with torch.device("meta"):
-        inputs = file.inputs()
+    inputs = _without_memory(file)
     model = file.model().to("meta")
     names = {module: name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
     hooks = [
@@ -65,9 +74,9 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     ]
     try:
         with torch.no_grad():
-            model(*[x.to("meta") for x in inputs])
-    except Exception as error:
-        raise ProblemFileError(f"{file.path}: Model's forward raised {type(error).__name__}: {error}") from error
+            model(*inputs)
+    except USER_ERRORS as error:
+        raise ProblemFileError(f"{file.path}: Model's forward {how_it_ended(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -83,6 +92,18 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
             layer.name += "_again"
         taken.add(layer.name)
     return list(layers.values())
+
+
+def _without_memory(file: ProblemFile) -> Inputs:
+    """The file's inputs on the meta device, made there if all of them can be: at full size they may not fit memory."""
+    try:
+        with torch.device("meta"):
+            inputs = file.inputs()
+        if all(x.dim() for x in tensors_in(inputs)):
+            return inputs
+    except ProblemFileError:  # code that reads a number out of a tensor fails there
+        pass
+    return map_tensors(lambda x: x.to("meta") if x.dim() else x, file.inputs())
 
 
 def _layer(

@@ -14,6 +14,7 @@ from haloconv.module import OWN_NAMES, Conv2d
 from haloconv.plan import layout_of, problem_of, result_layout
 from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
+from haloconv.problem_file import tensors_in
 from haloconv.reclass import why_not_plain
 
 Inputs = torch.Tensor | Sequence[object] | Mapping[str, object]
@@ -43,8 +44,7 @@ def problems_of(
     if unknown:
         raise ValueError(f"directions are some of {', '.join(DIRECTIONS)}, not {', '.join(map(str, unknown))}")
     args, kwargs = _arguments(example_inputs)
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    frozen_inputs = {tensor.data_ptr() for tensor in tensors if not tensor.requires_grad}
+    frozen_inputs = {tensor.data_ptr() for tensor in tensors_in((args, kwargs)) if not tensor.requires_grad}
     found: list[Posed] = []
 
     def note(name: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:

@@ -11,9 +11,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 from haloconv import emulator, plan
-from haloconv.bench.emulated import EmulatedLayer, try_emulated_step
+from haloconv.bench.emulated import EmulatedLayer
 from haloconv.bench.model import Modelled
 from haloconv.bench.traffic import Launched, conflict_table, traffic_table
+from haloconv.bench.trial import UNTIMED, try_step
 from haloconv.cli import app
 from haloconv.emulator import LaunchStatistics, SiteStatistics
 from haloconv.problem import ConvSpec, Problem
@@ -140,9 +141,9 @@ def test_planted_faults_fail(problem: str, name: str) -> None:
 def test_without_a_compiler_it_says_so(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator, "available", lambda: "the emulator builds kernels with g++, which is not installed")
     result = run(problem, "--device", "emulator", "--stats")
-    assert result.exit_code == 0, result.output
-    assert "Nothing was emulated: the emulator builds kernels with g++, which is not installed." in words(result)
-    assert "no kernel of haloconv ran" in words(result) and "6 of 6 rows passed" in result.output
+    assert result.exit_code == 2, "PyTorch's own convolution would be compared with itself, and pass"
+    assert "--device emulator: the emulator builds kernels with g++, which is not installed" in words(result)
+    assert "passed" not in result.output
 
 
 def test_statistics_need_the_emulator(problem: str) -> None:
@@ -198,8 +199,8 @@ def test_in_tf32_rounding_alone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> 
     generator = torch.Generator().manual_seed(0)
     x, w, dy = (torch.randn(shape, generator=generator) for shape in ((1, 3, 3, 3), (1, 3, 3, 3), (1, 1, 1, 1)))
     layer = EmulatedLayer("one", x, w, None, dy, ConvSpec(precision="tf32"))
-    row = try_emulated_step(layer, "fprop")
+    row = try_step(layer, "fprop", UNTIMED)
     assert row.precision == "tf32" and row.error > 1e-3 and row.passed
     right = plan.fprop
     monkeypatch.setattr(plan, "fprop", lambda *arguments: right(*arguments) * 1.01)
-    assert not try_emulated_step(layer, "fprop").passed
+    assert not try_step(layer, "fprop", UNTIMED).passed
