@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -46,9 +47,13 @@ def export_file(
         if check and not torch.cuda.is_available():
             raise ValueError("--check runs the kernels, and PyTorch sees no GPU")
         asked = None if precision is Precision.auto else precision.value
-        text = export(problem, arch=arch, family=family.value, precision=asked)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", "haloconv:")
+            text = export(problem, arch=arch, family=family.value, precision=asked)
     except (ProblemFileError, typer.BadParameter, ValueError) as error:
         raise refusal(error) from None
+    for warning in caught:
+        console.print(f"note: {warning.message}", style="yellow", highlight=False, markup=False)
     write_output(output, text, console)
     if check:
         raise typer.Exit(_checked(output, problem, console))

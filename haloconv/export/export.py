@@ -10,6 +10,7 @@ import hashlib
 import sys
 import textwrap
 import types
+import warnings
 from pathlib import Path
 
 import torch
@@ -58,15 +59,16 @@ def export(
     Args:
         path: a problem file, which defines Model, get_inputs() and get_init_inputs().
         arch: the architecture the launches are made for, a name of ARCHS; None for the current GPU's, or sm_90a.
-        family: ``"auto"`` or the family that runs the directions it takes.
+        family: ``"auto"`` or the family that runs the directions it takes; a RuntimeWarning names those it does not.
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting
             (``"ieee"`` where the architecture has no TF32).
 
     Plans are forgotten, and no other thread may run layers on the CPU meanwhile (exporting/record.py).
 
     Raises:
-        ProblemFileError: the file cannot be used, or holds a layer that no kernel runs.
-        ValueError: ``arch``, ``family`` or ``precision`` is not one of the names above.
+        ProblemFileError: the file cannot be used, holds a layer that no kernel runs, or none that ``family`` takes.
+        ValueError: ``arch``, ``family`` or ``precision`` is not one of the names above, or ``arch`` cannot run the
+            family or has no TF32.
         ModuleNotFoundError: jinja2, of the extra ``cli``, is not installed.
     """
     extras.require("haloconv.export", "jinja2")
@@ -75,14 +77,52 @@ def export(
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")
     facts = facts_of(arch)
-    file = load_problem_file(path)
-    if precision is None and facts.capability < _TF32_CAPABILITY:
+    _check_family_runs_on(family, facts)
+    if facts.capability < _TF32_CAPABILITY:
+        if precision == "tf32":
+            raise ValueError(f"{facts.arch} has no TF32: leave precision out, or ask for 'ieee'")
         precision = "ieee"
+    file = load_problem_file(path)
     layers = layers_of(file, precision)
     record(layers, facts, family)
+    _tell_refusals(file, layers, family)
     text = _rendered(file, layers, facts)
     _check_twin(file, text)
     return text
+
+
+def _check_family_runs_on(family: str, facts: DeviceFacts) -> None:
+    """Raise ValueError if the family has no kernels for the architecture."""
+    able = [name for name in OWN if _runs_on(name, facts)]
+    if family != "auto" and family not in able:
+        major, minor = FAMILIES[family].capability
+        which = f"{major}.{minor}{' and newer' if FAMILIES[family].newer else ' alone'}"
+        raise ValueError(
+            f"{family} runs on compute capability {which}, and {facts.arch} has {facts.capability[0]}."
+            f"{facts.capability[1]}; the families that run on {facts.arch} are {', '.join(able)}"
+        )
+
+
+def _runs_on(name: str, facts: DeviceFacts) -> bool:
+    family = FAMILIES[name]
+    return facts.capability == family.capability or (family.newer and facts.capability > family.capability)
+
+
+def _tell_refusals(file: ProblemFile, layers: list[Layer], family: str) -> None:
+    """Warn of the directions that the family asked for does not take. Raises ProblemFileError if it takes none."""
+    places: dict[str, list[str]] = {}
+    for layer in layers:
+        for direction, reason in layer.refusals.items():
+            places.setdefault(reason, []).append(f"{layer.name} {direction} ({layer.choices[direction].family})")
+    if not places:
+        return
+    reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in places.items())
+    if all(len(layer.refusals) == len(layer.choices) for layer in layers):
+        raise ProblemFileError(
+            f"{file.path}: {family} takes no direction of any layer; in brackets is what does: {reasons}"
+        )
+    message = f"haloconv: {family} does not take all of {file.path.name}; in brackets is what does: {reasons}"
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def record(layers: list[Layer], facts: DeviceFacts, family: str) -> None:

@@ -32,7 +32,10 @@ ROUTED = "PyTorch's own convolution is the choice here, and an exported file has
 
 @dataclass
 class Layer:
-    """One convolution for inputs of one shape, its problem in each direction, and what was chosen and recorded."""
+    """One convolution for inputs of one shape, its problem in each direction, and what was chosen and recorded.
+
+    ``refusals`` says of directions why the family that was asked for does not take them.
+    """
 
     name: str
     fprop: Problem
@@ -40,6 +43,7 @@ class Layer:
     forms: Forms
     choices: dict[str, Choice] = field(default_factory=dict)
     tapes: dict[str, Tape] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple:
@@ -131,11 +135,17 @@ def choose_on(gpu: torch.device, layer: Layer) -> None:
 def choose_and_record(layer: Layer, device: Recorder, family: str) -> None:
     """Settle the layer's choices, also where none was made on a GPU, and record its tapes.
 
+    A ``family`` other than ``"auto"`` runs the directions it takes; of the others the layer's ``refusals`` tell.
+
     Raises ProblemFileError if no kernel of ours takes the layer.
     """
     for direction in DIRECTIONS:
         problem = layer.fprop.toward(direction)
-        choice = layer.choices[direction] = _choice(problem, layer.choices.get(direction), family)
+        refusal = None if family == "auto" else FAMILIES[family].why_not(problem, CPU)
+        if refusal is not None:
+            layer.refusals[direction] = refusal
+        wanted = family if refusal is None else "auto"
+        choice = layer.choices[direction] = _choice(problem, layer.choices.get(direction), wanted)
         if choice.family == "aten":
             raise ProblemFileError(f"no kernel runs the layer {layer.name}: {choice.reason}")
         layer.tapes[direction] = tape_of(device, problem, choice, layer.forms)
@@ -144,8 +154,8 @@ def choose_and_record(layer: Layer, device: Recorder, family: str) -> None:
 
 
 def _choice(problem: Problem, chosen: Choice | None, family: str) -> Choice:
-    """The family asked for if it takes the problem, else the one chosen, else the most special one that is ours."""
-    if family != "auto" and FAMILIES[family].why_not(problem, CPU) is None:
+    """The family asked for, which takes the problem; of "auto" the one chosen, else the most special one of ours."""
+    if family != "auto":
         return Choice(family, "asked for")
     chosen = Choice(*by_rule(problem, CPU)) if chosen is None else chosen
     if chosen.family != "aten":

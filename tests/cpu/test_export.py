@@ -7,6 +7,7 @@ import inspect
 import locale
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,17 +16,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from haloconv import jit
-from haloconv.cli import app
 from haloconv.emulator.build import INCLUDE_FOLDER
-from haloconv.export.cpp import constants
 from haloconv.export.export import ARCHS, export
 from haloconv.families import FAMILIES, OWN
 from haloconv.jit.params import params_of, size_of
 from haloconv.jit.source import KernelSource, is_marker
-from haloconv.problem_file import ProblemFileError, load_problem_file
+from haloconv.problem_file import load_problem_file
 from tests.exported import compiled, load_text
 from tests.kernelbench_rules import offences
 from tests.nvrtc_ctypes import Nvrtc, library_folder
@@ -46,6 +44,10 @@ FORWARD = "    def forward(self, x):\n        return {forward}\n"
 @cache
 def text_of(name: str, arch: str = HOPPER, family: str = "auto") -> str:
     return export(PROBLEMS[name], arch=arch, family=family)
+
+
+def families_of(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^    (\w+)  (\w+): ", text, re.MULTILINE))
 
 
 def problem(tmp_path: Path, conv: str = "nn.Conv2d(4, 8, 3)", forward: str = "self.conv(x)", head: str = HEAD) -> Path:
@@ -102,6 +104,32 @@ def test_the_file_is_imported_without_haloconv_and_without_cuda(tmp_path: Path) 
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == str(64 * 32 * 45 + 64), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [([], "usage: python new.py PROBLEM_FILE"), (["none.py"], "none.py: there is no such file"),
+     ([str(PROBLEMS["a_5x9_dilated"])], "the kernels run on an NVIDIA GPU, and PyTorch sees none here")],
+)  # fmt: skip
+def test_the_file_s_check_says_why_it_cannot_run(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = tmp_path / "new.py"
+    path.write_text(text_of("a_5x9_dilated"), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arch", [HOPPER, "sm_80"])
+def test_a_gpu_that_cannot_run_the_kernels_is_named(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load_text(text_of("stem_and_grouped", arch, "halo_sm80"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(RuntimeError, match=r"compute capability .*, not 7\.5: export anew here"):
+        module.extension()
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -239,102 +267,7 @@ def test_structs_are_read_as_a_compiler_reads_them(source: KernelSource, tmp_pat
     compiled(["g++", *flags, "kernel.cpp"], tmp_path)
 
 
-# What is chosen, and what is refused ----------------------------------------------------------------------------------
-
-
-def families_of(text: str) -> dict[str, str]:
-    return dict(re.findall(r"^    (\w+)  (\w+): ", text, re.MULTILINE))
-
-
-def test_the_choice_follows_architecture_family_and_precision() -> None:
-    path = PROBLEMS["a_5x9_dilated"]
-    hopper = dict.fromkeys(("fprop", "dgrad", "wgrad"), "halo_sm90")
-    assert families_of(text_of("a_5x9_dilated")) == hopper
-    direct = dict.fromkeys(hopper, "direct")
-    assert families_of(export(path, arch=HOPPER, precision="ieee")) == direct
-    assert families_of(export(path, arch=HOPPER, family="direct")) == direct
-    assert families_of(text_of("a_5x9_dilated", PORTABLE)) == direct
-    assert "PyTorch's own convolution is the choice here" in text_of("c_3x3")
-    assert set(families_of(text_of("depthwise_7x7")).values()) == {"depthwise"}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"arch": "sm_61"}, "arch must be one of"),
-        ({"family": "aten"}, "family must be"),
-        ({"precision": "bf16"}, "ieee"),
-    ],
-)
-def test_options_are_checked(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        export(PROBLEMS["c_3x3"], **options)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"conv": "nn.Conv2d(4, 8, 3, padding=1, padding_mode='circular')"}, "pads with padding_mode='circular'"),
-        ({"conv": "nn.Linear(8, 8)"}, "no torch.nn.Conv2d ran"),
-        ({"forward": "self.conv(x, x)"}, "forward raised TypeError"),
-        (
-            {"conv": "getattr(nn, 'Conv2d')(4, 8, 3)"},
-            "conv is a torch.nn.Conv2d that the file's own text does not make",
-        ),
-        ({"conv": "nn.Conv2d(4, 8, 3).double()", "forward": "self.conv(x.to(torch.int8))"}, "forward raised"),
-    ],
-)
-def test_refusals_say_why(change: dict, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ProblemFileError, match=re.escape(words)):
-        export(problem(tmp_path, **change))
-
-
-def test_a_model_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "problem.py"
-    path.write_text(f"{HEAD}Model = nn.Identity\n{INPUTS}".replace("nn.Identity", "nn.LazyConv2d"), encoding="utf-8")
-    with pytest.raises(ProblemFileError):
-        export(path)
-
-
-def test_layouts_are_those_that_the_model_runs_in(tmp_path: Path) -> None:
-    text = export(problem(tmp_path, forward="self.conv(x.to(memory_format=torch.channels_last))"))
-    formats = dict(re.findall(r"(\w)_format=torch\.(\w+),", text))
-    assert formats == {"x": "channels_last", "w": "contiguous_format", "y": "channels_last"}
-
-
-def test_negative_constants_keep_their_brackets() -> None:
-    source = KernelSource("any", "any", (("COL", -3), ("ELEM", "hc::fp16"), ("VEC", 4)), "")
-    assert constants(source) == '"COL": "(-3)", "ELEM": "hc::fp16", "VEC": 4'
-
-
-def test_an_input_may_be_named(tmp_path: Path) -> None:
-    module = load_text(export(problem(tmp_path, forward="self.conv(input=x)")))
-    with pytest.raises(RuntimeError, match="the kernels run on CUDA devices"):
-        module.ModelNew()(torch.rand(1, 4, 8, 8))
-
-
-def test_one_image_and_one_layer_at_two_shapes(tmp_path: Path) -> None:
-    module = load_text(export(problem(tmp_path, forward="self.conv(x).sum() + self.conv(x[0, :, 1:])")))
-    assert [(each.name, each.x_shape) for each in module.LAYERS.values()] == [
-        ("conv", (1, 4, 8, 8)), ("conv_again", (1, 4, 7, 8))
-    ]  # fmt: skip
-
-
-def test_the_command_writes_the_file(tmp_path: Path) -> None:
-    output = tmp_path / "model_new.py"
-    arguments = ["export", str(PROBLEMS["c_3x3"]), "-o", str(output), "--arch", HOPPER]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0 and "wrote" in result.output
-    assert output.read_text("utf-8") == text_of("c_3x3")
-
-
-@pytest.mark.parametrize("arguments", [["missing.py"], [str(PROBLEMS["c_3x3"]), "--arch", "sm_1"], ["--check"]])
-def test_the_command_refuses_with_code_2(arguments: list[str], tmp_path: Path) -> None:
-    if arguments == ["--check"]:
-        arguments = [str(PROBLEMS["c_3x3"]), "--check"]
-    result = CliRunner().invoke(app, ["export", *arguments, "-o", str(tmp_path / "out.py")])
-    assert result.exit_code == 2 and "error:" in result.output
-    assert not (tmp_path / "out.py").exists()
+# The page ------------------------------------------------------------------------------------------------------------
 
 
 def test_figures_on_the_page_are_those_of_the_committed_run() -> None:
