@@ -13,7 +13,7 @@ import haloconv.export
 import haloconv.tune  # noqa: F401
 from haloconv.accelerate import accelerate, restore
 from haloconv.choose import measuring
-from haloconv.functional import conv2d
+from haloconv.functional import conv2d, functional_mode
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
 from haloconv.version import __version__
@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from haloconv.export.export import export
     from haloconv.tune.ahead import tune
 
-__all__ = ["Conv2d", "__version__", "accelerate", "conv2d", "export", "restore", "set_logs", "tune"]
+__all__ = [
+    "Conv2d",
+    "__version__",
+    "accelerate",
+    "conv2d",
+    "export",
+    "functional_mode",
+    "restore",
+    "set_logs",
+    "tune",
+]
 
 _LOADED_WHEN_ASKED_FOR = {"export": "haloconv.export.export", "tune": "haloconv.tune.ahead"}
 for _name in _LOADED_WHEN_ASKED_FOR:

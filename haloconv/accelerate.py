@@ -16,7 +16,8 @@ import torch
 
 from haloconv import env
 from haloconv.choose.choice import DISABLED
-from haloconv.module import OWN_NAMES, Conv2d, check_names
+from haloconv.functional import check_names
+from haloconv.module import OWN_NAMES, Conv2d
 from haloconv.precision import Precision
 from haloconv.reclass import change_class, is_convolution, own_class, why_not_plain
 

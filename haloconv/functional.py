@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 from haloconv import autograd, transforms
+from haloconv.families import check_family
 from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast, fprop_in_aten
 from haloconv.precision import Precision
-from haloconv.problem import ACTIVATIONS, Activation, ConvSpec, Pair, as_four_sides, as_int, as_pair, check_ranks
+from haloconv.problem import (
+    ACTIVATIONS,
+    PRECISIONS,
+    Activation,
+    ConvSpec,
+    Pair,
+    as_four_sides,
+    as_int,
+    as_pair,
+    check_ranks,
+)
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _is_compiling = torch.compiler.is_compiling
@@ -130,3 +144,62 @@ def convolve(
         fprop = fprop_in_aten if traced_for_onnx else torch.ops.haloconv.fprop
         return autograd.activated(fprop(x, w, b, *spec), activation)
     return autograd.fprop(x, w, b, spec, notes, activation)
+
+
+class functional_mode(TorchFunctionMode):
+    """Inside ``with haloconv.functional_mode():`` calls of torch.nn.functional.conv2d are calls of haloconv.conv2d.
+
+    It reaches the code that no class of a layer tells of: functions, and layers with a forward of their own. The
+    arguments mean what they mean for haloconv.conv2d, and which convolution runs is chosen as there. Layers of haloconv
+    keep their own settings. Tensors of a class that has its own ``__torch_function__`` are left to that class; with
+    ``strict`` this raises RuntimeError. It holds for the calling thread, and the innermost of several holds.
+
+    Raises ValueError for an unknown precision or family; inside, conv2d raises what it raises outside.
+    """
+
+    def __init__(self, *, precision: Precision | None = None, family: str = "auto", strict: bool = False) -> None:
+        check_names(precision, family)
+        super().__init__()
+        self.precision, self.family, self.strict = precision, family, strict
+
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.conv2d or not self._is_served(types, args, kwargs):
+            return func(*args, **kwargs)
+        settings = {"precision": self.precision, "family": self.family, "strict": self.strict}
+        if _is_compiling():
+            return conv2d(*args, **kwargs, **settings)
+        try:
+            return conv2d(*args, **kwargs, **settings)
+        except (RuntimeError, TypeError):
+            func(*args, **kwargs)  # what PyTorch refuses, it refuses in its own words
+            raise
+
+    def _is_served(self, types: tuple, args: tuple, kwargs: dict) -> bool:
+        padding = args[4] if len(args) > 4 else kwargs.get("padding")
+        if isinstance(padding, (tuple, list)) and len(padding) > 2:
+            return False  # four sides are ours alone
+        if _is_compiling():
+            return True
+        if sys._getframe(2).f_globals.get("__name__", "").startswith("haloconv."):
+            return False  # a convolution that this package gives to PyTorch, by the settings of its own caller
+        other = next((each for each in types if not _takes_any_function(each)), None)
+        if other is not None and self.strict:
+            raise RuntimeError(
+                f"haloconv.functional_mode(strict=True): {other.__name__} has a __torch_function__ of its own, which "
+                "decides how conv2d of it runs"
+            )
+        return other is None
+
+
+def _takes_any_function(cls: type) -> bool:
+    """Whether torch's functions treat a subclass of torch.Tensor as they treat torch.Tensor itself."""
+    own = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)  # type: ignore[attr-defined]
+    return own in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+
+
+def check_names(precision: Precision | None, family: str) -> None:
+    """Raise ValueError for an unknown precision or family."""
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")
+    check_family(family)

@@ -9,13 +9,12 @@ import torch
 from haloconv import logs
 from haloconv import plan as plans
 from haloconv.choose.choice import Choice, choose
-from haloconv.families import check_family
-from haloconv.functional import convolve, make_spec
+from haloconv.functional import check_names, convolve, make_spec
 from haloconv.layout import is_channels_last
 from haloconv.library import autocast_dtype
 from haloconv.plan import problem_of
 from haloconv.precision import Precision, torch_precision
-from haloconv.problem import PRECISIONS, ConvSpec, Pair
+from haloconv.problem import ConvSpec, Pair
 from haloconv.profiling import calls_of, current_layer, named_range, profiler
 from haloconv.reclass import change_class, why_not_plain
 from haloconv.support import why_not_elements
@@ -137,7 +136,7 @@ class Conv2d(torch.nn.Conv2d):
             self.__dict__.pop("_native", None)
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """What torch.jit.script asks for, to compile it in place of the layer: raises RuntimeError with the ways out."""
+        """What torch.jit.script asks for, to compile it instead of the layer: raises RuntimeError with the ways out."""
         raise RuntimeError(NOT_SCRIPTED)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -240,10 +239,3 @@ def _circumstances(x: torch.Tensor, w: torch.Tensor) -> tuple | None:
     wanted = torch.is_grad_enabled() and (x.requires_grad, w.requires_grad)
     settings = (torch_precision(), _any_autocast(), wanted, plans.generation)
     return (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, *settings)
-
-
-def check_names(precision: Precision | None, family: str) -> None:
-    """Raise ValueError for an unknown precision or family."""
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"precision must be None or one of {PRECISIONS}, not {precision!r}")
-    check_family(family)
