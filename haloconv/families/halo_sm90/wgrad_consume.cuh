@@ -24,6 +24,14 @@ __device__ __forceinline__ int step_units(int step) {
     return step / 4 * (Y_SPAN_BYTES / 16) + step % 4 * 2;
 }
 
+// Gives a line of dy back, and the line of x that came with it, which this thread has read.
+__device__ __forceinline__ void give_back(ptx::u64* empty) {
+    if constexpr (X_LOADS != 0)
+        ptx::mbarrier_arrive(empty);
+    else
+        arrive_warp(empty);
+}
+
 // The stage of the oldest line of dy that the line before met, until that is given back.
 struct Done {
     int stage = -1;
@@ -31,7 +39,7 @@ struct Done {
     __device__ __forceinline__ void release(const Smem& smem) {
         if (stage < 0) return;
         if (!X_LOADS) ptx::fence_proxy_async_shared();  // before TMA writes here again
-        arrive_warp(&smem.y_empty[stage]);
+        give_back(&smem.y_empty[stage]);
         stage = -1;
     }
 };
@@ -161,7 +169,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
         settle();
         done.release(smem);
         for (int i = 0; i < ROWS - 1; ++i) {
-            arrive_warp(&smem.y_empty[oldest]);
+            give_back(&smem.y_empty[oldest]);
             oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
         }
     }

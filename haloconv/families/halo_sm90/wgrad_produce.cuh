@@ -147,7 +147,7 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
     if constexpr (Y_LOADS != 0) {
         if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
         ptx::fence_proxy_async_shared();
-        arrive_warp(full);
+        ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (there)
             ask_for_dy(p, tile, to, full, place, row);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
     const int column = place.column + first_column(p, tile) - lead(p, tile);
     if constexpr (X_LOADS != 0) {
         if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
-        arrive_warp(full);
+        ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (row < p.h)
             ask_for_x(p, tile, to, full, place.image, row, column);

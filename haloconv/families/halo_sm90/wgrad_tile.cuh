@@ -24,6 +24,11 @@ constexpr bool LOADS = X_LOADS != 0 || Y_LOADS != 0;
 constexpr int PRODUCER_REGISTERS = LOADS ? 56 : CONSUMERS == 2 ? 24 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 224 : 240) : LOADS ? 152 : 160;  // what is left
 constexpr int FLUSH_STEPS = 2048;
+// Arrivals that fill a line and give it back. A thread that stores a line, or reads what others have stored, arrives
+// itself: so each store is ordered by the mbarrier alone, as compute-sanitizer's racecheck judges it. Where TMA writes,
+// one thread or one lane of a warp arrives.
+constexpr int X_ARRIVALS = X_LOADS ? 128 : 1, Y_ARRIVALS = Y_LOADS ? 128 : 1;
+constexpr int EMPTY_ARRIVALS = X_LOADS ? 128 * CONSUMERS : CONSUMER_WARPS;
 constexpr int X_STAGES = STAGES, Y_STAGES = STAGES + ROWS - 1;
 
 // Lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][pixel][channels], swizzled. Else dy is
@@ -103,10 +108,10 @@ struct Smem {
 __device__ __forceinline__ void begin(const Smem& smem) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < Y_STAGES; ++i) {
-            ptx::mbarrier_init(&smem.y_full[i], Y_LOADS ? 4 : 1);
-            ptx::mbarrier_init(&smem.y_empty[i], CONSUMER_WARPS);
+            ptx::mbarrier_init(&smem.y_full[i], Y_ARRIVALS);
+            ptx::mbarrier_init(&smem.y_empty[i], EMPTY_ARRIVALS);
         }
-        for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_LOADS ? 4 : 1);
+        for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
