@@ -30,7 +30,10 @@ CASES = (
     case("sm90_wgrad_wide", "several blocks of channels and of filters", (1, 72, 5, 16), (136, 3, 3), padding=1),
     case("sm90_wgrad_wide_nhwc", "the same where channels are neighbours", (1, 72, 5, 16), (136, 3, 3), padding=1,
          storage="channels_last"),
-    case("sm90_wgrad_pointwise", "1x1: lines of dy are met once", (2, 40, 6, 8), (72, 1, 1)),
+    case("sm90_wgrad_pointwise", "1x1: rows of an image are one", (2, 40, 6, 7), (72, 1, 1)),
+    case("sm90_wgrad_pointwise_nhwc", "1x1: rows of all images are one", (2, 40, 5, 7), (72, 1, 1),
+         storage="channels_last"),
+    case("sm90_wgrad_pointwise_sliced", "1x1: lines of dy are met once", (2, 40, 6, 8), (72, 1, 1), storage="sliced"),
     case("sm90_wgrad_narrow", "rows of 7 pixels, loaded one at a time", (2, 24, 7, 7), (48, 3, 3), padding=1),
     case("sm90_wgrad_pairs", "rows of 14 pixels, loaded two at a time", (2, 24, 6, 14), (48, 3, 3), padding=1),
     case("sm90_wgrad_valid", "aligned rows of x, rows of dy that are not", (1, 16, 9, 40), (40, 3, 3)),
@@ -59,10 +62,11 @@ _BOTH = (torch.float32, torch.float16)
 _RUNS = (
     (("sm90_wgrad_rows", "sm90_wgrad_rows_nhwc", "large_filter_gradient"), _EVERY),
     (("sm90_wgrad_strips", "sm90_wgrad_strips_nhwc", "sm90_wgrad_classes", "sm90_wgrad_classes_nhwc",
-      "sm90_wgrad_row_filter", "sm90_wgrad_wide", "sm90_wgrad_wide_nhwc", "sm90_wgrad_pointwise", "sm90_wgrad_narrow",
-      "sm90_wgrad_pairs", "sm90_wgrad_valid", "sm90_wgrad_odd_nhwc", "sm90_wgrad_many_rows", "sm90_wgrad_beyond",
+      "sm90_wgrad_row_filter", "sm90_wgrad_wide", "sm90_wgrad_wide_nhwc", "sm90_wgrad_pointwise",
+      "sm90_wgrad_pointwise_nhwc", "sm90_wgrad_narrow", "sm90_wgrad_pairs", "sm90_wgrad_valid", "sm90_wgrad_odd_nhwc",
+      "sm90_wgrad_many_rows", "sm90_wgrad_beyond",
       "sm90_wgrad_every_other", "sm90_wgrad_expanded", "small_a", "one_pixel_image", "one_row", "one_column"), _BOTH),
-    (("sm90_wgrad_sliced",), (torch.float32,)),
+    (("sm90_wgrad_sliced", "sm90_wgrad_pointwise_sliced"), (torch.float32,)),
     (("sm90_wgrad_unaligned_nhwc",), (torch.float16,)),
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ the number of multiprocessors fix.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import Problem, Request
+from haloconv.problem import Problem, Request, TensorForm
 
 KERNEL = "halo_sm90/wgrad"
 DIRECTIONS = ("wgrad",)
@@ -27,6 +28,7 @@ _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVI
 _LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would be zeros
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
+_LONGEST_ROW = 1 << 30  # pixels: positions in a row are 32-bit sums of two terms
 _X_POINTER, _Y_POINTER = 0, 1  # of a launch
 _SUM_THREADS, _PART_LANES = 256, 8  # of wgrad_sum.cu: of a block, of a sum
 # The cost model, by a fit to times of an NVIDIA H100: cycles between the products of two lines, and of the first lines
@@ -85,7 +87,42 @@ def _best(found: list[Way]) -> list[Way]:
 
 def ways(request: Request) -> list[Way]:
     """All of them, best first."""
-    return _ways(request, request.facts.max_smem_bytes, request.facts.sm_count)
+    return _ways(joined(request), request.facts.max_smem_bytes, request.facts.sm_count)
+
+
+def joined(request: Request) -> Request:
+    """Of a 1x1 layer the same sum over longer rows: of whole images, or of the batch.
+
+    Rows are joined where they follow one another in both tensors, and images too: then lines are full and begin at
+    multiples of 16 bytes, however few columns the images have. Other layers stay as they are.
+    """
+    problem = request.problem
+    if (problem.r, problem.s) != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
+        return request
+    joined_problem = replace(problem, dilation=(1, 1))
+    forms = (request.first, request.second)
+    for axis in ("h", "n"):
+        if not all(_follow_one_another(joined_problem, form, axis) for form in forms):
+            break
+        forms = tuple(_joined_form(joined_problem, form, axis) for form in forms)
+        joined_problem = replace(joined_problem, **{axis: 1, "w": joined_problem.w * getattr(joined_problem, axis)})
+    return replace(request, problem=joined_problem, first=forms[0], second=forms[1])
+
+
+def _follow_one_another(problem: Problem, form: TensorForm, axis: str) -> bool:
+    """Whether the rows, or the images of one row, of a tensor are one row of pixels at a constant distance."""
+    count, step = getattr(problem, axis), form.strides["nchw".index(axis)]
+    return problem.w * count < _LONGEST_ROW and (1 in (count, problem.w) or step == problem.w * form.strides[3])
+
+
+def _joined_form(problem: Problem, form: TensorForm, axis: str) -> TensorForm:
+    """The form of the tensor whose rows, or images of one row, are joined."""
+    at = "nchw".index(axis)
+    steps = list(form.strides)
+    if problem.w == 1:
+        steps[3] = steps[at]
+    steps[at] = steps[3] * problem.w * getattr(problem, axis)
+    return form._replace(strides=tuple(steps))
 
 
 def _ways(request: Request, max_smem_bytes: int, sm_count: int) -> list[Way]:
@@ -167,6 +204,7 @@ def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
 
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources that the request would choose on an NVIDIA H200."""
+    request = joined(request)
     for way in _ways(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
         yield source(request.problem, way.tile, way.stage)
         yield sum_source(request.problem, way.tile, _PART_LANES)
@@ -174,6 +212,7 @@ def sources(request: Request) -> Iterator[KernelSource]:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
+    request = joined(request)
     problem, (tile, stage, cut, _) = request.problem, config.derived
     maps = {"x_map": _x_map(request, tile, stage), "y_map": _y_map(request, tile, stage)}
     shape = LaunchShape(tile.blocks(problem) * cut.parts, tile.threads, stage.smem_bytes)

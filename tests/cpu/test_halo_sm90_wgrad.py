@@ -1,0 +1,63 @@
+"""What results of halo_sm90's weight gradient do not show: which rows are joined, and what orders loaded lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from haloconv import emulator
+from haloconv.families.halo_sm90 import wgrad
+from haloconv.problem import Problem, dense_request
+from tests.mutations.mutation import Mutation
+from tests.mutations.runner import judge
+
+MISSING = emulator.available()
+ONE_LANE = "    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive"
+
+
+CPU = torch.device("cpu")
+POINTWISE = Problem("wgrad", 4, 64, 14, 14, 32, 1, 1, precision="tf32")
+
+
+@pytest.mark.parametrize("layout, images, pixel", [("nchw", 4, 1), ("nhwc", 1, 64)])
+def test_a_pointwise_layer_is_one_of_long_rows(layout: str, images: int, pixel: int) -> None:
+    """Rows of 14 pixels begin in the middle of 16 bytes; those of whole images, or of the batch, do not."""
+    request = wgrad.joined(dense_request(replace(POINTWISE, layout=layout), CPU))
+    pixels = 4 * 14 * 14
+    assert (request.problem.n, request.problem.h, request.problem.w) == (images, 1, pixels // images)
+    assert request.second.strides[3] == pixel
+    best = wgrad._ways(request, 227 << 10, 132)[0]
+    assert best.stage.x.loads == 0
+    assert best.cut.column_strips == -(-pixels // images // best.stage.strip)
+
+
+def test_rows_that_do_not_follow_one_another_are_not_joined() -> None:
+    dense = dense_request(POINTWISE, CPU)
+    sliced = dense.second._replace(strides=(64 * 14 * 16, 14 * 16, 16, 1))
+    for request in (
+        replace(dense, second=sliced),
+        dense_request(replace(POINTWISE, padding=(0, 0, 1, 1)), CPU),
+        dense_request(replace(POINTWISE, r=3), CPU),
+        dense_request(replace(POINTWISE, h=1 << 20, w=1 << 11), CPU),
+    ):
+        seen = wgrad.joined(request)
+        assert (seen.problem, seen.first, seen.second) == (request.problem, request.first, request.second)
+
+
+def test_columns_of_one_pixel_are_joined() -> None:
+    request = wgrad.joined(dense_request(replace(POINTWISE, w=1), CPU))
+    assert (request.problem.h, request.problem.w) == (1, 14) and request.second.strides == (64 * 14, 14, 14, 1)
+
+
+@pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
+@pytest.mark.usefixtures("emulator_cache")
+def test_loaded_lines_are_ordered_by_mbarriers_alone() -> None:
+    """compute-sanitizer's racecheck does not see what __syncwarp orders before one lane's arrival for its warp."""
+    edit = ("    __syncwarp();\n" + ONE_LANE, ONE_LANE)
+    without = Mutation(
+        "no __syncwarp", "halo_sm90/wgrad", "", (edit,), "sm90_wgrad_narrow", "wgrad", family="halo_sm90"
+    )
+    verdict = judge(without)
+    assert not verdict.caught and verdict.how.startswith("clean"), verdict
