@@ -63,7 +63,7 @@ TENSOR_CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIRECT = _subject("direct", oracle.RESULTS)
 HALO_SM80 = _subject("halo_sm80")
 HALO_SM90 = _subject("halo_sm90", ("fprop", "dgrad"))
-HALO_SM90_WGRAD = replace(HALO_SM90, results=("wgrad",))  # of layers without stride and groups of few channels
+HALO_SM90_WGRAD = replace(HALO_SM90, results=("wgrad",))  # not of groups of few channels
 HALO_SM80_WGRAD = _subject("halo_sm80_wgrad")
 GROUPED_SM90 = _subject("grouped_sm90")  # of fp32 no filter gradient
 DEPTHWISE, DEPTHWISE_WINDOW = _subject("depthwise"), _subject("depthwise_window")

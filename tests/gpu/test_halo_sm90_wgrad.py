@@ -36,6 +36,10 @@ LAYERS = tuple(
         ("resnet_7", "rows of 7 pixels", ((16, 512, 7, 7), (512, 3, 3)), {"padding": 1}),
         ("groups", "groups of 24", ((8, 96, 28, 28), (96, 3, 3)), {"padding": 1, "groups": 4}),
         ("pointwise", "1x1", ((8, 256, 28, 28), (128, 1, 1)), {}),
+        ("pointwise_14", "1x1 of maps of 14 columns", ((8, 256, 14, 14), (128, 1, 1)), {}),
+        ("pointwise_stride", "1x1 of every second pixel", ((8, 256, 28, 28), (128, 1, 1)), {"stride": 2}),
+        ("stride", "3x3 of every second pixel", ((8, 64, 56, 56), (96, 3, 3)), {"padding": 1, "stride": 2}),
+        ("stride_5x5", "strides, dilations", ((2, 64, 64, 66), (64, 5, 5)), {"stride": (3, 2), "dilation": (2, 3)}),
     )
 )  # fmt: skip
 LONG = case("long", "two million pixels", (2, 8, 1024, 1024), (16, 1, 3), padding=(0, 1))

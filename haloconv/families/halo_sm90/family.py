@@ -17,7 +17,7 @@ _BY_DIRECTION = {direction: twin for twin in _TWINS for direction in twin.DIRECT
 
 
 class HaloSm90Family:
-    """Every direction; weight gradients of layers without stride.
+    """Every direction.
 
     fp32 is multiplied in TF32, or as sums of TF32 values; sums are fp32.
     """

@@ -1,6 +1,7 @@
-// halo_sm90_wgrad: the weight gradient of layers without stride on Hopper's tensor cores, as partial sums.
+// halo_sm90_wgrad: the weight gradient on Hopper's tensor cores, as partial sums.
 //
-//   dw[k, c, r, s] = sum over pixels (n, p, q) of dy[n, k, p, q] * x[n, c, p + r * dil - pad, q + s * dil - pad]
+//   dw[k, c, r, s] = sum over pixels (n, p, q) of dy[n, k, p, q] *
+//                                                     x[n, c, p * stride + r * dil - pad, q * stride + s * dil - pad]
 //
 // wgmma sums over pixels of a row, K. M, its operand in registers, are channels of x at one or more columns of taps:
 // the fragment is read from shared memory at any shift, so a tap costs no copy. N are filters: dy by descriptor.
@@ -20,6 +21,7 @@
 //   CHANNELS FILTERS         of a warpgroup: 8 to 64 channels, N of wgmma
 //   COLUMN_GROUPS            of a warpgroup, of 64 / CHANNELS columns of taps each
 //   SPLIT_S SPLIT_C SPLIT_K SPLIT_P  parts into which the consumers divide columns of taps, channels, filters and steps
+//   STRIDE_W                 columns of x from one pixel of dy to the next
 //   STRIP                    pixels of a line of dy
 //   X_PITCH                  pixels of a line of x
 //   STAGES                   lines of x that are there at a time

@@ -1,4 +1,4 @@
-"""Host half of families/halo_sm90/wgrad.cu: the weight gradient of layers without stride on Hopper's tensor cores.
+"""Host half of families/halo_sm90/wgrad.cu: the weight gradient on Hopper's tensor cores.
 
 fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type; sums are fp32, in an order that the problem and
 the number of multiprocessors fix.
@@ -16,7 +16,7 @@ from haloconv import support
 from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
-from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, stage_of, tiles
+from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request, TensorForm
@@ -58,8 +58,6 @@ def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
         return reason
     if facts.arch != _ARCH:
         return "the device is no Hopper GPU (compute capability 9.0)"
-    if problem.stride != (1, 1):
-        return "the weight gradient of halo_sm90 takes no stride"
     if min(problem.c_per_group, problem.k_per_group) < _LEAST_CHANNELS:
         return f"the weight gradient of halo_sm90 takes groups of at least {_LEAST_CHANNELS} channels and filters"
     if not any(stage_of(problem, tile, LOADED, LOADED, facts.max_smem_bytes) for tile in tiles(problem)):
@@ -94,19 +92,30 @@ def joined(request: Request) -> Request:
     """Of a 1x1 layer the same sum over longer rows: of whole images, or of the batch.
 
     Rows are joined where they follow one another in both tensors, and images too: then lines are full and begin at
-    multiples of 16 bytes, however few columns the images have. Other layers stay as they are.
+    multiples of 16 bytes, however few columns the images have. Pixels that a stride leaves out are taken for what lies
+    between two pixels, but those between neighbours in memory. Other layers stay as they are.
     """
     problem = request.problem
-    if (problem.r, problem.s) != (1, 1) or problem.stride != (1, 1) or any(problem.padding):
+    if (problem.r, problem.s) != (1, 1) or any(problem.padding):
         return request
-    joined_problem = replace(problem, dilation=(1, 1))
-    forms = (request.first, request.second)
+    one, x = _without_stride(replace(problem, dilation=(1, 1)), request.second)
+    dy = request.first
     for axis in ("h", "n"):
-        if not all(_follow_one_another(joined_problem, form, axis) for form in forms):
+        if one.stride != (1, 1) or not all(_follow_one_another(one, form, axis) for form in (dy, x)):
             break
-        forms = tuple(_joined_form(joined_problem, form, axis) for form in forms)
-        joined_problem = replace(joined_problem, **{axis: 1, "w": joined_problem.w * getattr(joined_problem, axis)})
-    return replace(request, problem=joined_problem, first=forms[0], second=forms[1])
+        dy, x = (_joined_form(one, form, axis) for form in (dy, x))
+        one = replace(one, **{axis: 1, "w": one.w * getattr(one, axis)})
+    return replace(request, problem=one, first=dy, second=x)
+
+
+def _without_stride(problem: Problem, x: TensorForm) -> tuple[Problem, TensorForm]:
+    """A 1x1 layer that takes the rows, and if pixels are no neighbours the columns, that its outputs meet."""
+    steps = list(x.strides)
+    (down, across), cols = problem.stride, problem.w
+    steps[2] *= down
+    if steps[3] != 1:
+        steps[3], across, cols = steps[3] * across, 1, problem.q
+    return replace(problem, h=problem.p, w=cols, stride=(1, across)), x._replace(strides=tuple(steps))
 
 
 def _follow_one_another(problem: Problem, form: TensorForm, axis: str) -> bool:
@@ -139,11 +148,11 @@ def _ways(request: Request, max_smem_bytes: int, sm_count: int) -> list[Way]:
 
 def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut, float]:
     """The parts of a tile that take least time by the model, and that time in cycles of a multiprocessor."""
-    dil = problem.dilation[0]
-    bands, strips = ceil_div(_rows(problem), dil), ceil_div(problem.q, stage.strip)
+    bands, strips = ceil_div(_lines(problem), row_steps(problem)[1]), ceil_div(problem.q, stage.strip)
     lines, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
     steps = ceil_div(problem.q, stage.depth) / strips
-    partial = _PARTIAL_ROWS if problem.r % tile.rows else 1  # rows of taps that are none are asked for at each step
+    whole = tile.blocks_of(problem).r * tile.rows == problem.r
+    partial = 1 if whole else _PARTIAL_ROWS  # rows of taps that are none are asked for at each step
     line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile))
     elems = tile.sums(problem)
     most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
@@ -156,14 +165,15 @@ def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut
     return Cut(strips, bands, best), cycles(best)
 
 
-def _rows(problem: Problem) -> int:
-    """Rows of x that some output meets, counted from the first row on."""
-    return max(1, min(problem.h, problem.p + (problem.r - 1) * problem.dilation[0] - problem.padding[0]))
+def _lines(problem: Problem) -> int:
+    """Rows of x a stride apart that outputs meet, at most, counted from the first row of the image on."""
+    stride, last = problem.stride[0], (problem.r - 1) * problem.dilation[0] - problem.padding[0]
+    return max(1, min(ceil_div(problem.h, stride), problem.p + last // stride))
 
 
 def _classes(problem: Problem) -> int:
-    """Classes of rows that do not meet each other's outputs."""
-    return min(problem.dilation[0], _rows(problem))
+    """Classes of rows, among those a stride apart, that do not meet each other's outputs."""
+    return min(row_steps(problem)[1], _lines(problem))
 
 
 def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
@@ -171,6 +181,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     constants = {
         **_sum_order(problem, tile),
         "SPLIT_P": tile.split[3],
+        "STRIDE_W": problem.stride[1],
         "STRIP": stage.strip,
         "X_PITCH": stage.x_pitch,
         "STAGES": stage.stages,
@@ -263,8 +274,9 @@ def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
         **named("y", "nkpq", request.first.strides),
         **{"h": problem.h, "w": problem.w, "rows": problem.p, "cols": problem.q},
         **{"channels": problem.c_per_group, "filters": problem.k_per_group},
-        **{"taps_r": problem.r, "taps_s": problem.s, "dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
-        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2]},
+        **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0]},
+        **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
+        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "line_step": row_steps(problem)[1]},
         "blocks": tile.blocks_of(problem)._asdict(),
         "column_strips": cut.column_strips,
         "cut": {

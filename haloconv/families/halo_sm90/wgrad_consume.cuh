@@ -105,13 +105,14 @@ __device__ __forceinline__ void write_sums(const Sums& sums, float* to, bool fir
 __device__ __forceinline__ Lines lines_of(const Params& p, const Tile& tile, const Place& place, int line, int newest,
                                           ptx::u64 ring) {
     Lines lines{{}, 0};
-    const bool inside = place.row + line * p.dil_h < p.h;
+    const bool inside = place.row + line * place.row_step < p.h;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int stage = newest - r < 0 ? newest - r + Y_STAGES : newest - r;
         lines.dy[r] = ptx::moved(ring, stage * (Y_BYTES / 16));
-        const int row = place.dy_row + (line + ROWS - 1 - r) * p.dil_h;
-        if (inside && (unsigned)row < (unsigned)p.rows && tile.row + r < p.taps_r) lines.valid |= 1u << r;
+        const int row = place.dy_row + (line + ROWS - 1 - r) * p.line_step;
+        if (inside && (unsigned)row < (unsigned)p.rows && tile.row + r * p.blocks.row_step < p.taps_r)
+            lines.valid |= 1u << r;
     }
     return lines;
 }

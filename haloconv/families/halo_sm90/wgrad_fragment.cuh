@@ -23,12 +23,12 @@ __device__ __forceinline__ void mask_pixels(Masks& masks, int pixels) {
 
 // Where a lane reads: from the start of a line, for each column group. In bytes (X_INNER), else in words.
 struct Lanes {
-    static constexpr bool MATRICES = X_INNER && SIZE == 2;                         // ldmatrix reads all four words
-    static constexpr int PLACES = MATRICES ? 1 : X_INNER ? 4 : 2;                  // of a fragment's words
-    static constexpr int STEP = X_INNER ? DEPTH * X_ROW_BYTES : DEPTH * SIZE / 4;  // from one step to the next
+    static constexpr bool MATRICES = X_INNER && SIZE == 2;         // ldmatrix reads all four words
+    static constexpr int PLACES = MATRICES ? 1 : X_INNER ? 4 : 2;  // of a fragment's words
+    static constexpr int STEP = STRIDE_W * (X_INNER ? DEPTH * X_ROW_BYTES : DEPTH * SIZE / 4);  // from step to step
 
     int at[COLUMN_GROUPS][PLACES];
-    bool odd[COLUMN_GROUPS][2];  // 16 bits, pixels are neighbours: pairs of them begin in the middle of a word
+    bool odd[COLUMN_GROUPS][2];  // 16 bits, pixels are neighbours: the first of a pair is the second half of a word
 
     __device__ __forceinline__ Lanes(const Params& p, const Tile& tile, const Part& part) {
         const int lane = threadIdx.x % 32, first_row = threadIdx.x % 128 / 32 * 16;
@@ -42,11 +42,12 @@ struct Lanes {
                 column = min(column, p.taps_s - 1 - tile.column);  // what is behind the last one is not written
                 const int pixel = lead(p, tile) + column * p.dil_w;
                 if constexpr (MATRICES)
-                    at[group][i] = place(pixel + lane / 16 * 8 + lane % 8, row.channel);
+                    at[group][i] = place(pixel + STRIDE_W * (lane / 16 * 8 + lane % 8), row.channel);
                 else if constexpr (X_INNER)
-                    at[group][i] = place(pixel + i / 2 * 4 + lane % 4, row.channel);
+                    at[group][i] = place(pixel + STRIDE_W * (i / 2 * 4 + lane % 4), row.channel);
                 else
-                    at[group][i] = (row.channel * X_PITCH + (SIZE == 2 ? pixel & ~1 : pixel)) * SIZE / 4 + lane % 4;
+                    at[group][i] =
+                        (row.channel * X_PITCH + (SIZE == 2 ? pixel & ~1 : pixel)) * SIZE / 4 + STRIDE_W * (lane % 4);
                 if (!X_INNER) odd[group][i % 2] = SIZE == 2 && pixel & 1;
             }
     }
@@ -56,6 +57,13 @@ struct Lanes {
         const int bytes =
             X_ROW_BYTES == 16 ? pixel * 16 : unit_offset < X_ROW_BYTES<32 ? 32 : X_ROW_BYTES>(pixel, in_span / PIECE);
         return span * X_PITCH * X_ROW_BYTES + bytes + in_span % PIECE * SIZE;
+    }
+
+    // Two pixels, STRIDE_W apart, of a row of 16-bit pixels. `odd`: the first is the second half of its word.
+    static __device__ __forceinline__ unsigned pair(const unsigned* word, bool odd) {
+        if (STRIDE_W == 1) return odd ? __funnelshift_r(word[0], word[1], 16) : word[0];
+        const unsigned first = odd ? 0x32 : 0x10, second = (odd + STRIDE_W) % 2 ? 0x7600 : 0x5400;
+        return __byte_perm(word[0], word[(odd + STRIDE_W) / 2], first | second);
     }
 
     __device__ __forceinline__ void load(Fragment& a, const char* line, int group, int step) const {
@@ -68,9 +76,8 @@ struct Lanes {
             const unsigned* const words = reinterpret_cast<const unsigned*>(line) + step * STEP;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const unsigned* const word = words + at[group][i % 2] + i / 2 * 4;
-                a[i] = word[0];
-                if (SIZE == 2 && odd[group][i % 2]) a[i] = __funnelshift_r(a[i], word[1], 16);
+                const unsigned* const word = words + at[group][i % 2] + i / 2 * (4 * STRIDE_W);
+                a[i] = SIZE == 2 ? pair(word, odd[group][i % 2]) : word[0];
             }
         }
     }

@@ -12,9 +12,10 @@ constexpr int OWNERS = SPLIT_S * SPLIT_C * SPLIT_K;                      // cons
 constexpr int SUMS = COLUMN_GROUPS * ROWS * FILTERS / 2;                 // of a thread
 constexpr int OWNER_SUMS = SUMS * 128, TILE_SUMS = OWNERS * OWNER_SUMS;  // [tile][owner][sum of a thread][thread]
 
-// Of a group: along filters, channels, rows and columns of taps.
+// Of a group: along filters, channels, rows and columns of taps. Rows of taps of a tile are row_step apart: their rows of
+// x are whole strides apart, so that a line of x meets all of them.
 struct Blocks {
-    int k, c, r, s;
+    int k, c, r, s, row_step;
 };
 
 // The first channel and filter of a tile in its group, row and column of its first tap.
@@ -23,7 +24,8 @@ struct Tile {
 
     __device__ __forceinline__ Tile(const Blocks& blocks, int index) {
         column = index % blocks.s * BLOCK_COLUMNS, index /= blocks.s;
-        row = index % blocks.r * ROWS, index /= blocks.r;
+        const int first = index % blocks.r;  // tiles of neighbouring first rows follow one another
+        row = first + first / blocks.row_step * ((ROWS - 1) * blocks.row_step), index /= blocks.r;
         channel = index % blocks.c * BLOCK_CHANNELS, index /= blocks.c;
         filter = index % blocks.k * BLOCK_FILTERS, group = index / blocks.k;
     }

@@ -160,7 +160,7 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
                                         int row) {
     char* const to = smem.x + at * X_BYTES;
     ptx::u64* const full = &smem.x_full[at];
-    const int column = place.column + first_column(p, tile) - lead(p, tile);
+    const int column = place.column * STRIDE_W + first_column(p, tile) - lead(p, tile);
     if constexpr (X_LOADS != 0) {
         if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
         ptx::mbarrier_arrive(full);
@@ -182,9 +182,9 @@ __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     for (Run run; walk.next(p.cut, run);) {
         const Place place(p, tile, run);
         for (int line = 0; line < run.bands + ROWS - 1; ++line, y_at.advance(Y_STAGES)) {
-            bring_dy(p, tile, smem, y_at, place, place.dy_row + line * p.dil_h);
+            bring_dy(p, tile, smem, y_at, place, place.dy_row + line * p.line_step);
             if (line < ROWS - 1) continue;
-            bring_x(p, tile, smem, x_at, place, place.row + (line - (ROWS - 1)) * p.dil_h);
+            bring_x(p, tile, smem, x_at, place, place.row + (line - (ROWS - 1)) * place.row_step);
             x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
         }
     }

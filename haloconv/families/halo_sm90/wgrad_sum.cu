@@ -43,7 +43,7 @@ __device__ __forceinline__ void write(const SumParams& p, i64 index, float total
     const Row row(part, thread / 32 * 16 + lane / 4 + in_wgmma / 2 % 2 * 8);
     const int channel = tile.channel + row.channel;
     const int filter = tile.filter + part.k * FILTERS + in_wgmma / 4 * 8 + lane % 4 * 2 + in_wgmma % 2;
-    const int r = tile.row + sum / (FILTERS / 2) % ROWS;
+    const int r = tile.row + sum / (FILTERS / 2) % ROWS * p.blocks.row_step;
     const int s = tile.column + (part.s * COLUMN_GROUPS + sum / (ROWS * FILTERS / 2)) * GROUP_COLUMNS + row.column;
     if (channel >= p.channels || filter >= p.filters || r >= p.taps_r || s >= p.taps_s) return;
     const i64 k = (i64)tile.group * p.filters + filter;

@@ -1,9 +1,9 @@
 // What a block of halo_sm90_wgrad computes, in which order, and its shared memory.
 //
-// A tile is some channels, filters and taps of a group. All tiles sum over the same lines: rows of x, by image, class
-// of rows (of which there are dil_h), strip of STRIP columns of dy, from top to bottom. Each part of a tile is a block
-// that takes a run of lines. With line i of a class come lines i - r of dy, one for each row r of taps: every pair of
-// lines belongs to the block that has the line of x.
+// A tile is some channels, filters and taps of a group. It sums over lines: rows of x that are whole strides from the row
+// that its first tap meets, by image, class of rows (of which there are line_step), strip of STRIP columns of dy, from top
+// to bottom. Each part of a tile is a block that takes a run of lines. With line i of a class come lines i - r of dy, one
+// for each row r of the tile's taps: every pair of lines belongs to the block that has the line of x.
 #pragma once
 
 #include "families/halo_sm90/wgrad_order.cuh"
@@ -64,7 +64,8 @@ struct Params {
     i64 y_n, y_k, y_p, y_q;  // the same
     int h, w, rows, cols;    // of x; of dy
     int channels, filters;   // of a group
-    int taps_r, taps_s, dil_h, dil_w, pad_top, pad_left;
+    int taps_r, taps_s, stride_h, dil_h, dil_w, pad_top, pad_left;
+    int line_step;  // rows of dy between those that two neighbouring rows of a tile's taps meet a line of x with
     Blocks blocks;
     int column_strips;  // strips of columns
     Cut cut;
@@ -84,13 +85,17 @@ __device__ __forceinline__ int lead(const Params& p, const Tile& tile) {
 // Where a run of lines is. Its lines of dy are counted from the oldest one that its first line of x meets.
 struct Place {
     int image, column;  // the strip's first column of dy
-    int row, dy_row;    // of line 0 of x, of line 0 of dy
+    int row, row_step;  // of line 0 of x; rows from one line of x to the next
+    int dy_row;         // of line 0 of dy
 
     __device__ __forceinline__ Place(const Params& p, const Tile& tile, const Run& run) {
         const int residue = run.strip / p.column_strips;
         image = run.image, column = (run.strip - residue * p.column_strips) * STRIP;
-        row = residue + run.first * p.dil_h;
-        dy_row = row + p.pad_top - (tile.row + ROWS - 1) * p.dil_h;
+        const int top = tile.row * p.dil_h - p.pad_top;  // of x, that the first tap meets with row 0 of dy
+        const int strides = top >= 0 ? top / p.stride_h : -((p.stride_h - 1 - top) / p.stride_h);  // rounded down
+        const int line = residue + run.first * p.line_step;
+        row = line * p.stride_h + (top - strides * p.stride_h), row_step = p.line_step * p.stride_h;
+        dy_row = line - strides - (ROWS - 1) * p.line_step;
     }
     __device__ __forceinline__ int pixels(const Params& p) const { return min(STRIP, p.cols - column); }
 };

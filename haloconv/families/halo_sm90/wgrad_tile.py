@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
@@ -36,12 +37,20 @@ _BARRIER_BYTES = 16  # of a stage: its two barriers
 
 
 class Blocks(NamedTuple):
-    """Tiles along filters, channels, rows and columns of taps."""
+    """Tiles along filters, channels, rows and columns of taps; rows of taps of a tile are ``row_step`` apart."""
 
     k: int
     c: int
     r: int
     s: int
+    row_step: int
+
+
+def row_steps(problem: Problem) -> tuple[int, int]:
+    """Rows of taps that meet whole strides of rows of x: how many taps, and how many rows of dy, they are apart."""
+    stride, dilation = problem.stride[0], problem.dilation[0]
+    common = gcd(stride, dilation)
+    return stride // common, dilation // common
 
 
 @dataclass(frozen=True)
@@ -89,16 +98,19 @@ class Tile:
 
     def blocks_of(self, problem: Problem) -> Blocks:
         """Of a group."""
+        step, _ = row_steps(problem)
+        whole, left = divmod(problem.r, step * self.rows)
         return Blocks(
             ceil_div(problem.k_per_group, self.split[2] * self.filters),
             ceil_div(problem.c_per_group, self.split[1] * self.channels),
-            ceil_div(problem.r, self.rows),
+            whole * step + min(step, left),
             ceil_div(problem.s, self.columns),
+            step,
         )
 
     def blocks(self, problem: Problem) -> int:
         """Tiles of the layer."""
-        of_k, of_c, of_r, of_s = self.blocks_of(problem)
+        of_k, of_c, of_r, of_s, _ = self.blocks_of(problem)
         return problem.groups * of_k * of_c * of_r * of_s
 
     def step_cycles(self, read: int, bytes_: float) -> float:
@@ -115,7 +127,8 @@ class Tile:
 
 def tiles(problem: Problem) -> Iterator[Tile]:
     """Those of which no part is more than the layer needs."""
-    every_rows = {ceil_div(problem.r, count) for count in range(1, problem.r + 1)}
+    taps = ceil_div(problem.r, row_steps(problem)[0])
+    every_rows = {ceil_div(taps, count) for count in range(1, taps + 1)}
     rows = [each for each in every_rows if each <= _MOST_ROWS]
     for rows_, channels, filters, groups, split in product(
         rows, _CHANNELS, _FILTERS, range(1, _MOST_COLUMN_GROUPS + 1), _SPLITS
@@ -258,7 +271,7 @@ def _stages(rows: int, x_bytes: int, y_bytes: int, room: int) -> int:
 def _x_pitch(problem: Problem, tile: Tile, x: Operand, pixels: int) -> int:
     """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on."""
     piece = _PIECE_BYTES // problem.dtype.itemsize
-    columns = pixels + (min(tile.columns, problem.s) - 1) * problem.dilation[1] + piece - 1
+    columns = (pixels - 1) * problem.stride[1] + (min(tile.columns, problem.s) - 1) * problem.dilation[1] + piece
     if x.inner:
         return ceil_div(columns, 8) * 8
     return ceil_div(columns - piece, 2 * piece) * 2 * piece + piece  # rows begin in different banks
