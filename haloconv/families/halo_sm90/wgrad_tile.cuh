@@ -1,9 +1,9 @@
 // What a block of halo_sm90_wgrad computes, in which order, and its shared memory.
 //
-// A tile is some channels, filters and taps of a group. It sums over lines: rows of x that are whole strides from the row
-// that its first tap meets, by image, class of rows (of which there are line_step), strip of STRIP columns of dy, from top
-// to bottom. Each part of a tile is a block that takes a run of lines. With line i of a class come lines i - r of dy, one
-// for each row r of the tile's taps: every pair of lines belongs to the block that has the line of x.
+// A tile is some channels, filters and taps of a group. It sums over lines: rows of x that are whole strides from the
+// row that its first tap meets, by image, class of rows (of which there are line_step), strip of STRIP columns of dy,
+// from top to bottom. Each part of a tile is a block that takes a run of lines. With line i of a class come lines i - r
+// of dy, one for each row r of the tile's taps: every pair of lines belongs to the block that has the line of x.
 #pragma once
 
 #include "families/halo_sm90/wgrad_order.cuh"
