@@ -16,9 +16,9 @@ import subprocess
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -39,11 +39,6 @@ RUNTIME_FLAGS = (*_COMMON, "-O3", "-fno-semantic-interposition", "-Wall", "-Wext
 """How the runtime is compiled: without instrumentation."""
 KERNEL_FLAGS = (
     *_COMMON,
-    "-O1",  # and two passes of -O2 that shorten runs: with all of them a build takes two thirds longer
-    "-ftree-vrp",
-    "-fthread-jumps",
-    "-fira-algorithm=priority",  # registers given out quickly rather than well
-    "-fira-region=one",
     "-DHALOCONV_EMULATOR",
     "-fsanitize=thread",  # every access calls the runtime; the thread sanitizer's own library is never linked
     "--param=tsan-instrument-func-entry-exit=0",
@@ -63,7 +58,15 @@ KERNEL_FLAGS = (
     "-fno-rtti",
     "-w",  # NVRTC judges the text; g++ would remark on pragmas that it does not know
 )
-"""How a kernel's text is compiled: optimised, each access reported to the runtime."""
+"""How a kernel's text is compiled: each access is reported to the runtime."""
+OPTIMISED = (
+    "-O1",  # and two passes of -O2 that shorten runs: with all of them a build takes two thirds longer
+    "-ftree-vrp",
+    "-fthread-jumps",
+    "-fira-algorithm=priority",  # registers given out quickly rather than well
+    "-fira-region=one",
+)
+UNOPTIMISED = ("-O0",)
 _LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic")
 _BUILD_TIMEOUT_S = 600
 
@@ -74,6 +77,7 @@ extern "C" __attribute__((no_sanitize("thread", "undefined"))) void hc_emu_entry
 }}
 """
 
+_level = OPTIMISED
 _loaded: dict[str, ctypes.CDLL] = {}
 _warned = False
 _loading = threading.RLock()
@@ -91,6 +95,17 @@ def available() -> str | None:
     return None
 
 
+@contextmanager
+def unoptimised() -> Iterator[None]:
+    """Inside, kernels are built in 0.6 of the time and run for 1.6 times as long: for those that run once or twice."""
+    global _level
+    before, _level = _level, UNOPTIMISED
+    try:
+        yield
+    finally:
+        _level = before
+
+
 def runtime_library() -> ctypes.CDLL:
     """The runtime, built if need be and loaded once per process. Raises RuntimeError if it cannot run here."""
     with _loading:
@@ -103,11 +118,16 @@ def runtime_library() -> ctypes.CDLL:
         return _loaded["runtime"]
 
 
-def kernel_module(source: KernelSource) -> Path:
+def kernel_flags() -> tuple[str, ...]:
+    """How kernels are compiled at present."""
+    return (*KERNEL_FLAGS, *_level)
+
+
+def kernel_module(source: KernelSource, flags: tuple[str, ...]) -> Path:
     """The module of ``source``, built if need be. Raises CompileError if g++ does not take the text."""
     runtime_library()
-    parts = [_headers_digest(), compiler_version(), *KERNEL_FLAGS, source.digest]
-    return _built(_hash(parts), lambda path: _build_kernel(source, path))
+    parts = [_headers_digest(), compiler_version(), *flags, source.digest]
+    return _built(_hash(parts), lambda path: _build_kernel(source, flags, path))
 
 
 @cache
@@ -250,11 +270,11 @@ def _build_runtime(path: Path) -> None:
             raise CompileError(f"the emulator's runtime does not compile:\n{logs}")
 
 
-def _build_kernel(source: KernelSource, path: Path) -> None:
+def _build_kernel(source: KernelSource, flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="haloconv-emulator-") as folder:
         text = source.text + _ENTRY.format(entry=source.entry)
         Path(folder, TEXT_NAME).write_text(text, encoding="utf-8")
-        command = [_COMPILER, *KERNEL_FLAGS, f"-I{INCLUDE_FOLDER}", "-include", "emulator.h", "-x", "c++"]
+        command = [_COMPILER, *flags, f"-I{INCLUDE_FOLDER}", "-include", "emulator.h", "-x", "c++"]
         if log := _run([*command, "-c", TEXT_NAME, "-o", "kernel.o"], folder):
             raise CompileError(_explain(source, log))
         if log := _run([_COMPILER, *_LINK_FLAGS, "kernel.o", "-o", str(path)], folder):

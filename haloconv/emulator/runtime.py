@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from haloconv.emulator.build import kernel_module, places, runtime_library
+from haloconv.emulator.build import kernel_flags, kernel_module, places, runtime_library
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import LaunchShape
 
@@ -128,7 +128,8 @@ class Module:
         self.source = source
         self._known_places: dict[int, str] = {}
         self._runtime = runtime_library()
-        self._library = ctypes.CDLL(str(kernel_module(source)))
+        self._flags = kernel_flags()
+        self._library = ctypes.CDLL(str(kernel_module(source, self._flags)))
         self._entry = ctypes.cast(self._library.hc_emu_entry, ctypes.c_void_p).value
         self._runtime.hc_emu_static_smem_bytes.restype = ctypes.c_uint64
         self.static_smem_bytes = self._runtime.hc_emu_static_smem_bytes(ctypes.c_void_p(self._entry))
@@ -188,7 +189,7 @@ class Module:
         """``file:line`` of each offset; the compiler may have copied one line to several."""
         new = sorted(offsets - self._known_places.keys())
         if new:
-            path = kernel_module(self.source)  # built anew if the cache was cleared since
+            path = kernel_module(self.source, self._flags)  # built anew if the cache was cleared since
             self._known_places |= places(self.source, path, new)
         return {offset: self._known_places[offset] for offset in offsets}
 
