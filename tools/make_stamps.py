@@ -1,24 +1,31 @@
 """Write stamps from what GPU tests and tools/sanitize.py left in build/: one a kernel, in benchmarks/verified.
 
 Refuses a kernel (exit code 1) if a check of it failed, a part of its tests did not run on its present sources, it ran
-on GPUs of several models, or the sanitizer was not clean in all that it was to run.
+on GPUs of several models, the sanitizer was not clean in all that it was to run, or one of its CI sources spills
+registers: make test compiles only a part of them.
 With ``--family`` the stamps of these families alone are written; those of others stay as they are in any case.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from haloconv.families import FAMILIES, OWN
+from haloconv.jit import KernelSource, compile_source
 from tools.gpu_results import GpuResults, KernelResults
 from tools.result_lines import read_lines
 from tools.sanitizer_results import SanitizerResults, ToolVerdict, in_words, is_clean, total_calls
-from tools.stamps import ROOT, VERIFIED, all_hashes, kernel_families, write_stamps
+from tools.stamps import ROOT, VERIFIED, all_hashes, kernel_families, kernels, launched, write_stamps
 
 STAMP_KEYS = ("gpu", "torch", "cudnn", "cuda_driver", "cuda_runtime", "driver", "python", "haloconv", "commit")
 GPU_TESTS = ROOT / "build" / "gpu-tests.jsonl"
 SANITIZER = ROOT / "build" / "sanitizer.jsonl"
+ARCH = "sm_90a"  # of the GPUs that stamps are made on
 
 
 def objections(found: KernelResults, verdicts: dict[str, ToolVerdict]) -> list[str]:
@@ -59,6 +66,24 @@ def stamp_of(digest: str, found: KernelResults, verdicts: dict[str, ToolVerdict]
     }
 
 
+def spilling(sources: Iterable[KernelSource]) -> list[str]:
+    """The sources that spill registers on ``ARCH``, by what they spill and their constants; a thread for each core."""
+    sources = list(sources)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        spilled = list(pool.map(lambda source: compile_source(source, ARCH).spill_bytes, sources))
+    return [
+        f"{spill_bytes} bytes with {dict(source.constants)}"
+        for source, spill_bytes in zip(sources, spilled, strict=True)
+        if spill_bytes
+    ]
+
+
+def ci_sources() -> dict[str, list[KernelSource]]:
+    """For each kernel every CI source of the .cu files that its stamp covers."""
+    every = {source.digest: source for family in OWN for source in FAMILIES[family].sources()}.values()
+    return {kernel: [source for source in every if source.kernel in launched(kernel)] for kernel in kernels()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -76,13 +101,16 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     stamps, families = {}, options.family or kernel_families()
     hashes = {kernel: digest for kernel, digest in all_hashes().items() if kernel.split("/")[0] in families}
+    sources = ci_sources()
     for kernel, digest in hashes.items():
         found, verdicts = tests.of_kernel(kernel, digest), sanitizer.of_kernel(kernel, digest)
         against = objections(found, verdicts)
+        if not against and (spilled := spilling(sources[kernel])):
+            against = [f"{len(spilled)} of its {len(sources[kernel])} CI sources spill: {spilled[0]}"]
         if against:
             print(f"no stamp of {kernel}: {'; '.join(against)}", file=sys.stderr)
         else:
-            stamps[kernel] = stamp_of(digest, found, verdicts)
+            stamps[kernel] = stamp_of(digest, found, verdicts) | {"sources": len(sources[kernel])}
             print(f"{kernel}: {found.checks} checks on {found.environment['gpu']}, sanitizer {in_words(verdicts)}")
     write_stamps(stamps, options.out)
     return int(len(stamps) < len(hashes))

@@ -43,8 +43,11 @@ def test_a_kernel_compiles_without_a_gpu_and_is_reported() -> None:
     assert cubin.compile_ms > 0
 
 
-def test_spills_of_a_real_kernel_are_reported() -> None:
-    text = """
+SPILLING = jit.KernelSource(
+    "spilling",
+    "spilling",
+    (),
+    """
 extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* p) {
     float v[64];
     for (int i = 0; i < 64; i++) v[i] = p[i * 33 + threadIdx.x];
@@ -52,8 +55,12 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* p) {
         for (int i = 0; i < 64; i++) v[i] = v[i] * v[(i + 7) % 64] + p[j];
     for (int i = 0; i < 64; i++) p[i] = v[i];
 }
-"""
-    cubin = jit.compile_source(jit.KernelSource("spilling", "spilling", (), text), ARCH)
+""",
+)
+
+
+def test_spills_of_a_real_kernel_are_reported() -> None:
+    cubin = jit.compile_source(SPILLING, ARCH)
     assert cubin.registers == 32 and cubin.spill_bytes > 0 and cubin.stack_bytes > 0
 
 

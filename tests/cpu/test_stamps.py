@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from haloconv import families
 from haloconv.families import closure
 from haloconv.families.files import kernels_of
 from tests.cpu.test_gpu_results import COLLECTED, DIRECT, begin, ended
+from tests.cpu.test_jit_compile import SPILLING
+from tests.toy_kernel import toy_source
 from tools import make_stamps, stamps
 from tools.gpu_results import GpuResults
 from tools.result_lines import append_line
@@ -224,14 +228,34 @@ def test_only_kernels_that_passed_get_a_stamp(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "abc", "direct/other": "def", other: "x"})
     monkeypatch.setattr(SanitizerResults, "of_kernel", lambda self, kernel, digest: CLEAN)
+    sources, spilled = {DIRECT: ["one", "two"], "direct/other": []}, ["8 bytes"]
+    monkeypatch.setattr(make_stamps, "ci_sources", lambda: sources)
+    monkeypatch.setattr(make_stamps, "spilling", lambda of: spilled)
     assert make_stamps.main() == 1 and not out.exists()
     for line in GOOD:
         append_line(tests, line)
+    assert make_stamps.main() == 1 and not stamps.read_stamps(out), "a CI source spills"
+    spilled.clear()
     assert make_stamps.main() == 1 and stamps.read_stamps(out).keys() == {DIRECT}
+    assert stamps.read_stamps(out)[DIRECT]["sources"] == 2
     monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "abc"})
     assert make_stamps.main() == 0
     monkeypatch.setattr(make_stamps, "all_hashes", lambda: {DIRECT: "changed"})
     assert make_stamps.main() == 1 and stamps.read_stamps(out)[DIRECT]["hash"] == "abc"
+
+
+def test_sources_that_spill_are_told() -> None:
+    assert make_stamps.spilling([toy_source()]) == []
+    (sentence,) = make_stamps.spilling([toy_source(), replace(SPILLING, constants=(("A", 1),))])
+    assert sentence.endswith(" bytes with {'A': 1}") and int(sentence.split()[0]) > 0
+
+
+def test_every_kernel_has_ci_sources() -> None:
+    sources = make_stamps.ci_sources()
+    assert sources.keys() == set(stamps.kernels()) and all(sources.values())
+    assert {source.kernel for of in sources.values() for source in of} == {
+        source.kernel for family in families.OWN for source in families.FAMILIES[family].sources()
+    }
 
 
 def test_stamps_of_other_kernels_stay_and_those_of_kernels_that_are_gone_go(tmp_path: Path) -> None:
