@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import warnings
 from datetime import datetime, timezone
@@ -27,11 +28,12 @@ LOGS = "HALOCONV_LOGS"
 LOG_TOPICS = ("choice", "compile", "cache")
 
 VARIABLES = {
-    CACHE_DIR: "folder of the kernel cache, instead of the user's cache folder",
+    CACHE_DIR: "folder of the kernel cache, instead of the user's cache folder; more, as in PATH, are only read",
     CACHE: "0 turns the kernel cache on disk off: every process compiles its own kernels",
     RECORDS_DIR: "folder of the tuning records, instead of the user's data folder",
     TUNE: "first-use: measure a layer of a new kind at its first call; unset: choose by records and rules at once",
     FROZEN: "1: tuning records are read only; nothing is measured and nothing is written",
+    CACHE_LIMIT: "most bytes that compiled kernels take on disk, such as 500MB or 2GB; unset: no limit",
     DISABLE: "1: PyTorch's own convolution runs every layer, and accelerate changes nothing",
     LOGS: f"topics to log, of {','.join(LOG_TOPICS)}, or all; unset: nothing is logged",
 }
@@ -49,9 +51,40 @@ _VARIABLES_OF_OTHERS = (
 
 
 def cache_dir_override() -> Path | None:
-    """The folder that HALOCONV_CACHE_DIR names, or None if it is unset or empty."""
-    value = os.environ.get(CACHE_DIR, "")
-    return Path(value).expanduser() if value else None
+    """The first folder that HALOCONV_CACHE_DIR names, or None if it is unset or begins with a separator."""
+    first, *_ = _cache_dirs()
+    return first
+
+
+def cache_dirs_to_read() -> list[Path]:
+    """The folders that HALOCONV_CACHE_DIR names behind the first one: kernels are read from there, none is written."""
+    return [each for each in _cache_dirs()[1:] if each is not None]
+
+
+def _cache_dirs() -> list[Path | None]:
+    names = os.environ.get(CACHE_DIR, "").split(os.pathsep)
+    return [Path(name).expanduser() if name else None for name in names]
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def cache_limit_bytes() -> int | None:
+    """The most bytes that compiled kernels may take on disk, as HALOCONV_CACHE_LIMIT says; None without a limit.
+
+    Warns of a value that is no size.
+    """
+    value = os.environ.get(CACHE_LIMIT, "").strip()
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", value.lower())
+    if found is not None:
+        return int(float(found[1]) * _UNITS[found[2] or ""])
+    if value:
+        warnings.warn(
+            f"{CACHE_LIMIT}={value!r} is no size, so that there is no limit; say bytes, or 500MB, 2GB, 1.5GiB",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return None
 
 
 def disk_cache_enabled() -> bool:

@@ -18,25 +18,30 @@ import stat
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from haloconv import env
-from haloconv.jit.compile import COMPILE_FLAGS, Cubin, compile_source, nvrtc_info
+from haloconv import env, logs
+from haloconv.jit.compile import COMPILE_FLAGS, CompileError, Cubin, ToolchainError, compile_source, nvrtc_info
+from haloconv.jit.locks import if_free, refuse_foreign
+from haloconv.jit.locks import only_process as _only_process
 from haloconv.jit.source import KernelSource
+from haloconv.jit.upkeep import META as _META
+from haloconv.jit.upkeep import PARTIAL_SUFFIX as _PARTIAL_SUFFIX
+from haloconv.jit.upkeep import evict, failures, keep_failure, note_use
 
 _FORMAT = 1
-_SOURCE, _CUBIN, _META = "source.cu", "kernel.cubin", "meta.json"
+_SOURCE, _CUBIN = "source.cu", "kernel.cubin"
 _KEY = re.compile(r"[0-9a-f]{64}")
-_LOCK_SUFFIX, _PARTIAL_SUFFIX = ".lock", ".partial"
+_LOCK_SUFFIX = ".lock"
+_EVICTION = "eviction"
 _MODULE_SUFFIX, _CHECKSUM_SUFFIX = ".so", ".sha256"
-_LOCK_TIMEOUT_S = 120
 _MOVES = 64  # attempts to put an entry into its place, of which others may spoil one each
 
 
@@ -58,26 +63,71 @@ def get_kernel(source: KernelSource, arch: str) -> Cubin:
     """The compiled form of ``source`` for ``arch``: from memory, else from disk, else compiled and kept in both.
 
     Safe from any number of threads and processes. A cache that cannot be written is reported once, as a RuntimeWarning.
+    Kernels in the folders that are only read need no compiler.
 
     Raises CompileError or UnsupportedArchError if the source does not compile, ToolchainError without a compiler.
     """
-    key = cache_key(source, arch)
-    cubin = _in_memory.get(key)
-    if cubin is not None:
+    try:
+        key = cache_key(source, arch)
+    except ToolchainError:
+        cubin = _precompiled(source, arch)
+        if cubin is None:
+            raise
         return cubin
-    with _guard:
-        key_lock = _key_locks[key]
-    with key_lock:
-        if key not in _in_memory:
-            _in_memory[key] = _from_disk_or_compiler(key, source, arch)
-        return _in_memory[key]
+    cubin = _in_memory.get(key)
+    if cubin is None:
+        with _guard:
+            key_lock = _key_locks[key]
+        with key_lock:
+            cubin = _in_memory.get(key)
+            if cubin is None:
+                cubin = _in_memory[key] = _from_disk_or_compiler(key, source, arch)
+    if _collected is not None:
+        _collected[key] = (source, cubin)
+    return cubin
 
 
-def cache_key(source: KernelSource, arch: str) -> str:
-    """The name of the entry: SHA-256 over the text and everything else that the cubin depends on."""
-    version, _ = nvrtc_info()
-    parts = [str(_FORMAT), source.digest, arch, version, *COMPILE_FLAGS]
+def cache_key(source: KernelSource, arch: str, nvrtc: str | None = None) -> str:
+    """The name of the entry: SHA-256 over the source and everything else that the cubin depends on.
+
+    ``nvrtc`` is the compiler's version, by default that of the one in use.
+    """
+    parts = [str(_FORMAT), source.digest, arch, nvrtc or nvrtc_info()[0], *COMPILE_FLAGS]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+_collected: dict[str, tuple[KernelSource, Cubin]] | None = None
+
+
+@contextmanager
+def collecting() -> Iterator[dict[str, tuple[KernelSource, Cubin]]]:
+    """Inside, every kernel that is asked for is collected by its key. One block at a time."""
+    global _collected
+    found: dict[str, tuple[KernelSource, Cubin]] = {}
+    _collected = found
+    try:
+        yield found
+    finally:
+        _collected = None
+
+
+def save_kernels(folder: Path, kernels: Mapping[str, tuple[KernelSource, Cubin]]) -> None:
+    """Write kernels for HALOCONV_CACHE_DIR to read from there: whole entries, which every user may read.
+
+    Raises OSError if they cannot be written.
+    """
+    root = folder / "kernels"
+    root.mkdir(parents=True, exist_ok=True)
+    for key, (source, cubin) in kernels.items():
+        partial = root / f"{secrets.token_hex(8)}{_PARTIAL_SUFFIX}"
+        try:
+            _fill(partial, source, cubin)
+            for path in (partial, *partial.iterdir()):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            _move_into_place(partial, root / key)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    root.chmod(0o755)
 
 
 def cache_root() -> Path:
@@ -105,6 +155,8 @@ def clear_cache() -> int:
             shutil.rmtree(path, ignore_errors=True)
         elif path.name.endswith(_LOCK_SUFFIX):
             path.unlink(missing_ok=True)
+    for path in failures(cache_root()):
+        path.unlink(missing_ok=True)
     for path in _children(emulator_folder()):
         if path.suffix in (_MODULE_SUFFIX, _CHECKSUM_SUFFIX, _PARTIAL_SUFFIX, _LOCK_SUFFIX):
             with suppress(OSError):
@@ -139,7 +191,7 @@ def prepare_root() -> Path:
     """
     root = cache_root()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_foreign(root)
+    refuse_foreign(root)
     if os.name == "posix" and stat.S_IMODE(root.stat().st_mode) != 0o700:
         root.chmod(0o700)
     return root
@@ -151,7 +203,7 @@ def prepare_root() -> Path:
 def _from_disk_or_compiler(key: str, source: KernelSource, arch: str) -> Cubin:
     if not env.disk_cache_enabled():
         return _compiled(source, arch)
-    cubin = _read_entry(key, source)
+    cubin = _read_entry(key, source) or _precompiled(source, arch)
     if cubin is not None:
         return cubin
     try:
@@ -164,20 +216,62 @@ def _from_disk_or_compiler(key: str, source: KernelSource, arch: str) -> Cubin:
         if cubin is None:
             cubin = _compiled(source, arch)
             _write_entry(root / key, source, cubin)
+    limit_bytes = env.cache_limit_bytes()
+    if limit_bytes is not None:
+        _evict(root, limit_bytes, key)
     return cubin
 
 
 def _compiled(source: KernelSource, arch: str) -> Cubin:
-    cubin = compile_source(source, arch)
+    try:
+        cubin = compile_source(source, arch)
+    except CompileError as error:
+        logs.compile.info("%s for %s does not compile: %s", source.kernel, arch, error)
+        if env.disk_cache_enabled():
+            keep_failure(cache_root(), f"{source.digest[:16]}-{arch}", str(error))
+        raise
     _count("compiles")
+    logs.compile.info("%s for %s in %.2f s by NVRTC %s", source.kernel, arch, cubin.compile_ms / 1e3, cubin.nvrtc)
     return cubin
 
 
-def _read_entry(key: str, source: KernelSource) -> Cubin | None:
-    """The entry ``key``, or None if it is absent, damaged, or in a folder that others could have written to."""
-    folder = cache_root() / key
+def _evict(root: Path, limit_bytes: int, new: str) -> None:
+    """Keep the entries within the limit, but for those of this process; one process at a time does it."""
+    with _only_process(root / f"{_EVICTION}{_LOCK_SUFFIX}"):
+        entries = [path for path in _children(root) if _KEY.fullmatch(path.name)]
+        evict(entries, limit_bytes, {new, *_in_memory}, lambda name: if_free(root / f"{name}{_LOCK_SUFFIX}"))
+
+
+def _precompiled(source: KernelSource, arch: str) -> Cubin | None:
+    """The kernel from the folders that are only read, whatever NVRTC compiled it; None if none has it."""
+    for folder in env.cache_dirs_to_read():
+        for version in _versions_in(folder / "kernels"):
+            cubin = _read_entry(cache_key(source, arch, version), source, folder / "kernels")
+            if cubin is not None:
+                return cubin
+    return None
+
+
+@cache
+def _versions_in(root: Path) -> tuple[str, ...]:
+    """The NVRTC versions that compiled the entries of a folder, that in use first. Looked at once in a process."""
+    found: dict[str, None] = {}
+    with suppress(ToolchainError):
+        found[nvrtc_info()[0]] = None
+    for entry in _children(root):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            found[str(json.loads((entry / _META).read_bytes())["report"]["nvrtc"])] = None
+    return tuple(found)
+
+
+def _read_entry(key: str, source: KernelSource, read_only: Path | None = None) -> Cubin | None:
+    """The entry ``key``, or None if it is absent, damaged, or in a folder that others could have written to.
+
+    ``read_only`` is a folder that is only read, which may be the system's.
+    """
+    folder = (read_only or cache_root()) / key
     try:
-        _refuse_foreign(folder.parent)
+        refuse_foreign(folder.parent, or_root=read_only is not None)
         meta_bytes = (folder / _META).read_bytes()
         image = (folder / _CUBIN).read_bytes()
         text = (folder / _SOURCE).read_bytes()
@@ -192,24 +286,34 @@ def _read_entry(key: str, source: KernelSource) -> Cubin | None:
         return None
     if cubin is not None:
         _count("disk_hits")
+        if read_only is None:
+            note_use(folder)
+        logs.compile.info("%s for %s was compiled before", source.kernel, cubin.arch)
+        logs.cache.info("read %s", folder)
     return cubin
 
 
 def _write_entry(folder: Path, source: KernelSource, cubin: Cubin) -> None:
     """Write the entry beside its place, then move it there in one step. A failure is reported once and is no error."""
     partial = folder.with_name(f"{secrets.token_hex(8)}{_PARTIAL_SUFFIX}")
-    text = source.text.encode()
-    report = {name: value for name, value in asdict(cubin).items() if name != "image"}
-    contents = {_SOURCE: text, _CUBIN: cubin.image, _META: _meta_bytes(report, cubin.image, text)}
     try:
-        partial.mkdir(mode=0o700)
-        for name, content in contents.items():
-            _write_file(partial / name, content)
+        _fill(partial, source, cubin)
         _move_into_place(partial, folder)
+        logs.cache.info("wrote %s: %s for %s", folder, source.kernel, cubin.arch)
     except OSError as error:
         _warn_once(error)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _fill(folder: Path, source: KernelSource, cubin: Cubin) -> None:
+    """Make ``folder`` an entry."""
+    text = source.text.encode()
+    report = {name: value for name, value in asdict(cubin).items() if name != "image"}
+    contents = {_SOURCE: text, _CUBIN: cubin.image, _META: _meta_bytes(report, cubin.image, text)}
+    folder.mkdir(mode=0o700)
+    for name, content in contents.items():
+        _write_file(folder / name, content)
 
 
 def _move_into_place(partial: Path, folder: Path) -> None:
@@ -247,32 +351,6 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 # --- around the entries
-
-
-@contextmanager
-def _only_process(lock_path: Path) -> Iterator[None]:
-    """Let one process at a time compile a key. Where locks do not work each compiles for itself."""
-    lock = FileLock(lock_path, timeout=_LOCK_TIMEOUT_S, mode=0o600)
-    try:
-        lock.acquire()
-    except (OSError, NotImplementedError, Timeout):
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _refuse_foreign(root: Path) -> None:
-    """Raise PermissionError if somebody else could have put a kernel into ``root``; OSError if it does not exist."""
-    if os.name != "posix":
-        return
-    facts = root.stat()
-    if facts.st_uid != os.getuid():
-        raise PermissionError(f"{root} belongs to another user")
-    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{root} can be written by others; remove it, or chmod 700 it if you trust what is in it")
 
 
 def _children(folder: Path) -> list[Path]:
