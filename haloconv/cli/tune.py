@@ -31,6 +31,11 @@ from haloconv.report import Report
 from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.measure import BUDGET_S
 from haloconv.tune.problems import Posed, problems_of
+from haloconv.tune.saved import save
+
+SaveKernels = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Also write kernels and records to DIR, for a container.")
+]
 
 
 def tune(
@@ -57,6 +62,7 @@ def tune(
     ship: Annotated[
         bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")
     ] = False,
+    save_kernels: SaveKernels = None,
     json: Annotated[Path | None, typer.Option(help="Write rows and environment to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
     force: Force = False,
@@ -90,6 +96,7 @@ def tune(
         raise refusal(error) from None
     report = tune_problems(f"haloconv tune: {order.title}", posed, Options(budget, limit, again))
     _tell(report, posed if ship else [], device, {json: report.to_json, html: report.to_html}, console)
+    _save(posed, save_kernels, console)
     raise typer.Exit(0 if all(row.passed for row in report.rows) else 1)
 
 
@@ -171,6 +178,19 @@ def _tell(
     for path, text in files.items():
         if path is not None:
             write_output(path, text(), console)
+
+
+def _save(posed: list[Posed], folder: Path | None, console: Console) -> None:
+    """Write what a container needs to the folder, if there is one, or exit with 2 and the reason."""
+    if folder is None:
+        return
+    try:
+        saved = save(posed, folder)
+    except (OSError, RuntimeError) as error:
+        raise refusal(f"cannot save kernels to {folder}: {error}") from None
+    console.print(
+        f"wrote {saved.kernels} kernels and {saved.records} records to {folder}", highlight=False, markup=False
+    )
 
 
 def _ship(posed: list[Posed], device: torch.device) -> int:
