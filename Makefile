@@ -21,7 +21,7 @@ NVRTC_11 := nvidia-cuda-nvrtc-cu11==11.8.89
 UV := uv==0.13.9
 UV_INSTALL := $(VENV_PACKAGE)/bin/uv pip install --quiet --python $(VENV_PACKAGE)
 PIP_FLAGS := --quiet --disable-pip-version-check
-RUN_GPU := PYTHONPATH=. $(PYTHON_GPU)
+RUN_GPU := HALOCONV_TUNE=off PYTHONPATH=. $(PYTHON_GPU)
 OF_FAMILIES = $(foreach family,$(FAMILIES),--family $(family))
 
 SEES_CUDA := import sys, torch; sys.exit(not torch.cuda.is_available())

@@ -31,7 +31,7 @@ VARIABLES = {
     CACHE_DIR: "folder of the kernel cache, instead of the user's cache folder; more, as in PATH, are only read",
     CACHE: "0 turns the kernel cache on disk off: every process compiles its own kernels",
     RECORDS_DIR: "folder of the tuning records, instead of the user's data folder",
-    TUNE: "first-use: measure a layer of a new kind at its first call; unset: choose by records and rules at once",
+    TUNE: "first-use: measure a layer of a new kind at its first call; off: never; unset: if cudnn.benchmark is on",
     FROZEN: "1: tuning records are read only; nothing is measured and nothing is written",
     CACHE_LIMIT: "most bytes that compiled kernels take on disk, such as 500MB or 2GB; unset: no limit",
     DISABLE: "1: PyTorch's own convolution runs every layer, and accelerate changes nothing",
@@ -106,8 +106,15 @@ def tunes_at_first_use() -> bool:
     """
     value = os.environ.get(TUNE, "").strip().lower()
     if value not in (*_OFF, "first-use"):
-        warnings.warn(f"{TUNE}={value!r} means nothing; it may be first-use", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{TUNE}={value!r} means nothing; it may be first-use or off", RuntimeWarning, stacklevel=2)
     return value == "first-use" and not frozen()
+
+
+@cache
+def never_tunes() -> bool:
+    """True if HALOCONV_TUNE is ``off`` (or ``0``, ``no``, ``false``), or records are frozen. Read once in a process."""
+    value = os.environ.get(TUNE, "").strip().lower()
+    return (value != "" and value in _OFF) or frozen()
 
 
 @cache

@@ -15,7 +15,7 @@ import torch
 
 from haloconv import env, logs, support
 from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be_measured
-from haloconv.choose.rules import bgrad_by_rule
+from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import runs_kernels, stand_in, watched
 from haloconv.families import FAMILIES
 from haloconv.families.aten import aten_gradients, is_symmetric
@@ -195,7 +195,7 @@ def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
 
 def _bind_bgrad(dy: torch.Tensor, family: str) -> BoundCall:
     refused = not runs_kernels(dy.device) or dy.dtype not in support.KERNEL_DTYPES or dy.numel() == 0
-    by_rule = family == "auto" and stand_in() is None and bgrad_by_rule(dy.shape, dy.stride())[0] == "aten"
+    by_rule = family == "auto" and not refused and stand_in() is None and bgrad_by_measured_rule(dy)[0] == "aten"
     if family == "aten" or refused or by_rule or env.disabled():
         return _aten_bgrad
     return watched(bind_bgrad(dy.dtype, tuple(dy.shape), form_of(dy), dy.device), dy.device)

@@ -7,6 +7,7 @@ its scale, so that cancellation neither hides a mistake nor accuses an honest su
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -106,6 +107,8 @@ def cudnn_search(on: bool) -> Iterator[None]:
 
     Works where ``torch.backends.disable_global_flags`` forbids to assign ``torch.backends.cudnn.benchmark``.
     """
+    with _guard:
+        _searches.append(on)
     before, limit = torch._C._get_cudnn_benchmark(), _benchmark_limit()
     torch._C._set_cudnn_benchmark(on)
     if limit is not None:
@@ -116,6 +119,17 @@ def cudnn_search(on: bool) -> Iterator[None]:
         torch._C._set_cudnn_benchmark(before)
         if limit is not None:
             torch._C._cuda_set_cudnn_benchmark_limit(limit)
+        with _guard:
+            _searches.pop()
+
+
+_searches: list[bool] = []  # what is in force of cudnn_search, of all threads
+_guard = threading.Lock()
+
+
+def user_wants_search() -> bool:
+    """Whether ``torch.backends.cudnn.benchmark`` is on, and not by ``cudnn_search``."""
+    return not _searches and torch._C._get_cudnn_benchmark()
 
 
 def _benchmark_limit() -> int | None:

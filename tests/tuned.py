@@ -38,6 +38,7 @@ def forget() -> None:
     forget_failures()
     plan.clear_plans()
     env.tunes_at_first_use.cache_clear()
+    env.never_tunes.cache_clear()
     env.frozen.cache_clear()
     env.disabled.cache_clear()
 

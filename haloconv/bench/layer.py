@@ -11,7 +11,7 @@ import torch
 
 from haloconv import plan, reference
 from haloconv.choose.choice import Choice, choose, config_of
-from haloconv.choose.rules import bgrad_by_rule
+from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.families.base import Config
 from haloconv.layout import Layout
 from haloconv.precision import Precision, convolution_precision
@@ -64,7 +64,7 @@ class Layer:
         choice = choose(self.problem(step), device, "direct")
         if choice.refused:
             return choice
-        by_rule = Choice(*bgrad_by_rule(self.dy.shape, self.dy.stride()))
+        by_rule = Choice(*bgrad_by_measured_rule(self.dy))
         return by_rule if family == "auto" else by_rule._replace(family="direct", reason="asked for")
 
     def ran(self, step: Step) -> Config:

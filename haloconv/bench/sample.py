@@ -7,6 +7,7 @@ over the extents that vision networks have, one direction, precision and memory 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -122,6 +123,30 @@ def _stem(rng: random.Random) -> Case:
     return _case(rng, "stem", _Shape(channels, filters, (taps, taps), extent, stride))
 
 
+_NAME = re.compile(
+    r"(?P<kind>\w+) (?P<n>\d+)x(?P<c>\d+)x(?P<h>\d+)x(?P<w>\d+) k(?P<k>\d+) (?P<r>\d+)x(?P<s>\d+) "
+    r"s(?P<stride>\d+)(?: p(?P<rows>\d+)x(?P<cols>\d+))? d(?P<dilation>\d+) g(?P<groups>\d+)"
+)
+
+
+def read_case(name: str) -> Case:
+    """The layer that a drawn one's name describes. Raises ValueError if it is no such name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"no name of a drawn layer: {name!r}")
+    value = {key: int(text) for key, text in found.groupdict().items() if key != "kind" and text is not None}
+    taps, stride, dilation = (value["r"], value["s"]), value["stride"], value["dilation"]
+    padding = (value["rows"], value["cols"]) if "rows" in value else _same_padding(taps, stride, dilation)
+    extents = (value["n"], value["c"], value["h"], value["w"])
+    return Case(name, extents, value["k"], taps, (stride, stride), padding, (dilation, dilation), value["groups"])
+
+
+def _same_padding(taps: Pair, stride: int, dilation: int) -> Pair:
+    """Padding that keeps extents; none for patches."""
+    rows, cols = (0 if stride >= each else dilation * (each - 1) // 2 for each in taps)
+    return rows, cols
+
+
 class _Shape(NamedTuple):
     """A layer on square images, before their number is drawn."""
 
@@ -138,7 +163,7 @@ def _case(rng: random.Random, kind: str, shape: _Shape) -> Case:
     """A layer padded to keep its extents (patches: not at all), of as many images as stay within _ELEMENTS."""
     channels, filters, taps, extent, stride, dilation, groups = shape
     height, width = extent, rng.choice((extent, extent, extent + rng.choice((-1, 3, 8)), 2 * extent))
-    rows, cols = (0 if stride >= each else dilation * (each - 1) // 2 for each in taps)
+    rows, cols = _same_padding(taps, stride, dilation)
     image = height * width * max(channels, filters // stride**2)
     images = max(1, min(rng.choice((1, 8, 32, 64, 128)), _ELEMENTS // image))
     products = filters * (channels // groups) * taps[0] * taps[1] * height * width // stride**2

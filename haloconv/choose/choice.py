@@ -13,9 +13,9 @@ import torch
 from haloconv import env
 from haloconv.choose import trust
 from haloconv.choose.buckets import size_of
-from haloconv.choose.measuring import measuring
+from haloconv.choose.measured import by_measured_rule
+from haloconv.choose.measuring import measuring, wanted
 from haloconv.choose.records import shelf_of
-from haloconv.choose.rules import by_rule
 from haloconv.device import device_facts, has_facts, stand_in
 from haloconv.families import FAMILIES, check_family
 from haloconv.families.base import Config
@@ -42,7 +42,8 @@ class Choice(NamedTuple):
 def choose(problem: Problem, device: torch.device, family: str = "auto") -> Choice:
     """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for.
 
-    ``"auto"`` follows records of measurements where there are any, else rules. Raises ValueError for an unknown family.
+    ``"auto"`` follows records of measurements where there are any, else rules, with care on a GPU model that was not
+    measured (choose/measured.py). Raises ValueError for an unknown family.
     """
     check_family(family)
     if family == "aten":
@@ -57,7 +58,7 @@ def choose(problem: Problem, device: torch.device, family: str = "auto") -> Choi
     found = recorded(problem, device)
     if found is not None:
         return found
-    return _choose_own(problem, device) if stand_in() is not None else Choice(*by_rule(problem, device))
+    return _choose_own(problem, device) if stand_in() is not None else Choice(*by_measured_rule(problem, device))
 
 
 def _choose_own(problem: Problem, device: torch.device) -> Choice:
@@ -82,7 +83,7 @@ def choose_now(request: Request, family: str) -> Choice:
 def may_be_measured(choice: Choice, family: str) -> bool:
     """Whether measuring at first use has a say in the choice for the ``family`` asked for, and no record had."""
     open_to_it = family == "auto" and not choice.refused and not choice.measured
-    return open_to_it and env.tunes_at_first_use() and not env.disabled()
+    return open_to_it and wanted() and not env.disabled()
 
 
 def config_of(choice: Choice, request: Request) -> Config:

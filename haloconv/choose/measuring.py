@@ -6,8 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
+from haloconv import env
 from haloconv.families.base import Config
 from haloconv.problem import Request
+from haloconv.reference import user_wants_search
 
 
 class Measuring(Protocol):
@@ -35,3 +39,20 @@ def register(load: Callable[[], Measuring]) -> None:
 def measuring() -> Measuring | None:
     """What measures, loaded now; None if nothing is registered."""
     return None if _load is None else _load()
+
+
+def wanted() -> bool:
+    """Whether a problem without a record is to be measured at its first use.
+
+    HALOCONV_TUNE says so. Where it is unset PyTorch's own switch for a search at first use does,
+    ``torch.backends.cudnn.benchmark``, in a process that has no others to wait for.
+    """
+    if env.tunes_at_first_use():
+        return True
+    return user_wants_search() and not env.never_tunes() and not in_a_group()
+
+
+def in_a_group() -> bool:
+    """Whether torch.distributed runs several processes."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

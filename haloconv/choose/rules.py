@@ -49,14 +49,23 @@ class Rule(NamedTuple):
     hopper: bool = False
 
 
-def by_rule(problem: Problem, device: torch.device) -> tuple[str, str]:
-    """The family that runs ``problem`` on ``device``, and why."""
-    for family, applies, reason, hopper in RULES:
-        if not applies(problem) or FAMILIES[family].why_not(problem, device) is not None:
+class Ruling(NamedTuple):
+    """The family that a rule names and why; ``rule`` is the rule's name, empty where it says ``aten``."""
+
+    family: str
+    reason: str
+    rule: str = ""
+
+
+def by_rule(problem: Problem, device: torch.device) -> Ruling:
+    """The family that runs ``problem`` on ``device``, and why, as if the GPU model was one that was measured."""
+    for rule in RULES:
+        if not rule.applies(problem) or FAMILIES[rule.family].why_not(problem, device) is not None:
             continue
-        if not hopper or device_facts(device.index).capability == _HOPPER:
-            return family, f"by rule: {reason}"
-    return _by_cuda_cores(problem)
+        if not rule.hopper or device_facts(device.index).capability == _HOPPER:
+            return Ruling(rule.family, f"by rule: {rule.reason}", f"{rule.family} {rule.applies.__name__.strip('_')}")
+    family, reason = _by_cuda_cores(problem)
+    return Ruling(family, reason, "" if family == "aten" else f"{family} by_cuda_cores")
 
 
 def bgrad_by_rule(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, str]:

@@ -157,7 +157,7 @@ def _choice(problem: Problem, chosen: Choice | None, family: str) -> Choice:
     """The family asked for, which takes the problem; of "auto" the one chosen, else the most special one of ours."""
     if family != "auto":
         return Choice(family, "asked for")
-    chosen = Choice(*by_rule(problem, CPU)) if chosen is None else chosen
+    chosen = Choice(*by_rule(problem, CPU)[:2]) if chosen is None else chosen
     if chosen.family != "aten":
         return chosen
     own = _own(problem)

@@ -8,14 +8,13 @@ import torch
 
 from haloconv.choose.buckets import layer_key, size_of
 from haloconv.choose.choice import recorded
-from haloconv.choose.measuring import ONE_AT_A_TIME
+from haloconv.choose.measuring import ONE_AT_A_TIME, in_a_group
 from haloconv.choose.records import shelf_of
 from haloconv.device import is_capturing, stand_in
 from haloconv.families.base import Config
 from haloconv.problem import Request, dense_request
 from haloconv.tune.judge import agrees_with_aten, on_poisoned_memory
 from haloconv.tune.measure import ATEN, Candidate, bind, measure, operands_of, plain_surroundings, prepared
-from haloconv.tune.ranks import in_a_group
 
 _untunable: dict[tuple[str, object], str] = {}
 

@@ -7,13 +7,9 @@ from typing import TypeVar, cast
 
 import torch
 
+from haloconv.choose.measuring import in_a_group
+
 Answer = TypeVar("Answer")
-
-
-def in_a_group() -> bool:
-    """Whether torch.distributed runs several processes."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def own_rank() -> int:

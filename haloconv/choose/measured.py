@@ -1,0 +1,77 @@
+"""Which GPU models the rules were read off, and what ``auto`` runs on others.
+
+``measured.json`` lists the models with committed results (``benchmarks/results``), each with the least ratio to
+PyTorch's speed of all rows that a rule takes, by direction, precision and layout; ``python -m tools.measured`` writes
+it. Elsewhere a rule is followed only where it was far ahead on the nearest measured model of the same architecture.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from haloconv.choose.rules import bgrad_by_rule, by_rule
+from haloconv.device import DeviceFacts, device_facts
+from haloconv.problem import Problem
+
+FAR_AHEAD = 1.3
+"""The least ratio on a measured GPU model with which a rule is followed on another one."""
+PATH = Path(__file__).resolve().with_suffix(".json")
+
+
+class Measured(NamedTuple):
+    """A GPU model with committed results; ``least`` is the least ratio of a kind's rows, by ``kind_of``."""
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    least: dict[str, float]
+
+
+@cache
+def measured_models() -> tuple[Measured, ...]:
+    """The GPU models with committed results."""
+    content = json.loads(PATH.read_text(encoding="utf-8"))
+    return tuple(
+        Measured(name=name, **{**each, "capability": tuple(each["capability"])}) for name, each in content.items()
+    )
+
+
+def is_measured(facts: DeviceFacts) -> bool:
+    """Whether the rules were read off results of this GPU model."""
+    return any(each.name == facts.name for each in measured_models())
+
+
+def kind_of(rule: str, problem: Problem) -> str:
+    """What of a rule is judged at a time: ``"depthwise has_few_taps fprop fp16 nchw"``."""
+    return f"{rule} {problem.direction} {problem.precision_label} {problem.layout}"
+
+
+def by_measured_rule(problem: Problem, device: torch.device) -> tuple[str, str]:
+    """The family that runs ``problem`` on ``device``, and why; on a GPU model without results PyTorch, in doubt."""
+    family, reason, rule = by_rule(problem, device)
+    facts = device_facts(device.index)
+    if family == "aten" or is_measured(facts):
+        return family, reason
+    unknown = f"by rule: nothing was measured on {facts.name}"
+    near = [each for each in measured_models() if each.capability == facts.capability]
+    if not near:
+        return "aten", f"{unknown}, nor on another GPU of its architecture; haloconv.tune measures here"
+    nearest = min(near, key=lambda each: abs(each.sm_count - facts.sm_count))
+    least = nearest.least.get(kind_of(rule, problem), 0.0)
+    if least < FAR_AHEAD:
+        return "aten", f"{unknown}, and {family} is not far ahead on {nearest.name}; haloconv.tune measures here"
+    return family, f"{reason}, at least {least:.2f}x PyTorch on {nearest.name}"
+
+
+def bgrad_by_measured_rule(dy: torch.Tensor) -> tuple[str, str]:
+    """The family that sums dy (N, K, P, Q) over images and pixels, and why; PyTorch on a GPU model without results."""
+    family, reason = bgrad_by_rule(dy.shape, dy.stride())
+    facts = device_facts(dy.device.index)
+    if family == "aten" or is_measured(facts):
+        return family, reason
+    return "aten", f"by rule: nothing was measured on {facts.name}"

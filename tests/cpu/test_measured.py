@@ -1,0 +1,104 @@
+"""What ``auto`` runs on GPU models that were measured, and on those that were not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from haloconv.bench import sample
+from haloconv.choose import choice, measured, rules
+from haloconv.choose.measured import PATH, by_measured_rule, kind_of, measured_models
+from haloconv.choose.records import forget_shelves, records_path, write_records
+from haloconv.device import Device, DeviceFacts, gpu_stem, set_stand_in
+from haloconv.problem import Problem
+from tests.tuned import record
+from tools import measured as tool
+
+H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
+H100 = replace(H200, name="NVIDIA H100 80GB HBM3")
+A100 = DeviceFacts("NVIDIA A100", "sm_80", 108, (8, 0), 80 << 30, 166_912, "none")
+CPU = torch.device("cpu")
+FAR = Problem("fprop", 16, 96, 56, 56, 96, 31, 31, (1, 1), (15, 15, 15, 15), (1, 1), 96, False, torch.float16, "nchw")
+NEAR = Problem("fprop", 64, 144, 56, 56, 144, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), 144, False, torch.float16, "nhwc")
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch):
+    """``on(facts)``: what would be chosen by rule on that GPU."""
+
+    def of(facts: DeviceFacts) -> Callable[[Problem], tuple[str, str]]:
+        set_stand_in(Device(facts, load=None, encode_tiled=None))
+        monkeypatch.setattr(choice, "stand_in", lambda: None)
+        return lambda problem: by_measured_rule(problem, CPU)
+
+    yield of
+    set_stand_in(None)
+
+
+def test_the_file_is_that_of_the_committed_results() -> None:
+    """Write it anew with ``python -m tools.measured``."""
+    assert json.loads(PATH.read_text(encoding="utf-8")) == json.loads(json.dumps(tool.measured()))
+
+
+def test_measured_models_are_those_with_results() -> None:
+    folders = {path.name for path in (tool.ROOT / "benchmarks" / "results").iterdir()}
+    assert {gpu_stem(each.name) for each in measured_models()} == folders
+
+
+def test_a_measured_model_follows_every_rule(on) -> None:
+    assert {by: on(H200)(by)[0] for by in (FAR, NEAR)} == {FAR: "depthwise_toeplitz", NEAR: "depthwise"}
+    assert "NVIDIA" not in on(H200)(NEAR)[1]
+
+
+def test_another_model_of_the_architecture_follows_what_is_far_ahead(on) -> None:
+    family, reason = on(H100)(FAR)
+    assert family == "depthwise_toeplitz" and "x PyTorch on NVIDIA H200" in reason
+    family, reason = on(H100)(NEAR)
+    assert family == "aten" and "nothing was measured on NVIDIA H100" in reason and "haloconv.tune" in reason
+    least = measured_models()[0].least
+    assert least[kind_of(rules.by_rule(FAR, CPU).rule, FAR)] >= measured.FAR_AHEAD
+    assert least[kind_of(rules.by_rule(NEAR, CPU).rule, NEAR)] < measured.FAR_AHEAD
+
+
+def test_another_architecture_stays_with_pytorch(on) -> None:
+    assert rules.by_rule(FAR, CPU).family == "aten" and on(A100)(FAR)[0] == "aten"
+    assert "nor on another GPU of its architecture" in on(A100)(FAR)[1]
+
+
+def test_the_nearest_model_has_the_nearest_number_of_multiprocessors(on, monkeypatch: pytest.MonkeyPatch) -> None:
+    (h200,) = measured_models()
+    small = h200._replace(name="Small GPU", sm_count=60, least={kind: 9.0 for kind in h200.least})
+    monkeypatch.setattr(measured, "measured_models", lambda: (h200, small))
+    assert on(replace(H100, sm_count=70))(NEAR)[0] == "depthwise" and on(H100)(NEAR)[0] == "aten"
+
+
+def test_a_record_of_the_user_decides_there(on, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOCONV_RECORDS_DIR", str(tmp_path))
+    forget_shelves()
+    on(H100)
+    assert choice.choose(NEAR, CPU).family == "aten"
+    write_records(records_path(H100.name), [record(NEAR, "direct", H100)], H100)
+    forget_shelves()
+    assert choice.choose(NEAR, CPU).family == "direct"
+    forget_shelves()
+
+
+def test_pytorch_sums_the_bias_gradient_where_nothing_was_measured(on) -> None:
+    dy = torch.empty(2, 8, 4, 5)
+    on(H100)
+    assert measured.bgrad_by_measured_rule(dy)[0] == "aten"
+    on(H200)
+    assert measured.bgrad_by_measured_rule(dy)[0] == "direct"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_drawn_layer_is_read_off_its_name(seed: int) -> None:
+    for each in sample.sample(60, seed):
+        assert sample.read_case(each.case.name) == each.case
+    with pytest.raises(ValueError, match="no name of a drawn layer"):
+        sample.read_case("resnet50 stem")
