@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from haloconv.bench.results import latest_name, newest_rows, refresh_latest
-from haloconv.bench.suite import Case, load_suite
+from haloconv.bench.suite import SUITES, Case, load_suite
 from tools.result_tables import annotated, place_of, read_rows, span, summary, table, times
 from tools.stamps import ROOT
 
@@ -24,7 +24,7 @@ def refresh_latest_files(root: Path = ROOT) -> list[Path]:
     """Make the files of newest rows anew from the dated ones, of every GPU and suite; those that changed."""
     changed = []
     for folder in sorted(root.glob("benchmarks/results/*")):
-        for suite in sorted(path.stem for path in root.glob("benchmarks/*.toml")):
+        for suite in sorted(path.stem for path in SUITES.glob("*.toml")):
             path = folder / latest_name(suite)
             before = read_rows(path) if path.exists() else []
             if newest_rows(folder, suite) != before:
@@ -41,7 +41,7 @@ def suite_rows(folder: Path) -> list[dict]:
 @cache
 def suite_cases() -> dict[str, Case]:
     """The layers of all suites of the checkout, by name."""
-    suites = sorted(path for path in ROOT.glob("benchmarks/*.toml") if path.stem != NETWORKS)
+    suites = sorted(path for path in SUITES.glob("*.toml") if path.stem != NETWORKS)
     return {case.name: case for path in suites for case in load_suite(path)}
 
 

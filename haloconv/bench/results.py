@@ -7,12 +7,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from haloconv import atomic
+from haloconv.bench.suite import SUITES
 from haloconv.device import gpu_stem
 
 ResultRow = dict[str, object]
 
 IDENTITY = ("case", "direction", "precision", "layout")
 MAIN_SUITE = "suite"
+
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+"""Of a checkout: its ``results`` are committed. An installed package has no such folder."""
+
+
+def results_folder(suite: Path) -> Path:
+    """Where rows of a suite go: beside its file; of the package's own to the checkout, or to the working folder."""
+    if suite.resolve().parent != SUITES:
+        return suite.resolve().parent / "results"
+    return (BENCHMARKS if BENCHMARKS.is_dir() else Path("benchmarks")) / "results"
 
 
 def gpu_folder(results: Path, gpu_name: str) -> Path:

@@ -30,6 +30,10 @@ PRECISIONS: dict[str, tuple[torch.dtype, Precision]] = {
 """The tensors' dtype and how fp32 products are formed, by precision label."""
 
 
+SUITES = Path(__file__).resolve().parent / "suites"
+"""The suites that come with the package, each a file ``NAME.toml``."""
+
+
 class SuiteError(ValueError):
     """The suite file is wrong, or asks for something that it does not hold."""
 
@@ -90,6 +94,20 @@ def case_of(entry: Mapping[str, Any]) -> Case:
     """The case of an entry of a file, whose tuples are lists. Raises TypeError for missing and unknown names."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     return Case(**values)
+
+
+def find_suite(path: Path) -> Path:
+    """The file, or that of the package's suite of this name: ``suite``, ``few_images``, ``models``.
+
+    Raises SuiteError if there is neither.
+    """
+    if path.is_file():
+        return path
+    shipped = {file.stem: file for file in sorted(SUITES.glob("*.toml"))}
+    if str(path) not in shipped:
+        names = ", ".join(shipped)
+        raise SuiteError(f"{path}: there is no such file, and no suite of this name in the package: {names}")
+    return shipped[str(path)]
 
 
 def load_suite(path: Path) -> list[Case]:

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.network import Effort, load_networks
-from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows
+from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_runs
-from haloconv.bench.suite import PRECISIONS, SuiteError, load_suite, select
+from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench_models import SUITE as NETWORKS
@@ -26,14 +26,13 @@ from haloconv.cli.output import positive, refusal
 from haloconv.cli.run import AUTO, Family, make_console
 from haloconv.problem import DIRECTIONS
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SEED_CASES = ("A", "B", "C")
 Word = TypeVar("Word", bound=str)
 
 
 def bench(
     suite: Annotated[
-        Path | None, typer.Option(help="The cases; by default benchmarks/suite.toml, or models.toml for --models.")
+        Path | None, typer.Option(help="A file of cases, or a name: suite (by default), few_images; models (--models).")
     ] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
@@ -45,7 +44,7 @@ def bench(
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.", callback=positive)] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
-    results: Annotated[Path | None, typer.Option(help="Where rows go; beside the suite by default.")] = None,
+    results: Annotated[Path | None, typer.Option(help="The folder of rows, by default beside the suite.")] = None,
     sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
@@ -66,12 +65,12 @@ def bench(
     console = make_console()
     if not torch.cuda.is_available():
         raise _without_gpu(host_cost, console)
-    suite = suite or BENCHMARKS / (f"{NETWORKS}.toml" if models else f"{MAIN_SUITE}.toml")
     device = torch.device("cuda", torch.cuda.current_device())
-    folder = gpu_folder(results or suite.resolve().parent / "results", torch.cuda.get_device_name(device))
     words = Words(case, tag, direction, precision, layout, family.value)
     timing = Budget(budget, other_layout=other_layout, settle_s=SETTLE_S)
     try:
+        suite = find_suite(suite or Path(NETWORKS if models else MAIN_SUITE))
+        folder = gpu_folder(results or results_folder(suite), torch.cuda.get_device_name(device))
         if models:
             effort = Effort(replace(timing, other_layout=False), tune=tune, layers=layers)  # both layouts are settings
             networks = _networks(suite, words, effort, limit, folder if stale else None)

@@ -11,10 +11,9 @@ import typer
 from rich.console import Console
 
 from haloconv.bench.problem_run import run_source
-from haloconv.bench.results import read_rows
-from haloconv.bench.suite import SuiteError, load_suite, with_bytes
+from haloconv.bench.results import MAIN_SUITE, read_rows
+from haloconv.bench.suite import SuiteError, find_suite, load_suite, with_bytes
 from haloconv.bench.targets import TargetError, find_source
-from haloconv.cli.bench import BENCHMARKS
 from haloconv.cli.live import LiveView
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.cli.run import (
@@ -73,8 +72,9 @@ def report(
     budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.", callback=positive)] = 0.5,
     json: Annotated[Path | None, typer.Option(help="Also write rows and environment to this file.")] = None,
     suite: Annotated[
-        Path, typer.Option(help="The cases of the stored rows, for bytes that older rows do not tell.")
-    ] = BENCHMARKS / "suite.toml",
+        Path,
+        typer.Option(help="The cases of the stored rows, for bytes that older rows do not tell: a file or a name."),
+    ] = Path(MAIN_SUITE),
     force: Force = False,
 ) -> None:
     """Write one page about every layer: family, reason, times, TFLOP/s, GB/s, roofline fraction, error, ratio; plots.
@@ -123,7 +123,7 @@ def stored_report(path: Path, suite: Path) -> Report:
     records = read_rows(path)
     try:
         rows = [Row.of_record(record) for record in records]
-        rows = with_bytes(rows, load_suite(suite) if suite.exists() else [])
+        rows = with_bytes(rows, load_suite(find_suite(suite)))
     except (KeyError, TypeError) as error:
         raise typer.BadParameter(f"{path}: a row lacks {error}") from error
     except SuiteError as error:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from haloconv.bench.layer import LAYOUTS
-from haloconv.bench.suite import PRECISIONS, SuiteError, load_suite, select
+from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.swapped import in_memory_format
 from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
@@ -42,7 +42,9 @@ def tune(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Problem files, or models of torchvision or timm: resnet50, timm:NAME.")
     ] = None,
-    suite: Annotated[Path | None, typer.Option(help="Tune the layers of this suite file, too.")] = None,
+    suite: Annotated[
+        Path | None, typer.Option(help="Tune the layers of this suite, too: a file, or a name: suite.")
+    ] = None,
     case: Annotated[str, typer.Option(help="Suite: names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Suite: only cases with one of these tags.")] = "",
     direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad; fprop is enough for inference.")] = ",".join(
@@ -131,7 +133,7 @@ def _of_suite(order: Order, device: torch.device) -> Iterator[Posed]:
     """The problems of the suite's cases; "auto" is TF32, PyTorch's default. No tensor is made."""
     if order.suite is None:
         return
-    cases = select(load_suite(order.suite), order.cases, order.tags)
+    cases = select(load_suite(find_suite(order.suite)), order.cases, order.tags)
     labels = ["tf32" if each == "auto" else each for each in order.precisions]
     for case, label, layout, direction in itertools.product(cases, labels, order.layouts, order.directions):
         yield Posed(case.name, case.problem(direction, label, layout), device)

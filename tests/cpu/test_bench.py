@@ -14,12 +14,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from haloconv import plan
-from haloconv.bench import costs, first_use, suite, trial
+from haloconv.bench import costs, first_use, results, suite, trial
 from haloconv.cli import app, bench, bench_costs, bench_suite
 from haloconv.families.base import Config
 
 CPU = torch.device("cpu")
-SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "suite.toml"
+SUITE = suite.SUITES / "suite.toml"
 QUICK = trial.Budget(seconds=0.0, min_runs=2)
 SMALL = suite.Case("small", (2, 4, 9, 11), 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2)
 NAMES = [
@@ -104,7 +104,22 @@ def test_by_default_every_case_is_timed_beside_the_suite(pretended_gpu):
     ((order, folder),) = pretended_gpu
     assert [str(piece) for piece in order.pieces] == [f"{name} fp32 nchw" for name in NAMES]
     assert {(piece.family, piece.directions) for piece in order.pieces} == {("auto", ("fprop", "dgrad", "wgrad"))}
-    assert folder == SUITE.parent / "results" / "nvidia-h200" and order.latest == "latest.jsonl"
+    assert folder == results.BENCHMARKS / "results" / "nvidia-h200" and order.latest == "latest.jsonl"
+
+
+def test_suites_of_the_package_have_names(tmp_path, monkeypatch):
+    """A file of that name is taken first; anything else is no suite."""
+    monkeypatch.chdir(tmp_path)
+    assert suite.find_suite(Path("few_images")) == SUITE.parent / "few_images.toml"
+    with pytest.raises(
+        suite.SuiteError, match=r"suite.toml: there is no such file.* package: few_images, models, suite"
+    ):
+        suite.find_suite(Path("suite.toml"))
+    (tmp_path / "suite.toml").write_text("")
+    assert suite.find_suite(Path("suite.toml")) == Path("suite.toml")
+    assert results.results_folder(Path("suite.toml")) == tmp_path / "results"
+    monkeypatch.setattr(results, "BENCHMARKS", tmp_path / "none")
+    assert results.results_folder(SUITE) == Path("benchmarks/results"), "an installed package is not written to"
 
 
 def test_a_suite_names_its_rows(pretended_gpu):

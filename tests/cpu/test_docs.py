@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import haloconv
-from haloconv.bench.suite import load_suite
+from haloconv.bench.suite import SUITES, load_suite
 from haloconv.choose import rules
 from haloconv.cli import VERBS, app
 from haloconv.device import DeviceFacts
@@ -356,7 +356,7 @@ def ruled(suite: str, latest: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name, module in list(sys.modules.items()):
         if name.startswith("haloconv.") and hasattr(module, "device_facts"):
             monkeypatch.setattr(module, "device_facts", lambda index: h200)
-    cases = {case.name: case for case in load_suite(ROOT / "benchmarks" / f"{suite}.toml")}
+    cases = {case.name: case for case in load_suite(SUITES / f"{suite}.toml")}
     lines = (ROOT / "benchmarks" / "results" / "nvidia-h200" / f"{latest}.jsonl").read_text("utf-8").splitlines()
     for row in (row for row in map(json.loads, lines) if row["family"] != "aten"):
         problem = cases[row["case"]].problem(row["direction"], row["precision"], row["layout"])

@@ -16,7 +16,7 @@ from haloconv import accelerate, plan
 from haloconv.bench import network, trial, whole
 from haloconv.bench.layer import Layer
 from haloconv.bench.network import Effort, NetworkCase, Setting, bench_network, load_networks
-from haloconv.bench.suite import SuiteError
+from haloconv.bench.suite import SUITES, SuiteError
 from haloconv.bench.swapped import Options, layers_of
 from haloconv.bench.trial import Budget
 from haloconv.bench.whole import Contest, try_model
@@ -26,7 +26,7 @@ from haloconv.reference import Error, Limits
 from haloconv.report import Row, networks_of
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = ROOT / "benchmarks" / "models.toml"
+MODELS = SUITES / "models.toml"
 OWN = ROOT / "examples" / "models"
 CPU = torch.device("cpu")
 QUICK = Effort(Budget(seconds=0.0, min_runs=1), tune=False)

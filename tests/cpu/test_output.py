@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from haloconv import atomic
+from haloconv.bench.suite import SUITES
 from haloconv.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ def cli(*arguments: object) -> Result:
 
 def copies(folder: Path) -> tuple[Path, Path, Path]:
     """A problem file, stored rows and a suite that may be destroyed."""
-    sources = (PROBLEM, ROWS, ROOT / "benchmarks" / "suite.toml")
+    sources = (PROBLEM, ROWS, SUITES / "suite.toml")
     return tuple(Path(shutil.copy(source, folder)) for source in sources)
 
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from haloconv.bench import results, stale
+from haloconv.bench.suite import SUITES
 from haloconv.cli import bench, bench_models, bench_suite
 from haloconv.families.closure import source_of, stamp_hash
 from tests.cpu.test_bench import CPU, QUICK, lines_of, order
@@ -111,7 +112,7 @@ def test_the_limit_leaves_layers_and_says_so(tmp_path: Path, monkeypatch: pytest
 
 def test_networks_are_cut_to_the_stale_ones() -> None:
     case = bench_models.NetworkOrder([], ["fp32"], ["nchw", "nhwc"], None)
-    net = bench.load_networks(bench.BENCHMARKS / "models.toml")[0]
+    net = bench.load_networks(SUITES / "models.toml")[0]
     every = replace(case, cases=[net])
     assert len(every.settings) == 2
     only = replace(every, only={(net.name, "fp32", "nhwc")}).settings

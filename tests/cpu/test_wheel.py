@@ -40,6 +40,13 @@ layer(x).sum().backward()
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3))
 assert "1 of 1 convolutions swapped" in str(haloconv.accelerate(model))
 assert haloconv.tune(model, x).notes and haloconv.tune(model, x).to_json()
+
+from pathlib import Path
+from haloconv.bench.results import results_folder
+from haloconv.bench.suite import find_suite, load_suite
+
+suite = find_suite(Path("suite"))
+assert len(load_suite(suite)) > 10 and results_folder(suite) == Path("benchmarks", "results")
 print(haloconv.__version__, layer.weight.grad.shape)
 """
 
@@ -106,6 +113,7 @@ def test_the_wheel_holds_every_file_of_the_package(installed: Installed) -> None
     assert found == expected
     assert {
         "haloconv/py.typed",
+        "haloconv/bench/suites/suite.toml",
         "haloconv/families/direct/direct.cu",
         "haloconv/report/templates/report.html.j2",
     } <= found
