@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from haloconv.report import plots
+from haloconv.report.networks import networks_of, with_faster_layout
 from haloconv.report.rows import Row
+from haloconv.report.sections import FULL_FP32_MARK, MOST_LOSSES, Cell, Section, Sections, look_of, tally_of
 from haloconv.report.summary import SKIPPED, score_lines
-from haloconv.report.table import CHECK, COLUMNS, LAYOUT, PRECISION, RATIO, cells, ratio_text, telling_columns
+from haloconv.report.table import ratio_text
 from haloconv.roofline import ceilings_of
 
 if TYPE_CHECKING:
     from haloconv.report.report import Report
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-_FIRST = tuple(
-    [head for head, _ in COLUMNS].index(name)
-    for name in ("layer", "direction", "ratio", "haloconv ms", "PyTorch ms", "of the roofline")
-)
-_ORDER = ("fprop", "dgrad", "wgrad", "bgrad", "forward", "step")
+FOLDED_FROM = 100
+"""Rows from which on a page shows its sections folded."""
 
 
-class Group(NamedTuple):
-    """The rows of one precision and layout, with their bars."""
+class Shown(NamedTuple):
+    """A section with its rooflines, and its speeds in a line: each what it is of, and the span of its ratios."""
 
-    heading: str
-    rows: list[Row]
-    bars: list[plots.Plot]
+    section: Section
+    rooflines: list[plots.Plot]
+    speeds: list[tuple[str, list[Cell]]]
+
+
+class NetworkLine(NamedTuple):
+    """A network over all its settings: the spans of ratios, to PyTorch in the same and in its faster layout."""
+
+    name: str
+    anchor: str
+    spans: list[list[Cell]]
 
 
 def page_of(report: Report) -> str:
@@ -39,69 +46,105 @@ def page_of(report: Report) -> str:
 
     loader = jinja2.FileSystemLoader(TEMPLATES)
     page = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    groups = _groups(report.rows)
-    shown = _columns(report.rows, len(groups) > 1)
+    rows = with_faster_layout(report.rows)
+    sections = Sections(rows, networks_of(rows), str(report.environment.get("gpu", "none")))
+    shown = [_shown(each, f"r{i}", report) for i, each in enumerate(sections.made())]
+    svgs, styles = plots.shared_styles([plot.svg for each in shown for plot in each.rooflines])
+    drawn = iter(svgs)
+    shown = [each._replace(rooflines=[p._replace(svg=next(drawn)) for p in each.rooflines]) for each in shown]
+    losses = sections.losses()
     return page.get_template("report.html.j2").render(
         report=report,
-        figures=_figures(report.rows),
+        facts=_facts(report.environment),
+        figures=_figures(rows),
+        networks=_network_lines([each.section for each in shown if each.section.name in sections.names]),
         files=[file for file in report.files if file.verdict != SKIPPED] if len(report.files) > 1 else [],
         skipped=[file for file in report.files if file.reason is not None],
         scores=score_lines(report.files) if len(report.files) > 1 else [],
-        groups=groups,
-        rooflines=_rooflines(report),
-        why_no_roofline=_why_no_roofline(report),
-        columns=[(COLUMNS[i][0], COLUMNS[i][1]) for i in shown],
-        cells=lambda row: [(cells(row)[i], *_look(i, row)) for i in shown],
+        whole=[table for table in map(sections.whole, ("forward", "step")) if table is not None],
+        losses=losses,
+        most_losses=MOST_LOSSES,
+        tally=tally_of(row.ratio for row in rows),
+        sections=shown,
+        styles=styles,
+        folded=len(rows) >= FOLDED_FROM,
+        full_fp32=FULL_FP32_MARK if any(row.aten_precision != row.precision for row in rows) else "",
+        why_no_roofline=None if any(each.rooflines for each in shown) else _why_no_roofline(report),
+        environment={name: _version(name, value) for name, value in report.environment.items()},
         ratio_text=ratio_text,
+        look_of=look_of,
     )
 
 
-def _columns(rows: Sequence[Row], headed: bool) -> list[int]:
-    """The places in ``COLUMNS`` to show: what came of it first, for narrow screens; no group's heading again."""
-    telling = [i for i in telling_columns(rows) if not headed or i not in (PRECISION, LAYOUT)]
-    return sorted(telling, key=lambda i: _FIRST.index(i) if i in _FIRST else len(_FIRST) + i)
+def _shown(section: Section, name: str, report: Report) -> Shown:
+    speeds = []
+    for what, direction in (("inference", "forward"), ("training step", "step")):
+        tally = tally_of(row.ratio for row in section.rows if row.direction == direction)
+        if tally is not None:
+            speeds.append((what, tally.span))
+    if section.tally is not None:
+        speeds.append(("layers", section.tally.span))
+    return Shown(section, _rooflines(section, name, report), speeds)
 
 
-def _look(column: int, row: Row) -> tuple[str, str]:
-    """How a cell is aligned, and whether it is good or bad."""
-    judged = {RATIO: row.ratio is None or 0.98 <= row.ratio <= 1.02, CHECK: False}.get(column, True)
-    good = row.passed if column == CHECK else row.ratio is not None and row.ratio > 1
-    return COLUMNS[column][1], "" if judged else "good" if good else "bad"
+def _facts(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What stands below the title: date, GPU, versions and commit, as far as they are known."""
+    names = {
+        "date": "", "gpu": "", "torch": "PyTorch", "cudnn": "cuDNN", "cuda": "CUDA", "cuda_runtime": "CUDA",
+        "commit": "commit",
+    }  # fmt: skip
+    known = [(name, environment[name]) for name in names if environment.get(name, "none") != "none"]
+    return [(names[name], _version(name, str(value))) for name, value in known]
+
+
+def _version(name: str, value: str) -> str:
+    """cuDNN's number as people write it, a date without its seconds, everything else as it is."""
+    if name == "date" and "T" in value:
+        return value.replace("T", " ").removesuffix("Z")[:16] + " UTC"
+    if name != "cudnn" or not value.isdigit() or len(value) < 4:
+        return value
+    major, rest = divmod(int(value), 10_000 if len(value) > 4 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _figures(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """The figures that stand first: each with what it is."""
-    ratios = [row.ratio for row in rows if row.ratio]
-    found = [(f"{sum(row.passed for row in rows)} of {len(rows)}", "checks passed")]
-    if ratios:
-        wins, losses = sum(ratio > 1.02 for ratio in ratios), sum(ratio < 0.98 for ratio in ratios)
-        found.append((ratio_text(statistics.median(ratios)), "median speed, PyTorch = 1x"))
-        found.append((f"{wins} / {len(ratios) - wins - losses} / {losses}", "faster / within 2 % / slower"))
-    for row in rows:
-        if row.direction in ("forward", "step") and row.ratio and len(rows) < 500:
-            found.append((ratio_text(row.ratio), f"{row.case} {row.direction} {row.precision} {row.layout}"))
-    return found[:9]
+    found = [(f"{sum(row.passed for row in rows):,} of {len(rows):,}", "checks passed")]
+    for direction, what in (("forward", "inference"), ("step", "training step")):
+        tally = tally_of(row.ratio for row in rows if row.direction == direction)
+        if tally is not None and tally.total == 1:
+            found.append((ratio_text(tally.median), f"{what}, PyTorch = 1x"))
+        elif tally is not None:
+            found.append((ratio_text(tally.median), f"{what}, PyTorch = 1x: median of {tally.total}"))
+    tally = tally_of(row.ratio for row in rows if row.direction not in ("forward", "step"))
+    if tally is not None:
+        found.append((ratio_text(tally.median), f"layers, PyTorch = 1x: median of {tally.total:,}"))
+        found.append((f"{tally.faster:,} / {tally.within:,} / {tally.slower:,}", "layers faster / within 2 % / slower"))
+    return found
 
 
-def _groups(rows: Sequence[Row]) -> list[Group]:
-    places: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        places.setdefault((row.precision, row.layout), []).append(row)
-    groups = []
-    for (precision, layout), found in places.items():
-        heading = f"{precision}, {layout}"
-        cases = list(dict.fromkeys(row.case for row in found))
-        ordered = sorted(found, key=lambda row: (cases.index(row.case), _ORDER.index(row.direction)))
-        groups.append(Group(heading, ordered, plots.bars(ordered, heading, f"bars-{precision}-{layout}-")))
-    return groups
+def _network_lines(sections: Iterable[Section]) -> list[NetworkLine]:
+    lines = []
+    for section in sections:
+        spans = []
+        for direction in ("forward", "step"):
+            rows = [row for row in section.rows if row.direction == direction]
+            for tally in (tally_of(row.ratio for row in rows), tally_of(row.ratio_best for row in rows)):
+                spans.append(tally.span if tally is not None else [])
+        lines.append(NetworkLine(section.name, section.anchor, spans))
+    return lines if any(span for line in lines for span in line.spans) else []
 
 
-def _rooflines(report: Report) -> list[plots.Plot]:
+def _rooflines(section: Section, name: str, report: Report) -> list[plots.Plot]:
     ceilings = ceilings_of(str(report.environment.get("gpu", "none")))
     if ceilings is None:
         return []
-    precisions = dict.fromkeys(row.precision for row in report.rows)
-    found = (plots.roofline(report.rows, ceilings, precision, f"roof-{precision}") for precision in precisions)
+    prefix = f"{section.name}."
+    rows = [replace(row, case=row.case.removeprefix(prefix)) for row in section.rows]
+    precisions = dict.fromkeys(row.precision for row in rows)
+    found = (
+        plots.roofline(rows, ceilings, precision, f"{name}{chr(97 + i)}") for i, precision in enumerate(precisions)
+    )
     return [plot for plot in found if plot is not None]
 
 

@@ -10,6 +10,7 @@ from haloconv.report import summary
 from haloconv.report.page import page_of
 from haloconv.report.rows import Row
 from haloconv.report.summary import FileOutcome
+from haloconv.report.table import reason_of
 
 
 @dataclass
@@ -39,14 +40,13 @@ class Report:
 
     def reasons(self) -> list[str]:
         """Why each family and config was taken, one sentence per reason, with the rows that it holds for."""
-        places: dict[tuple[str, str], dict[str, list[str]]] = {}
+        places: dict[str, dict[str, list[str]]] = {}
         for row in self.rows:
             if row.reason:
-                chosen = f"{row.family} ({row.config})" if row.config else row.family
-                places.setdefault((chosen, row.reason), {}).setdefault(row.case, []).append(row.direction)
+                places.setdefault(reason_of(row), {}).setdefault(row.case, []).append(row.direction)
         return [
-            f"{chosen}: {reason} (" + "; ".join(f"{case} {', '.join(steps)}" for case, steps in cases.items()) + ")"
-            for (chosen, reason), cases in places.items()
+            f"{reason} (" + "; ".join(f"{case} {', '.join(steps)}" for case, steps in cases.items()) + ")"
+            for reason, cases in places.items()
         ]
 
     def to_json(self) -> str:

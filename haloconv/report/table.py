@@ -35,7 +35,7 @@ COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("peak memory", "right"),
     ("check", "left"),
 )
-COUNT, PRECISION, LAYOUT, RATIO, CHECK = 1, 4, 5, 11, 16
+CASE, COUNT, DIRECTION, FAMILY, PRECISION, LAYOUT, ATEN_MS, RATIO, MEMORY, CHECK = 0, 1, 2, 3, 4, 5, 8, 11, 15, 16
 USUAL = {COUNT: "1", LAYOUT: "nchw"}
 
 
@@ -101,14 +101,21 @@ def _tells(column: int, texts: set[str]) -> bool:
     return not texts or not texts <= {UNKNOWN, USUAL.get(column, UNKNOWN)}
 
 
+def reason_of(row: Row) -> str:
+    """The family and config that ran, and why they were taken."""
+    return f"{row.family} ({row.config}): {row.reason}" if row.config else f"{row.family}: {row.reason}"
+
+
 def error_text(value: float) -> str:
     """Two digits."""
     return f"{value:.1e}"
 
 
 def ms_text(value: float | None) -> str:
-    """To the microsecond; from 10 ms on to ten of them."""
-    return UNKNOWN if value is None else f"{value:.3f}" if value < 10 else f"{value:.2f}"
+    """Three or four digits; of less than 10 microseconds two, which is what a timer tells."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:.2f}"
 
 
 def ratio_text(value: float | None) -> str:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import itertools
+import math
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner, Result
 
-from haloconv.bench import targets
-from haloconv.bench.suite import Case
-from haloconv.cli import app
+from haloconv.cli.report import stored_report
 from haloconv.report import FileOutcome, Report, plots
+from haloconv.report.sections import Scale
 from haloconv.roofline import ceilings_of
 from tests import browser
 from tests.cpu.test_report import ENVIRONMENT, FAILED, LOSS, WIN, report
-from tests.cpu.test_run import MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "benchmarks" / "results" / "nvidia-h200" / "latest-models.jsonl"
 LATEST = ROOT / "benchmarks" / "results" / "nvidia-h200" / "latest.jsonl"
 PLACED = replace(WIN, bytes=500_000_000, aten_best_ms=None)
 VOID = {"meta", "br", "hr", "img", "input", "link", "wbr"}
@@ -101,9 +99,9 @@ def test_page_suits_phones_print_and_the_dark() -> None:
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "@media (max-width:" in text
     tables = [inside for tag, _, inside in page.tags if tag == "table"]
     scrolled = [a for tag, a, _ in page.tags if tag == "div" and a.get("class") == "scroll"]
-    assert len(tables) == len(scrolled) == 3 and all(inside[-1] == "div" for inside in tables)
+    assert len(tables) == len(scrolled) == 7 and all(inside[-1] == "div" for inside in tables)
     assert all(a["tabindex"] == "0" and a["role"] == "region" and a["aria-label"] for a in scrolled)
-    assert {a["scope"] for a in page.all("th")} == {"col", "row"}
+    assert {a["scope"] for a in page.all("th")} == {"col", "row", "colgroup"}
 
 
 def test_plots_take_the_colours_of_the_page_and_have_words() -> None:
@@ -111,7 +109,7 @@ def test_plots_take_the_colours_of_the_page_and_have_words() -> None:
     page = Page(text)
     images = [a for tag, a, _ in page.tags if a.get("role") == "img"]
     drawings = page.all("svg")
-    assert len(images) == len(drawings) == 4 and all(len(a["aria-label"]) > 40 for a in images)
+    assert len(images) == len(drawings) == 2 and all(len(a["aria-label"]) > 40 for a in images)
     assert all(set(a) == {"viewbox"} for a in drawings)
     inside = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not re.search(r"#[0-9a-fA-F]{6}\b", inside) and "<style" not in inside
@@ -145,46 +143,159 @@ def test_page_without_rows_is_still_a_page() -> None:
     assert page.all("svg") == [] and page.all("h1") == [{}]
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r'a page needs matplotlib, .*: pip install "haloconv\[cli\]"'):
-        report(WIN).to_html()
-    result = run("--results", LATEST, "--html", tmp_path / "p.html")
-    assert result.exit_code == 2 and 'pip install "haloconv[cli]"' in result.output
-    result = CliRunner().invoke(app, ["run", str(problem(tmp_path)), "--html", str(tmp_path / "p.html")])
-    assert result.exit_code == 2 and 'pip install "haloconv[cli]"' in result.output
+def test_headings_come_in_order_and_links_lead_somewhere() -> None:
+    for made in (full(), report(WIN), Report("empty", ENVIRONMENT), models()):
+        page = Page(made.to_html())
+        levels = [int(tag[1]) for tag, _, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+        assert levels.count(1) == 1 and levels[0] == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), levels
+        ids = {attributes["id"] for _, attributes, _ in page.tags if "id" in attributes}
+        assert {attributes["href"][1:] for attributes in page.all("a")} <= ids
+        assert all(inside[-1] == "details" for tag, _, inside in page.tags if tag == "summary")
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "print"])
+def test_text_and_marks_stand_out_from_the_ground(look: str) -> None:
+    """WCAG AA: text at 4.5 to 1, what is drawn at 3 to 1."""
+    css = (ROOT / "haloconv" / "report" / "templates" / "report.css").read_text("utf-8")
+    colours = dict(zip(("light", "dark", "print"), re.findall(r":root \{(.*?)\}", css, flags=re.DOTALL), strict=True))
+    known = dict(re.findall(r"--(\w+): (#\w+);", colours[look]))
+    for names, least in ((("ink", "faint", "good", "bad"), 4.5), (("fprop", "dgrad", "wgrad", "whole"), 3.0)):
+        assert all(contrast(known[name], known["ground"]) >= least for name in names), known
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio of two colours written as #rgb or #rrggbb."""
+    bright = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(each * 2 for each in colour[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        bright.append(sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
+    return (max(bright) + 0.05) / (min(bright) + 0.05)
+
+
+# --- networks
+
+
+@functools.cache
+def models() -> Report:
+    """The committed rows of networks."""
+    return stored_report(MODELS, ROOT / "benchmarks" / "suite.toml")
+
+
+@functools.cache
+def models_page() -> str:
+    return models().to_html()
+
+
+def test_the_page_of_networks_is_small_and_has_every_row() -> None:
+    text, made = models_page(), models()
+    assert len(text.encode()) < 1_000_000
+    assert len(made.rows) > 2000 and Page(text).cells.count("passed") == len(made.rows)
+
+
+def test_networks_come_first_then_a_folded_section_each() -> None:
+    page, rows = Page(models_page()), models().rows
+    names = list(dict.fromkeys(row.case.partition(" ")[0] for row in rows if row.case.endswith(" (model)")))
+    folded = [attributes for attributes in page.all("details") if attributes.get("class") == "part"]
+    assert len(names) == len(folded) == 7 and not any("open" in attributes for attributes in page.all("details"))
+    text = models_page()
+    first = text[: text.index("<nav")]
+    assert all(f">{name}</a>" in first for name in names) and "faster layout" in first and "<svg" not in first
+    assert (
+        first.index('id="networks"') < text.index('id="whole-1"') < text.index('id="slower"') < text.index("<details")
+    )
+
+
+def stamp(made: Report) -> list[str]:
+    """What stands below the title."""
+    line = re.search(r'<p class="stamp">(.*?)</p>', made.to_html(), flags=re.DOTALL)
+    return re.findall("<span>(.*?)</span>", line[1])
+
+
+def test_what_was_measured_where_stands_at_the_top() -> None:
+    known = {"date": "2026-11-22 to 2026-11-23", "gpu": "NVIDIA H200", "torch": "2.11.0", "cudnn": "91900",
+             "cuda": "13.0", "commit": "abc, def"}  # fmt: skip
+    facts = ["NVIDIA H200", "PyTorch 2.11.0", "cuDNN 9.19.0", "CUDA 13.0", "commit abc, def"]
+    assert stamp(Report("x", known, [WIN])) == [known["date"], *facts]
+    older = {**known, "date": "2026-11-20T10:00:00Z", "cudnn": "8902", "commit": "none"}
+    assert stamp(Report("x", older, [WIN])) == ["2026-11-20 10:00 UTC", *facts[:2], "cuDNN 8.9.2", facts[3]]
+    assert stamp(Report("x", {"gpu": "none", "torch": "2.11.0", "cudnn": "none"}, [WIN])) == ["PyTorch 2.11.0"]
+    assert models().environment["commit"] in models_page().partition("</header>")[0]
+
+
+def test_a_network_is_set_against_both_layouts_of_pytorch() -> None:
+    """Ours in nchw is 1.25 times as fast as PyTorch's in nchw, and slower than PyTorch's in nhwc."""
+    nchw = replace(WIN, case="n (model)", direction="step", aten_ms=10.0, haloconv_ms=8.0, aten_best_ms=None)
+    nhwc = replace(nchw, layout="nhwc", aten_ms=6.0, haloconv_ms=5.0)
+    text = Report("x", ENVIRONMENT, [nchw, nhwc]).to_html()
+    spans = re.search(r'<tr><th scope="row"><a href="#of-n">n</a></th>(.*?)</tr>', text, flags=re.DOTALL)[1]
+    assert re.sub(r"<[^>]*>", " ", spans).split() == ["–", "–", "1.20x", "to", "1.25x", "0.75x", "to", "1.20x"]
+    assert '<span class="bad">0.75x</span>' in spans and "6.000" in Page(text).cells
+
+
+def test_names_are_whole() -> None:
+    long = "net." + "abcdefghij" * 6
+    rows = [replace(WIN, case="net (model)", direction="forward"), replace(PLACED, case=long, count=3)]
+    text = Report("x", ENVIRONMENT, rows).to_html()
+    assert f"{long[4:]} (3 alike)" in Page(text).cells and "…" not in text
+
+
+def test_losses_have_a_table_of_their_own() -> None:
+    rows = [replace(WIN, case=f"layer{i:02}", haloconv_ms=16.0 + i) for i in range(30)]
+    text = Report("x", ENVIRONMENT, rows).to_html()
+    table = text[text.index('id="slower"') : text.index("Layer by layer")]
+    assert "0 faster, 1 within 2 %, 29 slower" in table and "The 20 slowest:" in table
+    assert re.findall(r">layer(\d\d)<", table) == [f"{i:02}" for i in range(29, 9, -1)]
+    assert "None is more than 2 % slower." in report(WIN).to_html()
+
+
+def test_full_fp32_of_pytorch_is_marked() -> None:
+    text = report(replace(WIN, precision="tf32", aten_error=3e-7)).to_html()
+    assert "16.00 †" in Page(text).cells and "it computed full fp32" in text
+    assert "†" not in report(WIN).to_html()
+
+
+def test_reasons_are_numbered_where_the_rows_name_them() -> None:
+    rows = [WIN, replace(WIN, direction="dgrad"), replace(WIN, direction="wgrad", reason="by rule")]
+    text = report(*rows).to_html()
+    cells = [cell.replace("\N{NO-BREAK SPACE}", " ") for cell in Page(text).cells]
+    assert (cells.count("direct #1"), cells.count("direct #2")) == (2, 1)
+    assert text.index("<li>direct: asked for</li>") < text.index("<li>direct: by rule</li>")
 
 
 # --- the plots
 
 
 def test_bars_end_at_their_ratios() -> None:
-    """On the logarithmic axis a bar of 4x is twice as long as one of 2x, and losses lie on the other side of 1x."""
+    """On the logarithmic scale a bar of 4x is twice as long as one of 2x, and losses lie on the other side of 1x."""
     rows = [replace(WIN, case=case, haloconv_ms=16.0 / ratio) for case, ratio in (("a", 2.0), ("b", 4.0), ("c", 0.5))]
-    (plot,) = plots.bars(rows, "tf32", "x")
-    boxes = [
-        [float(value) for value in re.findall(r"[ML] ([\d.]+) [\d.]+", path)]
-        for path in re.findall(r'<path d="([^"]*)" clip-path[^>]*style="fill: var\(--fprop\)', plot.svg)
-    ]
-    two, four, half = ((min(box), max(box)) for box in boxes)
-    width = two[1] - two[0]
-    assert four[1] - four[0] == pytest.approx(2 * width, rel=1e-3) and half[1] - half[0] == pytest.approx(
-        width, rel=1e-3
-    )
-    assert two[0] == pytest.approx(four[0]) == pytest.approx(half[1])
-    assert "3 measurements, from 0.50x (c fprop) to 4.00x (b fprop)" in plot.alt
+    text = Report("x", ENVIRONMENT, [*rows, replace(WIN, case="d", haloconv_ms=16.1)]).to_html()
+    text = text[text.index("Layer by layer") :]
+    one = float(re.search(r'style="--one:([\d.]+)"', text)[1])
+    bars = re.findall(r'<td class="(good|bad)" style="--b:([\d.]+)">([\d.]+)x</td>', text)
+    ends = {ratio: (look, float(end)) for look, end, ratio in bars}
+    assert ends.keys() == {"2.00", "4.00", "0.50"}  # within 2 % there is no bar
+    width = ends["2.00"][1] - one
+    assert width > 10 and ends["4.00"][1] - one == pytest.approx(2 * width, abs=0.2)
+    assert one - ends["0.50"][1] == pytest.approx(width, abs=0.2)
+    assert [ends[ratio][0] for ratio in ("2.00", "4.00", "0.50")] == ["good", "good", "bad"]
 
 
-def test_many_layers_make_several_plots() -> None:
-    rows = [replace(WIN, case=f"layer{i}", direction=d) for i in range(50) for d in ("fprop", "dgrad", "wgrad")]
-    parts = plots.bars(rows, "tf32", "x")
-    assert [len(re.findall("1.60x</text>|>1.60x<", part.svg)) for part in parts] == [42, 42, 42, 24]
+@pytest.mark.parametrize("ratios, low, high", [([], 0.5, 2), ([1.0], 0.5, 2), ([0.3, 9.0], 0.25, 16), ([4.0], 0.5, 4)])
+def test_every_bar_has_room(ratios: list[float], low: float, high: float) -> None:
+    scale = Scale.of([*ratios, 0.0, math.nan, math.inf])
+    assert scale == (low, high) and all(0 <= scale.at(ratio) <= 100 for ratio in ratios)
 
 
-def test_labels_leave_out_the_model_that_all_layers_share() -> None:
-    assert plots._labels(["net.stem", "net.layer1.0.conv1", "net (model)"]) == ["stem", "layer1.0.conv1", "net (model)"]
-    assert plots._labels(["one.stem", "two.stem"]) == ["one.stem", "two.stem"]
-    assert plots._labels(["A", "B" * 30]) == ["A", "…" + "B" * 21]
+def test_points_of_a_roofline_say_what_they_are() -> None:
+    ceilings = ceilings_of("NVIDIA H200")
+    other = replace(PLACED, case="B & C", direction="dgrad", haloconv_ms=15.9)
+    plot = plots.roofline([PLACED, other], ceilings, "fp32", "x")
+    titles = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", plot.svg)
+    assert titles == ["A fprop nchw: 37.1 TFLOP/s (73%), PyTorch 23.2", "B &amp; C dgrad nchw: 23.3 TFLOP/s (46%)"]
+    assert len(re.findall("<use ", plot.svg)) == 3  # PyTorch's point is drawn where it is not ours
 
 
 def test_roofline_shows_rows_with_flops_and_bytes() -> None:
@@ -195,96 +306,20 @@ def test_roofline_shows_rows_with_flops_and_bytes() -> None:
     assert plots.roofline([PLACED], ceilings, "fp64", "x") is None
 
 
-# --- the verb
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["report", *map(str, arguments)])
-
-
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
-
-
-def problem(folder: Path) -> Path:
-    layers = "self.a, self.b, self.c = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))"
-    path = folder / "net.py"
-    path.write_text(MODEL.format(layers=layers, forward="return self.c(self.b(self.a(x)))", input="2, 3, 20, 24"))
-    return path
-
-
-@pytest.fixture
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def test_stored_results_become_a_page(tmp_path: Path) -> None:
-    """The committed rows, which need no GPU: every row, a roofline for each precision, bytes from the suite."""
-    result = run("--results", LATEST, "--html", tmp_path / "p.html", "--json", tmp_path / "r.json")
-    assert result.exit_code == 0, result.output
-    records = [json.loads(line) for line in LATEST.read_text("utf-8").splitlines()]
-    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert len(rows) == len(records) and all(row["bytes"] for row in rows)
-    page = Page((tmp_path / "p.html").read_text("utf-8"))
-    precisions = {record["precision"] for record in records}
-    headings = re.findall(r"<figcaption>Roofline, (\w+)", (tmp_path / "p.html").read_text("utf-8"))
-    assert set(headings) == precisions and page.cells.count("passed") == len(records)
-
-
-def test_problems_of_the_suite_are_those_of_its_layers() -> None:
-    case = Case("small", (2, 4, 9, 11), 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2)
-    layer = case.layer("tf32", "nhwc", "auto", torch.device("cpu"))
-    assert all(case.problem(each, "tf32", "nhwc") == layer.problem(each) for each in ("fprop", "dgrad", "wgrad"))
-
-
-@pytest.mark.usefixtures("without_gpu")
-def test_a_problem_file_becomes_a_page(tmp_path: Path) -> None:
-    page, rows = tmp_path / "p.html", tmp_path / "r.json"
-    result = run(problem(tmp_path), "--html", page, "--json", rows, "--layout", "nhwc", "--precision", "bf16")
-    assert result.exit_code == 0, result.output
-    found = json.loads(rows.read_text())["rows"]
-    assert {row["case"] for row in found} == {"net.a", "net (model)"}  # three layers alike are measured once
-    assert {row["count"] for row in found if row["case"] == "net.a"} == {3}
-    assert {(row["precision"], row["layout"]) for row in found} == {("bf16", "nhwc")}
-    assert "net (model)" in page.read_text("utf-8")
-
-
-@pytest.mark.usefixtures("without_gpu")
-def test_named_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.5))
-    monkeypatch.setitem(targets._BUILDERS, "timm", lambda name: net)
-    result = run("timm:tiny", "--batch", 2, "--pixels", 18, "--html", tmp_path / "p.html")
-    assert result.exit_code == 0 and "tiny" in result.output and net[1].p == 0.0, result.output
-
-
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    result = run(f"{library}:resnet50", "--html", tmp_path / "p.html")
-    assert result.exit_code == 2 and f"not installed: pip install {library}" in words(result)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["x.py"], "and --html FILE"),
-        (["--html", "p.html"], "give a model or a problem file"),
-        (["x.py", "--results", "y.jsonl", "--html", "p.html"], "give a model or a problem file"),
-        (["x.py", "--html", "p.html"], "there is no such file"),
-        (["jax:resnet50", "--html", "p.html"], "not from jax"),
-        (["--results", "y.jsonl", "--html", "p.html"], "y.jsonl: there is no such file"),
-        (["x.py", "--device", "emulator", "--precision", "bf16", "--html", "p.html"], "no whole model under"),
-    ],
-)
-def test_wrong_options(options: list[str], message: str) -> None:
-    result = run(*options)
-    assert result.exit_code == 2 and message in words(result)
-
-
 # --- a browser
 
 
 OVERHANG = "const e = document.documentElement; return e.scrollWidth - e.clientWidth"
+LOOK = """
+const e = document.documentElement; const link = document.querySelector('a[href="#of-resnet50"]');
+const found = {overhang: e.scrollWidth - e.clientWidth, height: e.scrollHeight,
+  first: link.getBoundingClientRect().bottom,
+  ground: window.getComputedStyle(document.body).backgroundColor};
+window.location.hash = link.hash; const target = document.getElementById("of-resnet50");
+found.opened = target.closest("details").open && target.getBoundingClientRect().height > 100;
+document.querySelectorAll("details").forEach(each => each.open = true);
+found.openOverhang = e.scrollWidth - e.clientWidth; return found;"""
+DARK = "--blink-settings=preferredColorScheme=0"
 
 
 def test_the_browser_opens_no_window(tmp_path: Path) -> None:
@@ -300,3 +335,13 @@ def test_nothing_sticks_out_in_a_browser(tmp_path: Path) -> None:
     assert browser.evaluate(text, OVERHANG, (390, 1280), tmp_path) == [0, 0]
     (flat,) = browser.evaluate(text.replace('class="scroll"', 'class="flat"'), OVERHANG, (390,), tmp_path)
     assert flat > 100
+
+
+@pytest.mark.skipif(browser.BROWSER is None, reason=browser.NO_BROWSER)
+def test_the_page_of_networks_in_a_browser(tmp_path: Path) -> None:
+    """Networks on the first screen, short while folded, a link opens its section, nothing sticks out; in the dark."""
+    phone, screen = browser.evaluate(models_page(), LOOK, (390, 1280), tmp_path, DARK)
+    for look in (phone, screen):
+        assert look["overhang"] == look["openOverhang"] == 0 and look["opened"]
+        assert look["ground"] == "rgb(21, 24, 27)" and look["height"] < 6000
+    assert screen["first"] < 900

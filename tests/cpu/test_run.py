@@ -86,7 +86,7 @@ def test_json_and_html(one, tmp_path):
     for name in ("aten_ms", "haloconv_ms", "ratio", "tflops", "gbps"):
         assert fprop[name] is None, "a time on a CPU says nothing about the kernels"
     text = page.read_text()
-    assert '<th scope="row">problem (model)</th>' in text and '<td class="left">step</td>' in text
+    assert '<th scope="row" rowspan="2">problem (model)</th>' in text and "<td>step</td>" in text
 
 
 def test_all_kinds_of_layers(tmp_path):
