@@ -30,7 +30,7 @@ GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswit
 FIND_BROWSER := command -v chromium-headless-shell || command -v chromium || command -v google-chrome
 SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
 
-.PHONY: help venv browser demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench package matrix clean
+.PHONY: help venv browser demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench package matrix docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo 'make package   the files of a release in dist, built and checked'
 	@echo 'make matrix    the wheel in bare environments, for each Python on this machine and several PyTorch versions'
 	@echo '               (MATRIX_ARGS="--python 3.12 --torch 2.6 newest --torch-backend cpu")'
+	@echo 'make docs      the documentation as a site in build/site; a warning is an error'
 	@echo 'make venv      the development environment in .venv'
 	@echo 'make browser   headless Chromium from Debian packages (as root), for the tests that look at pages in a browser'
 	@echo 'make clean     remove the environments and the caches'
@@ -111,6 +112,10 @@ package: $(VENV_PACKAGE)/.package
 matrix: $(VENV_PACKAGE)/.package
 	PYTHONPATH=. $(VENV_PACKAGE)/bin/python -m tools.matrix $(MATRIX_ARGS)
 
+# Any warning is an error. The variable leaves out an advertisement of the theme's.
+docs: $(VENV_PACKAGE)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV_PACKAGE)/bin/mkdocs build --strict --quiet
+
 clean:
 	rm -rf $(VENV) $(VENV_GPU) $(VENV_PACKAGE) .nvrtc .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -141,6 +146,10 @@ $(VENV_PACKAGE)/.package: pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV_PACKAGE)
 	$(VENV_PACKAGE)/bin/pip install $(PIP_FLAGS) '$(UV)'
 	$(UV_INSTALL) --group package
+	touch $@
+
+$(VENV_PACKAGE)/.docs: $(VENV_PACKAGE)/.package
+	$(UV_INSTALL) --group docs
 	touch $@
 
 # A fresh environment that also sees the packages of PYTHON_GPU, whose CUDA PyTorch stays the one in use.

@@ -56,8 +56,9 @@ def conv2d(
         input: (N, C, H, W), or (C, H, W) for one image; any strides.
         weight: (K, C / groups, R, S).
         bias: (K,) or None.
-        stride, dilation: pixels, an int or (vertical, horizontal).
+        stride: pixels between neighbours of the output, an int or (vertical, horizontal).
         padding: pixels of zeros: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"`` or ``"valid"``.
+        dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
         groups: number of groups; divides C and K.
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
         family: ``"auto"`` or the family that must run: ``"direct"``, ``"aten"``.

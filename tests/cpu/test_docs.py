@@ -27,7 +27,8 @@ from tools import readme_results
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 KERNEL_PAGES = sorted((ROOT / "docs" / "kernels").glob("*.md"))
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *KERNEL_PAGES]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *GUIDES, *KERNEL_PAGES]
 SECTIONS = [(page, section) for page, sections in readme_results.PAGES.items() for section in sections]
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
