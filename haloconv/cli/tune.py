@@ -42,9 +42,7 @@ def tune(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Problem files, or models of torchvision or timm: resnet50, timm:NAME.")
     ] = None,
-    suite: Annotated[
-        Path | None, typer.Option(help="Tune the layers of this suite, too: a file, or a name: suite.")
-    ] = None,
+    suite: Annotated[Path | None, typer.Option(help="Tune the layers of this suite, too: a file or a name.")] = None,
     case: Annotated[str, typer.Option(help="Suite: names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Suite: only cases with one of these tags.")] = "",
     direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad; fprop is enough for inference.")] = ",".join(
@@ -57,9 +55,7 @@ def tune(
     batch: Annotated[int, typer.Option(help="Models: images of a batch.", min=1)] = 32,
     pixels: Annotated[int, typer.Option(help="Models: height and width of an image.", min=1)] = 224,
     budget: Annotated[float, typer.Option(help="Seconds of timing per problem.", callback=positive)] = BUDGET_S,
-    limit: Annotated[
-        float | None, typer.Option(help="Seconds after which no further problem is begun.", callback=positive)
-    ] = None,
+    limit: Annotated[float | None, typer.Option(help="Seconds after which nothing begins.", callback=positive)] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure what has a current record, too.")] = False,
     ship: Annotated[
         bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")
