@@ -77,7 +77,7 @@ extern "C" __attribute__((no_sanitize("thread", "undefined"))) void hc_emu_entry
 }}
 """
 
-_level = OPTIMISED
+_level: tuple[str, ...] = OPTIMISED
 _loaded: dict[str, ctypes.CDLL] = {}
 _warned = False
 _loading = threading.RLock()

@@ -297,9 +297,14 @@ def _summary(tally: Tally, seconds: float) -> list[str]:
 
 def _refusals(posed: Sequence[Posed]) -> list[str]:
     """Why PyTorch runs what our kernels do not take, a sentence per reason."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
     for each in posed:
         choice = choose(each.problem, each.device)
         if choice.refused:
-            reasons.setdefault(choice.reason, []).append(f"{each.layer or 'the model'} {each.problem.direction}")
-    return [f"PyTorch's own convolution runs {_names(places)}: {reason}." for reason, places in reasons.items()]
+            name = f"layer {each.layer}" if each.layer else "the model"
+            reasons.setdefault(choice.reason, {}).setdefault(name, []).append(each.problem.direction)
+    sentences = []
+    for reason, layers in reasons.items():
+        places = [f"{name} ({', '.join(directions)})" for name, directions in layers.items()]
+        sentences.append(f"PyTorch's own convolution runs {_names(places)}: {reason}.")
+    return sentences

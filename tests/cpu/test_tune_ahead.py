@@ -186,6 +186,13 @@ def test_on_a_cpu_nothing_is_measured() -> None:
     assert not report.rows and any("our kernels run on CUDA devices" in note for note in report.notes)
 
 
+def test_layers_that_have_numbers_for_names_are_called_layers() -> None:
+    """torch.nn.Sequential numbers them: "runs 0 fprop" would read as a count."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3))
+    (note,) = (note for note in haloconv.tune(net, torch.randn(1, 3, 9, 9)).notes if "own convolution" in note)
+    assert note.startswith("PyTorch's own convolution runs layer 0 (fprop, wgrad), layer 1 (fprop, dgrad, wgrad): the ")
+
+
 @pytest.mark.usefixtures("emulator_cache")
 @pytest.mark.skipif(emulator.available() is not None, reason=f"no emulator: {emulator.available()}")
 def test_real_kernels_are_verified_and_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
