@@ -78,7 +78,7 @@ def read_rows(path: Path) -> list[ResultRow]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
         except ValueError:

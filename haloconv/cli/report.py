@@ -120,12 +120,16 @@ def _show(made: Report, fresh: bool, console: Console) -> None:
 
 def stored_report(path: Path, suite: Path) -> Report:
     """The rows of a result file as a report. Raises BadParameter if there is none in it."""
-    records = read_rows(path)
     try:
+        records = read_rows(path)
         rows = [Row.of_record(record) for record in records]
         rows = with_bytes(rows, load_suite(find_suite(suite)))
-    except (KeyError, TypeError) as error:
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path}: {error.strerror or error}") from error
+    except KeyError as error:
         raise typer.BadParameter(f"{path}: a row lacks {error}") from error
+    except TypeError as error:
+        raise typer.BadParameter(f"{path}: a row is no result: {error}") from error
     except SuiteError as error:
         raise typer.BadParameter(str(error)) from error
     if not rows:

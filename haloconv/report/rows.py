@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 FULL_FP32 = 1e-5
 """An error of a result in fp32 below which no product of it was formed in TF32, whatever was allowed."""
+
+
+_FLOATS = (float, float | None)
 
 
 def computed_precision(label: str, error: float | None) -> str:
@@ -116,7 +119,7 @@ class Row:
         """
         tflops, ours = record.get("tflops"), record["haloconv_ms"]
         known: dict[str, Any] = {name: record[name] for name in _SAME_IN_RECORDS if record.get(name) is not None}
-        return cls(
+        row = cls(
             **{name: record[name] for name in ("case", "direction", "precision", "layout", "family")},
             reason=record.get("reason") or "",
             error=_figure(record.get("error")),
@@ -130,6 +133,11 @@ class Row:
             flops=round(tflops * ours * 1e9) if tflops and ours else None,
             **known,
         )
+        for name, kind in _KINDS.items():
+            value = getattr(row, name)
+            if not isinstance(float(value) if isinstance(value, int) and kind in _FLOATS else value, kind):
+                raise TypeError(f"{name} is {value!r}")
+        return row
 
     def record(self, environment: Mapping[str, str]) -> dict[str, object]:
         """The row as the record that result files hold, stamped with the environment."""
@@ -179,6 +187,9 @@ _SAME_IN_RECORDS = (
     "limit_ms", "aten_best_ms", "complaint", "config", "bytes", "count", "aten_peak_bytes", "haloconv_peak_bytes",
     "kernel", "source"
 )  # fmt: skip
+
+
+_KINDS = get_type_hints(Row)
 
 
 def _number(value: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -93,7 +94,8 @@ def test_a_file_that_exists_needs_force(command: str, tmp_path: Path) -> None:
     assert old.read_text() == "precious" and not (tmp_path / "new.html").exists()
 
 
-def test_force_overwrites(tmp_path: Path) -> None:
+def test_force_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("haloconv.cli.export.export", lambda *arguments, **options: "class ModelNew: ...")
     old = tmp_path / "new.py"
     old.write_text("stale")
     result = cli("export", PROBLEM, "--arch", "sm_80", "-o", old, "--force")
@@ -168,6 +170,39 @@ def test_names_without_a_place_in_utf8_are_escaped(tmp_path: Path) -> None:
 
 
 # --- wrong input
+
+
+ROW = ROWS.read_text("utf-8").splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfe", "no row of results in it"),
+        (b"[1]\n\n", "no row of results in it"),
+        (json.dumps({**json.loads(ROW), "aten_ms": "fast"}).encode(), "aten_ms is 'fast'"),
+        (json.dumps({**json.loads(ROW), "tflops": "many"}).encode(), "a row is no result"),
+        (json.dumps({**json.loads(ROW), "family": None}).encode(), "family is None"),
+        (json.dumps({key: value for key, value in json.loads(ROW).items() if key != "aten_ms"}).encode(), "'aten_ms'"),
+        (None, "cannot read"),
+    ],
+)
+def test_stored_rows_that_are_none_are_named(content: bytes | None, says: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.mkdir() if content is None else rows.write_bytes(content)
+    result = cli("report", "--results", rows, "--html", tmp_path / "page.html")
+    assert result.exit_code == 2 and "rows.jsonl" in result.stderr and says in result.stderr, result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["export {none}", "run {none}", "report {none} --html {new}", "report --results {none} --html {new}",
+     "report --results {rows} --suite {none} --html {new}"],
+)  # fmt: skip
+def test_a_file_that_is_missing_is_named(command: str, tmp_path: Path) -> None:
+    none = tmp_path / "none.py"
+    result = cli(*command.format(none=none, rows=ROWS, new=tmp_path / "new").split())
+    assert result.exit_code == 2 and f"error: {none}: there is no such file" in result.stderr, result.output
 
 
 @pytest.mark.parametrize(
