@@ -11,15 +11,21 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Make ``text`` the whole content of the file, in UTF-8; until it is complete the old content stays.
+    """``write_bytes`` of ``text`` in UTF-8.
+
+    Characters without a place in UTF-8, as file names may hold them, are written as escapes.
+    """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Make ``data`` the whole content of the file; until it is complete the old content stays.
 
     It goes to a temporary file in the same folder, which takes the file's name (that of the file a symbolic link points
     to) and, of an older file, its permissions. Missing folders are made. Pipes and devices are written to as they are.
-    Characters without a place in UTF-8, as file names may hold them, are written as escapes.
 
     Raises OSError if the file cannot be written; nothing is left behind then.
     """
-    data = text.encode("utf-8", "backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         path.write_bytes(data)

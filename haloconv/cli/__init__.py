@@ -60,6 +60,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[tuple[str, str], ...]]] = {
         (
             ("haloconv doctor", "what works here, what does not, and the remedy"),
             ("haloconv doctor --clear-cache", "forget every compiled kernel"),
+            ("haloconv doctor --bundle bug.zip", "what a bug report needs, in one file"),
         ),
     ),
 }

@@ -69,10 +69,13 @@ def _check_folder(option: str, path: Path) -> None:
         raise typer.BadParameter(f"{option}: cannot write {path}: no permission to write in {folder}")
 
 
-def write_output(path: Path, text: str, console: Console) -> None:
+def write_output(path: Path, content: str | bytes, console: Console) -> None:
     """Write the file and say so, or exit with 2 and the reason. The caller has asked ``check_outputs`` before."""
     try:
-        atomic.write_text(path, text)
+        if isinstance(content, bytes):
+            atomic.write_bytes(path, content)
+        else:
+            atomic.write_text(path, content)
     except OSError as error:
         raise refusal(f"cannot write {path}: {error.strerror or error}") from None
     console.print(f"wrote {path}", highlight=False, markup=False)

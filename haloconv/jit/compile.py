@@ -71,9 +71,9 @@ class Cubin:
 
 
 def install_command() -> str:
-    """The command that installs what compiling needs, for the CUDA version that PyTorch was built for."""
-    extra = "cu12" if (torch.version.cuda or "13").startswith("12.") else "cu13"
-    return f"pip install 'cuda-core[{extra}]>=1.2,<2'"
+    """The command that installs what compiling needs, for the CUDA version that PyTorch was built for: the README's."""
+    extra = "gpu-cu12" if (torch.version.cuda or "13").startswith("12.") else "gpu"
+    return f'pip install "haloconv[{extra},cli]"'
 
 
 @cache
@@ -174,7 +174,7 @@ def _check_arch(arch: str, version: str) -> None:
         return
     remedy = "an NVRTC of another CUDA version is needed"
     if int(number.group(1)) < min(supported):
-        remedy += ": use a PyTorch for CUDA 12 and pip install 'cuda-core[cu12]>=1.2,<2'"
+        remedy += ': use a PyTorch for CUDA 12 and pip install "haloconv[gpu-cu12,cli]"'
     known = " ".join(f"sm_{each}" for each in supported)
     raise UnsupportedArchError(f"NVRTC {version} does not compile for {arch} (it knows {known}); {remedy}")
 

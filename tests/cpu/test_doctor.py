@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from haloconv import jit
+from haloconv.doctor.checks import UPDATE_DRIVER
 from haloconv.jit import cache
+from haloconv.jit.compile import install_command
 from tests.toy_kernel import ARCH, fake_compile, toy_source
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 RUN = "from haloconv.cli import app\napp()\n"
 BLOCK_CUDA = "import sys\nsys.modules['cuda'] = None\n"
 GPU_THAT_FAILS = """
@@ -60,7 +63,8 @@ def test_without_cuda_core_it_tells_the_remedy(cache_dir: Path, tmp_path: Path) 
     _, checks = _findings(tmp_path / "findings.json")
     compiling = checks["compile a kernel"]
     assert not compiling["ok"] and not compiling["needed"]
-    assert "pip install 'cuda-core[cu1" in compiling["remedy"]
+    assert compiling["remedy"] == install_command() and install_command() in README.read_text()
+    assert run.stdout.count("pip install") == 1, "one remedy, once"
     assert "not ok, not needed here" in run.stdout
 
 
@@ -71,6 +75,7 @@ def test_a_gpu_that_cannot_be_used_is_not_healthy(cache_dir: Path, tmp_path: Pat
     _, checks = _findings(tmp_path / "findings.json")
     launch = checks["launch on cuda:0"]
     assert not launch["ok"] and launch["needed"] and launch["remedy"] and launch["remedy"] in run.stdout
+    assert launch["remedy"] == UPDATE_DRIVER
 
 
 def test_a_cache_that_cannot_be_written_is_found(cache_dir: Path, tmp_path: Path) -> None:
@@ -116,8 +121,11 @@ def test_it_tells_whether_the_emulator_runs(
         program.chmod(0o755)
     run = _doctor("--json", str(tmp_path / "findings.json"), PATH=str(folder))
     assert run.returncode == 0, run.stdout
-    facts, _ = _findings(tmp_path / "findings.json")
+    facts, checks = _findings(tmp_path / "findings.json")
     assert facts["versions"]["emulator"] == sentence and sentence in run.stdout
+    building = checks["g++ for the emulator"]
+    assert building["ok"] is sentence.startswith("runs here") and not building["needed"]
+    assert building["ok"] or building["remedy"].startswith(("sudo ", "conda install "))
 
 
 def test_a_file_that_cannot_be_written_is_an_error_in_words(cache_dir: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ LAYERS = (
     {"accelerate", "autograd", "functional", "library", "module", "reclass", "transforms"},
     {"emulator", "problem_file"},
     {"export", "tune"},
-    {"bench"},
+    {"bench", "doctor"},
     {"cli"},
     {"__main__"},
 )
