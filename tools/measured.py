@@ -9,53 +9,68 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from haloconv.bench.results import latest_name, newest_rows, read_rows
 from haloconv.bench.sample import read_case
-from haloconv.bench.suite import Case, load_suite
+from haloconv.bench.suite import SUITES, Case, load_suite
 from haloconv.choose.measured import PATH, kind_of
 from haloconv.choose.rules import by_rule
 from haloconv.device import Device, DeviceFacts, arch_of, gpu_stem, set_stand_in
 from tools.readme_results import family_of
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITES = ("suite", "few_images")
+NAMES = ("suite", "few_images")
 CPU = torch.device("cpu")
+
+
+def gpus(root: Path = ROOT) -> list[dict]:
+    """The GPU models with results, as ``benchmarks/gpus.json`` has them."""
+    return json.loads((root / "benchmarks" / "gpus.json").read_text(encoding="utf-8"))
+
+
+def facts_of(gpu: dict) -> DeviceFacts:
+    """What rules and families ask of a GPU model."""
+    capability = tuple(gpu["capability"])
+    arch = arch_of(capability)
+    return DeviceFacts(gpu["name"], arch, gpu["sm_count"], capability, 1 << 36, gpu["max_smem_bytes"], "none")
+
+
+@contextmanager
+def stood_in(facts: DeviceFacts) -> Iterator[None]:
+    """While active, CPU tensors count as that GPU's; nothing can be run on them."""
+    set_stand_in(Device(facts, load=None, encode_tiled=None))
+    try:
+        yield
+    finally:
+        set_stand_in(None)
 
 
 def measured(root: Path = ROOT) -> dict[str, dict]:
     """What ``measured.json`` holds, by GPU model."""
-    gpus = json.loads((root / "benchmarks" / "gpus.json").read_text(encoding="utf-8"))
-    return {gpu["name"]: _entry(gpu, root) for gpu in gpus}
+    return {gpu["name"]: _entry(gpu, root) for gpu in gpus(root)}
 
 
 def _entry(gpu: dict, root: Path) -> dict:
-    capability = tuple(gpu["capability"])
-    facts = DeviceFacts(
-        gpu["name"], arch_of(capability), gpu["sm_count"], capability, 1 << 36, gpu["max_smem_bytes"], "none"
-    )
     least: defaultdict[str, float] = defaultdict(lambda: float("inf"))
-    set_stand_in(Device(facts, load=None, encode_tiled=None))
-    try:
+    with stood_in(facts_of(gpu)):
         for row, case in _rows(root, gpu_stem(gpu["name"])):
             problem = case.problem(row["direction"], row["precision"], row["layout"])
             ruling = by_rule(problem, CPU)
             if ruling.family == family_of(row) != "aten":
                 kind = kind_of(ruling.rule, problem)
                 least[kind] = min(least[kind], round(row["ratio"], 2))
-    finally:
-        set_stand_in(None)
-    return {"capability": list(capability), "sm_count": gpu["sm_count"], "least": dict(sorted(least.items()))}
+    return {"capability": gpu["capability"], "sm_count": gpu["sm_count"], "least": dict(sorted(least.items()))}
 
 
 def _rows(root: Path, stem: str) -> Iterator[tuple[dict, Case]]:
     """Rows of single directions with a ratio, and the layers they are of: of the suites and of random samples."""
     folder = root / "benchmarks" / "results" / stem
-    for suite in SUITES:
-        cases = {case.name: case for case in load_suite(root / "benchmarks" / f"{suite}.toml")}
+    for suite in NAMES:
+        cases = {case.name: case for case in load_suite(SUITES / f"{suite}.toml")}
         for row in read_rows(folder / latest_name(suite)):
             if row["direction"] != "step" and row["ratio"] is not None:
                 yield row, cases[row["case"]]

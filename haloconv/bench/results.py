@@ -60,7 +60,7 @@ def newest_rows(folder: Path, what: str) -> list[ResultRow]:
     newest: dict[tuple, ResultRow] = {}
     for path in sorted(folder.glob(f"????-??-??-{what}.jsonl")):
         for row in read_rows(path):
-            key = tuple(row[name] for name in IDENTITY)
+            key = key_of(row)
             if key not in newest or str(row["date"]) >= str(newest[key]["date"]):
                 newest[key] = row
     return [newest[key] for key in sorted(newest)]
@@ -86,6 +86,11 @@ def read_rows(path: Path) -> list[ResultRow]:
         if isinstance(row, dict) and all(name in row for name in (*IDENTITY, "date")):
             rows.append(row)
     return rows
+
+
+def key_of(row: ResultRow) -> tuple:
+    """What a row is found by: its case, direction, precision and layout."""
+    return tuple(row[name] for name in IDENTITY)
 
 
 def _line(row: ResultRow) -> str:

@@ -1,29 +1,36 @@
-"""A random sample of depthwise, few-channel and grouped layers, to find where ``auto`` is slower than PyTorch.
+"""A random sample of layers, to find where ``auto`` is slower than PyTorch.
 
 The suite holds layers that somebody chose; a rule read off them may be wrong between them. These problems are drawn
-over the extents that vision networks have, one direction, precision and memory order each.
+from real networks and over the extents that vision networks have, one direction, precision and memory order each.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from haloconv.bench.layer import LAYOUTS
-from haloconv.bench.suite import PRECISIONS, Case
+from haloconv.bench.suite import PRECISIONS, SUITES, Case
 from haloconv.choose.choice import choose, config_of
 from haloconv.families import FAMILIES
 from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, Direction, Pair, Problem, dense_request
-from haloconv.report import Row
 
 LEAST_RATIO = 0.9
 """What no problem of the sample may fall below, as a ratio to PyTorch's speed."""
+BEHIND, FAR_BEHIND = 0.95, 0.85
+"""The ratios that a draw's verdict counts below."""
+LAYERS = SUITES / "layers.jsonl"
+"""The distinct convolutions of real networks; ``python -m tools.layer_tables`` writes it."""
 
 _ELEMENTS = 1 << 24  # of the larger of input and output, at most
 _LEAST_ELEMENTS = 1 << 19
@@ -39,6 +46,11 @@ class Drawn(NamedTuple):
     layout: Layout
 
     @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What its row is found by, as ``results.key_of`` has it."""
+        return self.case.name, self.direction, self.precision, self.layout
+
+    @property
     def problem(self) -> Problem:
         """The problem, without bias."""
         case, (dtype, products) = self.case, PRECISIONS[self.precision]
@@ -52,9 +64,13 @@ class Drawn(NamedTuple):
 
 
 def sample(count: int, seed: int) -> list[Drawn]:
-    """``count`` problems, depthwise, grouped and stems in turns; the same for the same seed."""
+    """``count`` problems, of every kind in turns; the same for the same seed, and the first of more are those of fewer.
+
+    Half are dense layers: of networks (``LAYERS``, a network first and then one of its layers, as
+    often as it runs) and with extents of equal chance.
+    """
     rng = random.Random(seed)
-    kinds = (_depthwise, _grouped, _stem)
+    kinds = (_of_network, _depthwise, _dense, _grouped, _of_network, _stem, _dense)
     return [
         Drawn(
             _reasonable(rng, kinds[i % len(kinds)]),
@@ -64,6 +80,11 @@ def sample(count: int, seed: int) -> list[Drawn]:
         )
         for i in range(count)
     ]
+
+
+def fresh_seed() -> int:
+    """A seed that nobody chose."""
+    return secrets.randbits(32)
 
 
 def compile_ahead(drawn: Iterable[Drawn], device: torch.device) -> None:
@@ -78,11 +99,11 @@ def compile_ahead(drawn: Iterable[Drawn], device: torch.device) -> None:
         list(pool.map(bind, drawn))
 
 
-def slower(rows: Iterable[Row]) -> list[Row]:
-    """The timed rows below ``LEAST_RATIO``, the slowest first."""
-    return sorted(
-        (row for row in rows if row.ratio is not None and row.ratio < LEAST_RATIO), key=lambda row: row.known_ratio
-    )
+def verdict(ratios: Iterable[float]) -> str:
+    """The line that a draw comes to, from its ratios to PyTorch's speed."""
+    ratios = list(ratios)
+    behind, far_behind = (sum(ratio < limit for ratio in ratios) for limit in (BEHIND, FAR_BEHIND))
+    return f"{behind} of {len(ratios)} below {BEHIND}, {far_behind} below {FAR_BEHIND}"
 
 
 def _reasonable(rng: random.Random, kind: Callable[[random.Random], Case]) -> Case:
@@ -91,8 +112,33 @@ def _reasonable(rng: random.Random, kind: Callable[[random.Random], Case]) -> Ca
         case = kind(rng)
         n, c, h, w = case.input
         largest = max(n * c * h * w, n * case.filters * h * w // case.stride[0] ** 2)
-        if _LEAST_ELEMENTS <= largest <= 2 * _ELEMENTS and max(case.filter) <= 2 * min(h, w):
+        if not (_LEAST_ELEMENTS <= largest <= 2 * _ELEMENTS and max(case.filter) <= 2 * min(h, w)):
+            continue
+        if case.problem("fprop", "fp32", "nchw").flops <= 4 * _PRODUCTS:
             return case
+
+
+@cache
+def networks() -> dict[str, dict[str, int]]:
+    """By network the names of its distinct layers, of one image each, and how often they run (``LAYERS``)."""
+    lines = LAYERS.read_text(encoding="utf-8").splitlines()
+    return {entry["network"]: entry["layers"] for entry in map(json.loads, lines)}
+
+
+def _of_network(rng: random.Random) -> Case:
+    layers = networks()[rng.choice(sorted(networks()))]
+    (name,) = rng.choices(list(layers), list(layers.values()))
+    return _with_images(rng, "network", read_case(f"network {name}"))
+
+
+def _dense(rng: random.Random) -> Case:
+    """Channels and extents from a logarithmic range, every filter and stride that networks have, 1x1 most often."""
+    channels, filters = (8 * round(2 ** rng.uniform(0, 7.5)) for _ in range(2))
+    taps = rng.choice(((1, 1), (1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (7, 7), (2, 2), (1, 3), (3, 1), (1, 7)))
+    stride = rng.choice((1, 1, 1, 2))
+    dilation = rng.choice((1, 1, 1, 1, 2, 4)) if max(taps) > 1 and stride == 1 else 1
+    extent = round(2 ** rng.uniform(2.8, 8))
+    return _case(rng, "dense", _Shape(channels, filters, taps, extent, stride, dilation))
 
 
 def _depthwise(rng: random.Random) -> Case:
@@ -124,21 +170,32 @@ def _stem(rng: random.Random) -> Case:
 
 
 _NAME = re.compile(
-    r"(?P<kind>\w+) (?P<n>\d+)x(?P<c>\d+)x(?P<h>\d+)x(?P<w>\d+) k(?P<k>\d+) (?P<r>\d+)x(?P<s>\d+) "
-    r"s(?P<stride>\d+)(?: p(?P<rows>\d+)x(?P<cols>\d+))? d(?P<dilation>\d+) g(?P<groups>\d+)"
+    r"\w+ (\d+)x(\d+)x(\d+)x(\d+) k(\d+) (\d+)x(\d+) s(\d+)(?:x(\d+))?(?: p(\d+)x(\d+))? d(\d+)(?:x(\d+))? g(\d+)"
 )
 
 
+def name_of_layer(case: Case) -> str:
+    """A layer in one line: ``8x64x56x56 k128 3x3 s2 p1x1 d1 g1``; a stride or dilation of two values is ``s2x1``."""
+    r, s = case.filter
+    stride, dilation = (f"{a}" if a == b else f"{a}x{b}" for a, b in (case.stride, case.dilation))
+    padding = f"{case.padding[0]}x{case.padding[1]}"
+    extents = "x".join(map(str, case.input))
+    return f"{extents} k{case.filters} {r}x{s} s{stride} p{padding} d{dilation} g{case.groups}"
+
+
 def read_case(name: str) -> Case:
-    """The layer that a drawn one's name describes. Raises ValueError if it is no such name."""
+    """The layer that a kind and ``name_of_layer`` describe; without a padding it is the one that keeps extents.
+
+    Raises ValueError if it is no such name.
+    """
     found = _NAME.fullmatch(name)
     if found is None:
         raise ValueError(f"no name of a drawn layer: {name!r}")
-    value = {key: int(text) for key, text in found.groupdict().items() if key != "kind" and text is not None}
-    taps, stride, dilation = (value["r"], value["s"]), value["stride"], value["dilation"]
-    padding = (value["rows"], value["cols"]) if "rows" in value else _same_padding(taps, stride, dilation)
-    extents = (value["n"], value["c"], value["h"], value["w"])
-    return Case(name, extents, value["k"], taps, (stride, stride), padding, (dilation, dilation), value["groups"])
+    n, c, h, w, k, r, s, down, _, _, _, tall, _, groups = (int(text or 0) for text in found.groups())
+    across, rows, cols, wide = (int(found[i]) if found[i] else None for i in (9, 10, 11, 13))
+    stride, dilation = (down, across or down), (tall, wide or tall)
+    padding = _same_padding((r, s), down, tall) if rows is None or cols is None else (rows, cols)
+    return Case(name, (n, c, h, w), k, (r, s), stride, padding, dilation, groups)
 
 
 def _same_padding(taps: Pair, stride: int, dilation: int) -> Pair:
@@ -160,22 +217,23 @@ class _Shape(NamedTuple):
 
 
 def _case(rng: random.Random, kind: str, shape: _Shape) -> Case:
-    """A layer padded to keep its extents (patches: not at all), of as many images as stay within _ELEMENTS."""
+    """A layer padded to keep its extents (patches: not at all)."""
     channels, filters, taps, extent, stride, dilation, groups = shape
     height, width = extent, rng.choice((extent, extent, extent + rng.choice((-1, 3, 8)), 2 * extent))
-    rows, cols = _same_padding(taps, stride, dilation)
-    image = height * width * max(channels, filters // stride**2)
-    images = max(1, min(rng.choice((1, 8, 32, 64, 128)), _ELEMENTS // image))
-    products = filters * (channels // groups) * taps[0] * taps[1] * height * width // stride**2
-    images = max(1, min(images, _PRODUCTS // products))
-    name = f"{kind} {images}x{channels}x{height}x{width} k{filters} {taps[0]}x{taps[1]} s{stride} d{dilation} g{groups}"
-    return Case(
-        name,
-        (images, channels, height, width),
-        filters,
-        taps,
-        (stride, stride),
-        (rows, cols),
-        (dilation, dilation),
-        groups,
+    padding = _same_padding(taps, stride, dilation)
+    extents = (1, channels, height, width)
+    return _with_images(
+        rng, kind, Case("", extents, filters, taps, (stride, stride), padding, (dilation, dilation), groups)
     )
+
+
+def _with_images(rng: random.Random, kind: str, case: Case) -> Case:
+    """The layer of one image with a name, and of as many images as stay within _ELEMENTS and _PRODUCTS."""
+    (_, channels, height, width), taps = case.input, case.filter[0] * case.filter[1]
+    pixels = height * width // (case.stride[0] * case.stride[1])
+    images = rng.choice((1, 2, 8, 32, 64, 128))
+    images = max(1, min(images, _ELEMENTS // max(height * width * channels, pixels * case.filters)))
+    products = case.filters * (channels // case.groups) * taps * pixels
+    images = max(1, min(images, _PRODUCTS // max(1, products)))
+    sized = replace(case, input=(images, channels, height, width))
+    return replace(sized, name=f"{kind} {name_of_layer(sized)}")

@@ -14,6 +14,7 @@ from rich.console import Console
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.network import Effort, load_networks
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
+from haloconv.bench.sample import fresh_seed
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_runs
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
@@ -21,7 +22,7 @@ from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
-from haloconv.cli.bench_suite import TIMED, Order, bench_sample, bench_suite, pieces, stale_pieces
+from haloconv.cli.bench_suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
 from haloconv.cli.output import positive, refusal
 from haloconv.cli.run import AUTO, Family, make_console
 from haloconv.problem import DIRECTIONS
@@ -46,7 +47,7 @@ def bench(
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="The folder of rows, by default beside the suite.")] = None,
     sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers.", min=0)] = 0,
-    seed: Annotated[int, typer.Option(help="Which random layers.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Which random layers; a fresh seed, printed, by default.")] = None,
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
@@ -78,7 +79,8 @@ def bench(
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
-            passed = bench_sample(draw(sample, seed), timing, device, folder, console)
+            chosen = fresh_seed() if seed is None else seed
+            passed = bench_sample(SampleOrder(draw(sample, chosen), timing, chosen, limit), device, folder, console)
         elif compile_time:
             seeds = select(load_suite(suite), SEED_CASES)
             passed = bench_compiling(seeds, family, device, folder, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,17 @@ import torch
 from rich.console import Console
 
 from haloconv.bench.layer import LAYOUTS, Layer
-from haloconv.bench.results import MAIN_SUITE, append_rows, latest_name, refresh_latest
-from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, slower
+from haloconv.bench.results import (
+    IDENTITY,
+    MAIN_SUITE,
+    ResultRow,
+    append_rows,
+    key_of,
+    latest_name,
+    read_rows,
+    refresh_latest,
+)
+from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, verdict
 from haloconv.bench.stale import Run
 from haloconv.bench.suite import Case
 from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_training_step
@@ -147,30 +157,73 @@ def _try(layer: Layer, direction: Timed, budget: Budget) -> Row:
     return try_training_step(layer, budget) if direction == "step" else try_step(layer, direction, budget)
 
 
-def bench_sample(drawn: list[Drawn], budget: Budget, device: torch.device, folder: Path, console: Console) -> bool:
-    """Time random problems with the choice of auto; True if all passed and none is far slower than PyTorch."""
+@dataclass(frozen=True)
+class SampleOrder:
+    """The problems that ``seed`` drew. After ``limit_s`` seconds no further ones are begun; the next run goes on."""
+
+    drawn: list[Drawn]
+    budget: Budget
+    seed: int = 0
+    limit_s: float | None = None
+
+
+def bench_sample(order: SampleOrder, device: torch.device, folder: Path, console: Console) -> bool:
+    """Time drawn problems with the choice of auto, but for those that have a row of this seed and commit.
+
+    True if all have one, all passed, and none is far slower than PyTorch.
+    """
     environment = environment_stamp()
     report = Report(f"haloconv bench --sample on {environment['gpu']}", environment)
-    budget = replace(budget, other_layout=False)
+    known = _rows_of_seed(folder, order.seed, environment["commit"])
+    left = [each for each in order.drawn if each.key not in known]
+    console.print(f"--seed {order.seed}: {len(left)} of {len(order.drawn)} problems to time", highlight=False)
+    deadline = None if order.limit_s is None else time.monotonic() + order.limit_s
     with make_progress(console) as progress:
-        task = progress.add_task("compiling", total=len(drawn))
-        if device.type == "cuda":
-            compile_ahead(drawn, device)
-        for each in drawn:
-            progress.update(task, description=each.case.name)
-            layer = each.case.layer(each.precision, each.layout, "auto", device)
-            report.rows.append(try_step(layer, each.direction, budget))
-            progress.advance(task)
+        task = progress.add_task("compiling", total=len(left))
+        while left and (deadline is None or time.monotonic() < deadline):
+            few, left = left[:_COMPILED_AT_ONCE], left[_COMPILED_AT_ONCE:]
+            if device.type == "cuda":
+                compile_ahead(few, device)
+            for each in few:
+                progress.update(task, description=each.case.name)
+                layer = each.case.layer(each.precision, each.layout, "auto", device)
+                row = try_step(layer, each.direction, replace(order.budget, other_layout=False))
+                report.rows.append(row)
+                append_rows(folder, "sample", [{**row.record(environment), "seed": order.seed}])
+                progress.advance(task)
     report.notes += [note for note in map(above_the_ceiling, report.rows) if note]
-    path = append_rows(folder, "sample", [row.record(environment) for row in report.rows])
-    show(report, console)
-    slow = slower(report.rows)
-    own = sum(row.family != "aten" for row in report.rows)
-    console.print(
-        f"{len(slow)} of {len(report.rows)} problems below {LEAST_RATIO} times PyTorch's speed; {own} ran on our "
-        f"kernels; wrote {path}",
-        highlight=False,
-    )
+    if report.rows:
+        show(report, console)
+    return _tell_verdict(order, folder, environment["commit"], console) and not left
+
+
+_COMPILED_AT_ONCE = 16
+
+
+def _rows_of_seed(folder: Path, seed: int, commit: str) -> dict[tuple, ResultRow]:
+    """The newest row of each problem that was drawn with this seed and timed at this commit."""
+    rows = (row for path in sorted(folder.glob("????-??-??-sample.jsonl")) for row in read_rows(path))
+    return {key_of(row): row for row in rows if row.get("seed") == seed and row.get("commit") == commit}
+
+
+def _tell_verdict(order: SampleOrder, folder: Path, commit: str, console: Console) -> bool:
+    """Print what the draw came to, over all runs; True if every row passed and none is below LEAST_RATIO."""
+    found = _rows_of_seed(folder, order.seed, commit)
+    rows = [found[each.key] for each in order.drawn if each.key in found]
+    ratios = [float(str(row["ratio"])) for row in rows if row["ratio"] is not None]
+    own = sum(row["family"] != "aten" for row in rows)
+    console.print(f"{verdict(ratios)}; {own} of {len(rows)} ran on our kernels; rows are in {folder}", highlight=False)
+    if len(rows) < len(order.drawn):
+        console.print(
+            f"LEFT {len(order.drawn) - len(rows)} of {len(order.drawn)}: run it again with --seed {order.seed}",
+            style="yellow", highlight=False,
+        )  # fmt: skip
+    slow = sorted((row for row in rows if _ratio_of(row) < LEAST_RATIO), key=_ratio_of)
     for row in slow:
-        console.print(f"SLOWER {row.case} {row.direction} {row.precision} {row.layout}: {row.ratio:.2f}", style="red")
-    return report.passed and not slow
+        where = " ".join(str(row[name]) for name in IDENTITY)
+        console.print(f"SLOWER {where}: {_ratio_of(row):.2f}", style="red", highlight=False)
+    return not slow and all(row["passed"] for row in rows)
+
+
+def _ratio_of(row: ResultRow) -> float:
+    return math.inf if row["ratio"] is None else float(str(row["ratio"]))

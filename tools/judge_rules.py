@@ -1,0 +1,93 @@
+"""Judge the rules by draws of `haloconv bench --sample`: what they were drawn from, and what they never saw.
+
+python -m tools.judge_rules [GPU ...]     # by default every folder of benchmarks/results
+
+A hash of the problem puts each draw into one of two halves. Rules are drawn from the one, whose slowest rows are
+listed; of the other only the verdict is printed, by rule. Rows that today's rules would not run so are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from haloconv.bench.results import newest_rows
+from haloconv.bench.sample import BEHIND, read_case, verdict
+from haloconv.choose.rules import by_rule
+from haloconv.device import gpu_stem
+from tools.measured import ROOT, facts_of, gpus, stood_in
+from tools.readme_results import family_of
+
+DRAWN_FROM, JUDGED_ON = "drawn from", "judged on"
+_LISTED = 20
+_CPU = torch.device("cpu")
+
+
+class Draw(NamedTuple):
+    """A row of a sample that today's rules would run so: ``name`` says the problem, ``rule`` who decided."""
+
+    name: str
+    rule: str
+    ratio: float
+
+
+def half_of(name: str) -> str:
+    """The half that a problem is in, whatever is drawn beside it: the lowest bit of the SHA-256 of its name."""
+    return (DRAWN_FROM, JUDGED_ON)[hashlib.sha256(name.encode()).digest()[-1] & 1]
+
+
+def draws(gpu: dict, root: Path = ROOT) -> tuple[list[Draw], int]:
+    """The draws of a GPU model, and how many rows were left out, as today another family would run them."""
+    found, others = [], 0
+    with stood_in(facts_of(gpu)):
+        for row in newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample"):
+            if row["ratio"] is None:
+                continue
+            problem = read_case(row["case"]).problem(row["direction"], row["precision"], row["layout"])
+            ruling = by_rule(problem, _CPU)
+            if ruling.family != family_of(row):
+                others += 1
+                continue
+            name = " ".join(str(row[key]) for key in ("case", "direction", "precision", "layout"))
+            found.append(Draw(name, ruling.rule or "aten", row["ratio"]))
+    return found, others
+
+
+def judgment(found: Iterable[Draw]) -> Iterator[str]:
+    """The lines of a report: by half the verdict of all and of each rule; the slowest rows of the first half alone."""
+    halves: dict[str, list[Draw]] = {DRAWN_FROM: [], JUDGED_ON: []}
+    for draw in found:
+        halves[half_of(draw.name)].append(draw)
+    for half, members in halves.items():
+        yield f"{half}: {verdict(draw.ratio for draw in members)}"
+        rules: defaultdict[str, list[float]] = defaultdict(list)
+        for draw in members:
+            rules[draw.rule].append(draw.ratio)
+        for rule, ratios in sorted(rules.items()):
+            yield f"  {rule}: {verdict(ratios)}, median {median(ratios):.2f}"
+    slow = sorted((draw for draw in halves[DRAWN_FROM] if draw.ratio < BEHIND), key=lambda draw: draw.ratio)
+    for draw in slow[:_LISTED]:
+        yield f"  {draw.ratio:.2f} {draw.name} ({draw.rule})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpu", nargs="*", help="names as in benchmarks/gpus.json")
+    wanted = parser.parse_args().gpu
+    for gpu in gpus():
+        if not wanted or gpu["name"] in wanted:
+            found, others = draws(gpu)
+            sys.stdout.write(f"{gpu['name']}: {len(found)} draws; {others} rows are of other choices than today's\n")
+            sys.stdout.writelines(f"{line}\n" for line in judgment(found))
+
+
+if __name__ == "__main__":
+    main()
