@@ -132,7 +132,7 @@ def _network_lines(sections: Iterable[Section]) -> list[NetworkLine]:
             for tally in (tally_of(row.ratio for row in rows), tally_of(row.ratio_best for row in rows)):
                 spans.append(tally.span if tally is not None else [])
         lines.append(NetworkLine(section.name, section.anchor, spans))
-    return lines if any(span for line in lines for span in line.spans) else []
+    return lines if any(len(span) > 1 for line in lines for span in line.spans) or len(lines) > 1 else []
 
 
 def _rooflines(section: Section, name: str, report: Report) -> list[plots.Plot]:

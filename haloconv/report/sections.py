@@ -22,6 +22,7 @@ from haloconv.report.table import (
     MEMORY,
     PRECISION,
     RATIO,
+    UNKNOWN,
     cells,
     ms_text,
     ratio_style,
@@ -56,6 +57,12 @@ class Scale(NamedTuple):
         """The scale that all ratios fit on; at least from 0.5 to 2."""
         logs = [math.log2(ratio) for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
         return cls(2.0 ** math.floor(min([-1.0, *logs])), 2.0 ** math.ceil(max([1.0, *logs])))
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The ends as texts, the lower one as a fraction; empty where 1 stands too near for both to be read."""
+        one = self.at(1.0)
+        return (f"1/{1 / self.low:g}x" if one >= 35 else "", f"{self.high:g}x" if one <= 65 else "")
 
     def at(self, ratio: float) -> float:
         """The place of a ratio in per cent of the scale's length."""
@@ -176,8 +183,7 @@ class Sections:
         self.networks = [network for network in networks if network.whole]
         self.names = list(dict.fromkeys(network.name for network in self.networks))
         self.scale = Scale.of(row.ratio for row in rows if row.ratio)
-        headed = len({(row.precision, row.layout) for row in rows}) > 1
-        told = {CASE, COUNT, *((PRECISION, LAYOUT) if headed else ()), *((MEMORY,) if self.names else ())}
+        told = {CASE, COUNT, PRECISION, LAYOUT, *((MEMORY,) if self.names else ())}
         telling = [i for i in telling_columns(rows) if i not in told]
         self.columns = sorted(telling, key=lambda i: _FIRST.index(i) if i in _FIRST else len(_FIRST) + i)
         self._anchors: dict[str, int] = {}
@@ -246,7 +252,7 @@ class Sections:
         times = [i for i in self.columns if COLUMNS[i][0].endswith(" ms")]
         columns = [DIRECTION, RATIO, PRECISION, LAYOUT, *times, FAMILY]
         lines = [Line(row.case, 1, self._cells(row, columns), row.passed) for row in lost[:MOST_LOSSES]]
-        return Table("Slower than PyTorch", self._heads(columns), lines, self.scale)
+        return _telling(Table("Slower than PyTorch", self._heads(columns), lines, self.scale))
 
     def whole(self, direction: str) -> Table | None:
         """Inference (``forward``) or training (``step``) of every network in every setting; None if not timed."""
@@ -260,7 +266,14 @@ class Sections:
         heads += [Head("ratio", scale=scale), Head("against faster layout"), Head("PyTorch ms")]
         heads += [Head("better layout ms"), Head("haloconv ms"), Head("peak memory")]
         label = {"forward": "Inference", "step": "Training step"}[direction]
-        return Table(label, heads, lines, scale) if lines else None
+        return _telling(Table(label, heads, lines, scale)) if lines else None
+
+
+def _telling(table: Table) -> Table:
+    """The table without columns in which nothing is known."""
+    known = [i for i in range(len(table.heads) - 1) if any(line.cells[i].text != UNKNOWN for line in table.lines)]
+    lines = [line._replace(cells=[line.cells[i] for i in known]) for line in table.lines]
+    return table._replace(heads=[table.heads[0], *(table.heads[i + 1] for i in known)], lines=lines)
 
 
 def _named(row: Row, network: str) -> str:
