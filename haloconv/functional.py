@@ -61,7 +61,10 @@ def conv2d(
         dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
         groups: number of groups; divides C and K.
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
-        family: ``"auto"`` or the family that must run: ``"direct"``, ``"aten"``.
+        family: ``"auto"`` for the choice by measurements and rules, ``"aten"`` for PyTorch's own convolution, or a
+            family of ours: ``"direct"``, ``"halo_sm80"``, ``"halo_sm80_wgrad"``, ``"halo_sm90"``, ``"grouped_sm90"``,
+            ``"depthwise"``, ``"depthwise_toeplitz"``, ``"depthwise_window"``. What a family does not take, as on
+            another GPU, PyTorch runs, with one RuntimeWarning.
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
         activation: ``"relu"`` for max(0, y) in place of y, which needs no memory of its own; None for y.
 

@@ -43,9 +43,32 @@ NOT_SCRIPTED = (
 class Conv2d(torch.nn.Conv2d):
     """A drop-in for torch.nn.Conv2d: same constructor, parameters in the same order, same state_dict, same results.
 
-    ``padding`` may also be four sides, ``(top, bottom, left, right)`` in pixels. The keyword-only arguments are those
-    of haloconv.conv2d but for ``activation``; see there for shapes and errors raised. ``swapped`` is true for what
-    haloconv.accelerate made of a torch.nn.Conv2d, and haloconv.restore turns back.
+    It takes (N, C, H, W), or (C, H, W) for one image, and gives (N, K, P, Q) or (K, P, Q), where
+    P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1 and Q likewise; channels_last if input or weight is.
+
+    Args:
+        in_channels: C, divisible by ``groups``.
+        out_channels: K, divisible by ``groups``.
+        kernel_size: rows R and columns S of a filter, an int or (R, S).
+        stride: pixels between neighbours of the output, an int or (vertical, horizontal).
+        padding: pixels around the image: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"`` or
+            ``"valid"``.
+        dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
+        groups: number of groups.
+        bias: whether (K,) numbers are learned and added.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``; but for zeros PyTorch pads a copy.
+        device: where the parameters are.
+        dtype: their dtype: our kernels take float32, float16, bfloat16 and float64.
+        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
+        family: ``"auto"``, or the family that runs what it takes; haloconv.conv2d names them.
+        strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
+
+    ``weight`` is (K, C / groups, R, S), ``bias`` (K,) or None. ``swapped`` is true for what haloconv.accelerate made of
+    a torch.nn.Conv2d, and haloconv.restore turns back.
+
+    Raises:
+        ValueError: an unknown ``precision`` or ``family``, or what torch.nn.Conv2d raises ValueError for.
+        RuntimeError, TypeError: what torch.nn.Conv2d raises for arguments or inputs that it refuses.
     """
 
     swapped = False

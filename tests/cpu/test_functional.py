@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 import warnings
 from collections.abc import Callable
 
@@ -205,3 +207,12 @@ def test_importing_patches_nothing_and_touches_no_gpu() -> None:
     assert torch.nn.functional.conv2d.__module__ != "haloconv.functional"
     assert torch.nn.Conv2d.forward.__module__ == "torch.nn.modules.conv"
     assert not torch.cuda.is_initialized() or torch.cuda.is_available()
+
+
+def test_the_docstrings_name_every_family_and_argument() -> None:
+    """A new family, or a new argument, is not left out."""
+    for name in FAMILIES:
+        assert f'``"{name}"``' in haloconv.conv2d.__doc__
+    for function in (haloconv.conv2d, haloconv.Conv2d):
+        described = re.findall(r"^    (\w+): ", inspect.getdoc(function), re.MULTILINE)
+        assert set(inspect.signature(function).parameters) <= set(described)
