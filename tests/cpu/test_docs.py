@@ -185,6 +185,19 @@ def test_environment_variables_are_those_of_the_package() -> None:
     assert named == set(VARIABLES)
 
 
+def test_changelog_has_the_form_that_it_names() -> None:
+    """Keep a Changelog: Unreleased, then versions with a date, newest first; known headings; a link for each."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    versions = re.findall(r"^## \[(.+)\]( - \d{4}-\d\d-\d\d)?$", text, re.MULTILINE)
+    assert versions[0] == ("Unreleased", "") and versions[1][0] == __version__
+    assert len(versions) == len(re.findall(r"^## ", text, re.MULTILINE)) and all(date for _, date in versions[1:])
+    numbers = [tuple(map(int, name.split("."))) for name, _ in versions[1:]]
+    assert numbers == sorted(numbers, reverse=True)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
+    assert re.findall(r"^\[(.+)\]: https://", text, re.MULTILINE) == [name for name, _ in versions]
+
+
 def test_version_is_in_one_place() -> None:
     assert haloconv.__version__ == __version__
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
