@@ -7,7 +7,7 @@ modules, DDP and FSDP2 (which puts gathered weights into the very module that it
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
 from haloconv.module import OWN_NAMES, Conv2d
 from haloconv.precision import Precision
-from haloconv.reclass import change_class, is_convolution, own_class, why_not_plain
+from haloconv.reclass import change_class, is_convolution, own_class
+from haloconv.subclasses import check_also, replacement
 
 _TABLES = "haloconv.report.changes"  # loaded when something is shown
 _ROOT = "(the model itself)"
@@ -108,34 +109,43 @@ class Acceleration(Sequence):
 
 
 def accelerate(
-    model: torch.nn.Module, *, strict: bool = False, family: str = "auto", precision: Precision | None = None
+    model: torch.nn.Module,
+    *,
+    strict: bool = False,
+    family: str = "auto",
+    precision: Precision | None = None,
+    also: Collection[type[torch.nn.Conv2d]] = (),
 ) -> Acceleration:
-    """Turn every module of ``model`` that is exactly a torch.nn.Conv2d into a haloconv.Conv2d, in place.
+    """Turn every torch.nn.Conv2d of ``model`` into a haloconv.Conv2d, in place.
 
     A layer changes its class and stays the same object: parameters, hooks, names, device, memory format, mode, sharing
-    and parametrisations are untouched. Other kinds of convolution, and subclasses, which may compute something else,
-    are left and listed with the reason. ``family``, ``precision`` and ``strict`` mean what they mean for
+    and parametrisations are untouched. Other kinds of convolution are left and listed with the reason, and so are
+    subclasses, which may compute something else: but for those of timm that haloconv knows and finds unchanged, and
+    those in ``also`` (or derived from one there) of which it is proven that our convolution may take the place of
+    PyTorch's. They stay instances of their class. ``family``, ``precision`` and ``strict`` mean what they mean for
     haloconv.Conv2d; layers that were swapped before take them, too. ``restore`` undoes it.
 
     With HALOCONV_DISABLE=1 nothing is changed, ``strict`` or not, and a warning says so once.
 
-    Raises ValueError for an unknown precision or family and RuntimeError if ``strict`` is set and a 2-D convolution
-    cannot be swapped; nothing is changed then.
+    Raises ValueError for an unknown precision or family, TypeError if something in ``also`` is no subclass of
+    torch.nn.Conv2d, and RuntimeError if ``strict`` is set and a 2-D convolution cannot be swapped; nothing is changed
+    then.
     """
     check_names(precision, family)
+    check_also(also)
     places = _places(model)
     if env.disabled():
         return _nothing_done(places)
+    found = {module: replacement(module, also) for module in places if not isinstance(module, Conv2d)}
     left = tuple(
-        Left(names, module, reason, is_convolution(module))
-        for module, names in places.items()
-        if not isinstance(module, Conv2d) and (reason := why_not_plain(module, OWN_NAMES)) is not None
+        Left(places[module], module, reason, is_convolution(module))
+        for module, reason in found.items()
+        if isinstance(reason, str)
     )
     missed = [each for each in left if each.convolution]
     if strict and missed:
         lines = "\n".join(f"  {_shown(each.names)}: {each.reason}" for each in missed)
         raise RuntimeError(f"haloconv.accelerate(strict=True) cannot swap every convolution of the model:\n{lines}")
-    others = {each.module for each in left}
     swaps, already = [], []
     for module, names in places.items():
         if isinstance(module, Conv2d):
@@ -143,8 +153,8 @@ def accelerate(
             if module.swapped:
                 module.set_up(precision, family, strict)
             already.append(Swap(names, module, None if before == module.settings() else before))
-        elif module not in others:
-            change_class(module, torch.nn.Conv2d, Conv2d)
+        elif not isinstance(ours := found[module], str):
+            change_class(module, own_class(module), ours)
             module.set_up(precision, family, strict)
             module.swapped = True
             vars(module)["_layer_name"] = names[0]
@@ -160,7 +170,12 @@ def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleratio
         warnings.warn(f"haloconv.accelerate changes nothing: {DISABLED}", RuntimeWarning, stacklevel=3)
     already = tuple(Swap(names, module) for module, names in places.items() if isinstance(module, Conv2d))
     left = tuple(
-        Left(names, module, why_not_plain(module, OWN_NAMES) or DISABLED, is_convolution(module))
+        Left(
+            names,
+            module,
+            reason if isinstance(reason := replacement(module), str) else DISABLED,
+            is_convolution(module),
+        )
         for module, names in places.items()
         if not isinstance(module, Conv2d)
     )
@@ -168,15 +183,16 @@ def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleratio
 
 
 def restore(model: torch.nn.Module) -> list[str]:
-    """Turn every layer that ``accelerate`` swapped back into a torch.nn.Conv2d, in place; all names of these layers.
+    """Turn every layer that ``accelerate`` swapped back into what it was, in place; all names of these layers.
 
     Nothing of haloconv stays in them, and outputs are PyTorch's own again, bit by bit. Layers that were built as
     haloconv.Conv2d are left. Calling it again changes nothing.
     """
     restored: list[str] = []
     for module, names in _places(model).items():
-        if own_class(module) is Conv2d and module.swapped:
-            change_class(module, Conv2d, torch.nn.Conv2d)
+        ours = own_class(module)
+        if isinstance(module, Conv2d) and module.swapped and "original" in vars(ours):
+            change_class(module, ours, ours.original)
             for name in OWN_NAMES:
                 vars(module).pop(name, None)
             restored.extend(names)

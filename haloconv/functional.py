@@ -86,7 +86,7 @@ def conv2d(
     if weight.dim() != 4:
         check_ranks(input, weight)
     filter_extent = weight.shape[2:] if isinstance(padding, str) else None
-    new_spec = make_spec if _is_compiling() else _cached_spec
+    new_spec = make_spec if _is_compiling() else cached_spec
     try:
         spec = new_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
     except TypeError as error:
@@ -112,7 +112,7 @@ def make_spec(
     return ConvSpec(stride, sides, dilation, as_int(groups, "groups"), precision, family, strict)
 
 
-_cached_spec = lru_cache(maxsize=4096, typed=True)(make_spec)
+cached_spec = lru_cache(maxsize=4096, typed=True)(make_spec)
 
 
 def convolve(
@@ -198,7 +198,7 @@ class functional_mode(TorchFunctionMode):
 
 def _takes_any_function(cls: type) -> bool:
     """Whether torch's functions treat a subclass of torch.Tensor as they treat torch.Tensor itself."""
-    own = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)  # type: ignore[attr-defined]
+    own = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)
     return own in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 
 

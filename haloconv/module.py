@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from haloconv import logs
 from haloconv import plan as plans
 from haloconv.choose.choice import Choice, choose
-from haloconv.functional import check_names, convolve, make_spec
+from haloconv.functional import cached_spec, check_names, convolve, make_spec
 from haloconv.layout import is_channels_last
 from haloconv.library import autocast_dtype
 from haloconv.plan import problem_of
@@ -72,6 +73,8 @@ class Conv2d(torch.nn.Conv2d):
     """
 
     swapped = False
+    original: type[torch.nn.Conv2d] = torch.nn.Conv2d  # what haloconv.restore makes of a layer of exactly this class
+    one_spec = True  # for images of all extents
     precision: Precision | None = None  # these three for layers from files that were written before there was one
     family: str = "auto"
     strict: bool = False
@@ -186,10 +189,10 @@ class Conv2d(torch.nn.Conv2d):
                     return torch.conv2d(input, weight, bias, *native[1])
             return torch.conv2d(input, weight, bias, *native[1])
         if not isinstance(input, torch.Tensor):
-            if isinstance(input, torch.fx.Proxy):  # torch.fx keeps the layers of torch.nn whole; ours, too
-                return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
+            if isinstance(input, torch.fx.Proxy):
+                return self._traced(input, weight, bias)
             raise TypeError(f"conv2d(): input must be a Tensor, not {type(input).__name__}")
-        spec = self.__dict__.get("_spec") or self._new_spec()
+        spec = self.__dict__.get("_spec") or self._new_spec(input.shape[-2:])
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
         if type(input) is torch.Tensor and not _is_compiling():  # extents of fake tensors may be symbols
@@ -207,13 +210,25 @@ class Conv2d(torch.nn.Conv2d):
         """The layer's name in the model that was accelerated, else what it is."""
         return self.__dict__.get("_layer_name") or f"{type(self).__name__}({super().extra_repr()})"
 
-    def _new_spec(self) -> ConvSpec:
-        """What the attributes ask for; kept until one of them is assigned."""
-        padding = self.padding if self.padding_mode == "zeros" else 0
+    def _traced(self, input: torch.fx.Proxy, weight: object, bias: object) -> torch.fx.Proxy:
+        """The node of torch.fx for a call: the layer stays whole, as those of torch.nn do."""
+        return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
+
+    @staticmethod
+    def padding_for(layer: torch.nn.Conv2d, image: Sequence[int]) -> int | tuple[int, ...] | str:
+        """conv2d's ``padding`` for an image of these extents (H, W); ``layer`` may still be of PyTorch's class."""
+        return layer.padding if layer.padding_mode == "zeros" else 0
+
+    def _new_spec(self, image: Sequence[int]) -> ConvSpec:
+        """What the attributes ask for of an image (H, W); if of all, it is kept until one of them is assigned."""
+        padding = self.padding_for(self, image)
         extent, choice = self.kernel_size, (self.precision, self.family, self.strict)
-        spec = make_spec(self.stride, padding, self.dilation, self.groups, extent, *choice)
-        if not _is_compiling():
-            self.__dict__["_spec"] = spec
+        arguments = (self.stride, padding, self.dilation, self.groups, extent, *choice)
+        if _is_compiling():
+            return make_spec(*arguments)
+        if not self.one_spec:
+            return cached_spec(*arguments)
+        spec = self.__dict__["_spec"] = make_spec(*arguments)
         return spec
 
     def extra_repr(self) -> str:
@@ -239,7 +254,7 @@ class Conv2d(torch.nn.Conv2d):
         weight = self.weight
         nhwc = is_channels_last(shape, strides) or is_channels_last(weight.shape, weight.stride())
         layout, bias = "nhwc" if nhwc else "nchw", self.bias is not None
-        problem = problem_of("fprop", tuple(shape), tuple(weight.shape), self._new_spec(), dtype, layout)
+        problem = problem_of("fprop", tuple(shape), tuple(weight.shape), self._new_spec(shape[-2:]), dtype, layout)
         return choose(replace(problem, bias=bias), device, self.family)
 
     def _choice_by_elements(self) -> Choice | None:

@@ -13,7 +13,7 @@ import torch
 
 _MAKERS = ("torch.nn.utils.parametrize", "torch.distributed.")  # modules whose functions make classes of layers
 _NOT_COPIED = ("__dict__", "__weakref__")
-_BODIES = ("forward", "_conv_forward")
+BODIES = ("forward", "_conv_forward")
 _NAMED_AS_2D = re.compile(r"conv(?!transpose)\w*2d", re.IGNORECASE)
 _FAKE_QUANTISED = ("torch.ao.nn.qat", "torch.ao.nn.intrinsic.qat", "torch.nn.qat", "torch.nn.intrinsic.qat")
 
@@ -61,9 +61,19 @@ def why_not_plain(module: torch.nn.Module, taken: frozenset[str]) -> str | None:
     ``taken`` are names of attributes that the module must not have for purposes of its own.
     """
     cls = own_class(module)
-    if cls is not torch.nn.Conv2d:
-        return _why_not_class(module, cls)
-    for name in _BODIES:
+    if cls is torch.nn.Conv2d:
+        return why_not_as_it_is(module, taken)
+    reason = why_no_subclass(module)
+    if reason is not None:
+        return reason
+    own = [body for body in BODIES if getattr(cls, body) is not getattr(torch.nn.Conv2d, body)]
+    tells = f"has a {own[0]} of its own" if own else "may compute something else"
+    return f"its class {name_of(cls)} {tells}; accelerate takes what it can prove of classes that also= names"
+
+
+def why_not_as_it_is(module: torch.nn.Module, taken: frozenset[str]) -> str | None:
+    """None if nothing was done to this one module that keeps its class from telling what it computes."""
+    for name in BODIES:
         if name in vars(module):
             return f"its {name} is replaced on the instance, so that no class decides what it computes"
     if getattr(module, "qconfig", None) is not None:
@@ -72,17 +82,17 @@ def why_not_plain(module: torch.nn.Module, taken: frozenset[str]) -> str | None:
     return f"it has an attribute {own[0]!r} of its own, which means something else in haloconv.Conv2d" if own else None
 
 
-def _why_not_class(module: torch.nn.Module, cls: type) -> str:
-    name = _name_of(cls)
+def why_no_subclass(module: torch.nn.Module) -> str | None:
+    """None if the module is of a subclass of torch.nn.Conv2d as people write them, else a sentence: what it is."""
+    cls = own_class(module)
+    name = name_of(cls)
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled by torch.jit, so that its Python class no longer runs"
     if isinstance(module, torch.nn.LazyConv2d):
         return f"{name} has no weights before its first input; accelerate again then"
     if isinstance(module, torch.nn.Conv2d):
-        if name.startswith(_FAKE_QUANTISED):
-            return f"its class {name} fakes the quantisation of weights and outputs"
-        makes = [body for body in _BODIES if getattr(cls, body) is not getattr(torch.nn.Conv2d, body)]
-        return f"its class {name} " + (f"has a {makes[0]} of its own" if makes else "may compute something else")
+        fakes = name.startswith(_FAKE_QUANTISED)
+        return f"its class {name} fakes the quantisation of weights and outputs" if fakes else None
     if isinstance(module, torch.nn.modules.conv._ConvNd):
         return f"{name} is no 2-D convolution, or a transposed one"
     return f"{name} is no torch.nn.Conv2d"
@@ -92,7 +102,7 @@ def _plain_name(module: torch.nn.Module) -> str:
     return getattr(module, "original_name", type(module).__name__)  # torch.jit keeps the name of what it compiled
 
 
-def _name_of(cls: type) -> str:
+def name_of(cls: type) -> str:
     """Where users find the class: without the private modules in which PyTorch defines its layers."""
     if cls.__module__ == "torch.nn.modules.conv":
         return f"torch.nn.{cls.__qualname__}"

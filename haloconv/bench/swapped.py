@@ -23,6 +23,7 @@ from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.problem_file import Inputs, map_tensors, tensors_in
 from haloconv.report import Row
+from haloconv.subclasses import padding_of
 from haloconv.tune.problems import evaluating
 
 
@@ -141,7 +142,8 @@ def _problem_key(module: Conv2d, x: torch.Tensor) -> tuple:
     """Equal exactly for modules whose problems are equal in every direction."""
     orders = layout_of(x), layout_of(module.weight)
     extents = tuple(x.shape), tuple(module.weight.shape), x.dtype, orders, module.bias is None
-    return *extents, module.stride, module.padding, module.padding_mode, module.dilation, module.groups
+    padding = (padding_of(module, x.shape[-2:]), module.padding, module.padding_mode)
+    return *extents, module.stride, *padding, module.dilation, module.groups
 
 
 def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> Layer:
@@ -152,7 +154,7 @@ def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> La
     (stride_h, stride_w), (dilation_h, dilation_w), (r, s) = module.stride, module.dilation, module.kernel_size
     stride, dilation, taps = (stride_h, stride_w), (dilation_h, dilation_w), (r, s)
     if module.padding_mode == "zeros":
-        padding = as_four_sides(module.padding, filter_extent=taps, stride=stride, dilation=dilation)
+        padding = as_four_sides(padding_of(module, x.shape[-2:]), filter_extent=taps, stride=stride, dilation=dilation)
     else:
         x = torch.nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
         padding = (0, 0, 0, 0)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from haloconv.functional import make_spec
-from haloconv.module import OWN_NAMES, Conv2d
+from haloconv.module import Conv2d
 from haloconv.plan import layout_of, problem_of, result_layout
 from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
 from haloconv.problem_file import tensors_in
-from haloconv.reclass import why_not_plain
+from haloconv.subclasses import OwnForward, padding_of, replacement
 
 Inputs = torch.Tensor | Sequence[object] | Mapping[str, object]
 
@@ -35,8 +35,9 @@ def problems_of(
 
     ``example_inputs`` is what the model is called with: a tensor, a sequence of arguments, or a mapping of keyword
     arguments. The pass is made in evaluation mode, without a graph, under the autocast that is in force; the model is
-    left as it was. Subclasses of torch.nn.Conv2d are not ours to run, as in ``haloconv.accelerate``. The gradient of an
-    example input is a problem only if that input requires one.
+    left as it was. Subclasses of torch.nn.Conv2d are ours to run where ``haloconv.accelerate`` has swapped them, or
+    would without being asked; what one with a forward of its own convolves is not known. The gradient of an example
+    input is a problem only if that input requires one.
 
     Raises ValueError for a direction that is none, and what the model raises.
     """
@@ -64,7 +65,7 @@ def _arguments(example_inputs: Inputs) -> tuple[tuple[object, ...], dict[str, ob
 
 def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[Direction]) -> Iterator[Problem]:
     """The problems of one call; none if a layer asks for a family by name."""
-    w, spec = module.weight, _spec_of(module)
+    w, spec = module.weight, _spec_of(module, x.shape[-2:])
     if spec.family != "auto":
         return
     if x.dim() == 3:
@@ -81,8 +82,8 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
         yield replace(problem, bias=bias)
 
 
-def _spec_of(module: torch.nn.Conv2d) -> ConvSpec:
-    padding = module.padding if module.padding_mode == "zeros" else 0
+def _spec_of(module: torch.nn.Conv2d, image: Sequence[int]) -> ConvSpec:
+    padding = padding_of(module, image)
     chosen: tuple[Precision | None, str, bool] = (None, "auto", False)
     if isinstance(module, Conv2d):
         chosen = (module.precision, module.family, module.strict)
@@ -114,8 +115,9 @@ def _noting(model: torch.nn.Module, note: Callable[[str, torch.nn.Conv2d, torch.
 
 def _is_ours_to_run(module: torch.nn.Module) -> bool:
     """Whether the module is a layer of ours, or one that ``haloconv.accelerate`` would make so."""
-    plain = isinstance(module, torch.nn.Conv2d) and why_not_plain(module, OWN_NAMES) is None
-    return plain or isinstance(module, Conv2d)
+    if isinstance(module, Conv2d):
+        return not isinstance(module, OwnForward)  # only its forward knows what it convolves
+    return not isinstance(replacement(module), str)
 
 
 @contextmanager

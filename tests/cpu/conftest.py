@@ -19,6 +19,8 @@ MAY_BE_SKIPPED = (
     "NOT CHECKED: there is no nvcc",
     "could not import 'torchvision'",
     "could not import 'onnx",
+    "could not import 'timm'",
+    "could not import 'diffusers'",
     "this PyTorch has no gloo",
     "the page shows the report of a machine without a GPU",
     "permissions as POSIX",
