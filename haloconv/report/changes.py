@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _HEADS = ("layer", "of", "state", "family, or why not")
-_WIDTH, _WIDEST = 160, 40  # characters of a line of the text, and of each of its columns but the last
+_WIDTH, _WIDEST = 160, (44, 60, 24)  # characters of a line of the text, and of its columns but the last
 
 
 def change_table(summary: str, lines: Iterable[tuple[str, ...]]) -> Group:
@@ -34,7 +34,8 @@ def as_text(summary: str, lines: Iterable[tuple[str, ...]]) -> str:
     rows = list(lines)
     if not rows:
         return summary
-    widths = [min(max(map(len, column)), _WIDEST) for column in zip(_HEADS, *rows, strict=True)][:-1]
+    columns = list(zip(_HEADS, *rows, strict=True))[:-1]
+    widths = [min(max(map(len, column)), most) for column, most in zip(columns, _WIDEST, strict=True)]
     widths.append(_WIDTH - sum(widths) - len(widths))
     table = [_HEADS, tuple("─" * len(head) for head in _HEADS), *rows]
     return "\n".join([summary, "", *(line for row in table for line in _folded(row, widths))])

@@ -13,6 +13,7 @@ import haloconv
 from haloconv import __main__, extras
 from haloconv.bench.suite import tomllib
 from haloconv.report import Report
+from haloconv.report.changes import as_text
 from tests.cpu.test_budgets import MODULES, PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +61,15 @@ def test_an_export_and_a_page_name_what_they_need(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=SENTENCE.format("a page", "jinja2, matplotlib")):
         Report("x", {"gpu": "none"}).to_html()
+
+
+def test_a_report_without_other_packages_folds_long_cells() -> None:
+    lines = [("a.layer." * 30, "9, " * 60, "set anew: " * 9, "a reason " * 40), ("b", "2", "left", "none")]
+    text = as_text("2 of 2", lines)
+    assert text.startswith("2 of 2\n\nlayer") and max(map(len, text.splitlines())) <= 160
+    assert text.count("reason") == 40 and text.count("a.layer.") >= 25
+    assert re.search(r"^b +2 +left +none$", text, re.MULTILINE)
+    assert as_text("0 of 0", []) == "0 of 0"
 
 
 @pytest.mark.parametrize("package", extras.CLI)
