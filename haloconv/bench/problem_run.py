@@ -33,6 +33,7 @@ from haloconv.problem_file import (
 )
 from haloconv.report import FileOutcome, Report, Row
 
+CUT = "interrupted"
 SMALLEST_EMULATED = 32  # pixels of an output's side: several tiles, and seconds for each problem file
 
 
@@ -53,8 +54,8 @@ class Listener:
     def begins(self, name: str) -> None:
         """A file is loaded."""
 
-    def layers(self, layers: Sequence[Layer]) -> None:
-        """These layers, and then the whole model, will be checked."""
+    def layers(self, name: str, layers: Sequence[Layer]) -> None:
+        """These layers of the file, and then its whole model, will be checked."""
 
     def doing(self, what: str) -> None:
         """The next row is being made."""
@@ -98,7 +99,7 @@ def run_source(name: str, load: Callable[[], Source], options: Options, report: 
     except USER_ERRORS as error:
         unusable = f"{name}: {how_it_ended(error)} ({_place_of(error)})"
     except KeyboardInterrupt:
-        unusable = f"{name}: interrupted"
+        unusable = f"{name}: {CUT}"
         raise
     finally:
         outcome = FileOutcome(name, run.rows, skipped, unusable)
@@ -149,17 +150,20 @@ class _Run:
         if not layers:
             return "no torch.nn.Conv2d of it ran on an input that has elements"
         self._check_ours(layers)
-        self.listener.layers(layers)
+        self.listener.layers(name, layers)
         for row in try_layers(layers, options, self.listener.doing):
             self._add(row)
         contest = contest_of(ours, theirs, inputs, layers, self.rows, options)
         layers.clear()
-        self.listener.doing(f"{name}: whole model")
-        model_rows, notes = try_model(contest, name, options.budget)
-        for row in model_rows:
-            self._add(row)
-        for note in notes:
-            self._note(note)
+        told: list[str] = []
+        for direction in ("forward", "step"):
+            self.listener.doing(f"{name}: whole model, {direction}")
+            rows, notes = try_model(contest, name, options.budget, (direction,))
+            for row in rows:
+                self._add(row)
+            for note in (each for each in notes if each not in told):
+                told.append(note)
+                self._note(note)
         if options.model_precision == "ieee" and any(row.precision == "tf32" for row in self.rows):
             self._note("The whole model ran in full fp32 precision: PyTorch on a CPU has no TF32 to judge it by.")
         return None

@@ -23,8 +23,9 @@ from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.bench_suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
+from haloconv.cli.live import make_console
 from haloconv.cli.output import positive, refusal
-from haloconv.cli.run import AUTO, Family, make_console
+from haloconv.cli.run import AUTO, Family
 from haloconv.problem import DIRECTIONS
 
 SEED_CASES = ("A", "B", "C")

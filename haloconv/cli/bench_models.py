@@ -14,7 +14,7 @@ from haloconv.bench.network import Effort, NetworkCase, Setting
 from haloconv.bench.networks import outcomes
 from haloconv.bench.results import append_rows, latest_name, refresh_latest
 from haloconv.bench.trial import above_the_ceiling
-from haloconv.cli.run import make_progress
+from haloconv.cli.live import make_progress
 from haloconv.env import environment_stamp
 from haloconv.layout import Layout
 from haloconv.report import Report, Row, network_table, networks_of, print_table

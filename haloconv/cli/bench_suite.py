@@ -28,7 +28,7 @@ from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, verdict
 from haloconv.bench.stale import Run
 from haloconv.bench.suite import Case
 from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_training_step
-from haloconv.cli.run import make_progress, show
+from haloconv.cli.live import make_progress, show
 from haloconv.env import environment_stamp
 from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS

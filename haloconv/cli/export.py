@@ -13,8 +13,9 @@ import torch
 import typer
 from rich.console import Console
 
+from haloconv.cli.live import make_console
 from haloconv.cli.output import Force, check_outputs, refusal, write_output
-from haloconv.cli.run import Precision, make_console
+from haloconv.cli.run import Precision
 from haloconv.export.export import ARCHS, export
 from haloconv.families import OWN
 from haloconv.problem_file import ProblemFileError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,22 +11,20 @@ import torch
 import typer
 from rich.console import Console
 
-from haloconv.bench.problem_run import run_source
+from haloconv.bench.problem_run import Source, run_source
 from haloconv.bench.results import MAIN_SUITE, read_rows
 from haloconv.bench.suite import SuiteError, find_suite, load_suite, with_bytes
+from haloconv.bench.swapped import Options
 from haloconv.bench.targets import TargetError, find_source
-from haloconv.cli.live import LiveView
+from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, make_console
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.cli.run import (
     AUTO,
     Device,
     Family,
     exit_code,
-    make_console,
+    how_far,
     make_options,
-    make_progress,
-    show,
-    show_left_out,
     where_it_ran,
 )
 from haloconv.env import environment_stamp
@@ -80,6 +79,7 @@ def report(
     """Write one page about every layer: family, reason, times, TFLOP/s, GB/s, roofline fraction, error, ratio; plots.
 
     Exit code 0: every check passed. 1: a check failed. 2: something cannot be used, or there was nothing to check.
+    130: interrupted; the page has the rows that were done.
     """
     console = make_console()
     try:
@@ -95,27 +95,33 @@ def report(
         else:
             options = make_options(device, precision.value, family, seed, budget, autocast=AUTOCAST.get(precision))
             options = options if layout is None else options.in_layout(layout.value)
-            made = Report(f"haloconv report: {subject}", environment_stamp(), notes=where_it_ran(options))
             source = find_source(subject or "", batch, pixels)
-            with make_progress(console) as progress:
-                run_source(source.name, lambda: source, options, made, LiveView(progress))
     except (typer.BadParameter, ProblemFileError, TargetError) as error:
         raise refusal(error) from None
-    _show(made, results is None, console)
+    finished = True
+    if results is not None:
+        console.print(f"{len(made.rows)} rows, {sum(row.passed for row in made.rows)} passed", highlight=False)
+    else:
+        made, finished = _fresh_report(f"haloconv report: {subject}", source, options, console)
     if made.rows:
         for path, text in ((html, made.to_html), (json, made.to_json)):
             if path is not None:
                 write_output(path, text(), console)
-    raise typer.Exit(exit_code(made))
+    raise typer.Exit(exit_code(made) if finished else INTERRUPTED)
 
 
-def _show(made: Report, fresh: bool, console: Console) -> None:
-    if fresh:
-        show_left_out(made, console)
-        if made.rows:
-            show(made, console)
-    else:
-        console.print(f"{len(made.rows)} rows, {sum(row.passed for row in made.rows)} passed", highlight=False)
+def _fresh_report(title: str, source: Source, options: Options, console: Console) -> tuple[Report, bool]:
+    """The report of a model that is run now, shown while it is made; False if that was interrupted."""
+    made = Report(title, environment_stamp(), notes=where_it_ran(options))
+    if options.emulation is not None:
+        options.emulation.statistics = True
+    finished = followed(partial(run_source, source.name, lambda: source, options, made), made, console)
+    if options.emulation is not None:
+        add_emulation(options.emulation, made, console, stats=False)
+    if not finished:
+        made.notes.append(how_far(made, 1))
+    conclude(made, console)
+    return made, finished
 
 
 def stored_report(path: Path, suite: Path) -> Report:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from haloconv import emulator
+from haloconv import atomic, emulator
 from haloconv.bench.emulated import Emulation
-from haloconv.bench.problem_run import run_files
+from haloconv.bench.problem_run import CUT, run_files
 from haloconv.bench.swapped import Options
-from haloconv.bench.traffic import conflict_table, traffic_table
 from haloconv.bench.trial import UNTIMED, Budget
-from haloconv.cli.live import LiveView
+from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, make_console
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.env import environment_stamp
 from haloconv.families import FAMILIES
 from haloconv.precision import Precision as PrecisionName
 from haloconv.problem import PRECISIONS
 from haloconv.problem_file import Candidate, candidates
-from haloconv.report import Report, as_table, plots, print_table, score_lines, summary_table
+from haloconv.report import Report, plots
 
-LINE_WIDTH = 132
 MOST_NAMES = 4  # of files in a title
 ON_A_GPU = "Nothing was timed: on a GPU every row is also timed against PyTorch, at full size."
 
@@ -73,7 +71,8 @@ def run(
     (transposed, 1-D and 3-D convolutions, other operations), are named with the reason and skipped.
 
     Exit code 0: every check passed; skipped files do not count. 1: a check failed. 2: an option or a file cannot be
-    used (the other files run all the same), or there was nothing to check.
+    used (the other files run all the same), or there was nothing to check. 130: interrupted; rows are written all the
+    same, and --json as each file is done.
     """
     console = make_console()
     try:
@@ -83,20 +82,41 @@ def run(
         check_outputs({"--json": json, "--html": html}, problems, force)
     except typer.BadParameter as error:
         raise refusal(error) from None
+    if options.emulation is not None and html is not None:
+        options.emulation.statistics = True
     report = Report(f"haloconv run: {_titled(files)}", environment_stamp(), notes=where_it_ran(options))
-    with make_progress(console) as progress:
-        run_files(files, options, report, LiveView(progress))
+    work = partial(run_files, files, options, report)
+    finished = followed(work, report, console, partial(_save, json, report))
     if options.emulation is not None:
-        _add_emulation(options.emulation, report)
-    show_left_out(report, console)
-    if report.rows:
-        show(report, console)
-        if options.emulation is not None:
-            show_traffic(options.emulation, console)
-        for path, text in ((json, report.to_json), (html, report.to_html)):
-            if path is not None:
-                write_output(path, text(), console)
-    raise typer.Exit(exit_code(report))
+        add_emulation(options.emulation, report, console, stats)
+    if not finished:
+        report.notes.append(how_far(report, len(files)))
+    conclude(report, console)
+    if json is not None and _worth_writing(report):
+        write_output(json, report.to_json(), console)
+    if html is not None and report.rows:
+        write_output(html, report.to_html(), console)
+    if not finished:
+        console.print(report.notes[-1], style="bold red", highlight=False, markup=False)
+    raise typer.Exit(exit_code(report) if finished else INTERRUPTED)
+
+
+def how_far(report: Report, files: int) -> str:
+    """The sentence about a run that was interrupted, given how many files there were."""
+    cut = sum(file.unusable == f"{file.name}: {CUT}" for file in report.files)
+    done, left = len(report.files) - cut, files - len(report.files)
+    return f"Interrupted: {done} of {files} files done, {cut} cut short, {left} not begun; {len(report.rows)} rows."
+
+
+def _worth_writing(report: Report) -> bool:
+    return bool(report.rows) or any(file.unusable is not None for file in report.files)
+
+
+def _save(json: Path | None, report: Report) -> None:
+    """Keep what there is so far, should the run be killed; what hinders that is told at the end."""
+    if json is not None and _worth_writing(report) and (json.is_file() or not json.exists()):
+        with suppress(OSError):
+            atomic.write_text(json, report.to_json())
 
 
 def exit_code(report: Report) -> int:
@@ -116,18 +136,6 @@ def _candidates(problems: list[Path]) -> list[Candidate]:
 
 def _titled(files: list[Candidate]) -> str:
     return ", ".join(file.path.stem for file in files) if len(files) <= MOST_NAMES else f"{len(files)} files"
-
-
-def make_console() -> Console:
-    """The terminal, or lines of a fixed width where the output is none."""
-    console = Console(soft_wrap=False)
-    return console if console.is_terminal else Console(width=LINE_WIDTH)
-
-
-def make_progress(console: Console) -> Progress:
-    """A progress bar that leaves nothing behind."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
 
 
 def make_options(
@@ -202,52 +210,3 @@ def where_it_ran(options: Options) -> list[str]:
         "Ran at reduced size on the CPU, with PyTorch's own convolution on both sides (family aten): "
         f"no kernel of haloconv ran; --device emulator runs them. {ON_A_GPU}"
     ]
-
-
-def _add_emulation(emulation: Emulation, report: Report) -> None:
-    """The launches into the report: how many there were, and the records of those that were counted."""
-    names = dict.fromkeys(name for row in report.rows for name in row.family.split("+") if name not in ("", "aten"))
-    report.notes.append(f"Kernels that ran: {' and '.join(names) or 'none'}, in {emulation.launches} launches.")
-    report.launches += [launched.record() for launched in emulation.launched]
-
-
-def show_traffic(emulation: Emulation, console: Console) -> None:
-    """Print what the counted launches moved, and where warps wait for shared memory."""
-    if not emulation.launched:
-        return
-    conflicts = conflict_table(emulation.launched)
-    print_table(traffic_table(emulation.launched), console)
-    if conflicts is None:
-        console.print("No access to shared memory has bank conflicts.", highlight=False)
-    else:
-        print_table(conflicts, console)
-
-
-def show_left_out(report: Report, console: Console) -> None:
-    """Name the files that did not run, each with its reason."""
-    for file in report.files:
-        if file.skipped is not None:
-            console.print(f"skipped {file.name}: {file.skipped}", style="dim", highlight=False, markup=False)
-        elif file.unusable is not None:
-            console.print(f"error: {file.unusable}", style="bold red", highlight=False, markup=False)
-    if not report.rows:
-        console.print("Nothing was checked.", style="bold red", highlight=False)
-
-
-def show(report: Report, console: Console) -> None:
-    """Print the notes, the table, why each family was taken, and the verdict with every complaint."""
-    for note in report.notes:
-        console.print(note, highlight=False, markup=False)
-    print_table(as_table(report.rows), console)
-    for reason in report.reasons():
-        console.print(reason, style="dim", highlight=False, markup=False)
-    for complaint in report.complaints():
-        console.print(f"FAILED {complaint}", style="bold red", highlight=False, markup=False)
-    passed = sum(row.passed for row in report.rows)
-    own = any(name not in ("", "aten") for row in report.rows for name in row.family.split("+"))
-    verdict = f"{passed} of {len(report.rows)} rows passed every check{'' if own else '; no kernel of haloconv ran'}."
-    console.print(verdict, style="green" if report.passed else "bold red", highlight=False)
-    if len(report.files) > 1:
-        print_table(summary_table(report.files), console)
-        for line in score_lines(report.files):
-            console.print(line, highlight=False)

@@ -20,8 +20,8 @@ from haloconv.bench.swapped import in_memory_format
 from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.cli.bench import choices, listed
+from haloconv.cli.live import make_console, show
 from haloconv.cli.output import Force, check_outputs, positive, refusal, write_output
-from haloconv.cli.run import make_console, show
 from haloconv.device import device_facts
 from haloconv.layout import Layout
 from haloconv.precision import convolution_precision

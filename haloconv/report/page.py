@@ -16,6 +16,8 @@ from haloconv.report.table import ratio_text
 from haloconv.roofline import ceilings_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from haloconv.report.report import Report
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -73,6 +75,7 @@ def page_of(report: Report) -> str:
         environment={name: _version(name, value) for name, value in report.environment.items()},
         ratio_text=ratio_text,
         look_of=look_of,
+        tables=[_plain(table) for table in report.tables],
     )
 
 
@@ -105,6 +108,13 @@ def _version(name: str, value: str) -> str:
         return value
     major, rest = divmod(int(value), 10_000 if len(value) > 4 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _plain(table: Table) -> tuple[str, list[tuple[str, str]], list[list[str]]]:
+    """Title, heads with the side that they stand at, and lines of a table that was made for the terminal."""
+    heads = [(str(column.header).replace("\n", " "), str(column.justify)) for column in table.columns]
+    lines = zip(*(column.cells for column in table.columns), strict=True)
+    return str(table.title or ""), heads, [[str(cell) for cell in line] for line in lines]
 
 
 def _figures(rows: Sequence[Row]) -> list[tuple[str, str]]:

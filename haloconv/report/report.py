@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from haloconv.report import summary
 from haloconv.report.page import page_of
@@ -12,13 +13,17 @@ from haloconv.report.rows import Row
 from haloconv.report.summary import FileOutcome
 from haloconv.report.table import reason_of
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 @dataclass
 class Report:
     """Rows with the environment they were measured in, and sentences that a reader must know.
 
     ``launches`` are records of emulated launches (haloconv.bench.traffic). ``files`` says what came of each problem
-    file.
+    file, ``tables`` are shown on the page beside the rows. A report is not ``complete`` while it is made, or if that
+    was interrupted.
     """
 
     title: str
@@ -27,12 +32,14 @@ class Report:
     notes: list[str] = field(default_factory=list)
     launches: list[Mapping[str, object]] = field(default_factory=list)
     files: list[FileOutcome] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    complete: bool = True
 
     @property
     def passed(self) -> bool:
-        """True if there are rows, every check of every row passed, and no file was unusable."""
+        """True if it is complete and has rows, every check of every row passed, and no file was unusable."""
         usable = all(file.unusable is None for file in self.files)
-        return bool(self.rows) and usable and all(row.passed for row in self.rows)
+        return self.complete and bool(self.rows) and usable and all(row.passed for row in self.rows)
 
     def complaints(self) -> list[str]:
         """One sentence per row that failed."""
@@ -50,9 +57,10 @@ class Report:
         ]
 
     def to_json(self) -> str:
-        """One JSON object: ``title passed environment notes rows``; ``files`` and ``scores``, ``launches`` if any."""
+        """One JSON object: ``title complete passed environment notes rows``, and ``files scores launches`` if any."""
         content = {
             "title": self.title,
+            "complete": self.complete,
             "passed": self.passed,
             "environment": dict(self.environment),
             "notes": self.notes,

@@ -10,6 +10,7 @@ from haloconv.report.rows import Row
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
     from rich.table import Table
+    from rich.text import Text
 
 UNKNOWN = "–"
 WIDEST = 1000
@@ -36,6 +37,11 @@ COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("check", "left"),
 )
 CASE, COUNT, DIRECTION, FAMILY, PRECISION, LAYOUT, ATEN_MS, RATIO, MEMORY, CHECK = 0, 1, 2, 3, 4, 5, 8, 11, 15, 16
+_OTHER_LAYOUT = 9
+_TIMED = range(8, CHECK)
+_WIDTHS = (0, 5, 9, 18, 9, 6, 8, 8, 8, 8, 8, 7, 7, 6, 8, 6, 6)
+"""The most characters of a cell of each column, but for names of layers and of several families."""
+
 USUAL = {COUNT: "1", LAYOUT: "nchw"}
 
 
@@ -72,7 +78,6 @@ def as_table(rows: Iterable[Row], title: str | None = None) -> Table:
     """The rows as one table, without columns that tell nothing; wins green, losses and failures red."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     rows = list(rows)
     shown = telling_columns(rows)
@@ -82,11 +87,56 @@ def as_table(rows: Iterable[Row], title: str | None = None) -> Table:
         width = NAME_WIDTH if i == 0 else None
         table.add_column(head.replace(" ", "\n"), justify=justify, no_wrap=i != 0, max_width=width, overflow="fold")
     for row in rows:
-        line = cells(row)
-        styles = {CHECK: "green" if row.passed else "bold red"}
-        styles[RATIO] = ratio_style(row.ratio)
-        table.add_row(*(Text(line[i], style=styles.get(i, "")) for i in shown))
+        table.add_row(*_styled(row, shown))
     return table
+
+
+class StreamedTable:
+    """The table of rows that come one by one: each is printed at once, in columns of widths that are fixed before.
+
+    ``names`` are the names of layers that will come. ``timed`` adds what is known where there are times, ``counts`` and
+    ``layouts`` the columns ``times`` and ``layout``.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        names: Iterable[str],
+        *,
+        timed: bool = False,
+        counts: bool = False,
+        layouts: bool = False,
+    ) -> None:
+        self._console = console
+        wanted = {**dict.fromkeys(_TIMED, timed), COUNT: counts, LAYOUT: layouts, _OTHER_LAYOUT: False}
+        self._shown = [i for i in range(len(COLUMNS)) if wanted.get(i, True)]
+        self._name_width = min(NAME_WIDTH, max(map(len, names)))
+        self._headed = False
+
+    def print_row(self, row: Row) -> None:
+        """Print the row, the first one with the head of the table above it."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        table.show_header = not self._headed
+        for i in self._shown:
+            head, justify = COLUMNS[i]
+            words = head.split()
+            width = self._name_width if i == 0 else max(_WIDTHS[i], *map(len, words))
+            table.add_column("\n".join(words), justify=justify, width=width, overflow="fold")
+        table.add_row(*_styled(row, self._shown))
+        print_table(table, self._console)
+        self._headed = True
+
+
+def _styled(row: Row, shown: Iterable[int]) -> list[Text]:
+    """The cells of these columns, wins green, losses and failures red."""
+    from rich.text import Text
+
+    line = cells(row)
+    styles = {CHECK: "green" if row.passed else "bold red", RATIO: ratio_style(row.ratio)}
+    return [Text(line[i], style=styles.get(i, "")) for i in shown]
 
 
 def print_table(table: Table, console: Console) -> None:
