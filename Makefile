@@ -27,7 +27,7 @@ OF_FAMILIES = $(foreach family,$(FAMILIES),--family $(family))
 SEES_CUDA := import sys, torch; sys.exit(not torch.cuda.is_available())
 NEEDS_GPU := import cuda.core, cuda.bindings.driver, typer, rich, jinja2, matplotlib, platformdirs, filelock
 GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswith("12.") else "gpu")
-FIND_BROWSER := command -v chromium-headless-shell || command -v chromium || command -v google-chrome
+HAS_BROWSER := import sys; from tests.browser import BROWSER; sys.exit(BROWSER is None)
 SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
 
 .PHONY: help venv browser demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench package matrix docs clean
@@ -53,7 +53,7 @@ help:
 venv: $(VENV)/.develop $(VENV)/.nvrtc
 
 browser:
-	@{ $(FIND_BROWSER); } || { apt-get update -qq -o Acquire::http::Timeout=20 && \
+	@$(PYTHON) -c '$(HAS_BROWSER)' || { apt-get update -qq -o Acquire::http::Timeout=20 && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; }
 
 demo:

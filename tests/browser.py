@@ -19,7 +19,7 @@ OPTIONS = (
     "--disable-background-networking", "--disable-component-update",
 )  # fmt: skip
 
-_HARNESS = """<!doctype html><title>waiting</title><script>
+_HARNESS = """<!doctype html><meta charset="utf-8"><title>waiting</title><script>
 function ran() {{ const found = []; for (const frame of document.querySelectorAll("iframe")) {{
   const document = frame.contentDocument; found.push((function (window) {{ {probe} }})(frame.contentWindow)); }}
   document.querySelector("pre").textContent = JSON.stringify(found); }}

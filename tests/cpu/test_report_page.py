@@ -337,6 +337,9 @@ const found = {overhang: e.scrollWidth - e.clientWidth, height: e.scrollHeight,
 window.location.hash = link.hash; const target = document.getElementById("of-resnet50");
 found.opened = target.closest("details").open && target.getBoundingClientRect().height > 100;
 document.querySelectorAll("details").forEach(each => each.open = true);
+const bar = document.querySelector("#whole-1 ~ .scroll td[style]");
+found.bar = [parseFloat(window.getComputedStyle(bar).backgroundSize), parseFloat(bar.style.getPropertyValue("--b")),
+  parseFloat(bar.closest("table").style.getPropertyValue("--one"))];
 found.openOverhang = e.scrollWidth - e.clientWidth; return found;"""
 DARK = "--blink-settings=preferredColorScheme=0"
 
@@ -364,3 +367,5 @@ def test_the_page_of_networks_in_a_browser(tmp_path: Path) -> None:
         assert look["overhang"] == look["openOverhang"] == 0 and look["opened"]
         assert look["ground"] == "rgb(21, 24, 27)" and look["height"] < 6000
     assert screen["first"] < 900
+    pixels, to, one = screen["bar"]
+    assert pixels == pytest.approx(8 * 16 * (to - one) / 100, abs=0.5) and pixels > 5
