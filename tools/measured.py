@@ -19,7 +19,7 @@ from haloconv.bench.sample import read_case
 from haloconv.bench.suite import SUITES, Case, load_suite
 from haloconv.choose.measured import PATH, kind_of
 from haloconv.choose.rules import by_rule
-from haloconv.device import Device, DeviceFacts, arch_of, gpu_stem, set_stand_in
+from haloconv.device import Device, DeviceFacts, arch_of, gpu_stem, set_stand_in, stand_in
 from tools.readme_results import family_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,11 +42,12 @@ def facts_of(gpu: dict) -> DeviceFacts:
 @contextmanager
 def stood_in(facts: DeviceFacts) -> Iterator[None]:
     """While active, CPU tensors count as that GPU's; nothing can be run on them."""
+    before = stand_in()
     set_stand_in(Device(facts, load=None, encode_tiled=None))
     try:
         yield
     finally:
-        set_stand_in(None)
+        set_stand_in(before)
 
 
 def measured(root: Path = ROOT) -> dict[str, dict]:

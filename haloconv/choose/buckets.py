@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import NamedTuple, cast
 
-from haloconv.problem import Problem
+import torch
+
+from haloconv.layout import Layout
+from haloconv.problem import DIRECTIONS, Direction, Problem
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_LAYER = re.compile(
+    r"(?P<direction>\w+) (?P<c>\d+)->(?P<k>\d+) (?P<r>\d+)x(?P<s>\d+) s(?P<down>\d+)x(?P<across>\d+) "
+    r"p(?P<padding>\d+,\d+,\d+,\d+) d(?P<tall>\d+)x(?P<wide>\d+) g(?P<groups>\d+) "
+    rf"(?P<precision>{'|'.join(_DTYPES)}) (?P<layout>\w+)(?P<bias> bias)?"
+)
 
 
 class Size(NamedTuple):
@@ -38,6 +49,24 @@ def layer_key(problem: Problem) -> str:
         f"p{top},{bottom},{left},{right} d{one.dilation[0]}x{one.dilation[1]} g{one.groups} "
         f"{one.precision_label} {one.layout}{' bias' if one.bias and one.direction == 'fprop' else ''}"
     )
+
+
+def read_layer(layer: str, size: Size) -> Problem:
+    """The problem of a size whose ``layer_key`` is ``layer``. Raises ValueError if there is none."""
+    found = _LAYER.fullmatch(layer)
+    if found is None or found["direction"] not in DIRECTIONS or found["layout"] not in ("nchw", "nhwc"):
+        raise ValueError(f"no layer of a record: {layer!r}")
+    c, k, r, s, *strides = (int(found[name]) for name in ("c", "k", "r", "s", "down", "across"))
+    top, bottom, left, right = map(int, found["padding"].split(","))
+    problem = Problem(
+        cast("Direction", found["direction"]), size.n, c, size.h, size.w, k, r, s, (strides[0], strides[1]),
+        (top, bottom, left, right), (int(found["tall"]), int(found["wide"])), int(found["groups"]),
+        found["bias"] is not None, _DTYPES[found["precision"]], cast("Layout", found["layout"]),
+        "tf32" if found["precision"] == "tf32" else "ieee",
+    )  # fmt: skip
+    if layer_key(problem) != layer:
+        raise ValueError(f"no layer of a record: {layer!r}")
+    return problem
 
 
 def size_of(problem: Problem) -> Size:

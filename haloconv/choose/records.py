@@ -183,7 +183,7 @@ def read_file(path: Path) -> Reading:
     faults: list[str] = []
     for entry in entries:
         try:
-            found.append(_parsed(formats.taken_over(entry) if form == formats.BEFORE else entry))
+            found.append(parsed(formats.taken_over(entry) if form == formats.BEFORE else entry))
         except _DAMAGE as error:
             faults.append(f"{type(error).__name__}: {error}")
     faults = [damage, *faults] if damage else faults
@@ -237,7 +237,7 @@ def _keep_copy(path: Path) -> None:
     shutil.copyfile(path, next(copy for copy in map(path.with_name, names) if not copy.exists()))
 
 
-def _parsed(entry: dict[str, object]) -> Record:
+def parsed(entry: dict[str, object]) -> Record:
     """A record from JSON. Raises ValueError, KeyError or TypeError if it is none."""
     values = {field.name: entry[field.name] for field in fields(Record)}
     texts = [values[name] for name in ("layer", "family", "kernel", "config", "source", "gpu", "date")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,7 +33,11 @@ from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.measure import BUDGET_S
 from haloconv.tune.problems import Posed, problems_of
 from haloconv.tune.saved import save
+from haloconv.tune.submission import SubmissionError, read_rows
 
+Submit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write every candidate's times to FILE, to contribute them.")
+]
 SaveKernels = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Also write kernels and records to DIR, for a container.")
 ]
@@ -61,6 +66,7 @@ def tune(
         bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")
     ] = False,
     save_kernels: SaveKernels = None,
+    submit: Submit = None,
     json: Annotated[Path | None, typer.Option(help="Write rows and environment to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
     force: Force = False,
@@ -87,12 +93,13 @@ def tune(
             batch=batch,
             pixels=pixels,
         )
+        read_rows(submit or Path(os.devnull))  # a file of another kind is refused before anything is measured
         posed = [*_of_suite(order, device), *_of_targets(order, device)]
         if not posed:
             raise typer.BadParameter("name a problem file or a model, or give --suite; nothing here has a convolution")
-    except (ProblemFileError, TargetError, SuiteError, typer.BadParameter) as error:
+    except (ProblemFileError, TargetError, SuiteError, SubmissionError, typer.BadParameter) as error:
         raise refusal(error) from None
-    report = tune_problems(f"haloconv tune: {order.title}", posed, Options(budget, limit, again))
+    report = tune_problems(f"haloconv tune: {order.title}", posed, Options(budget, limit, again, submit=submit))
     _tell(report, posed if ship else [], device, {json: report.to_json, html: report.to_html}, console)
     _save(posed, save_kernels, console)
     raise typer.Exit(0 if all(row.passed for row in report.rows) else 1)

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from haloconv import env, extras, plan
-from haloconv.choose.buckets import size_of
+from haloconv.choose.buckets import layer_key, size_of
 from haloconv.choose.choice import choose
-from haloconv.choose.records import Record, shelf_of
+from haloconv.choose.records import Place, Record, shelf_of
 from haloconv.device import device_facts, stand_in
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
@@ -20,6 +21,7 @@ from haloconv.roofline import limit_ms
 from haloconv.tune.measure import BUDGET_S, measure, prepared
 from haloconv.tune.problems import Inputs, Posed, problems_of
 from haloconv.tune.ranks import on_every_rank, own_rank
+from haloconv.tune.submission import append_row, read_rows, submission_of
 
 _AT_ONCE = 8  # problems whose kernels are compiled side by side, and whose records are written together
 _NAMES_SHOWN = 2
@@ -33,12 +35,14 @@ class Options:
 
     ``again`` measures problems that have a current record, too. ``progress`` shows a bar on a terminal if
     rich is installed, which the extra ``cli`` brings.
+    ``submit`` is a file to contribute: what has no row there is measured, with or without a record, and gets its row.
     """
 
     budget_s: float = BUDGET_S
     limit_s: float | None = None
     again: bool = False
     progress: bool = True
+    submit: Path | None = None
 
 
 @dataclass
@@ -161,7 +165,8 @@ def _tune(posed: Sequence[Posed], options: Options) -> Tally:
     start = time.perf_counter()
     names: dict[Work, str] = {(each.problem, each.device): each.layer or "the model" for each in reversed(posed)}
     everything = list(dict.fromkeys((each.problem, each.device) for each in posed))
-    work = [each for each in everything if options.again or not _is_known(*each)]
+    there = {row.place for row in read_rows(options.submit)} if options.submit else None
+    work = [each for each in everything if options.again or not _is_known(*each, there)]
     tally = Tally(known=len(everything) - len(work))
     if env.frozen():
         tally.left = len(work)
@@ -178,9 +183,10 @@ def _tune(posed: Sequence[Posed], options: Options) -> Tally:
     return tally
 
 
-def _is_known(problem: Problem, device: torch.device) -> bool:
-    """Whether exactly this problem has a current record."""
-    return shelf_of(device_facts(device.index)).exact(problem) is not None
+def _is_known(problem: Problem, device: torch.device, there: set[Place] | None) -> bool:
+    """Whether exactly this problem has a current record, and a row in the file to contribute, if there is one."""
+    submitted = there is None or Place(layer_key(problem), size_of(problem)) in there
+    return submitted and shelf_of(device_facts(device.index)).exact(problem) is not None
 
 
 def _tune_few(few: list[Work], names: dict[Work, str], options: Options, tally: Tally, advance: Advance) -> None:
@@ -198,6 +204,8 @@ def _tune_few(few: list[Work], names: dict[Work, str], options: Options, tally: 
                     tally.notes.append(f"{name}: there was no memory to measure {entry.request.problem}.")
                 else:
                     done.append(outcome.record)
+                    if options.submit:
+                        append_row(options.submit, submission_of(outcome, device_facts(device.index)))
                     tally.notes += [f"{outcome.problem}: {sentence}." for sentence in outcome.rejected]
                 entry.bound.clear()
                 advance("", 1)

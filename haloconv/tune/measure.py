@@ -64,12 +64,33 @@ class Prepared:
     rejected: list[str] = field(default_factory=list)
 
 
+class Measured(NamedTuple):
+    """What a candidate took: the median of ``runs`` runs in ms, and their spread.
+
+    ``final`` if it was timed to the end, against PyTorch; else it was too slow in the first few runs.
+    """
+
+    family: str
+    kernel: str
+    config: str
+    ms: float
+    spread: float
+    runs: int
+    final: bool
+
+
 class Outcome(NamedTuple):
     """What measuring a problem gave; ``rejected`` has a sentence per candidate that was not timed."""
 
     problem: Problem
     record: Record
     rejected: tuple[str, ...] = ()
+    candidates: tuple[Measured, ...] = ()
+
+
+def is_ahead(own_ms: float, aten_ms: float) -> bool:
+    """Whether a kernel of ours is chosen over PyTorch."""
+    return aten_ms >= max(MARGIN * own_ms, own_ms + HOST_MS)
 
 
 def operands_of(problem: Problem, device: torch.device, seed: int = 0) -> Operands:
@@ -162,27 +183,39 @@ def measure(entry: Prepared, budget_s: float = BUDGET_S, seed: int = 0) -> Outco
         judge = Judge(problem, operands, calls[ATEN]())
         right = _verified(entry, calls, judge)
         again = searched_again(entry.bound[ATEN], operands) if device.type == "cuda" else None
-        timings = _timed({candidate: calls[candidate] for candidate in (ATEN, *right)}, again, device, budget_s)
+        screened: dict[Candidate, Timing] = {}
+        contest = {candidate: calls[candidate] for candidate in (ATEN, *right)}
+        timings = _timed(contest, again, device, budget_s, screened)
         own = min((each for each in timings if each is not ATEN), key=lambda each: timings[each].ms, default=None)
         if own is not None and judge.verdict(on_poisoned_memory(calls[own], judge.theirs)).complaint is not None:
             entry.rejected.append(f"{own} gave another, wrong result after timing")
             own = None
-    won = own is not None and timings[ATEN].ms >= max(MARGIN * timings[own].ms, timings[own].ms + HOST_MS)
-    chosen = own if won and own is not None else ATEN
+    chosen = own if own is not None and is_ahead(timings[own].ms, timings[ATEN].ms) else ATEN
     verdict = right[chosen] if chosen in right else Verdict(judge.aten_error.norm, 0.0, None)
-    return _outcome(entry, _Contest(own, chosen, timings), verdict, judge)
+    return _outcome(entry, _Contest(own, chosen, timings, screened), verdict, judge)
 
 
 class _Contest(NamedTuple):
-    """The fastest of ours, None if none is right; who was chosen; and what everybody took."""
+    """The fastest of ours, None if none is right; who was chosen; and what everybody took, at last and at first."""
 
     own: Candidate | None
     chosen: Candidate
     timings: dict[Candidate, Timing]
+    screened: dict[Candidate, Timing]
+
+    def times(self) -> tuple[Measured, ...]:
+        """The last that each candidate took."""
+        return tuple(
+            Measured(
+                each.family, each.config.kernel, each.config.key, float(f"{timing.ms:.5g}"),
+                float(f"{timing.spread:.5g}"), timing.runs, each in self.timings,
+            )
+            for each, timing in {**self.screened, **self.timings}.items()
+        )  # fmt: skip
 
 
 def _outcome(entry: Prepared, contest: _Contest, verdict: Verdict, judge: Judge) -> Outcome:
-    problem, (own, chosen, timings) = entry.request.problem, contest
+    problem, (own, chosen, timings, _) = entry.request.problem, contest
     record = make_record(
         entry.request,
         chosen.family,
@@ -198,7 +231,7 @@ def _outcome(entry: Prepared, contest: _Contest, verdict: Verdict, judge: Judge)
         spread=max(timings[chosen].spread, timings[ATEN].spread),
         runs=timings[chosen].runs,
     )
-    return Outcome(problem, record, tuple(entry.rejected))
+    return Outcome(problem, record, tuple(entry.rejected), contest.times())
 
 
 def _closed(run: BoundCall, operands: Operands) -> Callable[[], torch.Tensor]:
@@ -232,18 +265,23 @@ def _timed(
     again: Callable[[], torch.Tensor] | None,
     device: torch.device,
     budget_s: float,
+    screened: dict[Candidate, Timing] | None = None,
 ) -> dict[Candidate, Timing]:
-    """A few runs of all; then PyTorch and those near the fastest of ours against each other. Both by one protocol.
+    """A few runs of all, which ``screened`` hears of; then PyTorch and those near the fastest of ours.
+
+    Both by one protocol, against each other.
 
     Where one of ours might win, PyTorch takes part twice, ``again`` after another search, and the faster one counts.
     """
     twice = again is not None and len(calls) > 1
     if len(calls) > 2:
-        screened = _compare(calls, device, 0.0, _SCREENING_RUNS)
-        own = sorted((each for each in calls if each is not ATEN), key=lambda each: screened[each].ms)
-        near = [each for each in own if screened[each].ms <= _CLOSE * screened[own[0]].ms]
+        first = _compare(calls, device, 0.0, _SCREENING_RUNS)
+        if screened is not None:
+            screened.update(first)
+        own = sorted((each for each in calls if each is not ATEN), key=lambda each: first[each].ms)
+        near = [each for each in own if first[each].ms <= _CLOSE * first[own[0]].ms]
         calls = {each: calls[each] for each in (ATEN, *near[:_FINALISTS])}
-        twice = twice and screened[own[0]].ms <= _CLOSE * screened[ATEN].ms
+        twice = twice and first[own[0]].ms <= _CLOSE * first[ATEN].ms
     timings = _compare({**calls, ATEN_AGAIN: again} if twice and again is not None else calls, device, budget_s, _RUNS)
     if twice:
         timings[ATEN] = min(timings[ATEN], timings.pop(ATEN_AGAIN), key=lambda timing: timing.ms)

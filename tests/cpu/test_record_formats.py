@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -14,18 +13,18 @@ import torch
 
 from haloconv import env
 from haloconv.choose import formats, records
+from haloconv.choose.buckets import read_layer
 from haloconv.choose.records import SHIPPED, Record, read_records, records_path, shelf_of
 from haloconv.device import DeviceFacts
 from haloconv.export.record import recorder
 from haloconv.families import FAMILIES
 from haloconv.families.files import device_hash
-from haloconv.problem import Problem, dense_request
+from haloconv.problem import dense_request
 from tests.tuned import FACTS, LAYER, record
 
 CPU = torch.device("cpu")
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
 OLD_HASH = "a" * 64
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(autouse=True)
@@ -97,26 +96,12 @@ def test_a_users_file_is_read_and_written_in_todays_format(own_folder: Path) -> 
     assert len(read_records(new)) == 3
 
 
-def problem_of(one: Record) -> Problem:
-    """The problem of a record, read off its layer."""
-    found = re.fullmatch(
-        r"(\w+) (\d+)->(\d+) (\d+)x(\d+) s(\d+)x(\d+) p([\d,]+) d(\d+)x(\d+) g(\d+) (\w+) (\w+)( bias)?", one.layer
-    )
-    direction, c, k, r, s, *strides = found.groups()[:7]
-    padding, *dilation, groups, precision, layout, bias = found.groups()[7:]
-    return Problem(
-        direction, one.size.n, int(c), one.size.h, one.size.w, int(k), int(r), int(s),
-        tuple(map(int, strides)), tuple(map(int, padding.split(","))), tuple(map(int, dilation)), int(groups),
-        bias is not None, DTYPES[precision], layout, "tf32" if precision == "tf32" else "ieee",
-    )  # fmt: skip
-
-
 def test_shipped_records_name_configs_that_are_offered() -> None:
     """A config that no family offers would give way to another one, of which nothing was measured."""
     offered: Counter = Counter()
     with recorder(H200):
         for one in read_records(SHIPPED / "nvidia-h200.json"):
-            configs = FAMILIES[one.family].configs(dense_request(problem_of(one), CPU))
+            configs = FAMILIES[one.family].configs(dense_request(read_layer(one.layer, one.size), CPU))
             keys = {config.key for config in configs if config.kernel == one.kernel}
             offered[bool(keys) and (one.config in keys or not one.config)] += 1
     assert offered[False] == 0, offered
