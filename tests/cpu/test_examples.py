@@ -1,0 +1,114 @@
+"""The scripts of examples/ run: with the libraries where they are installed, and with small stand-ins where not."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch import nn
+
+from haloconv.cli import app
+from tests.timm_layers import Conv2dSame
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+README = EXAMPLES / "README.md"
+SCRIPTS = {"train_timm": "timm", "vae_diffusers": "diffusers"}
+SMALL = {
+    "train_timm": "--model tf_efficientnet_lite0 --batch 2 --image 40 --steps 2 --device cpu",
+    "vae_diffusers": "--latent 4 --channels 8 8 --repeat 1 --device cpu",
+}
+SHOWN = {
+    "train_timm": r"step 1: loss (\d+\.\d+) with PyTorch, \1 with haloconv\nNo times",
+    "vae_diffusers": r"\(1, 3, 8, 8\) images; haloconv's differ from PyTorch's by [0-9.]+e-(0[5-9]|1\d)|by 0.0e\+00",
+}
+
+
+def create_model(name: str, num_classes: int) -> nn.Module:
+    layers = (
+        Conv2dSame(3, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    return nn.Sequential(*layers, nn.Linear(8, num_classes))
+
+
+class AutoencoderKL(nn.Module):
+    """With a decoder of a layer per level."""
+
+    def __init__(self, *, block_out_channels: tuple[int, ...], latent_channels: int, **_: Any) -> None:
+        super().__init__()
+        widths = [latent_channels, *reversed(block_out_channels)]
+        levels = [nn.Conv2d(*pair, 3, padding=1) for pair in zip(widths, widths[1:], strict=False)]
+        self.decoder = nn.Sequential(*levels, nn.Upsample(scale_factor=2.0), nn.Conv2d(widths[-1], 3, 3, padding=1))
+
+    def decode(self, latents: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(sample=self.decoder(latents))
+
+
+STAND_INS = {
+    "timm": SimpleNamespace(create_model=create_model),
+    "diffusers": SimpleNamespace(AutoencoderKL=AutoencoderKL),
+}
+
+
+def run(script: str, arguments: str) -> None:
+    runpy.run_path(str(EXAMPLES / f"{script}.py"))["main"](shlex.split(arguments))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_run_with_stand_ins(script: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """What they do with haloconv, also where the library is not installed."""
+    monkeypatch.setitem(sys.modules, SCRIPTS[script], STAND_INS[SCRIPTS[script]])
+    run(script, SMALL[script])
+    shown = capsys.readouterr().out
+    assert re.search(SHOWN[script], shown), shown
+    count = {"train_timm": "2 of 2", "vae_diffusers": "3 of 3"}[script]
+    assert f"{count} convolutions swapped" in shown and " ms per " not in shown
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripts_run_with_the_libraries(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(SCRIPTS[script])
+    run(script, SMALL[script])
+    shown = capsys.readouterr().out
+    assert re.search(SHOWN[script], shown), shown
+    assert re.search(r"^(\d+) of \1 convolutions swapped", shown)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_missing_library_is_named(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SCRIPTS[script]
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SystemExit, match=rf"^{script}.py needs {library}: pip install {library} \(.*{library}"):
+        run(script, "")
+
+
+def test_every_example_has_a_row_and_every_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = README.read_text("utf-8")
+    named = set(re.findall(r"^\| \[([\w.]+)/?\]", text, re.MULTILINE))
+    assert named == {path.name for path in EXAMPLES.iterdir() if path != README and path.name != "__pycache__"}
+    assert all((EXAMPLES / target).exists() for target in re.findall(r"\]\(([^)#]+)\)", text))
+    for library, stand_in in STAND_INS.items():
+        monkeypatch.setitem(sys.modules, library, stand_in)
+    sources = [text, *((EXAMPLES / f"{script}.py").read_text("utf-8") for script in SCRIPTS)]
+    lines = [line for source in sources for line in re.findall(r"^ *((?:python|haloconv) .*)$", source, re.MULTILINE)]
+    verbs = typer.main.get_command(app).commands
+    assert len(lines) == 12
+    for program, target, *arguments in (shlex.split(line, comments=True) for line in lines):
+        if program == "python":
+            runpy.run_path(str(ROOT / target))["options_of"](arguments)
+        else:
+            known = {option for parameter in verbs[target].params for option in parameter.opts}
+            assert {argument for argument in arguments if argument.startswith("-")} <= known
