@@ -24,7 +24,7 @@ from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
 from haloconv.cli.bench_suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
 from haloconv.cli.live import make_console
-from haloconv.cli.output import positive, refusal
+from haloconv.cli.output import check_folder, positive, refusal
 from haloconv.cli.run import AUTO, Family
 from haloconv.problem import DIRECTIONS
 
@@ -73,6 +73,7 @@ def bench(
     try:
         suite = find_suite(suite or Path(NETWORKS if models else MAIN_SUITE))
         folder = gpu_folder(results or results_folder(suite), torch.cuda.get_device_name(device))
+        check_folder("--results", folder / latest_name(suite.stem))
         if models:
             effort = Effort(replace(timing, other_layout=False), tune=tune, layers=layers)  # both layouts are settings
             networks = _networks(suite, words, effort, limit, folder if stale else None)

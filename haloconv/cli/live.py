@@ -11,6 +11,7 @@ from haloconv.bench.emulated import Emulation
 from haloconv.bench.layer import Layer
 from haloconv.bench.problem_run import Listener
 from haloconv.bench.traffic import conflict_table, traffic_table
+from haloconv.cli.output import tell_error
 from haloconv.report import (
     FileOutcome,
     Report,
@@ -77,7 +78,7 @@ class LiveView(Listener):
             line, style = f"skipped {outcome.name}: {outcome.skipped}", "dim"
             self._console.print(line, style=style, highlight=False, markup=False)
         elif outcome.unusable is not None:
-            self._console.print(f"error: {outcome.unusable}", style="bold red", highlight=False, markup=False)
+            tell_error(outcome.unusable)
         self._save()
 
     def _update(self, **changes: object) -> None:

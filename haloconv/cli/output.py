@@ -13,6 +13,9 @@ from rich.console import Console
 
 from haloconv import atomic
 
+MAX_SEED = (1 << 63) - 1
+"""What torch.manual_seed takes at most."""
+
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")]
 
 
@@ -53,15 +56,15 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
         if other != option:
             raise typer.BadParameter(f"{other} and {option} name the same file, {path}")
         if path.is_file() or not path.exists():  # no pipe or device, which is written to as it is
-            _check_folder(option, path)
+            check_folder(option, path)
 
 
 def _same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and os.path.samefile(one, other)
 
 
-def _check_folder(option: str, path: Path) -> None:
-    """Raise BadParameter if the folder of the file can neither be written to nor be made."""
+def check_folder(option: str, path: Path) -> None:
+    """Raise BadParameter if the folder of the file ``path`` can neither be written to nor be made."""
     folder = next(each for each in Path(os.path.realpath(path)).parents if each.exists())
     if not folder.is_dir():
         raise typer.BadParameter(f"{option}: cannot write {path}: {folder} is no folder")
@@ -82,7 +85,12 @@ def write_output(path: Path, content: str | bytes, console: Console) -> None:
 
 
 def refusal(error: Exception | str) -> typer.Exit:
-    """Tell the error on stderr in one line; gives what to raise: exit code 2, for input that cannot be used."""
+    """Tell the error on stderr; gives what to raise: exit code 2, for input that cannot be used."""
+    tell_error(error)
+    return typer.Exit(2)
+
+
+def tell_error(error: Exception | str) -> None:
+    """The error on stderr, in one line."""
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
-    return typer.Exit(2)

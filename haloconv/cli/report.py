@@ -17,7 +17,7 @@ from haloconv.bench.suite import SuiteError, find_suite, load_suite, with_bytes
 from haloconv.bench.swapped import Options
 from haloconv.bench.targets import TargetError, find_source
 from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, make_console
-from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
+from haloconv.cli.output import MAX_SEED, Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.cli.run import (
     AUTO,
     Device,
@@ -67,7 +67,7 @@ def report(
     ] = Precision.auto,
     layout: Annotated[Layout | None, typer.Option(help="nhwc: the model in channels_last.")] = None,
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
-    seed: Annotated[int, typer.Option(help="For weights, inputs and output gradients.")] = 0,
+    seed: Annotated[int, typer.Option(help="For weights, inputs and output gradients.", min=0, max=MAX_SEED)] = 0,
     budget: Annotated[float, typer.Option(help="Seconds of timing per row on a GPU.", callback=positive)] = 0.5,
     json: Annotated[Path | None, typer.Option(help="Also write rows and environment to this file.")] = None,
     suite: Annotated[

@@ -17,7 +17,7 @@ from haloconv.bench.problem_run import CUT, run_files
 from haloconv.bench.swapped import Options
 from haloconv.bench.trial import UNTIMED, Budget
 from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, make_console
-from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
+from haloconv.cli.output import MAX_SEED, Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.env import environment_stamp
 from haloconv.families import FAMILIES
 from haloconv.precision import Precision as PrecisionName
@@ -53,7 +53,9 @@ def run(
     ] = Device.auto,
     precision: Annotated[Precision, typer.Option(help="How fp32 products are formed, on both sides.")] = Precision.auto,
     family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
-    seed: Annotated[int, typer.Option(help="For weights, inputs, output gradients and the emulator's schedule.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="For weights, inputs, output gradients, the emulator.", min=0, max=MAX_SEED)
+    ] = 0,
     stats: Annotated[
         bool, typer.Option("--stats", help="Emulator: count bytes, bank conflicts and multiplies.")
     ] = False,

@@ -22,7 +22,7 @@ from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.cli.bench import choices, listed
 from haloconv.cli.live import make_console, show
-from haloconv.cli.output import Force, check_outputs, positive, refusal, write_output
+from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.device import device_facts
 from haloconv.layout import Layout
 from haloconv.precision import convolution_precision
@@ -80,7 +80,7 @@ def tune(
     """
     console = make_console()
     try:
-        check_outputs({"--json": json, "--html": html}, [*map(Path, targets or []), *([suite] if suite else [])], force)
+        check_outputs({"--json": json, "--html": html}, _inputs(targets or [], suite), force)
         device = current_device()
         order = Order(
             targets=targets or [],
@@ -103,6 +103,13 @@ def tune(
     _tell(report, posed if ship else [], device, {json: report.to_json, html: report.to_html}, console)
     _save(posed, save_kernels, console)
     raise typer.Exit(0 if all(row.passed for row in report.rows) else 1)
+
+
+def _inputs(targets: list[str], suite: Path | None) -> list[Path]:
+    """The files to read. Raises BadParameter or SuiteError for one that is not there."""
+    files = [Path(text) for text in targets if text.endswith(".py") or Path(text).is_file()]
+    check_inputs(*files)
+    return [*files, *([find_suite(suite)] if suite else [])]
 
 
 @dataclass(frozen=True)

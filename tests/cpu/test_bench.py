@@ -138,6 +138,7 @@ def test_a_suite_names_its_rows(pretended_gpu):
         (["--precision", "fp8"], "--precision takes some of"),
         (["--layout", ""], "--layout takes some of nchw,nhwc, not ''"),
         (["--suite", "nowhere.toml"], "nowhere.toml: "),
+        (["--results", str(SUITE)], "suite.toml is no folder"),
     ],
 )
 def test_wrong_options(pretended_gpu, options, message):

@@ -125,6 +125,12 @@ def test_outputs_that_cannot_be_are_refused_before_anything_runs(
     assert result.exit_code == 2 and says in result.stderr, result.output
 
 
+def test_errors_of_single_files_go_to_stderr(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise ValueError('no model')")
+    result = cli("run", tmp_path / "bad.py")
+    assert result.exit_code == 2 and "no model" in result.stderr and "no model" not in result.stdout
+
+
 # --- writing
 
 
@@ -197,7 +203,7 @@ def test_stored_rows_that_are_none_are_named(content: bytes | None, says: str, t
 @pytest.mark.parametrize(
     "command",
     ["export {none}", "run {none}", "report {none} --html {new}", "report --results {none} --html {new}",
-     "report --results {rows} --suite {none} --html {new}"],
+     "report --results {rows} --suite {none} --html {new}", "tune {none}", "tune --suite {none}"],
 )  # fmt: skip
 def test_a_file_that_is_missing_is_named(command: str, tmp_path: Path) -> None:
     none = tmp_path / "none.py"
@@ -215,6 +221,8 @@ def test_a_file_that_is_missing_is_named(command: str, tmp_path: Path) -> None:
         ("report", PROBLEM, "--html", "x", "--budget", "-1"),
         ("report", "resnet50", "--html", "x", "--batch", "0"),
         ("report", "resnet50", "--html", "x", "--pixels", "-224"),
+        ("run", PROBLEM, "--seed", "9223372036854775808"),
+        ("report", PROBLEM, "--html", "x", "--seed", "-1"),
         ("tune", PROBLEM, "--budget", "0"),
         ("tune", PROBLEM, "--limit", "-5"),
         ("tune", "resnet50", "--batch", "0"),
