@@ -20,12 +20,14 @@ from haloconv.version import __version__
 
 if TYPE_CHECKING:
     from haloconv.export.export import export
+    from haloconv.tune.advice import advise
     from haloconv.tune.ahead import tune
 
 __all__ = [
     "Conv2d",
     "__version__",
     "accelerate",
+    "advise",
     "conv2d",
     "export",
     "functional_mode",
@@ -34,8 +36,12 @@ __all__ = [
     "tune",
 ]
 
-_LOADED_WHEN_ASKED_FOR = {"export": "haloconv.export.export", "tune": "haloconv.tune.ahead"}
-for _name in _LOADED_WHEN_ASKED_FOR:
+_LOADED_WHEN_ASKED_FOR = {
+    "advise": "haloconv.tune.advice",
+    "export": "haloconv.export.export",
+    "tune": "haloconv.tune.ahead",
+}
+for _name in ("export", "tune"):
     del globals()[_name]  # the packages, imported above: the names are those of functions
 
 measuring.register(partial(import_module, "haloconv.tune.first_use"))

@@ -6,6 +6,7 @@ import copy
 import math
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from haloconv.bench.targets import TargetError
 from haloconv.bench.trial import measured
 from haloconv.bench.values import ModelError, check_model, image_layout
 from haloconv.bench.whole import try_model
+from haloconv.precision import convolution_precision, torch_precision
 from haloconv.problem import DIRECTIONS
 from haloconv.problem_file import (
     SMALLEST_OUTPUT,
@@ -32,6 +34,7 @@ from haloconv.problem_file import (
     scaled_inputs,
 )
 from haloconv.report import FileOutcome, Report, Row
+from haloconv.tune.advice import NEEDS_A_GPU, advise
 
 CUT = "interrupted"
 SMALLEST_EMULATED = 32  # pixels of an output's side: several tiles, and seconds for each problem file
@@ -107,6 +110,16 @@ def run_source(name: str, load: Callable[[], Source], options: Options, report: 
         listener.ended(outcome)
     if options.device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def advice(source: Source, options: Options) -> list[str]:
+    """What would make the source's convolutions faster where it runs, one sentence each."""
+    if options.device.type != "cuda":
+        return [NEEDS_A_GPU]
+    model, inputs = placed(source.model(), source.inputs(), options)
+    casting = torch.autocast("cuda", options.autocast) if options.autocast else nullcontext()
+    with casting, convolution_precision(options.model_precision or torch_precision()):
+        return advise(model, inputs).sentences
 
 
 def _place_of(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
-from haloconv.bench.problem_run import Source, run_source
+from haloconv.bench.problem_run import Source, advice, run_source
 from haloconv.bench.results import MAIN_SUITE, read_rows
 from haloconv.bench.suite import SuiteError, find_suite, load_suite, with_bytes
 from haloconv.bench.swapped import Options
@@ -121,6 +121,9 @@ def _fresh_report(title: str, source: Source, options: Options, console: Console
     if not finished:
         made.notes.append(how_far(made, 1))
     conclude(made, console)
+    for sentence in advice(source, options) if finished and made.passed else []:
+        made.notes.append(sentence)
+        console.print(sentence, highlight=False, markup=False)
     return made, finished
 
 
