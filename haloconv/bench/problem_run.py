@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,7 +93,8 @@ def run_source(name: str, load: Callable[[], Source], options: Options, report: 
     run = _Run(name, options, report, listener)
     skipped = unusable = None
     try:
-        skipped = run.whole_source(load)
+        with _settings_kept():
+            skipped = run.whole_source(load)
     except (ProblemFileError, TargetError) as error:
         unusable = str(error)
     except ModelError as error:
@@ -120,6 +122,23 @@ def advice(source: Source, options: Options) -> list[str]:
     casting = torch.autocast("cuda", options.autocast) if options.autocast else nullcontext()
     with casting, convolution_precision(options.model_precision or torch_precision()):
         return advise(model, inputs).sentences
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Take back what a file's code sets for the whole process, and so for the files behind it."""
+    dtype, device, folder = torch.get_default_dtype(), torch.get_default_device(), Path.cwd()
+    grad, deterministic = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        os.chdir(folder)
 
 
 def _place_of(error: BaseException) -> str:

@@ -140,10 +140,7 @@ def conclude(report: Report, console: Console) -> None:
     if not report.rows:
         console.print("Nothing was checked.", style="bold red", highlight=False)
         return
-    passed = sum(row.passed for row in report.rows)
-    own = any(row.ratio is not None or row.family not in ("", "aten") for row in report.rows)
-    verdict = f"{passed} of {len(report.rows)} rows passed every check{'' if own else '; no kernel of haloconv ran'}."
-    console.print(verdict, style="green" if report.passed else "bold red", highlight=False)
+    console.print(report.verdict, style="green" if report.passed else "bold red", highlight=False)
     if len(report.files) > 1:
         print_table(summary_table(report.files), console)
         for line in score_lines(report.files):

@@ -41,6 +41,13 @@ class Report:
         usable = all(file.unusable is None for file in self.files)
         return self.complete and bool(self.rows) and usable and all(row.passed for row in self.rows)
 
+    @property
+    def verdict(self) -> str:
+        """The sentence about the checks: how many rows passed, and whether PyTorch alone ran on both sides, untimed."""
+        own = any(row.ratio is not None or row.family not in ("", "aten") for row in self.rows)
+        passed, suffix = sum(row.passed for row in self.rows), "" if own else "; no kernel of haloconv ran"
+        return f"{passed} of {len(self.rows)} rows passed every check{suffix}."
+
     def complaints(self) -> list[str]:
         """One sentence per row that failed."""
         return [f"{row.case} {row.direction}: {row.complaint}" for row in self.rows if not row.passed]

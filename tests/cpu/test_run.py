@@ -72,7 +72,7 @@ def test_every_direction_and_the_model_are_checked(one):
     assert "inputs cut from (2, 3, 40, 44) to" in result.output
     for word in ("fprop", "dgrad", "wgrad", "bgrad", "forward", "step"):
         assert word in result.output
-    assert "6 of 6 rows passed" in result.output and "…" not in result.output
+    assert "6 of 6 rows passed every check; no kernel of haloconv ran." in result.output and "…" not in result.output
 
 
 def test_json_and_html(one, tmp_path):
@@ -86,6 +86,7 @@ def test_json_and_html(one, tmp_path):
     for name in ("aten_ms", "haloconv_ms", "ratio", "tflops", "gbps"):
         assert fprop[name] is None, "a time on a CPU says nothing about the kernels"
     text = page.read_text()
+    assert "Every check passed; no kernel of haloconv ran." in text
     assert '<th scope="row" rowspan="2">problem (model)</th>' in text and "<td>step</td>" in text
 
 

@@ -141,6 +141,22 @@ def test_a_kernel_that_raises_fails_its_row(tmp_path: Path, monkeypatch: pytest.
     assert "4 of 6 rows passed" in words(result)
 
 
+def test_what_a_file_sets_for_the_process_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dtype, device, graph and folder: the file behind it, named relative to the folder, runs as if it ran alone."""
+    monkeypatch.chdir(tmp_path)
+    settings = "import os; os.chdir('/'); torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False)\n"
+    write(Path(), "a_sets", end=settings + "torch.set_default_device('meta'); sys.exit(0)")
+    write(Path(), "b_good")
+    try:
+        result = run("a_sets.py", "b_good.py")
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    assert result.exit_code == 2 and "6 of 6 rows passed" in result.output and "fp32" in result.output, result.output
+    assert "1 of 1 files correct, 1 unusable." in words(result)
+
+
 # Models that change, detach or lack something ------------------------------------------------------------------------
 
 
