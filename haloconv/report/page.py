@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,10 @@ class Shown(NamedTuple):
 
 
 class NetworkLine(NamedTuple):
-    """A network over all its settings: the spans of ratios, to PyTorch in the same and in its faster layout."""
+    """A network over all its settings: the spans of ratios of inference, then of a training step.
+
+    Three each: to PyTorch in the same layout, to it in its faster one, and of both sides in their faster layouts.
+    """
 
     name: str
     anchor: str
@@ -59,7 +62,7 @@ def page_of(report: Report) -> str:
         report=report,
         facts=_facts(report.environment),
         figures=_figures(rows),
-        networks=_network_lines([each.section for each in shown if each.section.name in sections.names]),
+        networks=[] if len(report.files) > 1 else _network_lines(sections.names, shown),
         files=[file for file in report.files if file.verdict != SKIPPED] if len(report.files) > 1 else [],
         skipped=[file for file in report.files if file.reason is not None],
         scores=score_lines(report.files) if len(report.files) > 1 else [],
@@ -133,16 +136,31 @@ def _figures(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return found
 
 
-def _network_lines(sections: Iterable[Section]) -> list[NetworkLine]:
+def _network_lines(names: Collection[str], shown: Iterable[Shown]) -> list[NetworkLine]:
+    """A line for each network; none for one network in one setting, which the figures tell."""
     lines = []
-    for section in sections:
+    for section in (each.section for each in shown if each.section.name in names):
         spans = []
         for direction in ("forward", "step"):
             rows = [row for row in section.rows if row.direction == direction]
-            for tally in (tally_of(row.ratio for row in rows), tally_of(row.ratio_best for row in rows)):
-                spans.append(tally.span if tally is not None else [])
+            compared = (
+                [row.ratio for row in rows],
+                [row.ratio_best for row in rows],
+                _both_in_their_faster_layout(rows),
+            )
+            spans += [tally.span if (tally := tally_of(ratios)) is not None else [] for ratios in compared]
         lines.append(NetworkLine(section.name, section.anchor, spans))
     return lines if any(len(span) > 1 for line in lines for span in line.spans) or len(lines) > 1 else []
+
+
+def _both_in_their_faster_layout(rows: Sequence[Row]) -> list[float]:
+    """PyTorch's time in its faster layout over haloconv's in its own, for each precision in which both were timed."""
+    found = []
+    for precision in dict.fromkeys(row.precision for row in rows):
+        timed = [row for row in rows if row.precision == precision and row.aten_ms and row.haloconv_ms]
+        if len({row.layout for row in timed}) > 1:
+            found.append(min(row.aten_ms or 0 for row in timed) / min(row.haloconv_ms or 0 for row in timed))
+    return found
 
 
 def _rooflines(section: Section, name: str, report: Report) -> list[plots.Plot]:
