@@ -59,8 +59,11 @@ def shell_lines(*pages: Path) -> list[list[str]]:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_snippets_run(page: Path) -> None:
     namespace: dict[str, object] = {"__name__": "snippet"}
-    for text in blocks(page, "python"):
-        exec(compile(text, name_of(page), "exec"), namespace)
+    try:
+        for text in blocks(page, "python"):
+            exec(compile(text, name_of(page), "exec"), namespace)
+    finally:
+        haloconv.set_logs(choice=False, compile=False, cache=False)  # a page shows how; calls with logs have more frames
 
 
 def test_every_page_with_an_api_has_a_snippet() -> None:
