@@ -11,6 +11,8 @@ from importlib import metadata
 import torch
 
 from haloconv import env, jit
+from haloconv.choose.measured import is_measured
+from haloconv.choose.measuring import wanted
 from haloconv.choose.records import records_folder, shelf_of
 from haloconv.device import device_facts, driver_version
 from haloconv.emulator.build import available, compiler_version
@@ -107,9 +109,15 @@ def _records() -> dict[str, str]:
 
 
 def _held(index: int) -> str:
-    own, shipped = shelf_of(device_facts(index)).counts()
-    mode = "read only" if env.frozen() else "measures at first use" if env.tunes_at_first_use() else "follows records"
-    return f"{own} of yours and {shipped} shipped ones hold here; {mode}"
+    gpu = device_facts(index)
+    own, shipped = shelf_of(gpu).counts()
+    mode = "read only" if env.frozen() else "measures at first use" if wanted() else "follows records"
+    held = f"{own} of yours and {shipped} shipped ones hold here; {mode}"
+    if is_measured(gpu):
+        return held
+    return (
+        f"{held}; no results of this GPU model: without a record PyTorch runs what was not far ahead on a measured one"
+    )
 
 
 def _precision_flags() -> dict[str, str]:

@@ -15,6 +15,7 @@ from haloconv.choose import choice, measured, rules
 from haloconv.choose.measured import PATH, by_measured_rule, kind_of, measured_models
 from haloconv.choose.records import forget_shelves, records_path, write_records
 from haloconv.device import Device, DeviceFacts, gpu_stem, set_stand_in
+from haloconv.doctor import facts
 from haloconv.problem import Problem
 from tests.tuned import record
 from tools import measured as tool
@@ -94,6 +95,12 @@ def test_pytorch_sums_the_bias_gradient_where_nothing_was_measured(on) -> None:
     assert measured.bgrad_by_measured_rule(dy)[0] == "aten"
     on(H200)
     assert measured.bgrad_by_measured_rule(dy)[0] == "direct"
+
+
+@pytest.mark.parametrize(("gpu", "says"), [(H200, False), (H100, True)])
+def test_doctor_says_where_nothing_was_measured(gpu: DeviceFacts, says: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "device_facts", lambda index: gpu)
+    assert ("no results of this GPU model" in facts._held(0)) is says
 
 
 @pytest.mark.parametrize("seed", range(2))
