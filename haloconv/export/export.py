@@ -6,11 +6,14 @@ torch.utils.cpp_extension.load_inline builds. They are made for the shapes of ge
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sys
 import textwrap
 import types
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -87,6 +90,7 @@ def export(
     record(layers, facts, family)
     _tell_refusals(file, layers, family)
     text = _rendered(file, layers, facts)
+    _check_names(file, text)
     _check_twin(file, text)
     return text
 
@@ -219,6 +223,23 @@ def _module_of(file: ProblemFile) -> types.ModuleType:
             f"{file.path}: Model is defined elsewhere; the export takes its class from the file itself"
         )
     return module
+
+
+def _check_names(file: ProblemFile, text: str) -> None:
+    """Raise ProblemFileError if the problem file defines a name that the rest of the exported file goes by."""
+    model = Counter(_defined(model_source(file.path, _module_of(file))))
+    taken = [name for name, count in Counter(_defined(text)).items() if name in model and count > model[name]]
+    if taken:
+        raise ProblemFileError(f"{file.path}: the exported file has a {', '.join(taken)} of its own; take another name")
+
+
+def _defined(text: str) -> Iterator[str]:
+    """The names of functions, classes and values at the top of a module's text."""
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (each.id for each in node.targets if isinstance(each, ast.Name))
 
 
 def _check_twin(file: ProblemFile, text: str) -> None:

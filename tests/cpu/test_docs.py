@@ -63,7 +63,7 @@ def test_python_snippets_run(page: Path) -> None:
         for text in blocks(page, "python"):
             exec(compile(text, name_of(page), "exec"), namespace)
     finally:
-        haloconv.set_logs(choice=False, compile=False, cache=False)  # a page shows how; calls with logs have more frames
+        haloconv.set_logs(choice=False, compile=False, cache=False)  # calls with logs have more frames
 
 
 def test_every_page_with_an_api_has_a_snippet() -> None:

@@ -83,6 +83,14 @@ def test_directions_that_the_family_lacks_are_told(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "halo_sm80 does not take all" in result.output
 
 
+@pytest.mark.parametrize("line", ["class Layer: pass", "def run(): pass", "FILES = 3"])
+def test_names_that_the_exported_file_goes_by_are_refused(line: str, tmp_path: Path) -> None:
+    """The file's own launches would call the model's ``run``."""
+    name = re.search(r"(?:class|def)? ?(\w+)", line)[1]
+    with pytest.raises(ProblemFileError, match=f"has a {name} of its own"):
+        export(problem(tmp_path, head=f"{HEAD}{line}\n"), arch=HOPPER)
+
+
 def test_a_model_from_elsewhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "problem.py"
     path.write_text(f"{HEAD}Model = nn.Identity\n{INPUTS}".replace("nn.Identity", "nn.LazyConv2d"), encoding="utf-8")
