@@ -227,7 +227,8 @@ class Conv2d(torch.nn.Conv2d):
         if _is_compiling():
             return make_spec(*arguments)
         if not self.one_spec:
-            return cached_spec(*arguments)
+            pairs = tuple(self.stride), padding, tuple(self.dilation), self.groups, tuple(extent)
+            return cached_spec(*pairs, *choice)
         spec = self.__dict__["_spec"] = make_spec(*arguments)
         return spec
 

@@ -129,6 +129,14 @@ def test_timms_layers_compiled_exported_and_traced(name: str) -> None:
     torch.testing.assert_close(graph(image(9, 9)), theirs(image(9, 9)))
 
 
+def test_attributes_assigned_later_are_used() -> None:
+    """Also as lists, which no key of a cache can hold."""
+    ours, theirs = pair(Conv2dSame)
+    for model in (ours, theirs):
+        model[1].stride, model[1].dilation = [1, 3], [2, 2]
+    torch.testing.assert_close(ours(image()), theirs(image()))
+
+
 def test_a_class_of_that_name_that_computes_something_else_is_left() -> None:
     class Changed(Conv2dSame):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
