@@ -2,7 +2,8 @@
 
 uv finds the interpreters that this machine has, makes the environments and installs; every one is removed after use.
 In each the wheel is installed without extras and used (matrix_cell.py); then the extra ``cli`` is added, and
-``haloconv --version`` must print the version. Exit code 1 if any of that failed anywhere.
+``haloconv --version`` must print the version. The column ``lowest`` has the lowest version of everything that
+pyproject.toml allows. Exit code 1 if any of that failed anywhere.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-NEWEST = "newest"
-TORCHES = ("2.4", "2.6", "2.9", NEWEST)
-CELL = Path(__file__).resolve().parent / "matrix_cell.py"
+LOWEST, NEWEST = "lowest", "newest"
+TORCHES = (LOWEST, "2.4", "2.6", "2.9", NEWEST)
+ROOT = Path(__file__).resolve().parents[1]
+CELL = ROOT / "tools" / "matrix_cell.py"
 NO_INTERPRETER, NO_WHEEL = "not tried: no interpreter", "–"
 UV = Path(sys.executable).with_name("uv")
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -51,9 +53,12 @@ def interpreter(version: str, run: Run = run) -> str | None:
     return found.stdout.strip() or None if found.returncode == 0 else None
 
 
-def requirement(torch: str) -> str:
-    """What to install: the newest patch of a minor version, or of all."""
-    return "torch" if torch == NEWEST else f"torch=={torch}.*"
+def wanted(torch: str) -> tuple[str | Path, ...]:
+    """What to install first: the newest patch of a minor version of PyTorch, or of all, or the lowest of everything."""
+    if torch == LOWEST:
+        project = ROOT / "pyproject.toml"
+        return "--resolution", "lowest-direct", "--only-binary", ":all:", "--requirements", project, "--extra", "cli"
+    return "--only-binary", "torch", "torch" if torch == NEWEST else f"torch=={torch}.*"
 
 
 def cell(python: str, torch: str, wheel: Path, extra_arguments: Sequence[str], run: Run = run) -> tuple[str, str]:
@@ -65,14 +70,16 @@ def cell(python: str, torch: str, wheel: Path, extra_arguments: Sequence[str], r
         made = run(UV, "venv", "--quiet", "--no-project", "--python", python, environment)
         if made.returncode:
             return "FAILED: no environment", made.stderr
-        if run(*install, "--dry-run", "--only-binary", "torch", requirement(torch)).returncode:
+        if run(*install, "--dry-run", *wanted(torch)).returncode:
             return NO_WHEEL, ""
-        version = ""
+        version, command_line = "", environment / "bin" / "haloconv"
         steps = (
-            ("install", (*install, "--only-binary", "torch", requirement(torch), wheel)),
+            ("install PyTorch", (*install, *wanted(torch))),
+            ("install", (*install, wheel)),
             ("use", (program, "-I", CELL)),
             ("install cli", (*install, f"haloconv[cli] @ {wheel.as_uri()}")),
-            ("command", (environment / "bin" / "haloconv", "--version")),
+            ("command", (command_line, "--version")),
+            ("help", (command_line, "run", "--help")),
         )
         for name, command in steps:
             done = run(*command)
@@ -101,8 +108,7 @@ def table_of(results: dict[tuple[str, str], str], pythons: Sequence[str], torche
 
 def build_wheel(folder: str) -> Path:
     """The wheel of this checkout."""
-    root = Path(__file__).resolve().parents[1]
-    done = run(UV, "build", "--quiet", "--wheel", "--out-dir", folder, root)
+    done = run(UV, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     (wheel,) = Path(folder).glob("*.whl")
@@ -112,7 +118,7 @@ def build_wheel(folder: str) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.matrix", description=__doc__)
     parser.add_argument("--python", nargs="+", default=PYTHONS, metavar="3.x")
-    parser.add_argument("--torch", nargs="+", default=TORCHES, metavar="2.x", help=f"{NEWEST} for the newest")
+    parser.add_argument("--torch", nargs="+", default=TORCHES, metavar="2.x", help=f"or {LOWEST}, {NEWEST}")
     parser.add_argument("--torch-backend", metavar="cpu", help="PyTorch's own index of such builds, as uv names them")
     given = parser.parse_args(arguments)
     if not UV.exists():

@@ -26,7 +26,8 @@ def steps(failing: str, said: dict[str, str], commands: list[str]) -> matrix.Run
             name
             for name, sign in (
                 ("environment", " venv "), ("wheel of PyTorch", "--dry-run"), ("install cli", "haloconv[cli]"),
-                ("install", " install "), ("use", "matrix_cell.py"), ("command", "haloconv --version"),
+                ("install", str(WHEEL)), ("install PyTorch", " install "), ("use", "matrix_cell.py"),
+                ("command", "haloconv --version"), ("help", "haloconv run --help"),
             ) if sign in command
         )  # fmt: skip
         return subprocess.CompletedProcess(command, int(name == failing), said.get(name, ""), f"{name} broke")
@@ -40,10 +41,12 @@ def steps(failing: str, said: dict[str, str], commands: list[str]) -> matrix.Run
         ("", SAID, ("ok 2.9.1+cpu", "")),
         ("environment", SAID, ("FAILED: no environment", "environment broke")),
         ("wheel of PyTorch", SAID, (matrix.NO_WHEEL, "")),
+        ("install PyTorch", SAID, ("FAILED: install PyTorch", "install PyTorch broke")),
         ("install", SAID, ("FAILED: install", "install broke")),
         ("use", SAID, ("FAILED: use", "2.9.1+cpu\nuse broke")),
         ("install cli", SAID, ("FAILED: install cli", "install cli broke")),
         ("command", SAID, ("FAILED: command", "haloconv 1.2.3\ncommand broke")),
+        ("help", SAID, ("FAILED: help", "help broke")),
         ("", {**SAID, "command": "haloconv 1.2.2\n"}, ("FAILED: command", "haloconv 1.2.2\ncommand broke")),
     ],
 )
@@ -51,11 +54,13 @@ def test_a_cell_says_which_step_failed(failing: str, said: dict[str, str], outco
     commands: list[str] = []
     assert matrix.cell("/bin/python3.10", "2.9", WHEEL, (), steps(failing, said, commands)) == outcome
     if outcome[0].startswith("ok"):
-        assert "torch==2.9.*" in commands[2] and str(WHEEL) in commands[2] and "[cli]" not in commands[2]
+        assert "torch==2.9.*" in commands[2] and commands[3].endswith(str(WHEEL)) and "[cli]" not in commands[3]
 
 
-def test_the_newest_pytorch_is_the_one_without_a_bound() -> None:
-    assert matrix.requirement(matrix.NEWEST) == "torch" and matrix.requirement("2.4") == "torch==2.4.*"
+def test_pytorch_is_of_a_minor_version_the_newest_or_the_lowest_that_is_allowed() -> None:
+    assert matrix.wanted(matrix.NEWEST)[-1] == "torch" and matrix.wanted("2.4")[-1] == "torch==2.4.*"
+    lowest = matrix.wanted(matrix.LOWEST)
+    assert lowest[:2] == ("--resolution", "lowest-direct") and matrix.ROOT / "pyproject.toml" in lowest
 
 
 def test_what_could_not_be_tried_is_said_and_a_failure_is_the_exit_code(
