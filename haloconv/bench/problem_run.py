@@ -37,7 +37,6 @@ from haloconv.problem_file import (
 from haloconv.report import FileOutcome, Report, Row
 from haloconv.tune.advice import NEEDS_A_GPU, advise
 
-CUT = "interrupted"
 SMALLEST_EMULATED = 32  # pixels of an output's side: several tiles, and seconds for each problem file
 
 
@@ -92,6 +91,7 @@ def run_source(name: str, load: Callable[[], Source], options: Options, report: 
     listener.begins(name)
     run = _Run(name, options, report, listener)
     skipped = unusable = None
+    interrupted = False
     try:
         with _settings_kept():
             skipped = run.whole_source(load)
@@ -104,10 +104,10 @@ def run_source(name: str, load: Callable[[], Source], options: Options, report: 
     except USER_ERRORS as error:
         unusable = f"{name}: {how_it_ended(error)} ({_place_of(error)})"
     except KeyboardInterrupt:
-        unusable = f"{name}: {CUT}"
+        interrupted = True
         raise
     finally:
-        outcome = FileOutcome(name, run.rows, skipped, unusable)
+        outcome = FileOutcome(name, run.rows, skipped, unusable, interrupted)
         report.files.append(outcome)
         listener.ended(outcome)
     if options.device.type == "cuda":

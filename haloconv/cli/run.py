@@ -13,7 +13,7 @@ import typer
 
 from haloconv import atomic, emulator
 from haloconv.bench.emulated import Emulation
-from haloconv.bench.problem_run import CUT, run_files
+from haloconv.bench.problem_run import run_files
 from haloconv.bench.swapped import Options
 from haloconv.bench.trial import UNTIMED, Budget
 from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, make_console
@@ -105,7 +105,7 @@ def run(
 
 def how_far(report: Report, files: int) -> str:
     """The sentence about a run that was interrupted, given how many files there were."""
-    cut = sum(file.unusable == f"{file.name}: {CUT}" for file in report.files)
+    cut = sum(file.interrupted for file in report.files)
     done, left = len(report.files) - cut, files - len(report.files)
     return f"Interrupted: {done} of {files} files done, {cut} cut short, {left} not begun; {len(report.rows)} rows."
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 THRESHOLDS = (1, 2)
 """The speed-ups p of fast_p: the part of the files that is correct and more than p times as fast as PyTorch."""
 
-PASSED, FAILED, SKIPPED, UNUSABLE = "passed", "FAILED", "skipped", "unusable"
+PASSED, FAILED, SKIPPED, UNUSABLE, INTERRUPTED = "passed", "FAILED", "skipped", "unusable", "interrupted"
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,13 @@ class FileOutcome:
     rows: Sequence[Row] = ()
     skipped: str | None = None
     unusable: str | None = None
+    interrupted: bool = False
 
     @property
     def verdict(self) -> str:
-        """``passed``, ``FAILED``, ``skipped`` or ``unusable``."""
+        """``passed``, ``FAILED``, ``skipped``, ``unusable`` or ``interrupted``."""
+        if self.interrupted:
+            return INTERRUPTED
         if self.unusable is not None:
             return UNUSABLE
         if self.skipped is not None:
@@ -95,9 +98,10 @@ def scores(outcomes: Sequence[FileOutcome]) -> dict[str, dict[str, object]]:
 
 def score_lines(outcomes: Sequence[FileOutcome]) -> list[str]:
     """The sentences under the table: how many files are correct, and how many of them are fast."""
-    count = {verdict: sum(o.verdict == verdict for o in outcomes) for verdict in (PASSED, FAILED, SKIPPED, UNUSABLE)}
+    verdicts = [outcome.verdict for outcome in outcomes]
+    count = {verdict: verdicts.count(verdict) for verdict in (PASSED, FAILED, SKIPPED, UNUSABLE, INTERRUPTED)}
     ran = count[PASSED] + count[FAILED]
-    left = [f"{count[verdict]} {verdict}" for verdict in (SKIPPED, UNUSABLE) if count[verdict]]
+    left = [f"{count[verdict]} {verdict}" for verdict in (SKIPPED, UNUSABLE, INTERRUPTED) if count[verdict]]
     lines = [f"{count[PASSED]} of {ran} files correct{''.join(f', {text}' for text in left)}."]
     for direction in ("forward", "step"):
         mean = geometric_mean(outcomes, direction)

@@ -92,9 +92,10 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path: Path) -> None:
     content = json.loads(found.read_text())
     assert sentence in words(result) and sentence in content["notes"] and sentence in page.read_text()
     assert content["complete"] is False and content["passed"] is False
-    assert [(file["name"], file["verdict"]) for file in content["files"]] == [("a", "passed"), ("b", "unusable")]
+    assert [(file["name"], file["verdict"]) for file in content["files"]] == [("a", "passed"), ("b", "interrupted")]
     assert [row["case"] for row in content["rows"]] == ["a"] * 4 + ["a (model)"] * 2 + ["b"] * 4 + ["b (model)"]
     assert "11 of 11 rows passed every check" in words(result)
+    assert "1 of 1 files correct, 1 interrupted." in words(result) and "error:" not in result.output
 
 
 def test_rows_are_kept_as_each_file_is_done(tmp_path: Path) -> None:
