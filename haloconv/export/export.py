@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from haloconv import extras
+from haloconv import env, extras
+from haloconv.choose.choice import DISABLED
 from haloconv.device import DeviceFacts, device_facts, max_smem_bytes_of
 from haloconv.export.cpp import LINE_WIDTH, constants, host_function, kernel_files, named_kernels, signature
 from haloconv.export.layers import Layer, choose_and_record, choose_on, gpu_of, layers_of
@@ -71,10 +72,12 @@ def export(
     Raises:
         ProblemFileError: the file cannot be used, holds a layer that no kernel runs, or none that ``family`` takes.
         ValueError: ``arch``, ``family`` or ``precision`` is not one of the names above, or ``arch`` cannot run the
-            family or has no TF32.
+            family or has no TF32; HALOCONV_DISABLE is set.
         ModuleNotFoundError: jinja2, of the extra ``cli``, is not installed.
     """
     extras.require("haloconv.export", "jinja2")
+    if env.disabled():
+        raise ValueError(f"{DISABLED}: unset it to export kernels")
     if family not in ("auto", *OWN):
         raise ValueError(f"family must be one of {('auto', *OWN)}, not {family!r}")
     if precision not in (None, *PRECISIONS):

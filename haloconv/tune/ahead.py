@@ -168,9 +168,10 @@ def _tune(posed: Sequence[Posed], options: Options) -> Tally:
     there = {row.place for row in read_rows(options.submit)} if options.submit else None
     work = [each for each in everything if options.again or not _is_known(*each, there)]
     tally = Tally(known=len(everything) - len(work))
-    if env.frozen():
+    switch = env.FROZEN if env.frozen() else env.DISABLE if env.disabled() else None
+    if switch is not None:
         tally.left = len(work)
-        tally.notes += [f"{env.FROZEN} is set: nothing was measured."] if work else []
+        tally.notes += [f"{switch} is set: nothing was measured."] if work else []
         work = []
     with _bar(len(work), options.progress) as advance:
         for few in (work[first : first + _AT_ONCE] for first in range(0, len(work), _AT_ONCE)):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import haloconv
 from haloconv import accelerate, env, plan
 from haloconv.choose.choice import DISABLED, choose
+from haloconv.cli import app
 from tests.cpu.test_paths import h200
+from tests.tuned import fake_gpu
 
 same = torch.testing.assert_close
 
@@ -80,3 +84,26 @@ def test_nothing_is_measured_at_first_use(disabled: None, monkeypatch: pytest.Mo
     with h200():
         choice = choose(problem, torch.device("cpu"))
         assert choice.reason == DISABLED and not plan.may_be_measured(choice, "auto")
+
+
+def test_tune_measures_nothing_and_says_so(disabled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_gpu(tmp_path):
+        report = haloconv.tune(nn.Conv2d(8, 8, 3), torch.randn(1, 8, 12, 12), directions=("fprop",))
+        assert "HALOCONV_DISABLE is set: nothing was measured." in report.notes
+        assert [row.family for row in report.rows] in ([], ["aten"]) and not (tmp_path / "records").exists()
+
+
+def test_export_refuses(disabled: None, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="HALOCONV_DISABLE is set.*unset it to export kernels"):
+        haloconv.export(tmp_path / "layer.py", arch="sm_80")
+
+
+def test_run_checks_nothing_and_says_why(disabled: None, tmp_path: Path) -> None:
+    file = tmp_path / "layer.py"
+    file.write_text(
+        "import torch\nModel = lambda: torch.nn.Conv2d(3, 4, 3)\n"
+        "get_inputs = lambda: [torch.ones(1, 3, 9, 9)]\nget_init_inputs = lambda: []\n"
+    )
+    with pytest.warns(RuntimeWarning, match="accelerate changes nothing"):
+        run = CliRunner().invoke(app, ["run", str(file), "--device", "cpu"])
+    assert run.exit_code == 2 and "HALOCONV_DISABLE is set" in run.output
