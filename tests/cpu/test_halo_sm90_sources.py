@@ -68,15 +68,18 @@ def test_wgmma_is_not_serialized(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert "Compiling entry function 'halo_sm90'" in log and SERIALIZED not in log
 
 
-@pytest.mark.parametrize("loads", [0, 1, 4])
+@pytest.mark.parametrize(("width", "channels", "loads"), [(64, 64, 0), (63, 64, 0), (63, 63, 1), (60, 63, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_wgmma_of_weight_gradients_is_not_serialized(
-    dtype: torch.dtype, loads: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, width: int, channels: int, loads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    precision, width = "tf32" if dtype == torch.float32 else "ieee", {0: 64, 1: 63, 4: 60}[loads]
-    problem = Problem("wgrad", 8, 64, 64, width, 64, 3, 3, padding=(1, 1, 1, 1), dtype=dtype, precision=precision)
+    precision, height = "tf32" if dtype == torch.float32 else "ieee", 63
+    layer = (8, channels, height, width, channels, 3, 3)
+    problem = Problem("wgrad", *layer, padding=(1, 1, 1, 1), dtype=dtype, precision=precision)
     source = next(wgrad.sources(dense_request(problem, torch.device("cpu"))))
-    assert dict(source.constants)["X_LOADS"] == (0 if dtype == torch.float32 and loads == 4 else loads)
+    constants, whole = dict(source.constants), dtype == torch.float32 and loads == 4
+    assert constants["X_LOADS"] == (0 if whole else loads)
+    assert (constants["X_PLANES"] > 0) == (width == 63 and loads == 0)
     log = _log(source, monkeypatch)
     assert "Compiling entry function 'halo_sm90_wgrad'" in log and SERIALIZED not in log
 

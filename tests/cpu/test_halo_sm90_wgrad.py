@@ -56,8 +56,6 @@ def test_columns_of_one_pixel_are_joined() -> None:
 def test_loaded_lines_are_ordered_by_mbarriers_alone() -> None:
     """compute-sanitizer's racecheck does not see what __syncwarp orders before one lane's arrival for its warp."""
     edit = ("    __syncwarp();\n" + ONE_LANE, ONE_LANE)
-    without = Mutation(
-        "no __syncwarp", "halo_sm90/wgrad", "", (edit,), "sm90_wgrad_narrow", "wgrad", family="halo_sm90"
-    )
+    without = Mutation("no __syncwarp", "halo_sm90/wgrad", "", (edit,), "sm90_wgrad_pairs", "wgrad", family="halo_sm90")
     verdict = judge(without)
     assert not verdict.caught and verdict.how.startswith("clean"), verdict

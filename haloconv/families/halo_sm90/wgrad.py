@@ -138,12 +138,18 @@ def _ways(request: Request, max_smem_bytes: int, sm_count: int) -> list[Way]:
     problem = request.problem
     x = Operand.of(problem, request.second, problem.x_shape, problem.c_per_group)
     dy = Operand.of(problem, request.first, problem.y_shape, problem.k_per_group, is_dy=True)
-    found = []
-    for tile in tiles(problem):
-        stage = stage_of(problem, tile, x, dy, max_smem_bytes)
-        if stage is not None:
-            found.append(Way(tile, stage, *_cut(problem, tile, stage, sm_count)))
+    found = _staged(problem, x, dy, max_smem_bytes, sm_count)
+    if not found:  # lines that are shifted need more room than loaded ones
+        x = x.loaded(problem, request.second, problem.x_shape, problem.c_per_group)
+        dy = dy.loaded(problem, request.first, problem.y_shape, problem.k_per_group)
+        found = _staged(problem, x, dy, max_smem_bytes, sm_count)
     return sorted(found, key=lambda way: way.cycles)
+
+
+def _staged(problem: Problem, x: Operand, dy: Operand, max_smem_bytes: int, sm_count: int) -> list[Way]:
+    """Every tile whose lines fit shared memory when x and dy come like this."""
+    stages = ((tile, stage_of(problem, tile, x, dy, max_smem_bytes)) for tile in tiles(problem))
+    return [Way(tile, stage, *_cut(problem, tile, stage, sm_count)) for tile, stage in stages if stage is not None]
 
 
 def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut, float]:
@@ -189,6 +195,8 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "Y_INNER": int(stage.dy.inner),
         "X_LOADS": stage.x.loads,
         "Y_LOADS": stage.dy.loads,
+        "X_PLANES": stage.x.planes,
+        "Y_PLANES": stage.dy.planes,
     }
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
 
@@ -297,12 +305,26 @@ def _x_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     n, c, h, w = problem.x_shape
     x_n, x_c, x_h, x_w = (step * size for step in one.steps)
     kind, channels = _MAP_TYPES[problem.dtype], tile.split[1] * tile.channels
+    if one.planes:
+        return _raw_map(problem, one, problem.x_shape, (channels, stage.x_pitch), _X_POINTER)
     if one.inner:
         span = min(tile.channels, 128 // size)
         extents, strides, box = (c, w, h, n), (x_w, x_h, x_n), (span, stage.x_pitch, 1, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _X_POINTER)
     extents, strides, box = (w, h, c, n), (x_h, x_c, x_n), (stage.x_pitch, 1, channels, 1)
     return BoxMap(kind, extents, strides, box, Swizzle.NONE, _X_POINTER)
+
+
+def _raw_map(
+    problem: Problem, one: Operand, shape: tuple[int, int, int, int], line: tuple[int, int], pointer: int
+) -> BoxMap:
+    """Boxes of rows of every ``one.planes``-th channel, whose planes are one long row; ``line``: rows and pixels."""
+    size = problem.dtype.itemsize
+    (n, c, h, w), (rows, pixels) = shape, line
+    extents = (one.planes * h * w, c // one.planes, n)
+    strides = (one.planes * h * w * size, one.steps[0] * size)
+    box = (one.raw_pixels(pixels, size), rows // one.planes, 1)
+    return BoxMap(_MAP_TYPES[problem.dtype], extents, strides, box, Swizzle.NONE, pointer)
 
 
 def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
@@ -313,6 +335,8 @@ def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     n, k, p, q = problem.y_shape
     y_n, y_k, y_p, y_q = (step * size for step in one.steps)
     kind = _MAP_TYPES[problem.dtype]
+    if one.planes:
+        return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.strip), _Y_POINTER)
     if one.inner:
         span = min(tile.filters, 128 // size)
         extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, stage.strip, 1, 1)

@@ -26,7 +26,7 @@ __device__ __forceinline__ int step_units(int step) {
 
 // Gives a line of dy back, and the line of x that came with it, which this thread has read.
 __device__ __forceinline__ void give_back(ptx::u64* empty) {
-    if constexpr (X_LOADS != 0)
+    if constexpr (X_STORED)
         ptx::mbarrier_arrive(empty);
     else
         arrive_warp(empty);
@@ -38,7 +38,7 @@ struct Done {
 
     __device__ __forceinline__ void release(const Smem& smem) {
         if (stage < 0) return;
-        if (!X_LOADS) ptx::fence_proxy_async_shared();  // before TMA writes here again
+        if (!X_STORED) ptx::fence_proxy_async_shared();  // before TMA writes here again
         give_back(&smem.y_empty[stage]);
         stage = -1;
     }

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
-#include "families/halo_sm90/swizzle.cuh"
-#include "families/halo_sm90/wgrad_tile.cuh"
+#include "families/halo_sm90/wgrad_shift.cuh"
 #include "kernels/ptx/register.cuh"
 
 namespace hc::wgrad {
@@ -117,8 +116,13 @@ __device__ __forceinline__ void load_x(const Params& p, const Tile& tile, char* 
         p.x + image * p.x_n + channel * p.x_c + row * p.x_h, p.x_c, p.x_w, p.channels - tile.channel, column, p.w};
     load_line<WIDTH, BLOCK_CHANNELS, X_PITCH / PIECE>(
         source, X_PITCH / PIECE, [&](int channel, int piece, const Piece& loaded) {
-            *reinterpret_cast<Piece*>(to + channel * X_PITCH * SIZE + piece * 16) = loaded;
+            *reinterpret_cast<Piece*>(ToX(to, channel).at(piece)) = loaded;
         });
+}
+
+// Pieces of a line of dy that are multiplied: what is behind them is not read.
+__device__ __forceinline__ int read_pieces(const Params& p, const Place& place) {
+    return 2 * ((place.pixels(p) + DEPTH - 1) / DEPTH);
 }
 
 template <int WIDTH>
@@ -130,16 +134,37 @@ __device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, char*
                         p.filters - tile.filter,
                         place.column,
                         p.cols};
-    const int steps = (place.pixels(p) + DEPTH - 1) / DEPTH;  // what is behind them is not read
-    load_line<WIDTH, BLOCK_FILTERS, STRIP / PIECE>(source, 2 * steps, [&](int filter, int piece, const Piece& loaded) {
-        *reinterpret_cast<Piece*>(to + piece / 8 * Y_SPAN_BYTES + unit_offset<128>(filter, piece % 8)) = loaded;
-    });
+    load_line<WIDTH, BLOCK_FILTERS, STRIP / PIECE>(source, read_pieces(p, place),
+                                                   [&](int filter, int piece, const Piece& loaded) {
+                                                       *reinterpret_cast<Piece*>(ToDy(to, filter).at(piece)) = loaded;
+                                                   });
 }
 
-// Brings a line, as TMA or as loads do; of a line that does not exist nothing but the news that it is there. A line of
-// x comes after the youngest line of dy that it meets: where that has room, so has it.
+// Where raw lines begin.
+__device__ __forceinline__ Begin begin_of_x(const Params& p, int row, int column) {
+    return {row * p.w + column, int(p.x_c), -column, p.w - column};
+}
+
+__device__ __forceinline__ Begin begin_of_dy(const Params& p, const Place& place, int row) {
+    return {row * p.cols + place.column, int(p.y_k), 0, place.pixels(p)};
+}
+
+// Shifts the next raw line, when it is there, and gives it back.
+template <class Raw, class To>
+__device__ __forceinline__ void shift_next(RawLines& lines, const char* raw, ptx::u64* full, ptx::u64* empty,
+                                           const Begin& begin, int pieces, char* line) {
+    const int at = lines.shifted.index;
+    wait(&full[at], lines.shifted.parity);
+    shift_line<Raw, To>(raw + at * Raw::BYTES, begin, pieces, line);
+    ptx::fence_proxy_async_shared();  // before TMA writes here again, and for wgmma
+    ptx::mbarrier_arrive(&empty[at]);
+    lines.shifted.advance(RAW_STAGES);
+}
+
+// Brings a line, as TMA, loads or shifts do; of a line that does not exist nothing but the news that it is there. A
+// line of x comes after the youngest line of dy that it meets: where that has room, so has it.
 __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
-                                         const Place& place, int row) {
+                                         const Place& place, int row, RawLines& raw) {
     char* const to = smem.y + at.index * Y_BYTES;
     ptx::u64* const full = &smem.y_full[at.index];
     const bool there = (unsigned)row < (unsigned)p.rows;
@@ -147,6 +172,11 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
     if constexpr (Y_LOADS != 0) {
         if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
         ptx::fence_proxy_async_shared();
+        ptx::mbarrier_arrive(full);
+    } else if constexpr (Y_PLANES != 0) {
+        if (there)
+            shift_next<RawY, ToDy>(raw, smem.y_raw, smem.y_raw_full, smem.y_raw_empty, begin_of_dy(p, place, row),
+                                   read_pieces(p, place), to);
         ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (there)
@@ -157,12 +187,17 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
 }
 
 __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const Smem& smem, int at, const Place& place,
-                                        int row) {
+                                        int row, RawLines& raw) {
     char* const to = smem.x + at * X_BYTES;
     ptx::u64* const full = &smem.x_full[at];
-    const int column = place.column * STRIDE_W + first_column(p, tile) - lead(p, tile);
+    const int column = column_of_x(p, tile, place);
     if constexpr (X_LOADS != 0) {
         if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
+        ptx::mbarrier_arrive(full);
+    } else if constexpr (X_PLANES != 0) {
+        if (row < p.h)
+            shift_next<RawX, ToX>(raw, smem.x_raw, smem.x_raw_full, smem.x_raw_empty, begin_of_x(p, row, column),
+                                  X_PITCH / PIECE, to);
         ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (row < p.h)
@@ -172,19 +207,44 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
     }
 }
 
-// All lines, in the order in which the consumers read them: by one thread, or if there is anything to load by all.
+// Asks for the raw lines of dy and of x that are shifted next; line 0 of x comes with line ROWS - 1 of dy.
+__device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, const Smem& smem, const Place& place,
+                                          int line, int bands, RawLines& y_raw, RawLines& x_raw) {
+    const auto dy_row = [&](int line) { return place.dy_row + line * p.line_step; };
+    const auto x_row = [&](int line) { return place.row + line * place.row_step; };
+    if constexpr (Y_PLANES != 0)
+        y_raw.ask_ahead(
+            line, bands + ROWS - 1, smem.y_raw_empty, [&](int one) { return (unsigned)dy_row(one) < (unsigned)p.rows; },
+            [&](int one, int at) {
+                ask_for_raw<RawY>(p.y_map, begin_of_dy(p, place, dy_row(one)), smem.y_raw + at * RawY::BYTES,
+                                  &smem.y_raw_full[at], tile.group * p.filters + tile.filter, place.image);
+            });
+    if constexpr (X_PLANES != 0)
+        x_raw.ask_ahead(
+            line - (ROWS - 1), bands, smem.x_raw_empty, [&](int one) { return x_row(one) < p.h; },
+            [&](int one, int at) {
+                const Begin begin = begin_of_x(p, x_row(one), column_of_x(p, tile, place));
+                ask_for_raw<RawX>(p.x_map, begin, smem.x_raw + at * RawX::BYTES, &smem.x_raw_full[at],
+                                  tile.group * p.channels + tile.channel, place.image);
+            });
+}
+
+// All lines, in the order in which the consumers read them: by one thread, or if there is anything to store by all.
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);
     const Tile tile(p.blocks, walk.slab);
     Cursor y_at;
     int x_at = 0;
+    RawLines y_raw, x_raw;
     for (Run run; walk.next(p.cut, run);) {
         const Place place(p, tile, run);
+        y_raw.next = x_raw.next = 0;
         for (int line = 0; line < run.bands + ROWS - 1; ++line, y_at.advance(Y_STAGES)) {
-            bring_dy(p, tile, smem, y_at, place, place.dy_row + line * p.line_step);
+            ask_ahead(p, tile, smem, place, line, run.bands, y_raw, x_raw);
+            bring_dy(p, tile, smem, y_at, place, place.dy_row + line * p.line_step, y_raw);
             if (line < ROWS - 1) continue;
-            bring_x(p, tile, smem, x_at, place, place.row + (line - (ROWS - 1)) * place.row_step);
+            bring_x(p, tile, smem, x_at, place, place.row + (line - (ROWS - 1)) * place.row_step, x_raw);
             x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
         }
     }

@@ -20,15 +20,16 @@ constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element;
 constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
 constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr bool LOADS = X_LOADS != 0 || Y_LOADS != 0;
-constexpr int PRODUCER_REGISTERS = LOADS ? 56 : CONSUMERS == 2 ? 24 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 224 : 240) : LOADS ? 152 : 160;  // what is left
+constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_PLANES != 0;  // by threads
+constexpr bool LOADS = X_STORED || Y_STORED;
+constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 72 : 80) : CONSUMERS == 2 ? 24 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 216 : 240) : LOADS ? 144 : 160;  // what is left
 constexpr int FLUSH_STEPS = 2048;
 // Arrivals that fill a line and give it back. A thread that stores a line, or reads what others have stored, arrives
 // itself: so each store is ordered by the mbarrier alone, as compute-sanitizer's racecheck judges it. Where TMA writes,
 // one thread or one lane of a warp arrives.
-constexpr int X_ARRIVALS = X_LOADS ? 128 : 1, Y_ARRIVALS = Y_LOADS ? 128 : 1;
-constexpr int EMPTY_ARRIVALS = X_LOADS ? 128 * CONSUMERS : CONSUMER_WARPS;
+constexpr int X_ARRIVALS = X_STORED ? 128 : 1, Y_ARRIVALS = Y_STORED ? 128 : 1;
+constexpr int EMPTY_ARRIVALS = X_STORED ? 128 * CONSUMERS : CONSUMER_WARPS;
 constexpr int X_STAGES = STAGES, Y_STAGES = STAGES + ROWS - 1;
 
 // Lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][pixel][channels], swizzled. Else dy is
@@ -39,6 +40,20 @@ constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS
 constexpr int Y_SPAN_BYTES = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128;
 constexpr int Y_BOXES = Y_BYTES / Y_SPAN_BYTES;
 
+// Raw lines, as TMA brings them before they are shifted: [plane][row of the plane][PITCH bytes]. A row has a piece more
+// than the line, because it begins with the aligned piece in which the line does, and an odd number of them, so that
+// rows begin in different banks.
+constexpr int RAW_STAGES = 2;
+template <int ROWS_, int PLANES, int PIXELS>
+struct RawLine {
+    static constexpr int COUNT = ROWS_, PLANE_COUNT = PLANES, PIECES = PIXELS / PIECE;
+    static constexpr int PLANE_ROWS = PLANES ? ROWS_ / PLANES : 0, PITCH = (PIECES + 1 | 1) * 16;
+    static constexpr int PLANE_BYTES = (PLANE_ROWS * PITCH + 127) / 128 * 128, BYTES = PLANES * PLANE_BYTES;
+    static_assert(PLANES == 0 || ROWS_ % PLANES == 0, "planes have as many rows");
+};
+using RawX = RawLine<BLOCK_CHANNELS, X_PLANES, X_PITCH>;
+using RawY = RawLine<BLOCK_FILTERS, Y_PLANES, STRIP>;
+
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
 static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
@@ -46,8 +61,8 @@ static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major
 static_assert(STRIP % (128 / SIZE) == 0, "a strip is whole spans of pixels");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
-static_assert(!X_LOADS || !X_INNER, "loaded lines have pixels as neighbours");
-static_assert(!Y_LOADS || !Y_INNER, "loaded lines have pixels as neighbours");
+static_assert(!X_STORED || !X_INNER, "loaded lines have pixels as neighbours");
+static_assert(!Y_STORED || !Y_INNER, "loaded lines have pixels as neighbours");
 
 // How lines are dealt out: see band_walk.cuh. A band is a line, a strip a class of rows and a strip of columns.
 struct Cut {
@@ -77,8 +92,9 @@ __device__ __forceinline__ int first_column(const Params& p, const Tile& tile) {
 }
 
 // Columns by which staged lines of x begin before that: boxes and loads of several pixels begin at aligned ones.
+// Shifted lines begin anywhere.
 __device__ __forceinline__ int lead(const Params& p, const Tile& tile) {
-    constexpr int ALIGNED = X_INNER || X_LOADS < 0 ? 1 : X_LOADS ? X_LOADS : PIECE;
+    constexpr int ALIGNED = X_INNER || X_PLANES || X_LOADS < 0 ? 1 : X_LOADS ? X_LOADS : PIECE;
     return first_column(p, tile) & ALIGNED - 1;
 }
 
@@ -100,13 +116,23 @@ struct Place {
     __device__ __forceinline__ int pixels(const Params& p) const { return min(STRIP, p.cols - column); }
 };
 
+// The column of x with which a staged line begins.
+__device__ __forceinline__ int column_of_x(const Params& p, const Tile& tile, const Place& place) {
+    return place.column * STRIDE_W + first_column(p, tile) - lead(p, tile);
+}
+
 struct Smem {
-    char *y, *x;
+    char *y, *x, *y_raw, *x_raw;
     ptx::u64 *y_full, *y_empty, *x_full;  // a line of x goes back with the oldest line of dy that it met
 
+    ptx::u64 *y_raw_full, *y_raw_empty, *x_raw_full, *x_raw_empty;
+
     __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_STAGES * Y_BYTES) {
-        y_full = reinterpret_cast<ptx::u64*>(x + X_STAGES * X_BYTES), y_empty = y_full + Y_STAGES;
+        y_raw = x + X_STAGES * X_BYTES, x_raw = y_raw + RAW_STAGES * RawY::BYTES;
+        y_full = reinterpret_cast<ptx::u64*>(x_raw + RAW_STAGES * RawX::BYTES), y_empty = y_full + Y_STAGES;
         x_full = y_empty + Y_STAGES;
+        y_raw_full = x_full + X_STAGES, y_raw_empty = y_raw_full + RAW_STAGES;
+        x_raw_full = y_raw_empty + RAW_STAGES, x_raw_empty = x_raw_full + RAW_STAGES;
     }
 };
 
@@ -117,6 +143,10 @@ __device__ __forceinline__ void begin(const Smem& smem) {
             ptx::mbarrier_init(&smem.y_empty[i], EMPTY_ARRIVALS);
         }
         for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
+        for (int i = 0; i < RAW_STAGES; ++i) {
+            if (Y_PLANES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
+            if (X_PLANES) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);
+        }
         ptx::fence_mbarrier_init();
     }
     __syncthreads();

@@ -33,7 +33,11 @@ _BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how 
 _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
 _MOST_STAGES = 4  # lines of x
+_RAW_STAGES = 2  # lines before they are shifted
+_MOST_POSITIONS = 1 << 31  # pixels of planes that are numbered by 32-bit integers
+_SHIFT_CYCLES = 100  # of a thread for 16 bytes: some seven instructions, while tensor cores work
 _BARRIER_BYTES = 16  # of a stage: its two barriers
+_RAW_BARRIER_BYTES = 4 * 2 * 8  # four for each stage of raw lines
 
 
 class Blocks(NamedTuple):
@@ -157,13 +161,15 @@ class Operand:
     """How x or dy comes into shared memory.
 
     ``inner``: as [pixel][channels], else as [channel][pixels]. ``loads`` is 0 where TMA brings it, V where loads of V
-    pixels do, -V where loads of V channels do. ``steps`` are strides in elements; where an extent is 1, any that TMA
-    takes.
+    pixels do, -V where loads of V channels do. ``planes``: TMA brings lines that begin anywhere, from planes end to end
+    of which every so many channels' begin at a multiple of 16 bytes (0: not so). ``steps`` are strides in elements;
+    where an extent is 1, any that TMA takes.
     """
 
     inner: bool
     loads: int
     steps: tuple[int, ...]
+    planes: int = 0
 
     def words(self, depth: int) -> int:
         """Reads of a fragment of x by a lane; pairs of pixels may begin in the middle of a word."""
@@ -192,7 +198,23 @@ class Operand:
         inner = form.strides[1] == 1 and (problem.groups == 1 or channels % piece == 0)
         if inner and whole(n, h, w) and (size == 2 or not is_dy):
             return cls(True, 0, steps)
-        return cls(False, _load_width(problem, form, shape, channels), form.strides)
+        planes = _planes(form._replace(strides=(n, *form.strides[1:])), shape, channels, piece)
+        return cls(False, 0 if planes else _load_width(problem, form, shape, channels), steps, planes)
+
+    def loaded(self, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
+        """The same without planes, which need room in shared memory."""
+        return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.planes else self
+
+    def raw_bytes(self, rows: int, pixels: int, size: int) -> int:
+        """Of the lines under way before they are shifted, and their barriers."""
+        if not self.planes:
+            return 0
+        pitch = (pixels * size // _PIECE_BYTES + 1 | 1) * _PIECE_BYTES
+        return _RAW_STAGES * self.planes * ceil_div(rows // self.planes * pitch, 128) * 128
+
+    def raw_pixels(self, pixels: int, size: int) -> int:
+        """Of a row before it is shifted."""
+        return (pixels * size // _PIECE_BYTES + 1 | 1) * _PIECE_BYTES // size
 
 
 def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> int:
@@ -204,6 +226,16 @@ def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], chan
     if c == 1:
         return -next(each for each in widths if not any(value % each for value in (n, h, w, channels)))
     return -1
+
+
+def _planes(form: TensorForm, shape: tuple[int, ...], channels: int, piece: int) -> int:
+    """Of how many channels one begins at a multiple of 16 bytes, where rows and planes follow each other; else 0."""
+    _, _, h, w = shape
+    n_step, c_step, h_step, w_step = form.strides
+    ends = w_step == 1 and (h == 1 or h_step == w) and (c_step == h * w) and n_step % piece == 0
+    if not form.aligned or not ends or n_step <= 0 or piece * h * w >= _MOST_POSITIONS:
+        return 0
+    return next((each for each in (1, 2, 4, 8) if each <= piece and each * h * w % piece == channels % each == 0), 0)
 
 
 LOADED = Operand(False, -1, (0, 0, 0, 0))
@@ -233,12 +265,14 @@ class Stage:
             (self.x, tile.split[1] * tile.channels * self.x_pitch),
             (self.dy, tile.split[2] * tile.filters * self.strip),
         )
-        batches = 0
+        batches = shifts = 0
         for operand, elems in lines:
             if operand.loads:
                 word = 4 if abs(operand.loads) == 1 else 32 // self.depth  # bytes of a register that are used
                 batches += ceil_div(elems * word, _BATCH_BYTES)
-        return batches * _BATCH_CYCLES
+            elif operand.planes:
+                shifts += ceil_div(elems * 32 // self.depth, 128 * _PIECE_BYTES)
+        return batches * _BATCH_CYCLES + shifts * _SHIFT_CYCLES
 
 
 def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_bytes: int) -> Stage | None:
@@ -253,12 +287,17 @@ def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_byt
             continue  # as many lines, and room for fewer of them
         pitch = _x_pitch(problem, tile, x, min(strip, ceil_div(problem.q, depth) * depth))
         y_bytes, x_bytes = tile.split[2] * tile.filters * strip * size, tile.split[1] * tile.channels * pitch * size
-        if pitch > _BOX or max(tile.split[2] * tile.filters, tile.split[1] * tile.channels) > _BOX:
+        raw = (x.raw_pixels(pitch, size) if x.planes else pitch, dy.raw_pixels(strip, size) if dy.planes else 0)
+        if max(raw) > _BOX or max(tile.split[2] * tile.filters, tile.split[1] * tile.channels) > _BOX:
             break
-        stages = _stages(tile.rows, x_bytes + _BARRIER_BYTES, y_bytes + _BARRIER_BYTES, max_smem_bytes)
+        raw_bytes = x.raw_bytes(tile.split[1] * tile.channels, pitch, size)
+        raw_bytes += dy.raw_bytes(tile.split[2] * tile.filters, strip, size) + _RAW_BARRIER_BYTES
+        room = max_smem_bytes - raw_bytes
+        stages = _stages(tile.rows, x_bytes + _BARRIER_BYTES, y_bytes + _BARRIER_BYTES, room)
         if stages < 2:
             break
         smem_bytes = stages * (x_bytes + y_bytes + 2 * _BARRIER_BYTES) + (tile.rows - 1) * (y_bytes + _BARRIER_BYTES)
+        smem_bytes += raw_bytes
         found = Stage(strip, pitch, stages, x, dy, smem_bytes, depth)
     return found
 
