@@ -51,6 +51,24 @@ def test_columns_of_one_pixel_are_joined() -> None:
     assert (request.problem.h, request.problem.w) == (1, 14) and request.second.strides == (64 * 14, 14, 14, 1)
 
 
+@pytest.mark.parametrize(
+    "channels, width, dtype, planes",
+    [(64, 14, torch.float32, 1), (64, 14, torch.float16, 2), (64, 7, torch.float16, 8), (63, 14, torch.float16, 0)],
+)
+def test_planes_of_which_some_begin_at_16_bytes_are_shifted(
+    channels: int, width: int, dtype: torch.dtype, planes: int
+) -> None:
+    one = replace(POINTWISE, c=channels, h=width, w=width, r=3, s=3, padding=(1, 1, 1, 1), dtype=dtype)
+    x = wgrad._ways(dense_request(one, CPU), 227 << 10, 132)[0].stage.x
+    assert (x.planes, x.loads == 0) == (planes, planes > 0)
+
+
+def test_lines_are_loaded_where_raw_ones_have_no_room() -> None:
+    request = dense_request(replace(POINTWISE, h=65, w=191, r=3, s=3, dtype=torch.float16), CPU)
+    much, little = (wgrad._ways(request, smem_bytes, 132)[0].stage.x for smem_bytes in (227 << 10, 24 << 10))
+    assert (much.planes, much.loads) == (8, 0) and (little.planes, little.loads) == (0, 1)
+
+
 @pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
 @pytest.mark.usefixtures("emulator_cache")
 def test_loaded_lines_are_ordered_by_mbarriers_alone() -> None:

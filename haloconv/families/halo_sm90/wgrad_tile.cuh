@@ -22,8 +22,8 @@ constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_PLANES != 0;  // by threads
 constexpr bool LOADS = X_STORED || Y_STORED;
-constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 72 : 80) : CONSUMERS == 2 ? 24 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 216 : 240) : LOADS ? 144 : 160;  // what is left
+constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 208 : 240) : LOADS ? 144 : 160;  // what is left
 constexpr int FLUSH_STEPS = 2048;
 // Arrivals that fill a line and give it back. A thread that stores a line, or reads what others have stored, arrives
 // itself: so each store is ordered by the mbarrier alone, as compute-sanitizer's racecheck judges it. Where TMA writes,

@@ -205,16 +205,16 @@ class Operand:
         """The same without planes, which need room in shared memory."""
         return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.planes else self
 
+    def raw_pixels(self, pixels: int, size: int) -> int:
+        """Of a row of so many before it is shifted; an odd number of pieces."""
+        return (pixels * size // _PIECE_BYTES + 1 | 1) * _PIECE_BYTES // size
+
     def raw_bytes(self, rows: int, pixels: int, size: int) -> int:
-        """Of the lines under way before they are shifted, and their barriers."""
+        """Of the lines under way before they are shifted."""
         if not self.planes:
             return 0
-        pitch = (pixels * size // _PIECE_BYTES + 1 | 1) * _PIECE_BYTES
-        return _RAW_STAGES * self.planes * ceil_div(rows // self.planes * pitch, 128) * 128
-
-    def raw_pixels(self, pixels: int, size: int) -> int:
-        """Of a row before it is shifted."""
-        return (pixels * size // _PIECE_BYTES + 1 | 1) * _PIECE_BYTES // size
+        plane_bytes = rows // self.planes * self.raw_pixels(pixels, size) * size
+        return _RAW_STAGES * self.planes * ceil_div(plane_bytes, _SPAN_BYTES) * _SPAN_BYTES
 
 
 def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> int:
