@@ -1,7 +1,6 @@
 // halo_sm90_wgrad: the weight gradient on Hopper's tensor cores, as partial sums.
 //
-//   dw[k, c, r, s] = sum over pixels (n, p, q) of dy[n, k, p, q] *
-//                                                     x[n, c, p * stride + r * dil - pad, q * stride + s * dil - pad]
+//   dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, p stride + r dil - pad, q stride + s dil - pad]
 //
 // wgmma sums over pixels of a row, K. M, its operand in registers, are channels of x at one or more columns of taps:
 // the fragment is read from shared memory at any shift, so a tap costs no copy. N are filters: dy by descriptor.
