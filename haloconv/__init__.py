@@ -16,6 +16,7 @@ from haloconv.choose import measuring
 from haloconv.functional import conv2d, functional_mode
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
+from haloconv.precompile import precompile
 from haloconv.version import __version__
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "conv2d",
     "export",
     "functional_mode",
+    "precompile",
     "restore",
     "set_logs",
     "tune",

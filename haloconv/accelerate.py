@@ -19,6 +19,7 @@ from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
 from haloconv.module import OWN_NAMES, Conv2d
 from haloconv.precision import Precision
+from haloconv.precompile import Inputs, precompile
 from haloconv.reclass import change_class, is_convolution, own_class
 from haloconv.subclasses import check_also, replacement
 
@@ -115,6 +116,7 @@ def accelerate(
     family: str = "auto",
     precision: Precision | None = None,
     also: Collection[type[torch.nn.Conv2d]] = (),
+    example_inputs: Inputs | None = None,
 ) -> Acceleration:
     """Turn every torch.nn.Conv2d of ``model`` into a haloconv.Conv2d, in place.
 
@@ -125,11 +127,14 @@ def accelerate(
     PyTorch's. They stay instances of their class. ``family``, ``precision`` and ``strict`` mean what they mean for
     haloconv.Conv2d; layers that were swapped before take them, too. ``restore`` undoes it.
 
+    With ``example_inputs``, as haloconv.precompile takes them, the kernels of the swapped model are compiled now, side
+    by side: those of inference, and in training mode those of gradients, too.
+
     With HALOCONV_DISABLE=1 nothing is changed, ``strict`` or not, and a warning says so once.
 
     Raises ValueError for an unknown precision or family, TypeError if something in ``also`` is no subclass of
     torch.nn.Conv2d, and RuntimeError if ``strict`` is set and a 2-D convolution cannot be swapped; nothing is changed
-    then.
+    then. What the model raises for ``example_inputs``, after its layers were swapped.
     """
     check_names(precision, family)
     check_also(also)
@@ -159,6 +164,8 @@ def accelerate(
             module.swapped = True
             vars(module)["_layer_name"] = names[0]
             swaps.append(Swap(names, module))
+    if example_inputs is not None:
+        precompile(model, example_inputs)
     return Acceleration(tuple(swaps), tuple(already), left)
 
 

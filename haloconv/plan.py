@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -19,7 +22,7 @@ from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import runs_kernels, stand_in, watched
 from haloconv.families import FAMILIES
 from haloconv.families.aten import aten_gradients, is_symmetric
-from haloconv.families.base import BoundCall
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.layout import Layout, is_channels_last
 from haloconv.precision import torch_precision
@@ -36,10 +39,8 @@ class Plan:
 
     __slots__ = ("_native", "choice", "layout", "plain", "problem", "run", "spec", "w_layout")
 
-    def __init__(
-        self, request: Request, spec: ConvSpec, choice: Choice, run: BoundCall, w_layout: Layout, plain: bool
-    ) -> None:
-        self.problem, self.layout, self.w_layout = request.problem, request.result_layout, w_layout
+    def __init__(self, request: Request, spec: ConvSpec, choice: Choice, run: BoundCall, plain: bool = False) -> None:
+        self.problem, self.layout, self.w_layout = request.problem, request.result_layout, second_layout(request)
         self.spec, self.choice, self.run, self.plain = spec, choice, run, plain
         self._native: dict[Direction, bool] = {}
 
@@ -61,6 +62,21 @@ class Plan:
         return known
 
 
+class Noted(NamedTuple):
+    """A call that asked for a plan inside ``noting``: its request, and the gradients that autograd would ask for.
+
+    ``key`` is what its plan is found by, ``layer`` the name of the layer where it is known. ``gradients`` may have
+    dgrad and wgrad; ``bias_gradient`` if that of the bias is wanted.
+    """
+
+    key: tuple
+    request: Request
+    spec: ConvSpec
+    layer: str
+    gradients: tuple[Direction, ...]
+    bias_gradient: bool
+
+
 Bound = TypeVar("Bound")
 
 _PLAN_LIMIT = 8192  # of each kind
@@ -68,6 +84,7 @@ _PLAN_LIMIT = 8192  # of each kind
 _plans: dict[tuple, Plan] = {}
 _bgrads: dict[tuple, BoundCall] = {}
 _warned: set[tuple] = set()
+_noted: ContextVar[list[Noted] | None] = ContextVar("haloconv_noted", default=None)
 
 
 def problem_of(
@@ -97,6 +114,19 @@ def clear_plans() -> None:
     _bgrads.clear()
 
 
+@contextmanager
+def noting() -> Iterator[list[Noted]]:
+    """Inside, convolutions of this thread that have no plan yet run on PyTorch and are noted: nothing is chosen, bound
+    or compiled for them, and no plan is kept.
+    """
+    found: list[Noted] = []
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
 def plan_fprop(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, activation: Activation | None = None
 ) -> Plan:
@@ -117,8 +147,24 @@ def plan_fprop(
         layout = result_layout(x, w)
         plain = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
         problem = replace(plain, bias=b is not None, activation=activation)
-        plan = _remember(_plans, key, _bind(problem, x, w, layout, spec))
+        request = Request(problem, form_of(x), form_of(w), layout, x.device)
+        noted = _noted.get()
+        if noted is not None:
+            noted.append(Noted(key, request, spec, current_layer(), *_gradients_of(x, w, b)))
+            return Plan(request, spec, _LATER, _run_of(_LATER, request)[0])
+        plan = keep(key, bind(request, spec))
     return plan
+
+
+_LATER = Choice("aten", "chosen after this call")
+
+
+def _gradients_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[tuple[Direction, ...], bool]:
+    """What a backward pass would ask for: dgrad and wgrad, and whether the gradient of the bias."""
+    if not torch.is_grad_enabled():
+        return (), False
+    wanted: tuple[Direction, ...] = (("dgrad",) if x.requires_grad else ()) + (("wgrad",) if w.requires_grad else ())
+    return wanted, b is not None and b.requires_grad
 
 
 def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
@@ -136,7 +182,7 @@ def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layo
     plan = _plans.get(key)
     if plan is None:
         problem = problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
-        plan = _remember(_plans, key, _bind(problem, dy, w, layout, spec))
+        plan = keep(key, bind(Request(problem, form_of(dy), form_of(w), layout, dy.device), spec))
     return plan
 
 
@@ -155,7 +201,7 @@ def plan_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layo
     plan = _plans.get(key)
     if plan is None:
         problem = problem_of("wgrad", x.shape, w_shape, spec, dy.dtype, layout_of(x))
-        plan = _remember(_plans, key, _bind(problem, dy, x, layout, spec))
+        plan = keep(key, bind(Request(problem, form_of(dy), form_of(x), layout, dy.device), spec))
     return plan
 
 
@@ -186,19 +232,26 @@ def gradients(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, fprop: Plan) -
 def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     """db (K,): the sum of dy (N, K, P, Q) over images and pixels."""
     key = (dy.shape, dy.stride(), dy.dtype, dy.device, spec.family)
-    run = _bgrads.get(key) or _remember(_bgrads, key, _bind_bgrad(dy, spec.family))
+    run = _bgrads.get(key)
+    if run is None:
+        bound = bind_bgrad_of(dy.dtype, tuple(dy.shape), form_of(dy), dy.device, spec.family)
+        run = _remember(_bgrads, key, bound)
     if not profiler._is_profiler_enabled:
         return run(dy)
     with named_range("bgrad", "aten" if run is _aten_bgrad else "direct"):
         return run(dy)
 
 
-def _bind_bgrad(dy: torch.Tensor, family: str) -> BoundCall:
-    refused = not runs_kernels(dy.device) or dy.dtype not in support.KERNEL_DTYPES or dy.numel() == 0
-    by_rule = family == "auto" and not refused and stand_in() is None and bgrad_by_measured_rule(dy)[0] == "aten"
-    if family == "aten" or refused or by_rule or env.disabled():
+def bind_bgrad_of(
+    dtype: torch.dtype, shape: tuple[int, ...], form: TensorForm, device: torch.device, family: str
+) -> BoundCall:
+    """What sums dy (N, K, P, Q) of this form over images and pixels. Raises what compiling and loading raise."""
+    refused = not runs_kernels(device) or dtype not in support.KERNEL_DTYPES or 0 in shape
+    if family == "aten" or refused or env.disabled():
         return _aten_bgrad
-    return watched(bind_bgrad(dy.dtype, tuple(dy.shape), form_of(dy), dy.device), dy.device)
+    if family == "auto" and stand_in() is None and bgrad_by_measured_rule(shape, form.strides, device)[0] == "aten":
+        return _aten_bgrad
+    return watched(bind_bgrad(dtype, shape, form, device), device)
 
 
 def _aten_bgrad(dy: torch.Tensor) -> torch.Tensor:
@@ -213,21 +266,32 @@ def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
     return bound
 
 
-def _bind(problem: Problem, first: torch.Tensor, second: torch.Tensor, layout: Layout, spec: ConvSpec) -> Plan:
-    device = first.device
-    request = Request(problem, form_of(first), form_of(second), layout, device)
+def keep(key: tuple, plan: Plan) -> Plan:
+    """Let calls find the plan by ``key``, as in Noted."""
+    return _remember(_plans, key, plan)
+
+
+def bind(request: Request, spec: ConvSpec) -> Plan:
+    """Choose and bind. Raises what compiling and loading raise, and as plan_fprop for a family that is refused."""
+    problem = request.problem
     choice = choose_now(request, spec.family)
-    if choice.refused and device.type != "meta":  # there nothing is computed
+    if choice.refused and request.device.type != "meta":  # there nothing is computed
         _report_refusal(problem, choice, spec)
-    family, config = FAMILIES[choice.family], config_of(choice, request)
-    run = watched(family.bind(request, config), device)
-    if problem.activation is not None and problem.activation not in family.activations:
-        run = _activated(run)
+    run, config = _run_of(choice, request)
     plain = problem.direction == "fprop" and _is_settled(choice, spec) and _is_plain(problem, spec)
     choice = choice._replace(kernel=config.kernel, config=config.key)
     if logs.choice.isEnabledFor(logging.INFO):
         _log_choice(problem, choice)
-    return Plan(request, spec, choice, run, layout_of(second), plain)
+    return Plan(request, spec, choice, run, plain)
+
+
+def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
+    """The bound call of a choice, and its config."""
+    problem, family, config = request.problem, FAMILIES[choice.family], config_of(choice, request)
+    run = watched(family.bind(request, config), request.device)
+    if problem.activation is not None and problem.activation not in family.activations:
+        run = _activated(run)
+    return run, config
 
 
 def _log_choice(problem: Problem, choice: Choice) -> None:
@@ -274,3 +338,10 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 def result_layout(x: torch.Tensor, w: torch.Tensor) -> Layout:
     """The memory order of y and dx, as of PyTorch's layer: ``"nhwc"`` if it would call either tensor channels_last."""
     return "nhwc" if "nhwc" in (layout_of(x), layout_of(w)) else "nchw"
+
+
+def second_layout(request: Request) -> Layout:
+    """The memory order of the second tensor: w in fprop and dgrad, x in wgrad."""
+    problem = request.problem
+    shape = problem.x_shape if problem.direction == "wgrad" else problem.w_shape
+    return "nhwc" if is_channels_last(shape, request.second.strides) else "nchw"

@@ -69,7 +69,7 @@ class Layer:
             return Choice("direct", "asked for")
         if stand_in() is not None:  # no rule was measured there, and our kernel runs
             return Choice("direct", "a sum over images and pixels")
-        return Choice(*bgrad_by_measured_rule(self.dy))
+        return Choice(*bgrad_by_measured_rule(self.dy.shape, self.dy.stride(), self.dy.device))
 
     def ran(self, step: Step) -> Config:
         """The config that runs the step, which names its kernel; that of PyTorch is called ``aten``."""

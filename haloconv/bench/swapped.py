@@ -20,11 +20,11 @@ from haloconv.layout import Layout
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, result_layout
 from haloconv.precision import Precision
+from haloconv.precompile import evaluating
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.problem_file import Inputs, map_tensors, tensors_in
 from haloconv.report import Row
 from haloconv.subclasses import padding_of
-from haloconv.tune.problems import evaluating
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch.utils import _pytree
 
 from haloconv.layout import Layout
 from haloconv.plan import layout_of
+from haloconv.precompile import evaluating
 from haloconv.problem_file import USER_ERRORS, Inputs, how_it_ended, map_tensors, tensors_in
-from haloconv.tune.problems import evaluating
 
 Values = dict[str, torch.Tensor]
 

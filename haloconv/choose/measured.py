@@ -68,10 +68,13 @@ def by_measured_rule(problem: Problem, device: torch.device) -> tuple[str, str]:
     return family, f"{reason}, at least {least:.2f}x PyTorch on {nearest.name}"
 
 
-def bgrad_by_measured_rule(dy: torch.Tensor) -> tuple[str, str]:
-    """The family that sums dy (N, K, P, Q) over images and pixels, and why; PyTorch on a GPU model without results."""
-    family, reason = bgrad_by_rule(dy.shape, dy.stride())
-    facts = device_facts(dy.device.index)
+def bgrad_by_measured_rule(shape: tuple[int, ...], strides: tuple[int, ...], device: torch.device) -> tuple[str, str]:
+    """The family that sums dy of this shape (N, K, P, Q) over images and pixels, and why.
+
+    PyTorch on a GPU model without results.
+    """
+    family, reason = bgrad_by_rule(shape, strides)
+    facts = device_facts(device.index)
     if family == "aten" or is_measured(facts):
         return family, reason
     return "aten", f"by rule: nothing was measured on {facts.name}"

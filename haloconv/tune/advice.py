@@ -21,9 +21,10 @@ from haloconv.choose.records import shelf_of
 from haloconv.device import device_facts, has_facts
 from haloconv.layout import Layout
 from haloconv.precision import torch_precision
+from haloconv.precompile import Inputs
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.roofline import limit_ms
-from haloconv.tune.problems import Inputs, Posed, problems_of
+from haloconv.tune.problems import Posed, problems_of
 
 WORTH_SAYING = 1.05
 """The least gain, as a ratio of times, that is advised."""

@@ -15,11 +15,12 @@ from haloconv.choose.buckets import layer_key, size_of
 from haloconv.choose.choice import choose
 from haloconv.choose.records import Place, Record, shelf_of
 from haloconv.device import device_facts, stand_in
+from haloconv.precompile import Inputs
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
 from haloconv.roofline import limit_ms
 from haloconv.tune.measure import BUDGET_S, measure, prepared
-from haloconv.tune.problems import Inputs, Posed, problems_of
+from haloconv.tune.problems import Posed, problems_of
 from haloconv.tune.ranks import on_every_rank, own_rank
 from haloconv.tune.submission import append_row, read_rows, submission_of
 

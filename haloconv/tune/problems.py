@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,11 +13,10 @@ from haloconv.functional import make_spec
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, problem_of, result_layout
 from haloconv.precision import Precision
+from haloconv.precompile import Inputs, arguments_of, check_directions, evaluating
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
 from haloconv.problem_file import tensors_in
 from haloconv.subclasses import OwnForward, padding_of, replacement
-
-Inputs = torch.Tensor | Sequence[object] | Mapping[str, object]
 
 
 class Posed(NamedTuple):
@@ -41,10 +40,8 @@ def problems_of(
 
     Raises ValueError for a direction that is none, and what the model raises.
     """
-    unknown = [each for each in directions if each not in DIRECTIONS]
-    if unknown:
-        raise ValueError(f"directions are some of {', '.join(DIRECTIONS)}, not {', '.join(map(str, unknown))}")
-    args, kwargs = _arguments(example_inputs)
+    check_directions(directions)
+    args, kwargs = arguments_of(example_inputs)
     frozen_inputs = {tensor.data_ptr() for tensor in tensors_in((args, kwargs)) if not tensor.requires_grad}
     found: list[Posed] = []
 
@@ -55,12 +52,6 @@ def problems_of(
     with _noting(model, note), evaluating(model), torch.no_grad():
         model(*args, **kwargs)
     return list(dict.fromkeys(found))
-
-
-def _arguments(example_inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    return (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs), {}
 
 
 def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[Direction]) -> Iterator[Problem]:
@@ -118,15 +109,3 @@ def _is_ours_to_run(module: torch.nn.Module) -> bool:
     if isinstance(module, Conv2d):
         return not isinstance(module, OwnForward)  # only its forward knows what it convolves
     return not isinstance(replacement(module), str)
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, so that no running statistics change; afterwards as before."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -22,7 +22,7 @@ LAYERS = (
     {"families"},
     {"choose"},
     {"plan"},
-    {"accelerate", "autograd", "functional", "library", "module", "reclass", "subclasses", "transforms"},
+    {"accelerate", "autograd", "functional", "library", "module", "precompile", "reclass", "subclasses", "transforms"},
     {"emulator", "problem_file"},
     {"export", "tune"},
     {"bench", "doctor"},
