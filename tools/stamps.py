@@ -1,4 +1,7 @@
-"""Stamps: a file a family under benchmarks/verified, a line a kernel. families.closure says what a hash covers."""
+"""Stamps: a file a family under benchmarks/verified, a line a kernel. families.closure says what a hash covers.
+
+``python -m tools.stamps`` writes haloconv/choose/stamped.json, which tells the package of the stamps that hold.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+from haloconv.choose.trust import STAMPED
 from haloconv.env import child_environment
 from haloconv.families.closure import (
     all_hashes,
@@ -16,6 +20,7 @@ from haloconv.families.closure import (
     stamp_hash,
     stamped_files,
 )
+from haloconv.families.files import device_hash
 from haloconv.jit.source import SOURCE_ROOT
 
 __all__ = ["all_hashes", "canonical_host", "host_files", "kernels", "launched", "stamp_hash", "stamped_files"]
@@ -63,7 +68,23 @@ def write_stamps(stamps: dict[str, dict], folder: Path = VERIFIED) -> list[Path]
         lines = ",\n".join(f'    "{name}": {json.dumps(stamp, sort_keys=True)}' for name, stamp in own.items())
         path.write_text(f'{{\n  "family": "{family}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
         written.append(path)
+    if folder == VERIFIED:
+        write_stamped()
     return written
+
+
+def stamped(stamps: dict[str, dict]) -> dict[str, dict[str, str]]:
+    """What choose/stamped.json holds: GPU model and device code of each kernel whose stamp is of the present sources."""
+    return {
+        kernel: {"gpu": stamp["gpu"], "source": device_hash(kernel)}
+        for kernel, stamp in sorted(stamps.items())
+        if kernel in kernels() and stamp["hash"] == stamp_hash(kernel)
+    }
+
+
+def write_stamped(path: Path = STAMPED) -> None:
+    """Write the list from the stamps."""
+    path.write_text(json.dumps(stamped(read_stamps()), indent=1) + "\n", encoding="utf-8")
 
 
 def environment_of(root: Path) -> dict[str, str]:
@@ -75,3 +96,7 @@ def pending() -> dict[str, str]:
     """Kernel -> "date: reason" for the kernels that PENDING.md names."""
     text = PENDING.read_text(encoding="utf-8") if PENDING.exists() else ""
     return {line["kernel"]: f"{line['date']}: {line['reason']}" for line in PENDING_LINE.finditer(text)}
+
+
+if __name__ == "__main__":
+    write_stamped()

@@ -1,11 +1,16 @@
 """Whether a record that came with the package may be followed here.
 
-Its family must give about PyTorch's result for the very problem, once in a process.
+Its kernel has a stamp that was made on this GPU model and covers the present sources: ``stamped.json`` lists these, and
+``python -m tools.stamps`` writes it. Else its family must give about PyTorch's result for the very problem, once in a
+process.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
+from functools import cache
+from pathlib import Path
 
 from haloconv.choose.measuring import ONE_AT_A_TIME, measuring
 from haloconv.choose.records import Record, shelf_of
@@ -13,12 +18,29 @@ from haloconv.device import is_capturing
 from haloconv.families.base import Config
 from haloconv.problem import Request
 
+STAMPED = Path(__file__).with_name("stamped.json")
+
 _trusted: set[Record] = set()
 
 
+@cache
+def stamped() -> dict[str, dict[str, str]]:
+    """Of each kernel with a stamp for its present sources the GPU model, and the hash of the kernel's device code."""
+    return json.loads(STAMPED.read_text(encoding="utf-8"))
+
+
+def has_stamp(record: Record) -> bool:
+    """Whether the kernel of the record was verified on the record's GPU model, with the code that was measured.
+
+    Its device code is compared, which the record was found by. What else a stamp covers takes half a second to hash:
+    the list is written, and held against the stamps by a test, for the sources that it comes with.
+    """
+    return stamped().get(record.kernel) == {"gpu": record.gpu, "source": record.source}
+
+
 def knows(record: Record) -> bool:
-    """Whether the record is trusted already, or says nothing about kernels of ours."""
-    return record.family == "aten" or record in _trusted
+    """Whether the record needs no look: no kernel of ours, one with a stamp, or one that was looked at already."""
+    return record.family == "aten" or record in _trusted or has_stamp(record)
 
 
 def examine(record: Record, request: Request, config: Config) -> bool:

@@ -45,6 +45,30 @@ def test_a_shipped_record_is_looked_at_once(special: FakeFamily, shipped: Callab
     assert special.bound == [FakeConfig(8)]
 
 
+@pytest.fixture
+def stamp(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The one stamp that there is, of the kernel that the shipped record names."""
+    (found,) = [record(NCHW, "special", config="rows8")]
+    made = {"gpu": found.gpu, "source": found.source}
+    monkeypatch.setattr(trust, "stamped", lambda: {found.kernel: made})
+    return made
+
+
+def test_a_record_of_a_stamped_kernel_needs_no_look(special: FakeFamily, shipped: Callable, stamp: dict) -> None:
+    shipped()
+    found = choose(NCHW, CPU)
+    assert (found.family, found.config, special.bound) == ("special", "rows8", [])
+
+
+@pytest.mark.parametrize("other", [{"gpu": "NVIDIA H100"}, {"source": "0" * 64}])
+def test_a_stamp_of_another_gpu_or_of_other_code_does_not_count(
+    special: FakeFamily, shipped: Callable, stamp: dict, other: dict
+) -> None:
+    stamp |= other
+    shipped()
+    assert choose(NCHW, CPU).config == "rows8" and special.bound == [FakeConfig(8)]
+
+
 @pytest.mark.parametrize("fault", ["wrong", "nan", "does not bind", "does not run"])
 def test_a_shipped_record_that_is_wrong_here_is_not_followed(
     special: FakeFamily, shipped: Callable, fault: str

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from haloconv import families
+from haloconv.choose import trust
 from haloconv.families import closure
-from haloconv.families.files import kernels_of
+from haloconv.families.files import device_hash, kernels_of
 from tests.cpu.test_gpu_results import COLLECTED, DIRECT, begin, ended
 from tests.cpu.test_jit_compile import SPILLING
 from tests.toy_kernel import toy_source
@@ -266,3 +267,14 @@ def test_stamps_of_other_kernels_stay_and_those_of_kernels_that_are_gone_go(tmp_
     assert stamps.write_stamps({"halo_sm90/wgrad": new}, tmp_path) == [tmp_path / "halo_sm90.json"]
     wanted = {"depthwise/band": kept, "halo_sm90/conv": kept, "halo_sm90/wgrad": new}
     assert stamps.read_stamps(tmp_path) == wanted and not (tmp_path / "direct.json").exists()
+
+
+def test_the_package_knows_the_stamps_that_hold() -> None:
+    """After a change of sources or stamps: python -m tools.stamps."""
+    assert trust.stamped() == stamps.stamped(STAMPS)
+
+
+def test_a_stamp_of_other_sources_is_not_told_to_the_package() -> None:
+    holds, other = {"hash": stamps.stamp_hash(KERNELS[0]), "gpu": "A GPU"}, {"hash": "0" * 64, "gpu": "A GPU"}
+    found = stamps.stamped({KERNELS[0]: holds, KERNELS[1]: other, "gone/kernel": holds})
+    assert found == {KERNELS[0]: {"gpu": "A GPU", "source": device_hash(KERNELS[0])}}
