@@ -31,14 +31,14 @@ STAGING = (
     _fault("band: strips are not counted", "a plane's second strip is another image's first",
            ("while (strip >= strips) strip -= strips, ++image;", "image += strip, strip = 0;"), on="band_strips"),
     _fault("band: a block does its neighbour's strips", "a block goes from strip to strip of the channel",
-           ("        ahead += share.parts;", "        ahead += 1;"), on="band_7x7"),
+           ("        ahead += partition.parts;", "        ahead += 1;"), on="band_7x7"),
     _fault("band: a copy too few is waited for", "a strip is multiplied before it has landed",
            ("cp_async_wait_group<DEPTH - 2>()", "cp_async_wait_group<DEPTH - 1>()"), on="band_7x7"),
     _fault("band: no barrier", "a strip is multiplied before other threads' copies have landed",
            ("cp_async_wait_group<DEPTH - 2>();\n        __syncthreads();", "cp_async_wait_group<DEPTH - 2>();"),
            on="band_7x7"),
     _fault("band: a buffer is used too early", "the copies overwrite the strip that is multiplied",
-           ("copy(smem + free * share.buffer_bytes", "copy(smem + full * share.buffer_bytes"), on="band_many"),
+           ("copy(smem + free * partition.buffer_bytes", "copy(smem + full * partition.buffer_bytes"), on="band_many"),
 )  # fmt: skip
 
 PRODUCTS = (

@@ -30,9 +30,10 @@ COPIES = (
     _fault("pairs wgrad: padding of the other axis", "columns begin where rows do",
            ("col - p.pad_left,\n", "col - p.pad_top,\n"), on="pairs_wgrad_sides"),
     _fault("pairs wgrad: the same strip of each image", "blocks do not change strips",
-           ("(at + cut.turn * round) % cut.strips", "at % cut.strips * (1 - cut.turn)"), on="pairs_wgrad_turn"),
+           ("(at + cut.strip_shift * round) % cut.strips", "at % cut.strips * (1 - cut.strip_shift)"),
+           on="pairs_wgrad_shift"),
     _fault("pairs wgrad: strips of the next image", "a block's next piece is the neighbour's",
-           ("part + round * cut.parts", "part + round"), on="pairs_wgrad_turn"),
+           ("part + round * cut.parts", "part + round"), on="pairs_wgrad_shift"),
 )  # fmt: skip
 
 PRODUCTS = (

@@ -19,9 +19,9 @@ def _fault(
 
 PLANES = (
     _fault("nothing is cleared", "what copies do not write is what memory held",
-           ("hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.share.buffer_bytes);", "")),
+           ("hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.partition.buffer_bytes);", "")),
     _fault("copies before the zeros", "a thread's zeros overwrite what others have copied",
-           ("BUFFERS * p.share.buffer_bytes);\n    __syncthreads();", "BUFFERS * p.share.buffer_bytes);")),
+           ("BUFFERS * p.partition.buffer_bytes);\n    __syncthreads();", "BUFFERS * p.partition.buffer_bytes);")),
     _fault("images behind the last", "a copy reads an image that is not there",
            ("inside && image + i < s.images", "inside")),
     _fault("rows outside are read", "the rows above and below the image count as inside",

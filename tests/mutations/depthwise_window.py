@@ -118,7 +118,7 @@ GRADIENTS = (
            ("{share_row, p.share_rows}", "{0, p.share_rows}"), on="window_13x11", result="wgrad",
            shape=_BOTH),
     _fault("a share takes its neighbour's rows too", "rows are summed twice",
-           ("left < share.rows ? left : share.rows", "left"), on="window_13x11", result="wgrad", shape=_BOTH),
+           ("left < own.rows ? left : own.rows", "left"), on="window_13x11", result="wgrad", shape=_BOTH),
     _fault("the last share is lost", "one share is never added",
            ("share < p.shares;", "share < p.shares - 1;"), on="window_13x11", result="wgrad", shape=_BOTH),
     _fault("window: the last part is as long as the others", "terms behind the last image are summed",

@@ -41,7 +41,7 @@ struct Params {
     i64 w_k, w_r, w_s;  // strides in elements
     i64 out_n, out_c, out_h;
     hc::strips::Staged staged;
-    hc::strips::Share share;
+    hc::strips::Partition partition;
     int out_rows, out_cols, pad_left;
 };
 
@@ -203,8 +203,8 @@ struct Way {
 
 __device__ __forceinline__ void convolve(const Params& p, const Bands& bands, const Way& way, int channel,
                                          const hc::strips::Unit& unit, const char* buffer) {
-    const int lane = threadIdx.x % 32, first_row = unit.strip * p.share.rows;
-    const int left = p.out_rows - first_row, rows = left < p.share.rows ? left : p.share.rows;
+    const int lane = threadIdx.x % 32, first_row = unit.strip * p.partition.rows;
+    const int left = p.out_rows - first_row, rows = left < p.partition.rows ? left : p.partition.rows;
     elem_t* const out = p.out + unit.image * p.out_n + channel * p.out_c + first_row * p.out_h;
     for (int row = threadIdx.x / 32 * ROWS; row < rows; row += THREADS / 32 * ROWS) {
         const char* window = buffer + row * p.staged.row_bytes;
@@ -223,21 +223,21 @@ __device__ __forceinline__ void convolve(const Params& p, const Bands& bands, co
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_band(const Params p) {
     extern __shared__ __align__(16) char dynamic_smem[];
     __shared__ Filter filter;
-    const int channel = blockIdx.x % p.share.channels, first = blockIdx.x / p.share.channels;
+    const int channel = blockIdx.x % p.partition.channels, first = blockIdx.x / p.partition.channels;
     const hc::strips::Copier<elem_t, THREADS> copier(p.staged, p.in, channel / MULTIPLIER);
-    hc::strips::Ring<BUFFERS> ring(p.share, dynamic_smem, first);
+    hc::strips::Ring<BUFFERS> ring(p.partition, dynamic_smem, first);
     const auto copy = [&](char* buffer, int image, int strip) {
-        copier.copy(p.staged, buffer, image, strip * p.share.rows);
+        copier.copy(p.staged, buffer, image, strip * p.partition.rows);
     };
     ring.fill(copy);
     for (int i = 0; i < BUFFERS; ++i)
-        hc::strips::clear_borders<THREADS>(p.staged, dynamic_smem + i * p.share.buffer_bytes);
+        hc::strips::clear_borders<THREADS>(p.staged, dynamic_smem + i * p.partition.buffer_bytes);
     filter.load(p, channel);
     __syncthreads();
     const Bands bands(p, filter, channel);
-    const Way way(p, dynamic_smem + BUFFERS * p.share.buffer_bytes);
+    const Way way(p, dynamic_smem + BUFFERS * p.partition.buffer_bytes);
     for (; ring.has(); ring.advance()) {
-        ring.turn(copy);
+        ring.next_buffer(copy);
         convolve(p, bands, way, channel, ring.unit, ring.buffer());
     }
 }

@@ -38,7 +38,7 @@ struct Params {
     const elem_t *x, *dy;
     float* partials;  // [part][K][R][S]
     hc::strips::Staged x_staged, dy_staged;
-    hc::strips::Share share;
+    hc::strips::Partition partition;
     int x_bytes;  // of a buffer; dy follows
     int h, w, p, q, pad_left;
 };
@@ -80,7 +80,7 @@ __device__ __forceinline__ void multiply_strip(Sums& sums, const Params& p, cons
     int row = 0, col = int(threadIdx.x) / 32 / SHARES;  // the steps of a strip, row by row
     while (true) {
         while (col >= col_steps) col -= col_steps, row += ROWS;
-        if (row >= p.share.rows) return;
+        if (row >= p.partition.rows) return;
         const char* from = buffer + col * (COLS * (int)sizeof(elem_t));
         multiply(sums, p, from + row * p.x_staged.row_bytes, from + p.x_bytes + row * p.dy_staged.row_bytes,
                  share * FILTER_ROWS);
@@ -100,12 +100,12 @@ __device__ __forceinline__ float over_lanes(float sum) {
 __device__ __forceinline__ float sum_again(const Params& p, int filter, int first, int r, int s) {
     const hc::strips::Staged &of_x = p.x_staged, &of_dy = p.dy_staged;
     float sum = 0;
-    for (int i = first; i < p.share.units; i += p.share.parts) {
-        const hc::strips::Unit unit(i, p.share.strips);
+    for (int i = first; i < p.partition.units; i += p.partition.parts) {
+        const hc::strips::Unit unit(i, p.partition.strips);
         const elem_t* x = p.x + unit.image * of_x.image + filter / MULTIPLIER * of_x.channel;
         const elem_t* dy = p.dy + unit.image * of_dy.image + filter * of_dy.channel;
-        const int begin = unit.strip * p.share.rows;
-        for (int row = begin; row < begin + p.share.rows && row < p.p; ++row)
+        const int begin = unit.strip * p.partition.rows;
+        for (int row = begin; row < begin + p.partition.rows && row < p.p; ++row)
             for (int col = threadIdx.x % 32; col < p.q; col += 32) {
                 const int h = row + r * DIL_H - of_x.pad_top, w = col + s * DIL_W - p.pad_left;
                 const bool inside = (unsigned)h < (unsigned)p.h && (unsigned)w < (unsigned)p.w;
@@ -119,7 +119,7 @@ __device__ __forceinline__ float sum_again(const Params& p, int filter, int firs
 // Adds the diagonals of row i of the filter rows of all warps, and writes the sums of the taps.
 __device__ __forceinline__ void add_diagonals(const Params& p, const Smem& smem, int i, int filter, int first) {
     const int lane = threadIdx.x % 32;
-    float* const partials = p.partials + ((i64)first * p.share.channels + filter) * (R * S);
+    float* const partials = p.partials + ((i64)first * p.partition.channels + filter) * (R * S);
     for (int at = threadIdx.x / 32; at < SHARES * S; at += WARPS) {
         const int share = at / S, s = at % S, r = share * FILTER_ROWS + i;
         if (r >= R) break;
@@ -149,22 +149,22 @@ __device__ __forceinline__ void add_up(const Params& p, Smem& smem, const Sums& 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_band_wgrad(const Params p) {
     extern __shared__ __align__(16) char dynamic_smem[];
     __shared__ Smem smem;
-    const int filter = blockIdx.x % p.share.channels, first = blockIdx.x / p.share.channels;
+    const int filter = blockIdx.x % p.partition.channels, first = blockIdx.x / p.partition.channels;
     const hc::strips::Copier<elem_t, THREADS> of_x(p.x_staged, p.x, filter / MULTIPLIER);
     const hc::strips::Copier<elem_t, THREADS> of_dy(p.dy_staged, p.dy, filter);
-    hc::strips::Ring<BUFFERS> ring(p.share, dynamic_smem, first);
+    hc::strips::Ring<BUFFERS> ring(p.partition, dynamic_smem, first);
     const auto copy = [&](char* buffer, int image, int strip) {
-        of_x.copy(p.x_staged, buffer, image, strip * p.share.rows);
-        of_dy.copy(p.dy_staged, buffer + p.x_bytes, image, strip * p.share.rows);
+        of_x.copy(p.x_staged, buffer, image, strip * p.partition.rows);
+        of_dy.copy(p.dy_staged, buffer + p.x_bytes, image, strip * p.partition.rows);
     };
     ring.fill(copy);
     for (int i = 0; i < BUFFERS; ++i) {
-        hc::strips::clear_borders<THREADS>(p.x_staged, dynamic_smem + i * p.share.buffer_bytes);
-        hc::strips::clear_borders<THREADS>(p.dy_staged, dynamic_smem + i * p.share.buffer_bytes + p.x_bytes);
+        hc::strips::clear_borders<THREADS>(p.x_staged, dynamic_smem + i * p.partition.buffer_bytes);
+        hc::strips::clear_borders<THREADS>(p.dy_staged, dynamic_smem + i * p.partition.buffer_bytes + p.x_bytes);
     }
     Sums sums = {};
     for (; ring.has(); ring.advance()) {
-        ring.turn(copy);
+        ring.next_buffer(copy);
         multiply_strip(sums, p, ring.buffer());
     }
     add_up(p, smem, sums, filter, first);

@@ -134,14 +134,14 @@ def bind(request: Request, config: Config) -> BoundCall:
     steps = cut.strips[1] // _ROWS * ceil_div(problem.q, _COLS) * ceil_div(problem.r, tiling.filter_rows)
     most_units = max(1, _MOST_PRODUCTS // (ceil_div(steps, tiling.warps) * _COLS))
     buffer_bytes = cut.x.buffer_bytes + cut.dy.buffer_bytes
-    share = strips.share(problem.k, problem.n, cut.strips, buffer_bytes, cut.slots, most_units)
+    divided = strips.partition(problem.k, problem.n, cut.strips, buffer_bytes, cut.slots, most_units)
     fields = {
         "x_staged": cut.x._asdict(),
         "dy_staged": cut.dy._asdict(),
-        "share": share._asdict(),
+        "partition": divided._asdict(),
         "x_bytes": cut.x.buffer_bytes,
         **{"h": problem.h, "w": problem.w, "p": problem.p, "q": problem.q, "pad_left": padding(problem)[1]},
     }
-    shape = LaunchShape(problem.k * share.parts, 32 * tiling.warps, cut.smem_bytes)
+    shape = LaunchShape(problem.k * divided.parts, 32 * tiling.warps, cut.smem_bytes)
     launch = Launch(source(problem, tiling), request.device, shape, fields)
-    return wgrad_call(launch, request, of_filter(request, share.parts))
+    return wgrad_call(launch, request, of_filter(request, divided.parts))

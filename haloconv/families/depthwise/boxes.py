@@ -9,7 +9,7 @@ import torch
 
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, lead, padding, shapes
-from haloconv.families.depthwise.strips import cut_rows, share
+from haloconv.families.depthwise.strips import cut_rows, partition
 from haloconv.jit import BoxMap, DataType, Swizzle
 from haloconv.problem import Problem, Request, TensorForm
 
@@ -105,7 +105,7 @@ class Cut:
         """Blocks of a channel."""
         slots = self.resident * sm_count
         cut = (self.strips, self.rows)
-        return share(self.channels, self.image_groups, cut, self.buffer_bytes, slots, most_units).parts
+        return partition(self.channels, self.image_groups, cut, self.buffer_bytes, slots, most_units).parts
 
     def fields(self, parts: int) -> dict[str, int]:
         """``Cut`` in boxes.cuh."""

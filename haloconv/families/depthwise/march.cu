@@ -6,7 +6,7 @@
 // The trick: a thread owns COLS neighbouring columns of CHANNELS neighbouring channels of the output and marches down a
 // strip of rows. Each input row is loaded once, AHEAD rows before it is needed, and multiplied into a ring of sums, one
 // for each output row that it meets; then an output row (dgrad: STRIDE_H of them) is complete and leaves. The loop is
-// unrolled over a whole turn of the ring, so that every sum, weight and word has a register of its own. Neighbouring
+// unrolled over a whole period of the ring, so that every sum, weight and word has a register of its own. Neighbouring
 // threads read the same halo columns from the L1. In dgrad only taps that meet are multiplied.
 //
 // A row step is DIL_H rows: rows of one residue modulo the dilation (a class) are marched by themselves.
@@ -35,8 +35,8 @@ using OutRow = hc::march::Row<elem_t, COLS, CHANNELS, OUT_VEC, 0>;
 
 // Rows of the output that an input row meets in fprop, and of the input that an output row meets in dgrad.
 constexpr int MET_ROWS = (R + STRIDE_H - 1) / STRIDE_H;
-constexpr int RING = DGRAD ? MET_ROWS * STRIDE_H : MET_ROWS;  // rows of sums
-constexpr int TURN = DGRAD ? MET_ROWS : MET_ROWS * STRIDE_H;  // input rows after which the ring stands as before
+constexpr int RING = DGRAD ? MET_ROWS * STRIDE_H : MET_ROWS;    // rows of sums
+constexpr int PERIOD = DGRAD ? MET_ROWS : MET_ROWS * STRIDE_H;  // input rows after which the ring stands as before
 
 static_assert(MULTIPLIER == 1 || (CHANNELS == 1 && !DGRAD), "filters of one channel belong to one thread each");
 static_assert(!DGRAD || COLS % STRIDE_W == 0, "threads begin at the same residue modulo the stride");
@@ -102,7 +102,7 @@ __device__ __forceinline__ March this_march(const Params& p, const Place& place)
     return march;
 }
 
-// Whether an input row that stands at place u of a turn meets any output (a stride beyond the filter leaves rows out).
+// Whether an input row that stands at place u of a period meets any output (a stride beyond the filter leaves rows out).
 __device__ __forceinline__ constexpr bool is_read(int u) { return DGRAD || u % STRIDE_H < R; }
 
 struct Weights {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const float (&window)[Axes:
                 if (Axes::meets(b, s)) sums[b][c] += window[Axes::place(b, s)][c] * weights[s][c];
 }
 
-// Multiplies a window of the input row at place u of the turn into the output rows that it meets.
+// Multiplies a window of the input row at place u of the period into the output rows that it meets.
 __device__ __forceinline__ void multiply_row(Sums (&ring)[RING], const float (&window)[Axes::WINDOW][CHANNELS],
                                              const Weights& weights, int u) {
 #pragma unroll
@@ -186,7 +186,7 @@ struct State {
     }
 };
 
-// Step t, at place u of a turn: the row is multiplied, the row AHEAD steps later is asked for, complete rows leave.
+// Step t, at place u of a period: the row is multiplied, the row AHEAD steps later is asked for, complete rows leave.
 __device__ __forceinline__ void step(State& state, const Params& p, const March& march, const Weights& weights, int u,
                                      int t) {
 #pragma unroll
@@ -197,13 +197,13 @@ __device__ __forceinline__ void step(State& state, const Params& p, const March&
     float window[Axes::WINDOW][CHANNELS];
     row.unpack(window);
     if (is_read(u)) multiply_row(state.ring, window, weights, u);
-    if (is_read((u + AHEAD) % TURN)) state.load(row, march.read.has(t + AHEAD));
+    if (is_read((u + AHEAD) % PERIOD)) state.load(row, march.read.has(t + AHEAD));
     state.in += p.in_step_bytes;
     if (!DGRAD && (u + R * STRIDE_H - (R - 1)) % STRIDE_H != 0) return;
     if (t < FIRST_COMPLETE) return;
 #pragma unroll
     for (int i = 0; i < DONE; ++i) {
-        const Sums& sums = state.ring[DGRAD ? (u * DONE + i) % RING : (u + R * TURN - (R - 1)) / STRIDE_H % RING];
+        const Sums& sums = state.ring[DGRAD ? (u * DONE + i) % RING : (u + R * PERIOD - (R - 1)) / STRIDE_H % RING];
         state.store(sums, p, !DGRAD || march.written.has((t - FIRST_COMPLETE) * DONE + i));
     }
 }
@@ -218,18 +218,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_marc
     const Weights weights(p, place.channel);
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
-        if (is_read(i % TURN)) state.load(state.rows[i], march.read.has(i));
+        if (is_read(i % PERIOD)) state.load(state.rows[i], march.read.has(i));
         state.in += p.in_step_bytes;
     }
-    for (int turn = 0; turn < march.steps; turn += TURN) {
+    for (int begin = 0; begin < march.steps; begin += PERIOD) {
 #pragma unroll
-        for (int u = 0; u < TURN; ++u) {
-            if (turn + u >= march.steps) return;
-            step(state, p, march, weights, u, turn + u);
+        for (int u = 0; u < PERIOD; ++u) {
+            if (begin + u >= march.steps) return;
+            step(state, p, march, weights, u, begin + u);
         }
-        InRow moved[AHEAD];  // the row of place 0 of the next turn stands in rows[TURN % AHEAD]
+        InRow moved[AHEAD];  // the row of place 0 of the next period stands in rows[PERIOD % AHEAD]
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) moved[i] = state.rows[(i + TURN) % AHEAD];
+        for (int i = 0; i < AHEAD; ++i) moved[i] = state.rows[(i + PERIOD) % AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) state.rows[i] = moved[i];
     }

@@ -30,7 +30,7 @@ using InRow = hc::march::Row<elem_t, Axes::WINDOW, CHANNELS, IN_VEC, IN_LEAD>;
 using DyRow = hc::march::Row<elem_t, COLS, CHANNELS, DY_VEC, 0>;
 
 constexpr int RING = (R + STRIDE_H - 1) / STRIDE_H;  // dy rows that meet an x row
-constexpr int TURN = RING * STRIDE_H;                // x rows after which the ring stands as before
+constexpr int PERIOD = RING * STRIDE_H;              // x rows after which the ring stands as before
 constexpr int SLOTS = THREADS / LANES;               // items side by side in a block
 constexpr int TAPS = R * S;
 
@@ -131,7 +131,7 @@ struct State {
         dy_read = {0, item.steps > 0 ? unsigned(item.steps - R + 1) : 0u};
     }
 
-    // Asks for the rows of step t, at place u of a turn. Rows outside the image and beyond the strip are zeros.
+    // Asks for the rows of step t, at place u of a period. Rows outside the image and beyond the strip are zeros.
     __device__ __forceinline__ void load(const Params& p, int slot, int u, int t) {
         if (u % STRIDE_H < R) x_rows[slot].load(x, x_read.has(t) ? x_mask : 0, x_col_bytes);
         x += p.x_step_bytes;
@@ -141,7 +141,7 @@ struct State {
     }
 };
 
-// Step t, at place u of a turn: the x row meets the ring, the rows of AHEAD steps later are asked for.
+// Step t, at place u of a period: the x row meets the ring, the rows of AHEAD steps later are asked for.
 __device__ __forceinline__ void step(State& state, Sums& sums, const Params& p, int u, int t) {
     Window x;
     state.x_rows[u % AHEAD].unpack(x);
@@ -151,24 +151,24 @@ __device__ __forceinline__ void step(State& state, Sums& sums, const Params& p, 
         const int r = i * STRIDE_H + u % STRIDE_H;
         if (r < R) multiply(sums[r], state.ring[(u / STRIDE_H + RING - i) % RING], x);
     }
-    state.load(p, u % AHEAD, (u + AHEAD) % TURN, t + AHEAD);
+    state.load(p, u % AHEAD, (u + AHEAD) % PERIOD, t + AHEAD);
 }
 
 __device__ __forceinline__ void march(Sums& sums, const Params& p, const Item& item, int filter) {
     State state(p, item, filter);
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) state.load(p, i, i % TURN, i);
-    for (int turn = 0; turn < item.steps; turn += TURN) {
+    for (int i = 0; i < AHEAD; ++i) state.load(p, i, i % PERIOD, i);
+    for (int begin = 0; begin < item.steps; begin += PERIOD) {
 #pragma unroll
-        for (int u = 0; u < TURN; ++u) {
-            if (turn + u >= item.steps) return;
-            step(state, sums, p, u, turn + u);
+        for (int u = 0; u < PERIOD; ++u) {
+            if (begin + u >= item.steps) return;
+            step(state, sums, p, u, begin + u);
         }
-        InRow x_moved[AHEAD];  // the rows of place 0 of the next turn stand in slot TURN % AHEAD
+        InRow x_moved[AHEAD];  // the rows of place 0 of the next period stand in slot PERIOD % AHEAD
         DyRow dy_moved[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
-            x_moved[i] = state.x_rows[(i + TURN) % AHEAD], dy_moved[i] = state.dy_rows[(i + TURN) % AHEAD];
+            x_moved[i] = state.x_rows[(i + PERIOD) % AHEAD], dy_moved[i] = state.dy_rows[(i + PERIOD) % AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) state.x_rows[i] = x_moved[i], state.dy_rows[i] = dy_moved[i];
     }
@@ -222,11 +222,11 @@ __device__ __forceinline__ void reduce(Smem& smem, const Sums& sums) {
 #pragma unroll
         for (int far = 16; far >= LANES; far /= 2) all[i] += __shfl_xor_sync(0xffffffffu, all[i], far);
     }
-    for (int turn = 0; turn < THREADS / 32; ++turn) {
-        if (warp == turn && lane < LANES) {
+    for (int writer = 0; writer < THREADS / 32; ++writer) {
+        if (warp == writer && lane < LANES) {
 #pragma unroll
             for (int i = 0; i < TAPS * CHANNELS; ++i)
-                smem.sums[i][lane] = turn == 0 ? all[i] : smem.sums[i][lane] + all[i];
+                smem.sums[i][lane] = writer == 0 ? all[i] : smem.sums[i][lane] + all[i];
         }
         __syncthreads();
     }

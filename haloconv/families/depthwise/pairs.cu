@@ -139,8 +139,8 @@ __device__ __forceinline__ void send(const Params& p, const Smem& smem) {
 
 // Which patch of a row of eight is column n of a product: neighbouring lanes read, and write, different banks.
 __device__ __forceinline__ constexpr int patch_of(int n) {
-    constexpr int TURN = PATCH_COLS == 2 ? 2 : PATCH_COLS == 4 ? 1 : 0;
-    return n % 2 ? 4 + (n / 2 ^ TURN) : n / 2;
+    constexpr int SWAP = PATCH_COLS == 2 ? 2 : PATCH_COLS == 4 ? 1 : 0;
+    return n % 2 ? 4 + (n / 2 ^ SWAP) : n / 2;
 }
 
 // What a warp multiplies of a pixel.

@@ -60,7 +60,7 @@ static_assert(NEXT_ROWS <= BAND_ROWS, "windows end in the next band");
 struct Cut {
     int channel_blocks, parts;                       // parts: blocks of a channel block
     int images, strips, pieces, piece_bands, bands;  // bands: of a strip; its last piece may be shorter
-    int turn;                                        // 1 if a block would meet the same strip of each image
+    int strip_shift;                                 // 1 if a block would meet the same strip of each image
 };
 
 // Strides in elements.
@@ -95,7 +95,7 @@ struct Walk {
         const int at = part + round * cut.parts, strips = at / cut.strips;
         run.image = strips / cut.pieces;
         if (run.image >= cut.images) return false;
-        run.strip = (at + cut.turn * round) % cut.strips;
+        run.strip = (at + cut.strip_shift * round) % cut.strips;
         run.first = (strips - run.image * cut.pieces) * cut.piece_bands;
         run.bands = min(cut.piece_bands, cut.bands - run.first);
         ++round;

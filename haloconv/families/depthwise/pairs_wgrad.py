@@ -170,7 +170,7 @@ class _Cut(NamedTuple):
     pieces: int
     piece_bands: int
     bands: int
-    turn: int
+    strip_shift: int
 
 
 def _cut(problem: Problem, tiling: Tiling, channel_blocks: int, blocks: int) -> _Cut:

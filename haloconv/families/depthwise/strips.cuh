@@ -22,10 +22,10 @@ struct Staged {
     int row_bytes, left, width;  // of a row; pieces of zeros before it, and pieces that are copied
 };
 
-// How the strips of a channel are shared out.
-struct Share {
+// How the strips of a channel are divided among blocks.
+struct Partition {
     int channels;      // of the output
-    int units, parts;  // strips of a channel, and blocks that share them
+    int units, parts;  // strips of a channel, and blocks that take them
     int strips, rows;  // of a plane; rows of the output of one
     int buffer_bytes;
 };
@@ -90,22 +90,22 @@ __device__ __forceinline__ void clear_borders(const Staged& s, char* buffer) {
 // The strips of a block: which there are, and a ring of DEPTH of them, the one that is worked on included.
 template <int DEPTH>
 struct Ring {
-    const Share& share;
+    const Partition& partition;
     char* smem;
     Unit unit, next;         // the strip that is worked on, and the one that is asked for next
     int at, ahead;           // their numbers
     int full = 0, free = 0;  // their buffers
 
-    __device__ __forceinline__ Ring(const Share& share, char* smem, int first)
-        : share(share), smem(smem), unit(first, share.strips), next(unit), at(first), ahead(first) {}
+    __device__ __forceinline__ Ring(const Partition& partition, char* smem, int first)
+        : partition(partition), smem(smem), unit(first, partition.strips), next(unit), at(first), ahead(first) {}
 
     // copy(buffer, image, strip) asks for a strip's copies.
     template <class Copy>
     __device__ __forceinline__ void ask(Copy copy) {
-        if (ahead < share.units) copy(smem + free * share.buffer_bytes, next.image, next.strip);
+        if (ahead < partition.units) copy(smem + free * partition.buffer_bytes, next.image, next.strip);
         ptx::cp_async_commit_group();
-        next.advance(share.parts, share.strips);
-        ahead += share.parts;
+        next.advance(partition.parts, partition.strips);
+        ahead += partition.parts;
         free = free + 1 < DEPTH ? free + 1 : 0;
     }
     template <class Copy>
@@ -114,19 +114,19 @@ struct Ring {
         for (int i = 0; i < DEPTH - 1; ++i) ask(copy);
     }
 
-    __device__ __forceinline__ bool has() const { return at < share.units; }
-    __device__ __forceinline__ const char* buffer() const { return smem + full * share.buffer_bytes; }
+    __device__ __forceinline__ bool has() const { return at < partition.units; }
+    __device__ __forceinline__ const char* buffer() const { return smem + full * partition.buffer_bytes; }
 
     // Waits for the present strip, and asks for one more: the buffer of the strip before is free.
     template <class Copy>
-    __device__ __forceinline__ void turn(Copy copy) {
+    __device__ __forceinline__ void next_buffer(Copy copy) {
         ptx::cp_async_wait_group<DEPTH - 2>();
         __syncthreads();
         ask(copy);
     }
     __device__ __forceinline__ void advance() {
-        unit.advance(share.parts, share.strips);
-        at += share.parts;
+        unit.advance(partition.parts, partition.strips);
+        at += partition.parts;
         full = full + 1 < DEPTH ? full + 1 : 0;
     }
 };

@@ -42,8 +42,8 @@ class Staged(NamedTuple):
         return (self.rows + self.spare) * self.row_bytes
 
 
-class Share(NamedTuple):
-    """How the strips of a channel are shared out; the fields of the struct in strips.cuh."""
+class Partition(NamedTuple):
+    """How the strips of a channel are divided among blocks; the fields of the struct in strips.cuh."""
 
     channels: int
     units: int
@@ -111,8 +111,10 @@ def cut_rows(rows: int, most: int, step: int) -> tuple[int, int]:
     return ceil_div(rows, each), each
 
 
-def share(channels: int, images: int, cut: tuple[int, int], buffer_bytes: int, slots: int, most: int = 0) -> Share:
-    """Strips of a channel, shared by the blocks that end first: by waves of blocks times strips of a block.
+def partition(
+    channels: int, images: int, cut: tuple[int, int], buffer_bytes: int, slots: int, most: int = 0
+) -> Partition:
+    """Strips of a channel for the number of blocks that ends first: by waves of blocks times strips of a block.
 
     ``cut`` is what ``cut_rows`` gives, ``slots`` the blocks that run at a time, ``most`` (0: any) a block's strips.
     """
@@ -122,7 +124,7 @@ def share(channels: int, images: int, cut: tuple[int, int], buffer_bytes: int, s
         range(fewest, max(fewest, min(units, _MOST_WAVES * slots // channels)) + 1),
         key=lambda parts: ceil_div(channels * parts, slots) * (ceil_div(units, parts) + _START_UNITS),
     )
-    return Share(channels, units, parts, *cut, buffer_bytes)
+    return Partition(channels, units, parts, *cut, buffer_bytes)
 
 
 def slots(facts: DeviceFacts, smem_bytes: int, min_blocks: int) -> int:
@@ -134,14 +136,14 @@ def slots(facts: DeviceFacts, smem_bytes: int, min_blocks: int) -> int:
 def bind(source: KernelSource, request: Request, cut: Cut, threads: int, own: Mapping[str, int]) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel of ``threads`` a block, with fields of its ``own``."""
     n, channels, _, _ = request.result_shape
-    shared = share(channels, n, cut.strips, cut.side.buffer_bytes, cut.slots)
+    divided = partition(channels, n, cut.strips, cut.side.buffer_bytes, cut.slots)
     fields = {
         **named("w", "k.rs", request.second.strides),
         **named("out", "nch.", request.result_strides),
         "staged": cut.side._asdict(),
-        "share": shared._asdict(),
+        "partition": divided._asdict(),
         **own,
     }
-    shape = LaunchShape(channels * shared.parts, threads, cut.smem_bytes)
+    shape = LaunchShape(channels * divided.parts, threads, cut.smem_bytes)
     launch = Launch(source, request.device, shape, fields)
     return dense_call(launch, request.problem, request.result_shape, request.result_strides)

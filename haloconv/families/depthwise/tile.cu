@@ -29,7 +29,7 @@ struct Params {
     i64 w_k, w_r, w_s;  // strides in elements
     i64 out_n, out_c, out_h;
     hc::strips::Staged staged;
-    hc::strips::Share share;
+    hc::strips::Partition partition;
     int out_rows, col_groups;
 };
 
@@ -50,8 +50,8 @@ struct Own {
 
 __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, const Own& own,
                                          const hc::strips::Unit& unit, const char* buffer) {
-    const int first_row = unit.strip * p.share.rows, left = p.out_rows - first_row;
-    const int rows = left < p.share.rows ? left : p.share.rows;
+    const int first_row = unit.strip * p.partition.rows, left = p.out_rows - first_row;
+    const int rows = left < p.partition.rows ? left : p.partition.rows;
     float* out = own.out + unit.image * p.out_n + first_row * p.out_h;
     const char* window = buffer + own.from;
 #pragma unroll 1
@@ -66,20 +66,20 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_tile(const Params p) {
     extern __shared__ __align__(16) char dynamic_smem[];
-    const int channel = blockIdx.x % p.share.channels, first = blockIdx.x / p.share.channels;
+    const int channel = blockIdx.x % p.partition.channels, first = blockIdx.x / p.partition.channels;
     const hc::strips::Copier<float, THREADS> copier(p.staged, p.in, channel / MULTIPLIER);
-    hc::strips::Ring<BUFFERS> ring(p.share, dynamic_smem, first);
+    hc::strips::Ring<BUFFERS> ring(p.partition, dynamic_smem, first);
     const auto copy = [&](char* buffer, int image, int strip) {
-        copier.copy(p.staged, buffer, image, strip * p.share.rows);
+        copier.copy(p.staged, buffer, image, strip * p.partition.rows);
     };
     ring.fill(copy);
     for (int i = 0; i < BUFFERS; ++i)
-        hc::strips::clear_borders<THREADS>(p.staged, dynamic_smem + i * p.share.buffer_bytes);
+        hc::strips::clear_borders<THREADS>(p.staged, dynamic_smem + i * p.partition.buffer_bytes);
     Filter filter;
     filter.load(p, channel);
     const Own own(p, channel);
     for (; ring.has(); ring.advance()) {
-        ring.turn(copy);
+        ring.next_buffer(copy);
         convolve(p, filter, own, ring.unit, ring.buffer());
     }
 }

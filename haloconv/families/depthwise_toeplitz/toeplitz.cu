@@ -46,7 +46,7 @@ struct Params {
     i64 w_k, w_r, w_s;  // strides in elements
     i64 out_n, out_c, out_h, out_w;
     hc::toeplitz::Staged staged;
-    hc::strips::Share share;
+    hc::strips::Partition partition;
     int out_rows, out_cols, in_cols, pad_top, pad_left;
     int margin;                // rows of zeros that a half tile may meet beyond the image
     int window;                // bytes from a row of a plane to group LO of the first window
@@ -63,20 +63,21 @@ struct Half {
         image = index % IMAGES, index /= IMAGES;
         has = index < p.row_parts * p.col_parts;
         index = has ? index : 0;
-        row = strip * p.share.rows + index % p.row_parts * (8 * ROW_GROUPS), col = index / p.row_parts * (8 * N_TILES);
+        row = strip * p.partition.rows + index % p.row_parts * (8 * ROW_GROUPS),
+        col = index / p.row_parts * (8 * N_TILES);
     }
 };
 
 __device__ __forceinline__ const elem_t* filter_of(const Params& p, int channel) { return p.w + channel * p.w_k; }
 
-// Tap (r, s) as it meets a window: dgrad's filter is turned round.
+// Tap (r, s) as it meets a window: dgrad takes the filter flipped.
 __device__ __forceinline__ elem_t tap(const Params& p, const elem_t* filter, int r, int s) {
     return filter[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
 }
 
 // The row of the image that is row 0 of a strip in shared memory.
 __device__ __forceinline__ int first_row(const Params& p, int strip) {
-    const int first = strip * p.share.rows - p.pad_top;
+    const int first = strip * p.partition.rows - p.pad_top;
     return first > -p.margin ? first : -p.margin;
 }
 
@@ -232,11 +233,12 @@ struct Output {
 // Warps change places from unit to unit: half tiles at an image's borders have less to do, and each warp has a tensor
 // core of its own.
 __device__ __forceinline__ void convolve(const Params& p, const Band& bands, const Output& output,
-                                         const hc::strips::Unit& unit, int turn, const char* planes) {
+                                         const hc::strips::Unit& unit, int round, const char* planes) {
     const int lane = threadIdx.x % 32, tasks = p.row_parts * p.col_parts * IMAGES;
     const int begin = first_row(p, unit.strip), image = unit.image * IMAGES;
-    const int strip_end = (unit.strip + 1) * p.share.rows, end_row = strip_end < p.out_rows ? strip_end : p.out_rows;
-    for (int task = (threadIdx.x / 32 + turn) % WARPS * HALVES; task < tasks; task += WARPS * HALVES) {
+    const int strip_end = (unit.strip + 1) * p.partition.rows,
+              end_row = strip_end < p.out_rows ? strip_end : p.out_rows;
+    for (int task = (threadIdx.x / 32 + round) % WARPS * HALVES; task < tasks; task += WARPS * HALVES) {
         Half halves[HALVES];
         const char* rows[M_TILES];
         int first = STEPS, end = 0, groups = 0;
@@ -277,13 +279,13 @@ __device__ __forceinline__ void convolve(const Params& p, const Band& bands, con
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_toeplitz(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) char dynamic_smem[];
     __shared__ Band::Table table;
-    const int channel = blockIdx.x % p.share.channels, first = blockIdx.x / p.share.channels;
+    const int channel = blockIdx.x % p.partition.channels, first = blockIdx.x / p.partition.channels;
     const hc::toeplitz::Copier<elem_t, COPY_BYTES, THREADS> copier(p.staged, p.in, channel / MULTIPLIER);
-    hc::strips::Ring<BUFFERS> ring(p.share, dynamic_smem, first);
+    hc::strips::Ring<BUFFERS> ring(p.partition, dynamic_smem, first);
     const auto copy = [&](char* buffer, int images, int strip) {
         copier.template copy<IMAGES>(p.staged, buffer, images * IMAGES, first_row(p, strip));
     };
-    hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.share.buffer_bytes);
+    hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.partition.buffer_bytes);
     __syncthreads();
     ring.fill(copy);
     const elem_t* const filter = filter_of(p, channel);
@@ -291,12 +293,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_toep
     const bool suspect = __syncthreads_or(!finite);
     const Band bands(table);
     const Output output = {filter, channel, HAS_BIAS ? hc::to_acc(p.bias[channel]) : 0.f, suspect};
-    for (int turn = first; ring.has(); ring.advance(), ++turn) {
-        ring.turn(copy);
+    for (int round = first; ring.has(); ring.advance(), ++round) {
+        ring.next_buffer(copy);
         if constexpr (sizeof(elem_t) == 4) {
             copier.template settle<IMAGES>(p.staged, const_cast<char*>(ring.buffer()));
             __syncthreads();
         }
-        convolve(p, bands, output, ring.unit, turn, ring.buffer());
+        convolve(p, bands, output, ring.unit, round, ring.buffer());
     }
 }

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
 from haloconv.families.depthwise.layer import padding, shapes
-from haloconv.families.depthwise.strips import share, slots
+from haloconv.families.depthwise.strips import partition, slots
 from haloconv.families.depthwise_toeplitz.planes import (
     GROUP_BYTES,
     Planes,
@@ -228,18 +228,18 @@ def bind(request: Request, config: Config) -> BoundCall:
     )
     running = slots(request.facts, _smem_bytes(problem, tiling), tiling.min_blocks)
     buffer_bytes = tiling.images * cut.staged.plane_bytes
-    shared = share(channels, ceil_div(images, tiling.images), cut.strips, buffer_bytes, running)
+    divided = partition(channels, ceil_div(images, tiling.images), cut.strips, buffer_bytes, running)
     row_parts, col_parts = cut.parts
     fields: dict[str, Value] = {
         **named("w", "k.rs", request.second.strides),
         **named("out", "nchw", request.result_strides),
         "staged": cut.staged._asdict(),
-        "share": shared._asdict(),
+        "partition": divided._asdict(),
         **{"out_rows": out_rows, "out_cols": out_cols, "in_cols": in_cols, "pad_top": pad_top, "pad_left": pad_left},
         "margin": cut.margin,
         "window": (of_window.left + of_window.start + of_window.lo) * GROUP_BYTES,
         **{"row_parts": row_parts, "col_parts": col_parts},
     }
-    shape = LaunchShape(shared.channels * shared.parts, 32 * tiling.warps, tiling.buffers * buffer_bytes)
+    shape = LaunchShape(divided.channels * divided.parts, 32 * tiling.warps, tiling.buffers * buffer_bytes)
     launch = Launch(source(request, tiling), request.device, shape, fields)
     return dense_call(launch, problem, request.result_shape, request.result_strides)

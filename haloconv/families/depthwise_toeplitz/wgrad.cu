@@ -47,7 +47,7 @@ struct Params {
     const elem_t *x, *dy;
     float* partials;  // [part][K][R][S]
     hc::toeplitz::Staged x_staged, dy_staged;
-    hc::strips::Share share;
+    hc::strips::Partition partition;
     int x_bytes, dy_bytes;  // of a buffer: x, then dy
     int h, w, p, pad_top;
 };
@@ -177,13 +177,13 @@ __device__ __forceinline__ float over_lanes(float sum) {
 // A lane's share of one tap's sum over the block's units, of products that belong into it only.
 __device__ __noinline__ float sum_again(const Params& p, int filter, int first, int r, int s) {
     float sum = 0;
-    for (int i = first; i < p.share.units; i += p.share.parts) {
-        const hc::strips::Unit unit(i, p.share.strips);
-        const int begin = unit.strip * p.share.rows;
+    for (int i = first; i < p.partition.units; i += p.partition.parts) {
+        const hc::strips::Unit unit(i, p.partition.strips);
+        const int begin = unit.strip * p.partition.rows;
         for (int image = unit.image * IMAGES; image < (unit.image + 1) * IMAGES && image < p.x_staged.images; ++image) {
             const elem_t* x = p.x + image * p.x_staged.image + filter / MULTIPLIER * p.x_staged.channel;
             const elem_t* dy = p.dy + image * p.dy_staged.image + filter * p.dy_staged.channel;
-            for (int row = begin; row < begin + p.share.rows && row < p.p; ++row)
+            for (int row = begin; row < begin + p.partition.rows && row < p.p; ++row)
                 for (int col = threadIdx.x % 32; col < DY_COLS; col += 32) {
                     const int h = row + r - p.pad_top, w = col + s - PAD_LEFT;
                     const bool inside = (unsigned)h < (unsigned)p.h && (unsigned)w < (unsigned)p.w;
@@ -206,7 +206,7 @@ __device__ __forceinline__ void add_up(const Params& p, float* smem, const Sums&
             sums[m][tile][j];
     }
     __syncthreads();
-    float* const partials = p.partials + ((i64)first * p.share.channels + filter) * (R * S);
+    float* const partials = p.partials + ((i64)first * p.partition.channels + filter) * (R * S);
     for (int begin = warp * 32; begin < R * S; begin += THREADS) {
         const int at = begin + lane, r = at / S, s = at - r * S;
         float sum = 0;
@@ -225,22 +225,22 @@ __device__ __forceinline__ void add_up(const Params& p, float* smem, const Sums&
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     depthwise_toeplitz_wgrad(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) char dynamic_smem[];
-    const int filter = blockIdx.x % p.share.channels, first = blockIdx.x / p.share.channels;
+    const int filter = blockIdx.x % p.partition.channels, first = blockIdx.x / p.partition.channels;
     const hc::toeplitz::Copier<elem_t, X_COPY, THREADS> of_x(p.x_staged, p.x, filter / MULTIPLIER);
     const hc::toeplitz::Copier<elem_t, DY_COPY, THREADS> of_dy(p.dy_staged, p.dy, filter);
-    hc::strips::Ring<BUFFERS> ring(p.share, dynamic_smem, first);
+    hc::strips::Ring<BUFFERS> ring(p.partition, dynamic_smem, first);
     const auto copy = [&](char* buffer, int images, int strip) {
-        of_x.template copy<IMAGES>(p.x_staged, buffer, images * IMAGES, strip * p.share.rows - p.pad_top);
-        of_dy.template copy<IMAGES>(p.dy_staged, buffer + p.x_bytes, images * IMAGES, strip * p.share.rows);
+        of_x.template copy<IMAGES>(p.x_staged, buffer, images * IMAGES, strip * p.partition.rows - p.pad_top);
+        of_dy.template copy<IMAGES>(p.dy_staged, buffer + p.x_bytes, images * IMAGES, strip * p.partition.rows);
     };
-    hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.share.buffer_bytes);
+    hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.partition.buffer_bytes);
     __syncthreads();
     ring.fill(copy);
-    char* const dy_copy = dynamic_smem + BUFFERS * p.share.buffer_bytes;
+    char* const dy_copy = dynamic_smem + BUFFERS * p.partition.buffer_bytes;
     Sums sums = {};
     bool suspect = false;
     for (; ring.has(); ring.advance()) {
-        ring.turn(copy);
+        ring.next_buffer(copy);
         char* const buffer = const_cast<char*>(ring.buffer());
         if constexpr (sizeof(elem_t) == 4) {
             of_x.template settle<IMAGES>(p.x_staged, buffer);
@@ -249,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             suspect |= shift(buffer + p.x_bytes, dy_copy, p.dy_bytes);
         }
         __syncthreads();
-        const int left = p.p - ring.unit.strip * p.share.rows;
-        multiply_unit(sums, p, left < p.share.rows ? left : p.share.rows, buffer, dy_copy);
+        const int left = p.p - ring.unit.strip * p.partition.rows;
+        multiply_unit(sums, p, left < p.partition.rows ? left : p.partition.rows, buffer, dy_copy);
     }
     suspect = __syncthreads_or(suspect);  // also: the last planes are read, and their place is free
     add_up(p, reinterpret_cast<float*>(dynamic_smem), sums, suspect, filter, first);

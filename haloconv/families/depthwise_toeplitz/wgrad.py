@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div
-from haloconv.families.depthwise.strips import share, slots
+from haloconv.families.depthwise.strips import partition, slots
 from haloconv.families.depthwise_toeplitz.planes import Planes, blocks_that_fit, copy_bytes, groups_of, planes
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
@@ -128,14 +128,16 @@ def bind(request: Request, config: Config) -> BoundCall:
     running = slots(request.facts, smem, tiling.min_blocks)
     products = ceil_div(tiling.images * cut.strips[1], tiling.warps) * min(problem.w, problem.q)
     most_units = max(1, _MOST_PRODUCTS // products)
-    shared = share(problem.k, ceil_div(problem.n, tiling.images), cut.strips, x_bytes + dy_bytes, running, most_units)
+    divided = partition(
+        problem.k, ceil_div(problem.n, tiling.images), cut.strips, x_bytes + dy_bytes, running, most_units
+    )
     fields = {
         "x_staged": cut.x._asdict(),
         "dy_staged": cut.dy._asdict(),
-        "share": shared._asdict(),
+        "partition": divided._asdict(),
         **{"x_bytes": x_bytes, "dy_bytes": dy_bytes},
         **{"h": problem.h, "w": problem.w, "p": problem.p, "pad_top": problem.padding[0]},
     }
-    shape = LaunchShape(problem.k * shared.parts, 32 * tiling.warps, smem)
+    shape = LaunchShape(problem.k * divided.parts, 32 * tiling.warps, smem)
     launch = Launch(source(request, tiling), request.device, shape, fields)
-    return wgrad_call(launch, request, of_filter(request, shared.parts))
+    return wgrad_call(launch, request, of_filter(request, divided.parts))

@@ -61,8 +61,8 @@ __device__ __forceinline__ bool stage_rows(Column<Elem> column, const ColumnRows
     return finite;
 }
 
-// Stages `columns` columns of so many planes; `column_at(plane, index)` says which. `warp` is the first warp's turn.
-// Whether all elements of the thread are finite.
+// Stages `columns` columns of so many planes; `column_at(plane, index)` says which. `warp` is where a warp begins in the
+// list of column groups. Returns whether all elements of the thread are finite.
 template <int ROWS, int BLOCK, class ColumnAt>
 __device__ __forceinline__ bool stage_columns(Lanes lanes, int planes, int columns, const ColumnRows& rows, int warp,
                                               ColumnAt column_at) {
@@ -70,8 +70,8 @@ __device__ __forceinline__ bool stage_columns(Lanes lanes, int planes, int colum
     const int run = ((rows.count + lanes.lines() - 1) / lanes.lines() + ROWS - 1) / ROWS * ROWS;
     const int begin = lanes.line() * run, end = begin + run < rows.count ? begin + run : rows.count;
     bool finite = true;
-    for (int turn = warp; turn < (planes >> lanes.channel_shift) * passes; turn += BLOCK / 32) {
-        const int group = turn / passes, index = ((turn - group * passes) << lanes.col_shift) + lanes.col();
+    for (int step = warp; step < (planes >> lanes.channel_shift) * passes; step += BLOCK / 32) {
+        const int group = step / passes, index = ((step - group * passes) << lanes.col_shift) + lanes.col();
         if (index >= columns) continue;
         const auto column = column_at((group << lanes.channel_shift) + lanes.channel(), index);
         finite = stage_rows<ROWS>(column, rows, begin, end) && finite;

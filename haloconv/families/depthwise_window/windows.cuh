@@ -114,7 +114,7 @@ __device__ __forceinline__ bool stage_filters(float* to, const WindowParams& p, 
 }
 
 // Which tap rows of each class of the stride a thread takes: `rows` from row `first` on.
-struct Share {
+struct TapRows {
     int first, rows;
 };
 
@@ -123,23 +123,23 @@ struct Share {
 template <int ROWS>
 __device__ __forceinline__ void add_classes(float (&sums)[ROWS][TILE_J], const float* window, const float* filter,
                                             const WindowParams& p, const Line& rows, const Line& cols, TapRange range,
-                                            Share share, Stored stored, int row, Rows met) {
+                                            TapRows own, Stored stored, int row, Rows met) {
     const int tap_row_words = rows.stride * p.filter_row_words;
-    filter += share.first * tap_row_words;
+    filter += own.first * tap_row_words;
 #pragma unroll 1
     for (int rho_h = 0; rho_h < rows.stride; ++rho_h) {
-        const int left = ceil_div(range.rows - rho_h, rows.stride) - share.first;
+        const int left = ceil_div(range.rows - rho_h, rows.stride) - own.first;
 #pragma unroll 1
         for (int rho_w = 0; rho_w < cols.stride && left > 0; ++rho_w) {
             const Taps taps = {filter + rho_h * p.filter_row_words + rho_w * p.tap_words,
-                               left < share.rows ? left : share.rows, ceil_div(range.cols - rho_w, cols.stride),
+                               left < own.rows ? left : own.rows, ceil_div(range.cols - rho_w, cols.stride),
                                tap_row_words};
             const Window from = {window + (rho_h * cols.stride * p.classes_w + rho_w) * p.class_words,
                                  p.half_words,
                                  p.row_words,
                                  p.skew_words,
                                  stored,
-                                 row + share.first};
+                                 row + own.first};
             add_window<ROWS>(sums, from, taps, met);
         }
     }
