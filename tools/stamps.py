@@ -74,7 +74,7 @@ def write_stamps(stamps: dict[str, dict], folder: Path = VERIFIED) -> list[Path]
 
 
 def stamped(stamps: dict[str, dict]) -> dict[str, dict[str, str]]:
-    """What choose/stamped.json holds: GPU model and device code of each kernel whose stamp is of the present sources."""
+    """What choose/stamped.json holds: GPU model and device code of each kernel whose stamp is of today's sources."""
     return {
         kernel: {"gpu": stamp["gpu"], "source": device_hash(kernel)}
         for kernel, stamp in sorted(stamps.items())
