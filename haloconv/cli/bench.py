@@ -11,14 +11,16 @@ import torch
 import typer
 from rich.console import Console
 
+from haloconv.bench.cold_start import NETWORKS as COLD_NETWORKS
 from haloconv.bench.layer import LAYOUTS
-from haloconv.bench.network import Effort, load_networks
+from haloconv.bench.network import Effort, NetworkCase, load_networks
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
 from haloconv.bench.sample import fresh_seed
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_runs
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
+from haloconv.cli.bench_cold_start import ColdStartOrder, bench_cold_start
 from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
@@ -57,6 +59,7 @@ def bench(
     stale: Annotated[bool, typer.Option("--stale", help="Only what has rows that are not of today's sources.")] = False,
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host's side of calls instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B, C or --family.")] = False,
+    cold_start: Annotated[bool, typer.Option("--cold-start", help="Time first steps of networks instead.")] = False,
 ) -> None:
     """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
 
@@ -71,24 +74,26 @@ def bench(
     words = Words(case, tag, direction, precision, layout, family.value)
     timing = Budget(budget, other_layout=other_layout, settle_s=SETTLE_S)
     try:
-        suite = find_suite(suite or Path(NETWORKS if models else MAIN_SUITE))
+        suite = find_suite(suite or Path(NETWORKS if models or cold_start else MAIN_SUITE))
         folder = gpu_folder(results or results_folder(suite), torch.cuda.get_device_name(device))
         check_folder("--results", folder / latest_name(suite.stem))
         if models:
             effort = Effort(replace(timing, other_layout=False), tune=tune, layers=layers)  # both layouts are settings
             networks = _networks(suite, words, effort, limit, folder if stale else None)
             passed = bench_models(networks, _gpus(gpus) or [device], folder, console)
+        elif cold_start:
+            passed = bench_cold_start(_starts(suite, words, limit), str(device), folder, console)
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
             chosen = fresh_seed() if seed is None else seed
             passed = bench_sample(SampleOrder(draw(sample, chosen), timing, chosen, limit), device, folder, console)
         elif compile_time:
-            seeds = select(load_suite(suite), SEED_CASES)
-            passed = bench_compiling(seeds, family, device, folder, console)
+            passed = bench_compiling(select(load_suite(suite), SEED_CASES), family, device, folder, console)
         else:
-            order = _layers(suite, words, timing, limit, folder if stale else None)
-            passed = bench_suite(order, device, folder, console)
+            passed = bench_suite(
+                _layers(suite, words, timing, limit, folder if stale else None), device, folder, console
+            )
     except (SuiteError, typer.BadParameter) as error:
         raise refusal(error) from None
     raise typer.Exit(0 if passed else 1)
@@ -135,19 +140,32 @@ def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stal
 
 def _networks(suite: Path, words: Words, effort: Effort, limit: float | None, stale: Path | None) -> NetworkOrder:
     """The order for networks; for those alone that have a row in the folder ``stale`` not of today's sources."""
-    cases, names = load_networks(suite), listed(words.case)
-    unknown = [name for name in names if name not in {each.name for each in cases}]
-    if unknown:
-        raise SuiteError(f"there is no network {', '.join(unknown)}; there are {', '.join(e.name for e in cases)}")
     only = None if stale is None else stale_networks(read_rows(stale / latest_name(NETWORKS)))
     return NetworkOrder(
-        cases=[each for each in cases if not names or each.name in names],
+        cases=_named(load_networks(suite), listed(words.case)),
         precisions=_chosen("--precision", words.precision, "tf32,bf16", PRECISIONS, stale),
         layouts=_chosen("--layout", words.layout, "nchw,nhwc", LAYOUTS, stale),
         effort=effort,
         limit_s=limit,
         only=only,
     )
+
+
+def _starts(suite: Path, words: Words, limit: float | None) -> ColdStartOrder:
+    """The order for first steps: by default of three networks in bf16, in both layouts."""
+    cases = load_networks(suite)
+    usual = [each.name for each in cases if each.name in COLD_NETWORKS]
+    precisions = choices("--precision", words.precision or "bf16", PRECISIONS)
+    layouts = choices("--layout", words.layout or "nhwc,nchw", LAYOUTS)
+    return ColdStartOrder(_named(cases, listed(words.case) or usual), precisions, layouts, limit)
+
+
+def _named(cases: list[NetworkCase], names: list[str]) -> list[NetworkCase]:
+    """The networks of these names, all without a name. Raises SuiteError for a name that there is not."""
+    unknown = [name for name in names if name not in {each.name for each in cases}]
+    if unknown:
+        raise SuiteError(f"there is no network {', '.join(unknown)}; there are {', '.join(e.name for e in cases)}")
+    return [each for each in cases if not names or each.name in names]
 
 
 def _chosen(option: str, said: str | None, usual: str, allowed: Collection[Word], stale: Path | None) -> list[Word]:
