@@ -75,25 +75,22 @@ def bench(
     timing = Budget(budget, other_layout=other_layout, settle_s=SETTLE_S)
     try:
         suite = find_suite(suite or Path(NETWORKS if models or cold_start else MAIN_SUITE))
-        folder = gpu_folder(results or results_folder(suite), torch.cuda.get_device_name(device))
-        check_folder("--results", folder / latest_name(suite.stem))
+        folder = _folder_of_rows(results, suite, device)
+        since = folder if stale else None
         if models:
             effort = Effort(replace(timing, other_layout=False), tune=tune, layers=layers)  # both layouts are settings
-            networks = _networks(suite, words, effort, limit, folder if stale else None)
+            networks = _networks(suite, words, effort, limit, since)
             passed = bench_models(networks, _gpus(gpus) or [device], folder, console)
         elif cold_start:
             passed = bench_cold_start(_starts(suite, words, limit), str(device), folder, console)
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
-            chosen = fresh_seed() if seed is None else seed
-            passed = bench_sample(SampleOrder(draw(sample, chosen), timing, chosen, limit), device, folder, console)
+            passed = bench_sample(_random_layers(sample, seed, timing, limit), device, folder, console)
         elif compile_time:
             passed = bench_compiling(select(load_suite(suite), SEED_CASES), family, device, folder, console)
         else:
-            passed = bench_suite(
-                _layers(suite, words, timing, limit, folder if stale else None), device, folder, console
-            )
+            passed = bench_suite(_layers(suite, words, timing, limit, since), device, folder, console)
     except (SuiteError, typer.BadParameter) as error:
         raise refusal(error) from None
     raise typer.Exit(0 if passed else 1)
@@ -105,6 +102,19 @@ def _without_gpu(host_cost: bool, console: Console) -> typer.Exit:
         return refusal("bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
     show_own_host_cost(console)
     return typer.Exit(0)
+
+
+def _folder_of_rows(results: Path | None, suite: Path, device: torch.device) -> Path:
+    """Where rows of the device go. Raises typer.BadParameter if nothing can be written there."""
+    folder = gpu_folder(results or results_folder(suite), torch.cuda.get_device_name(device))
+    check_folder("--results", folder / latest_name(suite.stem))
+    return folder
+
+
+def _random_layers(count: int, seed: int | None, budget: Budget, limit: float | None) -> SampleOrder:
+    """The order for random layers, of a fresh seed if none is given."""
+    chosen = fresh_seed() if seed is None else seed
+    return SampleOrder(draw(count, chosen), budget, chosen, limit)
 
 
 class Words(NamedTuple):
