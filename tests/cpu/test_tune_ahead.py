@@ -268,7 +268,7 @@ def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         ((), "name a problem file"), (("no_such_model",), "no such file"), (("elsewhere:x",), "models come from"),
-        (("--suite", "absent.toml"), "absent.toml"), (("x.py", "--layout", "chwn"), "--layout takes some of"),
+        (("--suite", "absent.toml"), "absent.toml"), ((__file__, "--layout", "chwn"), "--layout takes some of"),
     ],
 )  # fmt: skip
 def test_the_verb_says_what_it_cannot_use(verb: None, arguments: tuple[str, ...], says: str) -> None:

@@ -102,7 +102,7 @@ __device__ __forceinline__ March this_march(const Params& p, const Place& place)
     return march;
 }
 
-// Whether an input row that stands at place u of a period meets any output (a stride beyond the filter leaves rows out).
+// Whether an input row at place u of a period meets any output (a stride beyond the filter leaves rows out).
 __device__ __forceinline__ constexpr bool is_read(int u) { return DGRAD || u % STRIDE_H < R; }
 
 struct Weights {

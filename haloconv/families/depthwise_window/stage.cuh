@@ -61,8 +61,8 @@ __device__ __forceinline__ bool stage_rows(Column<Elem> column, const ColumnRows
     return finite;
 }
 
-// Stages `columns` columns of so many planes; `column_at(plane, index)` says which. `warp` is where a warp begins in the
-// list of column groups. Returns whether all elements of the thread are finite.
+// Stages `columns` columns of so many planes; `column_at(plane, index)` says which. `warp` is where a warp begins in
+// the list of column groups. Returns whether all elements of the thread are finite.
 template <int ROWS, int BLOCK, class ColumnAt>
 __device__ __forceinline__ bool stage_columns(Lanes lanes, int planes, int columns, const ColumnRows& rows, int warp,
                                               ColumnAt column_at) {
