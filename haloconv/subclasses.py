@@ -90,9 +90,11 @@ _KNOWN: dict[str, type[Conv2d]] = {
 
 def check_also(also: Collection[type[torch.nn.Conv2d]]) -> None:
     """Raise TypeError if something in ``also`` is no subclass of torch.nn.Conv2d."""
-    for each in (also,) if isinstance(also, type) else also:
-        if isinstance(also, type) or not (isinstance(each, type) and issubclass(each, torch.nn.Conv2d)):
-            raise TypeError(f"also= takes a collection of subclasses of torch.nn.Conv2d, not {also!r}")
+    named = isinstance(also, Collection) and all(
+        isinstance(each, type) and issubclass(each, torch.nn.Conv2d) for each in also
+    )
+    if not named:
+        raise TypeError(f"also= takes a collection of subclasses of torch.nn.Conv2d, not {also!r}")
 
 
 def replacement(module: torch.nn.Module, also: Collection[type[torch.nn.Conv2d]] = ()) -> type[Conv2d] | str:

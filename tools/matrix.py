@@ -3,7 +3,7 @@
 uv finds the interpreters that this machine has, makes the environments and installs; every one is removed after use.
 In each the wheel is installed without extras and used (matrix_cell.py); then the extra ``cli`` is added, and
 ``haloconv --version`` must print the version. The column ``lowest`` has the lowest version of everything that
-pyproject.toml allows. Exit code 1 if any of that failed anywhere.
+pyproject.toml allows. Exit code 1 if any of that failed anywhere, an index could not be reached, or nothing was tried.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LOWEST, NEWEST = "lowest", "newest"
 TORCHES = (LOWEST, "2.4", "2.6", "2.9", NEWEST)
 ROOT = Path(__file__).resolve().parents[1]
 CELL = ROOT / "tools" / "matrix_cell.py"
-NO_INTERPRETER, NO_WHEEL = "not tried: no interpreter", "–"
+NO_INTERPRETER, NO_WHEEL = "not tried: no interpreter", "no such wheel"
+NOTHING_FITS = 1  # what uv exits with where it asked the index and no versions fit together; 2 is any other error
 UV = Path(sys.executable).with_name("uv")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -62,7 +63,7 @@ def wanted(torch: str) -> tuple[str | Path, ...]:
 
 
 def cell(python: str, torch: str, wheel: Path, extra_arguments: Sequence[str], run: Run = run) -> tuple[str, str]:
-    """What came of one pair: ``ok`` with PyTorch's version, a dash if no wheel fits, or what failed; and its output."""
+    """What came of one pair: ``ok`` with PyTorch's version, that no wheel fits, or what failed; and its output."""
     with tempfile.TemporaryDirectory(prefix="haloconv-matrix-") as folder:
         environment = Path(folder) / "env"
         program = environment / "bin" / "python"
@@ -70,8 +71,9 @@ def cell(python: str, torch: str, wheel: Path, extra_arguments: Sequence[str], r
         made = run(UV, "venv", "--quiet", "--no-project", "--python", python, environment)
         if made.returncode:
             return "FAILED: no environment", made.stderr
-        if run(*install, "--dry-run", *wanted(torch)).returncode:
-            return NO_WHEEL, ""
+        found = run(*install, "--dry-run", *wanted(torch))
+        if found.returncode:
+            return (NO_WHEEL, "") if found.returncode == NOTHING_FITS else ("FAILED: find PyTorch", found.stderr)
         version, command_line = "", environment / "bin" / "haloconv"
         steps = (
             ("install PyTorch", (*install, *wanted(torch))),
@@ -138,6 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for log in logs:
         print(log)
     Console().print(table_of(results, given.python, given.torch))
+    if not any(text.startswith(("ok", "FAILED")) for text in results.values()):
+        print("Nothing was tried.")
+        return 1
     return 1 if any(text.startswith("FAILED") for text in results.values()) else 0
 
 

@@ -142,7 +142,7 @@ def stored_report(path: Path, suite: Path) -> Report:
     except SuiteError as error:
         raise typer.BadParameter(str(error)) from error
     if not rows:
-        raise typer.BadParameter(f"{path}: there is no row of results in it")
+        raise typer.BadParameter(f"{path}: there is no row of results in it; `haloconv bench` writes such files")
     environment = {key: _span(records, key) for key in ("gpu", "torch", "cudnn", "cuda", "commit")}
     days = sorted({str(record["date"])[:10] for record in records})
     environment |= {"date": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}", "rows": path.name}

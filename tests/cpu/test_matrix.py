@@ -17,7 +17,8 @@ SAID = {"use": "2.9.1+cpu\n", "command": "haloconv 1.2.3\n"}
 
 
 def steps(failing: str, said: dict[str, str], commands: list[str]) -> matrix.Run:
-    """Commands that run nothing; the one named fails."""
+    """Commands that run nothing; the one named fails: uv exits with 2 where the index of PyTorch cannot be reached."""
+    failing, code = ("wheel of PyTorch", 2) if failing == "index of PyTorch" else (failing, 1)
 
     def run(*words: object, **_: str) -> subprocess.CompletedProcess[str]:
         command = " ".join(map(str, words))
@@ -30,7 +31,7 @@ def steps(failing: str, said: dict[str, str], commands: list[str]) -> matrix.Run
                 ("command", "haloconv --version"), ("help", "haloconv run --help"),
             ) if sign in command
         )  # fmt: skip
-        return subprocess.CompletedProcess(command, int(name == failing), said.get(name, ""), f"{name} broke")
+        return subprocess.CompletedProcess(command, code if name == failing else 0, said.get(name, ""), f"{name} broke")
 
     return run
 
@@ -41,6 +42,7 @@ def steps(failing: str, said: dict[str, str], commands: list[str]) -> matrix.Run
         ("", SAID, ("ok 2.9.1+cpu", "")),
         ("environment", SAID, ("FAILED: no environment", "environment broke")),
         ("wheel of PyTorch", SAID, (matrix.NO_WHEEL, "")),
+        ("index of PyTorch", SAID, ("FAILED: find PyTorch", "wheel of PyTorch broke")),
         ("install PyTorch", SAID, ("FAILED: install PyTorch", "install PyTorch broke")),
         ("install", SAID, ("FAILED: install", "install broke")),
         ("use", SAID, ("FAILED: use", "2.9.1+cpu\nuse broke")),
@@ -76,6 +78,9 @@ def test_what_could_not_be_tried_is_said_and_a_failure_is_the_exit_code(
     assert "a traceback" in said and "FAILED: use" in said and said.count("ok 2.4.1") == 1
     assert matrix.main(["--python", "3.10", "3.13", "--torch", "2.4"]) == 0
     assert matrix.NO_INTERPRETER in " ".join(capsys.readouterr().out.split())
+    outcomes["2.4"] = (matrix.NO_WHEEL, "")
+    assert matrix.main(["--python", "3.10", "3.13", "--torch", "2.4"]) == 1
+    assert "Nothing was tried." in capsys.readouterr().out
 
 
 def test_a_table_has_a_cell_for_each_pair() -> None:

@@ -186,6 +186,7 @@ ROW = ROWS.read_text("utf-8").splitlines()[0]
     [
         (b"\xff\xfe", "no row of results in it"),
         (b"[1]\n\n", "no row of results in it"),
+        (b'{\n  "rows": []\n}\n', "`haloconv bench` writes such files"),  # what --json of run and report writes
         (json.dumps({**json.loads(ROW), "aten_ms": "fast"}).encode(), "aten_ms is 'fast'"),
         (json.dumps({**json.loads(ROW), "tflops": "many"}).encode(), "a row is no result"),
         (json.dumps({**json.loads(ROW), "family": None}).encode(), "family is None"),

@@ -312,7 +312,7 @@ def test_what_was_done_to_one_layer_is_seen() -> None:
     assert "replaced on the instance" in left.reason
 
 
-@pytest.mark.parametrize("also", [Plain, (nn.Linear,), (Plain(3, 3, 3),), ("Plain",)], ids=repr)
+@pytest.mark.parametrize("also", [Plain, None, (nn.Linear,), (Plain(3, 3, 3),), ("Plain",)], ids=repr)
 def test_also_takes_classes_of_convolutions(also: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 3))
     with pytest.raises(TypeError, match="also= takes a collection of subclasses of torch.nn.Conv2d"):
