@@ -20,9 +20,6 @@ SMALLEST_OUTPUT = 16
 REDUCED_FLOPS = 2_000_000_000
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 
-USER_ERRORS = (Exception, SystemExit)
-"""What code of a problem file may raise and only ends that file; ``sys.exit()`` in it ends nothing of ours."""
-
 Inputs = tuple[object, ...]
 """The positional arguments of a model: tensors, numbers, None, and lists, tuples and dicts of them."""
 
@@ -34,7 +31,11 @@ class ProblemFileError(Exception):
 
 
 def how_it_ended(error: BaseException) -> str:
-    """``raised ValueError: why``, or ``called sys.exit(0)``: the end of a sentence about someone's code."""
+    """``raised ValueError: why``, or ``called sys.exit(0)``: the end of a sentence about someone's code.
+
+    Whatever code of a problem file raises ends that file alone, but for KeyboardInterrupt: ``sys.exit()``, too, and
+    what libraries derive from BaseException, such as ``pytest.skip()`` and a panic in Rust.
+    """
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
     return f"raised {type(error).__name__}: {error}"
@@ -99,11 +100,13 @@ class ProblemFile:
 def load_problem_file(path: str | Path) -> ProblemFile:
     """Import the file under a name of its own and find the three names in it.
 
-    Raises ProblemFileError if there is no such file, if importing it fails, or if a name is missing.
+    Raises ProblemFileError if there is no such file or it is a folder, if importing it fails, or if a name is missing.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise ProblemFileError(f"{path}: there is no such file")
+    if path.is_dir():
+        raise ProblemFileError(f"{path}: this is a folder; name a Python file in it")
     module = _imported(path)
     found = {name: getattr(module, name, None) for name in NAMES}
     missing = [name for name, value in found.items() if not callable(value)]
@@ -125,7 +128,9 @@ def _imported(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except USER_ERRORS as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         del sys.modules[name]
         raise ProblemFileError(f"{path}: importing it {how_it_ended(error)}") from error
     return module
@@ -134,7 +139,9 @@ def _imported(path: Path) -> ModuleType:
 def _called(path: Path, name: str, call: Callable[[], object]) -> object:
     try:
         return call()
-    except USER_ERRORS as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ProblemFileError(f"{path}: {name} {how_it_ended(error)}") from error
 
 
@@ -266,7 +273,9 @@ def _dry_run(twin: torch.nn.Module, inputs: Inputs) -> tuple[int, int] | None:
     try:
         with torch.no_grad():
             twin(*map_tensors(lambda x: x.to("meta"), inputs))
-    except USER_ERRORS:  # whatever the model raises means: not at this extent
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # whatever the model raises means: not at this extent
         return None
     finally:
         for hook in hooks:

@@ -26,7 +26,6 @@ from haloconv.precision import convolution_precision, torch_precision
 from haloconv.problem import DIRECTIONS
 from haloconv.problem_file import (
     SMALLEST_OUTPUT,
-    USER_ERRORS,
     Candidate,
     Inputs,
     ProblemFileError,
@@ -101,11 +100,11 @@ def run_source(name: str, load: Callable[[], Source], options: Options, report: 
         unusable = f"{name}: {error}"
     except torch.cuda.OutOfMemoryError:
         unusable = f"{name}: the GPU's memory does not hold it, for judging takes several copies in float64"
-    except USER_ERRORS as error:
-        unusable = f"{name}: {how_it_ended(error)} ({_place_of(error)})"
     except KeyboardInterrupt:
         interrupted = True
         raise
+    except BaseException as error:
+        unusable = f"{name}: {how_it_ended(error)} ({_place_of(error)})"
     finally:
         outcome = FileOutcome(name, run.rows, skipped, unusable, interrupted)
         report.files.append(outcome)

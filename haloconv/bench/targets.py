@@ -46,7 +46,8 @@ class NamedModel:
                 return without_chance(model)
         looked = " and ".join(self.libraries)
         remedy = f"; not installed: pip install {' '.join(missing)}" if missing else ""
-        raise TargetError(f"{self.name}: there is no such file, and {looked} (if installed) has no such model{remedy}")
+        file = "this is a folder; name a file in it" if Path(self.name).is_dir() else "there is no such file"
+        raise TargetError(f"{self.name}: {file}, and {looked} (if installed) has no such model{remedy}")
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """One batch of standard normal images; random numbers follow torch's seed."""

@@ -11,7 +11,7 @@ from torch.utils import _pytree
 from haloconv.layout import Layout
 from haloconv.plan import layout_of
 from haloconv.precompile import evaluating
-from haloconv.problem_file import USER_ERRORS, Inputs, how_it_ended, map_tensors, tensors_in
+from haloconv.problem_file import Inputs, how_it_ended, map_tensors, tensors_in
 
 Values = dict[str, torch.Tensor]
 
@@ -118,10 +118,10 @@ def check_model(model: torch.nn.Module, inputs: Inputs) -> None:
 
 
 def run_theirs(call: Callable[[], object], what: str) -> object:
-    """Call what is not haloconv's. Raises ModelError for whatever it raises, but OutOfMemoryError as it is."""
+    """Call what is not haloconv's. Raises ModelError for whatever it raises, but OutOfMemoryError and Ctrl-C as they are."""
     try:
         return call()
-    except torch.cuda.OutOfMemoryError:
+    except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):
         raise
-    except USER_ERRORS as error:
+    except BaseException as error:
         raise ModelError(f"{what} {how_it_ended(error)}") from error

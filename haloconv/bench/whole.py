@@ -28,7 +28,7 @@ from haloconv.bench.values import (
 )
 from haloconv.families.closure import source_of
 from haloconv.precision import Precision
-from haloconv.problem_file import USER_ERRORS, Inputs, how_it_ended, map_tensors, tensors_in
+from haloconv.problem_file import Inputs, how_it_ended, map_tensors, tensors_in
 from haloconv.reference import BASELINE_FACTOR, ELEMENT_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
@@ -173,9 +173,9 @@ def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
         try:
             with contest.surroundings():
                 ours = values_of(contest.ours, contest.inputs, contest.seed, gradients)
-        except torch.cuda.OutOfMemoryError:
+        except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):
             raise
-        except USER_ERRORS as error:
+        except BaseException as error:
             raise OursFailed(f"haloconv's model {how_it_ended(error)}") from error
         return _Draw(ours, theirs, _truth(contest, gradients))
 
@@ -246,9 +246,9 @@ def _truth(contest: Contest, gradients: bool) -> Values | None:
     try:
         with cudnn_search(False):
             return values_of(model, inputs, contest.seed, gradients)
-    except torch.cuda.OutOfMemoryError:
+    except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):
         raise
-    except USER_ERRORS:
+    except BaseException:
         return None
 
 

@@ -28,7 +28,7 @@ from haloconv.export.record import recorder
 from haloconv.families import FAMILIES, OWN
 from haloconv.precision import Precision
 from haloconv.problem import PRECISIONS
-from haloconv.problem_file import USER_ERRORS, ProblemFile, ProblemFileError, how_it_ended, load_problem_file
+from haloconv.problem_file import ProblemFile, ProblemFileError, how_it_ended, load_problem_file
 from haloconv.reference import error_limits
 from haloconv.version import __version__
 
@@ -255,7 +255,9 @@ def _check_twin(file: ProblemFile, text: str) -> None:
         try:
             exec(compile(text, f"{file.name}_new.py", "exec"), vars(module))
             ours = getattr(module, NEW_MODEL)(*file.get_init_inputs())
-        except USER_ERRORS as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise ProblemFileError(f"{file.path}: {NEW_MODEL} {how_it_ended(error)}") from error
     left = [name for name, each in ours.named_modules() if isinstance(each, torch.nn.Conv2d)]
     if left:

@@ -18,7 +18,6 @@ from haloconv.plan import layout_of
 from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem
 from haloconv.problem_file import (
-    USER_ERRORS,
     Inputs,
     ProblemFile,
     ProblemFileError,
@@ -79,7 +78,9 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     try:
         with torch.no_grad():
             model(*inputs)
-    except USER_ERRORS as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ProblemFileError(f"{file.path}: Model's forward {how_it_ended(error)}") from error
     finally:
         for hook in hooks:

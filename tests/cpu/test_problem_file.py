@@ -67,7 +67,7 @@ def test_missing_file(tmp_path):
 
 
 def test_folder_is_no_file(tmp_path):
-    with pytest.raises(ProblemFileError, match="there is no such file"):
+    with pytest.raises(ProblemFileError, match="this is a folder; name a Python file in it"):
         load_problem_file(tmp_path)
 
 

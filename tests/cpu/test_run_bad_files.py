@@ -71,6 +71,15 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "assertion": ({"forward": "assert False, 'never'"}, "Model's forward raised AssertionError: never"),
     "attribute": ({"forward": "return self.none(x)"}, "Model's forward raised AttributeError"),
     "exit_forward": ({"forward": "sys.exit(0)"}, "Model's forward called sys.exit(0)"),
+    "generator": ({"forward": "raise GeneratorExit"}, "Model's forward raised GeneratorExit"),
+    "skip_import": ({"end": "import pytest; pytest.skip('no', allow_module_level=True)"}, "importing it raised Skipped"),
+    "panic_later": (
+        {
+            "forward": "y = self.conv(x)\n        y.requires_grad and y.register_hook(self.panic)\n        return y\n"
+            "    def panic(self, dy):\n        raise BaseException('a panic in Rust')"
+        },
+        "Model's training step raised BaseException: a panic in Rust",
+    ),
     "exit_import": ({"end": "sys.exit(0)"}, "importing it called sys.exit(0)"),
     "exit_inputs": ({"inputs": "sys.exit()"}, "get_inputs called sys.exit()"),
     "exit_later": (
@@ -260,6 +269,8 @@ def test_export_is_not_ended_by_the_file(tmp_path: Path) -> None:
     for changes in ({"forward": "sys.exit(0)"}, {"end": "sys.exit(0)"}):
         with pytest.raises(ProblemFileError, match=r"called sys.exit\(0\)"):
             export(write(tmp_path, "exits", **changes))
+    with pytest.raises(ProblemFileError, match="raised GeneratorExit"):
+        export(write(tmp_path, "generator", "raise GeneratorExit"))
 
 
 def test_an_exported_file_checks_itself_with_such_arguments(tmp_path: Path) -> None:
