@@ -7,6 +7,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ import yaml
 import haloconv
 from haloconv.accelerate import Acceleration
 from haloconv.report import Report, Row
+from haloconv.tune.advice import Advice, Piece
 from tools import site_links
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +94,15 @@ def test_docstrings_name_parameters_as_they_are(name: str) -> None:
         assert documented == [each for each in parameters if each in documented]
 
 
-@pytest.mark.parametrize("shown", [Acceleration, Report, Row])
+def test_the_reference_has_what_public_functions_return() -> None:
+    returned = {get_type_hints(getattr(haloconv, name)).get("return") for name in PUBLIC}
+    ours = {each for each in returned if getattr(each, "__module__", "").startswith("haloconv.")}
+    assert {Acceleration, Advice, Report} <= ours
+    shown = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text("utf-8"), re.MULTILINE)
+    assert {each.__name__ for each in ours} <= {place.rpartition(".")[2] for place in shown}
+
+
+@pytest.mark.parametrize("shown", [Acceleration, Advice, Piece, Report, Row])
 def test_what_is_returned_has_a_text_too(shown: type) -> None:
     assert not (inspect.getdoc(shown) or "").startswith(f"{shown.__name__}(")
 
