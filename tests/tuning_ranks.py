@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +52,7 @@ def tunes(on: Place) -> None:
             "chosen": _chosen(clock),
             "measuring": _error(lambda: _tune(clock, rank_0="the clock stopped")),
             "model": _error(lambda: _tune(clock, channels=8 if dist.get_rank() != 1 else 7)),
+            "exit": _error(_tune_a_model_that_exits),
             "device": _error(_tune_without_a_gpu),
             "cpu": _without_any_gpu(),
             "other GPU": _on_another_gpu(clock),
@@ -80,6 +82,14 @@ def _tune(clock: Clock, channels: int = 8, rank_0: str = "") -> haloconv.report.
         if rank_0 and dist.get_rank() == 0:
             patch.setattr(clock, "ms_of", lambda name: (_ for _ in ()).throw(OSError(rank_0)))
         return haloconv.tune(_net(), torch.randn(2, channels, 12, 10), again=True, progress=False)
+
+
+def _tune_a_model_that_exits() -> None:
+    """Rank 1's model calls sys.exit()."""
+    model = _net()
+    if dist.get_rank() == 1:
+        model.register_forward_pre_hook(lambda *_: sys.exit(7))
+    haloconv.tune(model, torch.randn(2, 8, 12, 10), again=True, progress=False)
 
 
 def _tune_without_a_gpu() -> None:

@@ -118,7 +118,7 @@ def check_model(model: torch.nn.Module, inputs: Inputs) -> None:
 
 
 def run_theirs(call: Callable[[], object], what: str) -> object:
-    """Call what is not haloconv's. Raises ModelError for whatever it raises, but OutOfMemoryError and Ctrl-C as they are."""
+    """Call what is not haloconv's. Raises ModelError for what it raises; OutOfMemoryError and Ctrl-C pass."""
     try:
         return call()
     except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):

@@ -121,6 +121,8 @@ def _fresh_report(title: str, source: Source, options: Options, console: Console
     if not finished:
         made.notes.append(how_far(made, 1))
     conclude(made, console)
+    if not finished:
+        console.print(made.notes[-1], style="bold red", highlight=False, markup=False)
     for sentence in advice(source, options) if finished and made.passed else []:
         made.notes.append(sentence)
         console.print(sentence, highlight=False, markup=False)

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from haloconv.bench.swapped import in_memory_format
 from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
 from haloconv.cli.bench import choices, listed
-from haloconv.cli.live import make_console, show
+from haloconv.cli.live import INTERRUPTED, make_console, show
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.device import device_facts
 from haloconv.layout import Layout
@@ -76,7 +76,7 @@ def tune(
     The choices are kept for this GPU model in a file of yours; what has a record is not measured again, so that a run
     that was cut short goes on where it stopped. Layers that were never tuned follow fixed rules.
 
-    Exit code 0: done. 1: a check failed. 2: no GPU, or a target or an option cannot be used.
+    Exit code 0: done. 1: a check failed. 2: no GPU, or a target or an option cannot be used. 130: interrupted.
     """
     console = make_console()
     try:
@@ -99,10 +99,27 @@ def tune(
             raise typer.BadParameter("name a problem file or a model, or give --suite; nothing here has a convolution")
     except (ProblemFileError, TargetError, SuiteError, SubmissionError, typer.BadParameter) as error:
         raise refusal(error) from None
-    report = tune_problems(f"haloconv tune: {order.title}", posed, Options(budget, limit, again, submit=submit))
+    report = _measured(f"haloconv tune: {order.title}", posed, Options(budget, limit, again, submit=submit))
     _tell(report, posed if ship else [], device, {json: report.to_json, html: report.to_html}, console)
-    _save(posed, save_kernels, console)
-    raise typer.Exit(0 if all(row.passed for row in report.rows) else 1)
+    _save(posed, save_kernels if report.complete else None, console)
+    raise typer.Exit(_exit_code(report))
+
+
+def _measured(title: str, posed: list[Posed], options: Options) -> Report:
+    """Measure the problems; after Ctrl-C the report of those that have records, which is not complete."""
+    try:
+        return tune_problems(title, posed, options)
+    except KeyboardInterrupt:
+        report = tune_problems(title, posed, replace(options, limit_s=0.0, again=False, submit=None))
+        report.complete = False
+        report.notes.insert(0, "Interrupted: what was measured is kept, and the same command goes on from there.")
+        return report
+
+
+def _exit_code(report: Report) -> int:
+    if not report.complete:
+        return INTERRUPTED
+    return 0 if all(row.passed for row in report.rows) else 1
 
 
 def _inputs(targets: list[str], suite: Path | None) -> list[Path]:
@@ -185,7 +202,7 @@ def _tell(
     show(report, console)
     gpu = device_facts(device.index).name
     console.print(f"records are in {records_path(gpu)}", highlight=False, markup=False)
-    if shipped:
+    if shipped and report.complete:
         console.print(f"wrote {_ship(shipped, device)} of them to {shipped_path(gpu)}", highlight=False, markup=False)
     for path, text in files.items():
         if path is not None:

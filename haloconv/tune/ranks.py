@@ -30,11 +30,13 @@ def on_every_rank(work: Callable[[], Answer]) -> list[Answer]:
     """
     if not in_a_group():
         return [work()]
-    failure: Exception | None = None
+    failure: BaseException | None = None
     mine: tuple[bool, object]
     try:
         mine = True, work()
-    except Exception as error:  # the others wait for an answer, whatever happens
+    except KeyboardInterrupt:  # every process of a terminal gets it
+        raise
+    except BaseException as error:  # the others wait for an answer, whatever happens
         failure, mine = error, (False, f"{type(error).__name__}: {error}")
     answers: list[tuple[bool, object]] = [mine] * torch.distributed.get_world_size()
     try:

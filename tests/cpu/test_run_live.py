@@ -98,6 +98,14 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path: Path) -> None:
     assert "1 of 1 files correct, 1 interrupted." in words(result) and "error:" not in result.output
 
 
+def test_an_interrupted_report_says_so(tmp_path: Path) -> None:
+    """The line about rows that passed does not tell that there are more."""
+    file = write(tmp_path / "problems", b="if torch.is_grad_enabled(): raise KeyboardInterrupt") / "b.py"
+    result = CliRunner().invoke(app, ["report", str(file), "--html", str(tmp_path / "page.html")])
+    assert result.exit_code == 130, result.output
+    assert "Interrupted: 0 of 1 files done, 1 cut short, 0 not begun; 5 rows. wrote" in words(result)
+
+
 def test_rows_are_kept_as_each_file_is_done(tmp_path: Path) -> None:
     """The second file reads them: were the process killed there, they would be left."""
     found = tmp_path / "rows.json"

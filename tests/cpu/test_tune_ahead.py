@@ -249,6 +249,29 @@ def test_the_verb_tunes_a_problem_file(verb: None, tmp_path: Path) -> None:
     assert "special (rows4): tuned: 2.00x PyTorch" in result.output and "records are in" in result.output
 
 
+def test_the_interrupted_verb_tells_what_it_measured(verb: None, clock: Clock, tmp_path: Path) -> None:
+    """Ctrl-C lost the file of rows, and nothing said that the records are kept."""
+    suite, found = tmp_path / "suite.toml", tmp_path / "out.json"
+    case = '[[case]]\nname = "case{0}"\ninput = [{0}, 4, 12, 12]\nfilters = 8\nfilter = [3, 3]\n'
+    suite.write_text("".join(case.format(n) for n in range(1, 6)))
+
+    def stop(name: str) -> float:
+        if len(clock.rounds) > 3:
+            raise KeyboardInterrupt
+        return favouring("special")(name)
+
+    clock.ms_of = stop
+    result = run("--suite", str(suite), "--direction", "fprop", "--ship", "--json", str(found))
+    assert result.exit_code == 130, result.output
+    content, kept = json.loads(found.read_text()), read_records(records_path(FACTS.name))
+    assert content["complete"] is False and "Interrupted: what was measured is kept" in content["notes"][0]
+    assert len(kept) >= 1 and "records are in" in result.output and "Interrupted" in result.output
+    assert not records.shipped_path(FACTS.name).exists(), "a part is not shipped"
+    clock.ms_of = favouring("special")
+    again = run("--suite", str(suite), "--direction", "fprop")
+    assert again.exit_code == 0 and f"{len(kept)} had records" in again.output, again.output
+
+
 def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
     suite = tmp_path / "suite.toml"
     suite.write_text('[[case]]\nname = "small"\ninput = [2, 4, 12, 12]\nfilters = 8\nfilter = [3, 3]\ntags = ["t"]\n')

@@ -42,6 +42,7 @@ def test_rank_0_chooses_for_all(ranks: dict[str, list]) -> None:
     [
         ("measuring", "haloconv.tune failed on rank 0: OSError: the clock stopped"),
         ("model", "haloconv.tune failed on rank 1: RuntimeError: Given groups=1, weight of size [8, 8, 3, 3]"),
+        ("exit", "haloconv.tune failed on rank 1: SystemExit: 7"),
         ("device", "haloconv.tune failed on rank 0: RuntimeError: rank 0 measures for all ranks, and it has no GPU"),
     ],
 )
