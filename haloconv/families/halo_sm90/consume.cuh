@@ -12,16 +12,19 @@ struct Lines {
     int released, released_end;
 };
 
-// A lane for each line: what stands between two taps costs the tensor cores' time. A line counts as read only once it
-// was there: else a slow consumer's arrivals would be taken for the next round's.
+// One lane, line after line: a producer's warp that sees a line released takes all before it for released (ring's least
+// length in shape.py). A line counts as read only once it was there: else a slow consumer's arrivals would be taken for
+// the next round's.
 __device__ __forceinline__ void release_lines(const Params& p, Control& control, Lines& lines, int end) {
     end = min(end, lines.released_end);
-    const int line = lines.released + threadIdx.x % 32;
     __syncwarp();
-    if (line < end) {
-        const Slot slot(p, lines.at + line, lines.chunk);
-        hc::wait(&control.slot_full[slot.index], slot.parity);
-        hc::ptx::mbarrier_arrive(&control.slot_empty[slot.index]);
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll 1
+        for (int line = lines.released; line < end; ++line) {
+            const Slot slot(p, lines.at + line, lines.chunk);
+            hc::wait(&control.slot_full[slot.index], slot.parity);
+            hc::ptx::mbarrier_arrive(&control.slot_empty[slot.index]);
+        }
     }
     lines.released = max(lines.released, end);
 }
