@@ -70,10 +70,14 @@ demo-cuda:
 	else $(MAKE) --no-print-directory $(VENV_GPU)/.package && \
 	set -x && $(VENV_GPU)/bin/haloconv run --precision ieee $(PROBLEMS); fi
 
-# CI looks at pages in a browser where one can be installed; on other machines `make browser` does so when it is asked.
+# CI looks at pages in a browser where one can be installed, and builds the site and the files of a release (15 s with
+# their environment); on other machines `make browser docs package` does so when it is asked.
 test: lint $(VENV)/.nvrtc
 	@if [ "$$CI" = true ]; then timeout 90 $(MAKE) --no-print-directory browser || \
 	echo 'No headless Chromium could be installed: the tests that need a browser are left out.'; fi
+	@if [ "$$CI" = true ]; then if timeout 120 $(MAKE) --no-print-directory $(VENV_PACKAGE)/.docs; \
+	then $(MAKE) --no-print-directory docs package; \
+	else echo 'The tools of the site and the package could not be installed: neither is checked.'; fi; fi
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/cpu -n $(JOBS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.develop

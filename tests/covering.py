@@ -34,7 +34,10 @@ def covering(items: Sequence[Item], features: Callable[[Item], set], kept: Colle
 
 
 def constants_together(source: KernelSource, number: int = 2) -> set:
-    """Every value of a constant in the text, and the values of every ``number`` of them; the entry counts as one."""
+    """Every value of a constant in the text, and the values of every ``number`` of them; the entry counts as one.
+
+    Where more than one is to meet, each value of the constants that follow from others, too.
+    """
     free = [("entry", source.entry), *((name, value) for name, value in source.constants if name not in FOLLOWING)]
     follows = [(("entry", source.entry), each) for each in source.constants if each[0] in FOLLOWING]
-    return {(each,) for each in free} | set(combinations(free, number)) | set(follows)
+    return {(each,) for each in free} | set(combinations(free, number)) | set(follows if number > 1 else ())
