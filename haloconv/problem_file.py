@@ -6,12 +6,15 @@ import ast
 import copy
 import importlib.util
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import torch
 from torch.utils import _pytree
@@ -36,9 +39,32 @@ def how_it_ended(error: BaseException) -> str:
     Whatever code of a problem file raises ends that file alone, but for KeyboardInterrupt: ``sys.exit()``, too, and
     what libraries derive from BaseException, such as ``pytest.skip()`` and a panic in Rust.
     """
+    if isinstance(error, _Exit):
+        return f"called os._exit({error.code})"
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
     return f"raised {type(error).__name__}: {error}"
+
+
+class _Exit(SystemExit):
+    """What os._exit raises inside ``no_silent_end``."""
+
+
+@contextmanager
+def no_silent_end() -> Iterator[None]:
+    """Inside, ``os._exit`` raises SystemExit: a file cannot end a run in silence. Children of a fork still end."""
+    process, leave = os.getpid(), os._exit
+
+    def refused(status: int) -> NoReturn:
+        if os.getpid() != process:
+            leave(status)
+        raise _Exit(status)
+
+    os._exit = refused
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def tensors_in(arguments: object) -> list[torch.Tensor]:

@@ -31,6 +31,7 @@ from haloconv.problem_file import (
     ProblemFileError,
     how_it_ended,
     load_problem_file,
+    no_silent_end,
     scaled_inputs,
 )
 from haloconv.report import FileOutcome, Report, Row
@@ -130,7 +131,8 @@ def _settings_kept() -> Iterator[None]:
     grad, deterministic = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        yield
+        with no_silent_end():
+            yield
     finally:
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)

@@ -28,7 +28,7 @@ from haloconv.export.record import recorder
 from haloconv.families import FAMILIES, OWN
 from haloconv.precision import Precision
 from haloconv.problem import PRECISIONS
-from haloconv.problem_file import ProblemFile, ProblemFileError, how_it_ended, load_problem_file
+from haloconv.problem_file import ProblemFile, ProblemFileError, how_it_ended, load_problem_file, no_silent_end
 from haloconv.reference import error_limits
 from haloconv.version import __version__
 
@@ -88,13 +88,14 @@ def export(
         if precision == "tf32":
             raise ValueError(f"{facts.arch} has no TF32: leave precision out, or ask for 'ieee'")
         precision = "ieee"
-    file = load_problem_file(path)
-    layers = layers_of(file, precision)
-    record(layers, facts, family)
-    _tell_refusals(file, layers, family)
-    text = _rendered(file, layers, facts)
-    _check_names(file, text)
-    _check_twin(file, text)
+    with no_silent_end():
+        file = load_problem_file(path)
+        layers = layers_of(file, precision)
+        record(layers, facts, family)
+        _tell_refusals(file, layers, family)
+        text = _rendered(file, layers, facts)
+        _check_names(file, text)
+        _check_twin(file, text)
     return text
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import make_dataclass
 from pathlib import Path
 
@@ -81,6 +83,8 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         "Model's training step raised BaseException: a panic in Rust",
     ),
     "exit_import": ({"end": "sys.exit(0)"}, "importing it called sys.exit(0)"),
+    "left_forward": ({"forward": "__import__('os')._exit(0)"}, "Model's forward called os._exit(0)"),
+    "left_import": ({"end": "__import__('os')._exit(0)"}, "importing it called os._exit(0)"),
     "exit_inputs": ({"inputs": "sys.exit()"}, "get_inputs called sys.exit()"),
     "exit_later": (
         {"forward": "y = self.conv(x)\n        y.requires_grad and y.register_hook(sys.exit)\n        return y"},
@@ -271,6 +275,17 @@ def test_export_is_not_ended_by_the_file(tmp_path: Path) -> None:
             export(write(tmp_path, "exits", **changes))
     with pytest.raises(ProblemFileError, match="raised GeneratorExit"):
         export(write(tmp_path, "generator", "raise GeneratorExit"))
+    with pytest.raises(ProblemFileError, match=r"called os._exit\(0\)"):
+        export(write(tmp_path, "leaves", "__import__('os')._exit(0)"))
+
+
+def test_children_of_a_file_still_end() -> None:
+    command = (
+        "import os\nfrom haloconv.problem_file import no_silent_end\nwith no_silent_end():\n    child = os.fork()\n"
+    )
+    command += "    if not child: os._exit(7)\nprint(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "7"
 
 
 def test_an_exported_file_checks_itself_with_such_arguments(tmp_path: Path) -> None:
