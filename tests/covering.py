@@ -10,6 +10,7 @@ from haloconv.jit import KernelSource
 
 # Constants that follow from the others and from sizes: each value has to appear, in whatever company.
 FOLLOWING = ("SMEM_BYTES", "RING", "STAGES")
+NO_REGISTER = "SMEM_BYTES"  # the one that only assertions read: it changes no instruction
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -36,8 +37,9 @@ def covering(items: Sequence[Item], features: Callable[[Item], set], kept: Colle
 def constants_together(source: KernelSource, number: int = 2) -> set:
     """Every value of a constant in the text, and the values of every ``number`` of them; the entry counts as one.
 
-    Where more than one is to meet, each value of the constants that follow from others, too.
+    Constants that follow from others: each value, of ``NO_REGISTER`` only where more than one constant is to meet.
     """
     free = [("entry", source.entry), *((name, value) for name, value in source.constants if name not in FOLLOWING)]
-    follows = [(("entry", source.entry), each) for each in source.constants if each[0] in FOLLOWING]
-    return {(each,) for each in free} | set(combinations(free, number)) | set(follows if number > 1 else ())
+    counted = [name for name in FOLLOWING if number > 1 or name != NO_REGISTER]
+    follows = [(("entry", source.entry), each) for each in source.constants if each[0] in counted]
+    return {(each,) for each in free} | set(combinations(free, number)) | set(follows)

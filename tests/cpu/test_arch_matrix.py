@@ -16,7 +16,7 @@ from haloconv import jit
 from haloconv.families import FAMILIES, OWN
 from haloconv.families.direct.family import DirectFamily
 from haloconv.jit.source import SOURCE_ROOT
-from tests.covering import constants_together, covering
+from tests.covering import NO_REGISTER, constants_together, covering
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
 EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -110,6 +110,15 @@ def test_the_part_leaves_out_only_what_adds_no_pair() -> None:
     assert _part(product[:2], 2) == product[:2] and _part([], 2) == []
     sizes = [text(A=a, B=a, SMEM_BYTES=size) for a in (0, 1) for size in (0, 16)]
     assert len(_part(sizes, 2)) == 2, "each size once is enough"
+    rings = [text(A=0, SMEM_BYTES=16 * ring, RING=ring) for ring in (2, 3)]
+    assert _part(rings, 1) == rings, "the length of a ring unrolls loops and fixes addresses"
+    assert len(_part(sizes[:2], 1)) == 1, "the size of shared memory changes no register"
+
+
+def test_what_other_architectures_leave_out_is_read_by_assertions_alone() -> None:
+    files = [file for file in SOURCE_ROOT.rglob("*.cu*") if NO_REGISTER in file.read_text(encoding="utf-8")]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if NO_REGISTER in line]
+    assert files and all(line.startswith(("//   ", "static_assert(")) for line in lines), lines
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
