@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
+import io
 import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import torch
 from torch.utils import _pytree
@@ -52,8 +53,13 @@ class _Exit(SystemExit):
 
 @contextmanager
 def no_silent_end() -> Iterator[None]:
-    """Inside, ``os._exit`` raises SystemExit: a file cannot end a run in silence. Children of a fork still end."""
+    """Inside, a file cannot end a run in silence.
+
+    ``os._exit`` raises SystemExit; children of a fork still end. ``sys.stdout`` and ``sys.stderr`` are copies, which a
+    file may close, detach or replace for itself alone.
+    """
     process, leave = os.getpid(), os._exit
+    streams = sys.stdout, sys.stderr
 
     def refused(status: int) -> NoReturn:
         if os.getpid() != process:
@@ -61,10 +67,29 @@ def no_silent_end() -> Iterator[None]:
         raise _Exit(status)
 
     os._exit = refused
+    sys.stdout, sys.stderr = copies = _copy_of(sys.stdout), _copy_of(sys.stderr)
     try:
         yield
     finally:
         os._exit = leave
+        sys.stdout, sys.stderr = streams
+        for copy_ in copies:
+            with suppress(AttributeError, OSError, ValueError):  # none, full, or closed by the file
+                copy_.flush()
+
+
+def _copy_of(stream: TextIO) -> TextIO:
+    """Another stream to the same place; the stream itself if it is no file of the process.
+
+    Nobody closes the copy, as a handler of log messages may hold it for longer than its file runs.
+    """
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    try:
+        descriptor = os.dup(stream.fileno())
+    except (OSError, ValueError):  # it is closed
+        return stream
+    return open(descriptor, "w", buffering=1, encoding=stream.encoding, errors=stream.errors)
 
 
 def tensors_in(arguments: object) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -29,9 +30,9 @@ INTERRUPTED = 130
 
 
 def make_console() -> Console:
-    """The terminal, or lines of a fixed width where the output is none."""
-    console = Console(soft_wrap=False)
-    return console if console.is_terminal else Console(width=LINE_WIDTH)
+    """The terminal, or lines of a fixed width where the output is none; whatever becomes of ``sys.stdout`` later."""
+    console = Console(file=sys.stdout, soft_wrap=False)
+    return console if console.is_terminal else Console(file=sys.stdout, width=LINE_WIDTH)
 
 
 def make_progress(console: Console) -> Progress:

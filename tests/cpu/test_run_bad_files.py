@@ -170,6 +170,28 @@ def test_what_a_file_sets_for_the_process_ends_with_it(tmp_path: Path, monkeypat
     assert "1 of 1 files correct, 1 unusable." in words(result)
 
 
+STREAMS = {
+    "a_closes": "sys.stdout.close(); sys.stderr.close(); 1 / 0",
+    "b_closes_more": "sys.stdout.buffer.close(); sys.stderr.detach()",
+    "c_has_none": "sys.stdout = sys.stderr = None",
+    "d_wraps": "import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer)",
+    "e_prints": "print('its own words')",
+}
+
+
+def test_a_file_that_closes_the_output_closes_it_for_itself(tmp_path: Path) -> None:
+    """Nothing is lost of the table and of what is told on stderr; in a process, for a test runner's output is none."""
+    for name, end in STREAMS.items():
+        write(tmp_path, name, end=end)
+    command = [sys.executable, "-m", "haloconv", "run", str(tmp_path), "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "raised ZeroDivisionError" in done.stderr, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and "24 of 24 rows passed" in done.stdout, done.stdout + done.stderr
+    assert "4 of 4 files correct, 1 unusable." in done.stdout
+    words_of_last, verdict = map(done.stdout.index, ("its own words", "24 of 24 rows"))
+    assert words_of_last < done.stdout.index("\ne_prints  ") < verdict, "in the order in which they were printed"
+
+
 # Models that change, detach or lack something ------------------------------------------------------------------------
 
 
