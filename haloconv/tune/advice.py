@@ -21,7 +21,7 @@ from haloconv.choose.records import shelf_of
 from haloconv.device import device_facts, has_facts
 from haloconv.layout import Layout
 from haloconv.precision import torch_precision
-from haloconv.precompile import Inputs
+from haloconv.precompile import Inputs, check_directions
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.roofline import limit_ms
 from haloconv.tune.problems import Posed, problems_of
@@ -88,6 +88,7 @@ def advise(model: torch.nn.Module, example_inputs: Inputs, *, directions: Collec
     Raises:
         ValueError: a direction is none. Whatever the model raises for its inputs.
     """
+    check_directions(directions)
     tensor = next((each for each in (*model.parameters(), *model.buffers())), None)
     if tensor is None or not has_facts(tensor.device):
         return Advice((), (NEEDS_A_GPU,))

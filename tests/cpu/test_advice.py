@@ -152,6 +152,11 @@ def test_on_a_cpu_it_says_what_a_gpu_adds() -> None:
         assert word in NEEDS_A_GPU
 
 
+def test_a_direction_that_is_none_is_refused_on_a_cpu_too() -> None:
+    with pytest.raises(ValueError, match="directions are some of fprop, dgrad, wgrad, not nope"):
+        advise(torch.nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2), directions=("nope",))
+
+
 def test_a_disabled_package_says_so(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "disabled", lambda: True)
     known(LAYER, 1.0)
