@@ -8,11 +8,10 @@ to measure again when asked to.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 import math
-import os
-import secrets
 import shutil
 import warnings
 from collections.abc import Iterable
@@ -24,7 +23,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from platformdirs import user_data_path
 
-from haloconv import env
+from haloconv import atomic, env
 from haloconv.choose import formats
 from haloconv.choose.buckets import Bucket, Size, bucket_of, layer_key, size_of
 from haloconv.device import DeviceFacts, gpu_stem
@@ -194,7 +193,11 @@ _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, Rec
 
 
 def _entries(data: bytes) -> tuple[object, list, str]:
-    """Format and entries of a file's content; what is wrong with it as a whole, which is then read line by line."""
+    """Format and entries of a file's content; what is wrong with it as a whole, which is then read line by line.
+
+    Some editors put a byte order mark in front.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -270,13 +273,7 @@ def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> 
         if before.complaint and path.exists():  # else what was read is a file of the format before, which stays
             _keep_copy(path)
         stay = [old for old in before.records if Place(old.layer, old.size) not in kept or not old.holds_on(facts)]
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
-        try:
-            partial.write_text(as_lines([*stay, *kept.values()]), encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        atomic.write_text(path, as_lines([*stay, *kept.values()]))
 
 
 def as_lines(records: Iterable[Record]) -> str:

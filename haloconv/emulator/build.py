@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -18,13 +17,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
 
-from haloconv import env
+from haloconv import atomic, env
 from haloconv.jit import CompileError, KernelSource
 from haloconv.jit.cache import emulator_folder, prepare_root
 
@@ -210,14 +209,8 @@ def _built(key: str, build: Callable[[Path], None]) -> Path:
 
 def _keep(built: Path, path: Path) -> None:
     """Copy a module to its place, where nobody sees half of it. Raises OSError, and then leaves nothing there."""
-    partial = path.with_name(f"{secrets.token_hex(8)}.partial")
-    try:
-        shutil.copyfile(built, partial)
-        path.with_suffix(".sha256").write_text(_file_digest(built), encoding="ascii")
-        partial.replace(path)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    path.with_suffix(".sha256").write_text(_file_digest(built), encoding="ascii")
+    atomic.write_bytes(path, built.read_bytes())
 
 
 def _warn_once(error: Exception) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import warnings
 from pathlib import Path
 
@@ -50,15 +49,14 @@ def test_a_module_is_built_once_and_a_damaged_one_again(new_process: Path) -> No
 
 
 def _full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = shutil.copyfile
+    replace = os.replace
 
-    def copyfile(source: Path, to: Path) -> None:
-        if cache in to.parents:
-            to.write_bytes(CONTENT[:2])
+    def full(source: Path, to: Path) -> None:
+        if cache in Path(to).parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to))
-        copy(source, to)
+        replace(source, to)
 
-    monkeypatch.setattr(build.shutil, "copyfile", copyfile)
+    monkeypatch.setattr("os.replace", full)
 
 
 def _no_room_for_a_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import random
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -220,6 +221,20 @@ def test_a_bad_entry_is_dropped_alone_and_kept_in_a_copy(fault: str) -> None:
     assert len(sorted(path.parent.glob("*.bak"))) == 2 and copies[0].read_bytes() == damaged
 
 
+@pytest.mark.parametrize("form", ["whole", "torn"])
+def test_a_byte_order_mark_costs_no_record(form: str) -> None:
+    """Some editors write one; without a torn entry nothing is wrong with such a file."""
+    path = records_path(FACTS.name)
+    write_records(path, [record(sized(n, 24, 28)) for n in (1, 2)], FACTS)
+    text = path.read_text()
+    path.write_text(text if form == "whole" else text.replace("\n]}", ",\n{\n]}"), encoding="utf-8-sig")
+    torn = pytest.warns(RuntimeWarning, match="all but 2 of them") if form == "torn" else nullcontext()
+    with torn:
+        shelf_of(FACTS).keep([record(sized(3, 24, 28))])
+    assert [each.size.n for each in read_records(path)] == [1, 2, 3]
+    assert len(list(path.parent.glob("*.bak"))) == (form == "torn")
+
+
 def test_a_file_that_cannot_be_read_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     path = records_path(FACTS.name)
     path.mkdir(parents=True)
@@ -237,7 +252,7 @@ def test_a_full_disk_is_warned_of_and_loses_nothing(monkeypatch: pytest.MonkeyPa
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.warns(RuntimeWarning, match="cannot be written.*No space left"):
         shelf_of(FACTS).keep([record(sized(9, 9, 9))])
     assert path.read_text() == before and shelf_of(FACTS).find(sized(9, 9, 9)) is not None
