@@ -13,6 +13,7 @@ import haloconv.export
 import haloconv.tune  # noqa: F401
 from haloconv.accelerate import accelerate, restore
 from haloconv.choose import measuring
+from haloconv.decompositions import decompositions
 from haloconv.functional import conv2d, functional_mode
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
@@ -30,6 +31,7 @@ __all__ = [
     "accelerate",
     "advise",
     "conv2d",
+    "decompositions",
     "export",
     "functional_mode",
     "precompile",

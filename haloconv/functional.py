@@ -12,8 +12,9 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from haloconv import autograd, transforms
+from haloconv.decompositions import fprop_in_aten
 from haloconv.families import check_family
-from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast, fprop_in_aten
+from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast
 from haloconv.precision import Precision
 from haloconv.problem import (
     ACTIVATIONS,

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp import register_decomposition
 
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
@@ -66,7 +65,7 @@ for _name, _body in (("fprop", _fprop), ("dgrad", _dgrad), ("wgrad", _wgrad), ("
 
 
 @torch.library.register_fake("haloconv::fprop", lib=_library)
-def _(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+def _fake_fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     spec = _spec(*values)
     check_tensors(x, w, b, spec)
     check_family(spec.family)
@@ -76,31 +75,27 @@ def _(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
 
 
 @torch.library.register_fake("haloconv::dgrad", lib=_library)
-def _(dy: Tensor, w: Tensor, x_shape: list[int], layout: Layout, *values: Any) -> Tensor:
+def _fake_dgrad(dy: Tensor, w: Tensor, x_shape: list[int], layout: Layout, *values: Any) -> Tensor:
     return dy.new_empty_strided(x_shape, strides_of(tuple(x_shape), layout))
 
 
 @torch.library.register_fake("haloconv::wgrad", lib=_library)
-def _(dy: Tensor, x: Tensor, w_shape: list[int], layout: Layout, *values: Any) -> Tensor:
+def _fake_wgrad(dy: Tensor, x: Tensor, w_shape: list[int], layout: Layout, *values: Any) -> Tensor:
     return dy.new_empty_strided(w_shape, strides_of(tuple(w_shape), layout))
 
 
 @torch.library.register_fake("haloconv::bgrad", lib=_library)
-def _(dy: Tensor, family: str) -> Tensor:
+def _fake_bgrad(dy: Tensor, family: str) -> Tensor:
     return dy.new_empty(dy.shape[1])
 
 
-# --- in PyTorch's own operators, for what knows no others: torch.onnx.export looks here
-
-
-@register_decomposition(torch.ops.haloconv.fprop.default)
-def fprop_in_aten(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
-    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None, as torch.convolution of padded images."""
-    stride, (top, bottom, left, right), dilation, groups, *_ = values
-    if (top, left) != (bottom, right):
-        x = torch.constant_pad_nd(x, [left, right, top, bottom])
-        top = left = 0
-    return torch.convolution(x, w, b, stride, [top, left], dilation, False, [0, 0], groups)
+FAKES = {
+    torch.ops.haloconv.fprop.default: _fake_fprop,
+    torch.ops.haloconv.dgrad.default: _fake_dgrad,
+    torch.ops.haloconv.wgrad.default: _fake_wgrad,
+    torch.ops.haloconv.bgrad.default: _fake_bgrad,
+}
+"""Of each operator what says the shape and the strides of its result."""
 
 
 # --- gradients: the table at the head of haloconv.autograd

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch._decomp import decomposition_table
 from torch.ao import quantization
 from torch.ao.quantization import quantize_fx
 
@@ -163,10 +162,8 @@ def test_the_old_onnx_exporter_traces_pytorchs_convolution(monkeypatch: pytest.M
 
 
 def test_an_exported_program_has_a_decomposition_into_pytorchs_operators() -> None:
-    """torch.onnx.export looks into the same table."""
     program = torch.export.export(accelerated(*UNEVEN), (image(),))
-    fprop = torch.ops.haloconv.fprop.default
-    plain = program.run_decompositions({fprop: decomposition_table[fprop]})
+    plain = program.run_decompositions(haloconv.decompositions())
     called = [str(node.target) for node in plain.graph.nodes if node.op == "call_function"]
     assert not any("haloconv" in target for target in called) and "aten.convolution.default" in called
     torch.testing.assert_close(plain.module()(image()), net(*UNEVEN)(image()))
