@@ -31,6 +31,7 @@ from tests import (
     emulated_grouped_sm90,
     emulated_halo_sm80,
     emulated_halo_sm80_wgrad,
+    emulated_halo_sm90_pointwise,
     emulated_halo_sm90_wgrad,
     oracle,
 )
@@ -126,12 +127,13 @@ MODULES = {
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
+OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise)  # modules of two of its kernels
 BY_NAME = {
     one.name: one
     for one in (
         *ON_EMULATOR,
         *(each for module in MODULES.values() for each in module.CASES),
-        *emulated_halo_sm90_wgrad.CASES,
+        *(each for module in OF_HALO_SM90 for each in module.CASES),
     )
 }
 
@@ -324,8 +326,8 @@ def tiles_of(shape: str) -> Iterator[None]:
     if not shape:
         yield
         return
-    if shape in emulated_halo_sm90_wgrad.SHAPES:
-        with emulated_halo_sm90_wgrad.forced(shape):
+    for module in (each for each in OF_HALO_SM90 if shape in each.SHAPES):
+        with module.forced(shape):
             yield
         return
 
@@ -373,7 +375,7 @@ def halo_sm90_runs() -> Iterator[Run]:
         yield from (Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, shape) for name in names)
     for name, dtype in product(("large_3x3", "plain_3x3"), (torch.float32, torch.float16)):
         yield Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, finite=False)
-    for name, dtype, result, shape, finite in emulated_halo_sm90_wgrad.runs():
+    for name, dtype, result, shape, finite in (run for module in OF_HALO_SM90 for run in module.runs()):
         yield Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
 
 

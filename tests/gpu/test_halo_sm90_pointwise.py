@@ -1,0 +1,79 @@
+"""halo_sm90/pointwise on a GPU: the emulator's runs, and layers of real size with every config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from haloconv.families.halo_sm90 import pointwise
+from haloconv.problem import Request, TensorForm
+from tests import emulated_halo_sm90_pointwise, oracle
+from tests.cases import Case, Tensors, case, make
+from tests.emulated import BY_NAME, Run
+from tests.exact import make_exact
+from tests.families import HALO_SM90, Subject, each_dtype, name_of, over
+from tests.gpu.runs import check_run
+from tests.launches import launched
+
+RUNS = tuple(
+    Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
+    for name, dtype, result, shape, finite in emulated_halo_sm90_pointwise.runs()
+)
+LAYERS = tuple(
+    case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
+    for storage in ("contiguous", "channels_last")
+    for name, reason, shape, layer in (
+        ("wide", "many filters of few channels", ((8, 64, 56, 56), (256, 1, 1)), {}),
+        ("narrow", "few filters of many channels", ((8, 256, 56, 56), (64, 1, 1)), {}),
+        ("resnet_28", "maps of 28 columns", ((16, 512, 28, 28), (128, 1, 1)), {}),
+        ("uneven", "chunks and blocks that are not full", ((4, 200, 24, 40), (328, 1, 1)), {}),
+        ("deep", "few pixels of many channels", ((2, 2048, 8, 8), (512, 1, 1)), {}),
+    )
+) + (
+    case("resnet_14", "maps of 14 columns", (16, 1024, 14, 14), (256, 1, 1), storage="channels_last"),
+    case("resnet_7", "maps of 7 columns", (16, 512, 7, 7), (2048, 1, 1), storage="channels_last"),
+    case("stride", "every second pixel", (8, 256, 56, 56), (512, 1, 1), stride=2, storage="channels_last"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("subject", "run"), over(*((HALO_SM90, run) for run in RUNS)), ids=str)
+def test_run(subject: Subject, run: Run, record: Callable) -> None:
+    """What the emulator runs, with tiles of the same kind."""
+    check_run(subject, run, record)
+
+
+@pytest.mark.parametrize("result", ["fprop", "dgrad"])
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
+def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: str, record: Callable) -> None:
+    """Right, and the same bits twice, in every config that the layer has."""
+    t, exact, spec = make(one, dtype, "cuda"), make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
+    request = _request(one, dtype, result, t, spec.precision or "ieee")
+    want, configs = oracle.expected(result, t, spec), pointwise.configs(request)
+    assert configs, pointwise.why_not(request)
+    for config in configs:
+        with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
+            run = pointwise.bind(request, config)
+            got, again = run(*_operands(result, t)), run(*_operands(result, t))
+        error = oracle.check(result, got, t, spec, want=want)
+        assert oracle.same_bits(got, again)
+        zones.check()
+        record(names, result, subject.label(dtype), error.norm)
+        with launched() as names:
+            got = pointwise.bind(request, config)(*_operands(result, exact))
+        oracle.check_exact(result, got, exact, spec)
+        record(names, result, subject.label(dtype), kind="exact")
+
+
+def _operands(result: str, t: Tensors) -> tuple[torch.Tensor | None, ...]:
+    return (t.x, t.w, t.b) if result == "fprop" else (t.dy, t.w)
+
+
+def _request(one: Case, dtype: torch.dtype, result: str, t: Tensors, precision: str) -> Request:
+    problem = replace(one.problem("fprop", dtype), precision=precision).toward(result)
+    first = t.x if result == "fprop" else t.dy
+    forms = (TensorForm(each.stride(), each.data_ptr() % 16 == 0) for each in (first, t.w))
+    return Request(problem, *forms, problem.layout, first.device)
