@@ -9,12 +9,14 @@ so that gradients of any order run on the same kernels.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from haloconv import logs
 from haloconv import plan as plans
+from haloconv.gradients import gradients
 from haloconv.layout import Layout
 from haloconv.problem import Activation, ConvSpec, Direction
 from haloconv.profiling import calls_of, current_layer, named_range, profiler
@@ -37,24 +39,42 @@ def activated(y: Tensor, activation: Activation | None) -> Tensor:
     return y if activation is None else torch.relu(y)
 
 
+class Call(NamedTuple):
+    """fprop of tensors of one form is ``function(x, w, b, *arguments)``, with the gradients that are wanted of it.
+
+    With ``native`` that is PyTorch's own convolution, which does the gradients, too.
+    """
+
+    function: Callable[..., Tensor]
+    arguments: tuple
+    native: bool
+
+
+def _call_of(plan: plans.Plan, native: bool, recording: bool) -> Call:
+    if native:
+        (top, _, left, _), spec = plan.spec.padding, plan.spec
+        return Call(torch.conv2d, (spec.stride, (top, left), spec.dilation, spec.groups), True)
+    return Call(_record, (plan,), False) if recording else Call(plan.run, (), False)
+
+
 def fprop(
     x: Tensor,
     w: Tensor,
     b: Tensor | None,
     spec: ConvSpec,
-    notes: dict | None = None,
+    notes: list[Call] | None = None,
     activation: Activation | None = None,
 ) -> Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop.
 
-    ``notes["is_native"]`` becomes true if fprop and every gradient that is wanted go to PyTorch. With ``activation``
-    "relu" y is max(0, y), and a NaN stays one.
+    ``notes`` gets the call that does the same for tensors of this form, unless ``activation`` is given or the plan is
+    not kept. With ``activation`` "relu" y is max(0, y), and a NaN stays one.
     """
     plan = plans.plan_fprop(x, w, b, spec, activation)
     recording = _recording(x, w, b)
     native = plan.plain and (not recording or plan.is_native(_wanted(x, w), x.device))
-    if native and notes is not None:
-        notes["is_native"] = True
+    if notes is not None and plan.kept:
+        notes.append(_call_of(plan, native, recording))
     if not recording:
         return plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
     if native:
@@ -65,7 +85,7 @@ def fprop(
                     torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation
                 )
         return activated(torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation)
-    return _Fprop.apply(x, w, b, plan)
+    return _record(x, w, b, plan)
 
 
 def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
@@ -97,7 +117,7 @@ class _Fprop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
         y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
-        save_needed(ctx, x, w, *([] if plan.problem.activation is None else [y]))
+        save_needed(ctx, x, w, *(() if plan.problem.activation is None else (y,)))
         ctx.plan, ctx.layer = plan, current_layer() if profiler._is_profiler_enabled or logs.names_layers else ""
         return y
 
@@ -106,18 +126,19 @@ class _Fprop(torch.autograd.Function):
         if ctx.layer:
             return _backward_of_layer(ctx, dy)
         x, w, *activated = ctx.saved_tensors
-        plan = ctx.plan
-        problem, spec = plan.problem, plan.spec
         for y in activated:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
-        dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
-        if dx_wanted and dw_wanted and not _recording(dy, x, w):
-            dx, dw = plans.gradients(dy, x, w, plan)
-        else:
-            dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
-            dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
-        db = bgrad(dy, spec) if db_wanted else None
-        return dx, dw, db, None
+        plan, wanted = ctx.plan, ctx.needs_input_grad[:3]
+        if not torch.is_grad_enabled():
+            return *gradients(plan, dy, x, w, wanted), None
+        problem, spec, (dx_wanted, dw_wanted, db_wanted) = plan.problem, plan.spec, wanted
+        dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
+        dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
+        return dx, dw, bgrad(dy, spec) if db_wanted else None, None
+
+
+_record = super(torch.autograd.Function, _Fprop).apply
+"""``_Fprop.apply`` for tensors that no function transform has wrapped: it looks at none of them for that."""
 
 
 def _backward_of_layer(ctx: Any, dy: Tensor) -> tuple:

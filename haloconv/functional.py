@@ -121,7 +121,7 @@ def convolve(
     w: torch.Tensor,
     b: torch.Tensor | None,
     spec: ConvSpec,
-    notes: dict | None = None,
+    notes: list[autograd.Call] | None = None,
     activation: Activation | None = None,
 ) -> torch.Tensor:
     """conv2d of tensors, with everything else in ``spec`` and ``activation``.
@@ -149,6 +149,13 @@ def convolve(
         fprop = fprop_in_aten if traced_for_onnx else torch.ops.haloconv.fprop
         return autograd.activated(fprop(x, w, b, *spec), activation)
     return autograd.fprop(x, w, b, spec, notes, activation)
+
+
+def is_plain_call() -> bool:
+    """Whether plain tensors go straight to our autograd: nothing traces, transforms, intercepts or casts calls."""
+    return not (
+        _functorch_is_active() or forward_ad._current_level >= 0 or _dispatch_modes() or _tracing_state() is not None
+    )
 
 
 class functional_mode(TorchFunctionMode):

@@ -9,8 +9,9 @@ import torch
 
 from haloconv import logs
 from haloconv import plan as plans
+from haloconv.autograd import Call
 from haloconv.choose.choice import Choice, choose
-from haloconv.functional import cached_spec, check_names, convolve, make_spec
+from haloconv.functional import cached_spec, check_names, convolve, is_plain_call, make_spec
 from haloconv.layout import is_channels_last
 from haloconv.library import autocast_dtype
 from haloconv.plan import problem_of
@@ -22,10 +23,12 @@ from haloconv.support import why_not_elements
 
 _is_compiling = torch.compiler.is_compiling
 _any_autocast = torch._C._is_any_autocast_enabled
+_grad_enabled = torch.is_grad_enabled
+_MOST_CALLS = 64  # that a layer keeps
 _SPEC_NAMES = frozenset(
     ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "precision", "family", "strict")
 )
-_DERIVED = frozenset(("_spec", "_last_input", "_native"))  # noted in calls, in this process and for its devices
+_DERIVED = frozenset(("_spec", "_last_input", "_calls"))  # noted in calls, in this process and for its devices
 OWN_NAMES = frozenset(("precision", "family", "strict", "swapped", "_layer_name")) | _DERIVED
 """What a layer of ours has on top of a torch.nn.Conv2d."""
 
@@ -159,7 +162,7 @@ class Conv2d(torch.nn.Conv2d):
         super().__setattr__(name, value)
         if name in _SPEC_NAMES:
             self.__dict__.pop("_spec", None)
-            self.__dict__.pop("_native", None)
+            self.__dict__.pop("_calls", None)
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """What torch.jit.script asks for, to compile it instead of the layer: raises RuntimeError with the ways out."""
@@ -173,21 +176,31 @@ class Conv2d(torch.nn.Conv2d):
         return self._conv_forward(input, self.weight if weight is None else weight, bias)
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The convolution with a family chosen. Where all that a call needs goes to PyTorch, the layer notes it: from
-        then on its calls are PyTorch's own, autocast and all, as long as nothing changes that the choice depends on.
+        """The convolution with a family chosen. What ran for tensors of a form is kept for the calls that follow, as
+        long as nothing changes that the choice depends on; where all that a call needs goes to PyTorch, they are
+        PyTorch's own calls, autocast and all.
         """
-        if _is_compiling():
-            native = None
-        elif (profiler._is_profiler_enabled or logs.names_layers) and current_layer() != self._shown_name():
-            with calls_of(self._shown_name()):
-                return self._conv_forward(input, weight, bias)
-        else:
-            native = self.__dict__.get("_native")
-        if native is not None and native[0] == _circumstances(input, weight):
-            if profiler._is_profiler_enabled:
-                with named_range("fprop", "aten"):
-                    return torch.conv2d(input, weight, bias, *native[1])
-            return torch.conv2d(input, weight, bias, *native[1])
+        calls = None
+        if not _is_compiling():
+            if (profiler._is_profiler_enabled or logs.names_layers) and current_layer() != self._shown_name():
+                with calls_of(self._shown_name()):
+                    return self._conv_forward(input, weight, bias)
+            calls = self.__dict__.get("_calls")
+        if calls is not None and type(input) is torch.Tensor:
+            place, form = _form_of(input, weight, bias)
+            known = calls.get(place)
+            if known is not None and known[0] == form:
+                _, misalignment, (function, arguments, native) = known
+                if profiler._is_profiler_enabled:
+                    if native:
+                        with named_range("fprop", "aten"):
+                            return function(input, weight, bias, *arguments)
+                elif native or (is_plain_call() and misalignment == (input.data_ptr() | weight.data_ptr()) & 15):
+                    return function(input, weight, bias, *arguments)
+        return self._first_call(input, weight, bias)
+
+    def _first_call(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The convolution of tensors of a form whose call is not kept; after it, it is, where it may be."""
         if not isinstance(input, torch.Tensor):
             if isinstance(input, torch.fx.Proxy):
                 return self._traced(input, weight, bias)
@@ -198,13 +211,21 @@ class Conv2d(torch.nn.Conv2d):
         if type(input) is torch.Tensor and not _is_compiling():  # extents of fake tensors may be symbols
             dtype = autocast_dtype(input) if _any_autocast() else input.dtype
             self.__dict__["_last_input"] = (input.shape, input.stride(), dtype, input.device)
-        notes: dict[str, bool] = {}
+        notes: list[Call] = []
         y = convolve(input, weight, bias, spec, notes)
-        if notes and self.padding_mode == "zeros":
-            top, _, left, _ = spec.padding
-            arguments = (spec.stride, (top, left), spec.dilation, spec.groups)
-            self.__dict__["_native"] = (_circumstances(input, weight), arguments)
+        if notes and self.padding_mode == "zeros" and type(input) is torch.Tensor:
+            self._keep(notes[0], input, weight, bias)
         return y
+
+    def _keep(self, call: Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> None:
+        """Let later calls with tensors of this form be this one."""
+        if _any_autocast() and not call.native:
+            return
+        calls = self.__dict__.setdefault("_calls", {})
+        if len(calls) >= _MOST_CALLS:
+            calls.clear()
+        place, form = _form_of(x, w, b)
+        calls[place] = (form, (x.data_ptr() | w.data_ptr()) & 15, call)
 
     def _shown_name(self) -> str:
         """The layer's name in the model that was accelerated, else what it is."""
@@ -267,14 +288,15 @@ class Conv2d(torch.nn.Conv2d):
         return None if reason is None else Choice("aten", reason, refused=True)
 
 
-def _circumstances(x: torch.Tensor, w: torch.Tensor) -> tuple | None:
-    """What the choice of a family depends on, as far as it changes between a layer's calls; None for other tensors.
+def _form_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[tuple, tuple]:
+    """What a call depends on but for the tensors' alignment: what layers meet by turns, and what seldom changes.
 
     PyTorch's precision of fp32 products is in it; autocast's dtype is not: with another one PyTorch still gives what it
     would give by itself.
     """
-    if type(x) is not torch.Tensor:
-        return None
-    wanted = torch.is_grad_enabled() and (x.requires_grad, w.requires_grad)
-    settings = (torch_precision(), _any_autocast(), wanted, plans.generation)
-    return (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, *settings)
+    wanted = _grad_enabled() and (x.requires_grad, w.requires_grad, b is not None and b.requires_grad)
+    return (x.shape, wanted), (
+        *(x.stride(), x.dtype, x.device, type(w), w.shape, w.stride(), w.dtype, w.device),
+        None if b is None else (type(b), b.shape, b.dtype, b.device),
+        *(torch_precision(), _any_autocast(), plans.generation),
+    )

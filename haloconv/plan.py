@@ -21,7 +21,7 @@ from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be
 from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import runs_kernels, stand_in, watched
 from haloconv.families import FAMILIES
-from haloconv.families.aten import aten_gradients, is_symmetric
+from haloconv.families.aten import is_symmetric
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.layout import Layout, is_channels_last
@@ -34,15 +34,18 @@ class Plan:
     """A problem bound to a family: ``run`` takes tensors of the form that the plan was made for.
 
     ``choice`` names the kernel and the config that run. ``layout`` is the memory order of the output, ``w_layout`` that
-    of the filter. ``plain`` is set if PyTorch runs fprop exactly as its own layer would.
+    of the filter. ``plain`` is set if PyTorch runs fprop exactly as its own layer would. A plan that is not ``kept``
+    serves one call. ``gradients`` is where haloconv.gradients keeps what it looked up.
     """
 
-    __slots__ = ("_native", "choice", "layout", "plain", "problem", "run", "spec", "w_layout")
+    __slots__ = ("_native", "choice", "gradients", "kept", "layout", "plain", "problem", "run", "spec", "w_layout")
 
     def __init__(self, request: Request, spec: ConvSpec, choice: Choice, run: BoundCall, plain: bool = False) -> None:
         self.problem, self.layout, self.w_layout = request.problem, request.result_layout, second_layout(request)
         self.spec, self.choice, self.run, self.plain = spec, choice, run, plain
+        self.kept = choice is not _LATER
         self._native: dict[Direction, bool] = {}
+        self.gradients: dict[tuple[bool, ...], tuple] = {}
 
     def traced(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """``run`` inside a range of PyTorch's profiler."""
@@ -211,31 +214,19 @@ def wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: L
     return plan.traced(dy, x) if profiler._is_profiler_enabled else plan.run(dy, x)
 
 
-def gradients(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, fprop: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx and dw of the layer that ``fprop`` is the plan of.
-
-    Where both are PyTorch's they are one call of it, as in its own layer: two cost the host more.
-    """
-    problem, layout, w_layout, spec = fprop.problem, fprop.layout, fprop.w_layout, fprop.spec
-    to_dx = plan_dgrad(dy, w, problem.x_shape, layout, spec)
-    to_dw = plan_wgrad(dy, x, problem.w_shape, w_layout, spec)
-    if to_dx.choice.family == to_dw.choice.family == "aten" and is_symmetric(problem):
-        if not profiler._is_profiler_enabled:
-            return aten_gradients(to_dx.problem, (layout, w_layout), dy, x, w)
-        with named_range("dgrad+wgrad", "aten"):
-            return aten_gradients(to_dx.problem, (layout, w_layout), dy, x, w)
-    if profiler._is_profiler_enabled:
-        return to_dx.traced(dy, w), to_dw.traced(dy, x)
-    return to_dx.run(dy, w), to_dw.run(dy, x)
-
-
-def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
-    """db (K,): the sum of dy (N, K, P, Q) over images and pixels."""
+def plan_bgrad(dy: torch.Tensor, spec: ConvSpec) -> BoundCall:
+    """What sums dy (N, K, P, Q) over images and pixels."""
     key = (dy.shape, dy.stride(), dy.dtype, dy.device, spec.family)
     run = _bgrads.get(key)
     if run is None:
         bound = bind_bgrad_of(dy.dtype, tuple(dy.shape), form_of(dy), dy.device, spec.family)
         run = _remember(_bgrads, key, bound)
+    return run
+
+
+def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
+    """db (K,): the sum of dy (N, K, P, Q) over images and pixels."""
+    run = plan_bgrad(dy, spec)
     if not profiler._is_profiler_enabled:
         return run(dy)
     with named_range("bgrad", "aten" if run is _aten_bgrad else "direct"):

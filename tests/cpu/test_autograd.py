@@ -11,6 +11,7 @@ import haloconv
 from haloconv import plan
 from haloconv.bench.layer import LAYOUTS
 from haloconv.families import aten
+from haloconv.gradients import gradients
 from haloconv.layout import strides_of
 from haloconv.problem import ConvSpec
 from tests.cases import BY_NAME, Case, case, case_id, make, pick
@@ -78,13 +79,13 @@ def test_only_needed_gradients_are_computed(needed: str, own_autograd: None, mon
 
         return call_and_note
 
-    for name in ("plan_dgrad", "plan_wgrad", "bgrad"):
+    for name in ("plan_dgrad", "plan_wgrad", "plan_bgrad"):
         monkeypatch.setattr(plan, name, counted(name, getattr(plan, name)))
     x, w, b = leaves(one)
     for letter, leaf in zip("xwb", (x, w, b), strict=True):
         leaf.requires_grad_(letter in needed)
     call(one, x, w, b).sum().backward()
-    names = {"x": "plan_dgrad", "w": "plan_wgrad", "b": "bgrad"}
+    names = {"x": "plan_dgrad", "w": "plan_wgrad", "b": "plan_bgrad"}
     assert sorted(ran) == sorted(names[letter] for letter in needed)
     for letter, leaf in zip("xwb", (x, w, b), strict=True):
         assert (leaf.grad is not None) == (letter in needed)
@@ -356,7 +357,7 @@ def test_pytorch_is_given_tensors_of_one_order(
     dy = torch.randn(2, 4, pixels, pixels).contiguous(memory_format=LAYOUTS[layout])
     plan.dgrad(dy, w, tuple(x.shape), layout, spec)
     plan.wgrad(dy, x, tuple(w.shape), plan.layout_of(w), spec)
-    plan.gradients(dy, x, w, plan.plan_fprop(x, w, None, spec))
+    gradients(plan.plan_fprop(x, w, None, spec), dy, x, w, (True, True, False))
     for of_dy, of_x, _ in handed:
         assert plan.layout_of(of_dy) == plan.layout_of(of_x) or pixels == 1
     assert plan.layout_of(handed[0][0]) == plan.layout_of(handed[0][1]), "for dx nothing is copied, of one pixel either"

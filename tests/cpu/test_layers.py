@@ -21,7 +21,7 @@ LAYERS = (
     {"jit"},
     {"families"},
     {"choose"},
-    {"plan"},
+    {"gradients", "plan"},
     {
         "accelerate",
         "autograd",

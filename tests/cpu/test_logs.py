@@ -120,6 +120,13 @@ def test_the_profiler_shows_layer_family_and_kernel() -> None:
         ("bgrad", "layer=0"), ("bgrad", "layer=2"),
     }  # fmt: skip
     assert all("family=direct kernel=direct/direct" in name for name in found if "bgrad" not in name)
+    with h200(), torch.no_grad():
+        model(x)
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            model(x)
+    assert [name.split()[:3] for name in ranges_of(recorded)] == [
+        ["haloconv.fprop", f"layer={index}", "family=direct"] for index in (0, 2)
+    ]
 
 
 @pytest.mark.parametrize("training", [False, True])
