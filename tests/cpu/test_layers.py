@@ -25,6 +25,7 @@ LAYERS = (
     {
         "accelerate",
         "autograd",
+        "backend",
         "decompositions",
         "functional",
         "library",

@@ -41,7 +41,9 @@ model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3))
 assert "1 of 1 convolutions swapped" in str(haloconv.accelerate(model))
 assert haloconv.tune(model, x).notes and haloconv.tune(model, x).to_json()
 
+from importlib.metadata import entry_points
 from pathlib import Path
+assert [each.value for each in entry_points(group="torch_dynamo_backends")] == ["haloconv.backend:backend"]
 from haloconv.bench.results import results_folder
 from haloconv.bench.suite import find_suite, load_suite
 

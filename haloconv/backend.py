@@ -1,0 +1,249 @@
+"""``torch.compile(model, backend="haloconv")``: Inductor, given a graph in which our operator stands for convolutions.
+
+PyTorch finds the backend by an entry point of the package, without an import. Before AOTAutograd sees a graph, each 2-D
+convolution for which `haloconv.choose` picks a kernel of ours becomes ``torch.ops.haloconv.fprop``, which brings its
+gradients along; everything else stays Inductor's. A call is replaced only where that is known to change nothing but
+who computes it: dtype, extents and strides of the result are compared with those that PyTorch's convolution has.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses import FakeTensor
+
+from haloconv import logs
+from haloconv import plan as plans
+from haloconv.choose.choice import choose_now
+from haloconv.functional import make_spec
+from haloconv.layout import Layout, is_channels_last, strides_of
+from haloconv.problem import ConvSpec, Problem, Request, TensorForm
+
+OLDEST = (2, 6)
+"""The first PyTorch whose compiler the backend is made for."""
+
+_aten = torch.ops.aten
+_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_NAMES_OF_CONVOLUTION = (*_NAMES[:6], "transposed", "output_padding", "groups")
+_DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_CALLS: dict[Any, tuple[str, ...]] = {
+    torch.conv2d: _NAMES,
+    **dict.fromkeys((_aten.conv2d, _aten.conv2d.default, _aten.conv2d.padding), _NAMES),
+    **dict.fromkeys((_aten.convolution, _aten.convolution.default), _NAMES_OF_CONVOLUTION),
+}
+
+
+class Convolution(NamedTuple):
+    """A 2-D convolution of a compiled graph. ``layer`` is the module that calls it, else the name of its node.
+
+    ``replaced`` if it runs as haloconv's operator, for which ``reason`` then names each direction that the graph needs,
+    the family that runs it, and why; else ``reason`` says why it stays PyTorch's. ``problem`` is the forward pass, None
+    where it is not known.
+    """
+
+    layer: str
+    replaced: bool
+    reason: str
+    problem: Problem | None = None
+
+
+class _Form(NamedTuple):
+    """Of a tensor as the compiler sees it; of symbols what they stood for in the call that is compiled."""
+
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+    tensor: torch.Tensor
+
+    @property
+    def layout(self) -> Layout:
+        return "nhwc" if is_channels_last(self.shape, self.strides) else "nchw"
+
+    @property
+    def given(self) -> TensorForm:
+        return TensorForm(self.strides, True)
+
+
+class _Backend:
+    """What PyTorch calls with each graph. ``mode`` and ``options`` are those of torch.compile, for Inductor."""
+
+    def __call__(
+        self,
+        graph: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """The compiled graph. Raises RuntimeError for a PyTorch that is too old, and what Inductor raises."""
+        check_version(torch.__version__)
+        replace_convolutions(graph)
+        inductor = torch._TorchCompileInductorWrapper(mode, options, None)
+        return inductor(graph, example_inputs)
+
+    def reset(self) -> None:
+        """What torch._dynamo.reset asks for: CUDA graphs of compiled functions are forgotten, as Inductor does it."""
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if trees is not None:
+            trees.reset_cudagraph_trees()
+
+
+backend = _Backend()
+"""The entry point."""
+
+
+def check_version(version: str) -> None:
+    """Raise RuntimeError if the PyTorch of this version is too old for the backend."""
+    numbers = tuple(int(each) for each in version.split(".")[:2])
+    if numbers < OLDEST:
+        raise RuntimeError(
+            f'torch.compile(backend="haloconv") needs PyTorch {".".join(map(str, OLDEST))} or newer, and this is '
+            f"{version}. Call haloconv.accelerate(model) and compile it with PyTorch's own backend: its layers run our "
+            "kernels there"
+        )
+
+
+def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Convolution, ...]:
+    """Every 2-D convolution that torch.compile finds in a call of ``model``, and what the backend does with it.
+
+    ``model`` is called with the other arguments, and traced as torch.compile does it; nothing is compiled. Gradients
+    count where PyTorch records them: call it under torch.no_grad() to see what inference does.
+    """
+    found: list[Convolution] = []
+
+    def collect(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.extend(replace_convolutions(graph))
+        return graph.forward
+
+    torch.compile(model, backend=collect)(*args, **kwargs)
+    return tuple(found)
+
+
+def replace_convolutions(graph: torch.fx.GraphModule) -> list[Convolution]:
+    """Replace the calls that our kernels are to run, in place. Every 2-D convolution of the graph; logs tell it, too.
+
+    Graphs inside, such as those of torch.utils.checkpoint, are treated alike. A graph without such a call is untouched.
+    """
+    found = []
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            told = [_settle(node) for node in [*module.graph.nodes] if _is_convolution(node)]
+            if any(each.replaced for each in told):
+                module.recompile()
+            found += told
+    for each in found:
+        state = "haloconv's operator" if each.replaced else "left to PyTorch"
+        logs.choice.info("torch.compile, %s: %s: %s", each.layer, state, each.reason)
+    return found
+
+
+def _is_convolution(node: torch.fx.Node) -> bool:
+    """Whether the node calls a 2-D convolution that is not transposed."""
+    if node.op != "call_function" or node.target not in _CALLS:
+        return False
+    given = _given(node)
+    weight = _value(given.get("weight"))
+    return not given.get("transposed") and not (isinstance(weight, torch.Tensor) and weight.dim() != 4)
+
+
+def _given(node: torch.fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    return {**_DEFAULTS, **dict(zip(_CALLS[node.target], node.args, strict=False)), **node.kwargs}
+
+
+def _value(argument: object) -> Any:
+    """What the compiler knows of a node's result: of a tensor its form, without data. Other arguments as they are."""
+    if not isinstance(argument, torch.fx.Node):
+        return argument
+    return argument.meta.get("example_value", argument.meta.get("val"))
+
+
+def _settle(node: torch.fx.Node) -> Convolution:
+    """Replace one call, or say why not."""
+    layer, given = _layer_of(node), _given(node)
+    requests = _why_not(node, given) or _requests(node, given)
+    if isinstance(requests, str):
+        return Convolution(layer, False, requests)
+    chosen = [(each.problem.direction, choose_now(each, "auto")) for each in requests]
+    ours = any(choice.family != "aten" for _, choice in chosen)
+    if ours:
+        _replace(node, given)
+    told = "; ".join(f"{direction}: {choice.family}, {choice.reason}" for direction, choice in chosen)
+    return Convolution(layer, ours, told, requests[0].problem)
+
+
+def _layer_of(node: torch.fx.Node) -> str:
+    """The path in the model of the module that calls, as torch.compile notes it; else the name of the node."""
+    modules = [*(node.meta.get("nn_module_stack") or {}).values()]
+    return (modules and re.sub(r"^L\['\w+'\]\.?", "", modules[-1][0])) or node.name
+
+
+def _why_not(node: torch.fx.Node, given: dict[str, Any]) -> str | None:
+    """A sentence: what of a call is not as our operator needs it. None if nothing is."""
+    unknown: list[object] = []
+    torch.fx.map_arg([given[name] for name in _NAMES[3:]], unknown.append)
+    if unknown:
+        return "stride, padding, dilation or groups are known only when it runs"
+    tensors = [_value(each) for each in (given["input"], given["weight"], given["bias"], node) if each is not None]
+    if not all(isinstance(each, FakeTensor) and each.layout == torch.strided for each in tensors):
+        return "a tensor of its is not dense, is of a class of its own, or is inside a transform of torch.func"
+    return None
+
+
+def _requests(node: torch.fx.Node, given: dict[str, Any]) -> list[Request] | str:
+    """What our kernels would be asked for, fprop and the gradients that are wanted; or a sentence: why nothing is."""
+    x, w, y = (_form_of(_value(each)) for each in (given["input"], given["weight"], node))
+    if x is None or w is None or y is None:
+        return "extents are known only when it runs"
+    layout: Layout = "nhwc" if "nhwc" in (x.layout, w.layout) else "nchw"
+    problem = plans.problem_of("fprop", x.shape, w.shape, _spec(given), y.tensor.dtype, layout)
+    problem, dense = replace(problem, bias=given["bias"] is not None), strides_of(y.shape, layout)
+    if any(extent > 1 and one != other for extent, one, other in zip(y.shape, dense, y.strides, strict=True)):
+        return "PyTorch's result lies in memory in another order than ours would"
+    device, form_y = x.tensor.device, TensorForm(dense, True)
+    requests = [Request(problem, x.given, w.given, layout, device)]
+    if y.tensor.requires_grad and x.tensor.requires_grad:
+        requests.append(Request(problem.toward("dgrad"), form_y, w.given, layout, device))
+    if y.tensor.requires_grad and w.tensor.requires_grad:
+        to_dw = replace(problem.toward("wgrad"), layout=x.layout)
+        requests.append(Request(to_dw, form_y, x.given, w.layout, device))
+    return requests
+
+
+def _spec(given: dict[str, Any]) -> ConvSpec:
+    stride, padding, dilation, groups = (given[name] for name in _NAMES[3:])
+    return make_spec(stride, padding, dilation, groups, _value(given["weight"]).shape[2:], None, "auto", False)
+
+
+def _form_of(tensor: Any) -> _Form | None:
+    """None if symbols in it stand for nothing yet. An image without a batch counts as a batch of one. Adds no guard."""
+    shape, strides = ([_number(each) for each in sizes] for sizes in (tensor.shape, tensor.stride()))
+    if None in shape or None in strides:
+        return None
+    if tensor.dim() == 3:
+        shape, strides = [1, *shape], [shape[0] * strides[0], *strides]
+    return _Form(tuple(shape), tuple(strides), tensor)
+
+
+def _number(size: Any) -> Any:
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def _replace(node: torch.fx.Node, given: dict[str, Any]) -> None:
+    """Let our operator stand in the node's place."""
+    x, graph, spec = given["input"], node.graph, _spec(given)
+    batched = _value(x).dim() == 4
+    with graph.inserting_before(node):
+        if not batched:
+            x = graph.call_method("unsqueeze", (x, 0))
+        arguments = (x, given["weight"], given["bias"], *map(list, spec[:3]), *spec[3:])
+        y = graph.call_function(torch.ops.haloconv.fprop.default, arguments)
+        if not batched:
+            y = graph.call_method("squeeze", (y, 0))
+    y.meta.update(node.meta)
+    node.replace_all_uses_with(y)
+    graph.erase_node(node)
