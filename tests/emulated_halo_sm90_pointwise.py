@@ -68,6 +68,7 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("pointwise columns shared", _PAIR, _BOTH, _DENSE),
     ("pointwise 256 columns", _PAIR, _BOTH, _DENSE),
     ("pointwise split-K", ("sm90_pointwise_deep", "sm90_pointwise_deep_nhwc"), _BOTH, ("fprop", "relu")),
+    ("pointwise split-K", ("sm90_pointwise_deep",), (FP32,), ("dgrad",)),
     ("pointwise split-K kept", ("sm90_pointwise_deep",), _BOTH, ("fprop",)),
 )  # fmt: skip
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see

@@ -9,7 +9,7 @@
 //
 // Roles: two warpgroups consume; one thread of the third asks TMA, for tile after tile. Stages hold a chunk of channels
 // of a tile's pixels and filters; with KEEPS_W the filters stay for all tiles of a block of threads.
-// Budget: M_BLOCKS * COLUMNS / 2 registers of a consumer for sums; stages, two buffers of sums of a consumer.
+// Budget: M_BLOCKS * COLUMNS / 2 registers of a consumer for sums; stages and buffers of sums.
 #include "families/halo_sm90/pointwise_consume.cuh"
 #include "families/halo_sm90/pointwise_produce.cuh"
 #include "kernels/ptx/register.cuh"
@@ -22,7 +22,7 @@
 //   M_BLOCKS           blocks of 64 rows of M of a consumer
 //   COLUMNS            N of wgmma
 //   SPLIT_N            1: the consumers share columns of N; 0: rows of M
-//   STAGES             of the ring
+//   STAGES Y_BUFFERS   of the ring; slabs of sums of a consumer on their way out, 2 at least
 //   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y
 extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)
     halo_sm90_pointwise(const __grid_constant__ hc::pointwise::Params p) {

@@ -63,6 +63,7 @@ def source(product: Product, tile: Tile) -> KernelSource:
         "COLUMNS": tile.n,
         "SPLIT_N": int(tile.split_n),
         "STAGES": tile.stages,
+        "Y_BUFFERS": tile.buffers,
         "HAS_BIAS": int(whole and problem.bias),
         "HAS_RELU": int(whole and problem.activation == "relu"),
     }
@@ -228,10 +229,14 @@ def _sums(product: Product, tile: Tile) -> Partials:
 
 
 def sources(request: Request) -> Iterator[KernelSource]:
-    """The sources that the request would choose on an NVIDIA H200, with and without split-K."""
+    """The sources of a tile of each kind that the request may have on an NVIDIA H200, and of its packing."""
     product = product_of(request)
     found = tiles(product, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)
-    for tile in found[:1]:
+
+    def kind(tile: Tile) -> tuple[bool | int, ...]:
+        return () if tile.splits > 1 else (tile.m_blocks, tile.split_n, tile.keeps_w)
+
+    for tile in few_apart(found, kind, len(found)):
         yield source(product, tile)
         if product.packs:
             yield pack_source(product)

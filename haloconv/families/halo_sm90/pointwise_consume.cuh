@@ -31,7 +31,7 @@ template <bool MN>
 inline constexpr int STEP_UNITS = MN ? DEPTH * ROW_BYTES / 16 : 2;
 
 // Loads what a lane holds of all fragments: words of four channels of its pixels. Rows of M are pixels in the order of
-// place_of_row, so that the 8 rows by 4 channels of a load are in different banks.
+// RowPlace, so that the 8 rows by 4 channels of a load are in different banks.
 __device__ __forceinline__ void load(Fragments& a, const char* x) {
     const int channel = threadIdx.x % 4;
 #pragma unroll

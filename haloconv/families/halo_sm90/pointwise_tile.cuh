@@ -42,7 +42,6 @@ constexpr int W_BOX_FILTERS = TILE_FILTERS > 256 ? TILE_FILTERS / 2 : TILE_FILTE
 
 // Sums leave in slabs: 64 rows of M by 128 bytes of N.
 constexpr int SLAB = ROW_BYTES / int(sizeof(y_elem_t)), SLABS = COLUMNS / SLAB, SLAB_BYTES = 64 * ROW_BYTES;
-constexpr int BUFFERS = 2;  // of a consumer
 
 constexpr int STAGE_BYTES = X_BYTES + (KEEPS_W ? 0 : W_BYTES);
 constexpr int MOST_KEPT = 32;  // chunks of filters that stay
@@ -98,7 +97,7 @@ struct Smem {
 
     __device__ __forceinline__ Smem(const Params& p, char* smem) : kept(smem) {
         stages = kept + (KEEPS_W ? p.range_chunks * W_BYTES : 0), buffers = stages + STAGES * STAGE_BYTES;
-        full = reinterpret_cast<ptx::u64*>(buffers + CONSUMERS * BUFFERS * SLAB_BYTES), empty = full + STAGES;
+        full = reinterpret_cast<ptx::u64*>(buffers + CONSUMERS * Y_BUFFERS * SLAB_BYTES), empty = full + STAGES;
         kept_full = empty + STAGES;
     }
     __device__ __forceinline__ char* x(int stage) const { return stages + stage * STAGE_BYTES; }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as combinations
 from typing import NamedTuple
@@ -20,8 +20,9 @@ _ARCH = "sm_90a"
 _LEAST_CHANNELS = 8  # and filters: of fewer most of a product would be zeros
 _LONGEST_ROW = 1 << 30  # pixels: places of boxes are 32-bit sums of two terms
 _TMA_BYTES = 16
-_CONSUMERS, _BUFFERS, _SLAB_BYTES = 2, 2, 64 * CHUNK_BYTES
-_MOST_STAGES, _FEWEST_STAGES, _MOST_KEPT = 8, 3, 32
+_CONSUMERS, _SLAB_BYTES = 2, 64 * CHUNK_BYTES
+_BUFFERS = ((4, 4), (2, 3))  # of a consumer; the fewest stages beside them
+_MOST_STAGES, _MOST_KEPT = 8, 32
 _MOST_SUMS = 256  # N of wgmma times blocks of M: 128 registers
 _MOST_PARTIAL_BYTES = 64 << 20
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -143,7 +144,8 @@ class Tile:
     """Pixels and filters of a tile, and how a block of threads multiplies it.
 
     ``n`` is that of wgmma. With ``split_n`` the consumers share columns of N, else rows of M. ``keeps_w``: filters stay
-    in shared memory for all tiles of a block of threads. ``splits`` are ranges of the channels.
+    in shared memory for all tiles of a block of threads. ``splits`` are ranges of the channels, ``buffers`` those of a
+    consumer's sums.
     """
 
     pixels: int
@@ -152,7 +154,8 @@ class Tile:
     split_n: bool
     keeps_w: bool
     splits: int
-    stages: int
+    stages: int = 0
+    buffers: int = 0
 
     @property
     def m_blocks(self) -> int:
@@ -190,7 +193,7 @@ class Tile:
         kept = self.range_chunks(product) * self.w_bytes(product) if self.keeps_w else 0
         stage = self.pixels * CHUNK_BYTES + (0 if self.keeps_w else self.w_bytes(product))
         barriers = 8 * (2 * self.stages + (_MOST_KEPT if self.keeps_w else 0))
-        return kept + self.stages * stage + _CONSUMERS * _BUFFERS * _SLAB_BYTES + barriers
+        return kept + self.stages * stage + _CONSUMERS * self.buffers * _SLAB_BYTES + barriers
 
     def cycles(self, product: Product, sm_count: int) -> float:
         """The model's time, in cycles."""
@@ -283,19 +286,26 @@ def _w_loads(dtype: torch.dtype, extents: tuple[int, int], steps: tuple[int, int
 def _joined(
     extents: tuple[int, int, int], x: tuple[int, int, int, int], y: tuple[int, int, int, int]
 ) -> tuple[Side, Side]:
-    """Rows as one where they follow one another in both tensors, and images too; steps are as those of ``Side``."""
-    cols, rows, images = extents
-    sides = [list(x), list(y)]
-    for axis, count in ((1, rows), (2, images)):
-        if cols == 1:
-            for steps in sides:
-                steps[0] = steps[axis]
-        follow = count == 1 or cols == 1 or all(steps[axis] == cols * steps[0] for steps in sides)
-        if not follow or cols * count >= _LONGEST_ROW:
-            break
-        cols *= count
-        rows, images = (1, images) if axis == 1 else (1, 1)
-    one, other = (Side(cols, rows, images, *steps) for steps in sides)
+    """Rows as one where they follow one another in both tensors, and images too; steps are as those of ``Side``.
+
+    What is left over moves up: images whose pixels are one row count as rows.
+    """
+    axes = [(1, 0, 0)]
+    for extent, x_step, y_step in zip(extents, x, y, strict=False):
+        last, x_last, y_last = axes[-1]
+        if extent == 1:
+            continue
+        if last == 1:
+            axes[-1] = (extent, x_step, y_step)
+        elif (x_step, y_step) == (last * x_last, last * y_last) and last * extent < _LONGEST_ROW:
+            axes[-1] = (last * extent, x_last, y_last)
+        else:
+            axes.append((extent, x_step, y_step))
+    cols, rows, images = axes + [(1, 0, 0)] * (3 - len(axes))
+    one, other = (
+        Side(cols[0], rows[0], images[0], cols[side], rows[side], images[side], channel_step)
+        for side, channel_step in ((1, x[3]), (2, y[3]))
+    )
     return one, other
 
 
@@ -312,11 +322,11 @@ def tiles(product: Product, max_smem_bytes: int, sm_count: int) -> tuple[Tile, .
     for m_blocks, split_n, n in combinations((1, 2), (False, True), _columns(product)):
         rows, columns = 64 * m_blocks * (1 if split_n else _CONSUMERS), n * (_CONSUMERS if split_n else 1)
         pixels, filters = (rows, columns) if product.pixels_m else (columns, rows)
-        whole = Tile(pixels, filters, n, split_n, False, 1, 0)
+        whole = Tile(pixels, filters, n, split_n, False, 1)
         if m_blocks * n > _MOST_SUMS or not _fits_filters(product, whole):
             continue
         for splits, keeps in combinations(_splits(product, whole, sm_count), (False, True)):
-            found += _staged(product, Tile(pixels, filters, n, split_n, keeps, splits, 0), max_smem_bytes, sm_count)
+            found += _staged(product, Tile(pixels, filters, n, split_n, keeps, splits), max_smem_bytes, sm_count)
     return tuple(sorted(found, key=lambda tile: tile.cycles(product, sm_count)))
 
 
@@ -348,11 +358,12 @@ def _splits(product: Product, tile: Tile, sm_count: int) -> Iterator[int]:
 
 
 def _staged(product: Product, tile: Tile, max_smem_bytes: int, sm_count: int) -> Iterator[Tile]:
-    """The tile with as many stages as fit, if enough do."""
+    """The tile with as many buffers and stages as fit, if enough do."""
     if tile.keeps_w and (tile.range_chunks(product) > _MOST_KEPT or tile.grid(product, sm_count) == 0):
         return
-    for stages in range(_MOST_STAGES, _FEWEST_STAGES - 1, -1):
-        one = Tile(tile.pixels, tile.filters, tile.n, tile.split_n, tile.keeps_w, tile.splits, stages)
-        if one.smem_bytes(product) <= max_smem_bytes:
-            yield one
-            return
+    for buffers, fewest in _BUFFERS:
+        for stages in range(_MOST_STAGES, fewest - 1, -1):
+            one = replace(tile, stages=stages, buffers=buffers)
+            if one.smem_bytes(product) <= max_smem_bytes:
+                yield one
+                return

@@ -50,7 +50,7 @@ struct Consumer {
     __device__ __forceinline__ Consumer(const Smem& smem, int id)
         : m(SPLIT_N ? 0 : id * 64 * M_BLOCKS),
           n(SPLIT_N ? id * COLUMNS : 0),
-          buffers(smem.buffers + id * BUFFERS * SLAB_BYTES),
+          buffers(smem.buffers + id * Y_BUFFERS * SLAB_BYTES),
           barrier(1 + id),
           sends(threadIdx.x % 128 / 32 == 0 && ptx::elect_sync()) {}
 
@@ -138,7 +138,7 @@ __device__ __forceinline__ void send(const Params& p, const Tile& tile, const ch
     ptx::cp_async_bulk_commit_group();
 }
 
-// Writes the sums of a tile. Before a slab goes, TMA has read the slab before it, whose buffer is the next one's.
+// Writes the sums of a tile. When a slab goes, TMA has read the slab whose buffer is the next one's.
 __device__ __forceinline__ void write(const Params& p, Consumer& self, const Tile& tile, Sums& sums) {
 #pragma unroll
     for (int block = 0; block < M_BLOCKS; ++block)
@@ -146,11 +146,11 @@ __device__ __forceinline__ void write(const Params& p, Consumer& self, const Til
         for (int slab = 0; slab < SLABS; ++slab) {
             const int m = self.m + 64 * block, n = self.n + slab * SLAB;
             char* const buffer = self.buffers + self.next * SLAB_BYTES;
-            self.next ^= 1;
+            self.next = self.next + 1 == Y_BUFFERS ? 0 : self.next + 1;
             finish(p, sums[block], slab * GROUPS, tile.filter + (PIXELS_M ? n : m));
             fill(buffer, sums[block], slab * GROUPS);
             ptx::fence_proxy_async_shared();
-            if (self.sends) ptx::cp_async_bulk_wait_group_read<0>();
+            if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 2>();
             ptx::bar_sync(self.barrier, 128);
             if (self.sends) send(p, tile, buffer, m, n);
         }

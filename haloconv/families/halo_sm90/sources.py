@@ -8,10 +8,10 @@ from itertools import product
 
 import torch
 
-from haloconv.families.halo_sm90 import conv, wgrad
+from haloconv.families.halo_sm90 import conv, pointwise, wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
-from haloconv.problem import Direction, Problem, dense_request
+from haloconv.problem import Direction, Problem, Request, dense_request
 
 _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 _Layer = tuple[torch.dtype, Layout, int, int]  # channels, filters
@@ -53,7 +53,17 @@ def sources() -> list[KernelSource]:
         found |= {source.digest: source for source in conv.split_sources(request)}
     for problem in _weight_gradients():
         found |= {source.digest: source for source in wgrad.sources(dense_request(problem, _NO_DEVICE))}
+    for request in _pointwise_requests():
+        found |= {source.digest: source for source in pointwise.sources(request)}
     return list(found.values())
+
+
+def _pointwise_requests() -> Iterator[Request]:
+    """1x1 layers in every direction, type and layout of x and of the result; the few tiles of one are split."""
+    for dtype, layout, result in product((torch.float32, torch.float16), _LAYOUTS, _LAYOUTS):
+        one = replace(_problem("fprop", dtype, layout, 160, 192, bias=True), h=16, r=1, s=1, activation="relu")
+        for problem in (one, one.toward("dgrad")):
+            yield replace(dense_request(problem, _NO_DEVICE), result_layout=result)
 
 
 def _weight_gradients() -> Iterator[Problem]:
