@@ -9,7 +9,7 @@ import torch
 from pytest import MonkeyPatch
 
 from haloconv.families.halo_sm90 import wgrad
-from haloconv.families.halo_sm90.wgrad import Way
+from haloconv.families.halo_sm90.wgrad import Cut, Way
 from haloconv.problem import Request
 from tests.cases import case
 
@@ -100,8 +100,8 @@ SHAPED = {
     "wgrad steps shared": ("sm90_wgrad_classes", "sm90_wgrad_rows_nhwc", "sm90_wgrad_narrow"),
     "wgrad columns in turn": ("sm90_wgrad_wide", "sm90_wgrad_row_filter"),
     "wgrad many filters": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
-    "wgrad one part": ("sm90_wgrad_long_sum", "sm90_wgrad_classes", "sm90_wgrad_beyond"),
-    "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_narrow"),
+    "wgrad one part": ("sm90_wgrad_long_sum", "sm90_wgrad_classes", "sm90_wgrad_beyond", "sm90_wgrad_narrow"),
+    "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_classes"),
 }
 NOT_FINITE = (
     "sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_halves", "sm90_wgrad_loose_odd",
@@ -118,6 +118,11 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     yield from ((name, dtype, "wgrad", "", False) for name in NOT_FINITE for dtype in _BOTH)
 
 
+def _in_parts(cut: Cut, request: Request, parts: int) -> Cut:
+    """So many parts, if there are as many boxes."""
+    return cut._replace(parts=min(parts, request.problem.n * cut.column_strips * cut.bands))
+
+
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
     """While active, the weight gradient takes the best way of that shape, whatever its cost model prefers."""
@@ -125,7 +130,7 @@ def forced(shape: str) -> Iterator[None]:
 
     def only(request: Request) -> list[Way]:
         found = [way for way in ways(request) if SHAPES[shape](way)][:1]
-        return [way._replace(cut=way.cut._replace(parts=PARTS.get(shape, way.cut.parts))) for way in found]
+        return [way._replace(cut=_in_parts(way.cut, request, PARTS.get(shape, way.cut.parts))) for way in found]
 
     with MonkeyPatch.context() as patch:
         patch.setattr(wgrad, "ways", only)

@@ -79,6 +79,7 @@ struct Lane {
     struct Fragment {
         u32 values[4];
         u64 fences;
+        u64 number;  // of that instruction
     };
     std::map<const u32*, Fragment> fragments;  // registers of a as an instruction last used them
 };
@@ -156,15 +157,18 @@ u32 tile_of(Warp& warp, Lane& lane, float* d, const Shape& shape, bool accumulat
     return number;
 }
 
-void check_fragment(Lane& lane, const u32* a, Site site) {
+void check_fragment(const Warp& warp, Lane& lane, const u32* a, Site site) {
     const auto found = lane.fragments.find(a);
     const bool rewritten = found == lane.fragments.end() || std::memcmp(found->second.values, a, 16);
     const u64 fences_then = found == lane.fragments.end() ? 0 : found->second.fences;
     if (rewritten && lane.fences == fences_then)
         finding("missing fence", site, "no wgmma.fence since ordinary code wrote the registers of a");
+    if (rewritten && found != lane.fragments.end() && found->second.number > warp.computed)
+        finding("wgmma", site, "the registers of a were written while a wgmma still under way reads them");
     Lane::Fragment& now = lane.fragments[a];
     std::memcpy(now.values, a, 16);
     now.fences = lane.fences;
+    now.number = lane.issued + 1;
 }
 
 void issue(float* d, const u32* a, const Instruction& instruction) {
@@ -175,7 +179,7 @@ void issue(float* d, const u32* a, const Instruction& instruction) {
     Lane& lane = own_lane();
     const Shape shape(instruction.shape);
     const u32 tile = tile_of(warp, lane, d, shape, instruction.accumulate, site);
-    if (a) check_fragment(lane, a, site);
+    if (a) check_fragment(warp, lane, a, site);
     const u64 number = ++lane.issued, index = number - warp.computed - 1;
     if (index == warp.queue.size()) warp.queue.push_back({instruction, tile, 0, nullptr});
     WarpInstruction& queued = warp.queue[index];

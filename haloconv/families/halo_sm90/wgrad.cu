@@ -24,10 +24,12 @@
 //   STRIDE_W                 columns of x from one pixel of dy to the next
 //   STRIP                    pixels of a line of dy
 //   X_PITCH                  pixels of a line of x
-//   STAGES                   lines of x that are there at a time
+//   BOX_ROWS                 lines of x, and of dy, that come at a time
+//   STAGES                   boxes of x that are there at a time
 //   X_INNER Y_INNER          1: shared memory has [pixel][channels]; 0: [channel][pixels]
 //   X_LOADS Y_LOADS          0: TMA brings lines; V or -V: loads of V pixels or of V channels
 //   X_PLANES Y_PLANES        0, or rows begin anywhere, and every so many channels at a multiple of 16 bytes
+//   X_RAW Y_RAW              pixels of a channel of a raw box then
 extern "C" __global__ void __launch_bounds__(hc::wgrad::THREADS, 1)
     halo_sm90_wgrad(const __grid_constant__ hc::wgrad::Params p) {
     using namespace hc::wgrad;

@@ -16,7 +16,7 @@ from haloconv import support
 from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
-from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, row_steps, stage_of, tiles
+from haloconv.families.halo_sm90.wgrad_tile import LOADED, Operand, Stage, Tile, lines_of, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request, TensorForm
@@ -31,10 +31,10 @@ _MOST_WAVES = 4
 _LONGEST_ROW = 1 << 30  # pixels: positions in a row are 32-bit sums of two terms
 _X_POINTER, _Y_POINTER = 0, 1  # of a launch
 _SUM_THREADS, _PART_LANES = 256, 8  # of wgrad_sum.cu: of a block, of a sum
-# The cost model, by a fit to times of an NVIDIA H100: cycles between the products of two lines, and of the first lines
-# of a block; partial sums that are written and added in a cycle; how much longer steps of a tile take whose rows of
-# taps are not all in the filter.
-_LINE_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 6000, 300, 1.3
+# The cost model, by a fit to times of an NVIDIA H100: cycles between the products of two lines, the least of a box, and
+# those of the first lines of a block; partial sums that are written and added in a cycle; how much longer steps of a
+# tile take whose rows of taps are not all in the filter.
+_LINE_CYCLES, _BOX_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 1000, 6000, 300, 1.3
 _MAP_TYPES = {  # fp32 is rounded on its way into shared memory
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
@@ -44,7 +44,7 @@ _SWIZZLES = {16: Swizzle.NONE, 32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B1
 
 
 class Cut(NamedTuple):
-    """How the lines of x are dealt out: strips of columns, lines of each class of rows, blocks of each tile."""
+    """How the lines of x are dealt out: strips of columns, boxes of each class of rows, blocks of each tile."""
 
     column_strips: int
     bands: int
@@ -154,32 +154,28 @@ def _staged(problem: Problem, x: Operand, dy: Operand, max_smem_bytes: int, sm_c
 
 def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut, float]:
     """The parts of a tile that take least time by the model, and that time in cycles of a multiprocessor."""
-    bands, strips = ceil_div(_lines(problem), row_steps(problem)[1]), ceil_div(problem.q, stage.strip)
-    lines, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
+    lines = ceil_div(lines_of(problem), row_steps(problem)[1])
+    bands, strips = ceil_div(lines, stage.box_rows), ceil_div(problem.q, stage.strip)
+    boxes, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
     steps = ceil_div(problem.q, stage.depth) / strips
     whole = tile.blocks_of(problem).r * tile.rows == problem.r
     partial = 1 if whole else _PARTIAL_ROWS  # rows of taps that are none are asked for at each step
     line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile))
+    box_cycles, ahead = max(stage.box_rows * line_cycles, _BOX_CYCLES), ceil_div(tile.rows - 1, stage.box_rows)
     elems = tile.sums(problem)
-    most = max(1, min(lines, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
+    most = max(1, min(boxes, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
 
     def cycles(parts: int) -> float:
-        of_block = (ceil_div(lines, parts) + tile.rows - 1) * line_cycles + _BLOCK_CYCLES
+        of_block = (ceil_div(boxes, parts) + ahead) * box_cycles + _BLOCK_CYCLES
         return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / _SUMS_OF_CYCLE
 
     best = min(range(1, most + 1), key=cycles)
     return Cut(strips, bands, best), cycles(best)
 
 
-def _lines(problem: Problem) -> int:
-    """Rows of x a stride apart that outputs meet, at most, counted from the first row of the image on."""
-    stride, last = problem.stride[0], (problem.r - 1) * problem.dilation[0] - problem.padding[0]
-    return max(1, min(ceil_div(problem.h, stride), problem.p + last // stride))
-
-
 def _classes(problem: Problem) -> int:
     """Classes of rows, among those a stride apart, that do not meet each other's outputs."""
-    return min(row_steps(problem)[1], _lines(problem))
+    return min(row_steps(problem)[1], lines_of(problem))
 
 
 def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
@@ -190,6 +186,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "STRIDE_W": problem.stride[1],
         "STRIP": stage.strip,
         "X_PITCH": stage.x_pitch,
+        "BOX_ROWS": stage.box_rows,
         "STAGES": stage.stages,
         "X_INNER": int(stage.x.inner),
         "Y_INNER": int(stage.dy.inner),
@@ -197,6 +194,8 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "Y_LOADS": stage.dy.loads,
         "X_PLANES": stage.x.planes,
         "Y_PLANES": stage.dy.planes,
+        "X_RAW": stage.raw[0],
+        "Y_RAW": stage.raw[1],
     }
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
 
@@ -306,24 +305,24 @@ def _x_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     x_n, x_c, x_h, x_w = (step * size for step in one.steps)
     kind, channels = _MAP_TYPES[problem.dtype], tile.split[1] * tile.channels
     if one.planes:
-        return _raw_map(problem, one, problem.x_shape, (channels, stage.x_pitch), _X_POINTER)
+        return _raw_map(problem, one, problem.x_shape, (channels, stage.raw[0]), _X_POINTER)
     if one.inner:
         span = min(tile.channels, 128 // size)
-        extents, strides, box = (c, w, h, n), (x_w, x_h, x_n), (span, stage.x_pitch, 1, 1)
+        extents, strides, box = (c, w, h, n), (x_w, x_h, x_n), (span, stage.x_pitch, stage.box_rows, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _X_POINTER)
-    extents, strides, box = (w, h, c, n), (x_h, x_c, x_n), (stage.x_pitch, 1, channels, 1)
+    extents, strides, box = (w, c, h, n), (x_c, x_h, x_n), (stage.x_pitch, channels, stage.box_rows, 1)
     return BoxMap(kind, extents, strides, box, Swizzle.NONE, _X_POINTER)
 
 
 def _raw_map(
-    problem: Problem, one: Operand, shape: tuple[int, int, int, int], line: tuple[int, int], pointer: int
+    problem: Problem, one: Operand, shape: tuple[int, int, int, int], raw: tuple[int, int], pointer: int
 ) -> BoxMap:
-    """Boxes of rows of every ``one.planes``-th channel, whose planes are one long row; ``line``: rows and pixels."""
+    """Boxes of every ``one.planes``-th channel, whose planes are one long row; ``raw``: their channels and pixels."""
     size = problem.dtype.itemsize
-    (n, c, h, w), (rows, pixels) = shape, line
+    (n, c, h, w), (rows, pixels) = shape, raw
     extents = (one.planes * h * w, c // one.planes, n)
     strides = (one.planes * h * w * size, one.steps[0] * size)
-    box = (one.raw_pixels(pixels, size), rows // one.planes, 1)
+    box = (pixels, rows // one.planes, 1)
     return BoxMap(_MAP_TYPES[problem.dtype], extents, strides, box, Swizzle.NONE, pointer)
 
 
@@ -336,10 +335,11 @@ def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     y_n, y_k, y_p, y_q = (step * size for step in one.steps)
     kind = _MAP_TYPES[problem.dtype]
     if one.planes:
-        return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.strip), _Y_POINTER)
+        return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.raw[1]), _Y_POINTER)
     if one.inner:
         span = min(tile.filters, 128 // size)
-        extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, stage.strip, 1, 1)
+        extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, stage.strip, stage.box_rows, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _Y_POINTER)
-    extents, strides, box = (q, p, k, n), (y_p, y_k, y_n), (128 // size, 1, tile.split[2] * tile.filters, 1)
+    filters = tile.split[2] * tile.filters
+    extents, strides, box = (q, k, p, n), (y_k, y_p, y_n), (128 // size, filters, stage.box_rows, 1)
     return BoxMap(kind, extents, strides, box, Swizzle.B128, _Y_POINTER)

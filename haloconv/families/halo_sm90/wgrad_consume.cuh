@@ -21,10 +21,10 @@ using Sums = float[COLUMN_GROUPS][ROWS][FILTERS / 2];
 // Descriptor units from the start of a line of dy to step `step`.
 __device__ __forceinline__ int step_units(int step) {
     if (Y_INNER) return step * (DEPTH * Y_ROW_BYTES / 16);
-    return step / 4 * (Y_SPAN_BYTES / 16) + step % 4 * 2;
+    return step / 4 * (Y_RING / 16) + step % 4 * 2;
 }
 
-// Gives a line of dy back, and the line of x that came with it, which this thread has read.
+// Gives a box of dy back, and the box of x that came with it, which this thread has read.
 __device__ __forceinline__ void give_back(ptx::u64* empty) {
     if constexpr (X_STORED)
         ptx::mbarrier_arrive(empty);
@@ -32,7 +32,7 @@ __device__ __forceinline__ void give_back(ptx::u64* empty) {
         arrive_warp(empty);
 }
 
-// The stage of the oldest line of dy that the line before met, until that is given back.
+// The stage of the oldest box of dy that the box before met, until that is given back.
 struct Done {
     int stage = -1;
 
@@ -65,13 +65,18 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Fragments& x, co
     ptx::wgmma_wait_group<EDGE ? 0 : 1>();
 }
 
-// One line of x. Fragments are loaded while the step before is multiplied.
-template <bool EDGE>
-__device__ __forceinline__ void multiply_line(Sums& sums, const Lines& lines, const char* x, const Lanes& lanes,
-                                              int first_step, int steps, const Masks& masks, const Smem& smem,
-                                              Done& done) {
+// Two fragments alternate, from line to line, too: one is loaded while wgmma reads the other.
+struct FragmentPair {
     Fragments even, odd;
-    const auto load = [&](Fragments& a, int step) {
+    bool is_odd = false;
+};
+
+// One line of x.
+template <bool EDGE>
+__device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, const Lines& lines, const char* x,
+                                              const Lanes& lanes, int first_step, int steps, const Masks& masks,
+                                              const Smem& smem, Done& done) {
+    const auto multiply = [&](Fragments& a, int step) {
 #pragma unroll
         for (int group = 0; group < COLUMN_GROUPS; ++group) {
             lanes.load(a[group], x, group, step);
@@ -79,16 +84,21 @@ __device__ __forceinline__ void multiply_line(Sums& sums, const Lines& lines, co
 #pragma unroll
                 for (int i = 0; i < 4; ++i) a[group][i] &= masks[i / 2];
         }
+        multiply_step<EDGE>(sums, a, lines, step);
     };
+    if (EDGE) ptx::wgmma_wait_group<0>();
 #pragma unroll 1
-    for (int step = first_step; step < steps; step += EDGE ? SPLIT_P : 2 * SPLIT_P) {
-        load(even, step);
-        multiply_step<EDGE>(sums, even, lines, step);
+    for (int step = first_step; step < steps; step += SPLIT_P) {
+        if (EDGE || !pair.is_odd) {
+            multiply(pair.even, step);
+            done.release(smem);
+            if (EDGE) continue;
+            pair.is_odd = true;
+            if ((step += SPLIT_P) >= steps) break;
+        }
+        multiply(pair.odd, step);
         done.release(smem);
-        if (EDGE) continue;
-        if (step + SPLIT_P >= steps) break;
-        load(odd, step + SPLIT_P);
-        multiply_step<EDGE>(sums, odd, lines, step + SPLIT_P);
+        pair.is_odd = false;
     }
 }
 
@@ -101,24 +111,32 @@ __device__ __forceinline__ void write_sums(const Sums& sums, float* to, bool fir
     for (int i = 0; i < SUMS; ++i) to[i * 128] = first ? from[i] : to[i * 128] + from[i];
 }
 
-// The lines of dy that line `line` of a run meets: `newest` is the stage of the youngest of them.
-__device__ __forceinline__ Lines lines_of(const Params& p, const Tile& tile, const Place& place, int line, int newest,
-                                          ptx::u64 ring) {
-    Lines lines{{}, 0};
+// The rows of taps that meet a line of dy with line `line` of a run, a bit each.
+__device__ __forceinline__ unsigned met(const Params& p, const Tile& tile, const Place& place, int line) {
     const bool inside = place.row + line * place.row_step < p.h;
+    unsigned valid = 0;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const int stage = newest - r < 0 ? newest - r + Y_STAGES : newest - r;
-        lines.dy[r] = ptx::moved(ring, stage * (Y_BYTES / 16));
         const int row = place.dy_row + (line + ROWS - 1 - r) * p.line_step;
-        if (inside && (unsigned)row < (unsigned)p.rows && tile.row + r * p.blocks.row_step < p.taps_r)
-            lines.valid |= 1u << r;
+        if (inside && (unsigned)row < (unsigned)p.rows && tile.row + r * p.blocks.row_step < p.taps_r) valid |= 1u << r;
     }
-    return lines;
+    return valid;
 }
 
+// The lines of a run that every row of taps meets: from `first` to before `last`.
+struct Inner {
+    int first, last;
+
+    __device__ __forceinline__ Inner(const Params& p, const Tile& tile, const Place& place) {
+        first = place.dy_row < 0 ? (p.line_step - 1 - place.dy_row) / p.line_step : 0;
+        const int of_x = (p.h - place.row + place.row_step - 1) / place.row_step;
+        const int of_dy = (p.rows - place.dy_row + p.line_step - 1) / p.line_step - (ROWS - 1);
+        last = tile.row + (ROWS - 1) * p.blocks.row_step < p.taps_r ? min(of_x, of_dy) : 0;
+    }
+};
+
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
-    constexpr int PART_BYTES = Y_INNER ? FILTERS / Y_SPAN * Y_SPAN_BYTES : FILTERS * 128;
+    constexpr int PART_BYTES = Y_INNER ? FILTERS / Y_SPAN * Y_RING : FILTERS * 128;
     Walk walk(p.cut);
     const Tile tile(p.blocks, walk.slab);
     const int owner = warpgroup % OWNERS, first_step = SPLIT_P > 1 ? warpgroup / OWNERS : 0;
@@ -127,9 +145,10 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
     float* const partials = p.partials +
                             ((i64)(walk.part * SPLIT_P + first_step) * p.cut.slabs + walk.slab) * TILE_SUMS +
                             owner * OWNER_SUMS;
-    const ptx::u64 ring = ptx::smem_descriptor(ptx::shared_address(smem.y + part.k * PART_BYTES),
-                                               Y_INNER ? Y_SPAN_BYTES : 16, 8 * Y_ROW_BYTES, Y_ROW_BYTES);
+    const ptx::u64 ring = ptx::smem_descriptor(ptx::shared_address(smem.y + part.k * PART_BYTES), Y_INNER ? Y_RING : 16,
+                                               8 * Y_ROW_BYTES, Y_ROW_BYTES);
     Sums sums = {};
+    FragmentPair pair;
     Cursor x_at, y_at;
     int steps = 0;  // that the sums have
     bool first = true;
@@ -140,26 +159,37 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
     };
     for (Run run; walk.next(p.cut, run);) {
         const Place place(p, tile, run);
+        const Inner inner(p, tile, place);
         const int pixels = place.pixels(p), line_steps = (pixels + DEPTH - 1) / DEPTH;
         Masks masks;
         mask_pixels(masks, pixels);
         int oldest = y_at.index;
-        for (int i = 0; i < ROWS - 1; ++i, y_at.advance(Y_STAGES)) wait(&smem.y_full[y_at.index], y_at.parity);
+        for (int i = 0; i < AHEAD; ++i, y_at.advance(Y_STAGES)) wait(&smem.y_full[y_at.index], y_at.parity);
         Done done;
-        for (int line = 0; line < run.bands; ++line, x_at.advance(X_STAGES), y_at.advance(Y_STAGES)) {
+        for (int box = 0; box < run.bands; ++box, x_at.advance(X_STAGES), y_at.advance(Y_STAGES)) {
             wait(&smem.y_full[y_at.index], y_at.parity);
             wait(&smem.x_full[x_at.index], x_at.parity);
-            const Lines lines = lines_of(p, tile, place, line, y_at.index, ring);
-            const char* const x = smem.x + x_at.index * X_BYTES;
-            if (lines.valid + 1 == 1u << ROWS)
-                multiply_line<false>(sums, lines, x, lanes, first_step, line_steps, masks, smem, done);
-            else if (lines.valid)
-                multiply_line<true>(sums, lines, x, lanes, first_step, line_steps, masks, smem, done);
+            const char* x = smem.x + x_at.index * (BOX_ROWS * X_LINE);
+            int newest = oldest * BOX_ROWS + ROWS - 1;  // of the lines of dy that a line meets: its place in the ring
+            newest = newest < Y_LINES ? newest : newest - Y_LINES;
+#pragma unroll 1
+            for (int line = box * BOX_ROWS; line < (box + 1) * BOX_ROWS; ++line, x += X_LINE) {
+                Lines lines{{}, 0};
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    lines.dy[r] =
+                        ptx::moved(ring, (newest - r < 0 ? newest - r + Y_LINES : newest - r) * (Y_LINE / 16));
+                if (line >= inner.first && line < inner.last)
+                    multiply_line<false>(sums, pair, lines, x, lanes, first_step, line_steps, masks, smem, done);
+                else if ((lines.valid = met(p, tile, place, line)) != 0)
+                    multiply_line<true>(sums, pair, lines, x, lanes, first_step, line_steps, masks, smem, done);
+                newest = newest + 1 == Y_LINES ? 0 : newest + 1;
+            }
             if (done.stage >= 0) ptx::wgmma_wait_group<0>(), done.release(smem);
             done.stage = oldest;
             oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
-            steps += line_steps;
-            const bool last = line + 1 == run.bands && walk.at == walk.end;
+            steps += BOX_ROWS * line_steps;
+            const bool last = box + 1 == run.bands && walk.at == walk.end;
             if (steps < FLUSH_STEPS && !last) continue;
             settle();
             write_sums(sums, partials, first);
@@ -169,7 +199,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
         }
         settle();
         done.release(smem);
-        for (int i = 0; i < ROWS - 1; ++i) {
+        for (int i = 0; i < AHEAD; ++i) {
             give_back(&smem.y_empty[oldest]);
             oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
         }

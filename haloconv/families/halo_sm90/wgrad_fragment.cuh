@@ -56,7 +56,7 @@ struct Lanes {
         const int span = channel / X_SPAN, in_span = channel % X_SPAN;
         const int bytes =
             X_ROW_BYTES == 16 ? pixel * 16 : unit_offset < X_ROW_BYTES<32 ? 32 : X_ROW_BYTES>(pixel, in_span / PIECE);
-        return span * X_PITCH * X_ROW_BYTES + bytes + in_span % PIECE * SIZE;
+        return span * X_RING + bytes + in_span % PIECE * SIZE;
     }
 
     // Two pixels, STRIDE_W apart, of a row of 16-bit pixels. `odd`: the first is the second half of its word.

@@ -8,12 +8,13 @@
 
 namespace hc::wgrad {
 
-// Where a line begins in the plane of its first channel, in pixels; from plane to plane; its pixels that there are.
+// Where the first line of a box begins in the plane of its first channel, in pixels; from line to line, from plane to
+// plane; the pixels of a line that there are.
 struct Begin {
-    int first, plane, from, to;
+    int first, line, plane, from, to;
 };
 
-// Asks for a raw line: the rows of the channels from `channel` on.
+// Asks for a raw box: the lines of the channels from `channel` on.
 template <class Raw>
 __device__ __forceinline__ void ask_for_raw(const TensorMap& map, const Begin& begin, char* to, ptx::u64* full,
                                             int channel, int image) {
@@ -24,17 +25,16 @@ __device__ __forceinline__ void ask_for_raw(const TensorMap& map, const Begin& b
                                                    channel / Raw::PLANE_COUNT, image);
 }
 
-// Raw lines of a run. Thread 0 asks for them before they are shifted, as many as there is room for.
-struct RawLines {
+// Raw boxes of a run. Thread 0 asks for them before they are shifted, as many as there is room for.
+struct RawBoxes {
     Cursor asked, shifted;
-    int next;  // line of the run
+    int next;  // box of the run
 
-    // `ask(line, stage)` asks for a line that `there(line)` says exists.
+    // `ask(box, stage)` asks for a box that `there(box)` says exists.
     template <class There, class Ask>
-    __device__ __forceinline__ void ask_ahead(int line, int lines, ptx::u64* empty, const There& there,
-                                              const Ask& ask) {
+    __device__ __forceinline__ void ask_ahead(int box, int boxes, ptx::u64* empty, const There& there, const Ask& ask) {
         if (threadIdx.x % 128 != 0) return;
-        for (; next < min(lines, line + RAW_STAGES); ++next) {
+        for (; next < min(boxes, box + RAW_STAGES); ++next) {
             if (!there(next)) continue;
             wait(&empty[asked.index], asked.parity ^ 1);
             ask(next, asked.index);
@@ -70,10 +70,10 @@ struct ToDy {
 
     __device__ __forceinline__ ToDy(char* line, int filter) : row(line + filter * 128), swizzle(filter % 8) {}
     __device__ __forceinline__ char* at(int piece) const {
-        return row + piece / 8 * Y_SPAN_BYTES + (piece % 8 ^ swizzle) * 16;
+        return row + piece / 8 * Y_RING + (piece % 8 ^ swizzle) * 16;
     }
     __device__ __forceinline__ char* at(int piece, int i) const {
-        return row + piece / 8 * Y_SPAN_BYTES + (piece & 4 ^ swizzle & 4) * 16 + (i ^ swizzle & 3) * 16;
+        return row + piece / 8 * Y_RING + (piece & 4 ^ swizzle & 4) * 16 + (i ^ swizzle & 3) * 16;
     }
 };
 
@@ -129,21 +129,23 @@ __device__ __forceinline__ void shift_row_by(int bytes, const char* row, int pie
     }
 }
 
-// The warpgroup moves the first `pieces` pieces of a line from where TMA brought them to rows of `line`. Neighbouring
-// lanes have neighbouring rows of a plane: they shift by as much.
-template <class Raw, class To>
-__device__ __forceinline__ void shift_line(const char* raw, const Begin& begin, int pieces, char* line) {
-    constexpr int PARTS = Raw::COUNT < 128 ? 128 / Raw::COUNT : 1;
-    constexpr int EACH = ((Raw::PIECES + PARTS - 1) / PARTS + 3) / 4 * 4;
-    const int own = threadIdx.x % 128, part = own / Raw::COUNT, end = min(pieces, (part + 1) * EACH);
+// The warpgroup moves the first `pieces` pieces of the lines of a box from where TMA brought them to rows of `box`,
+// whose lines are LINE bytes apart. Neighbouring lanes have neighbouring rows of a plane: they shift by as much.
+template <class Raw, int LINE, class To>
+__device__ __forceinline__ void shift_box(const char* raw, const Begin& begin, int pieces, char* box) {
+    constexpr int ITEMS = BOX_ROWS * Raw::COUNT, PARTS = ITEMS < 128 ? 128 / ITEMS : 1;
+    constexpr int EACH = ((Raw::LINE_PIECES + PARTS - 1) / PARTS + 3) / 4 * 4;
+    const int own = threadIdx.x % 128, part = own / ITEMS, end = min(pieces, (part + 1) * EACH);
     if (part >= PARTS || part * EACH >= end) return;
 #pragma unroll 1
-    for (int at = own - part * Raw::COUNT; at < Raw::COUNT; at += 128) {
+    for (int item = own - part * ITEMS; item < ITEMS; item += 128) {
+        const int line = item / Raw::COUNT, at = item - line * Raw::COUNT;
         const int plane = at / Raw::PLANE_ROWS, in_plane = at - plane * Raw::PLANE_ROWS;
+        const int first = begin.first + plane * begin.plane, pixel = first + line * begin.line;
         const char* const row = raw + plane * Raw::PLANE_BYTES + in_plane * Raw::PITCH;
-        const int bytes = (begin.first + plane * begin.plane & PIECE - 1) * SIZE;
-        const To to(line, in_plane * Raw::PLANE_COUNT + plane);
-        shift_row_by<0>(bytes, row, part * EACH, end, begin, to);
+        const To to(box + line * LINE, in_plane * Raw::PLANE_COUNT + plane);
+        shift_row_by<0>((pixel & PIECE - 1) * SIZE, row + ((pixel & -PIECE) - (first & -PIECE)) * SIZE, part * EACH,
+                        end, begin, to);
     }
 }
 

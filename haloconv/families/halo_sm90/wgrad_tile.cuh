@@ -4,6 +4,7 @@
 // row that its first tap meets, by image, class of rows (of which there are line_step), strip of STRIP columns of dy,
 // from top to bottom. Each part of a tile is a block that takes a run of lines. With line i of a class come lines i - r
 // of dy, one for each row r of the tile's taps: every pair of lines belongs to the block that has the line of x.
+// BOX_ROWS neighbouring lines come at a time, a box: short lines would cost more in barriers than in products.
 #pragma once
 
 #include "families/halo_sm90/wgrad_order.cuh"
@@ -30,44 +31,49 @@ constexpr int FLUSH_STEPS = 2048;
 // one thread or one lane of a warp arrives.
 constexpr int X_ARRIVALS = X_STORED ? 128 : 1, Y_ARRIVALS = Y_STORED ? 128 : 1;
 constexpr int EMPTY_ARRIVALS = X_STORED ? 128 * CONSUMERS : CONSUMER_WARPS;
-constexpr int X_STAGES = STAGES, Y_STAGES = STAGES + ROWS - 1;
+// Boxes in the rings. A box of x meets as many boxes of dy, the one that came with it and those AHEAD of it.
+constexpr int AHEAD = (ROWS - 1 + BOX_ROWS - 1) / BOX_ROWS, X_STAGES = STAGES, Y_STAGES = STAGES + AHEAD;
+constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
 
-// Lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][pixel][channels], swizzled. Else dy is
-// K-major in spans of 128 bytes of pixels, [span][filter][pixels], swizzled, and x is [channel][X_PITCH pixels].
+// Rings of lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][line][pixel][channels],
+// swizzled. Else dy is K-major in spans of 128 bytes of pixels, [span][line][filter][pixels], swizzled, and x is
+// [line][channel][X_PITCH pixels]. LINE: bytes from a line to the next one; RING: from a span to the next one.
 constexpr int X_SPAN = CHANNELS * SIZE < 128 ? CHANNELS : 128 / SIZE, X_ROW_BYTES = X_SPAN * SIZE;
 constexpr int Y_SPAN = !Y_INNER ? 128 / SIZE : FILTERS * SIZE < 128 ? FILTERS : 128 / SIZE, Y_ROW_BYTES = Y_SPAN * SIZE;
 constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * STRIP * SIZE;
-constexpr int Y_SPAN_BYTES = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128;
-constexpr int Y_BOXES = Y_BYTES / Y_SPAN_BYTES;
+constexpr int X_SPANS = X_INNER ? BLOCK_CHANNELS / X_SPAN : 1, X_LINE = X_BYTES / X_SPANS, X_RING = X_LINES * X_LINE;
+constexpr int Y_LINE = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128, Y_SPANS = Y_BYTES / Y_LINE;
+constexpr int Y_RING = Y_LINES * Y_LINE;
 
-// Raw lines, as TMA brings them before they are shifted: [plane][row of the plane][PITCH bytes]. A row has a piece more
-// than the line, because it begins with the aligned piece in which the line does, and an odd number of them, so that
-// rows begin in different banks.
+// Raw boxes, as TMA brings them before their lines are shifted: [plane][row of the plane][PIXELS]. A row has the lines
+// of a channel as they follow one another in memory, from the aligned piece on in which the first one begins. It has an
+// odd number of pieces, so that rows begin in different banks. LINE_PIECES: of a line when it has been shifted.
 constexpr int RAW_STAGES = 2;
-template <int ROWS_, int PLANES, int PIXELS>
-struct RawLine {
-    static constexpr int COUNT = ROWS_, PLANE_COUNT = PLANES, PIECES = PIXELS / PIECE;
-    static constexpr int PLANE_ROWS = PLANES ? ROWS_ / PLANES : 0, PITCH = (PIECES + 1 | 1) * 16;
+template <int ROWS_, int PLANES, int LINE_PIXELS, int PIXELS>
+struct RawBox {
+    static constexpr int COUNT = ROWS_, PLANE_COUNT = PLANES, LINE_PIECES = LINE_PIXELS / PIECE;
+    static constexpr int PLANE_ROWS = PLANES ? ROWS_ / PLANES : 0, PITCH = PIXELS * SIZE;
     static constexpr int PLANE_BYTES = (PLANE_ROWS * PITCH + 127) / 128 * 128, BYTES = PLANES * PLANE_BYTES;
     static_assert(PLANES == 0 || ROWS_ % PLANES == 0, "planes have as many rows");
+    static_assert(PLANES == 0 || PITCH % 32 == 16, "rows begin in different banks");
 };
-using RawX = RawLine<BLOCK_CHANNELS, X_PLANES, X_PITCH>;
-using RawY = RawLine<BLOCK_FILTERS, Y_PLANES, STRIP>;
+using RawX = RawBox<BLOCK_CHANNELS, X_PLANES, X_PITCH, X_RAW>;
+using RawY = RawBox<BLOCK_FILTERS, Y_PLANES, STRIP, Y_RAW>;
 
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
 static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
 static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major");
-static_assert(STRIP % (128 / SIZE) == 0, "a strip is whole spans of pixels");
+static_assert(STRIP % (Y_INNER ? DEPTH : 128 / SIZE) == 0, "a strip is whole steps, or whole spans of pixels");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
 static_assert(!X_STORED || !X_INNER, "loaded lines have pixels as neighbours");
 static_assert(!Y_STORED || !Y_INNER, "loaded lines have pixels as neighbours");
 
-// How lines are dealt out: see band_walk.cuh. A band is a line, a strip a class of rows and a strip of columns.
+// How lines are dealt out: see band_walk.cuh. A band is a box, a strip a class of rows and a strip of columns.
 struct Cut {
     int slabs;          // tiles
-    int strips, bands;  // of an image; lines of one
+    int strips, bands;  // of an image; boxes of one
     int share, longer;
 };
 
@@ -109,7 +115,7 @@ struct Place {
         image = run.image, column = (run.strip - residue * p.column_strips) * STRIP;
         const int top = tile.row * p.dil_h - p.pad_top;  // of x, that the first tap meets with row 0 of dy
         const int strides = top >= 0 ? top / p.stride_h : -((p.stride_h - 1 - top) / p.stride_h);  // rounded down
-        const int line = residue + run.first * p.line_step;
+        const int line = residue + run.first * BOX_ROWS * p.line_step;
         row = line * p.stride_h + (top - strides * p.stride_h), row_step = p.line_step * p.stride_h;
         dy_row = line - strides - (ROWS - 1) * p.line_step;
     }
@@ -123,12 +129,12 @@ __device__ __forceinline__ int column_of_x(const Params& p, const Tile& tile, co
 
 struct Smem {
     char *y, *x, *y_raw, *x_raw;
-    ptx::u64 *y_full, *y_empty, *x_full;  // a line of x goes back with the oldest line of dy that it met
+    ptx::u64 *y_full, *y_empty, *x_full;  // a box of x goes back with the oldest box of dy that it met
 
     ptx::u64 *y_raw_full, *y_raw_empty, *x_raw_full, *x_raw_empty;
 
-    __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_STAGES * Y_BYTES) {
-        y_raw = x + X_STAGES * X_BYTES, x_raw = y_raw + RAW_STAGES * RawY::BYTES;
+    __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_LINES * Y_BYTES) {
+        y_raw = x + X_LINES * X_BYTES, x_raw = y_raw + RAW_STAGES * RawY::BYTES;
         y_full = reinterpret_cast<ptx::u64*>(x_raw + RAW_STAGES * RawX::BYTES), y_empty = y_full + Y_STAGES;
         x_full = y_empty + Y_STAGES;
         y_raw_full = x_full + X_STAGES, y_raw_empty = y_raw_full + RAW_STAGES;

@@ -32,8 +32,9 @@ _UNHIDDEN = 0.25  # of the shorter one of two times that overlap, by a fit to ti
 _BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
 _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
-_MOST_STAGES = 4  # lines of x
-_RAW_STAGES = 2  # lines before they are shifted
+_MOST_STAGES = 4  # boxes of x
+_BOX_STEPS = 16  # of a line or a box of them, at most: longer boxes would save little
+_RAW_STAGES = 2  # boxes before they are shifted
 _MOST_POSITIONS = 1 << 31  # pixels of planes that are numbered by 32-bit integers
 _SHIFT_CYCLES = 100  # of a thread for 16 bytes: some seven instructions, while tensor cores work
 _BARRIER_BYTES = 16  # of a stage: its two barriers
@@ -55,6 +56,12 @@ def row_steps(problem: Problem) -> tuple[int, int]:
     stride, dilation = problem.stride[0], problem.dilation[0]
     common = gcd(stride, dilation)
     return stride // common, dilation // common
+
+
+def lines_of(problem: Problem) -> int:
+    """Rows of x a stride apart that outputs meet, at most, counted from the first row of the image on."""
+    stride, last = problem.stride[0], (problem.r - 1) * problem.dilation[0] - problem.padding[0]
+    return max(1, min(ceil_div(problem.h, stride), problem.p + last // stride))
 
 
 @dataclass(frozen=True)
@@ -205,15 +212,20 @@ class Operand:
         """The same without planes, which need room in shared memory."""
         return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.planes else self
 
-    def raw_pixels(self, pixels: int, size: int) -> int:
-        """Of a row of so many before it is shifted; an odd number of pieces."""
-        return (pixels * size // _PIECE_BYTES + 1 | 1) * _PIECE_BYTES // size
+    def raw_pixels(self, width: int, pixels: int, box_rows: int, size: int) -> int:
+        """Of the lines of a box before they are shifted, of so many pixels and ``width`` apart; 0 if they are not.
 
-    def raw_bytes(self, rows: int, pixels: int, size: int) -> int:
-        """Of the lines under way before they are shifted."""
+        They begin with the aligned piece in which the first one does. An odd number of pieces.
+        """
         if not self.planes:
             return 0
-        plane_bytes = rows // self.planes * self.raw_pixels(pixels, size) * size
+        return (ceil_div(((box_rows - 1) * width + pixels) * size, _PIECE_BYTES) + 1 | 1) * _PIECE_BYTES // size
+
+    def raw_bytes(self, rows: int, raw_pixels: int, size: int) -> int:
+        """Of the boxes of so many channels under way before they are shifted."""
+        if not self.planes:
+            return 0
+        plane_bytes = rows // self.planes * raw_pixels * size
         return _RAW_STAGES * self.planes * ceil_div(plane_bytes, _SPAN_BYTES) * _SPAN_BYTES
 
 
@@ -244,11 +256,16 @@ LOADED = Operand(False, -1, (0, 0, 0, 0))
 
 @dataclass(frozen=True)
 class Stage:
-    """Lines in shared memory: pixels of a line of dy and of x, lines of x at a time, how they come, and all bytes."""
+    """Lines in shared memory: pixels of a line of dy and of x, lines of a box, boxes of x, how they come, all bytes.
+
+    ``raw`` are pixels of a box of x and of dy before its lines are shifted.
+    """
 
     strip: int
     x_pitch: int
+    box_rows: int
     stages: int
+    raw: tuple[int, int]
     x: Operand
     dy: Operand
     smem_bytes: int
@@ -282,35 +299,89 @@ def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_byt
     if not tile.fits(x.words(depth)) or (dy.inner and tile.filters > span and tile.filters % span):
         return None
     found = None
-    for strip in range(span, 4 * span + 1, span):
+    for strip in _strips(problem, dy):
         if found is not None and ceil_div(problem.q, strip) == ceil_div(problem.q, found.strip):
             continue  # as many lines, and room for fewer of them
         pitch = _x_pitch(problem, tile, x, min(strip, ceil_div(problem.q, depth) * depth))
-        y_bytes, x_bytes = tile.split[2] * tile.filters * strip * size, tile.split[1] * tile.channels * pitch * size
-        raw = (x.raw_pixels(pitch, size) if x.planes else pitch, dy.raw_pixels(strip, size) if dy.planes else 0)
-        if max(raw) > _BOX or max(tile.split[2] * tile.filters, tile.split[1] * tile.channels) > _BOX:
+        boxes = _Lines(problem, tile, x, dy, strip, pitch).boxes(max_smem_bytes)
+        if boxes is None:
             break
-        raw_bytes = x.raw_bytes(tile.split[1] * tile.channels, pitch, size)
-        raw_bytes += dy.raw_bytes(tile.split[2] * tile.filters, strip, size) + _RAW_BARRIER_BYTES
-        room = max_smem_bytes - raw_bytes
-        stages = _stages(tile.rows, x_bytes + _BARRIER_BYTES, y_bytes + _BARRIER_BYTES, room)
-        if stages < 2:
-            break
-        smem_bytes = stages * (x_bytes + y_bytes + 2 * _BARRIER_BYTES) + (tile.rows - 1) * (y_bytes + _BARRIER_BYTES)
-        smem_bytes += raw_bytes
-        found = Stage(strip, pitch, stages, x, dy, smem_bytes, depth)
+        found = Stage(strip, pitch, boxes.rows, boxes.stages, boxes.raw, x, dy, boxes.smem_bytes, depth)
     return found
 
 
-def _stages(rows: int, x_bytes: int, y_bytes: int, room: int) -> int:
-    """Lines of x that there is room for, with the lines of dy that they meet."""
-    return min(_MOST_STAGES, (room - (rows - 1) * y_bytes) // (x_bytes + y_bytes))
+def _strips(problem: Problem, dy: Operand) -> Iterator[int]:
+    """Pixels of a line of dy: whole spans of 128 bytes where pixels are neighbours; of short rows whole steps."""
+    size = problem.dtype.itemsize
+    depth, span = 32 // size, _SPAN_BYTES // size
+    if dy.inner and problem.q < span:
+        yield ceil_div(problem.q, depth) * depth
+    else:
+        yield from range(span, 4 * span + 1, span)
+
+
+class _Boxes(NamedTuple):
+    """Lines of a box, boxes of x at a time, pixels of boxes of x and of dy before they are shifted, and all bytes."""
+
+    rows: int
+    stages: int
+    raw: tuple[int, int]
+    smem_bytes: int
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Lines of dy of ``strip`` pixels, and of x of ``pitch``, as they come for a tile."""
+
+    problem: Problem
+    tile: Tile
+    x: Operand
+    dy: Operand
+    strip: int
+    pitch: int
+
+    def boxes(self, max_smem_bytes: int) -> _Boxes | None:
+        """The tallest boxes of which there is room for enough; None if there is not even for single lines.
+
+        Boxes of an image are about as tall.
+        """
+        lines = lines_of(self.problem)
+        counts = range(ceil_div(lines, self._tallest()), lines + 1)
+        wanted = 2 if self.x.planes or self.dy.planes else _MOST_STAGES  # raw ones are on their way, too
+        for rows in sorted({ceil_div(lines, count) for count in counts}, reverse=True):
+            found = self._boxes_of(rows, max_smem_bytes)
+            if found is not None and (rows == 1 or found.stages >= wanted):
+                return found
+        return None
+
+    def _tallest(self) -> int:
+        """Lines of the tallest boxes: of short rows that follow one another, as many as have _BOX_STEPS steps."""
+        problem = self.problem
+        if (problem.stride[0], problem.dilation[0]) != (1, 1) or problem.q > self.strip:
+            return 1
+        return max(1, _BOX_STEPS // ceil_div(problem.q, 32 // problem.dtype.itemsize))
+
+    def _boxes_of(self, rows: int, max_smem_bytes: int) -> _Boxes | None:
+        """Boxes of so many lines."""
+        problem, x, dy, size = self.problem, self.x, self.dy, self.problem.dtype.itemsize
+        channels, filters = self.tile.split[1] * self.tile.channels, self.tile.split[2] * self.tile.filters
+        depth = 32 // size
+        read = min(self.strip, ceil_div(problem.q, depth) * depth)  # pixels of a line of dy that are multiplied
+        raw = x.raw_pixels(problem.w, self.pitch, rows, size), dy.raw_pixels(problem.q, read, rows, size)
+        if max(*raw, 0 if x.planes else self.pitch, channels, filters) > _BOX:
+            return None
+        raw_bytes = x.raw_bytes(channels, raw[0], size) + dy.raw_bytes(filters, raw[1], size) + _RAW_BARRIER_BYTES
+        of_x = rows * channels * self.pitch * size + _BARRIER_BYTES
+        of_dy = rows * filters * self.strip * size + _BARRIER_BYTES
+        ahead_bytes = ceil_div(self.tile.rows - 1, rows) * of_dy
+        stages = min(_MOST_STAGES, (max_smem_bytes - raw_bytes - ahead_bytes) // (of_x + of_dy))
+        return _Boxes(rows, stages, raw, stages * (of_x + of_dy) + ahead_bytes + raw_bytes) if stages >= 2 else None
 
 
 def _x_pitch(problem: Problem, tile: Tile, x: Operand, pixels: int) -> int:
-    """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on."""
+    """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on where pixels are neighbours."""
     piece = _PIECE_BYTES // problem.dtype.itemsize
-    columns = (pixels - 1) * problem.stride[1] + (min(tile.columns, problem.s) - 1) * problem.dilation[1] + piece
+    columns = (pixels - 1) * problem.stride[1] + (min(tile.columns, problem.s) - 1) * problem.dilation[1]
     if x.inner:
-        return ceil_div(columns, 8) * 8
-    return ceil_div(columns - piece, 2 * piece) * 2 * piece + piece  # rows begin in different banks
+        return ceil_div(columns + 1, 8) * 8
+    return ceil_div(columns, 2 * piece) * 2 * piece + piece  # rows begin in different banks
