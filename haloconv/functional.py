@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from haloconv import autograd, transforms
 from haloconv.decompositions import fprop_in_aten
 from haloconv.families import check_family
-from haloconv.library import AUTOCAST_DEVICES, cast_for_autocast
+from haloconv.library import AUTOCAST_DEVICES, autocast_to, cast_for_autocast, is_cast
 from haloconv.precision import Precision
 from haloconv.problem import (
     ACTIVATIONS,
@@ -151,8 +151,25 @@ def convolve(
     return autograd.fprop(x, w, b, spec, notes, activation)
 
 
+def behind_casts(call: autograd.Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> autograd.Call:
+    """``call``, which took these tensors as autocast casts them, for such tensors before that."""
+    device_type = x.device.type
+    dtype = autocast_to(device_type)
+    if call.native or dtype is None:
+        return call
+    x_cast, w_cast, b_cast = (each is not None and is_cast(each, device_type) for each in (x, w, b))
+    function, arguments, _ = call
+
+    def cast_and_run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return function(
+            x.to(dtype) if x_cast else x, w.to(dtype) if w_cast else w, b.to(dtype) if b_cast else b, *arguments
+        )
+
+    return call._replace(function=cast_and_run, arguments=())
+
+
 def is_plain_call() -> bool:
-    """Whether plain tensors go straight to our autograd: nothing traces, transforms, intercepts or casts calls."""
+    """Whether plain tensors go straight to our autograd: nothing traces, transforms or intercepts calls."""
     return not (
         _functorch_is_active() or forward_ad._current_level >= 0 or _dispatch_modes() or _tracing_state() is not None
     )

@@ -157,20 +157,28 @@ def cast_for_autocast(device_type: str, *tensors: Tensor | None) -> tuple[Tensor
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(
         [
-            each if each is None or each.dtype is dtype or not _is_cast(each, device_type) else each.to(dtype)
+            each if each is None or each.dtype is dtype or not is_cast(each, device_type) else each.to(dtype)
             for each in tensors
         ]
     )
 
 
+def autocast_to(device_type: str) -> torch.dtype | None:
+    """The dtype of the autocast that is in force for devices of the type; None without one."""
+    if device_type in AUTOCAST_DEVICES and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype that conv2d has the tensor in under the autocast in force."""
     device_type = tensor.device.type
-    cast = device_type in AUTOCAST_DEVICES and torch.is_autocast_enabled(device_type) and _is_cast(tensor, device_type)
-    return torch.get_autocast_dtype(device_type) if cast else tensor.dtype
+    dtype = autocast_to(device_type)
+    return tensor.dtype if dtype is None or not is_cast(tensor, device_type) else dtype
 
 
-def _is_cast(tensor: Tensor, device_type: str) -> bool:
+def is_cast(tensor: Tensor, device_type: str) -> bool:
+    """Whether conv2d takes the tensor in autocast's dtype under autocast for devices of the type."""
     return tensor.device.type == device_type and tensor.is_floating_point() and tensor.dtype != torch.float64
 
 

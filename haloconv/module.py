@@ -11,9 +11,9 @@ from haloconv import logs
 from haloconv import plan as plans
 from haloconv.autograd import Call
 from haloconv.choose.choice import Choice, choose
-from haloconv.functional import cached_spec, check_names, convolve, is_plain_call, make_spec
+from haloconv.functional import behind_casts, cached_spec, check_names, convolve, is_plain_call, make_spec
 from haloconv.layout import is_channels_last
-from haloconv.library import autocast_dtype
+from haloconv.library import autocast_dtype, autocast_to
 from haloconv.plan import problem_of
 from haloconv.precision import Precision, torch_precision
 from haloconv.problem import ConvSpec, Pair
@@ -219,12 +219,12 @@ class Conv2d(torch.nn.Conv2d):
 
     def _keep(self, call: Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> None:
         """Let later calls with tensors of this form be this one."""
-        if _any_autocast() and not call.native:
-            return
         calls = self.__dict__.setdefault("_calls", {})
         if len(calls) >= _MOST_CALLS:
             calls.clear()
         place, form = _form_of(x, w, b)
+        if _any_autocast():
+            call = behind_casts(call, x, w, b)
         calls[place] = (form, (x.data_ptr() | w.data_ptr()) & 15, call)
 
     def _shown_name(self) -> str:
@@ -289,14 +289,10 @@ class Conv2d(torch.nn.Conv2d):
 
 
 def _form_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[tuple, tuple]:
-    """What a call depends on but for the tensors' alignment: what layers meet by turns, and what seldom changes.
-
-    PyTorch's precision of fp32 products is in it; autocast's dtype is not: with another one PyTorch still gives what it
-    would give by itself.
-    """
+    """What a call depends on but for the tensors' alignment: what layers meet by turns, and what seldom changes."""
     wanted = _grad_enabled() and (x.requires_grad, w.requires_grad, b is not None and b.requires_grad)
     return (x.shape, wanted), (
         *(x.stride(), x.dtype, x.device, type(w), w.shape, w.stride(), w.dtype, w.device),
         None if b is None else (type(b), b.shape, b.dtype, b.device),
-        *(torch_precision(), _any_autocast(), plans.generation),
+        *(torch_precision(), _any_autocast() and autocast_to(x.device.type), plans.generation),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import haloconv
 from haloconv import plan
+from haloconv.autograd import Call
+from haloconv.functional import behind_casts
+from haloconv.library import cast_for_autocast
 from tests.cpu.test_paths import h200
 
 Layer = haloconv.Conv2d
@@ -126,12 +130,44 @@ def test_no_more_than_some_forms_are_kept(asked: list[str]) -> None:
 
 def test_autocast_gives_its_dtype_to_warm_calls(asked: list[str]) -> None:
     layer, x = layer_and_image()
-    for _ in range(2):
-        assert layer(x).dtype == torch.float32
-        with torch.autocast("cpu", torch.bfloat16):
-            assert layer(x).dtype == torch.bfloat16
-        with torch.autocast("cpu", torch.float16):
-            assert layer(x).dtype == torch.float16
+    for image in (x, x.half(), x):
+        for dtype in (torch.bfloat16, torch.float16):
+            for lookups in (1, 0):
+                asked.clear()
+                with torch.autocast("cpu", dtype):
+                    assert layer(image).dtype == dtype
+                assert len(asked) == lookups
+    assert layer(x).dtype == torch.float32
+
+
+def test_a_kept_call_casts_what_autocast_casts() -> None:
+    seen = Call(lambda *tensors: [each if each is None else each.dtype for each in tensors], (None,), False)
+    single, half, double = (torch.ones(2, dtype=dtype) for dtype in (torch.float32, torch.half, torch.float64))
+    with torch.autocast("cpu", torch.half):
+        for tensors in ((single, single, single), (half, single, None), (double, double, double)):
+            call = behind_casts(seen, *tensors)
+            want = [each if each is None else each.dtype for each in cast_for_autocast("cpu", *tensors)]
+            assert call.function(*tensors, *call.arguments) == [*want, None]
+    assert behind_casts(seen, single, single, single) is seen
+
+
+def test_warm_layers_train_under_autocast_as_pytorchs(own_autograd: None) -> None:
+    """With a float32 image, with one that has autocast's dtype already, without a bias, and in float64."""
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype, bias in itertools.product((torch.float32, torch.bfloat16, torch.float64), (True, False)):
+            parameters = torch.float64 if dtype == torch.float64 else torch.float32
+            theirs = torch.nn.Conv2d(4, 6, 3, bias=bias, dtype=parameters)
+            ours, x = Layer.from_torch(theirs), torch.randn(2, 4, 9, 9, dtype=dtype, requires_grad=True)
+            leaves = (x, *theirs.parameters())
+            for _ in range(3):
+                y, want = ours(x), theirs(x)
+                assert y.dtype == want.dtype and torch.equal(y, want)
+                dy = torch.randn_like(y)
+                for ours_of, theirs_of in zip(
+                    torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True
+                ):
+                    torch.testing.assert_close(ours_of, theirs_of, rtol=0.02, atol=0.02)
 
 
 class Operators(TorchDispatchMode):
