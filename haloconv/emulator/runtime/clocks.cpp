@@ -38,22 +38,17 @@ using namespace core;
 void release(Clock& clock) {
     Thread& thread = *current;
     merge(clock, {});
-    for (u32 i = 0; i < launch.entries; ++i)
-        if (thread.clock[i] > clock.entries[i]) clock.entries[i] = thread.clock[i];
+    take_later(clock.entries.data(), thread.clock, launch.entries);
     tick(thread);
 }
 
 void acquire(const Clock& clock) {
-    if (clock.entries.empty()) return;
-    u32* const mine = current->clock;
-    for (u32 i = 0; i < launch.entries; ++i)
-        if (clock.entries[i] > mine[i]) mine[i] = clock.entries[i];
+    if (!clock.entries.empty()) take_later(current->clock, clock.entries.data(), launch.entries);
 }
 
 void merge(Clock& into, const Clock& from) {
     if (into.entries.size() != launch.entries) into.entries.assign(launch.entries, 0);
-    for (u32 i = 0; i < from.entries.size(); ++i)
-        if (from.entries[i] > into.entries[i]) into.entries[i] = from.entries[i];
+    take_later(into.entries.data(), from.entries.data(), (u32)from.entries.size());
 }
 
 void release_agent(Clock& clock, u32 agent) {

@@ -61,12 +61,9 @@ void order_block() {
     if (block_barrier.threads.size() == launch.threads) {
         for (u32 i = 0; i < launch.threads; ++i) joined[i] = threads[i].clock[i];
         for (const u32 id : block_barrier.threads)
-            for (u32 i = launch.threads; i < launch.entries; ++i)
-                if (threads[id].clock[i] > joined[i]) joined[i] = threads[id].clock[i];
+            take_later(&joined[launch.threads], threads[id].clock + launch.threads, AGENTS);
     } else {
-        for (const u32 id : block_barrier.threads)
-            for (u32 i = 0; i < launch.entries; ++i)
-                if (threads[id].clock[i] > joined[i]) joined[i] = threads[id].clock[i];
+        for (const u32 id : block_barrier.threads) take_later(joined.data(), threads[id].clock, launch.entries);
     }
     for (const u32 id : block_barrier.threads) {
         memcpy(threads[id].clock, joined.data(), launch.entries * sizeof(u32));
@@ -134,9 +131,7 @@ void complete(WarpMeeting& meeting, u32 warp, const Shuffle* shuffles) {
         const Shuffle& how = shuffles[lane];
         thread.collective_result =
             meeting.kind == SHUFFLE ? shuffled(meeting, lane, how.operation, how.operand, how.width) : ballot;
-        if (meeting.kind != SYNC) continue;
-        for (u32 i = 0; i < launch.entries; ++i)
-            if (meeting.clock.entries[i] > thread.clock[i]) thread.clock[i] = meeting.clock.entries[i];
+        if (meeting.kind == SYNC) take_later(thread.clock, meeting.clock.entries.data(), launch.entries);
     }
     if (current) refresh_fast_path();
 }

@@ -44,6 +44,11 @@ namespace core __attribute__((visibility("hidden"))) {
     inline u32 agent_of(u32 epoch) { return epoch >> CLOCK_BITS & AGENT_MASK; }
     inline bool ordered(const u32* clock, u32 epoch) { return clock[agent_of(epoch)] >= (epoch & CLOCK_MASK); }
 
+    // Each entry of `mine` becomes the later of the two. Signed, because SSE2 compares signed numbers alone.
+    inline void take_later(u32* __restrict mine, const u32* __restrict theirs, u32 count) {
+        for (u32 i = 0; i < count; ++i) mine[i] = (u32)((int)mine[i] > (int)theirs[i] ? (int)mine[i] : (int)theirs[i]);
+    }
+
     // ---- Shadow of one 4-byte word of shared memory ----
     enum WordState : u8 { UNWRITTEN_LOW = 1, UNWRITTEN_HIGH = 2, WRITE_IN_FLIGHT = 4, RESERVED = 8 };
     constexpr u32 READ_SLOTS = 5;
