@@ -117,7 +117,10 @@ class _Fprop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
         y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
-        save_needed(ctx, x, w, *(() if plan.problem.activation is None else (y,)))
+        if plan.problem.activation is None:
+            save_needed(ctx, x, w)
+        else:
+            save_needed(ctx, x, w, y)
         ctx.plan, ctx.layer = plan, current_layer() if profiler._is_profiler_enabled or logs.names_layers else ""
         return y
 

@@ -135,20 +135,24 @@ def convolve(
         device_type = x.device.type
         if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
             x, w, b = cast_for_autocast(device_type, x, w, b)
-    if not _is_compiling() and (_functorch_is_active() or forward_ad._current_level >= 0):
-        return autograd.activated(transforms.fprop(x, w, b, spec), activation)
     if (
         _is_compiling()
         or type(x) not in _PLAIN_TYPES
         or type(w) not in _PLAIN_TYPES
         or (b is not None and type(b) not in _PLAIN_TYPES)
-        or _dispatch_modes()
-        or _tracing_state() is not None
+        or not is_plain_call()
     ):
-        traced_for_onnx = not _is_compiling() and _tracing_state() is not None and torch.onnx.is_in_onnx_export()
-        fprop = fprop_in_aten if traced_for_onnx else torch.ops.haloconv.fprop
-        return autograd.activated(fprop(x, w, b, *spec), activation)
+        return autograd.activated(_traced_or_transformed(x, w, b, spec), activation)
     return autograd.fprop(x, w, b, spec, notes, activation)
+
+
+def _traced_or_transformed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
+    if not _is_compiling():
+        if _functorch_is_active() or forward_ad._current_level >= 0:
+            return transforms.fprop(x, w, b, spec)
+        if _tracing_state() is not None and torch.onnx.is_in_onnx_export():
+            return fprop_in_aten(x, w, b, *spec)
+    return torch.ops.haloconv.fprop(x, w, b, *spec)
 
 
 def behind_casts(call: autograd.Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> autograd.Call:

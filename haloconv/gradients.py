@@ -31,7 +31,7 @@ def gradients(
     if profiler._is_profiler_enabled:
         return _gradients_of_forms(fprop, dy, x, w, wanted)(dy, x, w)
     form = (
-        *(dy.shape, dy.stride(), dy.data_ptr() & 15, plans.generation, torch_precision()),
+        (dy.shape, dy.stride(), dy.data_ptr() & 15, plans.generation, torch_precision()),
         None if x is None else (x.shape, x.stride(), x.data_ptr() & 15),
         None if w is None else (w.shape, w.stride(), w.data_ptr() & 15),
     )

@@ -292,7 +292,7 @@ def _form_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[
     """What a call depends on but for the tensors' alignment: what layers meet by turns, and what seldom changes."""
     wanted = _grad_enabled() and (x.requires_grad, w.requires_grad, b is not None and b.requires_grad)
     return (x.shape, wanted), (
-        *(x.stride(), x.dtype, x.device, type(w), w.shape, w.stride(), w.dtype, w.device),
+        (x.stride(), x.dtype, x.device, type(w), w.shape, w.stride(), w.dtype, w.device),
         None if b is None else (type(b), b.shape, b.dtype, b.device),
-        *(torch_precision(), _any_autocast() and autocast_to(x.device.type), plans.generation),
+        (torch_precision(), _any_autocast() and autocast_to(x.device.type), plans.generation),
     )

@@ -140,9 +140,9 @@ def plan_fprop(
     our kernels do not take the problem.
     """
     key = (
-        *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, spec, torch_precision()),
+        (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, spec, torch_precision()),
         None if b is None else (b.shape, b.dtype, b.device),
-        *(activation, (x.data_ptr() | w.data_ptr()) & 15),
+        (activation, (x.data_ptr() | w.data_ptr()) & 15),
     )
     plan = _plans.get(key)
     if plan is None:
@@ -179,8 +179,8 @@ def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSp
 def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Plan:
     """The plan for ``dgrad`` of these arguments."""
     key = (
-        *("dgrad", dy.shape, dy.stride(), dy.dtype, dy.device, w.shape, w.stride(), x_shape, layout, spec),
-        *(torch_precision(), (dy.data_ptr() | w.data_ptr()) & 15),
+        ("dgrad", dy.shape, dy.stride(), dy.dtype, dy.device, w.shape, w.stride(), x_shape, layout, spec),
+        (torch_precision(), (dy.data_ptr() | w.data_ptr()) & 15),
     )
     plan = _plans.get(key)
     if plan is None:
@@ -198,8 +198,8 @@ def dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: L
 def plan_wgrad(dy: torch.Tensor, x: torch.Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Plan:
     """The plan for ``wgrad`` of these arguments."""
     key = (
-        *("wgrad", dy.shape, dy.stride(), dy.dtype, dy.device, x.shape, x.stride(), w_shape, layout, spec),
-        *(torch_precision(), (dy.data_ptr() | x.data_ptr()) & 15),
+        ("wgrad", dy.shape, dy.stride(), dy.dtype, dy.device, x.shape, x.stride(), w_shape, layout, spec),
+        (torch_precision(), (dy.data_ptr() | x.data_ptr()) & 15),
     )
     plan = _plans.get(key)
     if plan is None:
