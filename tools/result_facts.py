@@ -11,7 +11,7 @@ from haloconv.bench.suite import SUITES, Case, load_suite
 from tools.result_tables import annotated, place_of, read_rows, span, summary, table, times
 from tools.stamps import ROOT
 
-NETWORKS = "models"
+NETWORKS, COMPILED, COLD_START = "models", "compiled", "cold-start"
 NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine writes them."
 
 
@@ -34,7 +34,8 @@ def refresh_latest_files(root: Path = ROOT) -> list[Path]:
 
 def suite_rows(folder: Path) -> list[dict]:
     """The newest rows of layers of one GPU, all suites together; those of networks are not among them."""
-    paths = sorted(path for path in folder.glob("latest*.jsonl") if path.name != latest_name(NETWORKS))
+    whole = {latest_name(each) for each in (NETWORKS, COMPILED, COLD_START)}
+    paths = sorted(path for path in folder.glob("latest*.jsonl") if path.name not in whole)
     return annotated([row for path in paths for row in read_rows(path)], suite_cases())
 
 

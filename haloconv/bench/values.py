@@ -27,16 +27,17 @@ def values_of(model: torch.nn.Module, inputs: Inputs, seed: int, gradients: bool
     """The outputs, the gradients of the inputs' tensors and of the parameters, by name; or the outputs alone.
 
     The output gradients are standard normal, the same for every dtype. The model gets copies of the tensors that are
-    no leaves of the graph, so that it may change them in place.
+    no leaves of the graph, so that it may change them in place. All are copies: the next call of a compiled model may
+    write where this one did.
     """
     leaves = map_tensors(lambda x: x.detach().clone().requires_grad_(x.is_floating_point()), inputs)
     torch.manual_seed(seed)
     with torch.set_grad_enabled(gradients):
         outputs = output_tensors(model(*map_tensors(torch.clone, leaves)))
         _backward(outputs, seed)
-    values = {name: tensor.detach() for name, tensor in outputs.items()}
+    values = {name: tensor.detach().clone() for name, tensor in outputs.items()}
     values |= {f"{GRADIENT}input {i}": x.grad for i, x in enumerate(tensors_in(leaves)) if x.grad is not None}
-    values |= {f"{GRADIENT}{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    values |= {f"{GRADIENT}{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return values
 
@@ -96,6 +97,37 @@ def warmed(model: torch.nn.Module, inputs: Inputs) -> tuple[object, Callable[[],
     if before == [x._version for x in tensors_in(given)]:
         return output, lambda: inputs
     return output, lambda: map_tensors(torch.clone, inputs)
+
+
+def forward_call(
+    model: torch.nn.Module, output: object, arguments: Callable[[], Inputs], seed: int
+) -> Callable[[], object]:
+    """Inference, to be timed. The arguments are those of ``step_call``."""
+
+    def call() -> object:
+        with torch.no_grad():
+            return model(*arguments())
+
+    return call
+
+
+def step_call(
+    model: torch.nn.Module, output: object, arguments: Callable[[], Inputs], seed: int
+) -> Callable[[], object]:
+    """Forward and backward as in training, to be timed: gradients of the parameters, none of the inputs.
+
+    ``output`` is like what the model returns, ``arguments`` gives those of a call, ``seed`` fixes output gradients.
+    """
+    gradients = [normal(tensor, seed) for tensor in output_tensors(output).values()]
+
+    def call() -> None:
+        pairs = zip(output_tensors(model(*arguments())).values(), gradients, strict=True)
+        wanted = [(root, gradient) for root, gradient in pairs if root.requires_grad]
+        if wanted:
+            torch.autograd.backward([root for root, _ in wanted], [gradient for _, gradient in wanted])
+        model.zero_grad(set_to_none=True)
+
+    return call
 
 
 def check_model(model: torch.nn.Module, inputs: Inputs) -> None:

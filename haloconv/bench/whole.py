@@ -19,10 +19,10 @@ from haloconv.bench.values import (
     GRADIENT,
     Values,
     device_of,
+    forward_call,
     image_layout,
-    normal,
-    output_tensors,
     run_theirs,
+    step_call,
     values_of,
     warmed,
 )
@@ -274,29 +274,11 @@ def peak_bytes(call: Callable[[], object], model: torch.nn.Module, inputs: Input
 
 
 def _forward(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
-    _, arguments = warmed(model, contest.inputs)
-
-    def call() -> object:
-        with torch.no_grad():
-            return model(*arguments())
-
-    return call
+    return forward_call(model, *warmed(model, contest.inputs), contest.seed)
 
 
 def _step(model: torch.nn.Module, contest: Contest) -> Callable[[], object]:
-    """Forward and backward as in training: gradients of the parameters, none of the inputs."""
-    output, arguments = warmed(model, contest.inputs)
-    gradients = [normal(tensor, contest.seed) for tensor in output_tensors(output).values()]
-    del output
-
-    def call() -> None:
-        pairs = zip(output_tensors(model(*arguments())).values(), gradients, strict=True)
-        wanted = [(root, gradient) for root, gradient in pairs if root.requires_grad]
-        if wanted:
-            torch.autograd.backward([root for root, _ in wanted], [gradient for _, gradient in wanted])
-        model.zero_grad(set_to_none=True)
-
-    return call
+    return step_call(model, *warmed(model, contest.inputs), contest.seed)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from haloconv.bench.stale import stale_networks, stale_runs
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench_cold_start import ColdStartOrder, bench_cold_start
+from haloconv.cli.bench_compiled import bench_compiled
 from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench_models import SUITE as NETWORKS
 from haloconv.cli.bench_models import NetworkOrder, bench_models
@@ -52,6 +53,7 @@ def bench(
     sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers.", min=0)] = 0,
     seed: Annotated[int | None, typer.Option(help="Which random layers; a fresh seed, printed, by default.")] = None,
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Networks: eager and compiled, both sides.")] = False,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
     gpus: Annotated[str, typer.Option(help="Networks: spread them over these GPUs, as 0,1; one by default.")] = "",
@@ -62,7 +64,6 @@ def bench(
     cold_start: Annotated[bool, typer.Option("--cold-start", help="Time first steps of networks instead.")] = False,
 ) -> None:
     """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
-
     With --models whole networks (resnet50, convnext_tiny, ...): inference, a training step, every layer, memory.
 
     Exit code 0: every check passed, every budget and bar was met. 1: not. 2: no GPU, or an option cannot be used.
@@ -78,9 +79,9 @@ def bench(
         folder = _folder_of_rows(results, suite, device)
         since = folder if stale else None
         if models:
-            effort = Effort(replace(timing, other_layout=False), tune=tune, layers=layers)  # both layouts are settings
-            networks = _networks(suite, words, effort, limit, since)
-            passed = bench_models(networks, _gpus(gpus) or [device], folder, console)
+            effort = Effort(replace(timing, other_layout=False), tune, layers=layers)  # both layouts are settings
+            order, verb = _networks(suite, words, effort, limit, since), bench_compiled if compiled else bench_models
+            passed = verb(order, _gpus(gpus) or [device], folder, console)
         elif cold_start:
             passed = bench_cold_start(_starts(suite, words, limit), str(device), folder, console)
         elif host_cost:

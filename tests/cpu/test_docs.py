@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import haloconv
+from haloconv.bench.results import latest_name
 from haloconv.bench.suite import SUITES, load_suite
 from haloconv.choose import rules
 from haloconv.cli import VERBS, app
@@ -226,9 +227,8 @@ def test_every_marker_is_filled_by_the_generator() -> None:
 def test_every_row_of_layers_is_counted_and_shown() -> None:
     """Losses included: each family's wins, ties and losses add up to the rows of all suites."""
     folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
-    rows = [
-        json.loads(line) for path in folder.glob("latest*.jsonl") if "models" not in path.name for line in path.open()
-    ]
+    files = [folder / latest_name(suite.stem) for suite in SUITES.glob("*.toml") if suite.stem != "models"]
+    rows = [json.loads(line) for path in files for line in path.open()]
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
     lines = [line.split("|") for line in readme_results.tally_section().splitlines() if line.startswith("| `")]
     assert sum(int(line[2]) for line in lines) == len(rows)

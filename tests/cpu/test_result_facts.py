@@ -143,3 +143,14 @@ def test_ties_are_within_two_per_cent() -> None:
 def test_ranges_put_precisions_of_a_layer_in_one_line() -> None:
     rows = [ROW, {**ROW, "precision": "fp16", "ratio": 0.9, "share": 0.25}, {**ROW, "direction": "dgrad"}]
     assert ranges(rows)[2:] == ["| A | nchw | fp16, tf32 | 0.90 to 2.00×, 25 to 50 % | 2.00×, 50 % |"]
+
+
+@pytest.mark.parametrize("kind", ["models", "compiled", "cold-start"])
+def test_rows_of_whole_networks_are_not_among_those_of_layers(kind: str, tmp_path: Path) -> None:
+    write(tmp_path, "latest.jsonl", [ROW])
+    write(
+        tmp_path,
+        f"latest-{kind}.jsonl",
+        [{name: ROW[name] for name in ("case", "direction", "precision", "layout", "date")}],
+    )
+    assert [row["case"] for row in result_facts.suite_rows(folder_of(tmp_path))] == ["A"]

@@ -1,0 +1,195 @@
+"""Whole networks as PyTorch compiles them: eager, compiled, compiled with a search, and the same on our kernels.
+
+Each way of running a network is checked as bench/whole.py checks a swapped model, against float64, and all are timed
+against each other in one process. Nothing is tuned: ours run by the records that there are.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from haloconv.accelerate import accelerate
+from haloconv.backend import backend
+from haloconv.bench.layer import baseline_flags
+from haloconv.bench.network import Setting
+from haloconv.bench.results import ResultRow, key_of
+from haloconv.bench.suite import PRECISIONS
+from haloconv.bench.swapped import Autocast, Options, layers_of, placed
+from haloconv.bench.targets import find_source
+from haloconv.bench.trial import UNTIMED, Budget, compared
+from haloconv.bench.values import forward_call, step_call, warmed
+from haloconv.bench.whole import Contest, try_model
+from haloconv.precision import Precision
+from haloconv.problem_file import how_it_ended
+
+RECOMPILATIONS = 64
+"""How often Dynamo may compile a function that all ways share before it gives up and runs it eagerly."""
+
+CALLS = {"forward": forward_call, "step": step_call}
+"""Inference in evaluation mode, and a training step without its optimiser."""
+
+
+class Way(NamedTuple):
+    """How a network runs. ``mode`` is that of torch.compile, empty without it; ``ours`` on haloconv's kernels.
+
+    Eager layers of ours are swapped; compiled models are PyTorch's, given to the backend of haloconv.
+    """
+
+    ours: bool
+    mode: str
+
+    def __str__(self) -> str:
+        return f"{'haloconv' if self.ours else 'PyTorch'} {self.mode.replace('default', 'compiled') or 'eager'}"
+
+
+WAYS = tuple(Way(ours, mode) for ours in (False, True) for mode in ("", "default", "max-autotune"))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One network in one setting and direction, ``forward`` or ``step``: what has a row."""
+
+    setting: Setting
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.direction}"
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What its row is found by."""
+        return self.setting.case.name, self.direction, self.setting.precision, self.setting.layout
+
+
+def left_to_do(pieces: Iterable[Piece], rows: Iterable[ResultRow], environment: dict[str, str]) -> list[Piece]:
+    """The pieces without a row of this very environment: GPU, versions, commit."""
+    same = [row for row in rows if all(row.get(name) == environment[name] for name in environment if name != "date")]
+    done = {key_of(row) for row in same}
+    return [piece for piece in pieces if piece.key not in done]
+
+
+def try_piece(
+    piece: Piece, budget: Budget, device: torch.device, announce: Callable[[str], None] = lambda what: None
+) -> ResultRow:
+    """The row of a piece: its key, and under ``ways`` what each of WAYS came to, by name.
+
+    Of each ``ms`` (median) and ``spread``; ``first_call_s``, the first call with all that it compiles and searches,
+    Inductor's folder being empty, and the ``graphs`` that it compiled; ``peak_bytes`` of device memory; ``error``
+    against float64 and ``complaint``. What is not known is None. Inference compiled with a search is frozen, too.
+
+    Raises ModelError or TargetError if the model cannot be had or PyTorch's fails, OutOfMemoryError if it is too large.
+    """
+    contest, training = _contest(piece.setting, device), piece.direction == "step"
+    contest.theirs.train(training)
+    found: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Callable[[], object]] = {}
+    with baseline_flags(contest.precision):
+        output, arguments = warmed(contest.theirs, contest.inputs)
+        for way in WAYS:
+            announce(f"{piece}: {way}")
+            model = _made(way, contest, training)
+            call = _renewed(CALLS[piece.direction](model, output, arguments, contest.seed))
+            with _compiling(way, training):
+                found[str(way)] = _tried(call, replace(contest, ours=model), piece.direction)
+            if "first_call_s" in found[str(way)]:
+                calls[str(way)] = call
+        announce(f"{piece}: timing")
+        for name, timing in compared(calls, device, budget).items():
+            found[name] |= {"ms": float(f"{timing.ms:.6g}"), "spread": float(f"{timing.spread:.6g}")}
+    case, direction, precision, layout = piece.key
+    return {"case": case, "direction": direction, "precision": precision, "layout": layout, "ways": found}
+
+
+def _contest(setting: Setting, device: torch.device) -> Contest:
+    """PyTorch's model, for now on both sides, and what its layers may err together."""
+    dtype, products = PRECISIONS[setting.precision]
+    autocast = None if dtype == torch.float32 else dtype
+    options = Options(device, products, "auto", 0, Budget(), None, autocast, setting.layout)
+    torch.manual_seed(options.seed)
+    source = find_source(setting.case.target, setting.case.batch, setting.case.pixels)
+    model, inputs = placed(source.model(), source.inputs(), options)
+    swapped = copy.deepcopy(model)
+    layers = layers_of(setting.case.name, swapped, inputs, list(accelerate(swapped, precision=products)), options)
+    limits = [layer.limits(step, None).norm for layer in layers for step in layer.steps]
+    model = model if autocast is None else Autocast(model, autocast)
+    precision: Precision = "tf32" if setting.precision == "tf32" else "ieee"
+    return Contest(model, model, inputs, precision, setting.precision, len(layers) * max(limits), seed=options.seed)
+
+
+def _made(way: Way, contest: Contest, training: bool) -> torch.nn.Module:
+    """A copy of PyTorch's model that runs in this way. Its parameters keep their names."""
+    model = copy.deepcopy(contest.theirs)
+    inner = model.model if isinstance(model, Autocast) else model
+    if way.ours and not way.mode:
+        accelerate(inner)
+    elif way.mode:
+        # not inner.compile(), which leaves a torch.nn.Sequential uncompiled without a word
+        inner.forward = torch.compile(inner.forward, backend=backend if way.ours else "inductor", mode=way.mode)
+    return model
+
+
+@contextmanager
+def _compiling(way: Way, training: bool) -> Iterator[None]:
+    """Inside, Inductor finds nothing that was compiled before, and freezes the weights where it searches.
+
+    Neither is imported before something is compiled: that takes seconds.
+    """
+    if not way.mode:
+        yield
+        return
+    frozen = way.mode == "max-autotune" and not training
+    config, utils = (import_module(f"torch._inductor.{name}") for name in ("config", "utils"))
+    dynamo = import_module("torch._dynamo.config")
+    with utils.fresh_inductor_cache(), config.patch(freezing=frozen), dynamo.patch(cache_size_limit=RECOMPILATIONS):
+        yield
+
+
+def _renewed(call: Callable[[], object]) -> Callable[[], object]:
+    """``call``, before which results of compiled models in CUDA graphs are given up: they are not of this call."""
+
+    def renewed() -> object:
+        torch.compiler.cudagraph_mark_step_begin()
+        return call()
+
+    return renewed
+
+
+def _tried(call: Callable[[], object], contest: Contest, direction: str) -> dict[str, Any]:
+    """What a row holds of a way but for its times. What the call raises is its complaint."""
+    began, before = time.perf_counter(), _graphs()
+    try:
+        call()
+        _wait(contest.device)
+    except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        return {"complaint": how_it_ended(error)}
+    first_call_s, graphs = round(time.perf_counter() - began, 3), _graphs() - before
+    (row, *_), _ = try_model(contest, "", UNTIMED, (direction,))
+    return {
+        "first_call_s": first_call_s,
+        "graphs": graphs,
+        "error": row.error,
+        "peak_bytes": row.haloconv_peak_bytes,
+        "complaint": row.complaint,
+    }
+
+
+def _graphs() -> int:
+    """How many graphs Dynamo has compiled in this process; 0 where it was not imported."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,177 @@
+"""``haloconv bench --models --compiled``: every way of running a network is checked, timed and recorded, once.
+
+What stands for Inductor here runs the graph as it is, and times are given: nothing is measured.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from haloconv.bench import compiled
+from haloconv.bench.compiled import WAYS, Piece, left_to_do, try_piece
+from haloconv.bench.network import Effort, NetworkCase, Setting
+from haloconv.bench.trial import Budget
+from haloconv.cli import app, bench
+from haloconv.cli import bench_compiled as verb
+from haloconv.cli.bench_models import NetworkOrder
+from haloconv.tune.timing import Timing
+
+CPU = torch.device("cpu")
+BUDGET = Budget(seconds=0.0, min_runs=1)
+NET = """
+import torch
+from torch import nn
+
+class Model(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+
+def get_inputs():
+    return [torch.randn(2, 3, 8, 8)]
+
+def get_init_inputs():
+    return []
+"""
+MS = {str(way): ms for way, ms in zip(WAYS, (3.0, 2.0, 1.5, 2.5, 1.0, 1.2), strict=True)}
+
+
+class Inductor:
+    """Stands for Inductor. Notes how it was asked to compile; ``factor`` of the output is 1 where it is right."""
+
+    asked: list[tuple] = []
+    factor = 1.0
+
+    def __init__(self, mode: str | None, options: dict | None, *others: object) -> None:
+        self.mode = mode
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable:
+        self.asked.append((self.mode, torch._inductor.config.freezing, torch.is_grad_enabled()))
+        if self.mode != "max-autotune":
+            return graph.forward
+        return lambda *given: tuple(each * self.factor for each in graph.forward(*given))
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", Inductor)
+    monkeypatch.setattr(Inductor, "asked", [])
+
+    def timed(calls: dict[str, Callable], device: torch.device, budget: Budget) -> dict[str, Timing]:
+        for call in calls.values():
+            call()
+        return {name: Timing(MS[name], 0.01, 3) for name in calls}
+
+    monkeypatch.setattr(compiled, "compared", timed)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> NetworkCase:
+    (tmp_path / "net.py").write_text(NET)
+    return NetworkCase("net", str(tmp_path / "net.py"))
+
+
+def piece(case: NetworkCase, direction: str, precision: str = "fp32") -> Piece:
+    return Piece(Setting(case, precision, "nhwc"), direction)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("direction", ["forward", "step"])
+def test_every_way_is_checked_and_timed(case: NetworkCase, direction: str, precision: str) -> None:
+    row = try_piece(piece(case, direction, precision), BUDGET, CPU)
+    assert [row[name] for name in ("case", "direction", "precision", "layout")] == ["net", direction, precision, "nhwc"]
+    assert {name: way["ms"] for name, way in row["ways"].items()} == MS
+    assert [*MS][0::3] == ["PyTorch eager", "haloconv eager"]
+    for way in row["ways"].values():
+        assert way["complaint"] is None and 0 <= way["error"] < (1e-5 if precision == "fp32" else 0.1)
+        assert way["first_call_s"] >= 0 and way["peak_bytes"] is None
+    assert [way["graphs"] > 0 for way in row["ways"].values()] == [bool(way.mode) for way in WAYS]
+    modes = {mode for mode, *_ in Inductor.asked}
+    assert modes == {"default", "max-autotune", None}
+    frozen = {(mode == "max-autotune" and direction == "forward", freezing) for mode, freezing, _ in Inductor.asked}
+    assert frozen == {(each, each) for each, _ in frozen}
+
+
+def test_a_way_that_computes_something_else_has_a_complaint(case: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Inductor, "factor", 1.001)
+    ways = try_piece(piece(case, "forward"), BUDGET, CPU)["ways"]
+    wrong = [name for name, way in ways.items() if way["complaint"]]
+    assert wrong == ["PyTorch max-autotune", "haloconv max-autotune"]
+
+
+def test_a_way_that_raises_is_not_timed_and_the_others_are(case: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(Inductor, "__call__", refuse)
+    ways = try_piece(piece(case, "forward"), BUDGET, CPU)["ways"]
+    assert {name for name, way in ways.items() if "ms" in way} == {"PyTorch eager", "haloconv eager"}
+    assert all("no compiler here" in ways[name]["complaint"] for name in ways if "ms" not in ways[name])
+
+
+def test_what_has_a_row_of_this_environment_is_not_run_again(case: NetworkCase) -> None:
+    environment = {"gpu": "a", "commit": "b", "date": "2026-01-02"}
+    pieces = [piece(case, direction) for direction in ("forward", "step")]
+    row = dict(zip(("case", "direction", "precision", "layout"), pieces[0].key, strict=True))
+    assert left_to_do(pieces, [{**row, **environment, "date": "2026-01-01"}], environment) == pieces[1:]
+    assert left_to_do(pieces, [{**row, **environment, "commit": "c"}], environment) == pieces
+
+
+def test_the_verb_records_each_row_tells_both_sides_at_their_best_and_goes_on(
+    case: NetworkCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(limit_s: float | None = None) -> tuple[bool, str]:
+        console = Console(width=200, file=io.StringIO())
+        order = NetworkOrder([case], ["fp32"], ["nchw", "nhwc"], Effort(BUDGET), limit_s)
+        return verb.bench_compiled(order, [CPU], tmp_path, console), " ".join(console.file.getvalue().split())
+
+    tried = []
+
+    def try_one(piece: Piece, *others: object) -> dict:
+        tried.append(piece.key)
+        factor = 1.0 if piece.setting.layout == "nchw" else 0.5
+        ways = {
+            name: {"ms": ms * factor, "first_call_s": 7.0, "peak_bytes": 100, "complaint": None}
+            for name, ms in MS.items()
+        }
+        ways["haloconv compiled"] |= {"first_call_s": 9.0, "peak_bytes": 103}
+        return dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True), ways=ways)
+
+    monkeypatch.setattr(verb, "try_piece", try_one)
+    passed, text = run(limit_s=-1.0)
+    assert not passed and not tried and text.count("cut, --limit -1 was used up") == 4
+    passed, text = run()
+    assert passed and len(tried) == 4 and "7.0, 9.0 1.50x 1.03x" in text
+    (daily,) = tmp_path.glob("20*-compiled.jsonl")
+    rows = [json.loads(line) for line in daily.read_text().splitlines()]
+    assert len(rows) == 4 and all({"gpu", "torch", "commit", "date"} <= row.keys() for row in rows)
+    assert (tmp_path / "latest-compiled.jsonl").exists()
+    passed, text = run()
+    assert passed and len(tried) == 4 and "4 rows are in" in text
+
+
+def test_memory_or_times_that_are_not_known_are_dashes() -> None:
+    assert verb._compared(None, None)[0] == "–"
+    side = "PyTorch eager", {"ms": 2.0, "first_call_s": 1.0, "peak_bytes": None}
+    assert verb._compared(side, side) == ["1.0, 1.0", "1.00x", verb.ratio_text(None)]
+
+
+def test_the_option_gives_the_networks_to_this_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    monkeypatch.setattr(bench, "bench_compiled", lambda order, *others: orders.append((order, *others)) or True)
+    words = ["bench", "--models", "--compiled", "--case", "unet", "--precision", "bf16", "--limit", "60"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    ((order, devices, folder, _),) = orders
+    assert [str(setting) for setting in order.settings] == ["unet bf16 nchw", "unet bf16 nhwc"] and order.limit_s == 60
+    assert devices == [torch.device("cuda", 0)] and folder.name == "nvidia-h200"
