@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from haloconv.emulator import build
 from haloconv.jit import nvrtc_info
@@ -42,6 +43,12 @@ def pytest_runtest_makereport() -> Iterator[None]:
         if not reason.startswith(MAY_BE_SKIPPED):
             report.outcome, report.longrepr = "failed", f"left out, which CI does not allow: {reason}"
     return report
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch sees no GPU, on a machine that has one, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @contextmanager

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from haloconv.cli import VERBS, app
 from haloconv.version import __version__
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 PROBLEM = """import torch
 from torch.nn import Conv2d as Model
@@ -18,11 +19,6 @@ def get_inputs():
 def get_init_inputs():
     return [1, 1, 3]
 """
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 def test_the_version() -> None:

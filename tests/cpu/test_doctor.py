@@ -1,4 +1,4 @@
-"""``haloconv doctor`` as its user runs it: with and without what it looks for, never with a traceback."""
+"""``haloconv doctor`` with and without what it looks for, never with a traceback; where imports fail, in a process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from haloconv import jit
 from haloconv.doctor.checks import UPDATE_DRIVER
+from haloconv.emulator.build import compiler_version
 from haloconv.jit import cache
 from haloconv.jit.compile import install_command
 from tests.toy_kernel import ARCH, fake_compile, toy_source
+from tests.verbs import invoke
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -33,6 +39,13 @@ def _doctor(*arguments: str, before: str = "", **variables: str) -> subprocess.C
     command = [sys.executable, "-c", before + RUN, "doctor", *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in run.stdout + run.stderr
+    return run
+
+
+def _doctor_here(*arguments: object) -> Result:
+    """The same in this process."""
+    run = invoke("doctor", *arguments, env={"COLUMNS": "200"})
+    assert run.exception is None or isinstance(run.exception, SystemExit)
     return run
 
 
@@ -80,15 +93,16 @@ def test_a_gpu_that_cannot_be_used_is_not_healthy(cache_dir: Path, tmp_path: Pat
 
 def test_a_cache_that_cannot_be_written_is_found(cache_dir: Path, tmp_path: Path) -> None:
     cache_dir.write_text("a file where the folder should be")
-    run = _doctor("--json", str(tmp_path / "findings.json"))
-    assert run.returncode == 0, run.stdout
+    run = _doctor_here("--json", tmp_path / "findings.json")
+    assert run.exit_code == 0, run.stdout
     _, checks = _findings(tmp_path / "findings.json")
     assert not checks["keep kernels on disk"]["ok"] and "HALOCONV_CACHE_DIR" in checks["keep kernels on disk"]["remedy"]
 
 
-def test_a_cache_that_is_turned_off_is_said_so(cache_dir: Path) -> None:
-    run = _doctor(HALOCONV_CACHE="0")
-    assert run.returncode == 0 and "turned off by HALOCONV_CACHE" in run.stdout
+def test_a_cache_that_is_turned_off_is_said_so(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOCONV_CACHE", "0")
+    run = _doctor_here()
+    assert run.exit_code == 0 and "turned off by HALOCONV_CACHE" in run.stdout
     assert not cache_dir.exists()
 
 
@@ -97,11 +111,20 @@ def test_clear_cache_removes_the_kernels(cache_dir: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cache, "compile_source", fake_compile)
     jit.get_kernel(toy_source(), ARCH)
     assert jit.cache_size()[0] == 1
-    run = _doctor("--clear-cache")
-    assert run.returncode == 0 and "removed 1 entries" in run.stdout
+    run = _doctor_here("--clear-cache")
+    assert run.exit_code == 0 and "removed 1 entries" in run.stdout
     assert jit.cache_size() == (0, 0)
 
 
+@pytest.fixture
+def unknown_compiler() -> Iterator[None]:
+    """Which g++ there is is asked anew, and again after the test."""
+    compiler_version.cache_clear()
+    yield
+    compiler_version.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown_compiler")
 @pytest.mark.parametrize(
     "compiler, sentence",
     [
@@ -111,7 +134,7 @@ def test_clear_cache_removes_the_kernels(cache_dir: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_it_tells_whether_the_emulator_runs(
-    cache_dir: Path, tmp_path: Path, compiler: str | None, sentence: str
+    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None, sentence: str
 ) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -119,8 +142,9 @@ def test_it_tells_whether_the_emulator_runs(
         program = folder / "g++"
         program.write_text(f"#!/bin/sh\necho {compiler}")
         program.chmod(0o755)
-    run = _doctor("--json", str(tmp_path / "findings.json"), PATH=str(folder))
-    assert run.returncode == 0, run.stdout
+    monkeypatch.setenv("PATH", str(folder))
+    run = _doctor_here("--json", tmp_path / "findings.json")
+    assert run.exit_code == 0, run.stdout
     facts, checks = _findings(tmp_path / "findings.json")
     assert facts["versions"]["emulator"] == sentence and sentence in run.stdout
     building = checks["g++ for the emulator"]
@@ -130,5 +154,5 @@ def test_it_tells_whether_the_emulator_runs(
 
 def test_a_file_that_cannot_be_written_is_an_error_in_words(cache_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    run = _doctor("--json", str(tmp_path / "file" / "findings.json"))
-    assert run.returncode == 2 and "cannot write" in run.stderr
+    run = _doctor_here("--json", tmp_path / "file" / "findings.json")
+    assert run.exit_code == 2 and "cannot write" in run.stderr

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from haloconv import accelerate, plan
+from haloconv import accelerate, gradients, plan
 from haloconv.bench import network, trial, whole
 from haloconv.bench.layer import Layer
 from haloconv.bench.network import Effort, NetworkCase, Setting, bench_network, load_networks
@@ -32,12 +32,10 @@ CPU = torch.device("cpu")
 QUICK = Effort(Budget(seconds=0.0, min_runs=1), tune=False)
 ROW = Row("net (model)", "forward", "tf32", "nchw", "direct", "", 1e-6, 1e-6, 1e-5, 0.0, 2.0, 1.0, 0.0, 9)
 
-pytestmark = pytest.mark.filterwarnings("ignore:haloconv. PyTorch's own convolution runs:RuntimeWarning")
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+pytestmark = [
+    pytest.mark.usefixtures("without_gpu"),
+    pytest.mark.filterwarnings("ignore:haloconv. PyTorch's own convolution runs:RuntimeWarning"),
+]
 
 
 def reduced(folder: Path, name: str, *lines: str) -> NetworkCase:
@@ -173,9 +171,10 @@ def test_inference_is_in_evaluation_mode(unet: NetworkCase, monkeypatch: pytest.
 
 
 def test_wrong_kernels_fail_layers_and_network(unet: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, both = plan.wgrad, plan.aten_gradients
+    right, both = plan.wgrad, gradients.aten_gradients
     monkeypatch.setattr(plan, "wgrad", lambda *arguments: right(*arguments) * 1.01)
-    monkeypatch.setattr(plan, "aten_gradients", lambda *arguments: (both(*arguments)[0], both(*arguments)[1] * 1.01))
+    wrong = lambda *arguments: (both(*arguments)[0], both(*arguments)[1] * 1.01)  # noqa: E731
+    monkeypatch.setattr(gradients, "aten_gradients", wrong)
     outcome = bench_network(Setting(unet, "fp32", "nchw"), QUICK, CPU)
     assert {row.direction for row in outcome.rows if not row.passed} == {"wgrad", "step"}
     assert [note for note in outcome.notes if "step: judged on 4 draws together, because on one gradient of" in note]

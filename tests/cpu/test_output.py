@@ -8,25 +8,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner, Result
 
 from haloconv import atomic
 from haloconv.bench.suite import SUITES
-from haloconv.cli import app
+from tests.verbs import invoke
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEM = ROOT / "tests" / "problems" / "depthwise_7x7.py"
 ROWS = ROOT / "benchmarks" / "results" / "nvidia-h200" / "latest.jsonl"
 
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def cli(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 
 def copies(folder: Path) -> tuple[Path, Path, Path]:
@@ -57,7 +48,7 @@ COMMANDS = {
 def test_an_output_that_is_an_input_is_refused(command: str, force: str, tmp_path: Path) -> None:
     problem, rows, suite = copies(tmp_path)
     before = [path.read_bytes() for path in (problem, rows, suite)]
-    result = cli(*command.format(problem=problem, rows=rows, suite=suite, folder=tmp_path).split(), *force.split())
+    result = invoke(*command.format(problem=problem, rows=rows, suite=suite, folder=tmp_path).split(), *force.split())
     assert result.exit_code == 2 and "which this command reads" in result.stderr, result.output
     assert [path.read_bytes() for path in (problem, rows, suite)] == before
     assert len(list(tmp_path.iterdir())) == 3
@@ -68,7 +59,7 @@ def test_an_input_is_known_by_its_other_names(link: str, tmp_path: Path) -> None
     problem, _, _ = copies(tmp_path)
     other = tmp_path / "other.py"
     getattr(other, link)(problem)
-    result = cli("export", problem, "--arch", "sm_80", "-o", other, "--force")
+    result = invoke("export", problem, "--arch", "sm_80", "-o", other, "--force")
     assert result.exit_code == 2 and "which this command reads" in result.stderr
     assert problem.read_bytes() == PROBLEM.read_bytes()
 
@@ -89,7 +80,7 @@ def test_a_file_that_exists_needs_force(command: str, tmp_path: Path) -> None:
     problem, rows, _ = copies(tmp_path)
     old = tmp_path / "old.txt"
     old.write_text("precious")
-    result = cli(*command.format(problem=problem, rows=rows, old=old, folder=tmp_path).split())
+    result = invoke(*command.format(problem=problem, rows=rows, old=old, folder=tmp_path).split())
     assert result.exit_code == 2 and f"{old} exists; add --force" in result.stderr, result.output
     assert old.read_text() == "precious" and not (tmp_path / "new.html").exists()
 
@@ -98,7 +89,7 @@ def test_force_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("haloconv.cli.export.export", lambda *arguments, **options: "class ModelNew: ...")
     old = tmp_path / "new.py"
     old.write_text("stale")
-    result = cli("export", PROBLEM, "--arch", "sm_80", "-o", old, "--force")
+    result = invoke("export", PROBLEM, "--arch", "sm_80", "-o", old, "--force")
     assert result.exit_code == 0 and "class ModelNew" in old.read_text(), result.output
     assert os.listdir(tmp_path) == ["new.py"]
 
@@ -106,7 +97,7 @@ def test_force_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_file_that_export_names_itself_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "depthwise_7x7_new.py").write_text("mine")
-    result = cli("export", PROBLEM, "--arch", "sm_80")
+    result = invoke("export", PROBLEM, "--arch", "sm_80")
     assert result.exit_code == 2 and (tmp_path / "depthwise_7x7_new.py").read_text() == "mine"
 
 
@@ -121,13 +112,13 @@ def test_outputs_that_cannot_be_are_refused_before_anything_runs(
     monkeypatch.setattr("haloconv.cli.run.run_files", lambda *arguments: pytest.fail("it ran"))
     (tmp_path / "taken").write_text("")
     (tmp_path / "deep").mkdir()
-    result = cli("run", PROBLEM, "--json", tmp_path / json, *(["--html", tmp_path / html] if html else []))
+    result = invoke("run", PROBLEM, "--json", tmp_path / json, *(["--html", tmp_path / html] if html else []))
     assert result.exit_code == 2 and says in result.stderr, result.output
 
 
 def test_errors_of_single_files_go_to_stderr(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise ValueError('no model')")
-    result = cli("run", tmp_path / "bad.py")
+    result = invoke("run", tmp_path / "bad.py")
     assert result.exit_code == 2 and "no model" in result.stderr and "no model" not in result.stdout
 
 
@@ -167,7 +158,7 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
 
 def test_devices_are_written_to_and_not_replaced() -> None:
     atomic.write_text(Path(os.devnull), "text")
-    assert not Path(os.devnull).is_file() and cli("doctor", "--json", os.devnull).exit_code == 0
+    assert not Path(os.devnull).is_file() and invoke("doctor", "--json", os.devnull).exit_code == 0
 
 
 def test_names_without_a_place_in_utf8_are_escaped(tmp_path: Path) -> None:
@@ -197,7 +188,7 @@ ROW = ROWS.read_text("utf-8").splitlines()[0]
 def test_stored_rows_that_are_none_are_named(content: bytes | None, says: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.mkdir() if content is None else rows.write_bytes(content)
-    result = cli("report", "--results", rows, "--html", tmp_path / "page.html")
+    result = invoke("report", "--results", rows, "--html", tmp_path / "page.html")
     assert result.exit_code == 2 and "rows.jsonl" in result.stderr and says in result.stderr, result.output
 
 
@@ -208,7 +199,7 @@ def test_stored_rows_that_are_none_are_named(content: bytes | None, says: str, t
 )  # fmt: skip
 def test_a_file_that_is_missing_is_named(command: str, tmp_path: Path) -> None:
     none = tmp_path / "none.py"
-    result = cli(*command.format(none=none, rows=ROWS, new=tmp_path / "new").split())
+    result = invoke(*command.format(none=none, rows=ROWS, new=tmp_path / "new").split())
     assert result.exit_code == 2 and f"error: {none}: there is no such file" in result.stderr, result.output
 
 
@@ -234,5 +225,5 @@ def test_a_file_that_is_missing_is_named(command: str, tmp_path: Path) -> None:
     ids=lambda options: " ".join(map(str, options)).replace(str(PROBLEM), "FILE"),
 )
 def test_numbers_that_mean_nothing_are_refused(options: tuple) -> None:
-    result = cli(*options)
+    result = invoke(*options)
     assert result.exit_code == 2 and f"Invalid value for '{options[-2]}'" in result.stderr, result.output

@@ -9,26 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from haloconv.bench import targets
 from haloconv.bench.suite import Case
-from haloconv.cli import app
 from tests.cpu.test_report import WIN, report
 from tests.cpu.test_report_page import ROOT, Page
 from tests.cpu.test_run import MODEL
+from tests.verbs import invoke, run, words
 
 LATEST = ROOT / "benchmarks" / "results" / "nvidia-h200" / "latest.jsonl"
 
 pytestmark = pytest.mark.filterwarnings("ignore:haloconv. PyTorch's own convolution runs:RuntimeWarning")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["report", *map(str, arguments)])
-
-
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
 
 
 def problem(folder: Path) -> Path:
@@ -38,14 +29,9 @@ def problem(folder: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
 def test_stored_results_become_a_page(tmp_path: Path) -> None:
     """The committed rows, which need no GPU: every row, a roofline for each precision, bytes from the suite."""
-    result = run("--results", LATEST, "--html", tmp_path / "p.html", "--json", tmp_path / "r.json")
+    result = invoke("report", "--results", LATEST, "--html", tmp_path / "p.html", "--json", tmp_path / "r.json")
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in LATEST.read_text("utf-8").splitlines()]
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
@@ -65,7 +51,8 @@ def test_problems_of_the_suite_are_those_of_its_layers() -> None:
 @pytest.mark.usefixtures("without_gpu")
 def test_a_problem_file_becomes_a_page(tmp_path: Path) -> None:
     page, rows = tmp_path / "p.html", tmp_path / "r.json"
-    result = run(problem(tmp_path), "--html", page, "--json", rows, "--layout", "nhwc", "--precision", "bf16")
+    options = ("--layout", "nhwc", "--precision", "bf16")
+    result = invoke("report", problem(tmp_path), "--html", page, "--json", rows, *options)
     assert result.exit_code == 0, result.output
     found = json.loads(rows.read_text())["rows"]
     assert {row["case"] for row in found} == {"net.a", "net (model)"}  # three layers alike are measured once
@@ -78,14 +65,14 @@ def test_a_problem_file_becomes_a_page(tmp_path: Path) -> None:
 def test_named_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.5))
     monkeypatch.setitem(targets._BUILDERS, "timm", lambda name: net)
-    result = run("timm:tiny", "--batch", 2, "--pixels", 18, "--html", tmp_path / "p.html")
+    result = invoke("report", "timm:tiny", "--batch", 2, "--pixels", 18, "--html", tmp_path / "p.html")
     assert result.exit_code == 0 and "tiny" in result.output and net[1].p == 0.0, result.output
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    result = run(f"{library}:resnet50", "--html", tmp_path / "p.html")
+    result = invoke("report", f"{library}:resnet50", "--html", tmp_path / "p.html")
     assert result.exit_code == 2 and f"not installed: pip install {library}" in words(result)
 
 
@@ -102,7 +89,7 @@ def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_wrong_options(options: list[str], message: str) -> None:
-    result = run(*options)
+    result = invoke("report", *options)
     assert result.exit_code == 2 and message in words(result)
 
 
@@ -110,7 +97,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r'a page needs matplotlib, .*: pip install "haloconv\[cli\]"'):
         report(WIN).to_html()
-    result = run("--results", LATEST, "--html", tmp_path / "p.html")
+    result = invoke("report", "--results", LATEST, "--html", tmp_path / "p.html")
     assert result.exit_code == 2 and 'pip install "haloconv[cli]"' in result.output
-    result = CliRunner().invoke(app, ["run", str(problem(tmp_path)), "--html", str(tmp_path / "p.html")])
+    result = run(problem(tmp_path), "--html", tmp_path / "p.html")
     assert result.exit_code == 2 and 'pip install "haloconv[cli]"' in result.output

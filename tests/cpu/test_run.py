@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from haloconv import cli, plan
 from haloconv.bench.trial import Budget
-from haloconv.cli import app
 from haloconv.module import Conv2d
+from tests.verbs import run
 
 pytestmark = [
+    pytest.mark.usefixtures("without_gpu"),
     pytest.mark.filterwarnings("ignore:haloconv. PyTorch's own convolution runs:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning"),
 ]
@@ -47,15 +47,6 @@ def problem(folder, layers, forward="return self.conv(x)", input="2, 3, 40, 44",
 @pytest.fixture
 def one(tmp_path):
     return problem(tmp_path, "self.conv = nn.Conv2d(3, 4, (3, 5), padding=(1, 2), dilation=(1, 2))")
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, ["run", *arguments])
 
 
 def rows_of(folder, *arguments: str) -> tuple[dict, dict[tuple[str, str], dict]]:

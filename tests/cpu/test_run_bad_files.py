@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
-from haloconv import plan
+from haloconv import gradients, plan
 from haloconv.bench import whole
 from haloconv.bench.trial import UNTIMED
 from haloconv.bench.values import output_tensors
 from haloconv.bench.whole import Contest, try_model
-from haloconv.cli import app
 from haloconv.export.export import export
 from haloconv.module import Conv2d
 from haloconv.problem_file import ProblemFileError, load_problem_file, scaled_inputs
 from tests.exported import load_text
+from tests.verbs import run, words
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 PROBLEM = """
 import sys
@@ -53,19 +54,6 @@ def write(
     path = folder / f"{name}.py"
     path.write_text(PROBLEM.format(forward=forward, inputs=inputs, device=device) + end)
     return path
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["run", *map(str, arguments)])
-
-
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
 
 
 BROKEN: dict[str, tuple[dict[str, str], str]] = {
@@ -146,7 +134,7 @@ def test_a_kernel_that_raises_fails_its_row(tmp_path: Path, monkeypatch: pytest.
         raise LookupError("no kernel")
 
     monkeypatch.setattr(plan, "wgrad", refuse)
-    monkeypatch.setattr(plan, "aten_gradients", refuse)
+    monkeypatch.setattr(gradients, "aten_gradients", refuse)
     result = run(write(tmp_path, "good"))
     assert result.exit_code == 1, result.output
     assert "FAILED good wgrad: raised LookupError: no kernel" in words(result)

@@ -8,22 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from haloconv import emulator, plan
 from haloconv.bench.emulated import EmulatedLayer
 from haloconv.bench.model import Modelled
 from haloconv.bench.traffic import Launched, conflict_table, traffic_table
 from haloconv.bench.trial import UNTIMED, try_step
-from haloconv.cli import app
 from haloconv.emulator import LaunchStatistics, SiteStatistics
 from haloconv.problem import ConvSpec, Problem
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import planted
+from tests.verbs import run, words
 
 MISSING = emulator.available()
 needs_emulator = pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
-pytestmark = pytest.mark.usefixtures("emulator_cache")
+pytestmark = pytest.mark.usefixtures("emulator_cache", "without_gpu")
 
 PROBLEM = """
 import torch
@@ -51,19 +50,6 @@ def problem(tmp_path: Path) -> str:
     path = tmp_path / "problem.py"
     path.write_text(PROBLEM)
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["run", *arguments])
-
-
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
 
 
 def content_of(folder: Path, *arguments: str) -> dict:

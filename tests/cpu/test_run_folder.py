@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from haloconv import emulator, plan
-from haloconv.cli import app
 from haloconv.problem_file import candidates, load_problem_file
 from haloconv.report import FileOutcome, Row
 from haloconv.report.summary import fast_p, geometric_mean, score_lines, scores
+from tests.verbs import run, words
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "kernelbench").glob("*.py"))
 MISSING = emulator.available()
 
 pytestmark = [
-    pytest.mark.usefixtures("emulator_cache"),
+    pytest.mark.usefixtures("emulator_cache", "without_gpu"),
     pytest.mark.filterwarnings("ignore:haloconv. PyTorch's own convolution runs:RuntimeWarning"),
 ]
 
@@ -53,19 +52,6 @@ def write(folder: Path, name: str, layer: str, input: str = "batch_size, channel
     path = folder / f"{name}.py"
     path.write_text(PROBLEM.format(layer=layer, input=input))
     return path
-
-
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["run", *map(str, arguments)])
-
-
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
 
 
 @pytest.fixture

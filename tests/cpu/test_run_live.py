@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 from haloconv.bench import swapped
 from haloconv.bench.emulated import Emulation
 from haloconv.bench.layer import Layer
 from haloconv.bench.swapped import Options, contest_of
 from haloconv.bench.trial import UNTIMED
-from haloconv.cli import app
 from haloconv.emulator import available
 from haloconv.problem import ConvSpec
 from haloconv.report import Report, StreamedTable, as_table
 from tests.cpu.test_report import ENVIRONMENT, FAILED, LOSS, WIN
+from tests.verbs import invoke, run, words
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 PROBLEM = """
 import json
@@ -46,24 +47,11 @@ def get_init_inputs():
 """
 
 
-@pytest.fixture(autouse=True)
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
 def write(folder: Path, **before: str) -> Path:
     folder.mkdir()
     for name, line in before.items():
         (folder / f"{name}.py").write_text(PROBLEM.format(before=line))
     return folder
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["run", *map(str, arguments)])
-
-
-def words(result: Result) -> str:
-    return " ".join(result.output.split())
 
 
 def test_a_row_is_printed_before_the_next_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +89,7 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path: Path) -> None:
 def test_an_interrupted_report_says_so(tmp_path: Path) -> None:
     """The line about rows that passed does not tell that there are more."""
     file = write(tmp_path / "problems", b="if torch.is_grad_enabled(): raise KeyboardInterrupt") / "b.py"
-    result = CliRunner().invoke(app, ["report", str(file), "--html", str(tmp_path / "page.html")])
+    result = invoke("report", file, "--html", tmp_path / "page.html")
     assert result.exit_code == 130, result.output
     assert "Interrupted: 0 of 1 files done, 1 cut short, 0 not begun; 5 rows. wrote" in words(result)
 
