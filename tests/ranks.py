@@ -2,7 +2,8 @@
 
 python -m tests.ranks SCENARIO DEVICE FAMILY RANK WORLD_SIZE MEETING_FILE     # one rank; DEVICE: cpu, emulator or cuda
 
-A scenario is a function of tests/distributed.py, or of another module of tests: ``MODULE.FUNCTION``.
+A scenario is a function of tests/distributed.py, or of another module of tests: ``MODULE.FUNCTION``. Several, between
+commas, run one after the other in one process group.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ def main(scenario: str, device: str, family: str, rank: str, world_size: str, me
     place = Place("cpu" if device == "emulator" else device, family, strict=device != "cpu" and family != "auto")
     try:
         with emulated_device() if device == "emulator" else nullcontext():
-            module, _, function = scenario.rpartition(".")
-            getattr(import_module(f"tests.{module or 'distributed'}"), function)(place)
+            for each in scenario.split(","):
+                module, _, function = each.rpartition(".")
+                getattr(import_module(f"tests.{module or 'distributed'}"), function)(place)
     finally:
         dist.destroy_process_group()
     print(DONE, flush=True)

@@ -16,17 +16,15 @@ pytestmark = pytest.mark.skipif(
 LIMIT_S = 240
 
 
-@pytest.mark.parametrize("scenario", ["ddp", "ddp_channels_last", "fsdp2"])
-def test_on_pytorchs_convolution(scenario: str, tmp_path: Path) -> None:
-    run_ranks(scenario, "cpu", "auto", tmp_path / "meeting", LIMIT_S)
+def test_on_pytorchs_convolution(tmp_path: Path) -> None:
+    run_ranks("ddp,ddp_channels_last,fsdp2", "cpu", "auto", tmp_path / "meeting", LIMIT_S)
 
 
-@pytest.mark.parametrize("scenario", ["ddp_channels_last", "fsdp2"])
-def test_on_our_kernels(scenario: str, tmp_path: Path, emulator_cache: None) -> None:
+def test_on_our_kernels(tmp_path: Path, emulator_cache: None) -> None:
     """The gradients come from our kernels, and have the strides that DDP wants."""
     if available() is not None:
         pytest.skip(available())
-    said = run_ranks(scenario, "emulator", "direct", tmp_path / "meeting", LIMIT_S)
+    said = run_ranks("ddp_channels_last,fsdp2", "emulator", "direct", tmp_path / "meeting", LIMIT_S)
     assert STRIDE_WARNING not in said
 
 
