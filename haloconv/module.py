@@ -190,12 +190,12 @@ class Conv2d(torch.nn.Conv2d):
             place, form = _form_of(input, weight, bias)
             known = calls.get(place)
             if known is not None and known[0] == form:
-                _, misalignment, (function, arguments, native) = known
+                _, (function, arguments, native), details = known
                 if profiler._is_profiler_enabled:
                     if native:
                         with named_range("fprop", "aten"):
                             return function(input, weight, bias, *arguments)
-                elif native or (is_plain_call() and misalignment == (input.data_ptr() | weight.data_ptr()) & 15):
+                elif native or (is_plain_call() and details == _details_of(input, weight, bias, form)):
                     return function(input, weight, bias, *arguments)
         return self._first_call(input, weight, bias)
 
@@ -223,9 +223,7 @@ class Conv2d(torch.nn.Conv2d):
         if len(calls) >= _MOST_CALLS:
             calls.clear()
         place, form = _form_of(x, w, b)
-        if _any_autocast():
-            call = behind_casts(call, x, w, b)
-        calls[place] = (form, (x.data_ptr() | w.data_ptr()) & 15, call)
+        calls[place] = (form, behind_casts(call, x, w, b), _details_of(x, w, b, form))
 
     def _shown_name(self) -> str:
         """The layer's name in the model that was accelerated, else what it is."""
@@ -289,10 +287,13 @@ class Conv2d(torch.nn.Conv2d):
 
 
 def _form_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[tuple, tuple]:
-    """What a call depends on but for the tensors' alignment: what layers meet by turns, and what seldom changes."""
+    """What the choice of a family depends on: what may alternate from call to call, and what seldom changes."""
     wanted = _grad_enabled() and (x.requires_grad, w.requires_grad, b is not None and b.requires_grad)
-    return (x.shape, wanted), (
-        (x.stride(), x.dtype, x.device, type(w), w.shape, w.stride(), w.dtype, w.device),
-        None if b is None else (type(b), b.shape, b.dtype, b.device),
-        (torch_precision(), _any_autocast() and autocast_to(x.device.type), plans.generation),
-    )
+    tensors = (x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
+    return (x.shape, wanted), (tensors, torch_precision(), plans.generation, _any_autocast())
+
+
+def _details_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, form: tuple) -> tuple:
+    """What a call of ours depends on besides: alignment, classes, the bias, and autocast's dtype if there is one."""
+    bias = None if b is None else (type(b), b.shape, b.dtype, b.device)
+    return (x.data_ptr() | w.data_ptr()) & 15, type(w), bias, form[3] and autocast_to(x.device.type)

@@ -60,6 +60,14 @@ def change_stride(layer: Layer) -> None:
     layer.stride = (2, 2)
 
 
+class Subclass(torch.Tensor):
+    """A tensor whose class may have something to say about what is done with it."""
+
+
+def change_class(layer: Layer) -> None:
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Subclass))
+
+
 def freeze_weight(layer: Layer) -> None:
     layer.weight.requires_grad_(False)
 
@@ -77,6 +85,7 @@ CHANGES: dict[str, Callable[[Layer, torch.Tensor], torch.Tensor | None]] = {
     "order of the weight": lambda layer, x: swap_weight(layer, lambda w: w.to(memory_format=torch.channels_last)),
     "place of the weight": lambda layer, x: swap_weight(layer, misaligned),
     "extents of the weight": lambda layer, x: swap_weight(layer, lambda w: w[:, :, :2]),
+    "class of the weight": lambda layer, x: change_class(layer),
     "frozen weight": lambda layer, x: freeze_weight(layer),
     "bias": lambda layer, x: drop_bias(layer),
     "attribute": lambda layer, x: change_stride(layer),
@@ -108,7 +117,16 @@ def test_a_warm_call_looks_up_a_plan_only_if_something_changed(
     assert y.requires_grad == (layer.weight.requires_grad or layer.bias.requires_grad or x.requires_grad)
 
 
-def test_forms_that_come_by_turns_are_all_kept(asked: list[str]) -> None:
+@pytest.mark.parametrize("make", [lambda b: b[:4], lambda b: b.half(), lambda b: b.view(8, 1)])
+def test_a_warm_layer_refuses_a_bias_that_does_not_fit(make: Callable, asked: list[str]) -> None:
+    layer, x = layer_and_image()
+    layer(x)
+    layer.bias.data = make(layer.bias.data)
+    with pytest.raises(RuntimeError, match="bias"):
+        layer(x)
+
+
+def test_forms_that_alternate_are_all_kept(asked: list[str]) -> None:
     """Images of several extents, and a layer that is run without a graph and again with one, as checkpointing does."""
     layer, x = layer_and_image()
     images = (x, torch.randn(1, 8, 6, 6), torch.randn(2, 8, 12, 12, requires_grad=True))
