@@ -25,12 +25,14 @@ _NEXT_STAGE = "            multiply_stage(smem, self, at, chunk, sums, even);\n"
 MUTATIONS = (
     # pointwise_tile.cuh
     _fault("boxes of one image", "boxes behind those of the first image begin there again",
-           ("image = p.down.quotient(line);", "image = 0;")),
+           ("image = p.down.quotient(line);", "image = 0;"), on="sm90_pointwise_stride"),
+    _fault("boxes of one row", "boxes behind those of the first row begin there again",
+           ("row = (line - image * p.down.value) * p.box_rows;", "row = 0;")),
     _fault("columns of the first box", "all boxes of a row begin with its first pixel",
            ("column = (box - line * p.across.value) * p.box_cols,", "column = 0,")),
     _fault("filters of the first block", "all blocks of filters are the first one",
            ("filter = (index - rest * p.blocks.value) * TILE_FILTERS;", "filter = 0;"),
-           on="sm90_pointwise_many", shape="pointwise kept", dtype=_FP16),
+           shape="pointwise kept", dtype=_FP16),
     _fault("channels of the next range", "the last range of channels goes on behind the last one",
            ("chunks = min(p.range_chunks, p.chunks - first);", "chunks = p.range_chunks;"), on="sm90_pointwise_deep",
            result="dgrad", shape="pointwise split-K"),

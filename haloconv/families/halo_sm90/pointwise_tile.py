@@ -26,10 +26,11 @@ _MOST_STAGES, _MOST_KEPT = 8, 32
 _MOST_SUMS = 256  # N of wgmma times blocks of M: 128 registers
 _MOST_PARTIAL_BYTES = 64 << 20
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
-# The cost model, of an NVIDIA H200, for a multiprocessor: bytes that come from the L2 and from memory in a cycle, and
-# that wgmma reads; cycles to write a slab, to begin, and to launch the sum of split-K.
+# The cost model, of an NVIDIA H200, for a multiprocessor: bytes in a cycle to and from the L2, to and from memory,
+# and that wgmma reads; cycles of a tile besides, to write a slab, to begin, and to launch the sum of split-K. From data
+# sheets and other kernels: not fitted to times of this one yet.
 _L2_BYTES, _MEMORY_BYTES, _OPERAND_BYTES = 40, 20, 128
-_SLAB_CYCLES, _BEGIN_CYCLES, _SUM_CYCLES = 300, 2000, 4000
+_TILE_CYCLES, _SLAB_CYCLES, _BEGIN_CYCLES, _SUM_CYCLES = 500, 300, 2000, 4000
 
 
 class Side(NamedTuple):
@@ -204,14 +205,20 @@ class Tile:
         multiply = chunks * 4 * self.m_blocks * _CONSUMERS * wgmma
         write = self.m_blocks * ceil_div(self.n * y_size, CHUNK_BYTES) * _SLAB_CYCLES
         loads = chunks * (self.pixels * CHUNK_BYTES + (0 if self.keeps_w else self.w_bytes(product)))
+        moved = (loads + self.pixels * self.filters * y_size) / _L2_BYTES
         most = ceil_div(self.count(product), self.grid(product, sm_count))
         kept = chunks * self.w_bytes(product) / _L2_BYTES if self.keeps_w else 0
-        blocks = most * max(multiply + write, loads / _L2_BYTES) + kept
+        blocks = most * _overlapped(_TILE_CYCLES + multiply + write, moved) + kept
         pixels = product.x.cols * product.x.rows * product.x.images
         traffic = size * product.channels * (pixels + product.filters) + y_size * self.splits * product.outputs
         memory = traffic / (_MEMORY_BYTES * sm_count)
         adding = _SUM_CYCLES + self.splits * product.outputs * 4 / (_MEMORY_BYTES * sm_count) if self.splits > 1 else 0
-        return _BEGIN_CYCLES + max(blocks, memory) + min(blocks, memory) / 8 + adding
+        return _BEGIN_CYCLES + _overlapped(blocks, memory) + adding
+
+
+def _overlapped(one: float, other: float) -> float:
+    """Cycles of what happens at a time: the longer, and some of the other, by which it is disturbed."""
+    return max(one, other) + min(one, other) / 8
 
 
 def why_not(request: Request) -> str | None:
