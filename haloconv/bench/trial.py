@@ -61,22 +61,29 @@ def tried_step(layer: Layer, step: Step, budget: Budget) -> Row:
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:
-        problem, choice = layer.problem(step), layer.choice(step)
         return Row(
-            case=layer.name,
-            direction=step,
-            precision=problem.precision_label,
-            layout=layer.layout,
-            family=choice.family,
-            reason=choice.reason,
+            **_asked(layer, step),
             error=math.inf,
             aten_error=math.nan,
             error_limit=math.nan,
             difference=math.inf,
             **measured({}),
-            count=layer.count,
             complaint=how_it_ended(error),
         )
+
+
+def _asked(layer: Layer, step: Step) -> dict[str, Any]:
+    """The fields of a Row that are known before anything runs."""
+    problem, choice = layer.problem(step), layer.choice(step)
+    return {
+        "case": layer.name,
+        "direction": step,
+        "precision": problem.precision_label,
+        "layout": layer.layout,
+        "family": choice.family,
+        "reason": choice.reason,
+        "count": layer.count,
+    }
 
 
 def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
@@ -85,8 +92,7 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
     The outputs land in memory that held NaN. Raises what either side raises.
     """
     device = layer.x.device
-    problem = layer.problem(step)
-    choice = layer.choice(step)
+    problem, asked = layer.problem(step), _asked(layer, step)
     with torch.no_grad(), baseline_flags(problem.precision):
         oracle, border = layer.oracle(step), layer.border(step)
         ours, baseline = layer.ours(step), layer.baseline(step)
@@ -105,12 +111,7 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
     own_limit = None if step == "bgrad" else _limit_ms(problem, device)
     ran = layer.ran(step)
     row = Row(
-        case=layer.name,
-        direction=step,
-        precision=problem.precision_label,
-        layout=layer.layout,
-        family=choice.family,
-        reason=choice.reason,
+        **asked,
         error=error.norm,
         aten_error=aten_error.norm,
         error_limit=limits.norm,
@@ -119,7 +120,6 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         flops=None if step == "bgrad" else problem.flops,
         limit_ms=own_limit,
         bytes=None if step == "bgrad" else problem.bytes,
-        count=layer.count,
         config=ran.key,
         kernel=ran.kernel,
         source=source_of(ran.kernel) if ran.kernel else None,
