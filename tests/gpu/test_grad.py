@@ -48,11 +48,11 @@ def test_only_needed_gradients_are_computed(needed: str, monkeypatch: pytest.Mon
 
         return call_and_note
 
-    for name in ("plan_dgrad", "plan_wgrad", "bgrad"):
+    for name in ("plan_dgrad", "plan_wgrad", "plan_bgrad"):
         monkeypatch.setattr(plan, name, counted(name, getattr(plan, name)))
     x, w, b = (v.detach().requires_grad_(name in needed) for name, v in zip("xwb", (t.x, t.w, t.b), strict=True))
     call(one, x, w, b).backward(t.dy)
-    names = {"x": "plan_dgrad", "w": "plan_wgrad", "b": "bgrad"}
+    names = {"x": "plan_dgrad", "w": "plan_wgrad", "b": "plan_bgrad"}
     assert sorted(ran) == sorted(names[letter] for letter in needed)
     for letter, leaf in zip("xwb", (x, w, b), strict=True):
         assert (leaf.grad is not None) == (letter in needed)
