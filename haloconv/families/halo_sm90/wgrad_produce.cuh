@@ -66,7 +66,9 @@ struct Batch {
 
     // PIECE pixels of a row from column `column` on, of ROWS_AT_ONCE channels.
     __device__ __forceinline__ void load(int item, const Source& source, int channel, int row, int column) {
-        const bool there = channel < source.limit && (unsigned)row < (unsigned)source.rows;
+        const bool inside =
+            BOX_ROWS == 1 || (unsigned)row < (unsigned)source.rows;  // a single line is asked about before
+        const bool there = channel < source.limit && inside;
         const elem_t* from =
             source.from + channel * source.channel + row * source.line + column * (WIDTH < 0 ? source.pixel : 1);
 #pragma unroll
@@ -88,9 +90,10 @@ __device__ __forceinline__ void load_box(const Source& source, int pieces, const
     constexpr int AT_ONCE = Batch<WIDTH>::ROWS_AT_ONCE, GROUPS = CHANNEL_ROWS / AT_ONCE, LINE_ITEMS = GROUPS * PIECES;
     constexpr int ITEMS = BOX_ROWS * LINE_ITEMS;
     constexpr int BESIDE = WIDTH < 0 && GROUPS % 2 == 0 ? 2 : 1;  // groups of channels of neighbouring lanes
+    const auto line_of = [](int item) { return BOX_ROWS == 1 ? 0 : item / LINE_ITEMS; };
     const auto piece_of = [](int item) { return item / BESIDE % PIECES; };
-    const auto channel_of = [](int item) {
-        return (item % LINE_ITEMS / (BESIDE * PIECES) * BESIDE + item % BESIDE) * AT_ONCE;
+    const auto channel_of = [&](int item) {
+        return ((item - line_of(item) * LINE_ITEMS) / (BESIDE * PIECES) * BESIDE + item % BESIDE) * AT_ONCE;
     };
     int own = threadIdx.x % 128;
     ptx::renew(own);  // else places of items would be kept in registers from line to line
@@ -101,7 +104,7 @@ __device__ __forceinline__ void load_box(const Source& source, int pieces, const
         for (int i = 0; i < Batch<WIDTH>::ITEMS; ++i) {
             const int item = first + 128 * i, piece = piece_of(item);
             const bool there = item < ITEMS && piece < pieces;
-            batch.load(i, source, there ? channel_of(item) : source.limit, source.row + item / LINE_ITEMS,
+            batch.load(i, source, there ? channel_of(item) : source.limit, source.row + line_of(item),
                        source.column + piece * PIECE);
         }
 #pragma unroll
@@ -110,7 +113,7 @@ __device__ __forceinline__ void load_box(const Source& source, int pieces, const
             if (item >= ITEMS || piece >= pieces) continue;
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j)
-                store(item / LINE_ITEMS, channel_of(item) + j, piece, to_piece(batch.loaded[i][j]));
+                store(line_of(item), channel_of(item) + j, piece, to_piece(batch.loaded[i][j]));
         }
     }
 }
