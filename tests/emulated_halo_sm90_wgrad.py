@@ -100,7 +100,13 @@ SHAPED = {
     "wgrad steps shared": ("sm90_wgrad_classes", "sm90_wgrad_rows_nhwc", "sm90_wgrad_narrow"),
     "wgrad columns in turn": ("sm90_wgrad_wide", "sm90_wgrad_row_filter"),
     "wgrad many filters": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
-    "wgrad one part": ("sm90_wgrad_long_sum", "sm90_wgrad_classes", "sm90_wgrad_beyond", "sm90_wgrad_narrow"),
+    "wgrad one part": (
+        "sm90_wgrad_long_sum",
+        "sm90_wgrad_classes",
+        "sm90_wgrad_beyond",
+        "sm90_wgrad_narrow",
+        "sm90_wgrad_many_rows",
+    ),
     "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_classes"),
 }
 NOT_FINITE = (

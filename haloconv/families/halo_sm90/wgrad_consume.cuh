@@ -44,11 +44,22 @@ struct Done {
     }
 };
 
+template <bool EDGE>
+struct Edge {
+    static constexpr bool value = EDGE;
+};
+
 // What a line is multiplied by: for each row of taps the descriptor of its line of dy, if it has one.
 struct Lines {
     ptx::u64 dy[ROWS];
     unsigned valid;  // a bit for each row of taps
 };
+
+// Moves on to the next lines of the ring.
+__device__ __forceinline__ void next_lines(Lines& lines) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) lines.dy[r] = ptx::moved(lines.dy[r], Y_LINE / 16);
+}
 
 // EDGE: not all rows of taps have a line. Without that question the products of a step stand in one block of code.
 template <bool EDGE>
@@ -135,6 +146,33 @@ struct Inner {
     }
 };
 
+// The lines of a box of x. `newest` is the place in dy's ring of the youngest line that the first of them meets.
+// `multiply(edge, lines, x)` multiplies a line.
+template <class Multiply>
+__device__ __forceinline__ void multiply_box(const Params& p, const Tile& tile, const Place& place, const Inner& inner,
+                                             int box, int newest, ptx::u64 ring, const char* x,
+                                             const Multiply& multiply) {
+#pragma unroll 1
+    for (int line = box * BOX_ROWS, end = line + BOX_ROWS; line < end;) {
+        const bool is_inner = line >= inner.first && line < inner.last;
+        Lines lines{{}, is_inner ? 0 : met(p, tile, place, line)};
+        int count = 1;  // lines that follow one another in both rings
+        if (BOX_ROWS > 1 && is_inner) count = min(end, inner.last) - line;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const int at = newest - r < 0 ? newest - r + Y_LINES : newest - r;
+            lines.dy[r] = ptx::moved(ring, at * (Y_LINE / 16));
+            if (BOX_ROWS > 1) count = min(count, Y_LINES - at);
+        }
+        line += count, newest += count;
+        newest = newest < Y_LINES ? newest : newest - Y_LINES;
+        for (; is_inner && count > 0; --count, x += X_LINE, next_lines(lines)) multiply(Edge<false>{}, lines, x);
+        if (is_inner) continue;
+        if (lines.valid) multiply(Edge<true>{}, lines, x);
+        x += X_LINE;
+    }
+}
+
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
     constexpr int PART_BYTES = Y_INNER ? FILTERS / Y_SPAN * Y_RING : FILTERS * 128;
     Walk walk(p.cut);
@@ -169,22 +207,13 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
         for (int box = 0; box < run.bands; ++box, x_at.advance(X_STAGES), y_at.advance(Y_STAGES)) {
             wait(&smem.y_full[y_at.index], y_at.parity);
             wait(&smem.x_full[x_at.index], x_at.parity);
-            const char* x = smem.x + x_at.index * (BOX_ROWS * X_LINE);
-            int newest = oldest * BOX_ROWS + ROWS - 1;  // of the lines of dy that a line meets: its place in the ring
-            newest = newest < Y_LINES ? newest : newest - Y_LINES;
-#pragma unroll 1
-            for (int line = box * BOX_ROWS; line < (box + 1) * BOX_ROWS; ++line, x += X_LINE) {
-                Lines lines{{}, 0};
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    lines.dy[r] =
-                        ptx::moved(ring, (newest - r < 0 ? newest - r + Y_LINES : newest - r) * (Y_LINE / 16));
-                if (line >= inner.first && line < inner.last)
-                    multiply_line<false>(sums, pair, lines, x, lanes, first_step, line_steps, masks, smem, done);
-                else if ((lines.valid = met(p, tile, place, line)) != 0)
-                    multiply_line<true>(sums, pair, lines, x, lanes, first_step, line_steps, masks, smem, done);
-                newest = newest + 1 == Y_LINES ? 0 : newest + 1;
-            }
+            const int newest = oldest * BOX_ROWS + ROWS - 1;  // the line of dy that the first line meets, in the ring
+            const auto multiply = [&](auto edge, const Lines& lines, const char* x) {
+                multiply_line<decltype(edge)::value>(sums, pair, lines, x, lanes, first_step, line_steps, masks, smem,
+                                                     done);
+            };
+            multiply_box(p, tile, place, inner, box, newest < Y_LINES ? newest : newest - Y_LINES, ring,
+                         smem.x + x_at.index * (BOX_ROWS * X_LINE), multiply);
             if (done.stage >= 0) ptx::wgmma_wait_group<0>(), done.release(smem);
             done.stage = oldest;
             oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
