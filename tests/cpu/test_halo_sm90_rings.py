@@ -1,6 +1,6 @@
 """The rings of halo_sm90's tilings: a warp that stages lines never comes to a slot two rounds ahead of its consumers.
 
-It waits for a slot's round by parity, and knows only that the slot of the line that it staged last was free.
+It waits for a slot's round by parity, and knows only that the slot of its ring's line that it staged last was free.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _problem(
 
 
 def _lines_ahead(tiling: Tiling, storage: Storage) -> int:
-    """Lines from one that a warp stages to the next that it has a unit of, at most."""
+    """Lines of a ring from one that a warp stages to the next that it has a unit of, at most."""
     shape = tiling.shape
     if shape.boxes and storage.x_inner:
         return 1  # one warp stages all
@@ -56,7 +56,7 @@ def test_no_warp_is_two_rounds_ahead(direction: str, dtype: torch.dtype, layout:
         for form in (each for each in forms(problem) if each.taps):
             for tiling in all_tilings(form, storage):
                 seen += 1
-                if tiling.memory.ring * (tiling.chunks if tiling.shape.keeps else 1) < _lines_ahead(tiling, storage):
+                if tiling.memory.ring < _lines_ahead(tiling, storage):
                     short.append((width, taps, channels, filters, stride, tiling.shape, tiling.memory.ring))
     assert seen > 1000
     assert not short, f"{len(short)} of {seen} tilings, such as {short[0]}"

@@ -41,6 +41,8 @@ RINGS = (
            "        for (int line = lines.released; line < end; ++line) {",
            "{\n        for (int line = lines.released + threadIdx.x % 32; line < end; line += 32) {"),
           on="shared_3x3", shape="shared tile in passing"),
+    fault("a warp's units go on from ring to ring", "a free line of another ring says nothing about this one's",
+          ("if (KEEPS) begin(at + lines.first, chunk);", ""), on="images_of_a_row", shape="two runs kept in boxes"),
     fault("lines are given back twice", "a line counts as read by warps that read it",
           ("lines.released = max(lines.released, end);", ""), on="strips_3x5", shape="rows kept"),
     fault("the parity of slots never turns", "a ring's second round is taken for its first",

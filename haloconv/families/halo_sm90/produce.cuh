@@ -14,9 +14,10 @@ struct Line {
     Slot slot;
 };
 
-// Calls stage(line) for the lines of all segments, in the order in which the consumers read them.
-template <class Stage>
-__device__ __forceinline__ void for_each_line(const Params& p, const Stage& stage) {
+// Calls stage(line) for the lines of all segments, in the order in which the consumers read them. With KEEPS it calls
+// begin(at, chunk) before a phase's lines of a chunk: position `at` of the chunk's ring is the first one's.
+template <class Begin, class Stage>
+__device__ __forceinline__ void for_each_line(const Params& p, const Begin& begin, const Stage& stage) {
     int at = 0;  // of the ring: of the segment's first line (KEEPS), or of the next one
     for (hc::Segments segment(p.schedule); segment.next(p.schedule);) {
         const int first_tile = hc::TILES * segment.first.index,
@@ -26,20 +27,34 @@ __device__ __forceinline__ void for_each_line(const Params& p, const Stage& stag
                 const hc::Phase phase(p, i, work_tile, segment.work_tiles);
                 const hc::LineRange lines = staged_lines(p, phase, i, work_tile, segment.work_tiles);
                 const int first_row = FLAT ? p.pitch.quotient((first_tile + phase.first_tile) * TILE_PX) : 0;
-                for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk)
+                for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
+                    if (KEEPS) begin(at + lines.first, chunk);
                     for (int line = lines.first; line < lines.end; ++line) {
                         const Slot slot(p, KEEPS ? at + line : at++, chunk);
                         stage(Line{segment.first, FLAT ? first_row : first_line + line, phase.tiles, chunk, slot});
                     }
+                }
             }
         if (KEEPS) at += lines_of_tiles(p, hc::TILES * segment.work_tiles, segment.work_tiles);
     }
 }
 
+// A warp's first unit of a ring's lines, counted from position `at` on. The units of a ring, not those of all rings one
+// after the other, go to the warps by turns: barriers tell two rounds of a slot apart, not three, so a warp must have
+// seen a line of the same ring free that is less than a round before (ring's least length in shape.py). A free line of
+// another ring says less, as consumers that are half a tile apart release the rings in different orders. Chunks begin
+// with different warps, so that each gets as many units of a work tile.
+__device__ __forceinline__ int first_unit_of_ring(const Params& p, int warp, int units, int at, int chunk) {
+    const unsigned lines = at + chunk * (hc::TILES * RUNS * p.stride_h);
+    const int unit = warp - int(lines % LINE_WARPS * units % LINE_WARPS);
+    return unit < 0 ? unit + LINE_WARPS : unit;
+}
+
 // Channels are neighbours: TMA fills the slots, and one thread asks for its boxes.
 __device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem) {
     const int bytes = p.box_px * CHUNK_BYTES;
-    for_each_line(p, [&](const Line& line) {
+    const auto begin = [](int, int) {};  // it stages all lines
+    for_each_line(p, begin, [&](const Line& line) {
         u64* full = &smem.control->slot_full[line.slot.index];
         const int boxes = line.tiles == 1 ? p.single_boxes : p.boxes;
         hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);
@@ -107,7 +122,8 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
         if (has_before) transpose_unit(p, smem, raw, full, before);
     };
     int unit = warp;  // of the warp, counted from the current line on
-    for_each_line(p, [&](const Line& line) {
+    const auto begin = [&](int at, int chunk) { unit = first_unit_of_ring(p, warp, units, at, chunk); };
+    for_each_line(p, begin, [&](const Line& line) {
         const int boxes = line.tiles == 1 ? p.single_boxes : p.boxes, first_col = hc::staged_col(p, line.column);
         for (; unit < units; unit += LINE_WARPS) {
             const int box = FLAT ? p.box_units.quotient(unit) : 0, from = box * p.box_px;
@@ -186,7 +202,8 @@ __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem
     const int units = units_of_line(p);
     int unit = warp;  // of the warp, counted from the current line on
     UnitsUnderWay under_way;
-    for_each_line(p, [&](const Line& line) {
+    const auto begin = [&](int at, int chunk) { unit = first_unit_of_ring(p, warp, units, at, chunk); };
+    for_each_line(p, begin, [&](const Line& line) {
         for (; unit < units; unit += LINE_WARPS) {
             u64* empty = &smem.control->slot_empty[line.slot.index];
             if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, line.slot.parity ^ 1))) {
