@@ -46,6 +46,14 @@ def pytest_runtest_makereport() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that torch.compile keeps from one test is there in another."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch sees no GPU, on a machine that has one, too."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,19 +1,12 @@
 // The consumers of halo_sm90_pointwise: products of stages.
 #pragma once
 
+#include "families/halo_sm90/multiplied.cuh"
 #include "families/halo_sm90/pointwise_write.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace hc::pointwise {
 
-template <class Elem>
-struct MultipliedAs {
-    using type = Elem;
-};
-template <>
-struct MultipliedAs<float> {
-    using type = tf32;
-};
 using multiply_t = MultipliedAs<elem_t>::type;
 
 constexpr bool W_MN = W_LOADS == W_COLUMNS, X_MN = !X_INNER;

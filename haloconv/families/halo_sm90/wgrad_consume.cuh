@@ -1,19 +1,12 @@
 // The consumers of halo_sm90_wgrad: products of lines, and partial sums.
 #pragma once
 
+#include "families/halo_sm90/multiplied.cuh"
 #include "families/halo_sm90/wgrad_fragment.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace hc::wgrad {
 
-template <class Elem>
-struct MultipliedAs {
-    using type = Elem;
-};
-template <>
-struct MultipliedAs<float> {
-    using type = tf32;
-};
 using multiply_t = MultipliedAs<elem_t>::type;
 
 using Sums = float[COLUMN_GROUPS][ROWS][FILTERS / 2];
