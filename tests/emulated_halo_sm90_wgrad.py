@@ -105,7 +105,7 @@ SHAPED = {
         "sm90_wgrad_classes",
         "sm90_wgrad_beyond",
         "sm90_wgrad_narrow",
-        "sm90_wgrad_many_rows",
+        "sm90_wgrad_rows",
     ),
     "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_classes"),
 }
