@@ -1,7 +1,8 @@
 """haloconv's operators in PyTorch's own, for what knows no others, and their operations as PyTorch counts them.
 
-torch.onnx.export finds the decompositions in PyTorch's global table. ``torch.export.default_decompositions()`` has none
-of any library, so that `decompositions` adds them. They follow PyTorch's setting of TF32, as its convolution does.
+``torch.export.default_decompositions()`` has none of any library, so that `decompositions` adds them. PyTorch's global
+table has none of ours: Inductor then asks why an operator that it calls is not decomposed, and raises where the
+variable CI is set. They follow PyTorch's setting of TF32, as its convolution does.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import register_decomposition
 from torch.utils.flop_counter import conv_backward_flop, conv_flop, register_flop_formula
 
 from haloconv import plan as plans
 from haloconv.layout import Layout
-from haloconv.library import FAKES
+from haloconv.library import OPERATORS
 
 Tensor = torch.Tensor
 
@@ -110,17 +110,16 @@ def _counted(formula: Callable[..., int], shapes: list, others: list, out_shape:
     return formula(*shapes, [1, 1], [0, 0], [1, 1], False, *others, out_val=out_shape)
 
 
-_ops = torch.ops.haloconv
 _BODIES: dict[Any, Callable[..., Tensor]] = {
-    _ops.fprop.default: _fprop,
-    _ops.dgrad.default: _dgrad,
-    _ops.wgrad.default: _wgrad,
-    _ops.bgrad.default: _bgrad,
+    OPERATORS.fprop.default: _fprop,
+    OPERATORS.dgrad.default: _dgrad,
+    OPERATORS.wgrad.default: _wgrad,
+    OPERATORS.bgrad.default: _bgrad,
 }
-for _operator, _body in _BODIES.items():
-    register_decomposition(_operator)(_body)
-    # Where extents are symbols fake tensors would go by the decomposition, whose strides are PyTorch's guess.
-    register_decomposition(_operator, type="meta")(FAKES[_operator])
-_FORMULAS: dict[Any, Callable[..., int]] = {_ops.fprop: _fprop_flop, _ops.dgrad: _dgrad_flop, _ops.wgrad: _wgrad_flop}
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    OPERATORS.fprop: _fprop_flop,
+    OPERATORS.dgrad: _dgrad_flop,
+    OPERATORS.wgrad: _wgrad_flop,
+}
 for _packet, _formula in _FORMULAS.items():
     register_flop_formula(_packet)(_formula)

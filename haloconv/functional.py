@@ -147,11 +147,10 @@ def convolve(
 
 
 def _traced_or_transformed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
-    if not _is_compiling():
-        if _functorch_is_active() or forward_ad._current_level >= 0:
-            return transforms.fprop(x, w, b, spec)
-        if _tracing_state() is not None and torch.onnx.is_in_onnx_export():
-            return fprop_in_aten(x, w, b, *spec)
+    if not _is_compiling() and (_functorch_is_active() or forward_ad._current_level >= 0):
+        return transforms.fprop(x, w, b, spec)
+    if (_is_compiling() or _tracing_state() is not None) and torch.onnx.is_in_onnx_export():
+        return fprop_in_aten(x, w, b, *spec)
     return torch.ops.haloconv.fprop(x, w, b, *spec)
 
 

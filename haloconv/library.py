@@ -89,13 +89,8 @@ def _fake_bgrad(dy: Tensor, family: str) -> Tensor:
     return dy.new_empty(dy.shape[1])
 
 
-FAKES = {
-    torch.ops.haloconv.fprop.default: _fake_fprop,
-    torch.ops.haloconv.dgrad.default: _fake_dgrad,
-    torch.ops.haloconv.wgrad.default: _fake_wgrad,
-    torch.ops.haloconv.bgrad.default: _fake_bgrad,
-}
-"""Of each operator what says the shape and the strides of its result."""
+OPERATORS = torch.ops.haloconv
+"""``fprop``, ``dgrad``, ``wgrad`` and ``bgrad``."""
 
 
 # --- gradients: the table at the head of haloconv.autograd

@@ -161,6 +161,15 @@ def test_the_old_onnx_exporter_traces_pytorchs_convolution(monkeypatch: pytest.M
     torch.testing.assert_close(program(image()), net(*UNEVEN)(image()))
 
 
+def test_the_new_onnx_exporter_exports_pytorchs_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.onnx.export(dynamo=True) has of a model."""
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    program = torch.export.export(accelerated(*UNEVEN), (image(),))
+    called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert not any("haloconv" in target for target in called)
+    torch.testing.assert_close(program.module()(image()), net(*UNEVEN)(image()))
+
+
 def test_an_exported_program_has_a_decomposition_into_pytorchs_operators() -> None:
     program = torch.export.export(accelerated(*UNEVEN), (image(),))
     plain = program.run_decompositions(haloconv.decompositions())
@@ -175,7 +184,9 @@ def test_onnx_files_have_standard_convolutions(source: str, tmp_path: Path) -> N
     if source != "old exporter":
         pytest.importorskip("onnxscript")
     model, x, path = accelerated(*UNEVEN), image(), tmp_path / "model.onnx"
-    given = torch.export.export(model, (x,)) if source == "program" else model
+    given = (
+        torch.export.export(model, (x,)).run_decompositions(haloconv.decompositions()) if source == "program" else model
+    )
     torch.onnx.export(given, () if source == "program" else (x,), str(path), dynamo=source != "old exporter")
     called = {node.op_type for node in onnx.load(path).graph.node}
     assert "Conv" in called and not any("haloconv" in kind.lower() for kind in called)
