@@ -98,7 +98,7 @@ def costs_section(root: Path = ROOT) -> str:
                 facts = f"median {row['median_ms']:.0f} ms, worst {row['worst_ms']:.0f} ms, {row['jobs']} at a time"
             lines.append([what, facts, row["gpu"], row["commit"]])
     for path in newest(root, "host-cost"):
-        for row in read_rows(path):
+        for row in {row["what"]: row for row in read_rows(path)}.values():
             facts = f"PyTorch {row['aten_us']:.1f} us, haloconv {row['haloconv_us']:.1f} us"
             lines.append([f"host time of `{row['what']}`", facts, row["gpu"], row["commit"]])
     return "\n".join(table(["what", "time", "machine", "commit"], lines)) if lines else NO_RESULTS

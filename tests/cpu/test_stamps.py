@@ -28,11 +28,11 @@ STAMPS = stamps.read_stamps()
 HALVES = {"fp16", "bf16"}
 VERIFIED = {
     "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp64", *HALVES}),
-    "reduce": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp64", *HALVES}),
+    "reduce": ({"fprop", "dgrad", "wgrad", "bgrad", "relu"}, {"fp32", "fp64", *HALVES}),
     "grouped_sm90": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", *HALVES}),
     "halo_sm80_wgrad": ({"wgrad"}, {"tf32", *HALVES}),
-    "halo_sm90": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
+    "halo_sm90": ({"fprop", "dgrad", "wgrad", "relu"}, {"tf32", *HALVES}),
     "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
     "depthwise_toeplitz": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
     "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
