@@ -17,7 +17,8 @@ import torch
 from haloconv import env
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
-from haloconv.module import OWN_NAMES, Conv2d
+from haloconv.layer import OWN_NAMES
+from haloconv.module import Conv2d
 from haloconv.precision import Precision
 from haloconv.precompile import Inputs, precompile
 from haloconv.reclass import change_class, is_convolution, own_class

@@ -55,18 +55,20 @@ def is_convolution(module: torch.nn.Module) -> bool:
     return _NAMED_AS_2D.search(_plain_name(module)) is not None
 
 
-def why_not_plain(module: torch.nn.Module, taken: frozenset[str]) -> str | None:
-    """None if the module computes exactly what torch.nn.Conv2d does, else a sentence that says why this is not known.
+def why_not_plain(
+    module: torch.nn.Module, taken: frozenset[str], torch_class: type[torch.nn.Module] = torch.nn.Conv2d
+) -> str | None:
+    """None if the module computes exactly what one of ``torch_class`` does, else a sentence: why this is not known.
 
     ``taken`` are names of attributes that the module must not have for purposes of its own.
     """
     cls = own_class(module)
-    if cls is torch.nn.Conv2d:
+    if cls is torch_class:
         return why_not_as_it_is(module, taken)
-    reason = why_no_subclass(module)
+    reason = why_no_subclass(module, torch_class)
     if reason is not None:
         return reason
-    own = [body for body in BODIES if getattr(cls, body) is not getattr(torch.nn.Conv2d, body)]
+    own = [body for body in BODIES if getattr(cls, body, None) is not getattr(torch_class, body, None)]
     tells = f"has a {own[0]} of its own" if own else "may compute something else"
     return f"its class {name_of(cls)} {tells}; accelerate takes what it can prove of classes that also= names"
 
@@ -79,18 +81,18 @@ def why_not_as_it_is(module: torch.nn.Module, taken: frozenset[str]) -> str | No
     if getattr(module, "qconfig", None) is not None:
         return "it is prepared for quantisation, and convert knows layers by their exact type; accelerate after convert"
     own = sorted(taken & vars(module).keys())
-    return f"it has an attribute {own[0]!r} of its own, which means something else in haloconv.Conv2d" if own else None
+    return f"it has an attribute {own[0]!r} of its own, which means something else in a haloconv layer" if own else None
 
 
-def why_no_subclass(module: torch.nn.Module) -> str | None:
-    """None if the module is of a subclass of torch.nn.Conv2d as people write them, else a sentence: what it is."""
+def why_no_subclass(module: torch.nn.Module, torch_class: type[torch.nn.Module] = torch.nn.Conv2d) -> str | None:
+    """None if the module is of a subclass of ``torch_class`` as people write them, else a sentence: what it is."""
     cls = own_class(module)
     name = name_of(cls)
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled by torch.jit, so that its Python class no longer runs"
-    if isinstance(module, torch.nn.LazyConv2d):
+    if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
         return f"{name} has no weights before its first input; accelerate again then"
-    if isinstance(module, torch.nn.Conv2d):
+    if isinstance(module, torch_class):
         fakes = name.startswith(_FAKE_QUANTISED)
         return f"its class {name} fakes the quantisation of weights and outputs" if fakes else None
     if isinstance(module, torch.nn.modules.conv._ConvNd):

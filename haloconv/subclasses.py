@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from haloconv.functional import conv2d
-from haloconv.module import OWN_NAMES, Conv2d
+from haloconv.layer import OWN_NAMES, Layer
+from haloconv.module import Conv2d
 from haloconv.reclass import change_class, name_of, own_class, why_no_subclass, why_not_as_it_is, why_not_plain
 
 _TIMM = ("timm.layers.", "timm.models.layers.")
@@ -25,7 +26,8 @@ _READ = frozenset(
 ) | {"_reversed_padding_repeated_twice", "_parameters", "_call_impl", "_wrapped_call_impl"}
 _PYTHON = frozenset(("__call__", "__getattr__", "__getattribute__", "__slots__", "__reduce__", "__reduce_ex__"))
 _EXTENDED = frozenset(("forward", "extra_repr"))
-_NOT_OVERRIDDEN = _READ | _PYTHON | {name for name in vars(Conv2d) if not name.startswith("__")} - _EXTENDED
+_OURS = {name for cls in (Layer, Conv2d) for name in vars(cls) if not name.startswith("__")}
+_NOT_OVERRIDDEN = _READ | _PYTHON | _OURS - _EXTENDED
 
 
 class SamePadded(Conv2d):

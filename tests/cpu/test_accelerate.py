@@ -310,7 +310,7 @@ def test_the_report_knows_the_family_after_the_first_input():
 def test_the_family_is_that_of_the_layout_and_the_dtype_that_ran(monkeypatch):
     """As the planner saw them: channels_last by the weights, too, and in autocast's dtype."""
     asked = []
-    monkeypatch.setattr(haloconv.module, "choose", lambda problem, *_: asked.append(problem) or choose(problem, *_))
+    monkeypatch.setattr(haloconv.layer, "choose", lambda problem, *_: asked.append(problem) or choose(problem, *_))
     layer = haloconv.Conv2d(4, 6, 3)
     x = torch.randn(2, 4, 8, 8)
     for image in (x, x.contiguous(memory_format=torch.channels_last), x[0], x.double()):

@@ -28,6 +28,7 @@ LAYERS = (
         "backend",
         "decompositions",
         "functional",
+        "layer",
         "library",
         "module",
         "precompile",

@@ -162,7 +162,7 @@ def test_without_a_profiler_no_range_is_made(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> None:
         raise AssertionError("a range, and nobody listens")
 
-    for module in ("plan", "autograd", "module"):
+    for module in ("plan", "autograd", "layer"):
         monkeypatch.setattr(f"haloconv.{module}.named_range", fails)
         monkeypatch.setattr(f"haloconv.{module}.current_layer", fails)
     layer, x = haloconv.Conv2d(16, 16, 3, family="direct"), torch.randn(1, 16, 9, 9, requires_grad=True)
