@@ -28,7 +28,7 @@ _THREADS, _PACK_THREADS = 384, 256  # of a block that multiplies, that packs
 _FLAG_BYTES = 128  # before packed filters, which keep their alignment
 _X_POINTER, _W_POINTER, _Y_POINTER = 0, 1, 2  # of a launch
 _Axes = tuple[int, ...]  # innermost first
-_LOADED = {  # fp32 is rounded on its way into shared memory
+LOADED = {  # fp32 is rounded on its way into shared memory
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,
@@ -93,7 +93,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
     product, tile = product_of(request), config.derived
     launches = _Launches(
-        _pack_launch(request, product, tile) if product.packs else None,
+        pack_launch(request, product, tile) if product.packs else None,
         _multiply_launch(request, product, tile),
         bind_sum(_sums(product, tile), request.device) if tile.splits > 1 else None,
     )
@@ -164,7 +164,7 @@ def _x_map(product: Product) -> BoxMap:
     box: _Axes = (chunk, boxes.cols, boxes.rows, 1)
     if not product.x_inner:
         axes, steps, box = _swapped(axes), _swapped(steps), _swapped(box)
-    return BoxMap(_LOADED[product.problem.dtype], axes, _strides(axes, steps, size), box, Swizzle.B128, _X_POINTER)
+    return BoxMap(LOADED[product.problem.dtype], axes, _strides(axes, steps, size), box, Swizzle.B128, _X_POINTER)
 
 
 def _swapped(axes: _Axes) -> _Axes:
@@ -178,7 +178,7 @@ def _strides(axes: _Axes, steps: _Axes, size: int) -> _Axes:
 
 
 def _w_map(product: Product, tile: Tile) -> BoxMap:
-    size, kind = product.size, _LOADED[product.problem.dtype]
+    size, kind = product.size, LOADED[product.problem.dtype]
     chunk = CHUNK_BYTES // size
     axes: _Axes = (product.channels, product.filters)
     steps: _Axes = (product.w_channel, product.w_filter)
@@ -193,7 +193,7 @@ def _y_map(product: Product, tile: Tile) -> BoxMap:
     boxes, whole = product.boxes, tile.splits == 1
     size = product.size if whole else 4
     one = product.y if whole else product.partials
-    kind = _LOADED[product.problem.dtype] if size == 2 else DataType.FLOAT32
+    kind = LOADED[product.problem.dtype] if size == 2 else DataType.FLOAT32
     slab = CHUNK_BYTES // size
     axes: _Axes = (product.filters, one.cols, one.rows, one.images, tile.splits)
     steps: _Axes = (one.channel_step, one.col_step, one.row_step, one.image_step, product.outputs)
@@ -204,7 +204,7 @@ def _y_map(product: Product, tile: Tile) -> BoxMap:
     return BoxMap(kind, axes, _strides(axes, steps, size), box, Swizzle.B128, _Y_POINTER)
 
 
-def _pack_launch(request: Request, product: Product, tile: Tile) -> Launch:
+def pack_launch(request: Request, product: Product, tile: Tile) -> Launch:
     """``launch(w, packed, not_finite)``: families/halo_sm90/pack.cu, with spans of filters for its blocks."""
     pieces, spans = product.chunks * SPAN * CHUNK_BYTES // 16, tile.spans(product)
     fields: dict[str, Value] = {

@@ -221,8 +221,8 @@ def _overlapped(one: float, other: float) -> float:
     return max(one, other) + min(one, other) / 8
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
+def why_no_product(request: Request) -> str | None:
+    """None if the request is one matrix product that tensor cores form, else a sentence that says why not."""
     problem = request.problem
     reason = support.why_no_tensor_cores(problem)
     if reason is not None:
@@ -233,6 +233,14 @@ def why_not(request: Request) -> str | None:
         return "the filter is not 1x1, or the layer is padded"
     if problem.groups > 1 or min(problem.c, problem.k) < _LEAST_CHANNELS:
         return f"the layer has groups, or fewer than {_LEAST_CHANNELS} channels or filters"
+    return None
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    reason = why_no_product(request)
+    if reason is not None:
+        return reason
     one = product_of(request)
     if not request.first.aligned or not (_reached(one, one.x, one.x_inner) and _reached(one, one.y, one.y_inner)):
         return "pixels are not at multiples of 16 bytes, or channels where they are neighbours"
