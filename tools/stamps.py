@@ -54,6 +54,12 @@ def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:
     return found
 
 
+def carried_hashes(folder: Path = VERIFIED) -> list[tuple[str, str, str]]:
+    """Of each kernel whose stamp was carried: its name, the hash that a GPU run judged, and that of the code now."""
+    stamps = read_stamps(folder).items()
+    return [(kernel, each["carried_from"]["hash"], each["hash"]) for kernel, each in stamps if "carried_from" in each]
+
+
 def write_stamps(stamps: dict[str, dict], folder: Path = VERIFIED) -> list[Path]:
     """Put stamps into their families' files; those of other kernels stay unless the kernel is gone. Gives the files."""
     before = read_stamps(folder)

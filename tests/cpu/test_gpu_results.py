@@ -10,7 +10,7 @@ import pytest
 from haloconv.families import FAMILIES
 from tests.families import SPECIALS, SUBJECTS
 from tests.gpu_results import GpuTests, file_hash
-from tools import stamps
+from tools import result_lines, stamps
 from tools.gpu_results import GpuResults
 from tools.result_lines import append_line, read_lines
 
@@ -133,6 +133,18 @@ def test_a_run_of_which_nothing_is_left_succeeds(folder: Path, run_tests: Callab
     printed = run_tests(*only, "--resume")
     assert "6 deselected" in printed and printed.endswith("exit code 0")
     assert run_tests("-k", "absent").endswith("exit code 5")
+
+
+def test_what_carried_sources_gave_counts(
+    folder: Path, run_tests: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_tests()
+    before, now = found_in(folder).of_kernel(DIRECT, stamps.stamp_hash(DIRECT)), "0123"
+    carried = [(DIRECT, stamps.stamp_hash(DIRECT), now), ("halo_sm90/conv", "another", now)]
+    monkeypatch.setattr(result_lines, "carried_hashes", lambda: carried)
+    assert found_in(folder).of_kernel(DIRECT, now) == before and before.checks == 2
+    assert found_in(folder).of_kernel(DIRECT, stamps.stamp_hash(DIRECT)).checks == 0
+    assert found_in(folder).of_kernel("halo_sm90/conv", now).checks == 0
 
 
 def test_a_run_of_one_family_adds_to_that_of_another(folder: Path, run_tests: Callable[..., str]) -> None:
