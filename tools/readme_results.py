@@ -245,6 +245,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "models": models_section,
         "results": results_section,
         "few_images": partial(results_section, name="latest-few_images.jsonl"),
+        "pointwise": partial(results_section, name="latest-pointwise.jsonl"),
         "sample": sample_section,
         "rates": rates_section,
         "costs": costs_section,

@@ -97,7 +97,7 @@ def case_of(entry: Mapping[str, Any]) -> Case:
 
 
 def find_suite(path: Path) -> Path:
-    """The file, or that of the package's suite of this name: ``suite``, ``few_images``, ``models``.
+    """The file, or that of the package's suite of this name: ``suite``, ``few_images``, ``pointwise``, ``models``.
 
     Raises SuiteError if there is neither.
     """
