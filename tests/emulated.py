@@ -20,6 +20,7 @@ from haloconv import problem
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.halo_sm90 import conv as halo_sm90
+from haloconv.families.halo_sm90 import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.configs import cost, split_tilings, tilings
 from haloconv.families.halo_sm90.form import Form
 from haloconv.families.halo_sm90.shape import Storage, TileShape
@@ -31,6 +32,7 @@ from tests import (
     emulated_grouped_sm90,
     emulated_halo_sm80,
     emulated_halo_sm80_wgrad,
+    emulated_halo_sm90_planes,
     emulated_halo_sm90_pointwise,
     emulated_halo_sm90_wgrad,
     oracle,
@@ -129,7 +131,7 @@ MODULES = {
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
-OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise)  # modules of two of its kernels
+OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise, emulated_halo_sm90_planes)  # modules of kernels
 BY_NAME = {
     one.name: one
     for one in (
@@ -344,6 +346,8 @@ def tiles_of(shape: str) -> Iterator[None]:
 
     with MonkeyPatch.context() as patch:
         patch.setattr(halo_sm90, "best_tilings", only)
+        for special in (pointwise, pointwise_planes):
+            patch.setattr(special, "configs", lambda request: [])
         if shape in SPLIT_VALUES:  # what the kernel can do and conv2d does not offer
             patch.setattr(problem, "PRECISIONS", (*problem.PRECISIONS, "tf32x3"))
         yield

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.base import Config
-from haloconv.families.halo_sm90 import family, pointwise
+from haloconv.families.halo_sm90 import pointwise
 from haloconv.families.halo_sm90.pointwise_tile import Tile
 from haloconv.problem import Request
 from tests.cases import case
@@ -96,20 +95,13 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, fprop and dgrad of halo_sm90 are this kernel's, with the smallest tile of that shape."""
+    """While active, the kernel takes the smallest tile of that shape, whatever its cost model prefers."""
     ways = pointwise.ways
 
     def only(request: Request) -> tuple[Tile, ...]:
         found = (tile for tile in ways(request) if SHAPES[shape](tile))
         return tuple(sorted(found, key=lambda tile: (tile.split_n, tile.pixels * tile.filters, str(tile))))[:1]
 
-    def configs(_: object, request: Request) -> list[Config]:
-        found = pointwise.configs(request)
-        assert found, f"halo_sm90/pointwise has no tile of the shape: {pointwise.why_not(request)}"
-        return found
-
     with MonkeyPatch.context() as patch:
         patch.setattr(pointwise, "ways", only)
-        patch.setattr(family.HaloSm90Family, "configs", configs)
-        patch.setitem(family._KERNELS, pointwise.KERNEL, pointwise)
         yield

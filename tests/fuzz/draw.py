@@ -19,6 +19,7 @@ from tests.layers import smallest_image
 
 AUTO = "auto"  # the plan's own choice, through the plan: the only one that takes empty tensors
 GROUPED = "grouped_sm90"  # takes few of the layers that are drawn for all
+HALO_SM90, POINTWISE = "halo_sm90", 0.15  # has a kernel of 1x1 layers: how many are drawn for it
 REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
 SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
@@ -172,9 +173,10 @@ def _channels(rng: random.Random, family: str) -> tuple[int, int, int]:
 
 def _layer(rng: random.Random, family: str) -> Draw:
     """A layer with the smallest image that it takes, for a family that may refuse it."""
-    c, k, groups = _channels(rng, family)
-    taps = _filter(rng)
-    plain = rng.random() < 0.4
+    pointwise = family == HALO_SM90 and rng.random() < POINTWISE
+    c, k, groups = (_many(rng, 160), _many(rng, 160), 1) if pointwise else _channels(rng, family)
+    taps = (1, 1) if pointwise else _filter(rng)
+    plain = pointwise or rng.random() < 0.4
     dilation = tuple(1 if plain or taps[axis] > 7 else rng.choice((1, 1, 2, 3, 5)) for axis in (0, 1))
     stride = (rng.choice((1, 1, 2)),) * 2 if plain else tuple(rng.choice((1, 1, 2, 3, 4, 5)) for _ in (0, 1))
     if family == GROUPED:

@@ -21,7 +21,13 @@ import torch
 from haloconv import plan
 from haloconv.device import DeviceFacts, device_facts
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
-from tests import emulated_depthwise, emulated_halo_sm90_pointwise, emulated_halo_sm90_wgrad, oracle
+from tests import (
+    emulated_depthwise,
+    emulated_halo_sm90_planes,
+    emulated_halo_sm90_pointwise,
+    emulated_halo_sm90_wgrad,
+    oracle,
+)
 from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store
 from tests.emulated import BY_NAME, MODULES, tiles_of, with_every_not_finite
 from tests.families import DEPTHWISE, HALO_SM90, SPECIALS, SUBJECTS, Subject
@@ -89,7 +95,8 @@ def problems_of(subject: Subject) -> list[Tiny]:
         if subject != HALO_SM90:
             return whole
         not_finite = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE]
-        pointwise = [Tiny(BY_NAME[name], *how) for name, *how in emulated_halo_sm90_pointwise.SANITIZED]
+        special = (*emulated_halo_sm90_pointwise.SANITIZED, *emulated_halo_sm90_planes.SANITIZED)
+        pointwise = [Tiny(BY_NAME[name], *how) for name, *how in special]
         return [*whole, *not_finite, *pointwise, *(Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES)]
     module = MODULES[subject.name]
     shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""

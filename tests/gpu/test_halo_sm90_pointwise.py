@@ -1,4 +1,4 @@
-"""halo_sm90/pointwise on a GPU: the emulator's runs, and layers of real size with every config."""
+"""The kernels of 1x1 layers of halo_sm90 on a GPU: the emulator's runs, and layers of real size with every config."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haloconv.families.halo_sm90 import pointwise
+from haloconv.families.halo_sm90 import pointwise, pointwise_planes
 from haloconv.problem import Request, TensorForm
-from tests import emulated_halo_sm90_pointwise, oracle
+from tests import emulated_halo_sm90_planes, emulated_halo_sm90_pointwise, oracle
 from tests.cases import Case, Tensors, case, make
 from tests.emulated import BY_NAME, Run
 from tests.exact import make_exact
@@ -20,7 +20,8 @@ from tests.launches import launched
 
 RUNS = tuple(
     Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
-    for name, dtype, result, shape, finite in emulated_halo_sm90_pointwise.runs()
+    for module in (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes)
+    for name, dtype, result, shape, finite in module.runs()
 )
 LAYERS = tuple(
     case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
@@ -36,6 +37,10 @@ LAYERS = tuple(
     case("resnet_14", "maps of 14 columns", (16, 1024, 14, 14), (256, 1, 1), storage="channels_last"),
     case("resnet_7", "maps of 7 columns", (16, 512, 7, 7), (2048, 1, 1), storage="channels_last"),
     case("stride", "every second pixel", (8, 256, 56, 56), (512, 1, 1), stride=2, storage="channels_last"),
+    case("planes_14", "planes of 14x14", (16, 1024, 14, 14), (256, 1, 1)),
+    case("planes_7", "planes of 7x7", (16, 512, 7, 7), (2048, 1, 1)),
+    case("planes_stride", "every second pixel of planes", (16, 512, 28, 28), (1024, 1, 1), stride=2),
+    case("planes_uneven", "few images, chunks and blocks that are not full", (5, 888, 7, 7), (328, 1, 1)),
 )  # fmt: skip
 
 
@@ -52,18 +57,19 @@ def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: s
     """Right, and the same bits twice, in every config that the layer has."""
     t, exact, spec = make(one, dtype, "cuda"), make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
     request = _request(one, dtype, result, t, spec.precision or "ieee")
-    want, configs = oracle.expected(result, t, spec), pointwise.configs(request)
-    assert configs, pointwise.why_not(request)
+    kernel = pointwise if pointwise.why_not(request) is None else pointwise_planes
+    want, configs = oracle.expected(result, t, spec), kernel.configs(request)
+    assert configs, kernel.why_not(request)
     for config in configs:
         with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
-            run = pointwise.bind(request, config)
+            run = kernel.bind(request, config)
             got, again = run(*_operands(result, t)), run(*_operands(result, t))
         error = oracle.check(result, got, t, spec, want=want)
         assert oracle.same_bits(got, again)
         zones.check()
         record(names, result, subject.label(dtype), error.norm)
         with launched() as names:
-            got = pointwise.bind(request, config)(*_operands(result, exact))
+            got = kernel.bind(request, config)(*_operands(result, exact))
         oracle.check_exact(result, got, exact, spec)
         record(names, result, subject.label(dtype), kind="exact")
 

@@ -6,13 +6,14 @@ import torch
 
 from haloconv import support
 from haloconv.device import device_facts
-from haloconv.families.base import BoundCall, Config
-from haloconv.families.halo_sm90 import conv, sources, wgrad
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
+from haloconv.families.halo_sm90 import conv, pointwise, pointwise_planes, sources, wgrad
 from haloconv.jit import KernelSource
 from haloconv.problem import Problem, Request
 
-_TWINS = (conv, wgrad)
-_KERNELS = {twin.KERNEL: twin for twin in _TWINS}
+_TWINS = (conv, wgrad)  # that take every layer of the family
+_OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
+_KERNELS = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1)}
 _BY_DIRECTION = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
 
 
@@ -37,8 +38,11 @@ class HaloSm90Family:
         return _BY_DIRECTION[problem.direction].why_not(problem, device_facts(device.index))
 
     def configs(self, request: Request) -> list[Config]:
-        """Those of the one kernel that has the request's direction."""
-        return _BY_DIRECTION[request.problem.direction].configs(request)
+        """Those of the kernel for 1x1 layers that takes the request, and of the one that has its direction."""
+        direction = request.problem.direction
+        special = (twin.configs(request) for twin in _OF_1X1 if direction in twin.DIRECTIONS)
+        found: list[Config] = next(filter(None, special), [])
+        return [*found[: MOST_CONFIGS - 1], *_BY_DIRECTION[direction].configs(request)][:MOST_CONFIGS]
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         return _KERNELS[config.kernel].bind(request, config)

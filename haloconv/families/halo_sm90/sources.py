@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from haloconv.families.halo_sm90 import conv, pointwise, wgrad
+from haloconv.families.halo_sm90 import conv, pointwise, pointwise_planes, wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
 from haloconv.problem import Direction, Problem, Request, dense_request
@@ -55,6 +55,8 @@ def sources() -> list[KernelSource]:
         found |= {source.digest: source for source in wgrad.sources(dense_request(problem, _NO_DEVICE))}
     for request in _pointwise_requests():
         found |= {source.digest: source for source in pointwise.sources(request)}
+    for request in _planes_requests():
+        found |= {source.digest: source for source in pointwise_planes.sources(request)}
     return list(found.values())
 
 
@@ -64,6 +66,14 @@ def _pointwise_requests() -> Iterator[Request]:
         one = replace(_problem("fprop", dtype, layout, 160, 192, bias=True), h=16, r=1, s=1, activation="relu")
         for problem in (one, one.toward("dgrad")):
             yield replace(dense_request(problem, _NO_DEVICE), result_layout=result)
+
+
+def _planes_requests() -> Iterator[Request]:
+    """1x1 layers on small images in every direction and type, with pixels in pairs and not, with a stride."""
+    for dtype, (width, stride) in product((torch.float32, torch.float16), ((7, 1), (14, 1), (14, 2))):
+        one = replace(_problem("fprop", dtype, "nchw", 160, 192, bias=True), h=width, w=width, stride=(stride, stride))
+        one = replace(one, r=1, s=1, activation="relu")
+        yield from (dense_request(problem, _NO_DEVICE) for problem in (one, one.toward("dgrad")))
 
 
 def _weight_gradients() -> Iterator[Problem]:

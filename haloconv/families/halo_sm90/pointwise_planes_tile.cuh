@@ -1,0 +1,146 @@
+// What a block of halo_sm90_pointwise_planes computes, in which order, its shared memory, and what fills it.
+//
+// A tile is some images by some neighbouring filters. Tiles that follow one another have the same images, as far as
+// there are blocks of filters: so blocks of threads that run at a time read them from the L2.
+#pragma once
+
+#include "families/halo_sm90/piece.cuh"
+#include "kernels/divisor.cuh"
+#include "kernels/numeric.cuh"
+#include "kernels/pipeline.cuh"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/bulk.cuh"
+#include "kernels/ptx/fence.cuh"
+#include "kernels/ptx/tensor_map.cuh"
+
+namespace hc::planes {
+
+using elem_t = ELEM;
+
+enum WLoads { W_ROWS, W_COLUMNS, W_PACKED };
+
+constexpr int SIZE = sizeof(elem_t);                     // bytes of an element
+constexpr int CHUNK = CHUNK_BYTES / SIZE;                // channels of a stage
+constexpr int DEPTH = 32 / SIZE, STEPS = CHUNK / DEPTH;  // channels of a wgmma: a step; steps of a stage
+
+constexpr int CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
+constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;
+constexpr int TILE_FILTERS = COLUMNS * (SPLIT_N ? CONSUMERS : 1);
+
+// Filters: W_COLUMNS has spans of 64, [span][channel][64 filters]; else [filter][channels].
+constexpr int SPAN = 64, SPAN_BYTES = W_LOADS == W_COLUMNS ? CHUNK * SPAN * SIZE : SPAN * CHUNK_BYTES;
+constexpr int SPANS = (TILE_FILTERS + SPAN - 1) / SPAN;
+constexpr int W_BYTES = W_LOADS == W_ROWS ? TILE_FILTERS * CHUNK_BYTES : SPANS * SPAN_BYTES;
+constexpr int W_BOX_FILTERS = TILE_FILTERS > 256 ? TILE_FILTERS / 2 : TILE_FILTERS;  // W_ROWS: a box has 256 at most
+
+constexpr int Y_BUFFERS = 2, BUFFER_SETS = SPLIT_N ? CONSUMERS : 1;  // consumers of rows of M fill a buffer together
+constexpr int GROUP_THREADS = 128 * CONSUMERS / BUFFER_SETS;         // that fill a buffer
+
+static_assert(SIZE == 2 || W_LOADS != W_COLUMNS, "TF32 operands in shared memory are K-major");
+static_assert(W_LOADS != W_PACKED || CHUNK_BYTES == 128, "filters are packed in chunks of 128 bytes");
+static_assert(W_LOADS == W_ROWS || !SPLIT_N || COLUMNS % SPAN == 0, "a consumer's filters begin with a span");
+static_assert(COLUMNS % SLAB == 0 && SLAB % 8 == 0, "sums leave in whole slabs");
+static_assert(M_BLOCKS * COLUMNS <= 256, "sums of 128 registers at most");
+static_assert(SIZE == 2 || !(X_PAIRS || Y_PAIRS), "a word has two pixels of 16 bits");
+
+struct Params {
+    TensorMap w_map;
+    const elem_t* x;
+    const char* w;  // filters, or what pack.cu made of them
+    elem_t* y;
+    const elem_t* bias;
+    i64 x_image, y_image;   // elements from image to image
+    Divisor blocks;         // of filters of the layer
+    Divisor pixels, cols;   // that are multiplied, of an image, of a row
+    int x_row, x_col;       // elements of x from one of these to the next below and to the right
+    int y_row, y_col;       // the same of y
+    int images;             // of a tile
+    int stage_bytes;        // of shared memory
+    int tiles, all_images;  // of the layer
+    int channels, filters;  // of the layer
+    int chunks, has_gaps;   // of all channels; 1: some pixels of y are zero
+};
+
+struct Tile {
+    int image, filter;  // the first ones
+
+    __device__ __forceinline__ Tile(const Params& p, int index) {
+        const int images = p.blocks.quotient(index);
+        image = images * p.images, filter = (index - images * p.blocks.value) * TILE_FILTERS;
+    }
+};
+
+// A stage: filters, then the planes of each image. A buffer: those of a slab of filters, of each image.
+struct Smem {
+    char *stages, *buffers;
+    int x_image, y_image, buffer;  // bytes of an image of a stage, of a buffer; of a buffer
+    ptx::u64 *full, *empty;
+
+    __device__ __forceinline__ Smem(const Params& p, char* smem)
+        : stages(smem),
+          buffers(smem + STAGES * p.stage_bytes),
+          x_image(CHUNK * X_PLANE),
+          y_image(SLAB * Y_PLANE),
+          buffer(p.images * y_image),
+          full(reinterpret_cast<ptx::u64*>(buffers + BUFFER_SETS * Y_BUFFERS * buffer)),
+          empty(full + STAGES) {}
+};
+
+__device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i) {
+            ptx::mbarrier_init(&smem.full[i], 1);
+            ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);  // a warp's lane each
+        }
+        ptx::fence_mbarrier_init();
+    }
+    if (p.has_gaps) {
+        for (int i = threadIdx.x; i < BUFFER_SETS * Y_BUFFERS * smem.buffer / 16; i += THREADS)
+            reinterpret_cast<Piece*>(smem.buffers)[i] = {};
+        ptx::fence_proxy_async_shared();
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void ask_for_w(const Params& p, const Tile& tile, int chunk, char* to, ptx::u64* full) {
+    if constexpr (W_LOADS == W_ROWS) {
+        for (int i = 0; i < TILE_FILTERS; i += W_BOX_FILTERS)
+            ptx::cp_async_bulk_tensor_2d_shared_global(to + i * CHUNK_BYTES, &p.w_map, full, chunk * CHUNK,
+                                                       tile.filter + i);
+    } else {
+        for (int i = 0; i < SPANS; ++i) {
+            const int filter = tile.filter + i * SPAN;
+            if constexpr (W_LOADS == W_COLUMNS)
+                ptx::cp_async_bulk_tensor_2d_shared_global(to + i * SPAN_BYTES, &p.w_map, full, filter, chunk * CHUNK);
+            else
+                ptx::cp_async_bulk_shared_global(
+                    to + i * SPAN_BYTES, p.w + (i64)(filter / SPAN * p.chunks + chunk) * SPAN_BYTES, SPAN_BYTES, full);
+        }
+    }
+}
+
+// Behind the last image of the layer a tile has that one again: what comes of it is not written.
+__device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
+    if (W_LOADS == W_PACKED) ptx::griddepcontrol_wait();  // the launch may begin before filters are packed (PDL)
+    Cursor at;
+    for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+        const Tile tile(p, index);
+        for (int chunk = 0; chunk < p.chunks; ++chunk, at.advance(STAGES)) {
+            const int channel = chunk * CHUNK, bytes = min(CHUNK, p.channels - channel) * X_PLANE;
+            wait(&smem.empty[at.index], at.parity ^ 1);
+            ptx::u64* const full = &smem.full[at.index];
+            char* const stage = smem.stages + at.index * p.stage_bytes;
+            ptx::mbarrier_arrive_expect_tx(full, W_BYTES + p.images * bytes);
+            ask_for_w(p, tile, chunk, stage, full);
+#pragma unroll 1
+            for (int i = 0; i < p.images; ++i) {
+                const int image = min(tile.image + i, p.all_images - 1);
+                const char* const from = reinterpret_cast<const char*>(p.x + image * p.x_image);
+                ptx::cp_async_bulk_shared_global(stage + W_BYTES + i * smem.x_image, from + (i64)channel * X_PLANE,
+                                                 bytes, full);
+            }
+        }
+    }
+}
+
+}  // namespace hc::planes

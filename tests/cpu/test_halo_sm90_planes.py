@@ -1,0 +1,152 @@
+"""halo_sm90/pointwise_planes: what it takes, which tiles it has, what it compiles to, and who is offered it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from haloconv.device import watched
+from haloconv.emulator import available, emulated_device
+from haloconv.families import FAMILIES
+from haloconv.families.base import MOST_CONFIGS
+from haloconv.families.halo_sm90 import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise_planes import Tile, planes_of, tiles
+from haloconv.jit import compile as compiler
+from haloconv.problem import Problem, Request, TensorForm, dense_request
+from tests import emulated_halo_sm90_planes
+from tests.emulated import BY_NAME
+
+MISSING = available()
+CPU = torch.device("cpu")
+LAYER = Problem("fprop", 32, 128, 7, 7, 192, 1, 1, dtype=torch.float16)
+SMEM_BYTES, SM_COUNT = 227 << 10, 132
+SERIALIZED = "wgmma.mma_async instructions are serialized"
+DTYPES = (torch.float32, torch.float16)
+DIRECTIONS = ("fprop", "dgrad")
+
+
+def requested(problem: Problem, **changes: object) -> Request:
+    if problem.dtype == torch.float32:
+        problem = replace(problem, precision="tf32")
+    return replace(dense_request(problem, CPU), **changes)
+
+
+def tiles_of(request: Request) -> tuple[Tile, ...]:
+    return tiles(planes_of(request), SMEM_BYTES, SM_COUNT)
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (requested(replace(LAYER, r=3, padding=(1, 1, 0, 0))), "1x1"),
+        (requested(replace(LAYER, groups=2)), "groups"),
+        (requested(replace(LAYER, h=8, w=8)), "TMA reaches"),
+        (requested(replace(LAYER, layout="nhwc")), "TMA reaches"),
+        (requested(replace(LAYER, c=12, layout="nhwc")), "neighbours in dense planes"),
+        (requested(LAYER, result_layout="nhwc"), "neighbours in dense planes"),
+        (requested(LAYER, first=TensorForm((6272, 49, 1, 7), True)), "neighbours in dense planes"),
+        (requested(LAYER, first=TensorForm((0, 49, 7, 1), True)), "neighbours in dense planes"),
+        (requested(LAYER, first=TensorForm((6272, 49, 7, 1), False)), "multiples of 16 bytes"),
+        (requested(LAYER, first=TensorForm((6274, 49, 7, 1), True)), "multiples of 16 bytes"),
+        (requested(replace(LAYER, c=12)), "multiples of 16 bytes"),
+        (requested(replace(LAYER, k=12)), "multiples of 16 bytes"),
+        (requested(replace(LAYER, h=17, w=17)), "no tile fits"),
+        (requested(replace(LAYER, n=1, h=1, w=3)), "no tile fits"),
+        (requested(replace(LAYER, h=61, w=61, stride=(4, 4))), "no tile fits"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_kernel_does_not_take_it_says(request_: Request, why: str) -> None:
+    with emulated_device():
+        assert pointwise_planes.why_not(requested(LAYER)) is None
+        assert why in (pointwise_planes.why_not(request_) or "") and pointwise_planes.configs(request_) == []
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("width", "stride", "kernel"),
+    [(7, 1, pointwise_planes), (28, 1, pointwise), (28, 2, pointwise_planes), (56, 2, None)],
+)
+def test_the_family_offers_the_kernel_that_takes_the_layer_and_the_best_of_conv(
+    width: int, stride: int, kernel: object, direction: str
+) -> None:
+    one = replace(LAYER, direction=direction, h=width, w=width, stride=(stride, stride))
+    with emulated_device():
+        found = FAMILIES["halo_sm90"].configs(requested(one))
+        special = [] if kernel is None else kernel.configs(requested(one))[: MOST_CONFIGS - 1]
+    assert found[: len(special)] == special and len(found) <= MOST_CONFIGS
+    assert {each.kernel for each in found[len(special) :]} == {"halo_sm90/conv"}
+
+
+def test_a_weight_gradient_is_none_of_theirs() -> None:
+    with emulated_device():
+        found = FAMILIES["halo_sm90"].configs(requested(replace(LAYER, direction="wgrad")))
+    assert {each.kernel for each in found} == {"halo_sm90/wgrad"}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("c", "k", "width", "stride"), [(2048, 512, 7, 1), (24, 40, 5, 1), (512, 1024, 28, 2)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_tile_fits(c: int, k: int, width: int, stride: int, dtype: torch.dtype, direction: str) -> None:
+    size = {"c": c, "k": k, "h": width, "w": width, "stride": (stride, stride)}
+    request = requested(replace(LAYER, direction=direction, dtype=dtype, **size))
+    one, found = planes_of(request), tiles_of(request)
+    assert found
+    for tile in found:
+        assert tile.smem_bytes(one) <= SMEM_BYTES and tile.stages >= 3
+        assert tile.images * one.pixels <= 64 * tile.m_blocks * (1 if tile.split_n else 2)
+        assert tile.m_blocks * tile.n <= 256 and tile.filters == tile.n * (2 if tile.split_n else 1)
+        assert tile.chunk_bytes == 128 or not one.product.packs
+
+
+def test_pairs_of_pixels_are_words_of_even_dense_planes() -> None:
+    def pairs(**changes: object) -> tuple[bool, bool]:
+        one = planes_of(requested(replace(LAYER, **changes)))
+        return one.pairs(one.x_steps), one.pairs(one.y_steps)
+
+    assert pairs(h=14, w=14) == (True, True)
+    assert pairs() == pairs(h=14, w=14, dtype=torch.float32) == (False, False)
+    assert pairs(h=28, w=28, stride=(2, 2)) == (False, True)
+    assert pairs(h=28, w=28, stride=(2, 2), direction="dgrad") == (True, False)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wgmma_is_not_serialized(dtype: torch.dtype, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = requested(replace(LAYER, direction=direction, dtype=dtype, bias=direction == "fprop"))
+    widest = next(tile for tile in tiles_of(request) if tile.n * tile.m_blocks == 256)
+    logs, parse = [], compiler.parse_resources
+    monkeypatch.setattr(compiler, "parse_resources", lambda log, entry: logs.append(log) or parse(log, entry))
+    cubin = compiler.compile_source(pointwise_planes.source(planes_of(request), widest), "sm_90a")
+    assert cubin.spill_bytes == cubin.stack_bytes == 0
+    assert "Compiling entry function 'halo_sm90_pointwise_planes'" in logs[0] and SERIALIZED not in logs[0]
+
+
+@pytest.mark.parametrize(("name", "dtype", "result", "shape", "finite"), tuple(emulated_halo_sm90_planes.runs()))
+def test_the_runs_are_this_kernels(name: str, dtype: torch.dtype, result: str, shape: str, finite: bool) -> None:
+    """What the emulator runs elsewhere would pass with another kernel, too."""
+    one = BY_NAME[name].problem("fprop", dtype).toward("dgrad" if result == "dgrad" else "fprop")
+    with emulated_device(sm_count=4), emulated_halo_sm90_planes.forced(shape):
+        found = FAMILIES["halo_sm90"].configs(requested(one))
+    assert found[0].kernel == pointwise_planes.KERNEL
+
+
+@pytest.mark.usefixtures("emulator_cache")
+@pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_images_may_be_apart(direction: str) -> None:
+    """Every second image of a tensor, with what is between them not finite."""
+    one = Problem(direction, 3, 40, 5, 7, 24, 1, 1, dtype=torch.float16)
+    shape = one.x_shape if direction == "fprop" else one.y_shape
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.full((6, *shape[1:]), float("nan"), dtype=torch.float16)
+    x, w = whole[::2], torch.randint(-3, 4, one.w_shape, generator=generator).half()
+    x.copy_(torch.randint(-3, 4, shape, generator=generator))
+    matrix = w[:, :, 0, 0].double() if direction == "fprop" else w[:, :, 0, 0].double().T
+    with emulated_device(sm_count=4):
+        request = requested(one, first=TensorForm(x.stride(), True))
+        call = watched(pointwise_planes.bind(request, pointwise_planes.configs(request)[0]), CPU)
+        got = call(x, w, None) if direction == "fprop" else call(x, w)
+    assert torch.equal(got, torch.einsum("kc,nchw->nkhw", matrix, x.double()).half())
