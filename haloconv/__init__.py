@@ -14,10 +14,12 @@ import haloconv.tune  # noqa: F401
 from haloconv.accelerate import accelerate, restore
 from haloconv.choose import measuring
 from haloconv.decompositions import decompositions
+from haloconv.fronts import ConvTranspose2d
 from haloconv.functional import conv2d, functional_mode
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
 from haloconv.precompile import precompile
+from haloconv.transposed import conv_transpose1d, conv_transpose2d
 from haloconv.version import __version__
 
 if TYPE_CHECKING:
@@ -27,10 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Conv2d",
+    "ConvTranspose2d",
     "__version__",
     "accelerate",
     "advise",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "decompositions",
     "export",
     "functional_mode",

@@ -24,7 +24,8 @@ from haloconv.profiling import calls_of, current_layer, named_range, profiler
 Tensor = torch.Tensor
 
 
-def _recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
+def is_recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
+    """Whether autograd has to see what is computed of these tensors."""
     wanted = first.requires_grad or second.requires_grad or (third is not None and third.requires_grad)
     return wanted and torch.is_grad_enabled()
 
@@ -71,7 +72,7 @@ def fprop(
     not kept. With ``activation`` "relu" y is max(0, y), and a NaN stays one.
     """
     plan = plans.plan_fprop(x, w, b, spec, activation)
-    recording = _recording(x, w, b)
+    recording = is_recording(x, w, b)
     native = plan.plain and (not recording or plan.is_native(_wanted(x, w), x.device))
     if notes is not None and plan.kept:
         notes.append(_call_of(plan, native, recording))
@@ -90,21 +91,21 @@ def fprop(
 
 def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
-    if _recording(dy, w):
+    if is_recording(dy, w):
         return _Dgrad.apply(dy, w, x_shape, layout, spec)
     return plans.dgrad(dy, w, x_shape, layout, spec)
 
 
 def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dw of ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
-    if _recording(dy, x):
+    if is_recording(dy, x):
         return _Wgrad.apply(dy, x, w_shape, layout, spec)
     return plans.wgrad(dy, x, w_shape, layout, spec)
 
 
 def bgrad(dy: Tensor, spec: ConvSpec) -> Tensor:
     """db (K,) from dy (N, K, P, Q)."""
-    return dy.sum((0, 2, 3)) if _recording(dy, dy) else plans.bgrad(dy, spec)
+    return dy.sum((0, 2, 3)) if is_recording(dy, dy) else plans.bgrad(dy, spec)
 
 
 def save_needed(ctx: Any, first: Tensor, second: Tensor, *results: Tensor) -> None:

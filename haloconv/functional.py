@@ -132,18 +132,29 @@ def convolve(
     if x.dim() == 3:
         return convolve(x.unsqueeze(0), w, b, spec, None, activation).squeeze(0)
     if _any_autocast():
-        device_type = x.device.type
-        if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
-            x, w, b = cast_for_autocast(device_type, x, w, b)
-    if (
-        _is_compiling()
-        or type(x) not in _PLAIN_TYPES
-        or type(w) not in _PLAIN_TYPES
-        or (b is not None and type(b) not in _PLAIN_TYPES)
-        or not is_plain_call()
-    ):
+        x, w, b = autocasted(x, w, b)
+    if not goes_straight(x, w, b):
         return autograd.activated(_traced_or_transformed(x, w, b, spec), activation)
     return autograd.fprop(x, w, b, spec, notes, activation)
+
+
+def autocasted(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[Any, Any, Any]:
+    """The tensors of a convolution as the autocast in force has them."""
+    device_type = x.device.type
+    if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
+        return cast_for_autocast(device_type, x, w, b)
+    return x, w, b
+
+
+def goes_straight(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> bool:
+    """Whether a convolution of these tensors is a plain eager call, for our autograd."""
+    return (
+        not _is_compiling()
+        and type(x) in _PLAIN_TYPES
+        and type(w) in _PLAIN_TYPES
+        and (b is None or type(b) in _PLAIN_TYPES)
+        and is_plain_call()
+    )
 
 
 def _traced_or_transformed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:

@@ -34,7 +34,7 @@ class Plan:
     """A problem bound to a family: ``run`` takes tensors of the form that the plan was made for.
 
     ``choice`` names the kernel and the config that run. ``layout`` is the memory order of the output, ``w_layout`` that
-    of the filter. ``plain`` is set if PyTorch runs fprop exactly as its own layer would. A plan that is not ``kept``
+    of the filter. ``plain`` is set if PyTorch runs it exactly as its own layer would. A plan that is not ``kept``
     serves one call. ``gradients`` is where haloconv.gradients keeps what it looked up.
     """
 
@@ -54,7 +54,7 @@ class Plan:
             return self.run(*tensors)
 
     def is_native(self, gradients: tuple[Direction, ...], device: torch.device) -> bool:
-        """Whether PyTorch runs fprop and these gradients as its own layer would, so that its autograd can take all."""
+        """Whether PyTorch runs this and these gradients as its own layer would, so that its autograd can take all."""
         return self.plain and all([self._is_native(each, device) for each in gradients])
 
     def _is_native(self, direction: Direction, device: torch.device) -> bool:
@@ -269,7 +269,7 @@ def bind(request: Request, spec: ConvSpec) -> Plan:
     if choice.refused and request.device.type != "meta":  # there nothing is computed
         _report_refusal(problem, choice, spec)
     run, config = _run_of(choice, request)
-    plain = problem.direction == "fprop" and _is_settled(choice, spec) and _is_plain(problem, spec)
+    plain = _is_settled(choice, spec) and _is_plain(problem, spec)
     choice = choice._replace(kernel=config.kernel, config=config.key)
     if logs.choice.isEnabledFor(logging.INFO):
         _log_choice(problem, choice)

@@ -25,6 +25,11 @@ def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> Tensor:
     return y if b is None else y + b.reshape(-1, 1, 1)
 
 
+def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
+    """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
+    return _Dgrad.apply(dy, w, x_shape, layout, spec)
+
+
 def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """The tensor with its batch dimension in front; repeated ``size`` times, without a copy, where it has none."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

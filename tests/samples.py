@@ -39,6 +39,14 @@ OP = next(op for op in op_db if op.name == "nn.functional.conv2d")
 MODULE = next(info for info in module_db if info.module_cls is torch.nn.Conv2d)
 
 
+def calls_of(name: str, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+    """PyTorch's samples of a function of torch.nn.functional, of tensors that require no gradient."""
+    op = next(op for op in op_db if op.name == f"nn.functional.{name}")
+    for sample in op.sample_inputs(device, dtype):
+        w, b = sample.args
+        yield Sample(sample.input, w, b, sample.kwargs)
+
+
 def op_samples(device: str, dtype: torch.dtype, *, requires_grad: bool = False) -> Iterator[Sample]:
     for sample in OP.sample_inputs(device, dtype, requires_grad=requires_grad):
         w, b = sample.args
@@ -49,6 +57,13 @@ def op_errors(device: str) -> Iterator[ErrorSample]:
     for error in OP.error_inputs(device):
         sample = error.sample_input
         yield ErrorSample((sample.input, *sample.args), sample.kwargs, error.error_type, error.error_regex)
+
+
+def layers_of(cls: type, device: str, dtype: torch.dtype) -> Iterator[tuple[tuple, dict, torch.Tensor]]:
+    """PyTorch's samples of a layer: constructor arguments, constructor keywords, and the input of forward."""
+    info = next(each for each in module_db if each.module_cls is cls)
+    for one in info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=True):
+        yield one.constructor_input.args, one.constructor_input.kwargs, one.forward_input.args[0]
 
 
 def module_samples(device: str, dtype: torch.dtype) -> Iterator[tuple[tuple, dict, torch.Tensor]]:

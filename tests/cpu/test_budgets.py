@@ -20,9 +20,11 @@ LAZY_PACKAGES = {"cuda", "torchvision", "timm", *extras.CLI}
 FILE_LINES, FUNCTION_LINES, DEVICE_FUNCTION_LINES, HEADER_LINES, LINE_LENGTH, VARIABLES = 400, 60, 70, 15, 120, 8
 PARAMETERS = 6
 SIGNATURES_OF_OTHERS = {
+    "fronts.py": {"__init__"},
     "functional.py": {"conv2d", "make_spec"},
     "module.py": {"__init__"},
     "transforms.py": {"vmap"},
+    "transposed.py": {"conv_transpose1d", "conv_transpose2d"},
     "tune/ahead.py": {"tune"},
     "jit/tensor_map.py": {"encode_tiled"},
     "emulator/tensor_map.py": {"encode_tiled", "encode_im2col", "_common", "_encoded"},

@@ -1,0 +1,73 @@
+"""What the functions beside conv2d share: PyTorch's forms of their arguments, and calls that stay PyTorch's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from haloconv.functional import check_names
+from haloconv.precision import Precision
+from haloconv.problem import as_int
+
+Tensor = torch.Tensor
+Tensors = tuple[Tensor, Tensor, Tensor | None]
+"""Input, weight and bias."""
+
+_warned: set[tuple[str, str]] = set()
+
+
+class Settings(NamedTuple):
+    """What the functions of haloconv take on top of PyTorch's arguments."""
+
+    precision: Precision | None = None
+    family: str = "auto"
+    strict: bool = False
+
+
+def settings_of(precision: Precision | None, family: str, strict: bool) -> Settings:
+    """The settings, checked. Raises ValueError for an unknown precision or family."""
+    check_names(precision, family)
+    return Settings(precision, family, strict)
+
+
+def as_ints(value: object, dims: int) -> tuple[int, ...] | None:
+    """One int for each dimension, where PyTorch takes ``value`` as that: an int, or a sequence of one or ``dims``."""
+    try:
+        if not isinstance(value, (tuple, list)):
+            return (as_int(value, "argument"),) * dims
+        items = tuple(as_int(item, "argument") for item in value)
+    except TypeError:
+        return None
+    return items * dims if len(items) == 1 else items if len(items) == dims else None
+
+
+def are_tensors(tensors: tuple[object, ...]) -> bool:
+    """Whether input and weight are tensors, and the bias one or None."""
+    x, w, b = tensors
+    return isinstance(x, Tensor) and isinstance(w, Tensor) and (b is None or isinstance(b, Tensor))
+
+
+def of_one_kind(x: Tensor, w: Tensor, b: Tensor | None, filters: int) -> bool:
+    """Whether the tensors have one dtype and device, and the bias (filters,) numbers."""
+    if x.dtype != w.dtype or x.device != w.device:
+        return False
+    return b is None or (b.dtype == x.dtype and b.device == x.device and b.dim() == 1 and b.shape[0] == filters)
+
+
+def left_to_torch(function: Callable[..., Tensor], arguments: tuple[Any, ...], settings: Settings, why: str) -> Tensor:
+    """PyTorch's function of these arguments, which raises what it raises for arguments that it refuses.
+
+    Where it takes them, ``why`` says why our kernels do not: raises RuntimeError if ``strict``, and warns once if a
+    family was asked for by name.
+    """
+    y = function(*arguments)
+    sentence = f"haloconv: PyTorch's own {function.__name__} runs this: {why}"
+    if settings.strict:
+        raise RuntimeError(f"{sentence} (strict=True)")
+    if settings.family not in ("auto", "aten") and (function.__name__, why) not in _warned:
+        _warned.add((function.__name__, why))
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+    return y
