@@ -14,10 +14,11 @@ import haloconv.tune  # noqa: F401
 from haloconv.accelerate import accelerate, restore
 from haloconv.choose import measuring
 from haloconv.decompositions import decompositions
-from haloconv.fronts import ConvTranspose2d
+from haloconv.fronts import Conv1d, ConvTranspose1d, ConvTranspose2d
 from haloconv.functional import conv2d, functional_mode
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
+from haloconv.one_dimension import conv1d
 from haloconv.precompile import precompile
 from haloconv.transposed import conv_transpose1d, conv_transpose2d
 from haloconv.version import __version__
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from haloconv.tune.ahead import tune
 
 __all__ = [
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "__version__",
     "accelerate",
     "advise",
+    "conv1d",
     "conv2d",
     "conv_transpose1d",
     "conv_transpose2d",

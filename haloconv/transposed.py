@@ -149,16 +149,16 @@ def conv_transpose2d(
 
 def _called(dims: int, tensors: Tensors, arguments: tuple[Any, ...], settings: Settings) -> Tensor:
     try:
-        pose = posed if _is_compiling() else _cached
+        pose = posed_transposed if _is_compiling() else _cached
         asked = pose(dims, arguments, settings)
     except TypeError:  # a list has no hash
-        asked = posed(dims, arguments, settings)
+        asked = posed_transposed(dims, arguments, settings)
     if asked is None or not are_tensors(tensors):
         return left_to_torch(_TORCHS[dims], (*tensors, *arguments), settings, _NOT_POSED)
     return transpose(*tensors, asked)
 
 
-def posed(dims: int, arguments: tuple[Any, ...], settings: Settings) -> Transposed | None:
+def posed_transposed(dims: int, arguments: tuple[Any, ...], settings: Settings) -> Transposed | None:
     """The call of PyTorch's arguments behind the tensors; None if no mirrored convolution of ours has them."""
     found: list[Any] = [as_ints(each, dims) for each in (*arguments[:3], arguments[4])]
     groups: Any = as_ints(arguments[3], 1)
@@ -175,7 +175,7 @@ def posed(dims: int, arguments: tuple[Any, ...], settings: Settings) -> Transpos
     return Transposed(spec, added, dims)
 
 
-_cached = lru_cache(maxsize=4096, typed=True)(posed)
+_cached = lru_cache(maxsize=4096, typed=True)(posed_transposed)
 
 
 def transpose(x: Tensor, w: Tensor, b: Tensor | None, asked: Transposed, notes: list[Call] | None = None) -> Tensor:
@@ -225,9 +225,12 @@ def _eager(x: Tensor, w: Tensor, b: Tensor | None, asked: Transposed, notes: lis
     plan = plans.plan_dgrad(x, w, asked.y_shape(x.shape, w.shape), plans.result_layout(x, w), asked.spec)
     recording = autograd.is_recording(x, w, b)
     if plan.plain and (not recording or plan.is_native(_wanted(x, w), x.device)):
-        if notes is not None:
+        of_images = asked._replace(dims=2).torchs
+        if notes is not None and asked.dims == 1 and plan.layout == "nhwc":  # which PyTorch's function does not keep
+            notes.append(Call(in_rows(torch.conv_transpose2d), of_images, True))
+        elif notes is not None:
             notes.append(Call(_TORCHS[asked.dims], asked.torchs, True))
-        return torch.conv_transpose2d(x, w, b, *asked._replace(dims=2).torchs)
+        return torch.conv_transpose2d(x, w, b, *of_images)
     function = _record if recording else _run
     if notes is not None:
         notes.append(Call(function if asked.dims == 2 else _IN_ROWS[function], (plan,), False))

@@ -29,6 +29,14 @@ class Front(NamedTuple):
 
 
 FRONTS = (
+    Front(haloconv.conv1d, torch.nn.functional.conv1d, haloconv.Conv1d, torch.nn.Conv1d, (9,)),
+    Front(
+        haloconv.conv_transpose1d,
+        torch.nn.functional.conv_transpose1d,
+        haloconv.ConvTranspose1d,
+        torch.nn.ConvTranspose1d,
+        (7,),
+    ),
     Front(
         haloconv.conv_transpose2d,
         torch.nn.functional.conv_transpose2d,
@@ -39,6 +47,14 @@ FRONTS = (
 )
 
 CALLS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
+    ("conv1d", (3,), {}),
+    ("conv1d", (7,), {"padding": 9, "dilation": 3}),
+    ("conv1d", (4,), {"padding": "same", "dilation": 2, "groups": 2}),
+    ("conv1d", (5,), {"padding": (2,), "stride": 2}),
+    ("conv1d", (1,), {"padding": "valid", "stride": [3]}),
+    ("conv_transpose1d", (16,), {"stride": 8, "padding": 4}),
+    ("conv_transpose1d", (4,), {"stride": (2,), "padding": 1, "output_padding": 1}),
+    ("conv_transpose1d", (3,), {"dilation": 2, "groups": 2}),
     ("conv_transpose2d", (3, 3), {}),
     ("conv_transpose2d", (2, 2), {"stride": 2}),
     ("conv_transpose2d", (4, 4), {"stride": 2, "padding": 1}),
@@ -47,7 +63,8 @@ CALLS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     ("conv_transpose2d", (1, 1), {"stride": 3, "output_padding": 2}),
     ("conv_transpose2d", (3, 3), {"dilation": 3, "output_padding": 1, "padding": 3}),
 )
-"""A function, the taps of its filter, and arguments; the last of a transposed one is none of ours."""
+"""A function, the taps of its filter, and arguments; the last is none of ours."""
+POSED = CALLS[:-1]
 
 
 def front(name: str) -> Front:

@@ -23,6 +23,7 @@ SIGNATURES_OF_OTHERS = {
     "fronts.py": {"__init__"},
     "functional.py": {"conv2d", "make_spec"},
     "module.py": {"__init__"},
+    "one_dimension.py": {"conv1d"},
     "transforms.py": {"vmap"},
     "transposed.py": {"conv_transpose1d", "conv_transpose2d"},
     "tune/ahead.py": {"tune"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,6 +19,11 @@ from tests import samples
 from tests.fronts import FRONTS, Front, front
 
 LAYERS: tuple[tuple[str, tuple, dict[str, Any]], ...] = (
+    ("conv1d", (4, 6, 3), {}),
+    ("conv1d", (4, 8, 4), {"padding": "same", "groups": 4, "bias": False}),
+    ("conv1d", (4, 6, 3), {"padding": 2, "padding_mode": "reflect", "dilation": 2}),
+    ("conv1d", (4, 6, 4), {"padding": "same", "padding_mode": "circular"}),
+    ("conv_transpose1d", (4, 6, 4), {"stride": 2, "padding": 1}),
     ("conv_transpose2d", (4, 6, 3), {}),
     ("conv_transpose2d", (4, 6, (4, 2)), {"stride": 2, "padding": (1, 0), "output_padding": 1}),
     ("conv_transpose2d", (4, 6, 3), {"groups": 2, "dilation": (1, 2), "bias": False}),
@@ -77,8 +83,10 @@ def test_copies_and_files(layer: tuple) -> None:
     torch.save(ours, file)
     file.seek(0)
     others = (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), torch.load(file, weights_only=False))
+    assert "_spec" in vars(ours)
     for other in others:
-        assert type(other) is type(ours) and torch.equal(other(x), want) and "_calls" in vars(ours)
+        assert type(other) is type(ours) and not vars(other).keys() & {"_spec", "_calls", "_last_input"}
+        assert torch.equal(other(x), want)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=layer_id)
@@ -90,7 +98,7 @@ def test_from_torch_shares_parameters(layer: tuple) -> None:
         one.layer.from_torch(torch.nn.Linear(3, 4))
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=layer_id)
+@pytest.mark.parametrize("layer", [each for each in LAYERS if "padding_mode" not in each[2]], ids=layer_id)
 def test_calls_are_kept(layer: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call of a form goes straight to what ran; one that was changed does not."""
     ours, theirs = pair(layer)
@@ -101,6 +109,7 @@ def test_calls_are_kept(layer: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ours(x), theirs(x)) and torch.equal(ours(x), theirs(x)) and len(calls) == 2
     ours.stride = theirs.stride = tuple(3 for _ in theirs.stride)
+    ours.padding = theirs.padding = tuple(1 for _ in theirs.stride)
     assert torch.equal(ours(x), theirs(x)) and len(calls) == 3
     ours.double(), theirs.double()
     with emulated_device():
@@ -186,3 +195,40 @@ def test_weight_norm(layer: tuple) -> None:
     found = [torch.autograd.grad(each(x).pow(2).sum(), [*each.parameters()]) for each in (ours, theirs)]
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["auto", "direct"])
+def test_causal_padding_is_pytorchs_of_a_padded_signal(family: str, emulator_cache: None) -> None:
+    """On the left only, by PyTorch's convolution and by a kernel of ours; other modes pad a copy as PyTorch's do."""
+    torch.manual_seed(3)
+    layer = haloconv.Conv1d(4, 6, 3, padding=(4, 0), dilation=2, dtype=torch.float64, family=family)
+    x = torch.randn(2, 4, 9, dtype=torch.float64)
+
+    def want(mode: str) -> torch.Tensor:
+        padded = torch.nn.functional.pad(x, (4, 0), mode)
+        return torch.nn.functional.conv1d(padded, layer.weight, layer.bias, dilation=2)
+
+    with emulated_device() if family == "direct" else nullcontext():
+        torch.testing.assert_close(layer(x), want("constant"), rtol=1e-12, atol=1e-12)
+        assert layer.choice().family == ("direct" if family == "direct" else "aten")
+        layer.padding_mode = "replicate"
+        torch.testing.assert_close(layer(x), want("replicate"), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d"])
+@pytest.mark.parametrize("ours_runs", [True, False])
+def test_signals_with_neighbouring_channels_stay_so(name: str, ours_runs: bool, emulator_cache: None) -> None:
+    """Transposed (N, L, C) is read and written as it is; gradients, too."""
+    one = front(name)
+    torch.manual_seed(4)
+    layer = one.layer(4, 6, 3, stride=2, dtype=torch.float64)
+    leaf = torch.randn(2, 9, 4, dtype=torch.float64, requires_grad=True)
+    with emulated_device() if ours_runs else nullcontext():
+        y = layer(leaf.transpose(1, 2))
+        (dx,) = torch.autograd.grad(y.pow(2).sum(), leaf)
+        assert torch.equal(layer(leaf.transpose(1, 2)), y)
+    want = one.torchs.forward(layer, leaf.transpose(1, 2))
+    (want_dx,) = torch.autograd.grad(want.pow(2).sum(), leaf)
+    torch.testing.assert_close(y, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(dx, want_dx, rtol=1e-12, atol=1e-12)
+    assert y.transpose(1, 2).is_contiguous() and dx.is_contiguous()

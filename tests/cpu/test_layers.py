@@ -33,6 +33,7 @@ LAYERS = (
         "layer",
         "library",
         "module",
+        "one_dimension",
         "precompile",
         "reclass",
         "subclasses",
