@@ -9,7 +9,7 @@ import torch
 from pytest import MonkeyPatch
 
 from haloconv.families.halo_sm90 import pointwise_planes
-from haloconv.families.halo_sm90.pointwise_planes import Tile
+from haloconv.families.halo_sm90.pointwise_planes_tile import Tile
 from haloconv.problem import Request
 from tests.cases import case
 
@@ -24,7 +24,13 @@ CASES = (
          (72, 1, 1), stride=2),
     case("sm90_planes_uneven", "strides that differ, and rows and columns behind the last pixel that is met",
          (2, 40, 14, 15), (48, 1, 1), stride=(2, 3)),
-    case("sm90_planes_large", "planes so large that stages have few channels", (1, 40, 30, 28), (72, 1, 1), stride=2),
+    case("sm90_planes_large", "planes of no whole rows, so large that stages have few channels", (1, 40, 26, 26),
+         (72, 1, 1), stride=2),
+    case("sm90_planes_rows", "boxes of every second row of x that are wider than the rows (in 16 bits)",
+         (2, 72, 28, 28), (72, 1, 1), stride=2),
+    case("sm90_planes_bands", "bands of rows, the last of fewer rows", (2, 72, 33, 48), (40, 1, 1), stride=2),
+    case("sm90_planes_bands_uneven", "bands of rows of which a stride leaves out columns alone", (2, 24, 24, 56),
+         (40, 1, 1), stride=(1, 3)),
     case("sm90_planes_packed", "filters that are no multiple of 16 bytes apart (in 16 bits)", (2, 36, 6, 14),
          (20, 1, 1)),
 )  # fmt: skip
@@ -47,11 +53,13 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("planes", ("sm90_planes_even",), (FP16, BF16), (*_DENSE, "relu")),
     ("planes", ("sm90_planes_deep", "sm90_planes_many"), _BOTH, _DENSE),
     ("planes", ("sm90_planes_stride", "sm90_planes_uneven", "sm90_planes_large"), _BOTH, _DENSE),
+    ("planes", ("sm90_planes_rows", "sm90_planes_bands", "sm90_planes_bands_uneven"), _BOTH, _DENSE),
+    ("planes", ("sm90_planes_bands",), (BF16,), ("relu",)),
     ("planes", ("sm90_planes_packed",), (FP16,), _DENSE),
     ("planes, rows shared", _SMALL, _BOTH, _DENSE),
     ("planes, two blocks", _SMALL, _BOTH, _DENSE),
     ("planes, two blocks", ("sm90_planes_even",), (FP16,), _DENSE),
-    ("planes, columns shared", _SMALL, _BOTH, _DENSE),
+    ("planes, columns shared", (*_SMALL, "sm90_planes_bands"), _BOTH, _DENSE),
     ("planes, two blocks, columns shared", ("sm90_planes",), _BOTH, _DENSE),
     ("planes, 256 columns", ("sm90_planes",), _BOTH, ("fprop",)),
 )  # fmt: skip
@@ -62,6 +70,8 @@ SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_planes_many", _DENSE, "planes, rows shared"),
     ("sm90_planes_stride", _DENSE, "planes, two blocks"),
     ("sm90_planes_large", _DENSE, "planes"),
+    ("sm90_planes_rows", _DENSE, "planes"),
+    ("sm90_planes_bands", _DENSE, "planes"),
     ("sm90_planes_packed", _DENSE, "planes"),
 )
 
@@ -71,7 +81,7 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     for shape, names, dtypes, results in _RUNS:
         for name in names:
             yield from ((name, dtype, result, shape, True) for dtype in dtypes for result in results)
-    for name in ("sm90_planes", "sm90_planes_stride"):
+    for name in ("sm90_planes", "sm90_planes_stride", "sm90_planes_bands"):
         yield from ((name, dtype, result, "planes", False) for dtype in _BOTH for result in _DENSE)
 
 

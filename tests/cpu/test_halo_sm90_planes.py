@@ -12,7 +12,7 @@ from haloconv.emulator import available, emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
 from haloconv.families.halo_sm90 import pointwise, pointwise_planes
-from haloconv.families.halo_sm90.pointwise_planes import Tile, planes_of, tiles
+from haloconv.families.halo_sm90.pointwise_planes_tile import Tile, planes_of, tiles
 from haloconv.jit import compile as compiler
 from haloconv.problem import Problem, Request, TensorForm, dense_request
 from tests import emulated_halo_sm90_planes
@@ -67,7 +67,7 @@ def test_what_the_kernel_does_not_take_it_says(request_: Request, why: str) -> N
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     ("width", "stride", "kernel"),
-    [(7, 1, pointwise_planes), (28, 1, pointwise), (28, 2, pointwise_planes), (56, 2, None)],
+    [(7, 1, pointwise_planes), (28, 1, pointwise), (28, 2, pointwise_planes), (56, 2, pointwise_planes), (17, 1, None)],
 )
 def test_the_family_offers_the_kernel_that_takes_the_layer_and_the_best_of_conv(
     width: int, stride: int, kernel: object, direction: str
@@ -87,7 +87,9 @@ def test_a_weight_gradient_is_none_of_theirs() -> None:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(("c", "k", "width", "stride"), [(2048, 512, 7, 1), (24, 40, 5, 1), (512, 1024, 28, 2)])
+@pytest.mark.parametrize(
+    ("c", "k", "width", "stride"), [(2048, 512, 7, 1), (24, 40, 5, 1), (512, 1024, 28, 2), (48, 120, 64, 2)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_tile_fits(c: int, k: int, width: int, stride: int, dtype: torch.dtype, direction: str) -> None:
     size = {"c": c, "k": k, "h": width, "w": width, "stride": (stride, stride)}
@@ -96,15 +98,37 @@ def test_every_tile_fits(c: int, k: int, width: int, stride: int, dtype: torch.d
     assert found
     for tile in found:
         assert tile.smem_bytes(one) <= SMEM_BYTES and tile.stages >= 3
-        assert tile.images * one.pixels <= 64 * tile.m_blocks * (1 if tile.split_n else 2)
+        assert tile.images * tile.pixels(one) <= 64 * tile.m_blocks * (1 if tile.split_n else 2)
+        assert tile.images == 1 or tile.band == one.rows
         assert tile.m_blocks * tile.n <= 256 and tile.filters == tile.n * (2 if tile.split_n else 1)
         assert tile.chunk_bytes == 128 or not one.product.packs
 
 
+@pytest.mark.parametrize(
+    ("changes", "x_boxes", "y_boxes", "banded"),
+    [
+        ({}, False, False, False),
+        ({"h": 14, "w": 14, "stride": (2, 2)}, False, False, False),
+        ({"h": 28, "w": 28, "stride": (2, 2)}, True, False, False),
+        ({"h": 28, "w": 28, "stride": (2, 2), "direction": "dgrad"}, False, False, False),
+        ({"h": 56, "w": 56, "stride": (2, 2)}, True, True, True),
+        ({"h": 56, "w": 56, "stride": (2, 2), "direction": "dgrad"}, True, True, True),
+    ],
+)
+def test_boxes_bring_rows_with_a_stride_and_take_bands(
+    changes: dict, x_boxes: bool, y_boxes: bool, banded: bool
+) -> None:
+    """Whole planes leave by copies, which need no rows at multiples of 16 bytes."""
+    request = requested(replace(LAYER, **changes))
+    tile = tiles_of(request)[0]
+    assert (tile.x_boxes, tile.y_boxes, tile.bands(planes_of(request)) > 1) == (x_boxes, y_boxes, banded)
+
+
 def test_pairs_of_pixels_are_words_of_even_dense_planes() -> None:
     def pairs(**changes: object) -> tuple[bool, bool]:
-        one = planes_of(requested(replace(LAYER, **changes)))
-        return one.pairs(one.x_steps), one.pairs(one.y_steps)
+        request = requested(replace(LAYER, **changes))
+        one, tile = planes_of(request), tiles_of(request)[0]
+        return tile.pairs(one, one.x), tile.pairs(one, one.y)
 
     assert pairs(h=14, w=14) == (True, True)
     assert pairs() == pairs(h=14, w=14, dtype=torch.float32) == (False, False)

@@ -40,6 +40,7 @@ LAYERS = tuple(
     case("planes_14", "planes of 14x14", (16, 1024, 14, 14), (256, 1, 1)),
     case("planes_7", "planes of 7x7", (16, 512, 7, 7), (2048, 1, 1)),
     case("planes_stride", "every second pixel of planes", (16, 512, 28, 28), (1024, 1, 1), stride=2),
+    case("planes_bands", "bands of rows", (8, 256, 56, 56), (512, 1, 1), stride=2),
     case("planes_uneven", "few images, chunks and blocks that are not full", (5, 888, 7, 7), (328, 1, 1)),
 )  # fmt: skip
 

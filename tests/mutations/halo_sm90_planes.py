@@ -22,9 +22,24 @@ def _fault(
 _SENDS = "            send(p, smem, tile, filter, buffer);\n"
 
 MUTATIONS = (
+    # bands and boxes
+    _fault("bands of the first rows", "all bands of an image are its first one",
+           ("band = pixels - images * p.bands.value;", "band = 0;"), on="sm90_planes_bands"),
+    _fault("bands of the first image", "bands behind those of the first image begin there again",
+           ("image = images * p.images, band", "image = 0, band"), on="sm90_planes_bands"),
+    _fault("boxes of x in one row", "boxes of rows are asked for column by column",
+           ("tile.band * p.x_band_row, channel, image", "0, channel, image"), on="sm90_planes_bands"),
+    _fault("boxes of dense x in one place", "boxes of pixels that are one row begin with its first one",
+           ("full, tile.band * p.x_band_col,", "full, 0,"), on="sm90_planes_bands", result="dgrad"),
+    _fault("boxes of y in one row", "boxes of rows with zeros go to the first rows",
+           ("tile.band * p.y_band_row, filter, image", "0, filter, image"), on="sm90_planes_bands", result="dgrad"),
+    _fault("boxes of dense y in one place", "boxes of sums go to the first pixels",
+           ("buffer, tile.band * p.y_band_col,", "buffer, 0,"), on="sm90_planes_bands"),
+    _fault("fewer bytes than a box has", "a stage counts as there before its last channels are",
+           ("(X_BOXES ? CHUNK : min(", "(false ? CHUNK : min("), on="sm90_planes_bands"),
     # pointwise_planes_tile.cuh
     _fault("filters of the first block", "all blocks of filters are the first one",
-           ("filter = (index - images * p.blocks.value) * TILE_FILTERS;", "filter = 0;")),
+           ("filter = (index - pixels * p.blocks.value) * TILE_FILTERS;", "filter = 0;")),
     _fault("images of the first tile", "all tiles have the first images",
            ("image = images * p.images,", "image = 0,"), on="sm90_planes_many"),
     _fault("a barrier for one consumer", "a stage goes back when one of the consumers has read it",
@@ -45,7 +60,7 @@ MUTATIONS = (
     _fault("images behind the last one", "a tile reads images that the layer does not have",
            ("min(tile.image + i, p.all_images - 1)", "tile.image + i")),
     _fault("channels behind the last one", "the last chunk reads planes of the next image",
-           ("bytes = min(CHUNK, p.channels - channel) * X_PLANE", "bytes = CHUNK * X_PLANE")),
+           ("min(CHUNK, p.channels - channel)", "CHUNK")),
     _fault("planes of the first chunk", "all chunks of channels are the first one",
            ("(i64)channel * X_PLANE,", "(i64)0,")),
     _fault("packed filters of one chunk", "packed filters of all chunks are those of the first",
@@ -65,7 +80,7 @@ MUTATIONS = (
     _fault("the lane's own channels", "each lane multiplies the first lane's channels",
            ("lane % 4 * LANE_CHANNELS * X_PLANE;", "0;")),
     _fault("channels that are not there", "what was in a stage before is multiplied by zero, also if not finite",
-           ("if (channels < CHUNK)\n", "if (false)\n"), on="sm90_planes", finite=False),
+           ("if (!X_BOXES && channels < CHUNK)", "if (false)"), on="sm90_planes", finite=False),
     _fault("pixels of a pair", "both rows of a pair are its first pixel",
            ("odd = __byte_perm(low, high, 0x7632);", "odd = __byte_perm(low, high, 0x5410);"), on="sm90_planes_even"),
     _fault("halves of a row", "a row's second channel is its first one",

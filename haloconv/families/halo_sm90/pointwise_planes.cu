@@ -1,12 +1,12 @@
-// halo_sm90_pointwise_planes: fprop and dgrad of 1x1 layers whose images are small and nchw, of whatever size.
+// halo_sm90_pointwise_planes: fprop and dgrad of 1x1 layers in nchw, for small planes of whatever size and for strides.
 //
 //   y[image][filter][pixel] = sum over channels of w[filter, channel] * x[image][channel][pixel]
 //
 // Planes of 7x7 or 14x14 are no multiples of 16 bytes, so TMA has no boxes of them; but the planes of some channels of
-// an image are neighbouring bytes, and one bulk copy brings them. A tile is whole images by some filters: rows of M are
-// pixels, whose fragments lanes read from the planes, wherever those begin; so every second pixel is as good as each.
-// Sums are transposed into planes in shared memory, of which bulk copies take those of some filters of an image. Pixels
-// that no output meets (strided dgrad) are zeros there from the beginning.
+// an image are neighbouring bytes, and one bulk copy brings them. Rows of M are pixels, whose fragments lanes read from
+// the planes, wherever those begin; so every second pixel is as good as each. Sums are transposed into planes in shared
+// memory, of which a bulk copy takes those of some filters. Pixels that no output meets (strided dgrad) are zeros there
+// from the beginning. Where TMA reaches rows, boxes may take the place of copies, and bands of rows that of planes.
 //
 // Roles: two warpgroups consume; one thread of the third asks for copies, for tile after tile.
 // Budget: M_BLOCKS * COLUMNS / 2 registers of a consumer for sums, twice 16 * M_BLOCKS for fragments.
@@ -21,7 +21,8 @@
 //   COLUMNS            N of wgmma
 //   SPLIT_N            1: the consumers share columns of N; 0: rows of M
 //   STAGES             of the ring
-//   X_PLANE Y_PLANE    bytes of a plane of x, of y
+//   X_PLANE Y_PLANE    bytes of a plane, or of a band of one, in shared memory: of x, of y
+//   X_BOXES Y_BOXES    1: TMA brings, takes boxes; 0: bulk copies, of whole planes
 //   SLAB               filters whose sums leave at a time
 //   X_PAIRS Y_PAIRS    16 bits: two rows of M that follow one another are an aligned word of x, of y
 //   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y

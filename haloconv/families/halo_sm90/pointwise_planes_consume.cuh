@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply_stage(const Params& p, const Smem& smem
     wait(&smem.full[at.index], at.parity);
     const char *const w = smem.stages + at.index * p.stage_bytes, *const x = w + W_BYTES;
     const int channels = p.channels - chunk * CHUNK;
-    if (channels < CHUNK)
+    if (!X_BOXES && channels < CHUNK)  // boxes have zeros behind the last channel
         load<true>(fragments, self, x, channels);
     else
         load<false>(fragments, self, x, CHUNK);
@@ -134,15 +134,21 @@ __device__ __forceinline__ void multiply_stage(const Params& p, const Smem& smem
     at.advance(STAGES);
 }
 
-// Sends the planes of a slab's filters, of each image of the tile.
+// Sends the planes of a slab's filters, of each image of the tile, or a band of them.
 __device__ __forceinline__ void send(const Params& p, const Smem& smem, const Tile& tile, int filter,
                                      const char* buffer) {
     const int bytes = min(SLAB, p.filters - filter) * Y_PLANE;
     if (bytes <= 0) return;
 #pragma unroll 1
-    for (int i = 0; i < min(p.images, p.all_images - tile.image); ++i) {
-        char* const to = reinterpret_cast<char*>(p.y + (tile.image + i) * p.y_image);
-        ptx::cp_async_bulk_global_shared(to + (i64)filter * Y_PLANE, buffer + i * smem.y_image, bytes);
+    for (int i = 0; i < min(p.images, p.all_images - tile.image); ++i, buffer += smem.y_image) {
+        const int image = tile.image + i;
+        if constexpr (Y_BOXES) {
+            ptx::cp_async_bulk_tensor_4d_global_shared(&p.y_map, buffer, tile.band * p.y_band_col,
+                                                       tile.band * p.y_band_row, filter, image);
+        } else {
+            char* const to = reinterpret_cast<char*>(p.y + image * p.y_image);
+            ptx::cp_async_bulk_global_shared(to + (i64)filter * Y_PLANE, buffer, bytes);
+        }
     }
 }
 

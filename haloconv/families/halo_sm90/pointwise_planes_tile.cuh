@@ -1,7 +1,7 @@
 // What a block of halo_sm90_pointwise_planes computes, in which order, its shared memory, and what fills it.
 //
-// A tile is some images by some neighbouring filters. Tiles that follow one another have the same images, as far as
-// there are blocks of filters: so blocks of threads that run at a time read them from the L2.
+// A tile is some images, or a band of rows of one, by some neighbouring filters. Tiles that follow one another have the
+// same pixels, as far as there are blocks of filters: so blocks of threads that run at a time read them from the L2.
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
@@ -44,29 +44,33 @@ static_assert(M_BLOCKS * COLUMNS <= 256, "sums of 128 registers at most");
 static_assert(SIZE == 2 || !(X_PAIRS || Y_PAIRS), "a word has two pixels of 16 bits");
 
 struct Params {
-    TensorMap w_map;
+    TensorMap w_map, x_map, y_map;
     const elem_t* x;
     const char* w;  // filters, or what pack.cu made of them
     elem_t* y;
     const elem_t* bias;
-    i64 x_image, y_image;   // elements from image to image
-    Divisor blocks;         // of filters of the layer
-    Divisor pixels, cols;   // that are multiplied, of an image, of a row
-    int x_row, x_col;       // elements of x from one of these to the next below and to the right
-    int y_row, y_col;       // the same of y
-    int images;             // of a tile
-    int stage_bytes;        // of shared memory
-    int tiles, all_images;  // of the layer
-    int channels, filters;  // of the layer
-    int chunks, has_gaps;   // of all channels; 1: some pixels of y are zero
+    i64 x_image, y_image;        // elements from image to image
+    Divisor blocks;              // of filters of the layer
+    Divisor bands;               // of an image
+    Divisor pixels, cols;        // that are multiplied, of an image of a tile, of a row
+    int x_row, x_col;            // elements of a stage from one of these to the next below and to the right
+    int y_row, y_col;            // the same of a buffer
+    int x_band_col, x_band_row;  // from a band's box of x to the next one's
+    int y_band_col, y_band_row;  // the same of y
+    int images;                  // of a tile
+    int stage_bytes;             // of shared memory
+    int tiles, all_images;       // of the layer
+    int channels, filters;       // of the layer
+    int chunks, has_gaps;        // of all channels; 1: some pixels of y are zero
 };
 
 struct Tile {
-    int image, filter;  // the first ones
+    int image, band, filter;  // the first ones
 
     __device__ __forceinline__ Tile(const Params& p, int index) {
-        const int images = p.blocks.quotient(index);
-        image = images * p.images, filter = (index - images * p.blocks.value) * TILE_FILTERS;
+        const int pixels = p.blocks.quotient(index), images = p.bands.quotient(pixels);
+        image = images * p.images, band = pixels - images * p.bands.value;
+        filter = (index - pixels * p.blocks.value) * TILE_FILTERS;
     }
 };
 
@@ -119,6 +123,18 @@ __device__ __forceinline__ void ask_for_w(const Params& p, const Tile& tile, int
     }
 }
 
+// Asks for a chunk of an image's planes, from `channel` on, or for a band of them; `bytes` are those of the planes.
+__device__ __forceinline__ void ask_for_x(const Params& p, const Tile& tile, int image, int channel, int bytes,
+                                          char* to, ptx::u64* full) {
+    if constexpr (X_BOXES) {
+        ptx::cp_async_bulk_tensor_4d_shared_global(to, &p.x_map, full, tile.band * p.x_band_col,
+                                                   tile.band * p.x_band_row, channel, image);
+    } else {
+        const char* const from = reinterpret_cast<const char*>(p.x + image * p.x_image);
+        ptx::cp_async_bulk_shared_global(to, from + (i64)channel * X_PLANE, bytes, full);
+    }
+}
+
 // Behind the last image of the layer a tile has that one again: what comes of it is not written.
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     if (W_LOADS == W_PACKED) ptx::griddepcontrol_wait();  // the launch may begin before filters are packed (PDL)
@@ -126,19 +142,17 @@ __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
         const Tile tile(p, index);
         for (int chunk = 0; chunk < p.chunks; ++chunk, at.advance(STAGES)) {
-            const int channel = chunk * CHUNK, bytes = min(CHUNK, p.channels - channel) * X_PLANE;
+            const int channel = chunk * CHUNK;
+            const int bytes = (X_BOXES ? CHUNK : min(CHUNK, p.channels - channel)) * X_PLANE;
             wait(&smem.empty[at.index], at.parity ^ 1);
             ptx::u64* const full = &smem.full[at.index];
             char* const stage = smem.stages + at.index * p.stage_bytes;
             ptx::mbarrier_arrive_expect_tx(full, W_BYTES + p.images * bytes);
             ask_for_w(p, tile, chunk, stage, full);
 #pragma unroll 1
-            for (int i = 0; i < p.images; ++i) {
-                const int image = min(tile.image + i, p.all_images - 1);
-                const char* const from = reinterpret_cast<const char*>(p.x + image * p.x_image);
-                ptx::cp_async_bulk_shared_global(stage + W_BYTES + i * smem.x_image, from + (i64)channel * X_PLANE,
-                                                 bytes, full);
-            }
+            for (int i = 0; i < p.images; ++i)
+                ask_for_x(p, tile, min(tile.image + i, p.all_images - 1), channel, bytes,
+                          stage + W_BYTES + i * smem.x_image, full);
         }
     }
 }

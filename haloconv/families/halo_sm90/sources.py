@@ -69,8 +69,8 @@ def _pointwise_requests() -> Iterator[Request]:
 
 
 def _planes_requests() -> Iterator[Request]:
-    """1x1 layers on small images in every direction and type, with pixels in pairs and not, with a stride."""
-    for dtype, (width, stride) in product((torch.float32, torch.float16), ((7, 1), (14, 1), (14, 2))):
+    """1x1 layers of planes in every direction and type: with pixels in pairs and not, with a stride, in bands."""
+    for dtype, (width, stride) in product((torch.float32, torch.float16), ((7, 1), (14, 1), (14, 2), (56, 2))):
         one = replace(_problem("fprop", dtype, "nchw", 160, 192, bias=True), h=width, w=width, stride=(stride, stride))
         one = replace(one, r=1, s=1, activation="relu")
         yield from (dense_request(problem, _NO_DEVICE) for problem in (one, one.toward("dgrad")))

@@ -1,0 +1,246 @@
+"""What families/halo_sm90/pointwise_planes.cu multiplies for a request, how it cuts that into tiles, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product as combinations
+from typing import NamedTuple
+
+from haloconv.families.common import ceil_div
+from haloconv.families.halo_sm90.pointwise_tile import CHUNK_BYTES, SPAN, Product, product_of
+from haloconv.problem import Request
+
+CONSUMERS = 2
+_COPY_BYTES = 16  # bulk copies, and rows of boxes, are multiples of it
+_MOST_IMAGES, _LONGEST_BOX = 8, 256  # images of a tile; elements of an axis of a box
+_MOST_SUMS = 256  # N of wgmma times blocks of M: 128 registers
+_STAGES = (8, 3)  # at most, at least
+_SLABS = (32, 16, 8)
+_MOST_BUFFER_BYTES = 32 << 10
+_ALIGNMENT = 1024  # of a stage, for swizzled filters
+# The cost model, of an NVIDIA H200, for a multiprocessor: bytes in a cycle from the L2 and from memory; cycles of a
+# warp's instruction while tensor cores multiply, to begin a tile, and to begin at all. Not fitted to times of this one.
+_L2_BYTES, _MEMORY_BYTES = 40, 20
+_ISSUE_CYCLES, _TILE_CYCLES, _BEGIN_CYCLES = 2, 500, 2000
+
+
+class Side(NamedTuple):
+    """Planes of x or of y: extents, the stride of the pixels that are multiplied, elements from image to image."""
+
+    width: int
+    height: int
+    down: int
+    across: int
+    image: int
+
+    @property
+    def plane(self) -> int:
+        """Elements."""
+        return self.width * self.height
+
+    @property
+    def dense(self) -> bool:
+        """Whether all pixels are multiplied."""
+        return (self.down, self.across) == (1, 1)
+
+
+class Layout(NamedTuple):
+    """A plane, or a band of one, in shared memory: elements, and from a multiplied pixel to the next below."""
+
+    plane: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Planes:
+    """The product of a request on planes, of which ``rows`` by ``cols`` pixels are multiplied."""
+
+    product: Product
+    rows: int
+    cols: int
+    x: Side
+    y: Side
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.product.size
+
+    def whole(self, elems: int) -> bool:
+        """Whether so many elements are whole copies."""
+        return elems * self.size % _COPY_BYTES == 0
+
+    def pitch(self, side: Side) -> int:
+        """Columns of a box of rows."""
+        unit = _COPY_BYTES // self.size
+        return ceil_div(side.width, unit) * unit
+
+    def reached(self, side: Side) -> bool:
+        """Whether TMA takes boxes of the planes."""
+        step = side.plane if side.dense else side.width * (side.down if side is self.x else 1)
+        return self.whole(side.plane) and self.whole(step) and (side.dense or self.pitch(side) <= _LONGEST_BOX)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Images and filters of a tile, and how a block of threads multiplies it.
+
+    ``band`` are rows of an image's multiplied pixels, fewer than all only if ``images`` is 1. ``n`` is that of wgmma.
+    With ``split_n`` the consumers share columns of N, else rows of M, of which a consumer has ``m_blocks`` of 64.
+    ``x_boxes`` and ``y_boxes``: TMA boxes, not bulk copies. ``slab``: filters whose sums leave at a time.
+    """
+
+    images: int
+    band: int
+    filters: int
+    n: int
+    split_n: bool
+    m_blocks: int
+    x_boxes: bool
+    y_boxes: bool
+    chunk_bytes: int = CHUNK_BYTES
+    slab: int = _SLABS[0]
+    stages: int = 0
+
+    def pixels(self, one: Planes) -> int:
+        """Of an image of a tile, that are multiplied."""
+        return self.band * one.cols
+
+    def bands(self, one: Planes) -> int:
+        """Of an image."""
+        return ceil_div(one.rows, self.band)
+
+    def blocks(self, product: Product) -> int:
+        """Of filters of the layer."""
+        return ceil_div(product.filters, self.filters)
+
+    def spans(self, product: Product) -> int:
+        """Of filters of all blocks."""
+        return self.blocks(product) * ceil_div(self.filters, SPAN)
+
+    def chunk(self, one: Planes) -> int:
+        """Channels of a stage."""
+        return self.chunk_bytes // one.size
+
+    def chunks(self, one: Planes) -> int:
+        """Of all channels."""
+        return ceil_div(one.product.channels, self.chunk(one))
+
+    def count(self, one: Planes) -> int:
+        """Tiles of the layer."""
+        return ceil_div(one.product.problem.n, self.images) * self.bands(one) * self.blocks(one.product)
+
+    def x(self, one: Planes) -> Layout:
+        """In a stage: boxes have none of the rows between those that are multiplied."""
+        if not self.x_boxes:
+            return Layout(one.x.plane, one.x.down * one.x.width)
+        row = one.cols if one.x.dense else one.pitch(one.x)
+        return Layout(row * self.band, row)
+
+    def y(self, one: Planes) -> Layout:
+        """In a buffer: boxes have all rows, since those that no output meets are zeros."""
+        if not self.y_boxes:
+            return Layout(one.y.plane, one.y.down * one.y.width)
+        row = one.y.down * (one.cols if one.y.dense else one.pitch(one.y))
+        return Layout(row * self.band, row)
+
+    def pairs(self, one: Planes, side: Side) -> bool:
+        """Whether two pixels from an even one on are an aligned word."""
+        return one.size == 2 and side.dense and self.pixels(one) % 2 == 0
+
+    def stage_bytes(self, one: Planes) -> int:
+        """Filters of a chunk, and planes of each image."""
+        filters = self.filters if one.product.w_loads == "W_ROWS" else ceil_div(self.filters, SPAN) * SPAN
+        planes = self.images * self.chunk(one) * self.x(one).plane * one.size
+        return ceil_div(filters * self.chunk_bytes + planes, _ALIGNMENT) * _ALIGNMENT
+
+    def buffer_bytes(self, one: Planes) -> int:
+        """Planes of a slab."""
+        return self.images * self.slab * self.y(one).plane * one.size
+
+    def smem_bytes(self, one: Planes) -> int:
+        """Of a block of threads: stages, buffers of sums and barriers."""
+        buffers = 2 * (CONSUMERS if self.split_n else 1) * self.buffer_bytes(one)
+        return self.stages * (self.stage_bytes(one) + 16) + buffers
+
+    def cycles(self, one: Planes, sm_count: int) -> float:
+        """The model's time, in cycles."""
+        product, size = one.product, one.size
+        instructions = 16 if size == 4 else 8 if self.pairs(one, one.x) else 12
+        multiply = self.m_blocks * self.chunk_bytes // 32 * CONSUMERS * max(self.n / 2, instructions * _ISSUE_CYCLES)
+        stores = self.m_blocks * self.n * CONSUMERS * (1 if self.pairs(one, one.y) else 2)
+        outputs = self.images * self.filters * self.y(one).plane * size / _L2_BYTES
+        chunk = max(multiply, self.stage_bytes(one) / _L2_BYTES)
+        tile = self.chunks(one) * chunk + _TILE_CYCLES + max(stores, outputs)
+        x_plane = self.x(one).plane * self.bands(one)
+        planes = product.problem.n * (product.channels * x_plane + product.filters * one.y.plane)
+        memory = (planes + product.channels * product.filters) * size / (_MEMORY_BYTES * sm_count)
+        return _BEGIN_CYCLES + max(ceil_div(self.count(one), sm_count) * tile, memory)
+
+
+@lru_cache(maxsize=256)
+def planes_of(request: Request) -> Planes | None:
+    """The product on planes; None where x or the result is not made of dense ones."""
+    problem, forward = request.problem, request.problem.direction == "fprop"
+    shapes = (problem.x_shape, problem.y_shape) if forward else (problem.y_shape, problem.x_shape)
+    spaced = [forward, not forward]
+    sides = []
+    for shape, strides, has_stride in zip(shapes, (request.first.strides, request.result_strides), spaced, strict=True):
+        if strides[1:] != (shape[2] * shape[3], shape[3], 1) or strides[0] <= 0:
+            return None
+        sides.append(Side(shape[3], shape[2], *(problem.stride if has_stride else (1, 1)), strides[0]))
+    return Planes(product_of(request), problem.p, problem.q, *sides)
+
+
+@lru_cache(maxsize=256)
+def tiles(one: Planes, max_smem_bytes: int, sm_count: int) -> tuple[Tile, ...]:
+    """Every tile that fits, best first by the cost model."""
+    found: list[Tile] = []
+    product = one.product
+    for m_blocks, split_n, n in combinations((1, 2), (False, True), _columns(product)):
+        rows, filters = 64 * m_blocks * (1 if split_n else CONSUMERS), n * (CONSUMERS if split_n else 1)
+        whole_spans = n % SPAN == 0 or (not split_n and filters >= product.filters)
+        if m_blocks * n > _MOST_SUMS or not whole_spans:
+            continue
+        for images, band, x_boxes, y_boxes in _cuts(one, rows):
+            if 4 * images * band * one.cols >= rows:
+                tile = Tile(images, band, filters, n, split_n, m_blocks, x_boxes, y_boxes)
+                found += _staged(one, tile, max_smem_bytes)
+    return tuple(sorted(found, key=lambda tile: tile.cycles(one, sm_count)))
+
+
+def _cuts(one: Planes, rows: int) -> Iterator[tuple[int, int, bool, bool]]:
+    """Images, a band, and whether TMA brings and takes boxes: of tiles of so many rows of M."""
+    product, x_reached, y_reached = one.product, one.reached(one.x), one.reached(one.y)
+    if one.rows * one.cols <= rows:
+        images = min(rows // (one.rows * one.cols), _MOST_IMAGES, product.problem.n)
+        x_boxes = x_reached and not one.x.dense  # fewer rows than a copy of whole planes
+        if (x_boxes or one.whole(product.channels * one.x.plane)) and one.whole(product.filters * one.y.plane):
+            yield images, one.rows, x_boxes, False
+    elif x_reached and y_reached and one.cols <= rows:
+        most = rows // one.cols
+        band = ceil_div(one.rows, ceil_div(one.rows, most))
+        fitting = (each for each in range(band, 0, -1) if one.whole(each * one.cols))
+        band = next(fitting, 0)
+        if band and band * one.y.down <= _LONGEST_BOX:
+            yield 1, band, True, True
+
+
+def _columns(product: Product) -> Iterator[int]:
+    """N of wgmma: whole spans, and the narrowest that has all filters."""
+    yield from (64, 128, 192, 256)
+    yield from (n for n in (32, 80, 96, 112, 160, 224) if n - 32 < product.filters <= n)
+
+
+def _staged(one: Planes, tile: Tile, max_smem_bytes: int) -> Iterator[Tile]:
+    """The tile with the longest chunks and slabs of which enough stages fit, and with as many stages as do."""
+    most, least = _STAGES
+    lengths = (CHUNK_BYTES,) if one.product.packs else (CHUNK_BYTES, CHUNK_BYTES // 2, CHUNK_BYTES // 4)
+    for chunk_bytes, slab, stages in combinations(lengths, _SLABS, range(most, least - 1, -1)):
+        found = replace(tile, chunk_bytes=chunk_bytes, slab=slab, stages=stages)
+        fits = found.buffer_bytes(one) <= _MOST_BUFFER_BYTES and found.n % slab == 0
+        if fits and found.smem_bytes(one) <= max_smem_bytes:
+            yield found
+            return
