@@ -14,12 +14,13 @@ import haloconv.tune  # noqa: F401
 from haloconv.accelerate import accelerate, restore
 from haloconv.choose import measuring
 from haloconv.decompositions import decompositions
-from haloconv.fronts import Conv1d, ConvTranspose1d, ConvTranspose2d
+from haloconv.fronts import Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from haloconv.functional import conv2d, functional_mode
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
 from haloconv.one_dimension import conv1d
 from haloconv.precompile import precompile
+from haloconv.three_dimensions import conv3d
 from haloconv.transposed import conv_transpose1d, conv_transpose2d
 from haloconv.version import __version__
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
     "__version__",
@@ -38,6 +40,7 @@ __all__ = [
     "advise",
     "conv1d",
     "conv2d",
+    "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
     "decompositions",

@@ -1,4 +1,4 @@
-"""The layers beside Conv2d: haloconv.Conv1d, ConvTranspose1d and ConvTranspose2d, PyTorch's on our kernels."""
+"""The layers beside Conv2d: haloconv.Conv1d, Conv3d, ConvTranspose1d and ConvTranspose2d, PyTorch's on our kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from haloconv.one_dimension import conv1d, convolve_row, posed_row
 from haloconv.plan import problem_of
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, Pair, Problem
+from haloconv.three_dimensions import Triple, Volume, conv3d, convolve_volume, of_images, posed_volume, way_of
 from haloconv.transposed import Transposed, conv_transpose1d, conv_transpose2d, posed_transposed, transpose
 
 Tensor = torch.Tensor
 
 _is_compiling = torch.compiler.is_compiling
-_REFUSED = Choice("aten", "no convolution of ours has these arguments", refused=True)
+_NOT_POSED = "no convolution of ours has these arguments"
+_REFUSED = Choice("aten", _NOT_POSED, refused=True)
 
 
 class Front(Layer):
@@ -42,6 +44,10 @@ class Front(Layer):
 
     def _posed(self) -> Any:
         raise NotImplementedError
+
+    def _zeros(self) -> Any:
+        """The padding that is left when another mode's was made."""
+        return self.padding if self.padding_mode == "zeros" else 0
 
 
 def _layout(shape: tuple[int, ...], strides: tuple[int, ...], w: Tensor) -> Layout:
@@ -117,9 +123,6 @@ class Conv1d(Front, torch.nn.Conv1d):
             return conv1d(x, weight, bias, *arguments, **self._settings()._asdict())
         return convolve_row(x, weight, bias, asked, notes)
 
-    def _zeros(self) -> Any:
-        return self.padding if self.padding_mode == "zeros" else 0
-
     def _posed(self) -> ConvSpec | None:
         arguments = (self.stride, self._zeros(), self.dilation, self.groups)
         return posed_row(arguments, self.kernel_size[0], self._settings())
@@ -130,6 +133,89 @@ class Conv1d(Front, torch.nn.Conv1d):
             return _REFUSED
         image, strides = (n, c, 1, length), (*strides[:2], length * strides[2], strides[2])
         problem = problem_of("fprop", image, tuple(w.shape), asked, dtype, _layout(image, strides, w))
+        return replace(problem, bias=self.bias is not None)
+
+
+class Conv3d(Front, torch.nn.Conv3d):
+    """A drop-in for torch.nn.Conv3d: same constructor, parameters in the same order, same state_dict, same results.
+
+    It takes (N, C, D, H, W), or (C, D, H, W) for one volume, and gives (N, K, E, P, Q) or (K, E, P, Q), as
+    haloconv.conv3d does: patches that do not overlap are one matrix product, filters of one frame or along time alone
+    2-D convolutions where that needs no copy; all else is PyTorch's.
+
+    Args:
+        in_channels: C, divisible by ``groups``.
+        out_channels: K, divisible by ``groups``.
+        kernel_size: taps of a filter along D, H and W, an int or three.
+        stride: an int or three.
+        padding: an int or three, ``"same"`` or ``"valid"``.
+        dilation: an int or three.
+        groups: number of groups.
+        bias: whether (K,) numbers are learned and added.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``; but for zeros PyTorch pads a copy.
+        device: where the parameters are.
+        dtype: their dtype: our kernels and products take float32, float16, bfloat16 and float64.
+        precision: how fp32 products are formed, as in haloconv.Conv2d.
+        family: ``"auto"``, or the family that runs the 2-D convolutions that it takes.
+        strict: raise RuntimeError instead of running PyTorch's own where it is no product and no 2-D convolution.
+
+    ``weight`` is (K, C / groups, T, R, S), ``bias`` (K,) or None.
+
+    Raises:
+        ValueError: an unknown ``precision`` or ``family``, or what PyTorch's layer raises ValueError for.
+        RuntimeError, TypeError: what PyTorch's layer raises for arguments or inputs that it refuses.
+    """
+
+    torch_class = original = torch.nn.Conv3d
+    function_name = "conv3d"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Triple,
+        stride: int | Triple = 1,
+        padding: int | Triple | str = 0,
+        dilation: int | Triple = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        precision: Precision | None = None,
+        family: str = "auto",
+        strict: bool = False,
+    ) -> None:
+        check_names(precision, family)
+        extents: Any = (kernel_size, stride, padding, dilation)
+        others: Any = (groups, bias, padding_mode, device, dtype)
+        super().__init__(in_channels, out_channels, *extents, *others)
+        self.set_up(precision, family, strict)
+
+    def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, notes: list[Call]) -> Tensor:
+        asked, x = self._asked(), self._padded(input)
+        if asked is None:
+            arguments: Any = (self.stride, self._zeros(), self.dilation, self.groups)
+            return conv3d(x, weight, bias, *arguments, **self._settings()._asdict())
+        return convolve_volume(x, weight, bias, asked, notes)
+
+    def _posed(self) -> Volume | None:
+        arguments: Any = (self.stride, self._zeros(), self.dilation, self.groups)
+        taps: Any = tuple(self.kernel_size)
+        return posed_volume(arguments, taps, self._settings())
+
+    def _problem_of(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Problem | Choice:
+        asked, device = self._asked(), vars(self)["_last_input"][3]
+        way = _NOT_POSED if asked is None else way_of(shape, strides, dtype, device, self.weight, asked)
+        if way == "product":
+            return Choice("product", "patches do not overlap, so that it is one matrix product")
+        if way not in ("time", "frames"):
+            return Choice("aten", way, refused=True)
+        x = torch.empty(1, device="meta").as_strided(shape, strides)
+        images, w, spec = of_images(way, x, self.weight, asked)
+        layout = _layout(tuple(images.shape), images.stride(), w)
+        problem = problem_of("fprop", tuple(images.shape), tuple(w.shape), spec, dtype, layout)
         return replace(problem, bias=self.bias is not None)
 
 

@@ -30,6 +30,7 @@ class Front(NamedTuple):
 
 FRONTS = (
     Front(haloconv.conv1d, torch.nn.functional.conv1d, haloconv.Conv1d, torch.nn.Conv1d, (9,)),
+    Front(haloconv.conv3d, torch.nn.functional.conv3d, haloconv.Conv3d, torch.nn.Conv3d, (4, 5, 6)),
     Front(
         haloconv.conv_transpose1d,
         torch.nn.functional.conv_transpose1d,
@@ -52,6 +53,10 @@ CALLS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     ("conv1d", (4,), {"padding": "same", "dilation": 2, "groups": 2}),
     ("conv1d", (5,), {"padding": (2,), "stride": 2}),
     ("conv1d", (1,), {"padding": "valid", "stride": [3]}),
+    ("conv3d", (4, 5, 6), {"stride": (4, 5, 6)}),
+    ("conv3d", (2, 2, 2), {"stride": 2}),
+    ("conv3d", (3, 1, 1), {"padding": (1, 0, 0), "stride": (2, 1, 1), "groups": 2}),
+    ("conv3d", (1, 3, 2), {"padding": "same"}),
     ("conv_transpose1d", (16,), {"stride": 8, "padding": 4}),
     ("conv_transpose1d", (4,), {"stride": (2,), "padding": 1, "output_padding": 1}),
     ("conv_transpose1d", (3,), {"dilation": 2, "groups": 2}),
@@ -65,6 +70,8 @@ CALLS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
 )
 """A function, the taps of its filter, and arguments; the last is none of ours."""
 POSED = CALLS[:-1]
+OF_NO_KERNEL = [call for call in CALLS if call[0] == "conv3d" and call[1] != (3, 1, 1)]
+"""Products, and frames that do not lie in memory one after another."""
 
 
 def front(name: str) -> Front:

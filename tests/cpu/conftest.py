@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from haloconv import three_dimensions
 from haloconv.emulator import build
 from haloconv.jit import nvrtc_info
 
@@ -51,6 +52,12 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """conv3d chooses among its ways for tensors of a CPU, too."""
+    monkeypatch.setattr(three_dimensions, "why_not_elements", lambda *_: None)
 
 
 @pytest.fixture

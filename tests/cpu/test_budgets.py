@@ -24,6 +24,7 @@ SIGNATURES_OF_OTHERS = {
     "functional.py": {"conv2d", "make_spec"},
     "module.py": {"__init__"},
     "one_dimension.py": {"conv1d"},
+    "three_dimensions.py": {"conv3d"},
     "transforms.py": {"vmap"},
     "transposed.py": {"conv_transpose1d", "conv_transpose2d"},
     "tune/ahead.py": {"tune"},

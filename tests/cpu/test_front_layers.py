@@ -23,6 +23,10 @@ LAYERS: tuple[tuple[str, tuple, dict[str, Any]], ...] = (
     ("conv1d", (4, 8, 4), {"padding": "same", "groups": 4, "bias": False}),
     ("conv1d", (4, 6, 3), {"padding": 2, "padding_mode": "reflect", "dilation": 2}),
     ("conv1d", (4, 6, 4), {"padding": "same", "padding_mode": "circular"}),
+    ("conv3d", (4, 6, 2), {"stride": 2}),
+    ("conv3d", (4, 6, (3, 1, 1)), {"padding": "same", "bias": False}),
+    ("conv3d", (4, 6, (1, 3, 3)), {"padding": (0, 1, 1)}),
+    ("conv3d", (4, 6, 2), {"stride": 2, "padding": 1, "padding_mode": "circular"}),
     ("conv_transpose1d", (4, 6, 4), {"stride": 2, "padding": 1}),
     ("conv_transpose2d", (4, 6, 3), {}),
     ("conv_transpose2d", (4, 6, (4, 2)), {"stride": 2, "padding": (1, 0), "output_padding": 1}),
@@ -44,7 +48,8 @@ def pair(layer: tuple, **more: object) -> tuple[Any, torch.nn.Module]:
 
 
 def image(one: Front, *, batch: int = 2) -> torch.Tensor:
-    return torch.randn(batch, 4, *one.image, generator=torch.Generator().manual_seed(3))
+    x = torch.randn(batch, 4, *one.image, generator=torch.Generator().manual_seed(3))
+    return x.contiguous(memory_format=torch.channels_last_3d) if x.dim() == 5 else x
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=layer_id)
@@ -147,12 +152,32 @@ def test_compiled_and_exported(layer: tuple, fresh_dynamo: None) -> None:
     torch.testing.assert_close(compiled(x), theirs(x))
     got, want = torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x)
     torch.testing.assert_close(got, want)
-    assert any("haloconv" in str(node.target) for node in graphs[0].graph.nodes) and len(graphs) == 1
+    assert any("haloconv" in str(node.target) for node in graphs[0].graph.nodes) == (layer[0] != "conv3d")
+    assert len(graphs) == 1
     program = torch.export.export(ours, (x.detach(),))
     torch.testing.assert_close(program.module()(x), theirs(x))
     in_aten = program.run_decompositions(haloconv.decompositions())
     torch.testing.assert_close(in_aten.module()(x), theirs(x))
     assert not any("haloconv" in str(node.target) for node in in_aten.graph.nodes)
+
+
+@pytest.mark.parametrize("layer", [each for each in LAYERS if each[0] == "conv3d"][:3], ids=layer_id)
+def test_volumes_are_compiled_their_way(layer: tuple, fresh_dynamo: None, as_on_a_gpu: None) -> None:
+    """One graph, without a 3-D convolution."""
+    ours, theirs = pair(layer)
+    targets: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    x = image(front(layer[0])).requires_grad_()
+    compiled = torch.compile(ours, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), theirs(x))
+    (got,), (want,) = (torch.autograd.grad(each(x).pow(2).sum(), x) for each in (compiled, theirs))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert not any("conv3d" in each for each in targets)
+    assert any("haloconv" in each or "linear" in each for each in targets)
 
 
 @pytest.mark.parametrize("layer", [each for each in LAYERS if "transpose" in each[0]], ids=layer_id)

@@ -37,6 +37,7 @@ LAYERS = (
         "precompile",
         "reclass",
         "subclasses",
+        "three_dimensions",
         "transforms",
         "transposed",
     },
