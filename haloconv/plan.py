@@ -28,6 +28,7 @@ from haloconv.layout import Layout, is_channels_last
 from haloconv.precision import torch_precision
 from haloconv.problem import Activation, ConvSpec, Direction, Problem, Request, TensorForm, check_tensors
 from haloconv.profiling import current_layer, named_range, profiler
+from haloconv.reference import unsearched
 
 
 class Plan:
@@ -154,12 +155,26 @@ def plan_fprop(
         noted = _noted.get()
         if noted is not None:
             noted.append(Noted(key, request, spec, current_layer(), *_gradients_of(x, w, b)))
-            return Plan(request, spec, _LATER, _run_of(_LATER, request)[0])
+            return Plan(request, spec, _LATER, _run_for_now(request, spec))
         plan = keep(key, bind(request, spec))
     return plan
 
 
 _LATER = Choice("aten", "chosen after this call")
+
+
+def _run_for_now(request: Request, spec: ConvSpec) -> BoundCall:
+    """PyTorch's convolution: with the plan that its later calls will have, if it is likely to be chosen."""
+    run, _ = _run_of(_LATER, request)
+    problem = replace(request.problem, activation=None)
+    if choose(problem, request.device, spec.family, examines=False).family == "aten":
+        return run
+
+    def unsearched_run(*tensors: torch.Tensor | None) -> torch.Tensor:
+        with unsearched():
+            return run(*tensors)
+
+    return unsearched_run
 
 
 def _gradients_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[tuple[Direction, ...], bool]:

@@ -21,7 +21,6 @@ from haloconv.layout import Layout, is_channels_last, strides_of
 from haloconv.plan import Noted, second_layout
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Request, TensorForm
 from haloconv.profiling import calls_of
-from haloconv.reference import cudnn_search
 
 Inputs = torch.Tensor | Sequence[object] | Mapping[str, object]
 """What a model is called with: a tensor, a sequence of arguments, or a mapping of keyword arguments."""
@@ -68,7 +67,7 @@ def precompile(
     if env.disabled():
         return ()
     args, kwargs = arguments_of(example_inputs)
-    with plan.noting() as noted, evaluating(model), torch.set_grad_enabled(asked != ("fprop",)), cudnn_search(False):
+    with plan.noting() as noted, evaluating(model), torch.set_grad_enabled(asked != ("fprop",)):
         model(*args, **kwargs)
     return _side_by_side({task.key: task for task in _tasks(noted, asked)}.values())
 

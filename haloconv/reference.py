@@ -123,6 +123,27 @@ def cudnn_search(on: bool) -> Iterator[None]:
             _searches.pop()
 
 
+@contextmanager
+def unsearched() -> Iterator[None]:
+    """Inside, cuDNN takes its first guess, and a search of the same problem is made all the same later.
+
+    PyTorch keeps the plan of a problem, guessed or searched, and never searches again (Conv_v8.cpp: run_single_conv).
+    Its key has the deterministic flag, which is the other one inside. Under torch.use_deterministic_algorithms there
+    is no other one: then cuDNN searches.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        with cudnn_search(True):
+            yield
+        return
+    before = torch._C._get_cudnn_deterministic()
+    with cudnn_search(False):
+        torch._C._set_cudnn_deterministic(not before)
+        try:
+            yield
+        finally:
+            torch._C._set_cudnn_deterministic(before)
+
+
 _searches: list[bool] = []  # what is in force of cudnn_search, of all threads
 _guard = threading.Lock()
 

@@ -23,6 +23,7 @@ from haloconv.precision import Precision
 from haloconv.precompile import evaluating
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.problem_file import Inputs, map_tensors, tensors_in
+from haloconv.reference import unsearched
 from haloconv.report import Row
 from haloconv.subclasses import padding_of
 
@@ -115,7 +116,7 @@ def layers_of(
 
     hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
     try:
-        with torch.no_grad(), evaluating(model), warnings.catch_warnings():
+        with torch.no_grad(), evaluating(model), unsearched(), warnings.catch_warnings():
             if options.emulation is not None:  # no kernel of ours is meant to run in this pass
                 warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
             run_theirs(lambda: model(*inputs), "Model's forward")

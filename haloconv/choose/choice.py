@@ -39,11 +39,12 @@ class Choice(NamedTuple):
     config: str = ""
 
 
-def choose(problem: Problem, device: torch.device, family: str = "auto") -> Choice:
+def choose(problem: Problem, device: torch.device, family: str = "auto", examines: bool = True) -> Choice:
     """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for.
 
     ``"auto"`` follows records of measurements where there are any, else rules, with care on a GPU model that was not
-    measured (choose/measured.py). Raises ValueError for an unknown family.
+    measured (choose/measured.py). Without ``examines`` a shipped record is believed unseen, for a choice that nothing
+    hangs on. Raises ValueError for an unknown family.
     """
     check_family(family)
     if family == "aten":
@@ -55,7 +56,7 @@ def choose(problem: Problem, device: torch.device, family: str = "auto") -> Choi
         return Choice("aten", reason, refused=True)
     if family != "auto":
         return Choice(family, "asked for")
-    found = recorded(problem, device)
+    found = recorded(problem, device, examines)
     if found is not None:
         return found
     return _choose_own(problem, device) if stand_in() is not None else Choice(*by_measured_rule(problem, device))
@@ -97,7 +98,7 @@ def config_of(choice: Choice, request: Request) -> Config:
     return [*named, *of_kernel, *offered][0]
 
 
-def recorded(problem: Problem, device: torch.device) -> Choice | None:
+def recorded(problem: Problem, device: torch.device, examines: bool = True) -> Choice | None:
     """The choice that records hold for a problem on a device, or None.
 
     A record of the user's own is believed because this machine verified it before it timed it, one that came with the
@@ -111,7 +112,7 @@ def recorded(problem: Problem, device: torch.device) -> Choice | None:
     record, shipped = found
     why = record.why(size_of(problem), shipped)
     choice = Choice(record.family, why, measured=True, kernel=record.kernel, config=record.config)
-    if shipped and not trust.knows(record):
+    if shipped and examines and not trust.knows(record):
         request = dense_request(problem, device)
         return choice if trust.examine(record, request, config_of(choice, request)) else None
     return choice

@@ -13,6 +13,7 @@ from haloconv.choose.records import shelf_of
 from haloconv.device import is_capturing, stand_in
 from haloconv.families.base import Config
 from haloconv.problem import Request, dense_request
+from haloconv.reference import unsearched
 from haloconv.tune.judge import agrees_with_aten, on_poisoned_memory
 from haloconv.tune.measure import ATEN, Candidate, bind, measure, operands_of, plain_surroundings, prepared
 
@@ -23,7 +24,7 @@ def complaint_about(request: Request, family: str, config: Config) -> str | None
     """None if the config gives about PyTorch's result, else what it does; empty if there was no memory to see."""
     problem = request.problem
     try:
-        with plain_surroundings(problem):
+        with plain_surroundings(problem), unsearched():
             ours, theirs = (bind(request, each) for each in (Candidate(family, config), ATEN))
             operands = operands_of(problem, request.device)
             expected = theirs(*operands)

@@ -16,6 +16,7 @@ from haloconv.precision import Precision
 from haloconv.precompile import Inputs, arguments_of, check_directions, evaluating
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
 from haloconv.problem_file import tensors_in
+from haloconv.reference import unsearched
 from haloconv.subclasses import OwnForward, padding_of, replacement
 
 
@@ -49,7 +50,7 @@ def problems_of(
         wanted = [each for each in directions if each != "dgrad" or x.data_ptr() not in frozen_inputs]
         found.extend(Posed(name, problem, x.device) for problem in _problems(module, x, wanted))
 
-    with _noting(model, note), evaluating(model), torch.no_grad():
+    with _noting(model, note), evaluating(model), torch.no_grad(), unsearched():
         model(*args, **kwargs)
     return list(dict.fromkeys(found))
 
