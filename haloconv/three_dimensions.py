@@ -226,7 +226,6 @@ def _why_not_frames(taps: Triple, asked: Volume) -> str | None:
     return None if taps[0] == 1 and asked.before[0] == asked.after[0] == 0 else _SPANS
 
 
-@torch.compiler.assume_constant_result
 def _why_not_here(dtype: torch.dtype, device: torch.device, precision: Precision | None) -> tuple[str | None, ...]:
     """Why tensors of the dtype on the device stay PyTorch's, and why they may be no product; None each if they may."""
     left = DISABLED if env.disabled() else why_not_elements(dtype, device)
@@ -237,6 +236,10 @@ def _why_not_here(dtype: torch.dtype, device: torch.device, precision: Precision
     else:
         in_full = not torch.backends.cuda.matmul.allow_tf32
     return left, None if in_full else _PRODUCTS_IN_TF32
+
+
+# What torch.compiler.assume_constant_result does, but for its import of Dynamo, which takes a second.
+_why_not_here._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _rows_are_one(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None:

@@ -48,7 +48,16 @@ LAYERS = (
     {"__main__"},
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-HEAVY = ("haloconv.report", "haloconv.tune.", "haloconv.bench", "jinja2", "matplotlib", "rich", "typer")
+HEAVY = (
+    "haloconv.report",
+    "haloconv.tune.",
+    "haloconv.bench",
+    "jinja2",
+    "matplotlib",
+    "rich",
+    "typer",
+    "torch._dynamo",
+)
 
 
 def part_of(module: str) -> str:
