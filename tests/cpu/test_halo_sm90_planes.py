@@ -12,7 +12,7 @@ from haloconv.emulator import available, emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
 from haloconv.families.halo_sm90 import pointwise, pointwise_planes
-from haloconv.families.halo_sm90.pointwise_planes_tile import Tile, planes_of, tiles
+from haloconv.families.halo_sm90.pointwise_planes_tile import ORDERS, Tile, planes_of, tiles
 from haloconv.jit import compile as compiler
 from haloconv.problem import Problem, Request, TensorForm, dense_request
 from tests import emulated_halo_sm90_planes
@@ -121,19 +121,48 @@ def test_boxes_bring_rows_with_a_stride_and_take_bands(
     """Whole planes leave by copies, which need no rows at multiples of 16 bytes."""
     request = requested(replace(LAYER, **changes))
     tile = tiles_of(request)[0]
-    assert (tile.x_boxes, tile.y_boxes, tile.bands(planes_of(request)) > 1) == (x_boxes, y_boxes, banded)
+    assert (tile.x_cols > 0, tile.y_boxes, tile.bands(planes_of(request)) > 1) == (x_boxes, y_boxes, banded)
 
 
-def test_pairs_of_pixels_are_words_of_even_dense_planes() -> None:
-    def pairs(**changes: object) -> tuple[bool, bool]:
+def test_pairs_of_pixels_are_words_of_dense_planes() -> None:
+    """Of planes of an odd size only those of even channels."""
+
+    def pairs(**changes: object) -> tuple[str, bool]:
         request = requested(replace(LAYER, **changes))
         one, tile = planes_of(request), tiles_of(request)[0]
-        return tile.pairs(one, one.x), tile.pairs(one, one.y)
+        return tile.x_pairs(one), tile.y_pairs(one)
 
-    assert pairs(h=14, w=14) == (True, True)
-    assert pairs() == pairs(h=14, w=14, dtype=torch.float32) == (False, False)
-    assert pairs(h=28, w=28, stride=(2, 2)) == (False, True)
-    assert pairs(h=28, w=28, stride=(2, 2), direction="dgrad") == (True, False)
+    assert pairs(h=14, w=14) == ("ALL_PAIRS", True)
+    assert pairs() == ("EVEN_PAIRS", False)
+    assert pairs(h=5, w=5) == pairs(h=14, w=14, dtype=torch.float32) == ("NO_PAIRS", False)
+    assert pairs(h=28, w=28, stride=(2, 2)) == ("NO_PAIRS", False)
+    assert pairs(h=28, w=28, stride=(2, 2), direction="dgrad") == ("ALL_PAIRS", False)
+
+
+def test_orders_of_rows_give_each_row_to_one_lane() -> None:
+    places = [(i % 4, i // 4, warp, half) for i in range(8) for warp in range(4) for half in range(2)]
+    for order in ORDERS:
+        rows = [sum(count * step for count, step in zip(place, order, strict=True)) for place in places]
+        assert sorted(rows) == list(range(64))
+    assert len(set(ORDERS)) == 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounds"),
+    [
+        ({}, 1),
+        ({"dtype": torch.float32}, 1),
+        ({"h": 14, "w": 14}, 1),
+        ({"h": 14, "w": 14, "stride": (2, 2)}, 2),
+        ({"h": 28, "w": 28, "stride": (2, 2)}, 1),
+        ({"h": 56, "w": 56, "stride": (2, 2)}, 1),
+        ({"h": 56, "w": 56, "stride": (2, 2), "direction": "dgrad"}, 1),
+    ],
+)
+def test_lanes_of_a_load_meet_different_banks(changes: dict, rounds: int) -> None:
+    """In 14x14 with a stride, which copies bring as they are, some meet in one bank."""
+    request = requested(replace(LAYER, **changes))
+    assert tiles_of(request)[0].x_rounds(planes_of(request)) == rounds
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

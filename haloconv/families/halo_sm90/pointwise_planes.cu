@@ -24,7 +24,9 @@
 //   X_PLANE Y_PLANE    bytes of a plane, or of a band of one, in shared memory: of x, of y
 //   X_BOXES Y_BOXES    1: TMA brings, takes boxes; 0: bulk copies, of whole planes
 //   SLAB               filters whose sums leave at a time
-//   X_PAIRS Y_PAIRS    16 bits: two rows of M that follow one another are an aligned word of x, of y
+//   X_PAIRS            16 bits, whether a lane's two rows of M are a word: NO_PAIRS, ALL_PAIRS, EVEN_PAIRS of even
+//                      channels
+//   Y_PAIRS            16 bits, 1: they are a word of y
 //   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y
 extern "C" __global__ void __launch_bounds__(hc::planes::THREADS, 1)
     halo_sm90_pointwise_planes(const __grid_constant__ hc::planes::Params p) {

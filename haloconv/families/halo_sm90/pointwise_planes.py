@@ -74,10 +74,10 @@ def source(one: Planes, tile: Tile) -> KernelSource:
         "SLAB": tile.slab,
         "X_PLANE": tile.x(one).plane * one.size,
         "Y_PLANE": tile.y(one).plane * one.size,
-        "X_BOXES": int(tile.x_boxes),
+        "X_BOXES": int(tile.x_cols > 0),
         "Y_BOXES": int(tile.y_boxes),
-        "X_PAIRS": int(tile.pairs(one, one.x)),
-        "Y_PAIRS": int(tile.pairs(one, one.y)),
+        "X_PAIRS": f"hc::planes::{tile.x_pairs(one)}",
+        "Y_PAIRS": int(tile.y_pairs(one)),
         "HAS_BIAS": int(problem.bias),
         "HAS_RELU": int(problem.activation == "relu"),
     }
@@ -115,14 +115,17 @@ def _multiply_launch(request: Request, one: Planes, tile: Tile) -> Launch:
     """``launch(x, w, y, bias)``; ``w`` is packed where filters are."""
     product = one.product
     maps = {} if product.packs else {"w_map": _w_map(one, tile)}
-    if tile.x_boxes:
+    if tile.x_cols:
         maps["x_map"] = _x_map(one, tile)
     if tile.y_boxes:
         maps["y_map"] = _y_map(one, tile)
+    order = tile.order(one)
     x_band, y_band = _band_steps(one, tile, one.x), _band_steps(one, tile, one.y)
     fields: dict[str, Value] = {
         **{"x_image": one.x.image, "y_image": one.y.image, "blocks": divisor(tile.blocks(product))},
-        **{"bands": divisor(tile.bands(one)), "pixels": divisor(tile.pixels(one)), "cols": divisor(one.cols)},
+        **{"bands": divisor(tile.bands(one)), "cols": divisor(one.cols), "pixels": tile.pixels(one)},
+        **{"image_rows": divisor(tile.image_rows(one)), "lane_rows": order.lane, "lanes_rows": order.lanes},
+        **{"warp_rows": order.warp, "half_rows": order.half},
         **{"x_row": tile.x(one).row, "x_col": one.x.across, "y_row": tile.y(one).row, "y_col": one.y.across},
         **{"x_band_col": x_band[0], "x_band_row": x_band[1], "y_band_col": y_band[0], "y_band_row": y_band[1]},
         **{"images": tile.images, "stage_bytes": tile.stage_bytes(one), "tiles": tile.count(one)},
@@ -144,10 +147,11 @@ def _x_map(one: Planes, tile: Tile) -> BoxMap:
     """Boxes of a band by a chunk of channels; of rows those that are multiplied."""
     side, channels, images = one.x, one.product.channels, one.product.problem.n
     if side.dense:
-        axes, row, box = (side.plane, 1), side.plane, (tile.pixels(one), 1)
+        axes, row = (side.plane, 1), side.plane
     else:
-        axes, row, box = (side.width, one.rows), side.down * side.width, (one.pitch(side), tile.band)
-    return _planes_map(one, side, (*axes, channels, images), row, (*box, tile.chunk(one), 1), _X_POINTER)
+        axes, row = (side.width, one.rows), side.down * side.width
+    box = (tile.x_cols, tile.x_rows, tile.chunk(one), 1)
+    return _planes_map(one, side, (*axes, channels, images), row, box, _X_POINTER)
 
 
 def _y_map(one: Planes, tile: Tile) -> BoxMap:

@@ -16,12 +16,30 @@ using Fragments = unsigned[STEPS][M_BLOCKS][4];
 constexpr bool W_MN = W_LOADS == W_COLUMNS;
 constexpr int LANE_CHANNELS = 4 / SIZE;  // neighbouring channels of a lane in a fragment
 
-// A consumer: its first column of the tile, where its lanes' rows of M lie, and its buffers. A lane has rows 2 j and
-// 2 j + 1 of its warp's 16: pixels that follow one another.
+// A row of M: an image of the tile and one of its pixels, unless it is a row of none.
+struct Row {
+    int image, down, across;
+    bool there;
+
+    __device__ __forceinline__ Row(const Params& p, int row) : image(p.image_rows.quotient(row)) {
+        const int pixel = row - image * p.image_rows.value;
+        there = image < p.images && pixel < p.pixels;
+        down = p.cols.quotient(pixel), across = pixel - down * p.cols.value;
+    }
+    __device__ __forceinline__ int x(const Params& p, const Smem& smem) const {
+        return image * smem.x_image + (down * p.x_row + across * p.x_col) * SIZE;
+    }
+    __device__ __forceinline__ int y(const Params& p, const Smem& smem) const {
+        return image * smem.y_image + (down * p.y_row + across * p.y_col) * SIZE;
+    }
+};
+
+// A consumer: its first column of the tile, where its lanes' rows of M lie, and its buffers. Which pixels are a warp's
+// rows the host chooses, so that the lanes of a load meet different banks.
 struct Consumer {
     int n;
     int x[M_BLOCKS][2];  // bytes in a stage's planes, of the lane's first channel
-    int y[M_BLOCKS][2];  // bytes in a buffer, of the lane's first filter; -1: a row of no image
+    int y[M_BLOCKS][2];  // bytes in a buffer, of the lane's first filter; -1: a row of no pixel
     char* buffers;
     int next = 0;  // buffer
     int barrier;
@@ -32,21 +50,18 @@ struct Consumer {
           buffers(smem.buffers + (SPLIT_N ? id * Y_BUFFERS * smem.buffer : 0)),
           barrier(1 + (SPLIT_N ? id : 0)),
           sends((SPLIT_N || id == 0) && threadIdx.x % 128 / 32 == 0 && ptx::elect_sync()) {
-        const int lane = threadIdx.x % 32;
-        const int first = (SPLIT_N ? 0 : id * 64 * M_BLOCKS) + threadIdx.x % 128 / 32 * 16 + lane / 4 * 2;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        const int own = lane / 4 % 4 * p.lane_rows + lane / 16 * p.lanes_rows;
 #pragma unroll
         for (int block = 0; block < M_BLOCKS; ++block)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = first + 64 * block + half, there = row < p.images * p.pixels.value;
-                const int image = there ? p.pixels.quotient(row) : 0;
-                const int pixel = there ? row - image * p.pixels.value : 0;
-                const int down = p.cols.quotient(pixel), across = pixel - down * p.cols.value;
-                x[block][half] = image * smem.x_image + (down * p.x_row + across * p.x_col) * SIZE +
-                                 lane % 4 * LANE_CHANNELS * X_PLANE;
-                y[block][half] =
-                    there ? image * smem.y_image + (down * p.y_row + across * p.y_col) * SIZE + lane % 4 * 2 * Y_PLANE
-                          : -1;
+                const int block_row = ((SPLIT_N ? 0 : id * M_BLOCKS) + block) * 64;
+                const int first = block_row + warp * p.warp_rows + half * p.half_rows;  // of the warp
+                const Row row(p, first + own), in_place(p, first);  // reads what another lane reads: no bank more
+                const int from = row.there ? row.x(p, smem) : in_place.there ? in_place.x(p, smem) : 0;
+                x[block][half] = from + lane % 4 * LANE_CHANNELS * X_PLANE;
+                y[block][half] = row.there ? row.y(p, smem) + lane % 4 * 2 * Y_PLANE : -1;
             }
     }
 
@@ -69,10 +84,14 @@ __device__ __forceinline__ void load_pair(unsigned& even, unsigned& odd, const c
     if constexpr (SIZE == 4) {
         even = to_tf32(__uint_as_float(word_at<unsigned>(x + at[0] + channel * X_PLANE, first)));
         odd = to_tf32(__uint_as_float(word_at<unsigned>(x + at[1] + channel * X_PLANE, first)));
-    } else if constexpr (X_PAIRS) {
+    } else if constexpr (X_PAIRS == ALL_PAIRS) {
         const unsigned low = word_at<unsigned>(x + at[0] + channel * X_PLANE, first);
         const unsigned high = word_at<unsigned>(x + at[0] + (channel + 1) * X_PLANE, second);
         even = __byte_perm(low, high, 0x5410), odd = __byte_perm(low, high, 0x7632);
+    } else if constexpr (X_PAIRS == EVEN_PAIRS) {
+        const unsigned low = word_at<unsigned>(x + at[0] + channel * X_PLANE, first);
+        even = __byte_perm(low, word_at<unsigned short>(x + at[0] + (channel + 1) * X_PLANE, second), 0x5410);
+        odd = __byte_perm(low, word_at<unsigned short>(x + at[1] + (channel + 1) * X_PLANE, second), 0x5432);
     } else {
         unsigned low[2], high[2];
 #pragma unroll

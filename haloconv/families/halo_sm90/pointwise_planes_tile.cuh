@@ -18,6 +18,7 @@ namespace hc::planes {
 using elem_t = ELEM;
 
 enum WLoads { W_ROWS, W_COLUMNS, W_PACKED };
+enum XPairs { NO_PAIRS, ALL_PAIRS, EVEN_PAIRS };
 
 constexpr int SIZE = sizeof(elem_t);                     // bytes of an element
 constexpr int CHUNK = CHUNK_BYTES / SIZE;                // channels of a stage
@@ -52,7 +53,11 @@ struct Params {
     i64 x_image, y_image;        // elements from image to image
     Divisor blocks;              // of filters of the layer
     Divisor bands;               // of an image
-    Divisor pixels, cols;        // that are multiplied, of an image of a tile, of a row
+    Divisor image_rows;          // rows of M from image to image of a tile
+    Divisor cols;                // of pixels that are multiplied
+    int pixels;                  // of an image of a tile, that are multiplied
+    int lane_rows, lanes_rows;   // rows of M from a lane's row to that of the fourth lane behind it, of the sixteenth
+    int warp_rows, half_rows;    // from warp to warp, from a lane's first row to its second
     int x_row, x_col;            // elements of a stage from one of these to the next below and to the right
     int y_row, y_col;            // the same of a buffer
     int x_band_col, x_band_row;  // from a band's box of x to the next one's

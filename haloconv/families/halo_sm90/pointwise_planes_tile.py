@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import permutations
 from itertools import product as combinations
 from typing import NamedTuple
 
@@ -20,10 +22,12 @@ _STAGES = (8, 3)  # at most, at least
 _SLABS = (32, 16, 8)
 _MOST_BUFFER_BYTES = 32 << 10
 _ALIGNMENT = 1024  # of a stage, for swizzled filters
-# The cost model, of an NVIDIA H200, for a multiprocessor: bytes in a cycle from the L2 and from memory; cycles of a
-# warp's instruction while tensor cores multiply, to begin a tile, and to begin at all. Not fitted to times of this one.
+_BLOCK_ROWS, _BANKS, _WORD_BYTES = 64, 32, 4
+_MORE_UNITS = 4  # of 16 bytes that a box may have in a row, one less
+# The cost model, of an NVIDIA H200, for a multiprocessor: bytes in a cycle from the L2 and from memory; cycles to read
+# shared memory once for a warp, to begin a tile, and to begin at all.
 _L2_BYTES, _MEMORY_BYTES = 40, 20
-_ISSUE_CYCLES, _TILE_CYCLES, _BEGIN_CYCLES = 2, 500, 2000
+_ROUND_CYCLES, _TILE_CYCLES, _BEGIN_CYCLES = 1.75, 500, 2000
 
 
 class Side(NamedTuple):
@@ -51,6 +55,59 @@ class Layout(NamedTuple):
 
     plane: int
     row: int
+
+
+class RowOrder(NamedTuple):
+    """Which of 64 rows of M are a lane's: each field is how many rows on the next one is.
+
+    ``lane`` of four neighbours among the eight lanes that load other pixels, ``lanes`` of their two fours, ``warp`` of
+    the four warps, ``half`` of a lane's two rows.
+    """
+
+    lane: int
+    lanes: int
+    warp: int
+    half: int
+
+
+def _orders() -> Iterator[RowOrder]:
+    """All that give each of 64 rows to one lane: fields of a row's six bits, in every order."""
+    for fields in permutations(((0, 4), (1, 2), (2, 4), (3, 2))):
+        steps, step = [0] * 4, 1
+        for place, count in fields:
+            steps[place], step = step, step * count
+        yield RowOrder(*steps)
+
+
+ORDERS = tuple(_orders())
+
+
+class Access(NamedTuple):
+    """Of pixels in shared memory by a warp: bytes from row to row, column to column, and from lane to lane of four."""
+
+    pixels: int
+    cols: int
+    row: int
+    col: int
+    lane: int
+
+
+def _rounds(access: Access, order: RowOrder) -> int:
+    """How often banks are read, or written, for the first pixels of a warp."""
+    words = set()
+    for lane in range(8):
+        row = lane % 4 * order.lane + lane // 4 * order.lanes
+        pixel = row if row < access.pixels else 0
+        at = pixel // access.cols * access.row + pixel % access.cols * access.col
+        words |= {(at + other * access.lane) // _WORD_BYTES for other in range(4)}
+    return max(Counter(word % _BANKS for word in words).values())
+
+
+@lru_cache(maxsize=1024)
+def _best_order(x: Access, y: Access, paired: bool) -> RowOrder:
+    """Of loads of x, of which there are more, before stores of y; with ``paired`` a lane's rows follow one another."""
+    orders = (order for order in ORDERS if order.half == 1 or not paired)
+    return min(orders, key=lambda order: (_rounds(x, order), _rounds(y, order), order))
 
 
 @dataclass(frozen=True)
@@ -89,7 +146,8 @@ class Tile:
 
     ``band`` are rows of an image's multiplied pixels, fewer than all only if ``images`` is 1. ``n`` is that of wgmma.
     With ``split_n`` the consumers share columns of N, else rows of M, of which a consumer has ``m_blocks`` of 64.
-    ``x_boxes`` and ``y_boxes``: TMA boxes, not bulk copies. ``slab``: filters whose sums leave at a time.
+    ``x_cols`` by ``x_rows`` are boxes of x, which may have more than the band so that its planes lie in other banks; 0:
+    bulk copies. ``y_boxes``: TMA boxes take the result. ``slab``: filters whose sums leave at a time.
     """
 
     images: int
@@ -98,7 +156,8 @@ class Tile:
     n: int
     split_n: bool
     m_blocks: int
-    x_boxes: bool
+    x_cols: int
+    x_rows: int
     y_boxes: bool
     chunk_bytes: int = CHUNK_BYTES
     slab: int = _SLABS[0]
@@ -134,10 +193,9 @@ class Tile:
 
     def x(self, one: Planes) -> Layout:
         """In a stage: boxes have none of the rows between those that are multiplied."""
-        if not self.x_boxes:
+        if not self.x_cols:
             return Layout(one.x.plane, one.x.down * one.x.width)
-        row = one.cols if one.x.dense else one.pitch(one.x)
-        return Layout(row * self.band, row)
+        return Layout(self.x_cols * self.x_rows, one.cols if one.x.dense else self.x_cols)
 
     def y(self, one: Planes) -> Layout:
         """In a buffer: boxes have all rows, since those that no output meets are zeros."""
@@ -146,9 +204,35 @@ class Tile:
         row = one.y.down * (one.cols if one.y.dense else one.pitch(one.y))
         return Layout(row * self.band, row)
 
-    def pairs(self, one: Planes, side: Side) -> bool:
-        """Whether two pixels from an even one on are an aligned word."""
-        return one.size == 2 and side.dense and self.pixels(one) % 2 == 0
+    def image_rows(self, one: Planes) -> int:
+        """Rows of M from image to image: those of many pixels begin with a block, in which rows have an order."""
+        pixels = self.pixels(one)
+        return pixels if 2 * pixels <= _BLOCK_ROWS else ceil_div(pixels, _BLOCK_ROWS) * _BLOCK_ROWS
+
+    def x_pairs(self, one: Planes) -> str:
+        """Whether two pixels from an even one on are an aligned word: X_PAIRS of the kernel."""
+        if one.size != 2 or not one.x.dense or self.image_rows(one) % 2:
+            return "NO_PAIRS"
+        return "ALL_PAIRS" if self.x(one).plane % 2 == 0 else "EVEN_PAIRS"
+
+    def y_pairs(self, one: Planes) -> bool:
+        """Whether they are one in y; only where they are in x, whose loads are more than the stores."""
+        return one.y.dense and self.x_pairs(one) == "ALL_PAIRS" and self.y(one).plane % 2 == 0
+
+    def order(self, one: Planes) -> RowOrder:
+        """The order of rows in which the lanes of a load, and of a store, meet the fewest banks twice."""
+        return _best_order(*self._accesses(one), self.x_pairs(one) != "NO_PAIRS")
+
+    def x_rounds(self, one: Planes) -> int:
+        """How often shared memory is read for a load of a warp."""
+        return _rounds(self._accesses(one)[0], self.order(one))
+
+    def _accesses(self, one: Planes) -> tuple[Access, Access]:
+        x, y, size, pixels = self.x(one), self.y(one), one.size, self.pixels(one)
+        return (
+            Access(pixels, one.cols, x.row * size, one.x.across * size, 4 * x.plane),
+            Access(pixels, one.cols, y.row * size, one.y.across * size, 2 * y.plane * size),
+        )
 
     def stage_bytes(self, one: Planes) -> int:
         """Filters of a chunk, and planes of each image."""
@@ -168,9 +252,10 @@ class Tile:
     def cycles(self, one: Planes, sm_count: int) -> float:
         """The model's time, in cycles."""
         product, size = one.product, one.size
-        instructions = 16 if size == 4 else 8 if self.pairs(one, one.x) else 12
-        multiply = self.m_blocks * self.chunk_bytes // 32 * CONSUMERS * max(self.n / 2, instructions * _ISSUE_CYCLES)
-        stores = self.m_blocks * self.n * CONSUMERS * (1 if self.pairs(one, one.y) else 2)
+        loads = {"ALL_PAIRS": 4, "EVEN_PAIRS": 6, "NO_PAIRS": 8}[self.x_pairs(one)] if size == 2 else 4
+        rounds = loads * 4 * self.x_rounds(one) * _ROUND_CYCLES
+        multiply = self.m_blocks * self.chunk_bytes // 32 * CONSUMERS * max(self.n / 2, rounds)
+        stores = self.m_blocks * self.n * CONSUMERS * (1 if self.y_pairs(one) else 2)
         outputs = self.images * self.filters * self.y(one).plane * size / _L2_BYTES
         chunk = max(multiply, self.stage_bytes(one) / _L2_BYTES)
         tile = self.chunks(one) * chunk + _TILE_CYCLES + max(stores, outputs)
@@ -204,28 +289,48 @@ def tiles(one: Planes, max_smem_bytes: int, sm_count: int) -> tuple[Tile, ...]:
         whole_spans = n % SPAN == 0 or (not split_n and filters >= product.filters)
         if m_blocks * n > _MOST_SUMS or not whole_spans:
             continue
-        for images, band, x_boxes, y_boxes in _cuts(one, rows):
+        for images, band, (x_cols, x_rows), y_boxes in _cuts(one, rows):
             if 4 * images * band * one.cols >= rows:
-                tile = Tile(images, band, filters, n, split_n, m_blocks, x_boxes, y_boxes)
+                tile = Tile(images, band, filters, n, split_n, m_blocks, x_cols, x_rows, y_boxes)
                 found += _staged(one, tile, max_smem_bytes)
     return tuple(sorted(found, key=lambda tile: tile.cycles(one, sm_count)))
 
 
-def _cuts(one: Planes, rows: int) -> Iterator[tuple[int, int, bool, bool]]:
-    """Images, a band, and whether TMA brings and takes boxes: of tiles of so many rows of M."""
+def _cuts(one: Planes, rows: int) -> Iterator[tuple[int, int, tuple[int, int], bool]]:
+    """Images, a band, boxes of x (0 by 0: copies), and whether boxes take y: of tiles of so many rows of M."""
     product, x_reached, y_reached = one.product, one.reached(one.x), one.reached(one.y)
-    if one.rows * one.cols <= rows:
-        images = min(rows // (one.rows * one.cols), _MOST_IMAGES, product.problem.n)
+    pixels = one.rows * one.cols
+    if pixels <= rows:
+        each = pixels if 2 * pixels <= _BLOCK_ROWS else ceil_div(pixels, _BLOCK_ROWS) * _BLOCK_ROWS
+        images = min(rows // each, _MOST_IMAGES, product.problem.n)
         x_boxes = x_reached and not one.x.dense  # fewer rows than a copy of whole planes
         if (x_boxes or one.whole(product.channels * one.x.plane)) and one.whole(product.filters * one.y.plane):
-            yield images, one.rows, x_boxes, False
+            yield images, one.rows, _x_box(one, one.rows) if x_boxes else (0, 0), False
     elif x_reached and y_reached and one.cols <= rows:
         most = rows // one.cols
         band = ceil_div(one.rows, ceil_div(one.rows, most))
         fitting = (each for each in range(band, 0, -1) if one.whole(each * one.cols))
         band = next(fitting, 0)
         if band and band * one.y.down <= _LONGEST_BOX:
-            yield 1, band, True, True
+            yield 1, band, _x_box(one, band), True
+
+
+@lru_cache(maxsize=256)
+def _x_box(one: Planes, band: int) -> tuple[int, int]:
+    """Columns and rows of boxes of a band of x, some more than it has where that spares loads rounds."""
+    unit = _COPY_BYTES // one.size
+    if one.x.dense:
+        boxes = [(band * one.cols + more * unit, 1) for more in range(_MORE_UNITS)]
+    else:
+        boxes = [(one.pitch(one.x) + more * unit, band + row) for more in range(_MORE_UNITS) for row in (0, 1)]
+    orders = [order for order in ORDERS if order.half == 1 or not one.x.dense or one.size == 4]
+
+    def cost(box: tuple[int, int]) -> tuple[int, int]:
+        row, plane = one.cols if one.x.dense else box[0], box[0] * box[1]
+        access = Access(band * one.cols, one.cols, row * one.size, one.x.across * one.size, 4 * plane)
+        return min(_rounds(access, order) for order in orders), plane
+
+    return min((box for box in boxes if max(box) <= _LONGEST_BOX), key=cost)
 
 
 def _columns(product: Product) -> Iterator[int]:
