@@ -17,11 +17,10 @@ import torch
 from haloconv import env
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
-from haloconv.layer import OWN_NAMES
-from haloconv.module import Conv2d
+from haloconv.layer import OWN_NAMES, Layer
 from haloconv.precision import Precision
 from haloconv.precompile import Inputs, precompile
-from haloconv.reclass import change_class, is_convolution, own_class
+from haloconv.reclass import SERVED, change_class, is_convolution, own_class, torch_class_of
 from haloconv.subclasses import check_also, replacement
 
 _TABLES = "haloconv.report.changes"  # loaded when something is shown
@@ -36,7 +35,7 @@ class Swap(NamedTuple):
     """
 
     names: tuple[str, ...]
-    module: Conv2d
+    module: Layer
     before: str | None = None
 
     @property
@@ -51,7 +50,7 @@ class Swap(NamedTuple):
 
 
 class Left(NamedTuple):
-    """One module that was left as it is, and why. ``convolution`` if it is a 2-D convolution, which strict refuses."""
+    """One module that was left as it is, and why. ``convolution`` if strict refuses it: 1-D, 2-D, and transposed."""
 
     names: tuple[str, ...]
     module: torch.nn.Module
@@ -119,7 +118,9 @@ def accelerate(
     also: Collection[type[torch.nn.Conv2d]] = (),
     example_inputs: Inputs | None = None,
 ) -> Acceleration:
-    """Turn every torch.nn.Conv2d of ``model`` into a haloconv.Conv2d, in place.
+    """Turn every torch.nn.Conv2d, Conv1d, ConvTranspose1d and ConvTranspose2d of ``model`` into haloconv's, in place.
+
+    So is a Conv3d of the kinds that haloconv.conv3d does not leave to PyTorch.
 
     A layer changes its class and stays the same object: parameters, hooks, names, device, memory format, mode, sharing
     and parametrisations are untouched. Other kinds of convolution are left and listed with the reason, and so are
@@ -134,15 +135,15 @@ def accelerate(
     With HALOCONV_DISABLE=1 nothing is changed, ``strict`` or not, and a warning says so once.
 
     Raises ValueError for an unknown precision or family, TypeError if something in ``also`` is no subclass of
-    torch.nn.Conv2d, and RuntimeError if ``strict`` is set and a 2-D convolution cannot be swapped; nothing is changed
-    then. What the model raises for ``example_inputs``, after its layers were swapped.
+    torch.nn.Conv2d, and RuntimeError if ``strict`` is set and a 1-D or 2-D convolution cannot be swapped; nothing is
+    changed then. What the model raises for ``example_inputs``, after its layers were swapped.
     """
     check_names(precision, family)
     check_also(also)
     places = _places(model)
     if env.disabled():
         return _nothing_done(places)
-    found = {module: replacement(module, also) for module in places if not isinstance(module, Conv2d)}
+    found = {module: replacement(module, also) for module in places if not isinstance(module, Layer)}
     left = tuple(
         Left(places[module], module, reason, is_convolution(module))
         for module, reason in found.items()
@@ -154,7 +155,7 @@ def accelerate(
         raise RuntimeError(f"haloconv.accelerate(strict=True) cannot swap every convolution of the model:\n{lines}")
     swaps, already = [], []
     for module, names in places.items():
-        if isinstance(module, Conv2d):
+        if isinstance(module, Layer):
             before = module.settings()
             if module.swapped:
                 module.set_up(precision, family, strict)
@@ -176,7 +177,7 @@ def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleratio
     if not _told_disabled:
         _told_disabled = True
         warnings.warn(f"haloconv.accelerate changes nothing: {DISABLED}", RuntimeWarning, stacklevel=3)
-    already = tuple(Swap(names, module) for module, names in places.items() if isinstance(module, Conv2d))
+    already = tuple(Swap(names, module) for module, names in places.items() if isinstance(module, Layer))
     left = tuple(
         Left(
             names,
@@ -185,7 +186,7 @@ def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleratio
             is_convolution(module),
         )
         for module, names in places.items()
-        if not isinstance(module, Conv2d)
+        if not isinstance(module, Layer)
     )
     return Acceleration((), already, left)
 
@@ -194,12 +195,12 @@ def restore(model: torch.nn.Module) -> list[str]:
     """Turn every layer that ``accelerate`` swapped back into what it was, in place; all names of these layers.
 
     Nothing of haloconv stays in them, and outputs are PyTorch's own again, bit by bit. Layers that were built as
-    haloconv.Conv2d are left. Calling it again changes nothing.
+    layers of haloconv are left. Calling it again changes nothing.
     """
     restored: list[str] = []
     for module, names in _places(model).items():
         ours = own_class(module)
-        if isinstance(module, Conv2d) and module.swapped and "original" in vars(ours):
+        if isinstance(module, Layer) and module.swapped and "original" in vars(ours):
             change_class(module, ours, ours.original)
             for name in OWN_NAMES:
                 vars(module).pop(name, None)
@@ -222,6 +223,8 @@ def _shown(names: tuple[str, ...]) -> str:
 
 def _extents(module: torch.nn.Module) -> str:
     """What the layer's constructor was told, as its repr has it."""
-    if not isinstance(module, torch.nn.Conv2d):
-        return type(module).__name__
-    return torch.nn.Conv2d.extra_repr(module)
+    if isinstance(module, torch.nn.Conv2d):
+        return torch.nn.Conv2d.extra_repr(module)
+    if isinstance(module, SERVED):
+        return f"{torch_class_of(module).__name__}: {torch.nn.modules.conv._ConvNd.extra_repr(module)}"
+    return type(module).__name__

@@ -64,10 +64,12 @@ def left_to_torch(function: Callable[..., Tensor], arguments: tuple[Any, ...], s
     family was asked for by name.
     """
     y = function(*arguments)
+    if settings.family == "aten":
+        return y
     sentence = f"haloconv: PyTorch's own {function.__name__} runs this: {why}"
     if settings.strict:
         raise RuntimeError(f"{sentence} (strict=True)")
-    if settings.family not in ("auto", "aten") and (function.__name__, why) not in _warned:
+    if settings.family != "auto" and (function.__name__, why) not in _warned:
         _warned.add((function.__name__, why))
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)
     return y

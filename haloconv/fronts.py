@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from haloconv.arguments import Settings, settings_of
 from haloconv.autograd import Call
 from haloconv.choose.choice import Choice
+from haloconv.front import Front, Images
 from haloconv.functional import check_names
-from haloconv.layer import Layer
-from haloconv.layout import Layout, is_channels_last
 from haloconv.one_dimension import conv1d, convolve_row, posed_row
-from haloconv.plan import problem_of
 from haloconv.precision import Precision
-from haloconv.problem import ConvSpec, Pair, Problem
-from haloconv.three_dimensions import Triple, Volume, conv3d, convolve_volume, of_images, posed_volume, way_of
+from haloconv.problem import ConvSpec, Pair
+from haloconv.three_dimensions import Triple, Volume, conv3d, convolve_volume, of_images, posed_volume, way_of, why_left
 from haloconv.transposed import Transposed, conv_transpose1d, conv_transpose2d, posed_transposed, transpose
 
 Tensor = torch.Tensor
 
-_is_compiling = torch.compiler.is_compiling
 _NOT_POSED = "no convolution of ours has these arguments"
 _REFUSED = Choice("aten", _NOT_POSED, refused=True)
-
-
-class Front(Layer):
-    """What the layers beside Conv2d share: what their attributes ask for is posed once."""
-
-    def _settings(self) -> Settings:
-        return settings_of(self.precision, self.family, self.strict)
-
-    def _asked(self) -> Any:
-        """What the attributes ask for, kept until one of them is assigned; None if it is nothing of ours."""
-        asked = self.__dict__.get("_spec")
-        if asked is None:
-            asked = self._posed()
-            if not _is_compiling():
-                self.__dict__["_spec"] = asked
-        return asked
-
-    def _posed(self) -> Any:
-        raise NotImplementedError
-
-    def _zeros(self) -> Any:
-        """The padding that is left when another mode's was made."""
-        return self.padding if self.padding_mode == "zeros" else 0
-
-
-def _layout(shape: tuple[int, ...], strides: tuple[int, ...], w: Tensor) -> Layout:
-    """The memory order of the result for images and filters of these forms."""
-    return "nhwc" if is_channels_last(shape, strides) or is_channels_last(w.shape, w.stride()) else "nchw"
 
 
 class Conv1d(Front, torch.nn.Conv1d):
@@ -127,13 +94,10 @@ class Conv1d(Front, torch.nn.Conv1d):
         arguments = (self.stride, self._zeros(), self.dilation, self.groups)
         return posed_row(arguments, self.kernel_size[0], self._settings())
 
-    def _problem_of(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Problem | Choice:
-        asked, w, (n, c, length) = self._asked(), self.weight.unsqueeze(2), shape
-        if asked is None:
-            return _REFUSED
-        image, strides = (n, c, 1, length), (*strides[:2], length * strides[2], strides[2])
-        problem = problem_of("fprop", image, tuple(w.shape), asked, dtype, _layout(image, strides, w))
-        return replace(problem, bias=self.bias is not None)
+    def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
+        """Images and filters of one row."""
+        asked = self._asked()
+        return _REFUSED if asked is None else Images(x.unsqueeze(2), self.weight.detach().unsqueeze(2), asked)
 
 
 class Conv3d(Front, torch.nn.Conv3d):
@@ -193,6 +157,12 @@ class Conv3d(Front, torch.nn.Conv3d):
         super().__init__(in_channels, out_channels, *extents, *others)
         self.set_up(precision, family, strict)
 
+    def why_left(self) -> str | None:
+        """None if a layer of this kind may be ours, else a sentence: why it stays PyTorch's whatever its input."""
+        asked: Any = self._asked()
+        taps: Any = tuple(self.kernel_size)
+        return _NOT_POSED if asked is None else why_left(taps, asked)
+
     def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, notes: list[Call]) -> Tensor:
         asked, x = self._asked(), self._padded(input)
         if asked is None:
@@ -205,18 +175,17 @@ class Conv3d(Front, torch.nn.Conv3d):
         taps: Any = tuple(self.kernel_size)
         return posed_volume(arguments, taps, self._settings())
 
-    def _problem_of(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Problem | Choice:
-        asked, device = self._asked(), vars(self)["_last_input"][3]
-        way = _NOT_POSED if asked is None else way_of(shape, strides, dtype, device, self.weight, asked)
+    def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
+        """Frames, or volumes with rows and columns as one."""
+        asked, w = self._asked(), self.weight.detach()
+        way = _NOT_POSED
+        if asked is not None:
+            way = way_of(tuple(x.shape), x.stride(), self.weight.dtype, device, w, asked)
         if way == "product":
             return Choice("product", "patches do not overlap, so that it is one matrix product")
         if way not in ("time", "frames"):
             return Choice("aten", way, refused=True)
-        x = torch.empty(1, device="meta").as_strided(shape, strides)
-        images, w, spec = of_images(way, x, self.weight, asked)
-        layout = _layout(tuple(images.shape), images.stride(), w)
-        problem = problem_of("fprop", tuple(images.shape), tuple(w.shape), spec, dtype, layout)
-        return replace(problem, bias=self.bias is not None)
+        return Images(*of_images(way, x, w, asked))
 
 
 class TransposedLayer(Front):
@@ -251,14 +220,14 @@ class TransposedLayer(Front):
         arguments = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return posed_transposed(self.dims, arguments, self._settings())
 
-    def _problem_of(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Problem | Choice:
-        asked, w = self._asked(), self.weight.unsqueeze(2) if self.dims == 1 else self.weight
+    def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
+        """The mirrored convolution; in one dimension, of images and filters of one row."""
+        asked, w = self._asked(), self.weight.detach()
         if asked is None:
             return _REFUSED
         if self.dims == 1:
-            shape, strides = (*shape[:2], 1, shape[2]), (*strides[:2], shape[2] * strides[2], strides[2])
-        y_shape, w_shape = asked.y_shape(shape, tuple(w.shape)), tuple(w.shape)
-        return problem_of("dgrad", y_shape, w_shape, asked.spec, dtype, _layout(shape, strides, w))
+            x, w = x.unsqueeze(2), w.unsqueeze(2)
+        return Images(x, w, asked.spec, asked.y_shape(tuple(x.shape), tuple(w.shape)))
 
 
 class ConvTranspose1d(TransposedLayer, torch.nn.ConvTranspose1d):

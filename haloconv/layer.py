@@ -204,10 +204,12 @@ class Layer(torch.nn.modules.conv._ConvNd):
         shape, strides, dtype, device = seen
         if len(shape) == self.weight.dim() - 1:
             shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
-        posed = self._problem_of(tuple(shape), tuple(strides), dtype)
+        posed = self._problem_of(tuple(shape), tuple(strides), dtype, device)
         return posed if isinstance(posed, Choice) else choose(posed, device, self.family)
 
-    def _problem_of(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Problem | Choice:
+    def _problem_of(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Problem | Choice:
         """The forward pass for a batch of images of that form; or, where it is none of ours, what runs it."""
         raise NotImplementedError
 

@@ -116,7 +116,9 @@ class Conv2d(Layer, torch.nn.Conv2d):
         spec = self.__dict__["_spec"] = make_spec(*arguments)
         return spec
 
-    def _problem_of(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Problem:
+    def _problem_of(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Problem:
         weight = self.weight
         nhwc = is_channels_last(shape, strides) or is_channels_last(weight.shape, weight.stride())
         layout, bias = "nhwc" if nhwc else "nchw", self.bias is not None

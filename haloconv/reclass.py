@@ -14,6 +14,8 @@ import torch
 _MAKERS = ("torch.nn.utils.parametrize", "torch.distributed.")  # modules whose functions make classes of layers
 _NOT_COPIED = ("__dict__", "__weakref__")
 BODIES = ("forward", "_conv_forward")
+SERVED = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d)
+"""PyTorch's layers of which we have one of the same name."""
 _NAMED_AS_2D = re.compile(r"conv(?!transpose)\w*2d", re.IGNORECASE)
 _FAKE_QUANTISED = ("torch.ao.nn.qat", "torch.ao.nn.intrinsic.qat", "torch.nn.qat", "torch.nn.intrinsic.qat")
 
@@ -46,10 +48,15 @@ def _is_made(cls: type) -> bool:
     return cls.__module__.startswith(_MAKERS) and getattr(module, cls.__name__, None) is not cls
 
 
+def torch_class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """PyTorch's class that the module's may be swapped as: the one of ``SERVED`` that it is of, else its Conv2d."""
+    return next((cls for cls in SERVED if isinstance(module, cls)), torch.nn.Conv2d)
+
+
 def is_convolution(module: torch.nn.Module) -> bool:
-    """Whether the module is a 2-D convolution, be it in name only."""
-    if isinstance(module, torch.nn.Conv2d):
-        return True
+    """Whether the module is a convolution of a kind that is ours whole, be it 2-D in name only. 3-D ones are not."""
+    if isinstance(module, SERVED):
+        return not isinstance(module, torch.nn.Conv3d)
     if isinstance(module, torch.nn.modules.conv._ConvNd) or next(module.children(), None) is not None:
         return False
     return _NAMED_AS_2D.search(_plain_name(module)) is not None
@@ -96,8 +103,8 @@ def why_no_subclass(module: torch.nn.Module, torch_class: type[torch.nn.Module] 
         fakes = name.startswith(_FAKE_QUANTISED)
         return f"its class {name} fakes the quantisation of weights and outputs" if fakes else None
     if isinstance(module, torch.nn.modules.conv._ConvNd):
-        return f"{name} is no 2-D convolution, or a transposed one"
-    return f"{name} is no torch.nn.Conv2d"
+        return f"{name} is of a kind that haloconv has no layer of"
+    return f"{name} is no torch.nn.{torch_class.__name__}"
 
 
 def _plain_name(module: torch.nn.Module) -> str:

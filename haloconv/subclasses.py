@@ -15,11 +15,23 @@ from typing import Any
 
 import torch
 
+from haloconv.front import Front
+from haloconv.fronts import Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from haloconv.functional import conv2d
 from haloconv.layer import OWN_NAMES, Layer
 from haloconv.module import Conv2d
-from haloconv.reclass import change_class, name_of, own_class, why_no_subclass, why_not_as_it_is, why_not_plain
+from haloconv.reclass import (
+    change_class,
+    name_of,
+    own_class,
+    torch_class_of,
+    why_no_subclass,
+    why_not_as_it_is,
+    why_not_plain,
+)
 
+FRONTS: tuple[type[Front], ...] = (Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d)
+"""Layers that are swapped where they are exactly PyTorch's."""
 _TIMM = ("timm.layers.", "timm.models.layers.")
 _READ = frozenset(
     ("weight", "bias", "stride", "padding", "dilation", "groups", "kernel_size", "padding_mode", "qconfig")
@@ -99,9 +111,14 @@ def check_also(also: Collection[type[torch.nn.Conv2d]]) -> None:
         raise TypeError(f"also= takes a collection of subclasses of torch.nn.Conv2d, not {also!r}")
 
 
-def replacement(module: torch.nn.Module, also: Collection[type[torch.nn.Conv2d]] = ()) -> type[Conv2d] | str:
+def replacement(
+    module: torch.nn.Module, also: Collection[type[torch.nn.Conv2d]] = ()
+) -> type[Conv2d] | type[Front] | str:
     """The class of ours to stand where the ``own_class`` of the module stands, or a sentence that says why none may."""
-    cls = own_class(module)
+    cls, torch_class = own_class(module), torch_class_of(module)
+    front = next((ours for ours in FRONTS if ours.torch_class is torch_class), None)
+    if front is not None:
+        return why_not_plain(module, OWN_NAMES, torch_class) or _why_left(module) or front
     known = cls.__module__.startswith(_TIMM) and cls.__name__ in _KNOWN
     if cls is torch.nn.Conv2d or not (known or issubclass(cls, tuple(also))):
         return why_not_plain(module, OWN_NAMES) or Conv2d
@@ -109,10 +126,20 @@ def replacement(module: torch.nn.Module, also: Collection[type[torch.nn.Conv2d]]
     return (not isinstance(ours, str) and why_not_as_it_is(module, OWN_NAMES)) or ours
 
 
+def _why_left(module: torch.nn.Module) -> str | None:
+    """None, or a sentence: why PyTorch runs a 3-D convolution of this kind whatever its input."""
+    if not isinstance(module, torch.nn.Conv3d):
+        return None
+    reason = Conv3d.from_torch(module).why_left()
+    return None if reason is None else f"{name_of(own_class(module))}: {reason}"
+
+
 def padding_of(layer: torch.nn.Conv2d, image: Sequence[int]) -> int | tuple[int, ...] | str:
     """conv2d's ``padding`` in a layer's convolution of an image (H, W), be the layer ours or one that may become so."""
     ours = type(layer) if isinstance(layer, Conv2d) else replacement(layer)
-    return Conv2d.padding_for(layer, image) if isinstance(ours, str) else ours.padding_for(layer, image)
+    if isinstance(ours, type) and issubclass(ours, Conv2d):
+        return ours.padding_for(layer, image)
+    return Conv2d.padding_for(layer, image)
 
 
 @cache

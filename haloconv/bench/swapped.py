@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from haloconv.bench.trial import Budget, tried_step
 from haloconv.bench.values import ModelError, device_of, run_theirs
 from haloconv.bench.whole import Contest
 from haloconv.families.closure import JOIN
+from haloconv.front import Front, Images
 from haloconv.layout import Layout
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, result_layout
@@ -104,15 +106,16 @@ def layers_of(
     """Every swapped convolution that runs, with the input of its first call. Raises ModelError if the model fails.
 
     Layers are called ``name.module``, and ``name`` if the model has only one convolution. Convolutions that pose the
-    same problems are one layer, whose ``count`` says how many they are. Calls without elements are left out.
+    same problems are one layer, whose ``count`` says how many they are. Calls without elements are left out, and those
+    of 3-D layers that are no 2-D convolution.
     """
     inputs = map_tensors(torch.clone, inputs)  # the model may change them in place
-    seen: dict[Conv2d, torch.Tensor] = {}
+    seen: dict[torch.nn.Module, torch.Tensor] = {}
 
-    def note(module: Conv2d, args: tuple, kwargs: dict) -> None:
+    def note(module: Any, args: tuple, kwargs: dict) -> None:
         x = (args[0] if args else kwargs["input"]).detach()
-        if x.numel():
-            seen.setdefault(module, x if x.dim() == 4 else x.unsqueeze(0))
+        if x.numel() and (not isinstance(module, Front) or isinstance(module.posed(x), Images)):
+            seen.setdefault(module, x if x.dim() == module.weight.dim() else x.unsqueeze(0))
 
     hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
     try:
@@ -132,19 +135,47 @@ def layers_of(
     layers = []
     for alike in places.values():
         first = alike[0]
-        layer = layer_of(f"{name}.{first.name}" if many else name, first.module, seen[first.module], options)
+        label, module, x = f"{name}.{first.name}" if many else name, first.module, seen[first.module]
+        if not isinstance(module, Conv2d):
+            layers.append(replace(front_layer_of(label, module, x, options), count=len(alike)))
+            continue
+        layer = layer_of(label, module, x, options)
         fed = all(seen[each.module].data_ptr() in given for each in alike)
         activation = seen[first.module].data_ptr() not in given
         layers.append(replace(layer, count=len(alike), fed=fed, activation=activation))
     return layers
 
 
-def _problem_key(module: Conv2d, x: torch.Tensor) -> tuple:
+def _problem_key(module: Any, x: torch.Tensor) -> tuple:
     """Equal exactly for modules whose problems are equal in every direction."""
+    if isinstance(module, Front):
+        images: Any = module.posed(x)
+        form = (images.first.stride(), images.problem(x.dtype, module.bias is not None), images.w.stride())
+        return type(module).__name__, *form, images.spec
     orders = layout_of(x), layout_of(module.weight)
     extents = tuple(x.shape), tuple(module.weight.shape), x.dtype, orders, module.bias is None
     padding = (padding_of(module, x.shape[-2:]), module.padding, module.padding_mode)
     return *extents, module.stride, *padding, module.dilation, module.groups
+
+
+def front_layer_of(name: str, module: Any, x: torch.Tensor, options: Options) -> Layer:
+    """A call that is a 2-D convolution on views as a Layer; of a transposed one the convolution that it mirrors.
+
+    Its fprop is then the gradient of the input, and its dgrad the forward pass, without the bias.
+    """
+    images: Any = module.posed(x)
+    dtype = options.autocast or x.dtype
+    spec = images.spec._replace(precision=options.precision, family=options.family, strict=False)
+    first, w = images.first.to(dtype), images.w.to(dtype)
+    problem, layout = images.problem(dtype, module.bias is not None), result_layout(first, w)
+    generator = torch.Generator(x.device).manual_seed(options.seed)
+    shape = problem.y_shape if images.x_shape is None else images.x_shape
+    other = torch.randn(shape, generator=generator, device=x.device).to(dtype)
+    other = other.contiguous(memory_format=LAYOUTS[layout])
+    if images.x_shape is not None:
+        return Layer(f"{name} (mirrored)", other, w, None, first, spec, layout)
+    bias = None if module.bias is None else module.bias.detach().to(dtype)
+    return Layer(name, first, w, bias, other, spec, layout)
 
 
 def layer_of(name: str, module: Conv2d, x: torch.Tensor, options: Options) -> Layer:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from haloconv.front import Front, Images
 from haloconv.functional import make_spec
+from haloconv.layer import Layer
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, problem_of, result_layout
 from haloconv.precision import Precision
@@ -18,6 +20,8 @@ from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
 from haloconv.problem_file import tensors_in
 from haloconv.reference import unsearched
 from haloconv.subclasses import OwnForward, padding_of, replacement
+
+_MIRRORED: dict[Direction, Direction] = {"fprop": "dgrad", "dgrad": "fprop"}  # what a transposed layer's are
 
 
 class Posed(NamedTuple):
@@ -31,13 +35,14 @@ class Posed(NamedTuple):
 def problems_of(
     model: torch.nn.Module, example_inputs: Inputs, directions: Collection[Direction] = DIRECTIONS
 ) -> list[Posed]:
-    """The problems of every torch.nn.Conv2d and haloconv.Conv2d with ``family="auto"`` that a forward pass meets.
+    """The problems of every layer that is ours or would be, with ``family="auto"``, that a forward pass meets.
 
     ``example_inputs`` is what the model is called with: a tensor, a sequence of arguments, or a mapping of keyword
     arguments. The pass is made in evaluation mode, without a graph, under the autocast that is in force; the model is
     left as it was. Subclasses of torch.nn.Conv2d are ours to run where ``haloconv.accelerate`` has swapped them, or
     would without being asked; what one with a forward of its own convolves is not known. The gradient of an example
-    input is a problem only if that input requires one.
+    input is a problem only if that input requires one. ``directions`` are those of layers: the forward pass of a
+    transposed one is the problem ``dgrad``.
 
     Raises ValueError for a direction that is none, and what the model raises.
     """
@@ -46,9 +51,10 @@ def problems_of(
     frozen_inputs = {tensor.data_ptr() for tensor in tensors_in((args, kwargs)) if not tensor.requires_grad}
     found: list[Posed] = []
 
-    def note(name: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:
+    def note(name: str, module: torch.nn.Module, x: torch.Tensor) -> None:
         wanted = [each for each in directions if each != "dgrad" or x.data_ptr() not in frozen_inputs]
-        found.extend(Posed(name, problem, x.device) for problem in _problems(module, x, wanted))
+        posed = _problems(module, x, wanted) if isinstance(module, torch.nn.Conv2d) else _of_front(module, x, wanted)
+        found.extend(Posed(name, problem, x.device) for problem in posed)
 
     with _noting(model, note), evaluating(model), torch.no_grad(), unsearched():
         model(*args, **kwargs)
@@ -74,6 +80,18 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
         yield replace(problem, bias=bias)
 
 
+def _of_front(module: torch.nn.Module, x: torch.Tensor, directions: Collection[Direction]) -> Iterator[Problem]:
+    """The problems of one call of a layer beside Conv2d; none where it is no 2-D convolution."""
+    ours: Any = replacement(module)
+    layer: Any = module if isinstance(module, Front) else ours.from_torch(module)
+    images = layer.posed(x) if layer.family == "auto" else None
+    if not isinstance(images, Images):
+        return
+    forward = images.problem(_dtype(x), layer.bias is not None)
+    for direction in directions:
+        yield forward.toward(_MIRRORED.get(direction, direction) if images.x_shape is not None else direction)
+
+
 def _spec_of(module: torch.nn.Conv2d, image: Sequence[int]) -> ConvSpec:
     padding = padding_of(module, image)
     chosen: tuple[Precision | None, str, bool] = (None, "auto", False)
@@ -90,7 +108,7 @@ def _dtype(x: torch.Tensor) -> torch.dtype:
 
 
 @contextmanager
-def _noting(model: torch.nn.Module, note: Callable[[str, torch.nn.Conv2d, torch.Tensor], None]) -> Iterator[None]:
+def _noting(model: torch.nn.Module, note: Callable[[str, torch.nn.Module, torch.Tensor], None]) -> Iterator[None]:
     """While active, ``note(name, module, x)`` is called before each convolution that we may run."""
 
     def hook_of(name: str) -> Callable[[Any, tuple, dict], None]:
@@ -107,6 +125,6 @@ def _noting(model: torch.nn.Module, note: Callable[[str, torch.nn.Conv2d, torch.
 
 def _is_ours_to_run(module: torch.nn.Module) -> bool:
     """Whether the module is a layer of ours, or one that ``haloconv.accelerate`` would make so."""
-    if isinstance(module, Conv2d):
+    if isinstance(module, Layer):
         return not isinstance(module, OwnForward)  # only its forward knows what it convolves
     return not isinstance(replacement(module), str)

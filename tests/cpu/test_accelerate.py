@@ -39,6 +39,10 @@ class Plain(nn.Conv2d):
     pass
 
 
+class Plain1d(nn.Conv1d):
+    pass
+
+
 class Standardised(nn.Conv2d):
     def forward(self, x):
         return self._conv_forward(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias)
@@ -143,9 +147,10 @@ LEFT = {
     "forward of the instance": (lambda: replaced("forward"), "forward is replaced on the instance", True),
     "body of the instance": (lambda: replaced("_conv_forward"), "_conv_forward is replaced on the instance", True),
     "own attribute": (with_own_attribute, "'family' of its own", True),
-    "transposed": (lambda: nn.ConvTranspose2d(3, 3, 3), "no 2-D convolution, or a transposed one", False),
-    "1-D": (lambda: nn.Conv1d(3, 3, 3), "torch.nn.Conv1d is no 2-D convolution", False),
-    "3-D": (lambda: nn.Conv3d(3, 3, 3), "torch.nn.Conv3d is no 2-D convolution", False),
+    "a subclass of 1-D": (lambda: Plain1d(3, 3, 3), "Plain1d may compute something else", True),
+    "lazy 1-D": (lambda: nn.LazyConv1d(3, 3), "torch.nn.LazyConv1d has no weights before its first input", True),
+    "3-D": (lambda: nn.Conv3d(3, 3, 3), "torch.nn.Conv3d: a filter spans more than frames or time", False),
+    "3-D transposed": (lambda: nn.ConvTranspose3d(3, 3, 3), "of a kind that haloconv has no layer of", False),
 }
 
 
@@ -176,6 +181,29 @@ def test_strict_refuses_what_is_a_2d_convolution_and_changes_nothing(kind):
         assert type(model[0]) is nn.Conv2d
     else:
         assert len(accelerate(model, strict=True)) == 1
+
+
+FRONTS = (
+    nn.Conv1d(4, 4, 3),
+    nn.ConvTranspose1d(4, 4, 4, 2),
+    nn.ConvTranspose2d(4, 4, 2, 2),
+    nn.Conv3d(4, 4, 2, 2),
+    nn.Conv3d(4, 4, (3, 1, 1), padding="same"),
+)
+
+
+@pytest.mark.parametrize("layer", FRONTS, ids=str)
+def test_layers_beside_conv2d_are_swapped_and_restored(layer):
+    model = nn.Sequential(copy.deepcopy(layer))
+    torch.nn.utils.parametrizations.weight_norm(model[0])
+    x = torch.randn(2, 4, *[6] * (layer.weight.dim() - 2))
+    want, text, kind = model(x), repr(model), type(model[0])
+    (swap,) = accelerate(model, family="aten", strict=True)
+    ours = getattr(haloconv, type(layer).__name__)
+    assert isinstance(model[0], ours) and isinstance(model[0], type(layer)) and swap.module.family == "aten"
+    assert torch.equal(model(x), want) and type(layer).__name__ in str(accelerate(model))
+    assert restore(model) == ["0"] and repr(model) == text and torch.equal(model(x), want)
+    assert type(model[0]).__mro__[1:] == kind.__mro__[1:] and not vars(model[0]).keys() & {"family", "_calls", "_spec"}
 
 
 def test_containers_and_other_layers_are_not_mentioned():
@@ -281,11 +309,11 @@ def test_copies_of_parametrised_layers_keep_their_class():
 
 
 def test_the_report_says_what_is_known():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), Plain(4, 4, 3), nn.ConvTranspose2d(4, 4, 3))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Plain(4, 4, 3), nn.ConvTranspose3d(4, 4, 3))
     report = accelerate(model)
     assert repr(report) == "<Acceleration: 1 of 2 convolutions swapped, 1 of other kinds left>"
     text = str(report)
-    for words in ("3, 4, kernel_size=(3, 3)", "the tensors are on cpu", "Plain may compute", "ConvTranspose2d is no"):
+    for words in ("3, 4, kernel_size=(3, 3)", "the tensors are on cpu", "Plain may compute", "ConvTranspose3d is of"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 160 and "\x1b" not in text
     console = Console(width=80, record=True, file=io.StringIO())

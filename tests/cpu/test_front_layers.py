@@ -15,6 +15,7 @@ import haloconv
 from haloconv import layer as layer_file
 from haloconv import plan
 from haloconv.emulator import emulated_device
+from haloconv.tune.problems import problems_of
 from tests import samples
 from tests.fronts import FRONTS, Front, front
 
@@ -257,3 +258,35 @@ def test_signals_with_neighbouring_channels_stay_so(name: str, ours_runs: bool, 
     torch.testing.assert_close(y, want, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(dx, want_dx, rtol=1e-12, atol=1e-12)
     assert y.transpose(1, 2).is_contiguous() and dx.is_contiguous()
+
+
+def test_problems_of_a_model_are_those_that_its_layers_pose() -> None:
+    """A transposed layer's forward pass is the problem dgrad; products and what is PyTorch's pose none."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv1d(4, 6, 3, padding=1),
+        torch.nn.ConvTranspose1d(6, 5, 4, stride=2, padding=1, bias=False),
+        torch.nn.Unflatten(2, (4, 5)),
+        torch.nn.ConvTranspose2d(5, 4, 2, stride=2),
+        torch.nn.Unflatten(2, (8, 1)),
+        torch.nn.Conv3d(4, 4, (3, 1, 1)),
+        torch.nn.Conv3d(4, 4, (2, 1, 2), stride=(2, 1, 2)),
+    )
+    x = torch.randn(2, 4, 10, requires_grad=True)
+    with emulated_device():
+        posed = [(each.layer, str(each.problem), each.problem.bias) for each in problems_of(model, x)]
+        fprops = [each.problem.direction for each in problems_of(model, x, ("fprop",))]
+    assert posed == [
+        ("0", "fprop 2,4,1,10 -> 6, 1x3 p0,0,1,1 tf32 nchw", True),
+        ("0", "dgrad 2,4,1,10 -> 6, 1x3 p0,0,1,1 tf32 nchw", False),
+        ("0", "wgrad 2,4,1,10 -> 6, 1x3 p0,0,1,1 tf32 nchw", False),
+        ("1", "dgrad 2,5,1,20 -> 6, 1x4 s1x2 p0,0,1,1 tf32 nchw", False),
+        ("1", "fprop 2,5,1,20 -> 6, 1x4 s1x2 p0,0,1,1 tf32 nchw", False),
+        ("1", "wgrad 2,5,1,20 -> 6, 1x4 s1x2 p0,0,1,1 tf32 nchw", False),
+        ("3", "dgrad 2,4,8,10 -> 5, 2x2 s2x2 tf32 nchw", False),
+        ("3", "fprop 2,4,8,10 -> 5, 2x2 s2x2 tf32 nchw", False),
+        ("3", "wgrad 2,4,8,10 -> 5, 2x2 s2x2 tf32 nchw", False),
+        ("5", "fprop 2,4,8,10 -> 4, 3x1 tf32 nchw", True),
+        ("5", "dgrad 2,4,8,10 -> 4, 3x1 tf32 nchw", False),
+        ("5", "wgrad 2,4,8,10 -> 4, 3x1 tf32 nchw", False),
+    ]
+    assert fprops == ["fprop", "dgrad", "dgrad", "fprop"]

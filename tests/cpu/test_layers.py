@@ -28,6 +28,7 @@ LAYERS = (
         "autograd",
         "backend",
         "decompositions",
+        "front",
         "fronts",
         "functional",
         "layer",
