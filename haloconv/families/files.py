@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -19,17 +20,22 @@ _PATH = re.compile(r"\s*#\s*(include|pragma\s+once)\b")
 
 def kernels_of(family: str) -> list[str]:
     """The kernels of a family by name, ``halo_sm90/conv`` for one; none for ``aten``."""
-    folder = SOURCE_ROOT / "families" / family
-    return [f"{family}/{file.stem}" for file in sorted(folder.glob("*.cu")) if file.with_suffix(".py").exists()]
+    return list(_cu_files(family)[0])
+
+
+@cache
+def _cu_files(family: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """By name, the .cu files of a family that are kernels, and those that are launched beside them."""
+    files = sorted((SOURCE_ROOT / "families" / family).glob("*.cu"))
+    kernels = tuple(f"{family}/{file.stem}" for file in files if file.with_suffix(".py").exists())
+    return kernels, tuple(name for file in files if (name := f"{family}/{file.stem}") not in kernels)
 
 
 def device_files(kernel: str) -> list[Path]:
     """The kernel's .cu file, those of its folder launched beside it, and all headers; none if it is not ours."""
-    family, folder = kernel.split("/")[0], SOURCE_ROOT / "families"
-    if not (folder / f"{kernel}.cu").exists():
+    kernels, beside = _cu_files(kernel.split("/")[0])
+    if kernel not in (*kernels, *beside):
         return []
-    names = [f"{family}/{file.stem}" for file in sorted((folder / family).glob("*.cu"))]
-    beside = [name for name in names if name not in kernels_of(family)]
     return list(dict.fromkeys(file for name in (kernel, *beside) for file in family_sources(name)))
 
 
@@ -42,12 +48,21 @@ def canonical_device(text: str) -> str:
 
 def total_hash(texts: list[str]) -> str:
     """SHA-256, in hexadecimal, of texts in whatever order."""
-    parts = sorted(hashlib.sha256(text.encode()).hexdigest() for text in texts)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return _joined_hash(hashlib.sha256(text.encode()).hexdigest() for text in texts)
+
+
+def _joined_hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
+
+
+@cache
+def _file_hash(file: Path) -> str:
+    """Of one device file, which many kernels include."""
+    return hashlib.sha256(canonical_device(file.read_text(encoding="utf-8")).encode()).hexdigest()
 
 
 @cache
 def device_hash(kernel: str) -> str:
     """The hash of the kernel's device code, whatever its files are called; empty if there is none."""
-    texts = [canonical_device(file.read_text(encoding="utf-8")) for file in device_files(kernel)]
-    return total_hash(texts) if texts else ""
+    parts = [_file_hash(file) for file in device_files(kernel)]
+    return _joined_hash(parts) if parts else ""
