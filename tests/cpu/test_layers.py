@@ -37,6 +37,8 @@ LAYERS = (
         "one_dimension",
         "precompile",
         "reclass",
+        "rims",
+        "strips",
         "subclasses",
         "three_dimensions",
         "transforms",

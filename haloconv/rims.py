@@ -1,0 +1,227 @@
+"""A convolution cut into an interior, whose taps stay inside one shard of the image, and rims, whose taps reach out.
+
+Arithmetic alone: which outputs a shard computes of its own rows and columns, and where the strips of the others come
+from. The shards of an axis are given by their bounds: ``(0, 5, 5, 9)`` are three, of rows 0 to 4, none, and 5 to 8. An
+image that is not sharded is one shard, whose rims read what its padding wraps, mirrors or repeats.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import accumulate
+from typing import Literal, NamedTuple, get_args
+
+from haloconv.problem import FourSides, Pair, output_extent
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
+Bounds = tuple[int, ...]
+"""Where the shards of an axis begin and, last, where the last of them ends."""
+Place = tuple[int, int]
+"""A shard of an image: its index among the shards of rows, and among those of columns."""
+NOBODY = -1
+"""The owner of zeros."""
+
+
+class Axis(NamedTuple):
+    """One axis of a convolution, all shards together; ``before`` and ``after`` are its padding in pixels."""
+
+    extent: int
+    taps: int
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+    mode: PaddingMode = "zeros"
+
+    @property
+    def outputs(self) -> int:
+        return output_extent(self.extent, self.before + self.after, self.taps, self.stride, self.dilation)
+
+    def span(self, begin: int, end: int) -> tuple[int, int]:
+        """The positions that the outputs from ``begin`` to ``end`` reach; those outside the image are padding."""
+        first = begin * self.stride - self.before
+        return first, first + (end - begin - 1) * self.stride + self.dilation * (self.taps - 1) + 1
+
+    def source(self, position: int) -> int:
+        """The pixel that stands at a position, by the rules of torch.nn.functional.pad."""
+        if self.mode == "circular":
+            return position % self.extent
+        if self.mode == "reflect":
+            position %= max(2 * (self.extent - 1), 1)
+            return min(position, 2 * (self.extent - 1) - position)
+        return min(max(position, 0), self.extent - 1)
+
+
+class Run(NamedTuple):
+    """``length`` pixels of the shard ``owner``: from ``start`` on, each ``step`` (1, -1 or 0) after the one before."""
+
+    owner: int
+    start: int
+    length: int
+    step: int = 1
+
+
+class Window(NamedTuple):
+    """The outputs of a shard from ``begin`` to ``end``, counted from its first; what they read, and zeros around it."""
+
+    begin: int
+    end: int
+    runs: tuple[Run, ...]
+    padding: Pair = (0, 0)
+
+    @property
+    def length(self) -> int:
+        """Pixels that are read."""
+        return sum(run.length for run in self.runs)
+
+
+class Sides(NamedTuple):
+    """A shard's outputs along one axis: ``all`` of them, and those ``before``, in and after the ``interior``.
+
+    ``padded`` is what the shard would read of itself for all, with zeros for what others have: its outputs in
+    ``interior`` are right. Without an interior that and the other windows are None.
+    """
+
+    all: Window
+    before: Window | None
+    interior: Window | None
+    after: Window | None
+    padded: Window | None
+
+
+class Piece(NamedTuple):
+    """Outputs of a shard that one small convolution computes, whose input is each run of rows by each of columns."""
+
+    rows: Window
+    columns: Window
+
+    @property
+    def padding(self) -> FourSides:
+        return (*self.rows.padding, *self.columns.padding)
+
+    def blocks(self) -> Iterator[tuple[int, int, Run, Run]]:
+        """Each run of rows by each of columns: its first row and column in the strip, and the two runs."""
+        for top, down in zip(_starts(self.rows.runs), self.rows.runs, strict=True):
+            for left, across in zip(_starts(self.columns.runs), self.columns.runs, strict=True):
+                yield top, left, down, across
+
+
+class Cut(NamedTuple):
+    """What one shard computes: ``outputs`` rows and columns, an interior unless it is None, and rims.
+
+    ``interior`` are the outputs that are right in the result of ``padded``, a convolution of the shard alone.
+    """
+
+    outputs: Pair
+    interior: Piece | None
+    padded: Piece | None
+    rims: tuple[Piece, ...]
+
+
+def axis_of(extent: int, taps: int, stride: int, dilation: int, padding: Pair, mode: PaddingMode) -> Axis:
+    """An axis, checked as torch.nn.functional.pad does: circular padding of at most the extent, reflected of less."""
+    most = {"circular": extent, "reflect": extent - 1}.get(mode)
+    if mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode must be one of {PADDING_MODES}, not {mode!r}")
+    if most is not None and max(padding) > most:
+        raise RuntimeError(f"{mode} padding of {max(padding)} pixels needs an image of more than its {extent}")
+    return Axis(extent, taps, stride, dilation, *padding, mode)
+
+
+def even_bounds(extent: int, shards: int) -> Bounds:
+    """The bounds by which DTensor and torch.chunk divide: shards of one extent, then a smaller one, then empty ones."""
+    size = -(-extent // shards)
+    return tuple(min(index * size, extent) for index in range(shards + 1))
+
+
+def output_bounds(axis: Axis, inputs: Bounds) -> Bounds:
+    """The bounds of outputs where each belongs to the shard that has the pixel under the middle of its filter."""
+    middle = axis.dilation * (axis.taps - 1) // 2 - axis.before
+
+    def first_output(bound: int) -> int:
+        if bound in (0, axis.extent):
+            return axis.outputs if bound else 0
+        return min(max(-((middle - bound) // axis.stride), 0), axis.outputs)
+
+    return tuple(first_output(bound) for bound in inputs)
+
+
+@lru_cache(maxsize=4096)
+def sides_of(axis: Axis, inputs: Bounds, outputs: Bounds, index: int) -> Sides:
+    """How the outputs of shard ``index`` are cut along one axis."""
+    begin, end = outputs[index : index + 2]
+    low, high = inputs[index : index + 2]
+    whole = _window(axis, inputs, (begin, end), begin)
+    is_edge = axis.mode == "zeros"
+    first = begin if is_edge and low == 0 else max(begin, -(-(low + axis.before) // axis.stride))
+    reach = axis.dilation * (axis.taps - 1)
+    last = end if is_edge and high == axis.extent else min(end, (high - 1 - reach + axis.before) // axis.stride + 1)
+    if first >= last or low == high:
+        return Sides(whole, None, None, None, None)
+    before = _window(axis, inputs, (begin, first), begin) if begin < first else None
+    after = _window(axis, inputs, (last, end), begin) if last < end else None
+    interior = _window(axis, inputs, (first, last), begin)
+    start, stop = (position - low for position in axis.span(begin, end))
+    own = Run(index, max(start, 0), min(stop, high - low) - max(start, 0))
+    padded = Window(0, end - begin, (own,), (max(-start, 0), max(stop - (high - low), 0)))
+    return Sides(whole, before, interior, after, padded)
+
+
+@lru_cache(maxsize=4096)
+def cut_of(axes: tuple[Axis, Axis], inputs: tuple[Bounds, Bounds], outputs: tuple[Bounds, Bounds], place: Place) -> Cut:
+    """How the outputs of one shard of an image are cut: rims of full width above and below, the others between them."""
+    rows, columns = (sides_of(*each) for each in zip(axes, inputs, outputs, place, strict=True))
+    extents = (rows.all.end, columns.all.end)
+    if 0 in extents:
+        return Cut(extents, None, None, ())
+    if not (_is_one_run(rows.interior, place[0]) and _is_one_run(columns.interior, place[1])):
+        return Cut(extents, None, None, (Piece(rows.all, columns.all),))
+    assert rows.interior and rows.padded and columns.interior and columns.padded
+    rims = [Piece(each, columns.all) for each in (rows.before, rows.after) if each is not None]
+    rims += [Piece(rows.interior, each) for each in (columns.before, columns.after) if each is not None]
+    return Cut(extents, Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded), tuple(rims))
+
+
+def _is_one_run(window: Window | None, owner: int) -> bool:
+    return window is not None and len(window.runs) == 1 and window.runs[0].owner == owner
+
+
+def _starts(runs: tuple[Run, ...]) -> list[int]:
+    return list(accumulate((run.length for run in runs[:-1]), initial=0)) if runs else []
+
+
+def _window(axis: Axis, inputs: Bounds, outputs: tuple[int, int], origin: int) -> Window:
+    """The window of some outputs, counted from ``origin``."""
+    begin, end = outputs
+    if begin == end:
+        return Window(begin - origin, end - origin, ())
+    first, last = axis.span(begin, end)
+    zeros = (0, 0)
+    if axis.mode == "zeros":
+        zeros = (max(-first, 0), max(last - axis.extent, 0))
+        if max(first, 0) >= min(last, axis.extent):
+            return Window(begin - origin, end - origin, (Run(NOBODY, 0, last - first),))
+    positions = range(first + zeros[0], last - zeros[1])
+    return Window(begin - origin, end - origin, tuple(_runs(axis, inputs, positions)), zeros)
+
+
+def _runs(axis: Axis, inputs: Bounds, positions: range) -> Iterator[Run]:
+    """The pixels at some positions as runs, as few as there can be."""
+    run: Run | None = None
+    for position in positions:
+        pixel = axis.source(position)
+        owner = bisect_right(inputs, pixel) - 1
+        at = pixel - inputs[owner]
+        if run is not None and run.owner == owner:
+            step = at - (run.start + run.step * (run.length - 1))
+            if step == run.step or (run.length == 1 and step in (1, -1, 0)):
+                run = Run(owner, run.start, run.length + 1, step)
+                continue
+        if run is not None:
+            yield run
+        run = Run(owner, at, 1)
+    if run is not None:
+        yield run

@@ -1,0 +1,317 @@
+"""A convolution of one shard of an image as interior and rims (haloconv.rims), differentiable to any order.
+
+The shard is convolved as it is, with zeros around it, into the whole of y; then the outputs of each rim, which that got
+wrong, are computed of a strip and written over it. So neither x nor y is copied. Gradients take the windows of dy as
+views: those of the strips are added to the pixels that they came from, here or, by an Exchange, in other shards.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from haloconv import autograd
+from haloconv import plan as plans
+from haloconv.layout import Layout, strides_of
+from haloconv.problem import ConvSpec
+from haloconv.rims import NOBODY, Cut, Piece, Place, Run
+
+Tensor = torch.Tensor
+Block = tuple[Run, Run]
+"""Pixels of one shard: a run of rows and a run of columns."""
+Messages = dict[Place, Tensor]
+"""For each other shard, its blocks one after the other as one flat tensor."""
+
+
+class Exchange(Protocol):
+    """How shards get blocks of each other. What is asked for at once arrives when it is waited for."""
+
+    def start(self, x: Tensor) -> Callable[[], Messages]:
+        """Send the blocks of x that others need, and ask for those that this shard needs."""
+
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
+        """Send gradients of blocks to their owners, and ask for those of the blocks that ``start`` sent."""
+
+    def differentiable(self, x: Tensor) -> Messages:
+        """What ``start`` gives, with gradients of any order."""
+
+    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
+        """Sum gradients of weights, which all shards have alike, over all shards."""
+
+    def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The weights; their gradients, of any order, are those of all shards together."""
+
+    def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
+        """y, whose gradient asks for that of the others, too, so that all shards exchange the same."""
+
+
+class Alone:
+    """The Exchange of an image that is one shard."""
+
+    def start(self, x: Tensor) -> Callable[[], Messages]:
+        return dict
+
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
+        return list
+
+    def differentiable(self, x: Tensor) -> Messages:
+        return {}
+
+    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
+        return lambda: gradients
+
+    def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        return weights
+
+    def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
+        return y
+
+
+class Job(NamedTuple):
+    """What is asked of one shard beside its tensors; the padding in ``spec`` is not looked at."""
+
+    cut: Cut
+    place: Place
+    spec: ConvSpec
+    exchange: Exchange = Alone()
+
+    def spec_of(self, piece: Piece) -> ConvSpec:
+        return self.spec._replace(padding=piece.padding)
+
+
+def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
+    """The shard's y (N, K, P, Q) of its x (N, C, H, W), w (K, C/G, R, S), b (K,) or None: plain eager tensors."""
+    if autograd.is_recording(x, w, b):
+        return _Convolve.apply(x, w, b, job)
+    return _fprop(x, w, b, job)[0]
+
+
+# --- blocks, and strips that are put together from them
+
+
+def take(x: Tensor, block: Block) -> Tensor:
+    """The pixels of a block: a view, unless it is mirrored."""
+    for dim, run in zip((2, 3), block, strict=True):
+        if run.step == 1:
+            x = x.narrow(dim, run.start, run.length)
+        elif run.step == -1:
+            x = x.narrow(dim, run.start - run.length + 1, run.length).flip(dim)
+        else:
+            x = x.narrow(dim, run.start, 1).expand(*x.shape[:dim], run.length, *x.shape[dim + 1 :])
+    return x
+
+
+def give(dx: Tensor, block: Block, gradient: Tensor) -> None:
+    """Add the gradient of a block to that of the pixels that ``take`` took."""
+    for dim, run in zip((2, 3), block, strict=True):
+        length = run.length if run.step else 1
+        dx = dx.narrow(dim, run.start - (length - 1 if run.step == -1 else 0), length)
+        if run.step == -1:
+            gradient = gradient.flip(dim)
+        elif run.step == 0:
+            gradient = gradient.sum(dim, keepdim=True)
+    dx.add_(gradient)
+
+
+def owner_of(block: Block) -> Place | None:
+    """The shard that has the pixels; None for zeros."""
+    down, across = block
+    return None if NOBODY in (down.owner, across.owner) else (down.owner, across.owner)
+
+
+def needed(cut: Cut, place: Place) -> dict[Place, list[Block]]:
+    """For each other shard, the blocks of it that the rims of a shard need, in order."""
+    found: dict[Place, list[Block]] = defaultdict(list)
+    for piece in cut.rims:
+        for *_, down, across in piece.blocks():
+            owner = owner_of((down, across))
+            if owner is not None and owner != place:
+                found[owner].append((down, across))
+    return dict(found)
+
+
+def split(message: Tensor, blocks: list[Block], like: Tensor) -> list[Tensor]:
+    """The blocks of a flat message, each (N, C, rows, columns) with the N and C of ``like``."""
+    shapes = [(*like.shape[:2], down.length, across.length) for down, across in blocks]
+    parts = message.split([torch.Size(shape).numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _received(messages: Messages, job: Job, like: Tensor) -> dict[Place, Iterator[Tensor]]:
+    blocks = needed(job.cut, job.place)
+    return {owner: iter(split(message, blocks[owner], like)) for owner, message in messages.items()}
+
+
+def _pixels(x: Tensor, block: Block, received: dict[Place, Iterator[Tensor]], place: Place) -> Tensor:
+    owner = owner_of(block)
+    if owner is None:
+        return x.new_zeros(()).expand(*x.shape[:2], block[0].length, block[1].length)
+    return take(x, block) if owner == place else next(received[owner])
+
+
+def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
+    """The input of each rim, stored in the order of x."""
+    received, layout, strips = _received(messages, job, x), plans.layout_of(x), []
+    for piece in job.cut.rims:
+        shape = (*x.shape[:2], piece.rows.length, piece.columns.length)
+        strip = x.new_empty_strided(shape, strides_of(shape, layout))
+        for top, left, *block in piece.blocks():
+            pixels = _pixels(x, (block[0], block[1]), received, job.place)
+            strip[:, :, top : top + pixels.shape[2], left : left + pixels.shape[3]].copy_(pixels)
+        strips.append(strip)
+    return strips
+
+
+# --- fprop and its gradients, unseen by autograd
+
+
+def _window(y: Tensor, piece: Piece) -> Tensor:
+    """The outputs of a piece: a view."""
+    return y[:, :, piece.rows.begin : piece.rows.end, piece.columns.begin : piece.columns.end]
+
+
+def _own(x: Tensor, piece: Piece) -> Tensor:
+    """What an interior reads of its shard: a view."""
+    return take(x, (piece.rows.runs[0], piece.columns.runs[0]))
+
+
+def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, list[Tensor]]:
+    """y, and the strips of its rims."""
+    cut, arrive = job.cut, job.exchange.start(x)
+    y = None
+    if cut.padded is not None:
+        y = plans.fprop(_own(x, cut.padded), w, b, job.spec_of(cut.padded))
+    strips = _strips(x, arrive(), job)
+    for piece, strip in zip(cut.rims, strips, strict=True):
+        rim = plans.fprop(strip, w, b, job.spec_of(piece))
+        if y is None:
+            y = rim  # the rim is the whole
+        else:
+            _window(y, piece).copy_(rim)
+    return x.new_empty(x.shape[0], w.shape[0], *cut.outputs) if y is None else y, strips
+
+
+def _dgrad_of_interior(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, job: Job) -> Tensor:
+    """dx, with zeros where the interior reads nothing. It is copied where rows are left over, as with a stride."""
+    piece = job.cut.interior
+    if piece is None:
+        return dy.new_zeros(()).expand(x_shape).contiguous(memory_format=_format(layout))
+    block, spec, view = (piece.rows.runs[0], piece.columns.runs[0]), job.spec_of(piece), _window(dy, piece)
+    problem = plans.problem_of("dgrad", x_shape, tuple(w.shape), spec, dy.dtype, layout)
+    if not (block[0].start or block[1].start) and (problem.p, problem.q) == tuple(view.shape[2:]):
+        return plans.dgrad(view, w, x_shape, layout, spec)
+    dx = dy.new_zeros(()).expand(x_shape).contiguous(memory_format=_format(layout))
+    shape = (*x_shape[:2], *(run.length for run in block))
+    take(dx, block).copy_(plans.dgrad(view, w, shape, layout, spec))
+    return dx
+
+
+def _format(layout: Layout) -> torch.memory_format:
+    return torch.channels_last if layout == "nhwc" else torch.contiguous_format
+
+
+def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> Tensor:
+    """dw: the sum over interior and rims, in that order."""
+    cut, layout, shape = job.cut, plans.layout_of(w), tuple(w.shape)
+    inputs = [] if cut.interior is None else [(cut.interior, _own(x, cut.interior))]
+    parts = [
+        plans.wgrad(_window(dy, piece), each, shape, layout, job.spec_of(piece))
+        for piece, each in (*inputs, *zip(cut.rims, strips, strict=True))
+    ]
+    if len(parts) < 2:
+        return parts[0] if parts else torch.zeros_like(w)
+    total = parts[0].to(torch.promote_types(w.dtype, torch.float32))
+    for part in parts[1:]:
+        total = total + part
+    return total.to(w.dtype)
+
+
+def _gradients_of_strips(dy: Tensor, w: Tensor, strips: list[Tensor], layout: Layout, job: Job) -> list[Tensor]:
+    return [
+        plans.dgrad(_window(dy, piece), w, tuple(strip.shape), layout, job.spec_of(piece))
+        for piece, strip in zip(job.cut.rims, strips, strict=True)
+    ]
+
+
+def _by_owner(gradients: list[Tensor], job: Job) -> tuple[list[tuple[Block, Tensor]], Messages]:
+    """The gradients of strips as those of this shard's own blocks, and what others are sent."""
+    own: list[tuple[Block, Tensor]] = []
+    sent: dict[Place, list[Tensor]] = defaultdict(list)
+    for piece, gradient in zip(job.cut.rims, gradients, strict=True):
+        for top, left, down, across in piece.blocks():
+            part = gradient[:, :, top : top + down.length, left : left + across.length]
+            owner = owner_of((down, across))
+            if owner == job.place:
+                own.append(((down, across), part))
+            elif owner is not None:
+                sent[owner].append(part.reshape(-1))
+    return own, {owner: torch.cat(parts) for owner, parts in sent.items()}
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
+        y, strips = _fprop(x, w, b, job)
+        ctx.save_for_backward(x, w, b, *strips)
+        ctx.job = job
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        x, w, b, *strips = ctx.saved_tensors
+        job, wanted = ctx.job, ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            return *_differentiable_gradients(dy, (x, w, b), wanted, job), None
+        layout, exchange = plans.result_layout(x, w), job.exchange
+        own: list[tuple[Block, Tensor]] = []
+        arrive = dx = None
+        if wanted[0]:
+            own, sent = _by_owner(_gradients_of_strips(dy, w, strips, layout, job), job)
+            arrive = exchange.start_back(sent, x)
+        dw = _wgrad(dy, x, w, strips, job) if wanted[1] else None
+        db = plans.bgrad(dy, job.spec) if wanted[2] else None
+        summed = exchange.start_sum(dw, db)
+        if arrive is not None:
+            dx = _dgrad_of_interior(dy, w, tuple(x.shape), layout, job)
+            for block, gradient in (*own, *arrive()):
+                give(dx, block, gradient)
+        return dx, *summed(), None
+
+
+# --- the same for autograd to see, for gradients of gradients
+
+
+def _differentiable_gradients(dy: Tensor, inputs: tuple, wanted: tuple[bool, ...], job: Job) -> tuple:
+    y = _recorded(inputs, job)
+    asked = [each for each, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+    found = iter(torch.autograd.grad(y, asked, dy, create_graph=True))
+    return tuple(next(found) if is_wanted else None for is_wanted in wanted)
+
+
+def _recorded(inputs: tuple, job: Job) -> Tensor:
+    """_fprop of operations that each have gradients of any order; interior and rims are copied into y."""
+    cut, exchange, x = job.cut, job.exchange, inputs[0]
+    messages = exchange.differentiable(x)
+    w, b = exchange.replicated(*inputs[1:])
+    assert w is not None
+    received = _received(messages, job, x)
+    y = x.new_empty(x.shape[0], w.shape[0], *cut.outputs)
+    if cut.interior is not None:
+        inner = autograd.fprop(_own(x, cut.interior), w, b, job.spec_of(cut.interior))
+        y = _written(y, cut.interior, inner)
+    for piece in cut.rims:
+        blocks = [_pixels(x, (down, across), received, job.place) for *_, down, across in piece.blocks()]
+        across = len(piece.columns.runs)
+        rows = [torch.cat(blocks[at : at + across], 3) for at in range(0, len(blocks), across)]
+        y = _written(y, piece, autograd.fprop(torch.cat(rows, 2), w, b, job.spec_of(piece)))
+    return exchange.tied(y, x, w, b, *messages.values())
+
+
+def _written(y: Tensor, piece: Piece, values: Tensor) -> Tensor:
+    return y.slice_scatter(
+        y[:, :, piece.rows.begin : piece.rows.end].slice_scatter(values, 3, piece.columns.begin, piece.columns.end),
+        2, piece.rows.begin, piece.rows.end,
+    )  # fmt: skip
