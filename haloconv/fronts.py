@@ -9,7 +9,7 @@ import torch
 from haloconv.autograd import Call
 from haloconv.choose.choice import Choice
 from haloconv.front import Front, Images
-from haloconv.functional import check_names
+from haloconv.functional import SERVED, check_names
 from haloconv.one_dimension import conv1d, convolve_row, posed_row
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, Pair
@@ -350,3 +350,7 @@ class ConvTranspose2d(TransposedLayer, torch.nn.ConvTranspose2d):
         others: Any = (groups, bias, dilation, padding_mode, device, dtype)
         super().__init__(in_channels, out_channels, *extents, *others)
         self.set_up(precision, family, strict)
+
+
+_FUNCTIONS = (conv1d, conv3d, conv_transpose1d, conv_transpose2d)
+SERVED.update({getattr(torch, function.__name__): function for function in _FUNCTIONS})

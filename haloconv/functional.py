@@ -189,13 +189,18 @@ def is_plain_call() -> bool:
     )
 
 
+SERVED: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {torch.conv2d: conv2d}
+"""PyTorch's functions that are ours inside functional_mode; haloconv.fronts adds those beside conv2d."""
+
+
 class functional_mode(TorchFunctionMode):
     """Inside ``with haloconv.functional_mode():`` calls of torch.nn.functional.conv2d are calls of haloconv.conv2d.
 
-    It reaches the code that no class of a layer tells of: functions, and layers with a forward of their own. The
-    arguments mean what they mean for haloconv.conv2d, and which convolution runs is chosen as there. Layers of haloconv
-    keep their own settings. Tensors of a class that has its own ``__torch_function__`` are left to that class; with
-    ``strict`` this raises RuntimeError. It holds for the calling thread, and the innermost of several holds.
+    So are those of conv1d, conv3d, conv_transpose1d and conv_transpose2d. It reaches the code that no class of a layer
+    tells of: functions, and layers with a forward of their own. The arguments mean what they mean for haloconv.conv2d,
+    and which convolution runs is chosen as there. Layers of haloconv keep their own settings. Tensors of a class that
+    has its own ``__torch_function__`` are left to that class; with ``strict`` this raises RuntimeError. It holds for
+    the calling thread, and the innermost of several holds.
 
     Raises ValueError for an unknown precision or family; inside, conv2d raises what it raises outside.
     """
@@ -207,21 +212,22 @@ class functional_mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.conv2d or not self._is_served(types, args, kwargs):
+        ours = SERVED.get(func)
+        if ours is None or not self._is_served(func, types, args, kwargs):
             return func(*args, **kwargs)
         settings = {"precision": self.precision, "family": self.family, "strict": self.strict}
         if _is_compiling():
-            return conv2d(*args, **kwargs, **settings)
+            return ours(*args, **kwargs, **settings)
         try:
-            return conv2d(*args, **kwargs, **settings)
+            return ours(*args, **kwargs, **settings)
         except (RuntimeError, TypeError):
             func(*args, **kwargs)  # what PyTorch refuses, it refuses in its own words
             raise
 
-    def _is_served(self, types: tuple, args: tuple, kwargs: dict) -> bool:
+    def _is_served(self, func: Callable, types: tuple, args: tuple, kwargs: dict) -> bool:
         padding = args[4] if len(args) > 4 else kwargs.get("padding")
-        if isinstance(padding, (tuple, list)) and len(padding) > 2:
-            return False  # four sides are ours alone
+        if isinstance(padding, (tuple, list)) and len(padding) > int(func.__name__[-2]):
+            return False  # sides that differ are ours alone
         if _is_compiling():
             return True
         if sys._getframe(2).f_globals.get("__name__", "").startswith("haloconv."):
@@ -230,7 +236,7 @@ class functional_mode(TorchFunctionMode):
         if other is not None and self.strict:
             raise RuntimeError(
                 f"haloconv.functional_mode(strict=True): {other.__name__} has a __torch_function__ of its own, which "
-                "decides how conv2d of it runs"
+                f"decides how {func.__name__} of it runs"
             )
         return other is None
 

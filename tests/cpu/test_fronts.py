@@ -209,6 +209,21 @@ def test_errors_are_pytorchs(name: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_functional_mode_serves_them(name: str) -> None:
+    """PyTorch's function is ours inside, unless the padding has sides that PyTorch refuses."""
+    one, call = front(name), next(each for each in CALLS if each[0] == name)
+    tensors = operands(call, torch.float32)
+    want = one.theirs(*tensors, **call[2])
+    with haloconv.functional_mode():
+        assert torch.equal(one.theirs(*tensors, **call[2]), want)
+    with haloconv.functional_mode(strict=True):
+        with pytest.raises(RuntimeError, match=r"\(strict=True\)"):
+            one.theirs(*tensors, **call[2])
+        with pytest.raises(RuntimeError, match="expected padding to be a single integer value"):
+            one.theirs(*tensors, padding=(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_strict_and_named_families_tell_what_pytorch_runs(name: str) -> None:
     one, call = front(name), next(each for each in CALLS if each[0] == name)
     tensors = operands(call, torch.float32)
