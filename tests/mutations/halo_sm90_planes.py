@@ -46,7 +46,7 @@ MUTATIONS = (
            ("ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);", "ptx::mbarrier_init(&smem.empty[i], 4);"),
            on="sm90_planes_deep"),
     _fault("gaps are left as they are", "pixels that no output meets are what was in shared memory",
-           ("if (p.has_gaps) {", "if (false) {"), on="sm90_planes_stride", result="dgrad"),
+           ("if (HAS_GAPS) {", "if (false) {"), on="sm90_planes_stride", result="dgrad"),
     _fault("gaps of one set of buffers", "the second consumer's buffers are not cleared",
            ("i < BUFFER_SETS * Y_BUFFERS * smem.buffer / 16", "i < Y_BUFFERS * smem.buffer / 16"),
            on="sm90_planes_stride", result="dgrad", shape="planes, columns shared"),

@@ -22,11 +22,11 @@
 //   SPLIT_N            1: the consumers share columns of N; 0: rows of M
 //   STAGES             of the ring
 //   X_PLANE Y_PLANE    bytes of a plane, or of a band of one, in shared memory: of x, of y
-//   X_BOXES Y_BOXES    1: TMA brings, takes boxes; 0: bulk copies, of whole planes
-//   SLAB               filters whose sums leave at a time
+//   BOXES              what TMA moves in boxes, not in bulk copies of whole planes: NO_BOXES, BOXES_OF_X, BOXES_OF_BOTH
+//   SLAB Y_BUFFERS     filters whose sums leave at a time; slabs on their way out
 //   X_PAIRS            16 bits, whether a lane's two rows of M are a word: NO_PAIRS, ALL_PAIRS, EVEN_PAIRS of even
 //                      channels
-//   Y_PAIRS            16 bits, 1: they are a word of y
+//   HAS_GAPS           1: y has pixels that no output meets
 //   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y
 extern "C" __global__ void __launch_bounds__(hc::planes::THREADS, 1)
     halo_sm90_pointwise_planes(const __grid_constant__ hc::planes::Params p) {

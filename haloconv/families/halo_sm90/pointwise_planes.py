@@ -72,12 +72,12 @@ def source(one: Planes, tile: Tile) -> KernelSource:
         "SPLIT_N": int(tile.split_n),
         "STAGES": tile.stages,
         "SLAB": tile.slab,
+        "Y_BUFFERS": tile.buffers,
         "X_PLANE": tile.x(one).plane * one.size,
         "Y_PLANE": tile.y(one).plane * one.size,
-        "X_BOXES": int(tile.x_cols > 0),
-        "Y_BOXES": int(tile.y_boxes),
+        "BOXES": f"hc::planes::{'BOXES_OF_BOTH' if tile.y_boxes else 'BOXES_OF_X' if tile.x_cols else 'NO_BOXES'}",
         "X_PAIRS": f"hc::planes::{tile.x_pairs(one)}",
-        "Y_PAIRS": int(tile.y_pairs(one)),
+        "HAS_GAPS": int(not one.y.dense),
         "HAS_BIAS": int(problem.bias),
         "HAS_RELU": int(problem.activation == "relu"),
     }
@@ -130,7 +130,7 @@ def _multiply_launch(request: Request, one: Planes, tile: Tile) -> Launch:
         **{"x_band_col": x_band[0], "x_band_row": x_band[1], "y_band_col": y_band[0], "y_band_row": y_band[1]},
         **{"images": tile.images, "stage_bytes": tile.stage_bytes(one), "tiles": tile.count(one)},
         **{"all_images": product.problem.n, "channels": product.channels, "filters": product.filters},
-        **{"chunks": tile.chunks(one), "has_gaps": int(not one.y.dense)},
+        "chunks": tile.chunks(one),
     }
     shape = LaunchShape(min(tile.count(one), request.facts.sm_count), _THREADS, tile.smem_bytes(one))
     return Launch(source(one, tile), request.device, shape, fields, maps, pdl=product.packs)

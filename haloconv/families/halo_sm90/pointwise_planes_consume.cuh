@@ -208,7 +208,7 @@ __device__ __forceinline__ void write(const Params& p, const Smem& smem, Consume
     for (int slab = 0; slab < COLUMNS / SLAB; ++slab) {
         const int filter = tile.filter + self.n + slab * SLAB;
         char* const buffer = self.buffers + self.next * smem.buffer;
-        self.next ^= 1;
+        self.next = self.next + 1 == Y_BUFFERS ? 0 : self.next + 1;
         fill(p, self, buffer, sums, slab * (SLAB / 8), filter);
         ptx::fence_proxy_async_shared();
         if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 2>();

@@ -19,6 +19,7 @@ using elem_t = ELEM;
 
 enum WLoads { W_ROWS, W_COLUMNS, W_PACKED };
 enum XPairs { NO_PAIRS, ALL_PAIRS, EVEN_PAIRS };
+enum Boxes { NO_BOXES, BOXES_OF_X, BOXES_OF_BOTH };
 
 constexpr int SIZE = sizeof(elem_t);                     // bytes of an element
 constexpr int CHUNK = CHUNK_BYTES / SIZE;                // channels of a stage
@@ -34,15 +35,18 @@ constexpr int SPANS = (TILE_FILTERS + SPAN - 1) / SPAN;
 constexpr int W_BYTES = W_LOADS == W_ROWS ? TILE_FILTERS * CHUNK_BYTES : SPANS * SPAN_BYTES;
 constexpr int W_BOX_FILTERS = TILE_FILTERS > 256 ? TILE_FILTERS / 2 : TILE_FILTERS;  // W_ROWS: a box has 256 at most
 
-constexpr int Y_BUFFERS = 2, BUFFER_SETS = SPLIT_N ? CONSUMERS : 1;  // consumers of rows of M fill a buffer together
-constexpr int GROUP_THREADS = 128 * CONSUMERS / BUFFER_SETS;         // that fill a buffer
+constexpr bool X_BOXES = BOXES != NO_BOXES, Y_BOXES = BOXES == BOXES_OF_BOTH;
+constexpr bool Y_PAIRS = X_PAIRS == ALL_PAIRS && !HAS_GAPS && Y_PLANE % 4 == 0;  // a lane's rows of M are a word of y
+constexpr int BUFFER_SETS = SPLIT_N ? CONSUMERS : 1;          // consumers of rows of M fill a buffer together
+constexpr int GROUP_THREADS = 128 * CONSUMERS / BUFFER_SETS;  // that fill a buffer
 
 static_assert(SIZE == 2 || W_LOADS != W_COLUMNS, "TF32 operands in shared memory are K-major");
 static_assert(W_LOADS != W_PACKED || CHUNK_BYTES == 128, "filters are packed in chunks of 128 bytes");
 static_assert(W_LOADS == W_ROWS || !SPLIT_N || COLUMNS % SPAN == 0, "a consumer's filters begin with a span");
 static_assert(COLUMNS % SLAB == 0 && SLAB % 8 == 0, "sums leave in whole slabs");
 static_assert(M_BLOCKS * COLUMNS <= 256, "sums of 128 registers at most");
-static_assert(SIZE == 2 || !(X_PAIRS || Y_PAIRS), "a word has two pixels of 16 bits");
+static_assert(SIZE == 2 || X_PAIRS == NO_PAIRS, "a word has two pixels of 16 bits");
+static_assert(Y_BUFFERS >= 2, "a slab is filled while another one leaves");
 
 struct Params {
     TensorMap w_map, x_map, y_map;
@@ -66,7 +70,7 @@ struct Params {
     int stage_bytes;             // of shared memory
     int tiles, all_images;       // of the layer
     int channels, filters;       // of the layer
-    int chunks, has_gaps;        // of all channels; 1: some pixels of y are zero
+    int chunks;                  // of all channels
 };
 
 struct Tile {
@@ -96,6 +100,11 @@ struct Smem {
 };
 
 __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
+    if (threadIdx.x == THREADS - 1) {  // while barriers are made
+        if (W_LOADS != W_PACKED) ptx::prefetch_tensormap(&p.w_map);
+        if (X_BOXES) ptx::prefetch_tensormap(&p.x_map);
+        if (Y_BOXES) ptx::prefetch_tensormap(&p.y_map);
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             ptx::mbarrier_init(&smem.full[i], 1);
@@ -103,7 +112,7 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
         }
         ptx::fence_mbarrier_init();
     }
-    if (p.has_gaps) {
+    if (HAS_GAPS) {
         for (int i = threadIdx.x; i < BUFFER_SETS * Y_BUFFERS * smem.buffer / 16; i += THREADS)
             reinterpret_cast<Piece*>(smem.buffers)[i] = {};
         ptx::fence_proxy_async_shared();

@@ -18,7 +18,8 @@ CONSUMERS = 2
 _COPY_BYTES = 16  # bulk copies, and rows of boxes, are multiples of it
 _MOST_IMAGES, _LONGEST_BOX = 8, 256  # images of a tile; elements of an axis of a box
 _MOST_SUMS = 256  # N of wgmma times blocks of M: 128 registers
-_STAGES = (8, 3)  # at most, at least
+_MOST_STAGES = 8
+_BUFFERS = ((4, 4), (2, 3))  # of slabs; the fewest stages beside them
 _SLABS = (32, 16, 8)
 _MOST_BUFFER_BYTES = 32 << 10
 _ALIGNMENT = 1024  # of a stage, for swizzled filters
@@ -147,7 +148,7 @@ class Tile:
     ``band`` are rows of an image's multiplied pixels, fewer than all only if ``images`` is 1. ``n`` is that of wgmma.
     With ``split_n`` the consumers share columns of N, else rows of M, of which a consumer has ``m_blocks`` of 64.
     ``x_cols`` by ``x_rows`` are boxes of x, which may have more than the band so that its planes lie in other banks; 0:
-    bulk copies. ``y_boxes``: TMA boxes take the result. ``slab``: filters whose sums leave at a time.
+    bulk copies. ``y_boxes``: TMA boxes take the result. Sums of ``slab`` filters leave at a time, through ``buffers``.
     """
 
     images: int
@@ -161,6 +162,7 @@ class Tile:
     y_boxes: bool
     chunk_bytes: int = CHUNK_BYTES
     slab: int = _SLABS[0]
+    buffers: int = 0
     stages: int = 0
 
     def pixels(self, one: Planes) -> int:
@@ -246,7 +248,7 @@ class Tile:
 
     def smem_bytes(self, one: Planes) -> int:
         """Of a block of threads: stages, buffers of sums and barriers."""
-        buffers = 2 * (CONSUMERS if self.split_n else 1) * self.buffer_bytes(one)
+        buffers = self.buffers * (CONSUMERS if self.split_n else 1) * self.buffer_bytes(one)
         return self.stages * (self.stage_bytes(one) + 16) + buffers
 
     def cycles(self, one: Planes, sm_count: int) -> float:
@@ -341,11 +343,13 @@ def _columns(product: Product) -> Iterator[int]:
 
 def _staged(one: Planes, tile: Tile, max_smem_bytes: int) -> Iterator[Tile]:
     """The tile with the longest chunks and slabs of which enough stages fit, and with as many stages as do."""
-    most, least = _STAGES
     lengths = (CHUNK_BYTES,) if one.product.packs else (CHUNK_BYTES, CHUNK_BYTES // 2, CHUNK_BYTES // 4)
-    for chunk_bytes, slab, stages in combinations(lengths, _SLABS, range(most, least - 1, -1)):
-        found = replace(tile, chunk_bytes=chunk_bytes, slab=slab, stages=stages)
-        fits = found.buffer_bytes(one) <= _MOST_BUFFER_BYTES and found.n % slab == 0
-        if fits and found.smem_bytes(one) <= max_smem_bytes:
-            yield found
+    for chunk_bytes, slab, (buffers, least) in combinations(lengths, _SLABS, _BUFFERS):
+        found = replace(tile, chunk_bytes=chunk_bytes, slab=slab, buffers=buffers)
+        if found.buffer_bytes(one) > _MOST_BUFFER_BYTES or found.n % slab:
+            continue
+        fixed, stage = found.smem_bytes(one), replace(found, stages=1).smem_bytes(one)
+        stages = min((max_smem_bytes - fixed) // (stage - fixed), _MOST_STAGES)
+        if stages >= least:
+            yield replace(found, stages=stages)
             return
