@@ -1,13 +1,15 @@
 """``torch.compile(model, backend="haloconv")``: Inductor, given a graph in which our operator stands for convolutions.
 
-PyTorch finds the backend by an entry point of the package, without an import. Before AOTAutograd sees a graph, each 2-D
-convolution for which `haloconv.choose` picks a kernel of ours becomes ``torch.ops.haloconv.fprop``, which brings its
-gradients along; everything else stays Inductor's. A call is replaced only where that is known to change nothing but
-who computes it: dtype, extents and strides of the result are compared with those that PyTorch's convolution has.
+PyTorch finds the backend by an entry point of the package, without an import. Before AOTAutograd sees a graph, each 1-D
+or 2-D convolution, transposed ones too, for which `haloconv.choose` picks a kernel of ours becomes an operator of ours,
+which brings its gradients along; everything else stays Inductor's. A call is replaced only where that is known to
+change nothing but who computes it: dtype, extents and strides of the result are compared with those that PyTorch's
+convolution has.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,31 +21,40 @@ from torch._subclasses import FakeTensor
 
 from haloconv import logs
 from haloconv import plan as plans
+from haloconv.arguments import Settings
 from haloconv.choose.choice import choose_now
 from haloconv.functional import make_spec
 from haloconv.layout import Layout, is_channels_last, strides_of
+from haloconv.one_dimension import posed_row
 from haloconv.problem import ConvSpec, Problem, Request, TensorForm
+from haloconv.transposed import Transposed, posed_transposed
 
 OLDEST = (2, 6)
 """The first PyTorch whose compiler the backend is made for."""
 
 _aten = torch.ops.aten
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_NAMES_OF_TRANSPOSED = (*_NAMES[:5], "output_padding", "groups", "dilation")
 _NAMES_OF_CONVOLUTION = (*_NAMES[:6], "transposed", "output_padding", "groups")
-_DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding": 0}
+_TRANSPOSED = (
+    *(torch.conv_transpose1d, torch.conv_transpose2d, _aten.conv_transpose1d, _aten.conv_transpose1d.default),
+    *(_aten.conv_transpose2d, _aten.conv_transpose2d.input),
+)
 _CALLS: dict[Any, tuple[str, ...]] = {
-    torch.conv2d: _NAMES,
-    **dict.fromkeys((_aten.conv2d, _aten.conv2d.default, _aten.conv2d.padding), _NAMES),
+    **dict.fromkeys((torch.conv1d, _aten.conv1d, _aten.conv1d.default, _aten.conv1d.padding), _NAMES),
+    **dict.fromkeys((torch.conv2d, _aten.conv2d, _aten.conv2d.default, _aten.conv2d.padding), _NAMES),
     **dict.fromkeys((_aten.convolution, _aten.convolution.default), _NAMES_OF_CONVOLUTION),
+    **dict.fromkeys(_TRANSPOSED, _NAMES_OF_TRANSPOSED),
 }
 
 
 class Convolution(NamedTuple):
-    """A 2-D convolution of a compiled graph. ``layer`` is the module that calls it, else the name of its node.
+    """A convolution of a compiled graph. ``layer`` is the module that calls it, else the name of its node.
 
     ``replaced`` if it runs as haloconv's operator, for which ``reason`` then names each direction that the graph needs,
     the family that runs it, and why; else ``reason`` says why it stays PyTorch's. ``problem`` is the forward pass, None
-    where it is not known.
+    where it is not known; that of a transposed one is a ``dgrad``.
     """
 
     layer: str
@@ -108,7 +119,7 @@ def check_version(version: str) -> None:
 
 
 def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Convolution, ...]:
-    """Every 2-D convolution that torch.compile finds in a call of ``model``, and what the backend does with it.
+    """Every 1-D and 2-D convolution that torch.compile finds in a call of ``model``, and what the backend does with it.
 
     ``model`` is called with the other arguments, and traced as torch.compile does it; nothing is compiled. Gradients
     count where PyTorch records them: call it under torch.no_grad() to see what inference does.
@@ -124,7 +135,7 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Convo
 
 
 def replace_convolutions(graph: torch.fx.GraphModule) -> list[Convolution]:
-    """Replace the calls that our kernels are to run, in place. Every 2-D convolution of the graph; logs tell it, too.
+    """Replace the calls that our kernels are to run, in place. Every convolution of the graph; logs tell it, too.
 
     Graphs inside, such as those of torch.utils.checkpoint, are treated alike. A graph without such a call is untouched.
     """
@@ -142,12 +153,15 @@ def replace_convolutions(graph: torch.fx.GraphModule) -> list[Convolution]:
 
 
 def _is_convolution(node: torch.fx.Node) -> bool:
-    """Whether the node calls a 2-D convolution that is not transposed."""
+    """Whether the node calls a 1-D or 2-D convolution, be it transposed."""
     if node.op != "call_function" or node.target not in _CALLS:
         return False
-    given = _given(node)
-    weight = _value(given.get("weight"))
-    return not given.get("transposed") and not (isinstance(weight, torch.Tensor) and weight.dim() != 4)
+    weight = _value(_given(node).get("weight"))
+    return not (isinstance(weight, torch.Tensor) and weight.dim() not in (3, 4))
+
+
+def _is_transposed(node: torch.fx.Node, given: dict[str, Any]) -> bool:
+    return node.target in _TRANSPOSED or bool(given.get("transposed"))
 
 
 def _given(node: torch.fx.Node) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def _layer_of(node: torch.fx.Node) -> str:
 def _why_not(node: torch.fx.Node, given: dict[str, Any]) -> str | None:
     """A sentence: what of a call is not as our operator needs it. None if nothing is."""
     unknown: list[object] = []
-    torch.fx.map_arg([given[name] for name in _NAMES[3:]], unknown.append)
+    torch.fx.map_arg([given[name] for name in (*_NAMES[3:], "output_padding")], unknown.append)
     if unknown:
         return "stride, padding, dilation or groups are known only when it runs"
     tensors = [_value(each) for each in (given["input"], given["weight"], given["bias"], node) if each is not None]
@@ -196,14 +210,21 @@ def _why_not(node: torch.fx.Node, given: dict[str, Any]) -> str | None:
 
 def _requests(node: torch.fx.Node, given: dict[str, Any]) -> list[Request] | str:
     """What our kernels would be asked for, fprop and the gradients that are wanted; or a sentence: why nothing is."""
-    x, w, y = (_form_of(_value(each)) for each in (given["input"], given["weight"], node))
+    rank = _value(given["weight"]).dim()
+    x, w, y = (_form_of(_value(each), rank) for each in (given["input"], given["weight"], node))
     if x is None or w is None or y is None:
         return "extents are known only when it runs"
     layout: Layout = "nhwc" if "nhwc" in (x.layout, w.layout) else "nchw"
-    problem = plans.problem_of("fprop", x.shape, w.shape, _spec(given), y.tensor.dtype, layout)
-    problem, dense = replace(problem, bias=given["bias"] is not None), strides_of(y.shape, layout)
+    dense = strides_of(y.shape, layout)
     if any(extent > 1 and one != other for extent, one, other in zip(y.shape, dense, y.strides, strict=True)):
         return "PyTorch's result lies in memory in another order than ours would"
+    if _is_transposed(node, given):
+        return _transposed_requests(given, x, w, y)
+    spec = _spec(given)
+    if spec is None:
+        return "its arguments are none of a convolution of ours"
+    problem = plans.problem_of("fprop", x.shape, w.shape, spec, y.tensor.dtype, layout)
+    problem = replace(problem, bias=given["bias"] is not None)
     device, form_y = x.tensor.device, TensorForm(dense, True)
     requests = [Request(problem, x.given, w.given, layout, device)]
     if y.tensor.requires_grad and x.tensor.requires_grad:
@@ -214,18 +235,46 @@ def _requests(node: torch.fx.Node, given: dict[str, Any]) -> list[Request] | str
     return requests
 
 
-def _spec(given: dict[str, Any]) -> ConvSpec:
+def _transposed_requests(given: dict[str, Any], x: _Form, w: _Form, y: _Form) -> list[Request] | str:
+    """dgrad of the mirrored convolution, and the gradients that are wanted, its fprop and wgrad."""
+    asked = _mirrored(given)
+    if asked is None:
+        return "output_padding is not below the stride, so that no convolution has this as its gradient"
+    layout: Layout = "nhwc" if "nhwc" in (x.layout, w.layout) else "nchw"
+    problem = plans.problem_of("dgrad", y.shape, w.shape, asked.spec, y.tensor.dtype, layout)
+    device, form_y = x.tensor.device, TensorForm(strides_of(y.shape, layout), True)
+    requests = [Request(problem, x.given, w.given, layout, device)]
+    if y.tensor.requires_grad and x.tensor.requires_grad:
+        requests.append(Request(problem.toward("fprop"), form_y, w.given, layout, device))
+    if y.tensor.requires_grad and w.tensor.requires_grad:
+        requests.append(Request(problem.toward("wgrad"), x.given, form_y, w.layout, device))
+    return requests
+
+
+def _spec(given: dict[str, Any]) -> ConvSpec | None:
     stride, padding, dilation, groups = (given[name] for name in _NAMES[3:])
-    return make_spec(stride, padding, dilation, groups, _value(given["weight"]).shape[2:], None, "auto", False)
+    taps = _value(given["weight"]).shape[2:]
+    if len(taps) == 1:
+        return posed_row((stride, padding, dilation, groups), taps[0], Settings())
+    return make_spec(stride, padding, dilation, groups, taps, None, "auto", False)
 
 
-def _form_of(tensor: Any) -> _Form | None:
-    """None if symbols in it stand for nothing yet. An image without a batch counts as a batch of one. Adds no guard."""
+def _mirrored(given: dict[str, Any]) -> Transposed | None:
+    arguments = tuple(given[name] for name in ("stride", "padding", "output_padding", "groups", "dilation"))
+    return posed_transposed(_value(given["weight"]).dim() - 2, arguments, Settings())
+
+
+def _form_of(tensor: Any, rank: int) -> _Form | None:
+    """None if symbols in it stand for nothing yet. An image without a batch counts as a batch of one, and a signal as
+    an image of one row: ``rank`` is the weight's. Adds no guard.
+    """
     shape, strides = ([_number(each) for each in sizes] for sizes in (tensor.shape, tensor.stride()))
     if None in shape or None in strides:
         return None
-    if tensor.dim() == 3:
+    if tensor.dim() == rank - 1:
         shape, strides = [1, *shape], [shape[0] * strides[0], *strides]
+    if rank == 3:
+        shape, strides = [*shape[:2], 1, shape[2]], [*strides[:2], shape[2] * strides[2], strides[2]]
     return _Form(tuple(shape), tuple(strides), tensor)
 
 
@@ -235,15 +284,46 @@ def _number(size: Any) -> Any:
 
 def _replace(node: torch.fx.Node, given: dict[str, Any]) -> None:
     """Let our operator stand in the node's place."""
-    x, graph, spec = given["input"], node.graph, _spec(given)
-    batched = _value(x).dim() == 4
+    graph, x, w = node.graph, given["input"], given["weight"]
+    row, batched = _value(w).dim() == 3, _value(x).dim() == _value(w).dim()
     with graph.inserting_before(node):
-        if not batched:
-            x = graph.call_method("unsqueeze", (x, 0))
-        arguments = (x, given["weight"], given["bias"], *map(list, spec[:3]), *spec[3:])
-        y = graph.call_function(torch.ops.haloconv.fprop.default, arguments)
-        if not batched:
-            y = graph.call_method("squeeze", (y, 0))
+        x = x if batched else graph.call_method("unsqueeze", (x, 0))
+        if row:
+            x, w = (graph.call_method("unsqueeze", (each, 2)) for each in (x, w))
+        if _is_transposed(node, given):
+            y = _transposed_nodes(graph, x, w, node, given)
+        else:
+            spec: Any = _spec(given)
+            arguments = (x, w, given["bias"], *map(list, spec[:3]), *spec[3:])
+            y = graph.call_function(torch.ops.haloconv.fprop.default, arguments)
+        y = graph.call_method("squeeze", (y, 2)) if row else y
+        y = y if batched else graph.call_method("squeeze", (y, 0))
     y.meta.update(node.meta)
     node.replace_all_uses_with(y)
     graph.erase_node(node)
+
+
+def _transposed_nodes(graph: torch.fx.Graph, x: Any, w: Any, node: torch.fx.Node, given: dict[str, Any]) -> Any:
+    """dgrad of the mirrored convolution and the bias, in the dtype of PyTorch's result, which autocast decides."""
+    asked: Any = _mirrored(given)
+    rank, result, bias = _value(given["weight"]).dim(), _value(node), given["bias"]
+    forms: Any = [_form_of(_value(each), rank) for each in (given["input"], given["weight"])]
+    layout = "nhwc" if "nhwc" in [each.layout for each in forms] else "nchw"
+    if _value(given["input"]).dtype != result.dtype:
+        x, w = (graph.call_method("to", (each, result.dtype)) for each in (x, w))
+    shape = asked.y_shape(forms[0].shape, forms[1].shape)
+    sizes = _value(given["input"]).shape
+    if any(isinstance(each, torch.SymInt) for each in sizes):
+        n, h, width = (graph.call_method("size", (x, dim)) for dim in (0, 2, 3))
+        steps, small = asked.spec.stride, asked.y_shape((1, 1, 0, 0), forms[1].shape)
+        rows, columns = (
+            graph.call_function(operator.add, (graph.call_function(operator.mul, (extent, step)), more))
+            for extent, step, more in zip((h, width), steps, small[2:], strict=True)
+        )
+        shape = (n, shape[1], rows, columns)
+    spec = (*map(list, asked.spec[:3]), *asked.spec[3:])
+    y = graph.call_function(torch.ops.haloconv.dgrad.default, (x, w, list(shape), layout, *spec))
+    if bias is None:
+        return y
+    bias = bias if _value(bias).dtype == result.dtype else graph.call_method("to", (bias, result.dtype))
+    return graph.call_function(torch.add, (y, graph.call_method("reshape", (bias, -1, 1, 1))))

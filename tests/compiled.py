@@ -61,7 +61,7 @@ class Separable(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What U-Nets have: a transposed convolution, which stays PyTorch's, a skip, group norm."""
+    """What U-Nets have: a transposed convolution, a skip, group norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,3 +70,14 @@ class Decoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.norm(torch.cat([x, self.up(functional.gelu(self.down(x)))], 1)))
+
+
+class Upsampler(nn.Module):
+    """What vocoders have: a transposed 1-D convolution and a dilated one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.dilated = nn.ConvTranspose1d(4, 6, 4, 2, 1), nn.Conv1d(6, 6, 3, dilation=2, padding="same")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dilated(functional.leaky_relu(self.up(x), 0.1)).tanh()

@@ -30,8 +30,8 @@ pytestmark = [
 ]
 
 
-MODELS = {Residual: 3, Separable: 3, Decoder: 2}
-"""Models, and how many 2-D convolutions each has."""
+MODELS = {Residual: 3, Separable: 3, Decoder: 3}
+"""Models, and how many convolutions each has."""
 
 
 def results(model: Callable, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -18,9 +18,9 @@ from haloconv import backend as backends
 from haloconv import env
 from haloconv.choose.choice import Choice
 from haloconv.problem import Request
-from tests.compiled import Residual, Separable, emulated, image, through_aot
+from tests.compiled import Residual, Separable, Upsampler, emulated, image, through_aot
 
-FPROP = torch.ops.haloconv.fprop.default
+OURS = (torch.ops.haloconv.fprop.default, torch.ops.haloconv.dgrad.default)
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
@@ -41,7 +41,7 @@ def replaced(function: Callable, *args: object) -> tuple[int, object]:
         nonlocal count
         told = backends.replace_convolutions(graph)
         graphs = [each for each in graph.modules() if isinstance(each, torch.fx.GraphModule)]
-        count = sum(node.target is FPROP for each in graphs for node in each.graph.nodes)
+        count = sum(node.target in OURS for each in graphs for node in each.graph.nodes)
         assert count == sum(each.replaced for each in told)
         return lookup_backend("aot_eager")(graph, inputs)
 
@@ -51,11 +51,17 @@ def replaced(function: Callable, *args: object) -> tuple[int, object]:
 
 W, EVEN, EACH, BIAS = image(6, 4, 3, 3), image(6, 4, 2, 4), image(4, 1, 3, 3), image(6)
 BACK, ROW, CUBE = image(4, 6, 3, 3), image(6, 8, 3), image(6, 2, 3, 3, 3)
+BACK_ROW, BACK_CUBE = image(8, 5, 4), image(1, 2, 3, 3, 3)
 
 
 def under_autocast(x: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return functional.conv2d(x, W) * 2
+
+
+def transposed_under_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return functional.conv_transpose2d(x, BACK, None, 2) * 2
 
 
 def without_gradients(x: torch.Tensor) -> torch.Tensor:
@@ -77,6 +83,16 @@ REPLACED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "checkpoint": lambda x: checkpoint(lambda y: torch.relu(functional.conv2d(y, W)), x, use_reentrant=False),
     "channels_last": lambda x: functional.conv2d(x.to(memory_format=torch.channels_last), W),
     "a transposed operand": lambda x: functional.conv2d(x.transpose(2, 3), W),
+    "transposed": lambda x: functional.conv_transpose2d(x, BACK, BIAS, 2, (1, 0), 1),
+    "transposed, without a batch": lambda x: functional.conv_transpose2d(x[0], BACK),
+    "transposed, autocast": lambda x: transposed_under_autocast(x),
+    "transposed, channels_last": lambda x: functional.conv_transpose2d(x.to(memory_format=torch.channels_last), BACK),
+    "aten, transposed": lambda x: torch.ops.aten.convolution(x, BACK, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1),
+    "1-D": lambda x: functional.conv1d(x[0], ROW, BIAS, padding="same"),
+    "1-D, without a batch": lambda x: functional.conv1d(x[0, 0], ROW, stride=2, padding=3),
+    "aten, 1-D": lambda x: torch.ops.aten.convolution(x[0], ROW, None, [1], [0], [1], False, [0], 1),
+    "1-D, transposed": lambda x: functional.conv_transpose1d(x[0], BACK_ROW, stride=2, padding=1),
+    "1-D, transposed, without a batch": lambda x: functional.conv_transpose1d(x[0, 0], BACK_ROW, BIAS[:5]),
     "written in place": lambda x: functional.conv2d(x, W).add_(1).mul_(2),
 }
 
@@ -132,10 +148,9 @@ def test_hooks_of_parameters_and_modules_run_as_before() -> None:
 
 
 NOT_REPLACED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "transposed": lambda x: functional.conv_transpose2d(x, BACK),
-    "aten, transposed": lambda x: torch.ops.aten.convolution(x, BACK, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1),
-    "1-D": lambda x: functional.conv1d(x[0], ROW),
-    "aten, 1-D": lambda x: torch.ops.aten.convolution(x[0], ROW, None, [1], [0], [1], False, [0], 1),
+    "a transposed one that mirrors none": lambda x: functional.conv_transpose2d(x, BACK, None, 1, 2, 1, 1, 2),
+    "1-D, channels as neighbours": lambda x: functional.conv1d(x[0].mT.contiguous().mT, ROW),
+    "3-D, transposed": lambda x: functional.conv_transpose3d(x[:1, None, 0], BACK_CUBE),
     "3-D": lambda x: functional.conv3d(x[None], CUBE),
     "integers": lambda x: functional.conv2d((8 * x).long(), (8 * W).long()),
     "complex": lambda x: functional.conv2d(x.cfloat(), W.cfloat()),
@@ -202,8 +217,9 @@ class Called(nn.Module):
 
 
 @pytest.mark.usefixtures("all_ours")
-def test_extents_may_change_without_a_compilation_that_pytorch_would_not_need() -> None:
-    model = Residual().eval()
+@pytest.mark.parametrize("model", [Residual().eval(), Upsampler()], ids=["2-D", "1-D"])
+def test_extents_may_change_without_a_compilation_that_pytorch_would_not_need(model: nn.Module) -> None:
+    two = isinstance(model, Residual)
 
     def compilations(replace: Callable[[torch.fx.GraphModule], object]) -> list:
         told = []
@@ -216,12 +232,14 @@ def test_extents_may_change_without_a_compilation_that_pytorch_would_not_need() 
         compiled = torch.compile(model, backend=compiling, fullgraph=True, dynamic=True)
         with torch.no_grad():
             for shape in ((2, 4, 8, 10), (3, 4, 15, 12), (5, 4, 9, 33), (4, 4, 14, 20)):
+                shape = shape if two else shape[:3]
                 torch.testing.assert_close(compiled(image(*shape)), model(image(*shape)), rtol=1e-4, atol=1e-4)
         return told
 
     ours, theirs = compilations(backends.replace_convolutions), compilations(lambda graph: None)
     assert len(ours) == len(theirs) < 4 and all(each.replaced for told in ours for each in told)
-    assert str(ours[0][0].problem) == "fprop 2,4,8,10 -> 8, 3x3 s2x2 p1,1,1,1 tf32 nchw"
+    first = "fprop 2,4,8,10 -> 8, 3x3 s2x2 p1,1,1,1" if two else "dgrad 2,6,1,16 -> 4, 1x4 s1x2 p0,0,1,1"
+    assert str(ours[0][0].problem) == f"{first} tf32 nchw"
 
 
 def test_explain_and_the_logs_name_every_convolution(caplog: pytest.LogCaptureFixture) -> None:
