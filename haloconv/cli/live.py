@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -82,9 +83,9 @@ class LiveView(Listener):
             tell_error(outcome.unusable)
         self._save()
 
-    def _update(self, **changes: object) -> None:
+    def _update(self, **changes: Any) -> None:
         if self._task is not None:
-            self._progress.update(self._task, **changes)  # type: ignore[arg-type]
+            self._progress.update(self._task, **changes)
 
 
 def followed(
