@@ -25,7 +25,7 @@ from platformdirs import user_data_path
 
 from haloconv import atomic, env
 from haloconv.choose import formats
-from haloconv.choose.buckets import Bucket, Size, bucket_of, layer_key, size_of
+from haloconv.choose.buckets import Bucket, Size, bucket_of, layer_key, read_layer, size_of
 from haloconv.device import DeviceFacts, gpu_stem
 from haloconv.families import FAMILIES
 from haloconv.families.base import Config
@@ -89,10 +89,13 @@ class Record:
         carried = "" if size == self.size else f", measured at {self.size}"
         return f"{what}: {outcome} on {self.date[:_DAY]}, {self.gpu}{carried}"
 
+    def is_of(self, facts: DeviceFacts) -> bool:
+        """Whether it was measured on this GPU model."""
+        return (self.gpu, self.sm_count) == (facts.name, facts.sm_count)
+
     def holds_on(self, facts: DeviceFacts) -> bool:
         """Whether the record says anything here: the same GPU model, and kernels unchanged since."""
-        same_gpu = (self.gpu, self.sm_count) == (facts.name, facts.sm_count)
-        return same_gpu and self.family in FAMILIES and self.source == device_hash(self.own or "aten")
+        return self.is_of(facts) and self.family in FAMILIES and self.source == device_hash(self.own or "aten")
 
     @property
     def is_current(self) -> bool:
@@ -256,8 +259,11 @@ def parsed(entry: dict[str, object]) -> Record:
     return Record(**{**values, "size": Size(*size), "bucket": Bucket(*bucket), "sm_count": int(values["sm_count"])})
 
 
-def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> None:
+def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts, *, drop_stale: bool = False) -> None:
     """Add the records to a file. Each replaces those of its place that hold on the device; all others stay.
+
+    With ``drop_stale`` those of its place that were measured on earlier kernels go, too; without, they stay for earlier
+    versions of haloconv, which may read the same file.
 
     Of a file that cannot be read whole a copy is kept, as ``.bak``.
 
@@ -272,7 +278,11 @@ def write_records(path: Path, records: Iterable[Record], facts: DeviceFacts) -> 
         before = _read_and_warn(path)
         if before.complaint and path.exists():  # else what was read is a file of the format before, which stays
             _keep_copy(path)
-        stay = [old for old in before.records if Place(old.layer, old.size) not in kept or not old.holds_on(facts)]
+        stay = [
+            old
+            for old in before.records
+            if Place(old.layer, old.size) not in kept or not (drop_stale and old.is_of(facts) or old.holds_on(facts))
+        ]
         atomic.write_text(path, as_lines([*stay, *kept.values()]))
 
 
@@ -362,6 +372,13 @@ def _nearest(known: dict[Size, Record], problem: Problem) -> Record | None:
     near = [record for record in known.values() if record.bucket == bucket]
     pixels = size.n * size.h * size.w
     return min(near, key=lambda each: abs(each.size.n * each.size.h * each.size.w - pixels), default=None)
+
+
+def stale_problems(facts: DeviceFacts) -> list[Problem]:
+    """What was measured on this GPU model for kernels that have changed since, by the user or for a release."""
+    found = [record for path in (records_path, shipped_path) for record in read_records(path(facts.name))]
+    stale = (record for record in found if record.is_of(facts) and not record.holds_on(facts))
+    return list(dict.fromkeys(read_layer(record.layer, record.size) for record in stale))
 
 
 _shelves: dict[DeviceFacts, Shelf] = {}

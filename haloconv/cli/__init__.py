@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[tuple[str, str], ...]]] = {
             ("haloconv tune my_model.py", "measure its layers; later processes know the choices"),
             ("haloconv tune resnet50 --precision bf16 --layout nhwc --batch 64", "a model under autocast"),
             ("haloconv tune --suite suite --tag depthwise --limit 120", "at most two minutes"),
+            ("haloconv tune --stale", "again what was measured on kernels that have changed since"),
         ),
     ),
     "export": (

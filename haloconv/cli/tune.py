@@ -19,7 +19,7 @@ from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.swapped import in_memory_format
 from haloconv.bench.targets import TargetError, load_target
-from haloconv.choose.records import records_path, shelf_of, shipped_path, write_records
+from haloconv.choose.records import records_path, shelf_of, shipped_path, stale_problems, write_records
 from haloconv.cli.bench import choices, listed
 from haloconv.cli.live import INTERRUPTED, make_console, show
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
@@ -38,6 +38,8 @@ from haloconv.tune.submission import SubmissionError, read_rows
 Submit = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write every candidate's times to FILE, to contribute them.")
 ]
+Ship = Annotated[bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")]
+Stale = Annotated[bool, typer.Option("--stale", help="Also what has a record for kernels that have changed since.")]
 SaveKernels = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Also write kernels and records to DIR, for a container.")
 ]
@@ -62,9 +64,8 @@ def tune(
     budget: Annotated[float, typer.Option(help="Seconds of timing per problem.", callback=positive)] = BUDGET_S,
     limit: Annotated[float | None, typer.Option(help="Seconds after which nothing begins.", callback=positive)] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure what has a current record, too.")] = False,
-    ship: Annotated[
-        bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")
-    ] = False,
+    stale: Stale = False,
+    ship: Ship = False,
     save_kernels: SaveKernels = None,
     submit: Submit = None,
     json: Annotated[Path | None, typer.Option(help="Write rows and environment to this file.")] = None,
@@ -73,8 +74,8 @@ def tune(
 ) -> None:
     """Measure the layers of models once, verified against float64, so that each runs on what is fastest here.
 
-    The choices are kept for this GPU model in a file of yours; what has a record is not measured again, so that a run
-    that was cut short goes on where it stopped. Layers that were never tuned follow fixed rules.
+    The choices are kept for this GPU model in a file of yours; what has a record is not measured again: a run that was
+    cut short goes on where it stopped. Layers that were never tuned follow fixed rules.
 
     Exit code 0: done. 1: a check failed. 2: no GPU, or a target or an option cannot be used. 130: interrupted.
     """
@@ -92,10 +93,11 @@ def tune(
             layouts=choices("--layout", layout, LAYOUTS),
             batch=batch,
             pixels=pixels,
+            stale=stale,
         )
         read_rows(submit or Path(os.devnull))  # a file of another kind is refused before anything is measured
-        posed = [*_of_suite(order, device), *_of_targets(order, device)]
-        if not posed:
+        posed = [*_of_suite(order, device), *_of_targets(order, device), *_of_stale_records(order, device)]
+        if not posed and not stale:
             raise typer.BadParameter("name a problem file or a model, or give --suite; nothing here has a convolution")
     except (ProblemFileError, TargetError, SuiteError, SubmissionError, typer.BadParameter) as error:
         raise refusal(error) from None
@@ -142,11 +144,12 @@ class Order:
     layouts: list[Layout]
     batch: int
     pixels: int
+    stale: bool
 
     @property
     def title(self) -> str:
         """What is tuned, in words."""
-        return ", ".join([*self.targets, *([self.suite.stem] if self.suite else [])])
+        return ", ".join([*self.targets, *([self.suite.stem] if self.suite else []), *["stale records"] * self.stale])
 
 
 def current_device() -> torch.device:
@@ -164,6 +167,12 @@ def _of_suite(order: Order, device: torch.device) -> Iterator[Posed]:
     labels = ["tf32" if each == "auto" else each for each in order.precisions]
     for case, label, layout, direction in itertools.product(cases, labels, order.layouts, order.directions):
         yield Posed(case.name, case.problem(direction, label, layout), device)
+
+
+def _of_stale_records(order: Order, device: torch.device) -> Iterator[Posed]:
+    """The problems of records, the user's and shipped ones, that hold no longer on this GPU model."""
+    if order.stale:
+        yield from (Posed("a record", problem, device) for problem in stale_problems(device_facts(device.index)))
 
 
 def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
@@ -227,5 +236,5 @@ def _ship(posed: list[Posed], device: torch.device) -> int:
     facts = device_facts(device.index)
     found = (shelf_of(facts).exact(each.problem) for each in posed)
     records = [record for record in dict.fromkeys(found) if record is not None]
-    write_records(shipped_path(facts.name), records, facts)
+    write_records(shipped_path(facts.name), records, facts, drop_stale=True)
     return len(records)

@@ -28,7 +28,7 @@ from haloconv.report import Report
 from haloconv.tune import measure
 from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.problems import Posed, problems_of
-from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only
+from tests.tuned import FACTS, LAYER, Clock, FakeConfig, FakeFamily, fake_device, favouring, forget, only, record
 
 CPU = torch.device("cpu")
 
@@ -285,6 +285,21 @@ def test_the_verb_tunes_the_suite_and_ships(verb: None, tmp_path: Path) -> None:
     records_path(FACTS.name).unlink()
     problem = replace(LAYER, c=4, h=12, w=12, k=8, padding=(0, 0, 0, 0), dtype=torch.bfloat16)
     assert "as shipped" in choose(problem, CPU).reason and shelf_of(FACTS).exact(problem) is None
+
+
+def test_the_verb_measures_again_what_kernels_left_behind(verb: None, clock: Clock) -> None:
+    """Once; a shipped record of the same layer and size goes, one of another GPU model stays."""
+    old = replace(record(LAYER, "special"), source="0" * 64)
+    elsewhere = replace(old, gpu="another GPU")
+    records.write_records(records.shipped_path(FACTS.name), [old], FACTS)
+    records.write_records(records.shipped_path(FACTS.name), [elsewhere], FACTS)
+    forget()
+    result = run("--stale", "--ship")
+    assert result.exit_code == 0 and "1 problems were measured" in result.output, result.output
+    shipped = {each.gpu: each for each in read_records(records.shipped_path(FACTS.name))}
+    assert shipped.keys() == {FACTS.name, "another GPU"} and shipped[FACTS.name].holds_on(FACTS)
+    rounds = len(clock.rounds)
+    assert "0 problems were measured" in run("--stale").output and len(clock.rounds) == rounds
 
 
 @pytest.mark.parametrize(
