@@ -19,12 +19,12 @@ from pytest import MonkeyPatch
 from haloconv import problem
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.families.halo_sm90 import conv as halo_sm90
-from haloconv.families.halo_sm90 import pointwise, pointwise_planes
-from haloconv.families.halo_sm90.configs import cost, split_tilings, tilings
-from haloconv.families.halo_sm90.form import Form
-from haloconv.families.halo_sm90.shape import Storage, TileShape
-from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.families.halo_sm90.conv import conv as halo_sm90
+from haloconv.families.halo_sm90.conv.configs import cost, split_tilings, tilings
+from haloconv.families.halo_sm90.conv.form import Form
+from haloconv.families.halo_sm90.conv.shape import Storage, TileShape
+from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from tests import (
     emulated_depthwise,
     emulated_depthwise_toeplitz,

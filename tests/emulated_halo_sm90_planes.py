@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.halo_sm90 import pointwise_planes
-from haloconv.families.halo_sm90.pointwise_planes_tile import Tile
+from haloconv.families.halo_sm90.pointwise import pointwise_planes
+from haloconv.families.halo_sm90.pointwise.planes_tile import Tile
 from haloconv.problem import Request
 from tests.cases import case
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.halo_sm90 import pointwise
-from haloconv.families.halo_sm90.pointwise_tile import Tile
+from haloconv.families.halo_sm90.pointwise import pointwise
+from haloconv.families.halo_sm90.pointwise.tile import Tile
 from haloconv.problem import Request
 from tests.cases import case
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.halo_sm90 import wgrad
-from haloconv.families.halo_sm90.wgrad import Cut, Way
+from haloconv.families.halo_sm90.wgrad import wgrad
+from haloconv.families.halo_sm90.wgrad.wgrad import Cut, Way
 from haloconv.problem import Request
 from tests.cases import case
 

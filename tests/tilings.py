@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pytest import MonkeyPatch
 
 from haloconv import plan
-from haloconv.families.halo_sm90 import conv as halo_sm90
-from haloconv.families.halo_sm90.configs import best_tilings, split_tilings, storage_of, tilings
-from haloconv.families.halo_sm90.form import Form, forms
-from haloconv.families.halo_sm90.launches import conv_source
-from haloconv.families.halo_sm90.shape import Storage
-from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.families.halo_sm90.conv import conv as halo_sm90
+from haloconv.families.halo_sm90.conv.configs import best_tilings, split_tilings, storage_of, tilings
+from haloconv.families.halo_sm90.conv.form import Form, forms
+from haloconv.families.halo_sm90.conv.launches import conv_source
+from haloconv.families.halo_sm90.conv.shape import Storage
+from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.jit import KernelSource
 from haloconv.problem import Request, TensorForm
 from tests import oracle

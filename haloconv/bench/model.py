@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.families.halo_sm90 import conv
-from haloconv.families.halo_sm90.shape import BLOCK_M, UNIT_PX
-from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.families.halo_sm90.conv import conv
+from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX
+from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.problem import Problem, TensorForm, dense_request
 
 
@@ -38,7 +38,7 @@ def modelled(problem: Problem, gathered: torch.Tensor) -> Modelled:
 
 
 def _segments(tiling: Tiling, sm_count: int) -> Iterator[int]:
-    """Work tiles of each segment of each block (``Segments`` in families/halo_sm90/scheduler.cuh)."""
+    """Work tiles of each segment of each block (``Segments`` in families/halo_sm90/conv/scheduler.cuh)."""
     for begin, end in tiling.schedule(sm_count).ranges(tiling.total, tiling.all_strips):
         while begin < end:
             work_tiles = min(tiling.columns.work_tiles - begin % tiling.columns.work_tiles, end - begin)

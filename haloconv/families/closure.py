@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from haloconv.families.files import canonical_device, kernels_of, total_hash
-from haloconv.jit.source import SOURCE_ROOT, family_sources
+from haloconv.jit.source import SOURCE_ROOT, family_sources, kernel_path
 
 _DECIDES_NOTHING = (
     "haloconv.version",  # stands in a comment
@@ -66,7 +66,7 @@ def _imports(file: Path) -> frozenset[Path]:
 @cache
 def host_files(kernel: str) -> tuple[Path, ...]:
     """The kernel's host file and every module of haloconv that it imports, at any distance."""
-    first = SOURCE_ROOT / "families" / f"{kernel}.py"
+    first = SOURCE_ROOT / f"{kernel_path(kernel)}.py"
     found, waiting = {first}, [first]
     while waiting:
         new = _imports(waiting.pop()) - found

@@ -1,7 +1,7 @@
 """Which device files a kernel has, and the hash that ties a measurement to them.
 
-A kernel is a pair of twins, ``families/<family>/<name>.py`` and ``<name>.cu``; its name is ``<family>/<name>``. Other
-.cu files of the folder are launched beside it: they pack, sum or mend.
+A kernel is a pair of twins, ``<name>.py`` and ``<name>.cu``, in the folder of its family or in a folder of that; its
+name is ``<family>/<name>``. Other .cu files of the family are launched beside it: they pack, sum or mend.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def kernels_of(family: str) -> list[str]:
 @cache
 def _cu_files(family: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """By name, the .cu files of a family that are kernels, and those that are launched beside them."""
-    files = sorted((SOURCE_ROOT / "families" / family).glob("*.cu"))
+    files = sorted((SOURCE_ROOT / "families" / family).rglob("*.cu"), key=lambda file: file.stem)
     kernels = tuple(f"{family}/{file.stem}" for file in files if file.with_suffix(".py").exists())
     return kernels, tuple(name for file in files if (name := f"{family}/{file.stem}") not in kernels)
 
 
 def device_files(kernel: str) -> list[Path]:
-    """The kernel's .cu file, those of its folder launched beside it, and all headers; none if it is not ours."""
+    """The kernel's .cu file, those of its family launched beside it, and all headers; none if it is not ours."""
     kernels, beside = _cu_files(kernel.split("/")[0])
     if kernel not in (*kernels, *beside):
         return []

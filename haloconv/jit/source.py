@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 class KernelSource:
     """One specialisation of one kernel as a single text that NVRTC compiles as it is.
 
-    ``kernel`` is the path of the .cu file in families/, without its suffix; ``entry`` is the ``extern "C"`` name;
+    ``kernel`` is the name of the .cu file: its family and its stem; ``entry`` is the ``extern "C"`` name;
     ``constants`` are the values in the order in which ``text`` defines them.
     """
 
@@ -84,7 +84,7 @@ class KernelSource:
 
 
 def kernel_source(kernel: str, entry: str, constants: Mapping[str, int | str]) -> KernelSource:
-    """The text of ``families/<kernel>.cu`` with ``constants`` defined in the given order, for the entry ``entry``.
+    """The text of a kernel's .cu file with ``constants`` defined in the given order, for the entry ``entry``.
 
     A value is an int, or the name of a type or constant such as ``float``, ``unsigned short`` or ``hc::bf16``.
 
@@ -93,8 +93,19 @@ def kernel_source(kernel: str, entry: str, constants: Mapping[str, int | str]) -
     return _specialised(kernel, entry, tuple(constants.items()))
 
 
+def kernel_path(kernel: str) -> str:
+    """The path in the package of ``halo_sm90/conv``'s files, without suffix.
+
+    They lie in their family's folder, or in a folder of that which the family made for some of its kernels.
+    """
+    family, _, name = kernel.rpartition("/")
+    folder = SOURCE_ROOT / _FAMILIES / family
+    found = sorted(folder.glob(f"*/{name}.cu")) if family and not (folder / f"{name}.cu").exists() else []
+    return "/".join((_FAMILIES, *filter(None, [family]), *(file.parent.name for file in found[:1]), name))
+
+
 def family_sources(kernel: str) -> list[Path]:
-    """``families/<kernel>.cu`` and every header it includes, in the order of inclusion.
+    """A kernel's .cu file and every header it includes, in the order of inclusion.
 
     Raises SourceError if one is missing.
     """
@@ -117,7 +128,7 @@ def _specialised(kernel: str, entry: str, constants: Constants) -> KernelSource:
 
 @lru_cache(maxsize=64)
 def _joined(kernel: str) -> str:
-    return "\n".join(_inlined(f"{_FAMILIES}/{kernel}.cu", set())) + "\n"
+    return "\n".join(_inlined(f"{kernel_path(kernel)}.cu", set())) + "\n"
 
 
 def _inlined(file: str, seen: set[str], included_from: Origin | None = None) -> Iterator[str]:

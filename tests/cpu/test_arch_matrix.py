@@ -15,7 +15,7 @@ import pytest
 from haloconv import jit
 from haloconv.families import FAMILIES, OWN
 from haloconv.families.direct.family import DirectFamily
-from haloconv.jit.source import SOURCE_ROOT
+from haloconv.jit.source import SOURCE_ROOT, kernel_path
 from tests.covering import NO_REGISTER, constants_together, covering
 from tests.nvrtc_ctypes import Nvrtc, library_folder
 
@@ -79,9 +79,10 @@ def _runs(source: jit.KernelSource, arch: str) -> bool:
 def test_every_kernel_file_is_in_the_matrix() -> None:
     assert set(ARCHS) == set(OWN)
     sources = [source for name in OWN for source in FAMILIES[name].sources()]
-    assert {source.kernel for source in sources} == {
-        path.relative_to(SOURCE_ROOT / "families").with_suffix("").as_posix() for path in SOURCE_ROOT.rglob("*.cu")
-    }
+    files = [path.relative_to(SOURCE_ROOT / "families") for path in SOURCE_ROOT.rglob("*.cu")]
+    names = {f"{path.parts[0]}/{path.stem}": path for path in files}
+    assert {source.kernel for source in sources} == set(names) and len(names) == len(files)
+    assert {kernel_path(name) for name in names} == {f"families/{path.with_suffix('')}" for path in files}
     assert len({source.digest for source in sources}) == len(sources)
 
 

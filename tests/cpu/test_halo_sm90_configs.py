@@ -9,8 +9,8 @@ import torch
 
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS, Config
-from haloconv.families.halo_sm90 import conv
-from haloconv.families.halo_sm90.launches import conv_source
+from haloconv.families.halo_sm90.conv import conv
+from haloconv.families.halo_sm90.conv.launches import conv_source
 from haloconv.jit.params import params_of
 from haloconv.problem import Problem, Request, dense_request
 from tools.fingerprint import recording

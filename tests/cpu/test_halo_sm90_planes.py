@@ -11,8 +11,8 @@ from haloconv.device import watched
 from haloconv.emulator import available, emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
-from haloconv.families.halo_sm90 import pointwise, pointwise_planes
-from haloconv.families.halo_sm90.pointwise_planes_tile import ORDERS, Tile, planes_of, tiles
+from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise.planes_tile import ORDERS, Tile, planes_of, tiles
 from haloconv.jit import compile as compiler
 from haloconv.problem import Problem, Request, TensorForm, dense_request
 from tests import emulated_halo_sm90_planes

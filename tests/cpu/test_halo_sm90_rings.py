@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from haloconv.families.common import ceil_div
-from haloconv.families.halo_sm90.configs import storage_of
-from haloconv.families.halo_sm90.form import forms
-from haloconv.families.halo_sm90.shape import UNIT_PX, Storage, line_warps
-from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.families.halo_sm90.conv.configs import storage_of
+from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.shape import UNIT_PX, Storage, line_warps
+from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.problem import Problem, dense_request
 from tests.tilings import all_tilings
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from haloconv import conv2d
 from haloconv.emulator import emulated_device
-from haloconv.families.halo_sm90.configs import storage_of
-from haloconv.families.halo_sm90.form import forms
-from haloconv.families.halo_sm90.scheduler import best_schedule, cuts, divisor
-from haloconv.families.halo_sm90.tile import Tiling
+from haloconv.families.halo_sm90.conv.configs import storage_of
+from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.scheduler import best_schedule, cuts, divisor
+from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.problem import Problem, dense_request
 from tests.emulated import tiles_of
 from tests.tilings import all_tilings
@@ -116,7 +116,7 @@ def test_sums_enter_their_buffers_without_bank_conflicts(dtype: torch.dtype, sto
         site
         for each in device.statistics
         for site in each.sites
-        if site.place.startswith("families/halo_sm90/write.cuh")
+        if site.place.startswith("families/halo_sm90/conv/write.cuh")
     ]
     filled = [site for site in sites if site.write]
     assert filled and all(site.worst_degree == 1 for site in filled), filled

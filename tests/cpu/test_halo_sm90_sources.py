@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haloconv.families.halo_sm90 import wgrad
+from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import KernelSource
 from haloconv.jit import compile as compiler
 from haloconv.problem import Problem, dense_request

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from haloconv import emulator
-from haloconv.families.halo_sm90 import wgrad
+from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.problem import Problem, dense_request
 from tests.mutations.mutation import Mutation
 from tests.mutations.runner import judge

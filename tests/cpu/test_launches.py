@@ -7,6 +7,7 @@ import torch
 
 from haloconv.device import DeviceFacts
 from haloconv.jit.launch import Launch
+from haloconv.jit.source import kernel_path
 from tests import oracle
 from tests.cases import pick
 from tests.families import DIRECT, HALO_SM90, Subject
@@ -75,4 +76,4 @@ def test_records_go_to_the_kernels_that_have_stamps() -> None:
 def test_every_kernel_is_stamped_and_its_stamp_covers_its_own_device_code(kernel: str) -> None:
     assert stamped([kernel, f"{kernel}/other"]) == [kernel]
     assert kernel in stamps.launched(kernel)
-    assert stamps.SOURCE_ROOT / "families" / f"{kernel}.cu" in stamps.stamped_files(kernel)
+    assert stamps.SOURCE_ROOT / f"{kernel_path(kernel)}.cu" in stamps.stamped_files(kernel)

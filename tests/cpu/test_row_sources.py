@@ -13,6 +13,7 @@ from haloconv.bench.emulated import EmulatedLayer, Emulation
 from haloconv.emulator import device as emulated
 from haloconv.families import closure
 from haloconv.families.closure import JOIN, source_of, stamp_hash
+from haloconv.jit.source import kernel_path
 
 CPU = torch.device("cpu")
 DEPTHWISE = suite.Case("small", (2, 8, 9, 11), 8, (3, 3), padding=(1, 1), groups=8)
@@ -58,9 +59,8 @@ def test_sources_of_several_kernels_are_joined() -> None:
 @pytest.mark.parametrize("kernel", closure.kernels())
 def test_a_kernels_source_covers_its_device_code(kernel: str) -> None:
     assert kernel in closure.launched(kernel)
-    names = [file.relative_to(closure.SOURCE_ROOT / "families").as_posix() for file in closure.stamped_files(kernel)
-             if file.is_relative_to(closure.SOURCE_ROOT / "families")]  # fmt: skip
-    assert {f"{kernel}.cu", f"{kernel}.py"} <= set(names)
+    names = {file.relative_to(closure.SOURCE_ROOT).as_posix() for file in closure.stamped_files(kernel)}
+    assert {f"{kernel_path(kernel)}.cu", f"{kernel_path(kernel)}.py"} <= names
 
 
 def test_a_launch_whose_kernel_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

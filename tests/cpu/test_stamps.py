@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,8 +58,8 @@ HOST_AND_DEVICE = {
     "grouped_sm90/conv": {"grouped_sm90/conv.cu", "grouped_sm90/slab.cuh", "grouped_sm90/slab.py"},
     "grouped_sm90/wgrad": {"grouped_sm90/wgrad.cu", "reduce/partials.cu", "grouped_sm90/slab.py"},
     "halo_sm90/conv": {
-        "halo_sm90/conv.cu", "halo_sm90/pack.cu", "halo_sm90/fixup.cu", "reduce/partials.cu", "halo_sm90/form.py",
-        "halo_sm90/tile.py", "wgmma.cuh",
+        "halo_sm90/conv.cu", "halo_sm90/pack.cu", "halo_sm90/fixup.cu", "reduce/partials.cu", "conv/form.py",
+        "conv/tile.py", "wgmma.cuh",
     },
     "depthwise_window/window": {"depthwise_window/window.cu", "depthwise_window/axes.py", "depthwise_window/cut.py"},
     "depthwise_window/wgrad": {"depthwise_window/wgrad.cu", "depthwise_window/windows.cuh", "reduce/partials.cu"},
@@ -75,17 +76,24 @@ BORROWS |= {"depthwise_toeplitz": {"depthwise"}}
 
 
 def covered(kernel: str) -> set[str]:
-    """What a stamp covers, by file name and by folder and name."""
+    """What a stamp covers: of each file its name, alone, with its folder and, in families, with its family."""
     files = stamps.stamped_files(kernel)
-    return {file.name for file in files} | {f"{file.parent.name}/{file.name}" for file in files}
+    folders = {f"{file.parent.name}/{file.name}" for file in files}
+    return {file.name for file in files} | folders | {f"{family}/{file.name}" for family, file in of_families(files)}
+
+
+def of_families(files: Iterable[Path]) -> list[tuple[str, Path]]:
+    """The files of families, each with the folder in families/ that it lies in, at whatever depth."""
+    places = [(file.relative_to(stamps.SOURCE_ROOT).parts, file) for file in files]
+    return [(parts[1], file) for parts, file in places if parts[0] == "families" and len(parts) > 2]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_stamp_covers_what_decides_the_kernels_results(kernel: str) -> None:
     assert HOST_AND_DEVICE.get(kernel, set()) | EVERYWHERE | {f"{kernel}.py", f"{kernel}.cu"} <= covered(kernel)
     family, launched = kernel.split("/")[0], {name.split("/")[0] for name in stamps.launched(kernel)}
-    folders = {file.parent.name for file in stamps.stamped_files(kernel) if "families" in file.parts}
-    assert folders <= {family, "families", *launched, *BORROWS.get(family, ())}
+    folders = {name for name, _ in of_families(stamps.stamped_files(kernel))}
+    assert folders <= {family, *launched, *BORROWS.get(family, ())}
     assert {name for name in covered(kernel) if name.endswith(".cu")} >= {
         f"{name}.cu" for name in stamps.launched(kernel)
     }

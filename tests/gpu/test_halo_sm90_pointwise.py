@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haloconv.families.halo_sm90 import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.problem import Request, TensorForm
 from tests import emulated_halo_sm90_planes, emulated_halo_sm90_pointwise, oracle
 from tests.cases import Case, Tensors, case, make

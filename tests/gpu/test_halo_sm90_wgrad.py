@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haloconv.families.halo_sm90 import wgrad
+from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.problem import Request, TensorForm
 from tests import emulated_halo_sm90_wgrad, oracle
 from tests.cases import Case, case, make

@@ -37,7 +37,7 @@ MUTATIONS = (
            ("buffer, tile.band * p.y_band_col,", "buffer, 0,"), on="sm90_planes_bands"),
     _fault("fewer bytes than a box has", "a stage counts as there before its last channels are",
            ("(X_BOXES ? CHUNK : min(", "(false ? CHUNK : min("), on="sm90_planes_bands"),
-    # pointwise_planes_tile.cuh
+    # pointwise/planes_tile.cuh
     _fault("filters of the first block", "all blocks of filters are the first one",
            ("filter = (index - pixels * p.blocks.value) * TILE_FILTERS;", "filter = 0;")),
     _fault("images of the first tile", "all tiles have the first images",
@@ -68,7 +68,7 @@ MUTATIONS = (
     _fault("spans of the first filters", "all spans of a tile are its first one",
            ("const int filter = tile.filter + i * SPAN;", "const int filter = tile.filter;"), result="dgrad",
            shape="planes, columns shared"),
-    # pointwise_planes_consume.cuh
+    # pointwise/planes_consume.cuh
     _fault("rows of no image", "rows behind the last image write somewhere",
            ("there = image < p.images && pixel < p.pixels;", "there = true;")),
     _fault("pixels of the first image", "all images of a tile are its first one",

@@ -23,7 +23,7 @@ _FROM_PIXELS = "Y_INNER ? at.column : filter,\n" + " " * 55 + "at.row, at.image,
 _NEXT_STAGE = "            multiply_stage(smem, self, at, chunk, sums, even);\n"
 
 MUTATIONS = (
-    # pointwise_tile.cuh
+    # pointwise/tile.cuh
     _fault("boxes of one image", "boxes behind those of the first image begin there again",
            ("image = p.down.quotient(line);", "image = 0;"), on="sm90_pointwise_stride"),
     _fault("boxes of one row", "boxes behind those of the first row begin there again",
@@ -42,7 +42,7 @@ MUTATIONS = (
     _fault("places behind the last pixel", "what no box fills is multiplied as it is found",
            ("if (X_INNER && Y_INNER && p.box_bytes < BOX_BYTES) clear_places(p, smem);", ""),
            on="sm90_pointwise_stride"),
-    # pointwise_produce.cuh
+    # pointwise/produce.cuh
     _fault("a stage is filled again too early", "boxes land over those that are being read",
            ("            wait(&smem.empty[at.index], at.parity ^ 1);\n", ""), on="sm90_pointwise_deep"),
     _fault("too few bytes", "a stage counts as there before its filters are",
@@ -58,7 +58,7 @@ MUTATIONS = (
            dtype=_FP16, shape="pointwise 256 columns", on="sm90_pointwise_nhwc"),
     _fault("packed filters of one chunk", "packed filters of all chunks are those of the first",
            ("filter / SPAN * p.chunks + chunk)", "filter / SPAN * p.chunks)"), result="dgrad"),
-    # pointwise_consume.cuh
+    # pointwise/consume.cuh
     _fault("kept filters are not waited for", "they are multiplied before they are there",
            (_WAITS_FOR_KEPT + _NEXT_STAGE, _NEXT_STAGE), on="sm90_pointwise_many", shape="pointwise kept"),
     _fault("a stage is not waited for", "what has not landed is multiplied",
@@ -83,7 +83,7 @@ MUTATIONS = (
            ("MN ? DEPTH * ROW_BYTES / 16 : 2", "2"), dtype=_FP16),
     _fault("one span", "the second 64 columns of an MN-major operand are the first ones",
            ("MN ? SPAN_BYTES : 16, 8", "MN ? 0 : 16, 8"), dtype=_FP16, shape="pointwise 256 columns"),
-    # pointwise_write.cuh
+    # pointwise/write.cuh
     _fault("bias of the other filter", "a lane's two columns have the first one's bias",
            ("threadIdx.x % 4 * 2 + i % 2 : row_of(half)", "threadIdx.x % 4 * 2 : row_of(half)")),
     _fault("bias of the first rows", "all rows have the bias of the first eight",

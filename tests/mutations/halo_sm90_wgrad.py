@@ -17,7 +17,7 @@ def _fault(
 
 
 MUTATIONS = (
-    # wgrad_tile.cuh
+    # wgrad/tile.cuh
     _fault("classes by strips", "a strip's class of rows is split off by the wrong extent",
            ("run.strip / p.column_strips;", "run.strip / p.cut.strips;"), on="sm90_wgrad_classes"),
     _fault("lines of dy a row late", "the first line of dy is that of the next tap",
@@ -34,7 +34,7 @@ MUTATIONS = (
     _fault("loaded lines for one warp", "a line counts as there when the first warp has loaded its part",
            ("ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);", "ptx::mbarrier_init(&smem.x_full[i], 32);"),
            on="sm90_wgrad_narrow"),
-    # wgrad_produce.cuh
+    # wgrad/produce.cuh
     _fault("too few bytes", "a line of dy counts as there before its last box",
            ("ptx::mbarrier_arrive_expect_tx(full, spans * BOX_ROWS * Y_LINE);",
             "ptx::mbarrier_arrive_expect_tx(full, (spans - 1) * BOX_ROWS * Y_LINE);"), on="sm90_wgrad_strips"),
@@ -84,7 +84,7 @@ MUTATIONS = (
            ("pixel = first + line * begin.line;", "pixel = first;"), on="sm90_wgrad_narrow"),
     _fault("channels by planes", "channels of a plane are taken for neighbours",
            ("in_plane * Raw::PLANE_COUNT + plane)", "plane * Raw::PLANE_ROWS + in_plane)"), on="sm90_wgrad_narrow"),
-    # wgrad_fragment.cuh
+    # wgrad/fragment.cuh
     _fault("the next column of taps", "a column of taps lies one pixel further on than it is dilated",
            ("const int pixel = lead(p, tile) + column * p.dil_w;", "const int pixel = lead(p, tile) + column;"),
            on="sm90_wgrad_classes"),
@@ -100,7 +100,7 @@ MUTATIONS = (
            ("left == 1 ? 0xffffu : 0u", "left == 1 ? ~0u : 0u"), on="sm90_wgrad_loose_odd", dtype=_FP16, finite=False),
     _fault("columns behind the last one", "a column of taps behind the filter reads beyond its line",
            ("column = min(column, p.taps_s - 1 - tile.column);", ""), on="sm90_wgrad_beyond", shape="wgrad one part"),
-    # wgrad_consume.cuh
+    # wgrad/consume.cuh
     _fault("no fence", "wgmma reads fragments that are not there yet", ("    ptx::wgmma_fence();\n", ""),
            on="sm90_wgrad_rows"),
     _fault("two steps under way", "a fragment is loaded again while wgmma reads it",

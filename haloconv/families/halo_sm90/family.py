@@ -7,7 +7,10 @@ import torch
 from haloconv import support
 from haloconv.device import device_facts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
-from haloconv.families.halo_sm90 import conv, pointwise, pointwise_planes, sources, wgrad
+from haloconv.families.halo_sm90 import sources
+from haloconv.families.halo_sm90.conv import conv
+from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import KernelSource
 from haloconv.problem import Problem, Request
 

@@ -8,7 +8,9 @@ from itertools import product
 
 import torch
 
-from haloconv.families.halo_sm90 import conv, pointwise, pointwise_planes, wgrad
+from haloconv.families.halo_sm90.conv import conv
+from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
 from haloconv.problem import Direction, Problem, Request, dense_request

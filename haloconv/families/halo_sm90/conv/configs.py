@@ -1,0 +1,208 @@
+"""Which tilings a launch of halo_sm90 may have, and the cost model that orders them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from math import gcd
+
+from haloconv.families.common import ceil_div
+from haloconv.families.halo_sm90.conv.form import Form
+from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
+from haloconv.families.halo_sm90.conv.tile import Tiling, tile
+from haloconv.problem import Request, TensorForm
+
+TERMS = {"tf32x3": 2}
+"""Precisions that multiply fp32 as several TF32 values. Three products of two each lose what is below 2^-22 of one."""
+
+_CANDIDATES = 8
+_SPLITS = (2, 4, 8, 16)
+_FEW_ROUNDS = 2  # work tiles a multiprocessor, from which on split-K has nothing to gain
+_SMALL_TILE = 128  # pixels
+_RUNS = (64, 128, 256)
+_ENOUGH_AHEAD = 7000.0  # cycles
+_COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
+
+
+@lru_cache(maxsize=4096)
+def best_tilings(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
+    """At most eight tilings of a launch, best first by the cost model."""
+    found = sorted(tilings(form, storage), key=lambda each: _order(each, sm_count))
+    if found and found[0].total < _FEW_ROUNDS * sm_count:
+        found = sorted([*found, *split_tilings(form, storage)], key=lambda each: _order(each, sm_count))
+    return tuple(found[:_CANDIDATES])
+
+
+def tilings(form: Form, storage: Storage) -> list[Tiling]:
+    """Every tiling that fits, with all channels in one sum."""
+    found = (tile(form, shape, storage) for shape in all_shapes(form, storage))
+    return [each for each in found if isinstance(each, Tiling)]
+
+
+def split_tilings(form: Form, storage: Storage) -> list[Tiling]:
+    """Every tiling of split-K that fits, with ranges of whole chunks of 128 bytes, for layers of one group.
+
+    Outputs that may need the nonfinite fix-up, of packs and of several terms, are not split. Few work tiles want small
+    tiles.
+    """
+    steps = (form.vertical.out_step, form.horizontal.out_step)
+    if form.groups > 1 or steps != (1, 1) or form.filters <= BLOCK_M // 2 or storage.terms > 1:
+        return []
+    whole = [splits for splits in _SPLITS if form.channels * storage.elem_bytes % (128 * splits) == 0]
+    found = (each for splits in whole for each in tilings(form.split(splits), partial_storage(form, storage)))
+    return [each for each in found if each.shape.tile_px <= _SMALL_TILE]
+
+
+def partial_storage(form: Form, storage: Storage) -> Storage:
+    """The storage with a dense fp32 tensor of partial sums as the result."""
+    rows, cols = form.vertical.out_extent, form.horizontal.out_extent
+    whole = (form.filters if storage.y_inner else cols) % 4 == 0
+    joined = not storage.y_inner and not whole and rows * cols % 4 == 0 and rows * cols < _COORDINATES
+    return replace(storage, partial=True, y_whole=whole, y_joined=joined)
+
+
+def _order(tiling: Tiling, sm_count: int) -> tuple[float, bool]:
+    # Of equals, two streams of weights where lanes write the output, which takes long, and one where TMA does.
+    return cost(tiling, tiling.storage, sm_count), tiling.shape.shared_tile == tiling.y_boxes
+
+
+def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
+    """Every tile shape, with the ways to fill M, to cut rows and to cut columns that make sense for the form."""
+    channel_bytes = form.channels * storage.elem_bytes
+    chunk_bytes = next((size for size in (32, 64) if channel_bytes <= size), 128)
+    packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 else [(1, 1)]
+    result: dict[TileShape, None] = {}
+    for pack_h, pack_w in packs:
+        cols = ceil_div(form.horizontal.out_extent, pack_w)
+        sides = (False, True) if form.filters > BLOCK_M else (False,)
+        boxes = storage.x_whole or (storage.x_joined > 0 and chunk_bytes // storage.elem_bytes >= 8 * storage.x_joined)
+        boxes = boxes and pack_w * form.horizontal.stride == 1 and (storage.terms == 1 or not storage.x_inner)
+        for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
+            run = _run(ceil_div(cols, ceil_div(cols, most)))
+            cut = (chunk_bytes, pack_h, pack_w)
+            # Both need many registers: two blocks of filters, fp32 whose lines are transposed.
+            many = run == 256 and boxes and not storage.x_inner and storage.elem_bytes == 4
+            for keeps, shared in product((True, False), (False,) if many else sides):
+                one = TileShape(False, run, runs, *cut, boxes=boxes, keeps=keeps, shared_tile=shared)
+                result[replace(one, splits=form.splits, terms=storage.terms)] = None
+            if boxes and not storage.x_inner and most * runs > 128:
+                continue  # flat tiles that are transposed leave too few registers
+            for strips in sorted({ceil_div(cols, width) for width in (cols, 126, 62, 30)}):
+                strip_cols = 0 if strips == 1 else ceil_div(cols, strips)
+                for shared in sides:
+                    widest = TileShape(True, most, runs, *cut, strip_cols=strip_cols, boxes=boxes, shared_tile=shared)
+                    widest = replace(widest, splits=form.splits, terms=storage.terms)
+                    result[_flat_shape(form, widest, storage)] = None
+    return list(result)
+
+
+def _run(pixels: int) -> int:
+    """The narrowest run for so many pixels."""
+    return next(run for run in _RUNS if run >= pixels)
+
+
+def _flat_shape(form: Form, widest: TileShape, storage: Storage) -> TileShape:
+    """``widest`` with no longer runs than its whole rows fill."""
+    tiling = tile(form, widest, storage)
+    if isinstance(tiling, str):
+        return widest
+    pixels = (tiling.columns.rows - 1) * tiling.columns.pitch + tiling.columns.strip_cols
+    return replace(widest, run=_run(ceil_div(pixels, widest.tiles * tiling.columns.work_tiles * widest.runs)))
+
+
+def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
+    """Cycles of the busiest multiprocessor: its work tiles times the slowest of what works side by side.
+
+    That is the tensor cores, each consumer by itself, the L2 and the warps that stage. The rates come from probes on an
+    H200: ``wgmma`` runs near its peak at 256 pixels, with more than three stages, and reads more of shared memory
+    below; it waits for lines of which few are under way, and in flat tiles; from tap to tap a consumer loses 340
+    cycles, much of it in waiting for weights, and 600 a tile; weights and boxes come from the L2 at 30 bytes a cycle.
+    """
+    shape = tiling.shape
+    taps = tiling.taps * tiling.chunks
+    fast = shape.run == 256 and tiling.memory.stages > 3
+    multiplies = shape.products * shape.chunk_bytes // 32  # wgmma of a tap and a run
+    tap = multiplies * shape.tile_px // 2 * (1.03 if fast else 1.35 if shape.run == 64 else 1.1)
+    tap *= 1.3 if shape.flat else _waiting(tiling, tap)
+    writing = shape.tile_px * (storage.y_bytes * 4 if tiling.y_boxes else 20)
+    hidden = (
+        0 if tiling.phases.first else tiling.memory.stages * tap
+    )  # one stream: the other consumer leads by its stages
+    multiply = 2 * taps * tap + (0 if shape.shared_tile else max(0, writing - hidden))
+    consumer = taps * (tap + 340) + writing + 600
+    streamed = taps * shape.streams * shape.stage_bytes + tiling.staged_lines * tiling.line.slot_px * shape.chunk_bytes
+    units = tiling.line.boxes * tiling.line.box_units if shape.boxes else ceil_div(tiling.line.slot_px, UNIT_PX)
+    staging = tiling.staged_lines * units * _unit_cycles(shape, storage)
+    adding = _adding(tiling) / sm_count if shape.splits > 1 else 0
+    return tiling.schedule(sm_count).most * max(multiply, consumer, streamed / 30, staging) * _sharing(tiling) + adding
+
+
+def _adding(tiling: Tiling) -> float:
+    """Cycles of all multiprocessors to add partial sums: a launch, and 4 bytes of each split at 8 a cycle."""
+    form = tiling.form
+    outputs = form.n * form.filters * form.vertical.out_extent * form.horizontal.out_extent
+    return 132 * 4000 + outputs * form.splits / 2
+
+
+def _sharing(tiling: Tiling) -> float:
+    """By how much two blocks of filters of one tile take longer than two tiles of one block, with boxes of sums."""
+    if not (tiling.shape.shared_tile and tiling.y_boxes):
+        return 1.0
+    return 0.95 if tiling.shape.keeps and tiling.memory.stages > 3 else 1.05
+
+
+def _waiting(tiling: Tiling, tap: float) -> float:
+    """By how much taps take longer because few lines are staged ahead of those in sight of the consumers."""
+    shape, stride = tiling.shape, tiling.vertical.stride
+    in_sight = (shape.tiles * shape.runs - 1) * stride + 1
+    ahead = tiling.memory.ring - in_sight
+    if shape.keeps:
+        return 1.0
+    if 2 * ahead < in_sight or (tiling.memory.stages == 3 and not shape.shared_tile):
+        return 1.25
+    few = ahead * tiling.horizontal.taps * 2 * tap < _ENOUGH_AHEAD
+    return 1.1 if few and tiling.chunks > 2 else 1.03 if few else 1.0
+
+
+def _unit_cycles(shape: TileShape, storage: Storage) -> float:
+    """Cycles in which all warps together stage 32 pixels while the tensor cores run (stage.cuh, transpose.cuh)."""
+    warps = line_warps(shape, storage)
+    if shape.boxes:
+        return 0 if storage.x_inner else 1500 / warps
+    if storage.x_inner:  # more warps than three wait for memory, too
+        return (700 if storage.elem_bytes == 2 else 930) if storage.x_whole else 2700
+    return 1500
+
+
+def storage_of(request: Request) -> Storage:
+    """How the tensors of a request lie in memory: what fprop or dgrad gathers, and its result."""
+    problem, x, y = request.problem, request.first, request.result_strides
+    forward = problem.direction == "fprop"
+    channels, filters = problem.c_per_group, problem.k_per_group
+    if not forward:
+        channels, filters = filters, channels
+    group = 16 // problem.dtype.itemsize
+
+    def whole(strides: tuple[int, ...], inner: bool, count: int) -> bool:
+        axes = (0, 2, 3) if inner else (0, 1, 2)
+        neighbours = strides[1 if inner else 3] == 1
+        return neighbours and all(strides[axis] % group == 0 for axis in axes) and (not inner or count % group == 0)
+
+    x_inner = x.strides[1] == 1 and x.strides[3] != 1
+    y_inner = request.result_layout == "nhwc"
+    x_whole = x.aligned and whole(x.strides, x_inner, channels)
+    width = problem.w if forward else problem.q
+    x_joined = 0 if x_inner or x_whole or x.strides[2] != width else _joined(x, channels, group)
+    y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
+    y_joined = y_joined and not y_whole and y[1] < _COORDINATES
+    terms = TERMS.get(problem.precision, 1)
+    return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined, terms=terms)
+
+
+def _joined(x: TensorForm, channels: int, group: int) -> int:
+    """``Storage.x_joined`` of a tensor whose rows follow each other without a gap; ``group`` pixels are 16 bytes."""
+    image, plane, _, pixel = x.strides
+    planes = group // gcd(plane, group)
+    aligned = x.aligned and pixel == 1 and image % group == 0 and channels % planes == 0
+    return planes if aligned and planes * plane < _COORDINATES else 0

@@ -1,0 +1,64 @@
+// halo_sm90: convolution on Hopper's tensor cores with the input staged once for all taps. One kernel serves fprop and
+// dgrad: the host brings either into the form "sum over taps and channels of packed weight * shifted input".
+//
+// The trick: shared memory holds the input as [pixel][channels of a chunk], 32 to 128 bytes a pixel, and wgmma's
+// descriptor of N = RUN neighbouring pixels may start at any pixel. So a tap is an address offset, and the halo is
+// loaded once. M is filters (rows of several output pixels' filters where filters are few), K is channels.
+//
+// Roles: warpgroups 0 and 1 consume, three or seven warps stage input lines (or one does, and two send sums), the last
+// streams weights. Two rings of shared memory: `slots` hold lines (a row of pixels, or FLAT whole tiles with their
+// halo), `stages` one tap's weights. The second consumer is half a tile behind the first, with weights of its own
+// (SHARED_TILE) or in the order of its own (see tile.cuh): while one writes, the other keeps the tensor cores busy.
+//
+// X_BOXES: TMA brings lines, rounds fp32 to TF32 and fills what is outside with zeros; where channels are neighbours
+// right into the slot, where pixels are as raw tiles that a warp transposes. Else warps copy or load them.
+#include "families/halo_sm90/conv/consume.cuh"
+#include "families/halo_sm90/conv/produce.cuh"
+#include "kernels/ptx/register.cuh"
+
+// Constants: ELEM is float, hc::fp16 or hc::bf16; MULTIPLY is hc::tf32, hc::fp16 or hc::bf16; all others integers.
+//   RUN RUNS           pixels of one wgmma (N, a pixel run), and pixel runs of a consumer
+//   FLAT               1: a line is all rows that meet a work tile, end to end; 0: a line is one row
+//   SHARED_TILE        1: the consumers have two blocks of filters of one tile; 0: two tiles of one block
+//   KEEPS              1: a tile column's lines are staged once, in a ring for each chunk; 0: once for each phase
+//   FIRST_PHASE        0, or 1 if all taps are in phase 1 (see tile.cuh)
+//   RING STAGES        slots of a ring; stages of a stream of weights: between two taps a division would cost 5 %
+//   CHUNK_BYTES        channels of a chunk: bytes of a staged pixel
+//   PACKS              outputs of an output pack, which share the rows of M: 1 or 2
+//   X_CHANNELS_INNER   1: neighbours in memory are channels, 0: pixels
+//   X_BOXES            TMA boxes bring the input
+//   X_JOINED           0; else boxes are cut from a channel's rows end to end, whose starts are not aligned, and
+//                      every X_JOINED-th channel begins at a multiple of 16 bytes
+//   RAW_DEPTH          raw tiles of a warp that transposes them, 1 or 2
+//   LINE_WARPS         warps that stage lines
+//   X_VECTOR           if it does not: channels come in aligned groups of 16 bytes
+//   Y_CHANNELS_INNER Y_BOXES Y_VECTOR  the same for the output, in groups of 8 bytes
+//   Y_JOINED           boxes go to a filter's rows end to end, whose starts are not aligned
+//   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
+//   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output
+//   OPERAND_TERMS      TF32 values that an fp32 value is a sum of: product (i, j) of them counts if i + j is less
+//   Y_ELEM             element of the output: ELEM, or float for partial sums of split-K
+//   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y
+extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_constant__ Params p) {
+    const Smem smem(p);
+    begin(p, smem);
+    const int warp = threadIdx.x / 32;
+    if (warp < CONSUMER_WARPS) {
+        hc::ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume(p, smem, warp / 4);
+    } else {
+        hc::ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
+        const int line_warp = warp - CONSUMER_WARPS;
+        if (warp == THREADS / 32 - 1) {
+            if (hc::ptx::elect_sync()) produce_weights(p, smem);
+        } else if constexpr (TRANSPOSED) {
+            produce_transposed(p, smem, line_warp);
+        } else if constexpr (!BOXED) {
+            produce_loaded(p, smem, line_warp);
+        } else if (line_warp == 0) {
+            if (hc::ptx::elect_sync()) produce_boxes(p, smem);
+        } else if constexpr (SENDERS) {
+            if (hc::ptx::elect_sync()) send_tiles(p, smem, line_warp - 1);
+        }
+    }
+}

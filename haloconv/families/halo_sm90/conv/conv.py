@@ -1,0 +1,159 @@
+"""Host half of families/halo_sm90/conv/conv.cu: fprop and dgrad of dense and grouped layers on Hopper's tensor cores.
+
+fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type; sums are fp32. NCHW and channels_last, in and out,
+are native. Filters are packed by a small kernel before every launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from haloconv import support
+from haloconv.device import DeviceFacts
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
+from haloconv.families.halo_sm90.conv.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
+from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.launches import (
+    conv_launch,
+    conv_source,
+    fixup_launch,
+    fixup_source,
+    pack_launch,
+    pack_source,
+    split_sums,
+)
+from haloconv.families.halo_sm90.conv.operands import Operands, operands_of
+from haloconv.families.halo_sm90.conv.shape import Storage
+from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.families.reduce.partials import bind_sum
+from haloconv.families.reduce.partials import source as sum_source
+from haloconv.jit import KernelSource
+from haloconv.jit.launch import Launch
+from haloconv.problem import Problem, Request
+
+KERNEL = "halo_sm90/conv"
+DIRECTIONS = ("fprop", "dgrad")
+_ARCH = "sm_90a"
+_FLAG_BYTES = 128  # before the packed weights, which keep their alignment
+
+
+def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+    """None if the kernel takes the problem with tensors of any form, else a sentence that says why not."""
+    reason = None if problem.precision in TERMS else support.why_no_tensor_cores(problem)
+    if reason is not None:
+        return reason
+    if facts.arch != _ARCH:
+        return "the device is no Hopper GPU (compute capability 9.0)"
+    inner = problem.layout == "nhwc"
+    storage = Storage(problem.dtype.itemsize, inner, False, inner, False, terms=TERMS.get(problem.precision, 1))
+    if any(form.taps and not best_tilings(form, storage, facts.sm_count) for form in forms(problem)):
+        return "no tile of halo_sm90 fits shared memory"
+    return None
+
+
+def configs(request: Request) -> list[Config]:
+    """A tiling for each launch: the best of all launches, the second best of all, and so on.
+
+    ``derived`` are the tilings, one for each residue class that some tap reaches.
+    """
+    storage = storage_of(request)
+    found = [best_tilings(form, storage, request.facts.sm_count) for form in forms(request.problem) if form.taps]
+    ranks = range(min(MOST_CONFIGS, max(map(len, found), default=1)))
+    chosen = [tuple(each[min(rank, len(each) - 1)] for each in found) for rank in ranks]
+    return [Config(KERNEL, config_key(tuple(tiling.shape for tiling in each)), each) for each in chosen]
+
+
+def bind(request: Request, config: Config) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    bound = _Bound(request, config.derived)
+    return bound.fprop if request.problem.direction == "fprop" else bound.dgrad
+
+
+class _Launches(NamedTuple):
+    """Of one tiling. ``offset`` is where its flag and packed weights begin in the workspace, in bytes."""
+
+    pack: Launch
+    conv: Launch
+    fixup: Launch | None
+    add: Launch | None
+    offset: int
+
+
+class _Bound:
+    """A request bound to its launches: for each residue class pack the filter, convolve, fix up or sum."""
+
+    def __init__(self, request: Request, chosen: tuple[Tiling, ...]) -> None:
+        self._shape, self._strides = request.result_shape, request.result_strides
+        self._has_gaps = any(form.taps == 0 for form in forms(request.problem))
+        self._launches: list[_Launches] = []
+        self._packed_bytes, self._partial_bytes = 0, 0
+        operands = operands_of(request)
+        for tiling in chosen:
+            self._launches.append(_launches(request, tiling, operands, self._packed_bytes))
+            self._packed_bytes += _FLAG_BYTES + tiling.packed_bytes
+            self._partial_bytes = 4 * tiling.form.splits * prod(self._shape) if tiling.form.splits > 1 else 0
+
+    def _run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        y = x.new_empty_strided(self._shape, self._strides)
+        if self._has_gaps:
+            y.zero_()  # pixels that no tap reaches
+        packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
+        bias = 0 if b is None else b.data_ptr()
+        for pack, conv, fixup, add, offset in self._launches:
+            flag = packed.data_ptr() + offset
+            place = flag + _FLAG_BYTES
+            pack(w.data_ptr(), place, flag)
+            if add is not None:
+                partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
+                conv(x.data_ptr(), place, partial.data_ptr(), 0, flag)
+                add(y.data_ptr(), partial.data_ptr(), bias)
+                continue
+            conv(x.data_ptr(), place, y.data_ptr(), bias, flag)
+            if fixup is not None:
+                fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag)
+        return y
+
+    def fprop(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None."""
+        return self._run(x, w, b if b is None or b.is_contiguous() else b.contiguous())
+
+    def dgrad(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """dx (N, C, H, W) of dy (N, K, P, Q) and w (K, C/G, R, S)."""
+        return self._run(dy, w, None)
+
+
+def _launches(request: Request, tiling: Tiling, operands: Operands, offset: int) -> _Launches:
+    splits = tiling.form.splits > 1
+    own = operands.split_k(tiling, request.result_layout) if splits else operands
+    return _Launches(
+        pack_launch(request, tiling, own),
+        conv_launch(request, tiling, own),
+        fixup_launch(request, tiling.form, operands) if tiling.shape.needs_fixup else None,
+        bind_sum(split_sums(request.problem, tiling), request.device) if splits else None,
+        offset,
+    )
+
+
+def sources(request: Request) -> Iterator[KernelSource]:
+    """The sources of every tile shape that the request's launches choose from, and of their packing."""
+    problem, storage = request.problem, storage_of(request)
+    for form in (each for each in forms(problem) if each.taps):
+        for tiling in tilings(form, storage):
+            yield pack_source(problem, tiling)
+            yield conv_source(problem, tiling)
+            if tiling.shape.needs_fixup:
+                yield fixup_source(problem)
+
+
+def split_sources(request: Request) -> Iterator[KernelSource]:
+    """The same with split-K of two, and the source that adds the partial sums."""
+    problem, storage = request.problem, storage_of(request)
+    for form in (each for each in forms(problem) if each.taps):
+        for tiling in (each for each in split_tilings(form, storage) if each.shape.splits == 2):
+            yield pack_source(problem, tiling)
+            yield conv_source(problem, tiling)
+            yield sum_source(split_sums(problem, tiling))

@@ -1,0 +1,230 @@
+// The end of a tile in halo_sm90: from a consumer's sums to the output, through halo_sm90/write.cuh.
+#pragma once
+
+#include "families/halo_sm90/conv/shape.cuh"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/bulk.cuh"
+#include "kernels/ptx/register.cuh"
+#include "kernels/ptx/tensor_map.cuh"
+
+using Sums = float[RUNS][RUN / 2];
+
+struct Consumer {
+    int id;
+    Cursor stage;  // next weights in its ring of stages
+    char* stages;
+    u64 *stage_full, *stage_empty;
+    char* buffer;        // of the warp (by pixels) or of its consumer (by filters)
+    Cursor next_buffer;  // of BUFFERS
+    int barrier;         // of the consumer's warps
+};
+
+// Filters from row `row` of M on: their group, the first, how many, and which output of an output pack they are of.
+struct Filters {
+    int group, first, count, phase;
+};
+
+__device__ __forceinline__ Filters filters_of(const Params& p, int consumer, const WorkTile& column, int row) {
+    const int block = column.block * STREAMS + (SHARED_TILE ? consumer : 0);
+    const int first = block * PACK_FILTERS + row % PACK_FILTERS;
+    return {column.group, first, p.filters - first, row / PACK_FILTERS};
+}
+
+// Row of the output where TMA puts boxes of pixel run `run` of a tile column (ROWS), for output `phase` of a pack.
+__device__ __forceinline__ int box_row(const Params& p, const WorkTile& column, int run, int phase) {
+    return column.cls + p.schedule.classes.value * (run * p.pack_h + phase);
+}
+
+// Pixels by which a tile begins before its strip in row `out_row`, where TMA writes rows whose length is no multiple of
+// 16 bytes: there it finds 16 aligned bytes.
+__device__ __forceinline__ int row_shift(const Params& p, int out_row) {
+    return Y_JOINED ? out_row * p.cols & (16 / int(sizeof(y_elem_t)) - 1) : 0;
+}
+
+// The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
+// no index: unrolled it compiles twice as long. Tiles that leave in boxes would get up to 13 % slower.
+constexpr bool ROLLED = !Y_BOXES && TILE_PX > 128;
+
+// Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
+// each when it comes to it (renew).
+template <class Finished>
+__device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self, WorkTile column,
+                                                const Filters& filters, int tile, const Sums& sums,
+                                                const Finished& finish) {
+    constexpr int PX = PixelBuffer::PIXELS;
+    if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+#pragma unroll(ROLLED ? 1 : TILE_PX / PX)
+    for (int px = 0; px < TILE_PX; px += PX) {
+        int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
+        if (!Y_BOXES) hc::ptx::renew(run);
+        hc::ptx::renew(lane);
+        const int first_px = px % RUN, out_row = box_row(p, column, run, filters.phase);
+        const int shift = row_shift(p, out_row), col = column.strip * p.strip_cols - shift + first_px;
+        const bool sends = Y_BOXES && (!Y_JOINED || (col >= 0 && col + PX <= p.cols));  // no pixels of other rows
+        char* buffer = self.buffer + self.next_buffer.index * PixelBuffer::BYTES;
+        if (Y_BOXES && hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 1>();
+        self.next_buffer.advance(BUFFERS);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < TILE_PX; i += PX)
+            if (i == px) hc::fill_by_pixels<y_elem_t>(buffer, sums[i / RUN], i % RUN / 8, finish);
+        if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();
+        __syncwarp();
+        if (Y_BOXES && hc::ptx::elect_sync()) {
+            if (sends)
+                hc::ptx::cp_async_bulk_tensor_5d_global_shared(
+                    &p.y_map, buffer, Y_JOINED ? out_row * p.cols + col : col, Y_JOINED ? 0 : out_row, filters.first,
+                    filters.group, column.band);
+            hc::ptx::cp_async_bulk_commit_group();
+        }
+        const hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
+                                      min(hc::WARP_ROWS, filters.count)};
+        if constexpr (Y_JOINED) {
+            if (!sends && out_row < p.rows)
+                hc::store_part<y_elem_t>(buffer, lane, -col, p.cols - col,
+                                         rows.y + hc::place_of(p, {column.band, out_row, col}).offset, rows);
+        } else if constexpr (!Y_BOXES) {
+            const auto place_of = [&](int i) {
+                return hc::place_of(
+                    p, hc::output_of<FLAT>(p, column, run, (FLAT ? run * RUN : 0) + first_px + i, filters.phase));
+            };
+            if constexpr (Y_NEIGHBOURS) {  // of which the first ones are inside
+                const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.phase);
+                const int count = at.inside ? min(PX, p.cols - at.col) : 0;
+                y_elem_t* to = rows.y + hc::place_of(p, at).offset;
+                if (count > 0 && !hc::store_row<8>(buffer, lane, count, to, rows) &&
+                    !hc::store_row<4>(buffer, lane, count, to, rows))
+                    hc::store_elements<y_elem_t>(buffer, lane, place_of, rows);
+            } else {
+                hc::store_by_pixels<y_elem_t>(buffer, lane, place_of, rows);
+            }
+        }
+    }
+}
+
+// Sends part `part` of a consumer's buffer, whose first pixel is `first_px` of pixel run `run`.
+__device__ __forceinline__ void send_part(const Params& p, const char* buffer, const WorkTile& column,
+                                          const Filters& filters, int run, int first_px, int part) {
+    constexpr int PART_FILTERS = FILTER_ROW_BYTES / sizeof(y_elem_t);
+    static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
+    hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + part * FilterBuffer::PART_BYTES,
+                                                   filters.first + (PACKS == 1 ? part * PART_FILTERS : 0),
+                                                   filters.group, column.strip * p.strip_cols + first_px,
+                                                   box_row(p, column, run, PACKS == 1 ? 0 : part), column.band);
+}
+
+// The warps of a consumer write its rows of one pixel run together.
+template <class Finished>
+__device__ __forceinline__ void write_by_filters(const Params& p, Control& control, Consumer& self,
+                                                 const WorkTile& column, const Filters& filters, int run,
+                                                 const float (&sums)[RUN / 2], const Finished& finish) {
+    constexpr int PX = FilterBuffer::PIXELS;
+    const int thread = threadIdx.x % WARPGROUP, warp = thread / 32;
+#pragma unroll
+    for (int first_px = 0; first_px < RUN; first_px += PX) {
+        int row = run, lane = thread % 32;
+        hc::ptx::renew(row), hc::ptx::renew(lane);
+        const Cursor at = self.next_buffer;
+        self.next_buffer.advance(BUFFERS);
+        char* buffer = self.buffer + at.index * FilterBuffer::BYTES;
+        if (SENDERS) hc::wait(&control.sums_empty[self.id][at.index], at.parity ^ 1);
+        hc::fill_by_filters<y_elem_t, FILTER_ROW_BYTES>(buffer, warp, sums, first_px / 8, finish);
+        if constexpr (SENDERS) {
+            hc::ptx::fence_proxy_async_shared();
+            hc::arrive_warp(&control.sums_full[self.id][at.index]);
+        } else if constexpr (Y_BOXES) {  // a box takes its thread 150 cycles: each part has a warp of its own
+            const bool sends = warp < FilterBuffer::PARTS && hc::ptx::elect_sync();
+            hc::ptx::fence_proxy_async_shared();
+            if (sends) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 2>();  // the next buffer is free
+            hc::ptx::bar_sync(self.barrier, WARPGROUP);
+            if (sends) {
+                send_part(p, buffer, column, filters, run, first_px, warp);
+                hc::ptx::cp_async_bulk_commit_group();
+            }
+        } else {
+            hc::ptx::bar_sync(self.barrier, WARPGROUP);
+#pragma unroll
+            for (int px = 0; px < PX; px += 32) {
+                hc::Place places[PACKS];
+#pragma unroll
+                for (int phase = 0; phase < PACKS; ++phase)
+                    places[phase] = hc::place_of(
+                        p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px + lane, phase));
+                hc::store_by_filters<y_elem_t, FILTER_ROW_BYTES, Y_VECTOR>(
+                    buffer, warp, px, places, p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k,
+                    filters.count);
+            }
+        }
+    }
+}
+
+// The stage of the tap before, in the consumer's own ring.
+__device__ __forceinline__ int last_stage(const Params& p, const Consumer& self) {
+    return (self.stage.index > 0 ? self.stage.index : STAGES) - 1;
+}
+
+// Makes the stage of a tile's last tap the warps' buffers (Y_IN_STAGE). Each gets the part that held the weights of its
+// own rows of M, which no other warp reads.
+__device__ __forceinline__ void keep_stage(const Params& p, Consumer& self) {
+    self.buffer = self.stages + last_stage(p, self) * STAGE_BYTES + threadIdx.x % WARPGROUP / 32 * PixelBuffer::BYTES;
+}
+
+// Lets weights into it again once the warp's sums have left it.
+__device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self) {
+    if (hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<0>();
+    hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
+}
+
+// Writes the sums of tile `tile` of a tile column.
+__device__ __forceinline__ void write_tile(const Params& p, Control& control, Consumer& self, const WorkTile& column,
+                                           int tile, const Sums& sums) {
+    const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
+    const Filters own = filters_of(p, self.id, column, warp_row);
+    hc::Finish<HAS_BIAS, HAS_RELU> finish{};
+#pragma unroll
+    for (int half = 0; HAS_BIAS && half < 2; ++half) {
+        const int own_row = threadIdx.x % 32 / 4, row = (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
+        if (row < own.count) finish.bias[half] = hc::to_acc(p.bias[(i64)own.group * p.filters + own.first + row]);
+    }
+    if constexpr (Y_CHANNELS_INNER) {
+#pragma unroll
+        for (int run = 0; run < RUNS; ++run)
+            write_by_filters(p, control, self, column, filters_of(p, self.id, column, 0), tile * RUNS + run, sums[run],
+                             finish);
+    } else if (own.count > 0) {
+        write_by_pixels(p, self, column, own, tile, sums, finish);
+    }
+}
+
+// Sends all tiles of a consumer, buffer by buffer (SENDERS). The next buffer is free before this one is on its way.
+__device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, int consumer) {
+    const char* buffers = smem.buffers + consumer * (CONSUMER_WARPS / CONSUMERS) * WARP_BUFFER_BYTES;
+    u64 *full = smem.control->sums_full[consumer], *empty = smem.control->sums_empty[consumer];
+    Cursor at, before;
+    bool has_before = false;
+    for (hc::Segments segment(p.schedule); segment.next(p.schedule);) {
+        const Filters filters = filters_of(p, consumer, segment.first, 0);
+        const int first_run = hc::TILES * segment.first.index * RUNS;
+        for (int own = SHARED_TILE ? 0 : consumer; own < hc::TILES * segment.work_tiles; own += hc::TILES)
+            for (int px = 0; px < TILE_PX; px += FilterBuffer::PIXELS) {
+                hc::wait(&full[at.index], at.parity);
+                hc::ptx::cp_async_bulk_wait_group_read<0>();
+                if (has_before) hc::ptx::mbarrier_arrive(&empty[before.index]);
+                for (int part = 0; part < FilterBuffer::PARTS; ++part)
+                    send_part(p, buffers + at.index * FilterBuffer::BYTES, segment.first, filters,
+                              first_run + own * RUNS + px / RUN, px % RUN, part);
+                hc::ptx::cp_async_bulk_commit_group();
+                before = at, has_before = true;
+                at.advance(BUFFERS);
+            }
+    }
+    hc::ptx::cp_async_bulk_wait_group_read<0>();  // and these buffers their last box
+}
+
+// Tells fixup.cu that there may be nonfinite outputs.
+__device__ __forceinline__ void note_not_finite(const Params& p, const Sums& sums) {
+    float mark = 0;  // becomes NaN if a sum is not finite
+#pragma unroll
+    for (int i = 0; i < RUNS * RUN / 2; ++i) mark += sums[i / (RUN / 2)][i % (RUN / 2)] * 0.f;
+    if (mark != 0.f) atomicExch(p.not_finite, 1u);
+}

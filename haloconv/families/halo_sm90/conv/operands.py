@@ -1,0 +1,106 @@
+"""Strides of a launch's tensors, and the tensor maps over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from haloconv.families.halo_sm90.conv.form import Form
+from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, joined_planes
+from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.jit import BoxMap, DataType, Swizzle
+from haloconv.layout import Layout, strides_of
+from haloconv.problem import Request
+
+Strides = tuple[int, ...]  # of four dimensions
+
+_MAP_TYPES = {  # fp32 is rounded on its way into shared memory
+    torch.float32: DataType.TFLOAT32,
+    torch.float16: DataType.FLOAT16,
+    torch.bfloat16: DataType.BFLOAT16,
+}
+_SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
+_X_POINTER, _Y_POINTER = 0, 2  # of a launch
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Strides in elements: of the gathered tensor and the result as NCHW, of the filter as [filter][channel][r][s].
+
+    ``w_group`` is from one group's filters to the next one's.
+    """
+
+    x: Strides
+    w: Strides
+    w_group: int
+    y: Strides
+
+    def split_k(self, tiling: Tiling, layout: Layout) -> Operands:
+        """Those of a launch whose groups are ranges of the channels, and whose result is their partial sums."""
+        form = tiling.form
+        shape = (form.n, form.splits * form.filters, form.vertical.out_extent, form.horizontal.out_extent)
+        return replace(self, w_group=form.channels * self.w[1], y=strides_of(shape, layout))
+
+    def results(self, form: Form) -> tuple[int, int, int, int, int]:
+        """Strides of image, filter, output row and column of a launch, and the element where it begins."""
+        rows, cols = form.vertical, form.horizontal
+        y_n, y_k, y_h, y_w = self.y
+        return (y_n, y_k, y_h * rows.out_step, y_w * cols.out_step, y_h * rows.out_first + y_w * cols.out_first)
+
+
+def operands_of(request: Request) -> Operands:
+    """The operands of every launch of a request that leaves its channels in one sum."""
+    w_k, w_c, w_r, w_s = request.second.strides
+    w = (w_k, w_c, w_r, w_s) if request.problem.direction == "fprop" else (w_c, w_k, w_r, w_s)
+    return Operands(request.first.strides, w, request.problem.k_per_group * w_k, request.result_strides)
+
+
+def tensor_maps(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> dict[str, BoxMap]:
+    """The maps that the kernel reads, by their names in its struct."""
+    found = {"x_map": _x_map(dtype, tiling, operands), "y_map": _y_map(dtype, tiling, operands)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _x_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | None:
+    """Boxes of a chunk of channels: rows of pixels where they go right into a slot, else raw tiles of 32 pixels."""
+    shape, form, storage = tiling.shape, tiling.form, tiling.storage
+    if not shape.boxes:
+        return None
+    size = storage.elem_bytes
+    chunk = shape.chunk_bytes // size
+    x_n, x_c, x_h, x_w = (stride * size for stride in operands.x)
+    rows, cols = form.vertical.in_extent, form.horizontal.in_extent
+    if storage.x_inner:
+        extents, strides = (form.channels, form.groups, cols, rows, form.n), (form.channels * size, x_w, x_h, x_n)
+        box, swizzle = (chunk, 1, tiling.line.box_px, 1, 1), _SWIZZLES[shape.chunk_bytes]
+    else:
+        planes = joined_planes(shape, storage)
+        if storage.x_joined:  # one row: of as many channels as it takes until one is aligned again
+            rows, cols, x_h = 1, (planes - 1) * x_c // size + rows * cols, 16
+        extents = (cols, rows, form.channels // planes, form.groups, form.n)
+        strides = (x_h, planes * x_c, form.channels * x_c, x_n)
+        box, swizzle = (UNIT_PX, 1, chunk // planes, 1, 1), _SWIZZLES[UNIT_PX * size]
+    kind = _MAP_TYPES[dtype] if shape.terms == 1 else DataType.FLOAT32
+    return BoxMap(kind, extents, strides, box, swizzle, pointer=_X_POINTER)
+
+
+def _y_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | None:
+    """Boxes as halo_sm90/write.cuh keeps them in its buffers."""
+    form, storage = tiling.form, tiling.storage
+    if not tiling.y_boxes:
+        return None
+    size = storage.y_bytes
+    y_n, y_k, y_row, y_col, y_first = (stride * size for stride in operands.results(form))
+    rows, cols = form.vertical.out_extent, form.horizontal.out_extent
+    if storage.y_inner:
+        row_bytes = min(128, BLOCK_M // tiling.shape.packs * size)
+        extents, strides = (form.filters, form.groups, cols, rows, form.n), (form.filters * size, y_col, y_row, y_n)
+        box, swizzle = (row_bytes // size, 1, 128 // size, 1, 1), _SWIZZLES[row_bytes]
+    else:
+        if tiling.lead:
+            rows, cols, y_row = 1, rows * cols, 16
+        extents, strides = (cols, rows, form.filters, form.groups, form.n), (y_row, y_k, form.filters * y_k, y_n)
+        box, swizzle = (128 // size, 1, 16, 1, 1), _SWIZZLES[128]
+    stored = DataType.FLOAT32 if size == 4 else _MAP_TYPES[dtype]
+    return BoxMap(stored, extents, strides, box, swizzle, pointer=_Y_POINTER, offset=y_first)

@@ -1,0 +1,41 @@
+// halo_sm90_pointwise: fprop and dgrad of 1x1 layers on Hopper's tensor cores, as one matrix product.
+//
+//   y[filter, pixel] = sum over channels of w[filter, channel] * x[channel, pixel]
+//
+// TMA brings boxes of x and of w and takes boxes of y: no thread copies. M of wgmma are pixels where filters are
+// neighbours in the result, and filters where pixels are, so that rows of sums are rows in memory. 16-bit operands are
+// K-major or MN-major, as they lie in memory. TF32 operands in shared memory must be K-major: where pixels are
+// neighbours in x, they are M and come from registers, and sums are transposed on their way out.
+//
+// Roles: two warpgroups consume; one thread of the third asks TMA, for tile after tile. Stages hold a chunk of channels
+// of a tile's pixels and filters; with KEEPS_W the filters stay for all tiles of a block of threads.
+// Budget: M_BLOCKS * COLUMNS / 2 registers of a consumer for sums; stages and buffers of sums.
+#include "families/halo_sm90/pointwise/consume.cuh"
+#include "families/halo_sm90/pointwise/produce.cuh"
+#include "kernels/ptx/register.cuh"
+
+// Constants: ELEM is float, hc::fp16 or hc::bf16; Y_ELEM is ELEM, or float for partial sums; all others integers.
+//   X_INNER Y_INNER    1: neighbours in memory are channels (filters); 0: pixels
+//   W_LOADS            how w comes: W_ROWS a filter's channels are neighbours, W_COLUMNS a channel's filters are
+//                      (16 bits), W_PACKED as halo_sm90/pack.cu leaves them
+//   KEEPS_W            1: filters of a tile stay in shared memory; 0: they come with the pixels
+//   M_BLOCKS           blocks of 64 rows of M of a consumer
+//   COLUMNS            N of wgmma
+//   SPLIT_N            1: the consumers share columns of N; 0: rows of M
+//   STAGES Y_BUFFERS   of the ring; slabs of sums of a consumer on their way out, 2 at least
+//   HAS_BIAS HAS_RELU  adds bias[filter]; max(0, y) instead of y
+extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)
+    halo_sm90_pointwise(const __grid_constant__ hc::pointwise::Params p) {
+    using namespace hc::pointwise;
+    extern __shared__ __align__(1024) char dynamic_smem[];
+    const Smem smem(p, dynamic_smem);
+    begin(p, smem);
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler sees that it is a warp's
+    if (warpgroup < CONSUMERS) {
+        hc::ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume(p, smem, warpgroup);
+    } else {
+        hc::ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x / 32 == THREADS / 32 - 1 && hc::ptx::elect_sync()) produce(p, smem);
+    }
+}

@@ -1,0 +1,242 @@
+"""Host half of families/halo_sm90/pointwise/pointwise.cu: fprop and dgrad of 1x1 layers, as one matrix product.
+
+fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type; sums are fp32. TMA must reach the pixels: channels
+or pixels are neighbours in memory, everything else is a multiple of 16 bytes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
+from haloconv.families.common import ELEMENTS, ceil_div, divisor, few_apart
+from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, Tile, product_of, tiles, why_not
+from haloconv.families.reduce.partials import Axis, Partials, bind_sum
+from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
+from haloconv.jit.launch import Launch, LaunchShape, Value
+from haloconv.problem import Request
+
+__all__ = ["DIRECTIONS", "KERNEL", "bind", "configs", "sources", "ways", "why_not"]
+
+KERNEL = "halo_sm90/pointwise"
+DIRECTIONS = ("fprop", "dgrad")
+_SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
+_THREADS, _PACK_THREADS = 384, 256  # of a block that multiplies, that packs
+_FLAG_BYTES = 128  # before packed filters, which keep their alignment
+_X_POINTER, _W_POINTER, _Y_POINTER = 0, 1, 2  # of a launch
+_Axes = tuple[int, ...]  # innermost first
+LOADED = {  # fp32 is rounded on its way into shared memory
+    torch.float32: DataType.TFLOAT32,
+    torch.float16: DataType.FLOAT16,
+    torch.bfloat16: DataType.BFLOAT16,
+}
+
+
+def configs(request: Request) -> list[Config]:
+    """The best tiles by the cost model, best first; none for a request that the kernel does not take."""
+    if why_not(request) is not None:
+        return []
+    found = few_apart(ways(request), lambda tile: (tile.pixels, tile.filters, tile.splits), MOST_CONFIGS)
+    return [Config(KERNEL, config_key(tile), tile) for tile in found]
+
+
+def ways(request: Request) -> tuple[Tile, ...]:
+    """Every tile that the request may have, best first."""
+    return tiles(product_of(request), request.facts.max_smem_bytes, request.facts.sm_count)
+
+
+def source(product: Product, tile: Tile) -> KernelSource:
+    """The specialised source: of the layer's own extents none takes part but through the tile."""
+    problem = product.problem
+    whole = tile.splits == 1
+    constants: dict[str, int | str] = {
+        "ELEM": ELEMENTS[problem.dtype],
+        "Y_ELEM": ELEMENTS[problem.dtype] if whole else "float",
+        "X_INNER": int(product.x_inner),
+        "Y_INNER": int(product.y_inner),
+        "W_LOADS": f"hc::pointwise::{product.w_loads}",
+        "KEEPS_W": int(tile.keeps_w),
+        "M_BLOCKS": tile.m_blocks,
+        "COLUMNS": tile.n,
+        "SPLIT_N": int(tile.split_n),
+        "STAGES": tile.stages,
+        "Y_BUFFERS": tile.buffers,
+        "HAS_BIAS": int(whole and problem.bias),
+        "HAS_RELU": int(whole and problem.activation == "relu"),
+    }
+    return kernel_source(KERNEL, "halo_sm90_pointwise", constants)
+
+
+def pack_source(product: Product) -> KernelSource:
+    """The source that packs filters which TMA does not reach as they lie."""
+    constants: dict[str, int | str] = {
+        "ELEM": ELEMENTS[product.problem.dtype],
+        "BLOCK_M": SPAN,
+        "CHUNK_BYTES": CHUNK_BYTES,
+        "OPERAND_TERMS": 1,
+        "PLANES": 1,
+        "SPREAD": 0,
+    }
+    return kernel_source("halo_sm90/pack", "halo_sm90_pack", constants)
+
+
+class _Launches(NamedTuple):
+    pack: Launch | None
+    multiply: Launch
+    add: Launch | None
+
+
+def bind(request: Request, config: Config) -> BoundCall:
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    product, tile = product_of(request), config.derived
+    launches = _Launches(
+        pack_launch(request, product, tile) if product.packs else None,
+        _multiply_launch(request, product, tile),
+        bind_sum(_sums(product, tile), request.device) if tile.splits > 1 else None,
+    )
+    return _call(launches, request, product, tile)
+
+
+def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -> BoundCall:
+    shape, strides, gaps = request.result_shape, request.result_strides, product.has_gaps
+    packed_bytes = _FLAG_BYTES + product.packed_bytes(tile)
+    partials = tile.splits * product.outputs
+    pack, multiply, add = launches
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        y = x.new_empty_strided(shape, strides)
+        if gaps:
+            y.zero_()  # pixels that no output meets
+        bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
+        if pack is not None:
+            packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
+            filters = packed.data_ptr() + _FLAG_BYTES
+            pack(w.data_ptr(), filters, packed.data_ptr())
+        if add is None:
+            multiply(x.data_ptr(), filters, y.data_ptr(), bias)
+        else:
+            sums = torch.empty(partials, dtype=torch.float32, device=x.device)
+            multiply(x.data_ptr(), filters, sums.data_ptr(), 0)
+            add(y.data_ptr(), sums.data_ptr(), bias)
+        return y
+
+    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous())
+
+    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return run(dy, w, None)
+
+    return fprop if request.problem.direction == "fprop" else dgrad
+
+
+def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:
+    """``launch(x, w, y, bias)``; ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K."""
+    maps = {"x_map": _x_map(product), "y_map": _y_map(product, tile)}
+    if not product.packs:
+        maps["w_map"] = _w_map(product, tile)
+    shape = LaunchShape(tile.grid(product, request.facts.sm_count), _THREADS, tile.smem_bytes(product))
+    fields = _fields(product, tile)
+    return Launch(source(product, tile), request.device, shape, fields, maps, pdl=product.packs)
+
+
+def _fields(product: Product, tile: Tile) -> dict[str, Value]:
+    """The scalars of ``Params`` in families/halo_sm90/pointwise/tile.cuh."""
+    boxes = product.boxes
+    return {
+        "blocks": divisor(tile.blocks(product)),
+        "splits": divisor(tile.splits),
+        "across": divisor(boxes.across),
+        "down": divisor(boxes.down),
+        **{"box_cols": boxes.cols, "box_rows": boxes.rows, "box_bytes": product.box_bytes},
+        **{"tiles": tile.count(product), "filters": product.filters},
+        **{"chunks": product.chunks, "range_chunks": tile.range_chunks(product)},
+    }
+
+
+def _x_map(product: Product) -> BoxMap:
+    one, size, boxes = product.x, product.size, product.boxes
+    chunk = CHUNK_BYTES // size
+    axes: _Axes = (product.channels, one.cols, one.rows, one.images)
+    steps: _Axes = (one.channel_step, one.col_step, one.row_step, one.image_step)
+    box: _Axes = (chunk, boxes.cols, boxes.rows, 1)
+    if not product.x_inner:
+        axes, steps, box = _swapped(axes), _swapped(steps), _swapped(box)
+    return BoxMap(LOADED[product.problem.dtype], axes, _strides(axes, steps, size), box, Swizzle.B128, _X_POINTER)
+
+
+def _swapped(axes: _Axes) -> _Axes:
+    """Pixels of a row before channels."""
+    return (axes[1], axes[0], *axes[2:])
+
+
+def _strides(axes: _Axes, steps: _Axes, size: int) -> _Axes:
+    """Bytes from step to step of every axis but the first; of an axis of one element any that TMA takes."""
+    return tuple(step * size if axis > 1 else 16 for axis, step in zip(axes[1:], steps[1:], strict=True))
+
+
+def _w_map(product: Product, tile: Tile) -> BoxMap:
+    size, kind = product.size, LOADED[product.problem.dtype]
+    chunk = CHUNK_BYTES // size
+    axes: _Axes = (product.channels, product.filters)
+    steps: _Axes = (product.w_channel, product.w_filter)
+    box: _Axes = (chunk, tile.filters if tile.filters <= 256 else tile.filters // 2)
+    if product.w_loads == "W_COLUMNS":
+        axes, steps, box = _swapped(axes), _swapped(steps), (SPAN, chunk)
+    return BoxMap(kind, axes, _strides(axes, steps, size), box, Swizzle.B128, _W_POINTER)
+
+
+def _y_map(product: Product, tile: Tile) -> BoxMap:
+    """Boxes of slabs of sums: 64 rows of M by 128 bytes of N, or of what they are transposed to."""
+    boxes, whole = product.boxes, tile.splits == 1
+    size = product.size if whole else 4
+    one = product.y if whole else product.partials
+    kind = LOADED[product.problem.dtype] if size == 2 else DataType.FLOAT32
+    slab = CHUNK_BYTES // size
+    axes: _Axes = (product.filters, one.cols, one.rows, one.images, tile.splits)
+    steps: _Axes = (one.channel_step, one.col_step, one.row_step, one.image_step, product.outputs)
+    box: _Axes = (slab, boxes.cols, boxes.rows, 1, 1)
+    if not product.y_inner:
+        box = (slab if product.pixels_m else 64, slab, 1, 1, 1)
+        axes, steps, box = _swapped(axes), _swapped(steps), _swapped(box)
+    return BoxMap(kind, axes, _strides(axes, steps, size), box, Swizzle.B128, _Y_POINTER)
+
+
+def pack_launch(request: Request, product: Product, tile: Tile) -> Launch:
+    """``launch(w, packed, not_finite)``: families/halo_sm90/pack.cu, with spans of filters for its blocks."""
+    pieces, spans = product.chunks * SPAN * CHUNK_BYTES // 16, tile.spans(product)
+    fields: dict[str, Value] = {
+        **{"w_filter": product.w_filter, "w_channel": product.w_channel, "w_r": 0, "w_s": 0, "w_group": 0},
+        **{"filters": product.filters, "channels": product.channels, "blocks": spans, "chunks": product.chunks},
+        **{"taps_r": 1, "taps_s": 1, "pack_h": 1, "pack_w": 1, "pack_filters": SPAN, "pieces_per_block": pieces},
+        **{"first_r": 0, "step_r": 0, "count_r": 1, "shift_r": 0},
+        **{"first_s": 0, "step_s": 0, "count_s": 1, "shift_s": 0},
+    }
+    shape = LaunchShape(spans * ceil_div(pieces, _PACK_THREADS), _PACK_THREADS)
+    return Launch(pack_source(product), request.device, shape, fields)
+
+
+def _sums(product: Product, tile: Tile) -> Partials:
+    """The partial sums of split-K: a dense result each, one behind the other."""
+    problem, one = product.problem, product.y
+    pixels = (Axis(one.images, one.image_step), Axis(one.rows, one.row_step), Axis(one.cols, one.col_step))
+    filters = Axis(product.filters, one.channel_step, counts=1)
+    axes = (*pixels, filters) if product.y_inner else (pixels[0], filters, *pixels[1:])
+    relu = problem.activation == "relu"
+    return Partials(problem.dtype, axes, tile.splits, bias=problem.bias, relu=relu)
+
+
+def sources(request: Request) -> Iterator[KernelSource]:
+    """The sources of a tile of each kind that the request may have on an NVIDIA H200, and of its packing."""
+    product = product_of(request)
+    found = tiles(product, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)
+
+    def kind(tile: Tile) -> tuple[bool | int, ...]:
+        return () if tile.splits > 1 else (tile.m_blocks, tile.split_n, tile.keeps_w)
+
+    for tile in few_apart(found, kind, len(found)):
+        yield source(product, tile)
+        if product.packs:
+            yield pack_source(product)

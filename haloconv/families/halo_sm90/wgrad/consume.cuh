@@ -1,0 +1,231 @@
+// The consumers of halo_sm90_wgrad: products of lines, and partial sums.
+#pragma once
+
+#include "families/halo_sm90/multiplied.cuh"
+#include "families/halo_sm90/wgrad/fragment.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace hc::wgrad {
+
+using multiply_t = MultipliedAs<elem_t>::type;
+
+using Sums = float[COLUMN_GROUPS][ROWS][FILTERS / 2];
+
+// Descriptor units from the start of a line of dy to step `step`.
+__device__ __forceinline__ int step_units(int step) {
+    if (Y_INNER) return step * (DEPTH * Y_ROW_BYTES / 16);
+    return step / 4 * (Y_RING / 16) + step % 4 * 2;
+}
+
+// Gives a box of dy back, and the box of x that came with it, which this thread has read.
+__device__ __forceinline__ void give_back(ptx::u64* empty) {
+    if constexpr (X_STORED)
+        ptx::mbarrier_arrive(empty);
+    else
+        arrive_warp(empty);
+}
+
+// The stage of the oldest box of dy that the box before met, until that is given back.
+struct Done {
+    int stage = -1;
+
+    __device__ __forceinline__ void release(const Smem& smem) {
+        if (stage < 0) return;
+        if (!X_STORED) ptx::fence_proxy_async_shared();  // before TMA writes here again
+        give_back(&smem.y_empty[stage]);
+        stage = -1;
+    }
+};
+
+template <bool EDGE>
+struct Edge {
+    static constexpr bool value = EDGE;
+};
+
+// What a line is multiplied by: for each row of taps the descriptor of its line of dy, if it has one.
+struct Lines {
+    ptx::u64 dy[ROWS];
+    unsigned valid;  // a bit for each row of taps
+};
+
+// Moves on to the next lines of the ring.
+__device__ __forceinline__ void next_lines(Lines& lines) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) lines.dy[r] = ptx::moved(lines.dy[r], Y_LINE / 16);
+}
+
+// EDGE: not all rows of taps have a line. Without that question the products of a step stand in one block of code.
+template <bool EDGE>
+__device__ __forceinline__ void multiply_step(Sums& sums, const Fragments& x, const Lines& lines, int step) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int group = 0; group < COLUMN_GROUPS; ++group)
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+            if (!EDGE || lines.valid >> r & 1)
+                ptx::wgmma_rs<multiply_t, FILTERS, Y_INNER != 0>(sums[group][r], x[group],
+                                                                 ptx::moved(lines.dy[r], step_units(step)), true);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<EDGE ? 0 : 1>();
+}
+
+// Two fragments alternate, from line to line, too: one is loaded while wgmma reads the other.
+struct FragmentPair {
+    Fragments even, odd;
+    bool is_odd = false;
+};
+
+// One line of x.
+template <bool EDGE>
+__device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, const Lines& lines, const char* x,
+                                              const Lanes& lanes, int first_step, int steps, const Masks& masks,
+                                              const Smem& smem, Done& done) {
+    const auto multiply = [&](Fragments& a, int step) {
+#pragma unroll
+        for (int group = 0; group < COLUMN_GROUPS; ++group) {
+            lanes.load(a[group], x, group, step);
+            if (step + 1 == steps)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) a[group][i] &= masks[i / 2];
+        }
+        multiply_step<EDGE>(sums, a, lines, step);
+    };
+    if (EDGE) ptx::wgmma_wait_group<0>();
+#pragma unroll 1
+    for (int step = first_step; step < steps; step += SPLIT_P) {
+        if (EDGE || !pair.is_odd) {
+            multiply(pair.even, step);
+            done.release(smem);
+            if (EDGE) continue;
+            pair.is_odd = true;
+            if ((step += SPLIT_P) >= steps) break;
+        }
+        multiply(pair.odd, step);
+        done.release(smem);
+        pair.is_odd = false;
+    }
+}
+
+// Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
+// threads is 512 bytes side by side. wgrad_sum.cu knows the order.
+__device__ __forceinline__ void write_sums(const Sums& sums, float* to, bool first) {
+    const float* const from = &sums[0][0][0];
+    to += threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) to[i * 128] = first ? from[i] : to[i * 128] + from[i];
+}
+
+// The rows of taps that meet a line of dy with line `line` of a run, a bit each.
+__device__ __forceinline__ unsigned met(const Params& p, const Tile& tile, const Place& place, int line) {
+    const bool inside = place.row + line * place.row_step < p.h;
+    unsigned valid = 0;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const int row = place.dy_row + (line + ROWS - 1 - r) * p.line_step;
+        if (inside && (unsigned)row < (unsigned)p.rows && tile.row + r * p.blocks.row_step < p.taps_r) valid |= 1u << r;
+    }
+    return valid;
+}
+
+// The lines of a run that every row of taps meets: from `first` to before `last`.
+struct Inner {
+    int first, last;
+
+    __device__ __forceinline__ Inner(const Params& p, const Tile& tile, const Place& place) {
+        first = place.dy_row < 0 ? (p.line_step - 1 - place.dy_row) / p.line_step : 0;
+        const int of_x = (p.h - place.row + place.row_step - 1) / place.row_step;
+        const int of_dy = (p.rows - place.dy_row + p.line_step - 1) / p.line_step - (ROWS - 1);
+        last = tile.row + (ROWS - 1) * p.blocks.row_step < p.taps_r ? min(of_x, of_dy) : 0;
+    }
+};
+
+// The lines of a box of x. `newest` is the place in dy's ring of the youngest line that the first of them meets.
+// `multiply(edge, lines, x)` multiplies a line.
+template <class Multiply>
+__device__ __forceinline__ void multiply_box(const Params& p, const Tile& tile, const Place& place, const Inner& inner,
+                                             int box, int newest, ptx::u64 ring, const char* x,
+                                             const Multiply& multiply) {
+#pragma unroll 1
+    for (int line = box * BOX_ROWS, end = line + BOX_ROWS; line < end;) {
+        const bool is_inner = line >= inner.first && line < inner.last;
+        Lines lines{{}, is_inner ? 0 : met(p, tile, place, line)};
+        int count = 1;  // lines that follow one another in both rings
+        if (BOX_ROWS > 1 && is_inner) count = min(end, inner.last) - line;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const int at = newest - r < 0 ? newest - r + Y_LINES : newest - r;
+            lines.dy[r] = ptx::moved(ring, at * (Y_LINE / 16));
+            if (BOX_ROWS > 1) count = min(count, Y_LINES - at);
+        }
+        line += count, newest += count;
+        newest = newest < Y_LINES ? newest : newest - Y_LINES;
+        for (; is_inner && count > 0; --count, x += X_LINE, next_lines(lines)) multiply(Edge<false>{}, lines, x);
+        if (is_inner) continue;
+        if (lines.valid) multiply(Edge<true>{}, lines, x);
+        x += X_LINE;
+    }
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
+    constexpr int PART_BYTES = Y_INNER ? FILTERS / Y_SPAN * Y_RING : FILTERS * 128;
+    Walk walk(p.cut);
+    const Tile tile(p.blocks, walk.slab);
+    const int owner = warpgroup % OWNERS, first_step = SPLIT_P > 1 ? warpgroup / OWNERS : 0;
+    const Part part(owner);
+    const Lanes lanes(p, tile, part);
+    float* const partials = p.partials +
+                            ((i64)(walk.part * SPLIT_P + first_step) * p.cut.slabs + walk.slab) * TILE_SUMS +
+                            owner * OWNER_SUMS;
+    const ptx::u64 ring = ptx::smem_descriptor(ptx::shared_address(smem.y + part.k * PART_BYTES), Y_INNER ? Y_RING : 16,
+                                               8 * Y_ROW_BYTES, Y_ROW_BYTES);
+    Sums sums = {};
+    FragmentPair pair;
+    Cursor x_at, y_at;
+    int steps = 0;  // that the sums have
+    bool first = true;
+    const auto settle = [&] {
+        ptx::wgmma_wait_group<0>();
+#pragma unroll
+        for (int i = 0; i < COLUMN_GROUPS * ROWS; ++i) ptx::wgmma_hold(sums[i / ROWS][i % ROWS]);
+    };
+    for (Run run; walk.next(p.cut, run);) {
+        const Place place(p, tile, run);
+        const Inner inner(p, tile, place);
+        const int pixels = place.pixels(p), line_steps = (pixels + DEPTH - 1) / DEPTH;
+        Masks masks;
+        mask_pixels(masks, pixels);
+        int oldest = y_at.index;
+        for (int i = 0; i < AHEAD; ++i, y_at.advance(Y_STAGES)) wait(&smem.y_full[y_at.index], y_at.parity);
+        Done done;
+        for (int box = 0; box < run.bands; ++box, x_at.advance(X_STAGES), y_at.advance(Y_STAGES)) {
+            wait(&smem.y_full[y_at.index], y_at.parity);
+            wait(&smem.x_full[x_at.index], x_at.parity);
+            const int newest = oldest * BOX_ROWS + ROWS - 1;  // the line of dy that the first line meets, in the ring
+            const auto multiply = [&](auto edge, const Lines& lines, const char* x) {
+                multiply_line<decltype(edge)::value>(sums, pair, lines, x, lanes, first_step, line_steps, masks, smem,
+                                                     done);
+            };
+            multiply_box(p, tile, place, inner, box, newest < Y_LINES ? newest : newest - Y_LINES, ring,
+                         smem.x + x_at.index * (BOX_ROWS * X_LINE), multiply);
+            if (done.stage >= 0) ptx::wgmma_wait_group<0>(), done.release(smem);
+            done.stage = oldest;
+            oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
+            steps += BOX_ROWS * line_steps;
+            const bool last = box + 1 == run.bands && walk.at == walk.end;
+            if (steps < FLUSH_STEPS && !last) continue;
+            settle();
+            write_sums(sums, partials, first);
+            first = false, steps = 0;
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) (&sums[0][0][0])[i] = 0;
+        }
+        settle();
+        done.release(smem);
+        for (int i = 0; i < AHEAD; ++i) {
+            give_back(&smem.y_empty[oldest]);
+            oldest = oldest + 1 == Y_STAGES ? 0 : oldest + 1;
+        }
+    }
+}
+
+}  // namespace hc::wgrad

@@ -1,0 +1,161 @@
+// What a block of halo_sm90_wgrad computes, in which order, and its shared memory.
+//
+// A tile is some channels, filters and taps of a group. It sums over lines: rows of x that are whole strides from the
+// row that its first tap meets, by image, class of rows (of which there are line_step), strip of STRIP columns of dy,
+// from top to bottom. Each part of a tile is a block that takes a run of lines. With line i of a class come lines i - r
+// of dy, one for each row r of the tile's taps: every pair of lines belongs to the block that has the line of x.
+// BOX_ROWS neighbouring lines come at a time, a box: short lines would cost more in barriers than in products.
+#pragma once
+
+#include "families/halo_sm90/wgrad/order.cuh"
+#include "kernels/band_walk.cuh"
+#include "kernels/pipeline.cuh"
+#include "kernels/ptx/fence.cuh"
+#include "kernels/ptx/tensor_map.cuh"
+
+namespace hc::wgrad {
+
+using elem_t = ELEM;
+
+constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element; elements of 16 bytes
+constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
+constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_PLANES != 0;  // by threads
+constexpr bool LOADS = X_STORED || Y_STORED;
+constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 208 : 240) : LOADS ? 144 : 160;  // what is left
+constexpr int FLUSH_STEPS = 2048;
+// Arrivals that fill a line and give it back. A thread that stores a line, or reads what others have stored, arrives
+// itself: so each store is ordered by the mbarrier alone, as compute-sanitizer's racecheck judges it. Where TMA writes,
+// one thread or one lane of a warp arrives.
+constexpr int X_ARRIVALS = X_STORED ? 128 : 1, Y_ARRIVALS = Y_STORED ? 128 : 1;
+constexpr int EMPTY_ARRIVALS = X_STORED ? 128 * CONSUMERS : CONSUMER_WARPS;
+// Boxes in the rings. A box of x meets as many boxes of dy, the one that came with it and those AHEAD of it.
+constexpr int AHEAD = (ROWS - 1 + BOX_ROWS - 1) / BOX_ROWS, X_STAGES = STAGES, Y_STAGES = STAGES + AHEAD;
+constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
+
+// Rings of lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][line][pixel][channels],
+// swizzled. Else dy is K-major in spans of 128 bytes of pixels, [span][line][filter][pixels], swizzled, and x is
+// [line][channel][X_PITCH pixels]. LINE: bytes from a line to the next one; RING: from a span to the next one.
+constexpr int X_SPAN = CHANNELS * SIZE < 128 ? CHANNELS : 128 / SIZE, X_ROW_BYTES = X_SPAN * SIZE;
+constexpr int Y_SPAN = !Y_INNER ? 128 / SIZE : FILTERS * SIZE < 128 ? FILTERS : 128 / SIZE, Y_ROW_BYTES = Y_SPAN * SIZE;
+constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * STRIP * SIZE;
+constexpr int X_SPANS = X_INNER ? BLOCK_CHANNELS / X_SPAN : 1, X_LINE = X_BYTES / X_SPANS, X_RING = X_LINES * X_LINE;
+constexpr int Y_LINE = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128, Y_SPANS = Y_BYTES / Y_LINE;
+constexpr int Y_RING = Y_LINES * Y_LINE;
+
+// Raw boxes, as TMA brings them before their lines are shifted: [plane][row of the plane][PIXELS]. A row has the lines
+// of a channel as they follow one another in memory, from the aligned piece on in which the first one begins. It has an
+// odd number of pieces, so that rows begin in different banks. LINE_PIECES: of a line when it has been shifted.
+constexpr int RAW_STAGES = 2;
+template <int ROWS_, int PLANES, int LINE_PIXELS, int PIXELS>
+struct RawBox {
+    static constexpr int COUNT = ROWS_, PLANE_COUNT = PLANES, LINE_PIECES = LINE_PIXELS / PIECE;
+    static constexpr int PLANE_ROWS = PLANES ? ROWS_ / PLANES : 0, PITCH = PIXELS * SIZE;
+    static constexpr int PLANE_BYTES = (PLANE_ROWS * PITCH + 127) / 128 * 128, BYTES = PLANES * PLANE_BYTES;
+    static_assert(PLANES == 0 || ROWS_ % PLANES == 0, "planes have as many rows");
+    static_assert(PLANES == 0 || PITCH % 32 == 16, "rows begin in different banks");
+};
+using RawX = RawBox<BLOCK_CHANNELS, X_PLANES, X_PITCH, X_RAW>;
+using RawY = RawBox<BLOCK_FILTERS, Y_PLANES, STRIP, Y_RAW>;
+
+static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
+static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
+static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
+static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major");
+static_assert(STRIP % (Y_INNER ? DEPTH : 128 / SIZE) == 0, "a strip is whole steps, or whole spans of pixels");
+static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
+static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
+static_assert(!X_STORED || !X_INNER, "loaded lines have pixels as neighbours");
+static_assert(!Y_STORED || !Y_INNER, "loaded lines have pixels as neighbours");
+
+// How lines are dealt out: see band_walk.cuh. A band is a box, a strip a class of rows and a strip of columns.
+struct Cut {
+    int slabs;          // tiles
+    int strips, bands;  // of an image; boxes of one
+    int share, longer;
+};
+
+struct Params {
+    TensorMap x_map, y_map;
+    const elem_t *x, *dy;
+    float* partials;         // [part][tile][owner][sum of a thread][thread]
+    i64 x_n, x_c, x_h, x_w;  // strides in elements
+    i64 y_n, y_k, y_p, y_q;  // the same
+    int h, w, rows, cols;    // of x; of dy
+    int channels, filters;   // of a group
+    int taps_r, taps_s, stride_h, dil_h, dil_w, pad_top, pad_left;
+    int line_step;  // rows of dy between those that two neighbouring rows of a tile's taps meet a line of x with
+    Blocks blocks;
+    int column_strips;  // strips of columns
+    Cut cut;
+};
+
+// The column of x that a tile's first tap meets at column 0 of dy.
+__device__ __forceinline__ int first_column(const Params& p, const Tile& tile) {
+    return tile.column * p.dil_w - p.pad_left;
+}
+
+// Columns by which staged lines of x begin before that: boxes and loads of several pixels begin at aligned ones.
+// Shifted lines begin anywhere.
+__device__ __forceinline__ int lead(const Params& p, const Tile& tile) {
+    constexpr int ALIGNED = X_INNER || X_PLANES || X_LOADS < 0 ? 1 : X_LOADS ? X_LOADS : PIECE;
+    return first_column(p, tile) & ALIGNED - 1;
+}
+
+// Where a run of lines is. Its lines of dy are counted from the oldest one that its first line of x meets.
+struct Place {
+    int image, column;  // the strip's first column of dy
+    int row, row_step;  // of line 0 of x; rows from one line of x to the next
+    int dy_row;         // of line 0 of dy
+
+    __device__ __forceinline__ Place(const Params& p, const Tile& tile, const Run& run) {
+        const int residue = run.strip / p.column_strips;
+        image = run.image, column = (run.strip - residue * p.column_strips) * STRIP;
+        const int top = tile.row * p.dil_h - p.pad_top;  // of x, that the first tap meets with row 0 of dy
+        const int strides = top >= 0 ? top / p.stride_h : -((p.stride_h - 1 - top) / p.stride_h);  // rounded down
+        const int line = residue + run.first * BOX_ROWS * p.line_step;
+        row = line * p.stride_h + (top - strides * p.stride_h), row_step = p.line_step * p.stride_h;
+        dy_row = line - strides - (ROWS - 1) * p.line_step;
+    }
+    __device__ __forceinline__ int pixels(const Params& p) const { return min(STRIP, p.cols - column); }
+};
+
+// The column of x with which a staged line begins.
+__device__ __forceinline__ int column_of_x(const Params& p, const Tile& tile, const Place& place) {
+    return place.column * STRIDE_W + first_column(p, tile) - lead(p, tile);
+}
+
+struct Smem {
+    char *y, *x, *y_raw, *x_raw;
+    ptx::u64 *y_full, *y_empty, *x_full;  // a box of x goes back with the oldest box of dy that it met
+
+    ptx::u64 *y_raw_full, *y_raw_empty, *x_raw_full, *x_raw_empty;
+
+    __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_LINES * Y_BYTES) {
+        y_raw = x + X_LINES * X_BYTES, x_raw = y_raw + RAW_STAGES * RawY::BYTES;
+        y_full = reinterpret_cast<ptx::u64*>(x_raw + RAW_STAGES * RawX::BYTES), y_empty = y_full + Y_STAGES;
+        x_full = y_empty + Y_STAGES;
+        y_raw_full = x_full + X_STAGES, y_raw_empty = y_raw_full + RAW_STAGES;
+        x_raw_full = y_raw_empty + RAW_STAGES, x_raw_empty = x_raw_full + RAW_STAGES;
+    }
+};
+
+__device__ __forceinline__ void begin(const Smem& smem) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Y_STAGES; ++i) {
+            ptx::mbarrier_init(&smem.y_full[i], Y_ARRIVALS);
+            ptx::mbarrier_init(&smem.y_empty[i], EMPTY_ARRIVALS);
+        }
+        for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
+        for (int i = 0; i < RAW_STAGES; ++i) {
+            if (Y_PLANES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
+            if (X_PLANES) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);
+        }
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+}
+
+}  // namespace hc::wgrad

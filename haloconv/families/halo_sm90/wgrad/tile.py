@@ -1,0 +1,387 @@
+"""Tiles of families/halo_sm90/wgrad/wgrad.cu, how tensors come into shared memory, and what fits there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import gcd
+from typing import NamedTuple
+
+from haloconv.families.common import ceil_div
+from haloconv.problem import Problem, TensorForm
+
+_M = 64  # of wgmma: channels by columns of taps
+_CHANNELS = (8, 16, 32, 64)
+_FILTERS = (32, 64, 128, 192, 256)
+_SPLITS = (
+    (3, 1, 1, 1),
+    (2, 1, 1, 1),
+    (1, 2, 1, 1),
+    (1, 1, 2, 1),
+    (1, 3, 1, 1),
+    (1, 1, 3, 1),
+    (1, 1, 1, 2),
+    (1, 1, 1, 3),
+)
+_MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
+_MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
+_REGISTERS = {2: 204, 3: 124}  # the same for sums, fragments and descriptors
+_LEAST_CYCLES = 28  # of a wgmma, whose fragment of x takes as long as 56 filters
+_UNHIDDEN = 0.25  # of the shorter one of two times that overlap, by a fit to times of an NVIDIA H100
+_BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
+_BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
+_SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
+_MOST_STAGES = 4  # boxes of x
+_BOX_STEPS = 16  # of a line or a box of them, at most: longer boxes would save little
+_RAW_STAGES = 2  # boxes before they are shifted
+_MOST_POSITIONS = 1 << 31  # pixels of planes that are numbered by 32-bit integers
+_SHIFT_CYCLES = 100  # of a thread for 16 bytes: some seven instructions, while tensor cores work
+_BARRIER_BYTES = 16  # of a stage: its two barriers
+_RAW_BARRIER_BYTES = 4 * 2 * 8  # four for each stage of raw lines
+
+
+class Blocks(NamedTuple):
+    """Tiles along filters, channels, rows and columns of taps; rows of taps of a tile are ``row_step`` apart."""
+
+    k: int
+    c: int
+    r: int
+    s: int
+    row_step: int
+
+
+def row_steps(problem: Problem) -> tuple[int, int]:
+    """Rows of taps that meet whole strides of rows of x: how many taps, and how many rows of dy, they are apart."""
+    stride, dilation = problem.stride[0], problem.dilation[0]
+    common = gcd(stride, dilation)
+    return stride // common, dilation // common
+
+
+def lines_of(problem: Problem) -> int:
+    """Rows of x a stride apart that outputs meet, at most, counted from the first row of the image on."""
+    stride, last = problem.stride[0], (problem.r - 1) * problem.dilation[0] - problem.padding[0]
+    return max(1, min(ceil_div(problem.h, stride), problem.p + last // stride))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block sums: ``rows`` of taps, and of each warpgroup ``channels`` by ``filters`` by column groups.
+
+    ``split`` is how its warpgroups share columns of taps, channels, filters and steps.
+    """
+
+    rows: int
+    channels: int
+    filters: int
+    column_groups: int
+    split: tuple[int, int, int, int]
+
+    def __str__(self) -> str:
+        parts = "x".join(map(str, self.split))
+        return f"rows{self.rows} channels{self.channels} filters{self.filters} columns{self.columns} split{parts}"
+
+    @property
+    def consumers(self) -> int:
+        return max(self.split)
+
+    @property
+    def threads(self) -> int:
+        """Of a block: one warpgroup produces."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def columns(self) -> int:
+        """Columns of taps of a block."""
+        return self.split[0] * self.column_groups * _M // self.channels
+
+    def fits(self, words: int) -> bool:
+        """Whether a thread has registers for sums, fragments that are read from ``words`` words each, descriptors."""
+        sums = self.column_groups * self.rows * self.filters // 2
+        all_registers = sums + (4 + 2 * words) * self.column_groups + 2 * self.rows
+        return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
+
+    def sums(self, problem: Problem) -> int:
+        """Of a part: those of all tiles, what lies behind the last filter, channel and tap included."""
+        return (
+            self.blocks(problem) * self.consumers // self.split[3] * self.column_groups * self.rows * self.filters * _M
+        )
+
+    def blocks_of(self, problem: Problem) -> Blocks:
+        """Of a group."""
+        step, _ = row_steps(problem)
+        whole, left = divmod(problem.r, step * self.rows)
+        return Blocks(
+            ceil_div(problem.k_per_group, self.split[2] * self.filters),
+            ceil_div(problem.c_per_group, self.split[1] * self.channels),
+            whole * step + min(step, left),
+            ceil_div(problem.s, self.columns),
+            step,
+        )
+
+    def blocks(self, problem: Problem) -> int:
+        """Tiles of the layer."""
+        of_k, of_c, of_r, of_s, _ = self.blocks_of(problem)
+        return problem.groups * of_k * of_c * of_r * of_s
+
+    def step_cycles(self, read: int, bytes_: float) -> float:
+        """Of a multiprocessor, for a step: tensor cores, shared memory or what is behind it, whichever takes longest.
+
+        ``read`` are cycles of reading a fragment of x, ``bytes_`` what a step brings to shared memory.
+        """
+        multiply = self.rows * max(self.filters / 2, _LEAST_CYCLES)
+        read_all = read + self.rows * self.filters / 4
+        longer, shorter = max(multiply, read_all), min(multiply, read_all)
+        at_once = self.consumers * self.column_groups / self.split[3]
+        return max(at_once * (longer + _UNHIDDEN * shorter), bytes_ / _BYTES_OF_CYCLE)
+
+
+def tiles(problem: Problem) -> Iterator[Tile]:
+    """Those of which no part is more than the layer needs."""
+    taps = ceil_div(problem.r, row_steps(problem)[0])
+    every_rows = {ceil_div(taps, count) for count in range(1, taps + 1)}
+    rows = [each for each in every_rows if each <= _MOST_ROWS]
+    for rows_, channels, filters, groups, split in product(
+        rows, _CHANNELS, _FILTERS, range(1, _MOST_COLUMN_GROUPS + 1), _SPLITS
+    ):
+        tile = Tile(rows_, channels, filters, groups, split)
+        if _is_of_use(tile, problem):
+            yield tile
+
+
+def _is_of_use(tile: Tile, problem: Problem) -> bool:
+    """Whether no part of the tile would be empty for every block."""
+    s_parts, c_parts, k_parts, _ = tile.split
+    one_column = _M // tile.channels
+    return (
+        (tile.channels == _CHANNELS[0] or c_parts * tile.channels < 2 * problem.c_per_group)
+        and (tile.filters == _FILTERS[0] or k_parts * tile.filters < 2 * problem.k_per_group)
+        and (tile.columns < problem.s + s_parts * one_column or s_parts * tile.column_groups == 1)
+        and (c_parts - 1) * tile.channels < problem.c_per_group
+        and (k_parts - 1) * tile.filters < problem.k_per_group
+        and (s_parts * tile.column_groups - 1) * one_column < problem.s
+    )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How x or dy comes into shared memory.
+
+    ``inner``: as [pixel][channels], else as [channel][pixels]. ``loads`` is 0 where TMA brings it, V where loads of V
+    pixels do, -V where loads of V channels do. ``planes``: TMA brings lines that begin anywhere, from planes end to end
+    of which every so many channels' begin at a multiple of 16 bytes (0: not so). ``steps`` are strides in elements;
+    where an extent is 1, any that TMA takes.
+    """
+
+    inner: bool
+    loads: int
+    steps: tuple[int, ...]
+    planes: int = 0
+
+    def words(self, depth: int) -> int:
+        """Reads of a fragment of x by a lane; pairs of pixels may begin in the middle of a word."""
+        if depth == 16:
+            return 4 if self.inner else 8
+        return 8 if self.inner else 4
+
+    @classmethod
+    def of(
+        cls, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int, is_dy: bool = False
+    ) -> Operand:
+        """``shape`` is (N, C, H, W), ``channels`` are those of a group. Of dy in fp32 pixels must be neighbours."""
+        size = problem.dtype.itemsize
+        piece = _PIECE_BYTES // size
+        steps = tuple(
+            step if extent > 1 else ceil_div(max(step, 1), piece) * piece
+            for extent, step in zip(shape, form.strides, strict=True)
+        )
+        n, c, h, w = steps
+
+        def whole(*others: int) -> bool:
+            return form.aligned and all(step > 0 and step % piece == 0 for step in others)
+
+        if (form.strides[3] == 1 or shape[3] == 1) and whole(n, c, h):
+            return cls(False, 0, steps)
+        inner = form.strides[1] == 1 and (problem.groups == 1 or channels % piece == 0)
+        if inner and whole(n, h, w) and (size == 2 or not is_dy):
+            return cls(True, 0, steps)
+        planes = _planes(form._replace(strides=(n, *form.strides[1:])), shape, channels, piece)
+        return cls(False, 0 if planes else _load_width(problem, form, shape, channels), steps, planes)
+
+    def loaded(self, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
+        """The same without planes, which need room in shared memory."""
+        return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.planes else self
+
+    def raw_pixels(self, width: int, pixels: int, box_rows: int, size: int) -> int:
+        """Of the lines of a box before they are shifted, of so many pixels and ``width`` apart; 0 if they are not.
+
+        They begin with the aligned piece in which the first one does. An odd number of pieces.
+        """
+        if not self.planes:
+            return 0
+        return (ceil_div(((box_rows - 1) * width + pixels) * size, _PIECE_BYTES) + 1 | 1) * _PIECE_BYTES // size
+
+    def raw_bytes(self, rows: int, raw_pixels: int, size: int) -> int:
+        """Of the boxes of so many channels under way before they are shifted."""
+        if not self.planes:
+            return 0
+        plane_bytes = rows // self.planes * raw_pixels * size
+        return _RAW_STAGES * self.planes * ceil_div(plane_bytes, _SPAN_BYTES) * _SPAN_BYTES
+
+
+def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> int:
+    """Elements of a load: the most that its neighbours and the tensor's alignment allow."""
+    n, c, h, w = form.strides
+    widths = (4, 2, 1) if form.aligned else (1,)
+    if w == 1:
+        return next(each for each in widths if not any(value % each for value in (n, c, h, shape[3])))
+    if c == 1:
+        return -next(each for each in widths if not any(value % each for value in (n, h, w, channels)))
+    return -1
+
+
+def _planes(form: TensorForm, shape: tuple[int, ...], channels: int, piece: int) -> int:
+    """Of how many channels one begins at a multiple of 16 bytes, where rows and planes follow each other; else 0."""
+    _, _, h, w = shape
+    n_step, c_step, h_step, w_step = form.strides
+    ends = w_step == 1 and (h == 1 or h_step == w) and (c_step == h * w) and n_step % piece == 0
+    if not form.aligned or not ends or n_step <= 0 or piece * h * w >= _MOST_POSITIONS:
+        return 0
+    return next((each for each in (1, 2, 4, 8) if each <= piece and each * h * w % piece == channels % each == 0), 0)
+
+
+LOADED = Operand(False, -1, (0, 0, 0, 0))
+"""What any tensor can be; of all ways it needs most room."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Lines in shared memory: pixels of a line of dy and of x, lines of a box, boxes of x, how they come, all bytes.
+
+    ``raw`` are pixels of a box of x and of dy before its lines are shifted.
+    """
+
+    strip: int
+    x_pitch: int
+    box_rows: int
+    stages: int
+    raw: tuple[int, int]
+    x: Operand
+    dy: Operand
+    smem_bytes: int
+    depth: int
+
+    def step_cycles(self, tile: Tile) -> float:
+        """Of a multiprocessor for a step, by the model."""
+        x_bytes = tile.split[1] * tile.channels * self.x_pitch / self.strip
+        return tile.step_cycles(4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters))
+
+    def load_cycles(self, tile: Tile) -> int:
+        """That the loads of a line take, by the model: batch after batch of what the producers' registers hold."""
+        lines = (
+            (self.x, tile.split[1] * tile.channels * self.x_pitch),
+            (self.dy, tile.split[2] * tile.filters * self.strip),
+        )
+        batches = shifts = 0
+        for operand, elems in lines:
+            if operand.loads:
+                word = 4 if abs(operand.loads) == 1 else 32 // self.depth  # bytes of a register that are used
+                batches += ceil_div(elems * word, _BATCH_BYTES)
+            elif operand.planes:
+                shifts += ceil_div(elems * 32 // self.depth, 128 * _PIECE_BYTES)
+        return batches * _BATCH_CYCLES + shifts * _SHIFT_CYCLES
+
+
+def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_bytes: int) -> Stage | None:
+    """The longest lines of which the rings have room for enough; None if there are none."""
+    size = problem.dtype.itemsize
+    depth, span = 32 // size, _SPAN_BYTES // size
+    if not tile.fits(x.words(depth)) or (dy.inner and tile.filters > span and tile.filters % span):
+        return None
+    found = None
+    for strip in _strips(problem, dy):
+        if found is not None and ceil_div(problem.q, strip) == ceil_div(problem.q, found.strip):
+            continue  # as many lines, and room for fewer of them
+        pitch = _x_pitch(problem, tile, x, min(strip, ceil_div(problem.q, depth) * depth))
+        boxes = _Lines(problem, tile, x, dy, strip, pitch).boxes(max_smem_bytes)
+        if boxes is None:
+            break
+        found = Stage(strip, pitch, boxes.rows, boxes.stages, boxes.raw, x, dy, boxes.smem_bytes, depth)
+    return found
+
+
+def _strips(problem: Problem, dy: Operand) -> Iterator[int]:
+    """Pixels of a line of dy: whole spans of 128 bytes where pixels are neighbours; of short rows whole steps."""
+    size = problem.dtype.itemsize
+    depth, span = 32 // size, _SPAN_BYTES // size
+    if dy.inner and problem.q < span:
+        yield ceil_div(problem.q, depth) * depth
+    else:
+        yield from range(span, 4 * span + 1, span)
+
+
+class _Boxes(NamedTuple):
+    """Lines of a box, boxes of x at a time, pixels of boxes of x and of dy before they are shifted, and all bytes."""
+
+    rows: int
+    stages: int
+    raw: tuple[int, int]
+    smem_bytes: int
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Lines of dy of ``strip`` pixels, and of x of ``pitch``, as they come for a tile."""
+
+    problem: Problem
+    tile: Tile
+    x: Operand
+    dy: Operand
+    strip: int
+    pitch: int
+
+    def boxes(self, max_smem_bytes: int) -> _Boxes | None:
+        """The tallest boxes of which there is room for enough; None if there is not even for single lines.
+
+        Boxes of an image are about as tall.
+        """
+        lines = lines_of(self.problem)
+        counts = range(ceil_div(lines, self._tallest()), lines + 1)
+        wanted = 2 if self.x.planes or self.dy.planes else _MOST_STAGES  # raw ones are on their way, too
+        for rows in sorted({ceil_div(lines, count) for count in counts}, reverse=True):
+            found = self._boxes_of(rows, max_smem_bytes)
+            if found is not None and (rows == 1 or found.stages >= wanted):
+                return found
+        return None
+
+    def _tallest(self) -> int:
+        """Lines of the tallest boxes: of short rows that follow one another, as many as have _BOX_STEPS steps."""
+        problem = self.problem
+        if (problem.stride[0], problem.dilation[0]) != (1, 1) or problem.q > self.strip:
+            return 1
+        return max(1, _BOX_STEPS // ceil_div(problem.q, 32 // problem.dtype.itemsize))
+
+    def _boxes_of(self, rows: int, max_smem_bytes: int) -> _Boxes | None:
+        """Boxes of so many lines."""
+        problem, x, dy, size = self.problem, self.x, self.dy, self.problem.dtype.itemsize
+        channels, filters = self.tile.split[1] * self.tile.channels, self.tile.split[2] * self.tile.filters
+        depth = 32 // size
+        read = min(self.strip, ceil_div(problem.q, depth) * depth)  # pixels of a line of dy that are multiplied
+        raw = x.raw_pixels(problem.w, self.pitch, rows, size), dy.raw_pixels(problem.q, read, rows, size)
+        if max(*raw, 0 if x.planes else self.pitch, channels, filters) > _BOX:
+            return None
+        raw_bytes = x.raw_bytes(channels, raw[0], size) + dy.raw_bytes(filters, raw[1], size) + _RAW_BARRIER_BYTES
+        of_x = rows * channels * self.pitch * size + _BARRIER_BYTES
+        of_dy = rows * filters * self.strip * size + _BARRIER_BYTES
+        ahead_bytes = ceil_div(self.tile.rows - 1, rows) * of_dy
+        stages = min(_MOST_STAGES, (max_smem_bytes - raw_bytes - ahead_bytes) // (of_x + of_dy))
+        return _Boxes(rows, stages, raw, stages * (of_x + of_dy) + ahead_bytes + raw_bytes) if stages >= 2 else None
+
+
+def _x_pitch(problem: Problem, tile: Tile, x: Operand, pixels: int) -> int:
+    """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on where pixels are neighbours."""
+    piece = _PIECE_BYTES // problem.dtype.itemsize
+    columns = (pixels - 1) * problem.stride[1] + (min(tile.columns, problem.s) - 1) * problem.dilation[1]
+    if x.inner:
+        return ceil_div(columns + 1, 8) * 8
+    return ceil_div(columns, 2 * piece) * 2 * piece + piece  # rows begin in different banks

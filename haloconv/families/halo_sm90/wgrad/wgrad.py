@@ -1,0 +1,345 @@
+"""Host half of families/halo_sm90/wgrad/wgrad.cu: the weight gradient on Hopper's tensor cores.
+
+fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type; sums are fp32, in an order that the problem and
+the number of multiprocessors fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from haloconv import support
+from haloconv.device import DeviceFacts
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
+from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
+from haloconv.families.halo_sm90.wgrad.tile import LOADED, Operand, Stage, Tile, lines_of, row_steps, stage_of, tiles
+from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
+from haloconv.jit.launch import Launch, LaunchShape, Value
+from haloconv.problem import Problem, Request, TensorForm
+
+KERNEL = "halo_sm90/wgrad"
+DIRECTIONS = ("wgrad",)
+_ARCH = "sm_90a"
+_SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
+_LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would be zeros
+_MOST_PARTIAL_BYTES = 64 << 20
+_MOST_WAVES = 4
+_LONGEST_ROW = 1 << 30  # pixels: positions in a row are 32-bit sums of two terms
+_X_POINTER, _Y_POINTER = 0, 1  # of a launch
+_SUM_THREADS, _PART_LANES = 256, 8  # of wgrad_sum.cu: of a block, of a sum
+# The cost model, by a fit to times of an NVIDIA H100: cycles between the products of two lines, the least of a box, and
+# those of the first lines of a block; partial sums that are written and added in a cycle; how much longer steps of a
+# tile take whose rows of taps are not all in the filter.
+_LINE_CYCLES, _BOX_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 1000, 6000, 300, 1.3
+_MAP_TYPES = {  # fp32 is rounded on its way into shared memory
+    torch.float32: DataType.TFLOAT32,
+    torch.float16: DataType.FLOAT16,
+    torch.bfloat16: DataType.BFLOAT16,
+}
+_SWIZZLES = {16: Swizzle.NONE, 32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
+
+
+class Cut(NamedTuple):
+    """How the lines of x are dealt out: strips of columns, boxes of each class of rows, blocks of each tile."""
+
+    column_strips: int
+    bands: int
+    parts: int
+
+
+def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+    """None if the kernel takes the problem with tensors of any form, else a sentence that says why not."""
+    reason = support.why_no_tensor_core_products(problem)
+    if reason is not None:
+        return reason
+    if facts.arch != _ARCH:
+        return "the device is no Hopper GPU (compute capability 9.0)"
+    if min(problem.c_per_group, problem.k_per_group) < _LEAST_CHANNELS:
+        return f"the weight gradient of halo_sm90 takes groups of at least {_LEAST_CHANNELS} channels and filters"
+    if not any(stage_of(problem, tile, LOADED, LOADED, facts.max_smem_bytes) for tile in tiles(problem)):
+        return "no line with its halo fits shared memory"
+    return None
+
+
+class Way(NamedTuple):
+    """A way to compute a layer: what blocks sum, how lines come, how they are dealt out, and the model's cycles."""
+
+    tile: Tile
+    stage: Stage
+    cut: Cut
+    cycles: float
+
+
+def configs(request: Request) -> list[Config]:
+    """The best ways by a cost model, best first, that differ by more than how warpgroups share a tile."""
+    return [Config(KERNEL, config_key(way.tile), way) for way in _best(ways(request))]
+
+
+def _best(found: list[Way]) -> list[Way]:
+    return few_apart(found, lambda way: (way.tile.rows, way.tile.filters, way.tile.columns), MOST_CONFIGS)
+
+
+def ways(request: Request) -> list[Way]:
+    """All of them, best first."""
+    return _ways(joined(request), request.facts.max_smem_bytes, request.facts.sm_count)
+
+
+def joined(request: Request) -> Request:
+    """Of a 1x1 layer the same sum over longer rows: of whole images, or of the batch.
+
+    Rows are joined where they follow one another in both tensors, and images too: then lines are full and begin at
+    multiples of 16 bytes, however few columns the images have. Pixels that a stride leaves out are taken for what lies
+    between two pixels, but those between neighbours in memory. Other layers stay as they are.
+    """
+    problem = request.problem
+    if (problem.r, problem.s) != (1, 1) or any(problem.padding):
+        return request
+    one, x = _without_stride(replace(problem, dilation=(1, 1)), request.second)
+    dy = request.first
+    for axis in ("h", "n"):
+        if one.stride != (1, 1) or not all(_follow_one_another(one, form, axis) for form in (dy, x)):
+            break
+        dy, x = (_joined_form(one, form, axis) for form in (dy, x))
+        one = replace(one, **{axis: 1, "w": one.w * getattr(one, axis)})
+    return replace(request, problem=one, first=dy, second=x)
+
+
+def _without_stride(problem: Problem, x: TensorForm) -> tuple[Problem, TensorForm]:
+    """A 1x1 layer that takes the rows, and if pixels are no neighbours the columns, that its outputs meet."""
+    steps = list(x.strides)
+    (down, across), cols = problem.stride, problem.w
+    steps[2] *= down
+    if steps[3] != 1:
+        steps[3], across, cols = steps[3] * across, 1, problem.q
+    return replace(problem, h=problem.p, w=cols, stride=(1, across)), x._replace(strides=tuple(steps))
+
+
+def _follow_one_another(problem: Problem, form: TensorForm, axis: str) -> bool:
+    """Whether the rows, or the images of one row, of a tensor are one row of pixels at a constant distance."""
+    count, step = getattr(problem, axis), form.strides["nchw".index(axis)]
+    return problem.w * count < _LONGEST_ROW and (1 in (count, problem.w) or step == problem.w * form.strides[3])
+
+
+def _joined_form(problem: Problem, form: TensorForm, axis: str) -> TensorForm:
+    """The form of the tensor whose rows, or images of one row, are joined."""
+    at = "nchw".index(axis)
+    steps = list(form.strides)
+    if problem.w == 1:
+        steps[3] = steps[at]
+    steps[at] = steps[3] * problem.w * getattr(problem, axis)
+    return form._replace(strides=tuple(steps))
+
+
+def _ways(request: Request, max_smem_bytes: int, sm_count: int) -> list[Way]:
+    problem = request.problem
+    x = Operand.of(problem, request.second, problem.x_shape, problem.c_per_group)
+    dy = Operand.of(problem, request.first, problem.y_shape, problem.k_per_group, is_dy=True)
+    found = _staged(problem, x, dy, max_smem_bytes, sm_count)
+    if not found:  # lines that are shifted need more room than loaded ones
+        x = x.loaded(problem, request.second, problem.x_shape, problem.c_per_group)
+        dy = dy.loaded(problem, request.first, problem.y_shape, problem.k_per_group)
+        found = _staged(problem, x, dy, max_smem_bytes, sm_count)
+    return sorted(found, key=lambda way: way.cycles)
+
+
+def _staged(problem: Problem, x: Operand, dy: Operand, max_smem_bytes: int, sm_count: int) -> list[Way]:
+    """Every tile whose lines fit shared memory when x and dy come like this."""
+    stages = ((tile, stage_of(problem, tile, x, dy, max_smem_bytes)) for tile in tiles(problem))
+    return [Way(tile, stage, *_cut(problem, tile, stage, sm_count)) for tile, stage in stages if stage is not None]
+
+
+def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut, float]:
+    """The parts of a tile that take least time by the model, and that time in cycles of a multiprocessor."""
+    lines = ceil_div(lines_of(problem), row_steps(problem)[1])
+    bands, strips = ceil_div(lines, stage.box_rows), ceil_div(problem.q, stage.strip)
+    boxes, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
+    steps = ceil_div(problem.q, stage.depth) / strips
+    whole = tile.blocks_of(problem).r * tile.rows == problem.r
+    partial = 1 if whole else _PARTIAL_ROWS  # rows of taps that are none are asked for at each step
+    line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile))
+    box_cycles, ahead = max(stage.box_rows * line_cycles, _BOX_CYCLES), ceil_div(tile.rows - 1, stage.box_rows)
+    elems = tile.sums(problem)
+    most = max(1, min(boxes, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
+
+    def cycles(parts: int) -> float:
+        of_block = (ceil_div(boxes, parts) + ahead) * box_cycles + _BLOCK_CYCLES
+        return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / _SUMS_OF_CYCLE
+
+    best = min(range(1, most + 1), key=cycles)
+    return Cut(strips, bands, best), cycles(best)
+
+
+def _classes(problem: Problem) -> int:
+    """Classes of rows, among those a stride apart, that do not meet each other's outputs."""
+    return min(row_steps(problem)[1], lines_of(problem))
+
+
+def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
+    """The specialised source: of the layer's own extents none takes part but through the tile."""
+    constants = {
+        **_sum_order(problem, tile),
+        "SPLIT_P": tile.split[3],
+        "STRIDE_W": problem.stride[1],
+        "STRIP": stage.strip,
+        "X_PITCH": stage.x_pitch,
+        "BOX_ROWS": stage.box_rows,
+        "STAGES": stage.stages,
+        "X_INNER": int(stage.x.inner),
+        "Y_INNER": int(stage.dy.inner),
+        "X_LOADS": stage.x.loads,
+        "Y_LOADS": stage.dy.loads,
+        "X_PLANES": stage.x.planes,
+        "Y_PLANES": stage.dy.planes,
+        "X_RAW": stage.raw[0],
+        "Y_RAW": stage.raw[1],
+    }
+    return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
+
+
+def sum_source(problem: Problem, tile: Tile, part_lanes: int) -> KernelSource:
+    """The source of the kernel that adds the parts."""
+    constants = {**_sum_order(problem, tile), "PART_LANES": part_lanes}
+    return kernel_source("halo_sm90/wgrad_sum", "halo_sm90_wgrad_sum", constants)
+
+
+def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
+    """The constants that the order of partial sums depends on."""
+    return {
+        "ELEM": ELEMENTS[problem.dtype],
+        "ROWS": tile.rows,
+        "CHANNELS": tile.channels,
+        "FILTERS": tile.filters,
+        "COLUMN_GROUPS": tile.column_groups,
+        "SPLIT_S": tile.split[0],
+        "SPLIT_C": tile.split[1],
+        "SPLIT_K": tile.split[2],
+    }
+
+
+def sources(request: Request) -> Iterator[KernelSource]:
+    """The sources that the request would choose on an NVIDIA H200."""
+    request = joined(request)
+    for way in _ways(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
+        yield source(request.problem, way.tile, way.stage)
+        yield sum_source(request.problem, way.tile, _PART_LANES)
+
+
+def bind(request: Request, config: Config) -> BoundCall:
+    """wgrad(dy, x) -> dw."""
+    request = joined(request)
+    problem, (tile, stage, cut, _) = request.problem, config.derived
+    maps = {"x_map": _x_map(request, tile, stage), "y_map": _y_map(request, tile, stage)}
+    shape = LaunchShape(tile.blocks(problem) * cut.parts, tile.threads, stage.smem_bytes)
+    launch = Launch(
+        source(problem, tile, stage),
+        request.device,
+        shape,
+        _fields(request, tile, cut),
+        {name: each for name, each in maps.items() if each is not None},
+    )
+    part_sums, parts = tile.sums(problem), cut.parts * tile.split[3]
+    lanes = _PART_LANES if parts >= _PART_LANES else 1
+    sum_shape = LaunchShape(part_sums * lanes // _SUM_THREADS, _SUM_THREADS)
+    fields = _sum_fields(request, tile, part_sums, parts)
+    sum_parts = Launch(sum_source(problem, tile, lanes), request.device, sum_shape, fields, pdl=True)
+    return _call(launch, sum_parts, request, parts * part_sums)
+
+
+def _call(launch: Launch, sum_parts: Launch, request: Request, partials: int) -> BoundCall:
+    """wgrad(dy, x) -> dw of a launch that writes so many partial sums, and of one that adds them up."""
+    shape, strides = request.result_shape, request.result_strides
+
+    def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sums = x.new_empty(partials, dtype=torch.float32)
+        launch(x.data_ptr(), dy.data_ptr(), sums.data_ptr())
+        dw = x.new_empty_strided(shape, strides)
+        sum_parts(dw.data_ptr(), sums.data_ptr())
+        return dw
+
+    return wgrad
+
+
+def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dict[str, Value]:
+    problem = request.problem
+    return {
+        **named("w", "kcrs", request.result_strides),
+        **{"part_sums": part_sums, "parts": parts, "channels": problem.c_per_group, "filters": problem.k_per_group},
+        **{"taps_r": problem.r, "taps_s": problem.s, "blocks": tile.blocks_of(problem)._asdict()},
+    }
+
+
+def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
+    problem = request.problem
+    strips = cut.column_strips * _classes(problem)
+    share, longer = divmod(problem.n * strips * cut.bands, cut.parts)
+    return {
+        **named("x", "nchw", request.second.strides),
+        **named("y", "nkpq", request.first.strides),
+        **{"h": problem.h, "w": problem.w, "rows": problem.p, "cols": problem.q},
+        **{"channels": problem.c_per_group, "filters": problem.k_per_group},
+        **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0]},
+        **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
+        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "line_step": row_steps(problem)[1]},
+        "blocks": tile.blocks_of(problem)._asdict(),
+        "column_strips": cut.column_strips,
+        "cut": {
+            "slabs": tile.blocks(problem),
+            "strips": strips,
+            "bands": cut.bands,
+            "share": share,
+            "longer": longer,
+        },
+    }
+
+
+def _x_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
+    problem, one = request.problem, stage.x
+    if one.loads:
+        return None
+    size = problem.dtype.itemsize
+    n, c, h, w = problem.x_shape
+    x_n, x_c, x_h, x_w = (step * size for step in one.steps)
+    kind, channels = _MAP_TYPES[problem.dtype], tile.split[1] * tile.channels
+    if one.planes:
+        return _raw_map(problem, one, problem.x_shape, (channels, stage.raw[0]), _X_POINTER)
+    if one.inner:
+        span = min(tile.channels, 128 // size)
+        extents, strides, box = (c, w, h, n), (x_w, x_h, x_n), (span, stage.x_pitch, stage.box_rows, 1)
+        return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _X_POINTER)
+    extents, strides, box = (w, c, h, n), (x_c, x_h, x_n), (stage.x_pitch, channels, stage.box_rows, 1)
+    return BoxMap(kind, extents, strides, box, Swizzle.NONE, _X_POINTER)
+
+
+def _raw_map(
+    problem: Problem, one: Operand, shape: tuple[int, int, int, int], raw: tuple[int, int], pointer: int
+) -> BoxMap:
+    """Boxes of every ``one.planes``-th channel, whose planes are one long row; ``raw``: their channels and pixels."""
+    size = problem.dtype.itemsize
+    (n, c, h, w), (rows, pixels) = shape, raw
+    extents = (one.planes * h * w, c // one.planes, n)
+    strides = (one.planes * h * w * size, one.steps[0] * size)
+    box = (pixels, rows // one.planes, 1)
+    return BoxMap(_MAP_TYPES[problem.dtype], extents, strides, box, Swizzle.NONE, pointer)
+
+
+def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
+    problem, one = request.problem, stage.dy
+    if one.loads:
+        return None
+    size = problem.dtype.itemsize
+    n, k, p, q = problem.y_shape
+    y_n, y_k, y_p, y_q = (step * size for step in one.steps)
+    kind = _MAP_TYPES[problem.dtype]
+    if one.planes:
+        return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.raw[1]), _Y_POINTER)
+    if one.inner:
+        span = min(tile.filters, 128 // size)
+        extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, stage.strip, stage.box_rows, 1)
+        return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _Y_POINTER)
+    filters = tile.split[2] * tile.filters
+    extents, strides, box = (q, k, p, n), (y_k, y_p, y_n), (128 // size, filters, stage.box_rows, 1)
+    return BoxMap(kind, extents, strides, box, Swizzle.B128, _Y_POINTER)
