@@ -16,9 +16,10 @@ import torch
 
 from haloconv import logs
 from haloconv import plan as plans
+from haloconv.epilogue import activated
 from haloconv.gradients import gradients
 from haloconv.layout import Layout
-from haloconv.problem import Activation, ConvSpec, Direction
+from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, Epilogue
 from haloconv.profiling import calls_of, current_layer, named_range, profiler
 
 Tensor = torch.Tensor
@@ -33,11 +34,6 @@ def is_recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> 
 def _wanted(x: Tensor, w: Tensor) -> tuple[Direction, ...]:
     """The gradients of a convolution that a backward pass would ask our kernels for."""
     return (*(("dgrad",) if x.requires_grad else ()), *(("wgrad",) if w.requires_grad else ()))
-
-
-def activated(y: Tensor, activation: Activation | None) -> Tensor:
-    """``y`` behind the activation, for whatever records operators."""
-    return y if activation is None else torch.relu(y)
 
 
 class Call(NamedTuple):
@@ -64,14 +60,14 @@ def fprop(
     b: Tensor | None,
     spec: ConvSpec,
     notes: list[Call] | None = None,
-    activation: Activation | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop.
 
-    ``notes`` gets the call that does the same for tensors of this form, unless ``activation`` is given or the plan is
-    not kept. With ``activation`` "relu" y is max(0, y), and a NaN stays one.
+    ``notes`` gets the call that does the same for tensors of this form, unless there is an epilogue or the plan is not
+    kept. Where autograd has to see the tensors, the epilogue may be ReLU alone, whose gradient is known from y.
     """
-    plan = plans.plan_fprop(x, w, b, spec, activation)
+    plan = plans.plan_fprop(x, w, b, spec, epilogue)
     recording = is_recording(x, w, b)
     native = plan.plain and (not recording or plan.is_native(_wanted(x, w), x.device))
     if notes is not None and plan.kept:
@@ -82,10 +78,10 @@ def fprop(
         top, _, left, _ = spec.padding
         if profiler._is_profiler_enabled:
             with named_range("fprop", "aten"):
-                return activated(
-                    torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation
-                )
-        return activated(torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups), activation)
+                y = torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
+                return activated(y, epilogue.activation)
+        y = torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
+        return activated(y, epilogue.activation)
     return _record(x, w, b, plan)
 
 
@@ -118,7 +114,7 @@ class _Fprop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
         y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
-        if plan.problem.activation is None:
+        if plan.problem.epilogue.activation is None:
             save_needed(ctx, x, w)
         else:
             save_needed(ctx, x, w, y)

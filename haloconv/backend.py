@@ -2,9 +2,9 @@
 
 PyTorch finds the backend by an entry point of the package, without an import. Before AOTAutograd sees a graph, each 1-D
 or 2-D convolution, transposed ones too, for which `haloconv.choose` picks a kernel of ours becomes an operator of ours,
-which brings its gradients along; everything else stays Inductor's. A call is replaced only where that is known to
-change nothing but who computes it: dtype, extents and strides of the result are compared with those that PyTorch's
-convolution has.
+which brings its gradients along; so do a batch norm and an activation behind it that our kernel applies (fusion.py).
+Everything else stays Inductor's. A call is replaced only where that is known to change nothing but who computes it:
+dtype, extents and strides of the result are compared with those that PyTorch's convolution has.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from torch._subclasses import FakeTensor
 from haloconv import logs
 from haloconv import plan as plans
 from haloconv.arguments import Settings
-from haloconv.choose.choice import choose_now
+from haloconv.choose.choice import Choice, choose_now
+from haloconv.families import FAMILIES
 from haloconv.functional import make_spec
+from haloconv.fusion import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.layout import Layout, is_channels_last, strides_of
 from haloconv.one_dimension import posed_row
 from haloconv.problem import ConvSpec, Problem, Request, TensorForm
@@ -54,13 +56,14 @@ class Convolution(NamedTuple):
 
     ``replaced`` if it runs as haloconv's operator, for which ``reason`` then names each direction that the graph needs,
     the family that runs it, and why; else ``reason`` says why it stays PyTorch's. ``problem`` is the forward pass, None
-    where it is not known; that of a transposed one is a ``dgrad``.
+    where it is not known; that of a transposed one is a ``dgrad``. ``fused`` names what behind it is part of it.
     """
 
     layer: str
     replaced: bool
     reason: str
     problem: Problem | None = None
+    fused: tuple[str, ...] = ()
 
 
 class _Form(NamedTuple):
@@ -148,6 +151,7 @@ def replace_convolutions(graph: torch.fx.GraphModule) -> list[Convolution]:
             found += told
     for each in found:
         state = "haloconv's operator" if each.replaced else "left to PyTorch"
+        state += "".join(f" with {name}" for name in each.fused)
         logs.choice.info("torch.compile, %s: %s: %s", each.layer, state, each.reason)
     return found
 
@@ -184,10 +188,18 @@ def _settle(node: torch.fx.Node) -> Convolution:
         return Convolution(layer, False, requests)
     chosen = [(each.problem.direction, choose_now(each, "auto")) for each in requests]
     ours = any(choice.family != "aten" for _, choice in chosen)
+    fused = _fused(node, given, chosen[0][1])
     if ours:
-        _replace(node, given)
+        _replace(node, given, fused)
     told = "; ".join(f"{direction}: {choice.family}, {choice.reason}" for direction, choice in chosen)
-    return Convolution(layer, ours, told, requests[0].problem)
+    return Convolution(layer, ours, told, requests[0].problem, () if fused is None else fused.names)
+
+
+def _fused(node: torch.fx.Node, given: dict[str, Any], forward: Choice) -> Fused | None:
+    """What behind the convolution its kernel is to apply, if the forward pass runs on one that can."""
+    if _is_transposed(node, given) or not FAMILIES[forward.family].has_epilogue:
+        return None
+    return behind(node, _value(node).requires_grad, _value)
 
 
 def _layer_of(node: torch.fx.Node) -> str:
@@ -282,11 +294,12 @@ def _number(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
-def _replace(node: torch.fx.Node, given: dict[str, Any]) -> None:
-    """Let our operator stand in the node's place."""
+def _replace(node: torch.fx.Node, given: dict[str, Any], fused: Fused | None) -> None:
+    """Let our operator stand in the node's place, and in that of what is fused."""
     graph, x, w = node.graph, given["input"], given["weight"]
+    last = node if fused is None else fused.last
     row, batched = _value(w).dim() == 3, _value(x).dim() == _value(w).dim()
-    with graph.inserting_before(node):
+    with graph.inserting_before(last):
         x = x if batched else graph.call_method("unsqueeze", (x, 0))
         if row:
             x, w = (graph.call_method("unsqueeze", (each, 2)) for each in (x, w))
@@ -294,13 +307,25 @@ def _replace(node: torch.fx.Node, given: dict[str, Any]) -> None:
             y = _transposed_nodes(graph, x, w, node, given)
         else:
             spec: Any = _spec(given)
-            arguments = (x, w, given["bias"], *map(list, spec[:3]), *spec[3:])
-            y = graph.call_function(torch.ops.haloconv.fprop.default, arguments)
+            y = _fprop_node(graph, (x, w, given["bias"]), (*map(list, spec[:3]), *spec[3:]), fused)
         y = graph.call_method("squeeze", (y, 2)) if row else y
         y = y if batched else graph.call_method("squeeze", (y, 0))
-    y.meta.update(node.meta)
-    node.replace_all_uses_with(y)
-    graph.erase_node(node)
+    y.meta.update(last.meta)
+    last.replace_all_uses_with(y)
+    for gone in dict.fromkeys((last, *(() if fused is None or fused.norm is None else (fused.norm,)), node)):
+        graph.erase_node(gone)
+
+
+def _fprop_node(graph: torch.fx.Graph, tensors: tuple, spec: tuple, fused: Fused | None) -> torch.fx.Node:
+    """The call of our operator; of a batch norm's statistics it gets the bias and the scale that they come to."""
+    x, w, b = tensors
+    if fused is None:
+        return graph.call_function(torch.ops.haloconv.fprop.default, (x, w, b, *spec))
+    if fused.norm is not None:
+        own = norm_arguments(fused.norm)
+        statistics = (own["running_mean"], own["running_var"], (own["weight"], own["bias"]), own["eps"], b)
+        b = graph.call_function(bias_and_scale_of_norm, statistics)
+    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, (x, w, b, *fused.epilogue, *spec))
 
 
 def _transposed_nodes(graph: torch.fx.Graph, x: Any, w: Any, node: torch.fx.Node, given: dict[str, Any]) -> Any:

@@ -14,8 +14,10 @@ import torch
 from torch.utils.flop_counter import conv_backward_flop, conv_flop, register_flop_formula
 
 from haloconv import plan as plans
+from haloconv.epilogue import applied
 from haloconv.layout import Layout
 from haloconv.library import OPERATORS
+from haloconv.problem import Epilogue
 
 Tensor = torch.Tensor
 
@@ -43,6 +45,11 @@ def fprop_in_aten(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tenso
 
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     return _stored_as(plans.result_layout(x, w), fprop_in_aten(x, w, b, *values))
+
+
+def _fprop_epilogue(x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any) -> Tensor:
+    y = _fprop(x, w, None if has_scale else b, *values)
+    return applied(y, b, Epilogue(has_scale, activation))
 
 
 def _dgrad(dy: Tensor, w: Tensor, x_shape: Sequence[int], layout: Layout, *values: Any) -> Tensor:
@@ -112,12 +119,14 @@ def _counted(formula: Callable[..., int], shapes: list, others: list, out_shape:
 
 _BODIES: dict[Any, Callable[..., Tensor]] = {
     OPERATORS.fprop.default: _fprop,
+    OPERATORS.fprop_epilogue.default: _fprop_epilogue,
     OPERATORS.dgrad.default: _dgrad,
     OPERATORS.wgrad.default: _wgrad,
     OPERATORS.bgrad.default: _bgrad,
 }
 _FORMULAS: dict[Any, Callable[..., int]] = {
     OPERATORS.fprop: _fprop_flop,
+    OPERATORS.fprop_epilogue: _fprop_flop,
     OPERATORS.dgrad: _dgrad_flop,
     OPERATORS.wgrad: _wgrad_flop,
 }

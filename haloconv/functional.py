@@ -13,14 +13,17 @@ from torch.overrides import TorchFunctionMode
 
 from haloconv import autograd, transforms
 from haloconv.decompositions import fprop_in_aten
+from haloconv.epilogue import activated, applied, bias_and_scale
 from haloconv.families import check_family
 from haloconv.library import AUTOCAST_DEVICES, autocast_to, cast_for_autocast, is_cast
 from haloconv.precision import Precision
 from haloconv.problem import (
     ACTIVATIONS,
+    NO_EPILOGUE,
     PRECISIONS,
     Activation,
     ConvSpec,
+    Epilogue,
     Pair,
     as_four_sides,
     as_int,
@@ -29,6 +32,7 @@ from haloconv.problem import (
 )
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+_RELU = Epilogue(activation="relu")
 _is_compiling = torch.compiler.is_compiling
 _is_autocast_enabled = torch.is_autocast_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -49,6 +53,7 @@ def conv2d(
     precision: Precision | None = None,
     family: str = "auto",
     strict: bool = False,
+    scale: torch.Tensor | None = None,
     activation: Activation | None = None,
 ) -> torch.Tensor:
     """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order, in both modes.
@@ -67,14 +72,19 @@ def conv2d(
             ``"depthwise"``, ``"depthwise_toeplitz"``, ``"depthwise_window"``. What a family does not take, as on
             another GPU, PyTorch runs, with one RuntimeWarning.
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
-        activation: ``"relu"`` for max(0, y) in place of y, which needs no memory of its own; None for y.
+        scale: (K,) or None: what each filter's sums are multiplied by before the bias is added, in fp32.
+        activation: what becomes of y = scale * sums + bias in the end, in place of a pass of its own: ``"relu"``,
+            ``"leaky_relu"`` (slope 0.01), ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"hardswish"``, ``"sigmoid"`` or
+            ``"tanh"``, as in torch.nn.functional; None for y. Where autograd records a scale or another activation
+            than ReLU, they are operations of PyTorch's behind the convolution, which keep what those keep.
 
     Returns:
         (N, K, P, Q) or (K, P, Q) with P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1 and Q likewise;
         channels_last if ``input`` or ``weight`` is.
 
     Raises:
-        RuntimeError, TypeError: what torch.nn.functional.conv2d raises for arguments that it refuses.
+        RuntimeError, TypeError: what torch.nn.functional.conv2d raises for arguments that it refuses; RuntimeError
+            for a ``scale`` that is not (K,).
         ValueError: ``precision``, ``family`` or ``activation`` is not one of the names above.
     """
     if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)) or (
@@ -82,8 +92,8 @@ def conv2d(
     ):
         names = ", ".join(type(argument).__name__ for argument in (input, weight, bias))
         raise TypeError(f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}")
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be None or one of {ACTIVATIONS}, not {activation!r}")
+    if scale is not None or activation is not None:
+        _check_epilogue(weight, bias, scale, activation)
     if weight.dim() != 4:
         check_ranks(input, weight)
     filter_extent = weight.shape[2:] if isinstance(padding, str) else None
@@ -94,7 +104,9 @@ def conv2d(
         if "unhashable" not in str(error):
             raise
         spec = make_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
-    return convolve(input, weight, bias, spec, activation=activation)
+    if scale is None and activation is None:
+        return convolve(input, weight, bias, spec)
+    return _with_epilogue(input, weight, bias, scale, spec, activation)
 
 
 def make_spec(
@@ -122,20 +134,67 @@ def convolve(
     b: torch.Tensor | None,
     spec: ConvSpec,
     notes: list[autograd.Call] | None = None,
-    activation: Activation | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> torch.Tensor:
-    """conv2d of tensors, with everything else in ``spec`` and ``activation``.
+    """conv2d of tensors, with everything else in ``spec``.
 
     Plain eager tensors go straight to our autograd; whatever traces goes through the operator, whatever transforms
-    through functions that PyTorch can transform. ``notes`` gets what autograd.fprop has to say.
+    through functions that PyTorch can transform. ``notes`` gets what autograd.fprop has to say, whose rule for an
+    ``epilogue`` holds; one with a scale is for tensors that go straight.
     """
     if x.dim() == 3:
-        return convolve(x.unsqueeze(0), w, b, spec, None, activation).squeeze(0)
+        return convolve(x.unsqueeze(0), w, b, spec, None, epilogue).squeeze(0)
     if _any_autocast():
-        x, w, b = autocasted(x, w, b)
+        x, w, b = _autocasted_with(epilogue, x, w, b)
     if not goes_straight(x, w, b):
-        return autograd.activated(_traced_or_transformed(x, w, b, spec), activation)
-    return autograd.fprop(x, w, b, spec, notes, activation)
+        return activated(_traced_or_transformed(x, w, b, spec), epilogue.activation)
+    return autograd.fprop(x, w, b, spec, notes, epilogue)
+
+
+def _with_epilogue(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    spec: ConvSpec,
+    activation: Activation | None,
+) -> torch.Tensor:
+    """conv2d and what follows it: in the kernel where nothing but kernels has to see it, else as operations."""
+    epilogue = Epilogue(scale is not None, activation)
+    pairs = None if scale is None else bias_and_scale(b, scale, x.dtype)
+    recording = autograd.is_recording(x, w, b) or (pairs is not None and autograd.is_recording(pairs, pairs))
+    unseen = goes_straight(x, w, b) and type(scale) in (type(None), *_PLAIN_TYPES) and not recording
+    if (unseen and not (epilogue.scale and x.dtype == torch.float64)) or epilogue == _RELU:
+        return convolve(x, w, b if pairs is None else pairs, spec, None, epilogue)
+    return applied(convolve(x, w, b if pairs is None else None, spec), pairs, epilogue)
+
+
+def _check_epilogue(weight: torch.Tensor, bias: torch.Tensor | None, scale: object, activation: object) -> None:
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be None or one of {ACTIVATIONS}, not {activation!r}")
+    if scale is None:
+        return
+    if not isinstance(scale, torch.Tensor):
+        raise TypeError(f"conv2d(): scale must be a Tensor or None, not {type(scale).__name__}")
+    for name, each in (("scale", scale), ("bias", bias)):
+        if each is not None and (
+            each.shape != weight.shape[:1] or not each.is_floating_point() or each.device != weight.device
+        ):
+            raise RuntimeError(
+                f"Given weight of size {list(weight.shape)} on {weight.device}, expected {name} to be "
+                f"{weight.shape[0]} floating-point numbers there, but got {list(each.shape)} of {each.dtype} on "
+                f"{each.device}"
+            )
+
+
+def _autocasted_with(
+    epilogue: Epilogue, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
+) -> tuple[Any, Any, Any]:
+    """As autocasted; bias and scale of an epilogue stay fp32."""
+    if not epilogue.scale:
+        return autocasted(x, w, b)
+    x, w, _ = autocasted(x, w, None)
+    return x, w, b
 
 
 def autocasted(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[Any, Any, Any]:

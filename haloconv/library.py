@@ -1,4 +1,4 @@
-"""``torch.ops.haloconv``: the four operations as PyTorch sees them (schema, shape rule, gradients, autocast).
+"""``torch.ops.haloconv``: the operations as PyTorch sees them (schema, shape rule, gradients, autocast).
 
 torch.compile, torch.export, tensor subclasses and function transforms meet the package here; plain eager tensors go
 straight to haloconv.autograd.
@@ -13,9 +13,10 @@ import torch
 
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
+from haloconv.epilogue import activation_backward
 from haloconv.families import check_family
 from haloconv.layout import Layout, strides_of
-from haloconv.problem import ConvSpec, check_tensors
+from haloconv.problem import ConvSpec, Epilogue, check_tensors
 from haloconv.profiling import profiler
 
 Tensor = torch.Tensor
@@ -24,6 +25,7 @@ _SPEC = "int[2] stride, int[4] padding, int[2] dilation, int groups, str? precis
 _library = torch.library.Library("haloconv", "DEF")
 for _schema in (
     f"fprop(Tensor x, Tensor w, Tensor? b, {_SPEC}) -> Tensor",
+    f"fprop_epilogue(Tensor x, Tensor w, Tensor? b, bool has_scale, str? activation, {_SPEC}) -> Tensor",
     f"dgrad(Tensor dy, Tensor w, SymInt[4] x_shape, str layout, {_SPEC}) -> Tensor",
     f"wgrad(Tensor dy, Tensor x, SymInt[4] w_shape, str layout, {_SPEC}) -> Tensor",
     "bgrad(Tensor dy, str family) -> Tensor",
@@ -40,7 +42,11 @@ def _spec(*values: Any) -> ConvSpec:
 
 
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
-    plan = plans.plan_fprop(x, w, b, _spec(*values))
+    return _fprop_epilogue(x, w, b, False, None, *values)
+
+
+def _fprop_epilogue(x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any) -> Tensor:
+    plan = plans.plan_fprop(x, w, b, _spec(*values), Epilogue(has_scale, activation))
     y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
     return y.contiguous(memory_format=torch.channels_last) if plan.layout == "nhwc" else y.contiguous()
 
@@ -57,7 +63,13 @@ def _bgrad(dy: Tensor, family: str) -> Tensor:
     return plans.bgrad(dy, ConvSpec(family=family))
 
 
-for _name, _body in (("fprop", _fprop), ("dgrad", _dgrad), ("wgrad", _wgrad), ("bgrad", _bgrad)):
+for _name, _body in (
+    ("fprop", _fprop),
+    ("fprop_epilogue", _fprop_epilogue),
+    ("dgrad", _dgrad),
+    ("wgrad", _wgrad),
+    ("bgrad", _bgrad),
+):
     _library.impl(_name, _body, "CompositeExplicitAutograd")
 
 
@@ -66,8 +78,15 @@ for _name, _body in (("fprop", _fprop), ("dgrad", _dgrad), ("wgrad", _wgrad), ("
 
 @torch.library.register_fake("haloconv::fprop", lib=_library)
 def _fake_fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+    return _fake_fprop_epilogue(x, w, b, False, None, *values)
+
+
+@torch.library.register_fake("haloconv::fprop_epilogue", lib=_library)
+def _fake_fprop_epilogue(
+    x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any
+) -> Tensor:
     spec = _spec(*values)
-    check_tensors(x, w, b, spec)
+    check_tensors(x, w, b, spec, has_scale=has_scale)
     check_family(spec.family)
     layout = plans.result_layout(x, w)
     shape = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout).y_shape
@@ -90,7 +109,7 @@ def _fake_bgrad(dy: Tensor, family: str) -> Tensor:
 
 
 OPERATORS = torch.ops.haloconv
-"""``fprop``, ``dgrad``, ``wgrad`` and ``bgrad``."""
+"""``fprop``, ``fprop_epilogue``, ``dgrad``, ``wgrad`` and ``bgrad``."""
 
 
 # --- gradients: the table at the head of haloconv.autograd
@@ -112,6 +131,34 @@ def _fprop_backward(ctx: Any, dy: Tensor) -> tuple:
     dw = ops.wgrad(dy, x, ctx.shapes[1], ctx.layouts[1], *ctx.values) if dw_wanted else None
     db = ops.bgrad(dy, _spec(*ctx.values).family) if db_wanted else None
     return dx, dw, db, *([None] * 7)
+
+
+def _keep_all(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, w, b, has_scale, activation, *values = inputs
+    ctx.save_for_backward(x, w, b)
+    ctx.epilogue, ctx.values = Epilogue(has_scale, activation), values
+
+
+def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple:
+    """Of sums that are computed again: what they become is not kept."""
+    x, w, b = ctx.saved_tensors
+    has_scale, activation = ctx.epilogue
+    sums = torch.ops.haloconv.fprop(x, w, None if has_scale else b, *ctx.values)
+    db = None
+    if has_scale:
+        bias, scale = (each.reshape(-1, 1, 1) for each in b.unbind(1))
+        exact = sums.to(b.dtype)
+        dz = activation_backward(dy.to(b.dtype), torch.addcmul(bias, exact, scale), activation)
+        db = torch.stack((dz.sum((0, 2, 3)), (dz * exact).sum((0, 2, 3))), 1) if ctx.needs_input_grad[2] else None
+        dz = (dz * scale).to(sums.dtype)
+    else:
+        dz = activation_backward(dy, sums, activation)
+        db = torch.ops.haloconv.bgrad(dz, _spec(*ctx.values).family) if ctx.needs_input_grad[2] else None
+    layouts = (plans.layout_of(x), plans.layout_of(w))
+    layout, ops = "nhwc" if "nhwc" in layouts else "nchw", torch.ops.haloconv
+    dx = ops.dgrad(dz, w, x.shape, layout, *ctx.values) if ctx.needs_input_grad[0] else None
+    dw = ops.wgrad(dz, x, w.shape, layouts[1], *ctx.values) if ctx.needs_input_grad[1] else None
+    return dx, dw, db, *([None] * 9)
 
 
 def _dgrad_backward(ctx: Any, g: Tensor) -> tuple:
@@ -139,6 +186,9 @@ def _bgrad_backward(ctx: Any, g: Tensor) -> tuple:
 
 
 torch.library.register_autograd("haloconv::fprop", _fprop_backward, setup_context=_keep_factors, lib=_library)
+torch.library.register_autograd(
+    "haloconv::fprop_epilogue", _fprop_epilogue_backward, setup_context=_keep_all, lib=_library
+)
 torch.library.register_autograd("haloconv::dgrad", _dgrad_backward, setup_context=_keep_factors, lib=_library)
 torch.library.register_autograd("haloconv::wgrad", _wgrad_backward, setup_context=_keep_factors, lib=_library)
 torch.library.register_autograd("haloconv::bgrad", _bgrad_backward, setup_context=_keep_shape, lib=_library)
@@ -182,7 +232,16 @@ def _autocast_fprop(device_type: str, x: Tensor, w: Tensor, b: Tensor | None, *v
         return torch.ops.haloconv.fprop(*cast_for_autocast(device_type, x, w, b), *values)
 
 
+def _autocast_fprop_epilogue(
+    device_type: str, x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any
+) -> Tensor:
+    *factors, bias = cast_for_autocast(device_type, x, w, None if has_scale else b)
+    with torch.autocast(device_type, enabled=False):
+        return torch.ops.haloconv.fprop_epilogue(*factors, b if has_scale else bias, has_scale, activation, *values)
+
+
 AUTOCAST_DEVICES = ("cuda", "cpu")
 
 for _device, _key in zip(AUTOCAST_DEVICES, ("AutocastCUDA", "AutocastCPU"), strict=True):
     _library.impl("fprop", partial(_autocast_fprop, _device), _key)
+    _library.impl("fprop_epilogue", partial(_autocast_fprop_epilogue, _device), _key)

@@ -20,13 +20,23 @@ from haloconv import env, logs, support
 from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be_measured
 from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import runs_kernels, stand_in, watched
+from haloconv.epilogue import applied
 from haloconv.families import FAMILIES
 from haloconv.families.aten import is_symmetric
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.layout import Layout, is_channels_last
 from haloconv.precision import torch_precision
-from haloconv.problem import Activation, ConvSpec, Direction, Problem, Request, TensorForm, check_tensors
+from haloconv.problem import (
+    NO_EPILOGUE,
+    ConvSpec,
+    Direction,
+    Epilogue,
+    Problem,
+    Request,
+    TensorForm,
+    check_tensors,
+)
 from haloconv.profiling import current_layer, named_range, profiler
 from haloconv.reference import unsearched
 
@@ -99,7 +109,7 @@ def problem_of(
     dtype: torch.dtype,
     layout: Layout,
 ) -> Problem:
-    """The problem of a call without bias and activation. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
+    """The problem of a call without bias and epilogue. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
     precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
     parameters = (spec.stride, spec.padding, spec.dilation, spec.groups)
     extents = (*x_shape, w_shape[0], *w_shape[2:])
@@ -132,9 +142,9 @@ def noting() -> Iterator[list[Noted]]:
 
 
 def plan_fprop(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, activation: Activation | None = None
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, epilogue: Epilogue = NO_EPILOGUE
 ) -> Plan:
-    """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None, whose result is activated.
+    """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None; (K, 2) where there is a scale.
 
     Raises what torch.nn.functional.conv2d raises for tensors that it refuses, ValueError for an unknown family, and
     RuntimeError with ``spec.strict`` if
@@ -143,14 +153,14 @@ def plan_fprop(
     key = (
         (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, spec, torch_precision()),
         None if b is None else (b.shape, b.dtype, b.device),
-        (activation, (x.data_ptr() | w.data_ptr()) & 15),
+        (epilogue, (x.data_ptr() | w.data_ptr()) & 15),
     )
     plan = _plans.get(key)
     if plan is None:
-        check_tensors(x, w, b, spec)
+        check_tensors(x, w, b, spec, has_scale=epilogue.scale)
         layout = result_layout(x, w)
         plain = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
-        problem = replace(plain, bias=b is not None, activation=activation)
+        problem = replace(plain, bias=b is not None and not epilogue.scale, epilogue=epilogue)
         request = Request(problem, form_of(x), form_of(w), layout, x.device)
         noted = _noted.get()
         if noted is not None:
@@ -166,7 +176,7 @@ _LATER = Choice("aten", "chosen after this call")
 def _run_for_now(request: Request, spec: ConvSpec) -> BoundCall:
     """PyTorch's convolution: with the plan that its later calls will have, if it is likely to be chosen."""
     run, _ = _run_of(_LATER, request)
-    problem = replace(request.problem, activation=None)
+    problem = replace(request.problem, epilogue=NO_EPILOGUE)
     if choose(problem, request.device, spec.family, examines=False).family == "aten":
         return run
 
@@ -295,8 +305,8 @@ def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
     """The bound call of a choice, and its config."""
     problem, family, config = request.problem, FAMILIES[choice.family], config_of(choice, request)
     run = watched(family.bind(request, config), request.device)
-    if problem.activation is not None and problem.activation not in family.activations:
-        run = _activated(run)
+    if any(problem.epilogue) and not family.has_epilogue:
+        run = _followed(run, problem.epilogue)
     return run, config
 
 
@@ -305,9 +315,13 @@ def _log_choice(problem: Problem, choice: Choice) -> None:
     logs.choice.info("%s: %s -> %s (%s): %s", layer, problem, choice.family, kernel, choice.reason)
 
 
-def _activated(fprop: BoundCall) -> BoundCall:
-    """``fprop`` and then, in place, ReLU."""
-    return lambda x, w, b: fprop(x, w, b).relu_()
+def _followed(fprop: BoundCall, epilogue: Epilogue) -> BoundCall:
+    """``fprop`` and then the epilogue, by PyTorch's kernels; ReLU in place."""
+    if epilogue.scale:
+        return lambda x, w, b: applied(fprop(x, w, None), b, epilogue)
+    if epilogue.activation == "relu":
+        return lambda x, w, b: fprop(x, w, b).relu_()
+    return lambda x, w, b: applied(fprop(x, w, b), None, epilogue)
 
 
 def _is_plain(problem: Problem, spec: ConvSpec) -> bool:

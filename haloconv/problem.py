@@ -19,11 +19,27 @@ from haloconv.precision import Precision
 Direction = Literal["fprop", "dgrad", "wgrad"]
 DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-Activation = Literal["relu"]
+Activation = Literal["relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "sigmoid", "tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 Pair = tuple[int, int]
 FourSides = tuple[int, int, int, int]
+
+
+class Epilogue(NamedTuple):
+    """What becomes of a sum on its way out: y = activation(scale[k] * sum + bias[k]), each part optional.
+
+    With ``scale`` the third tensor of fprop is (K, 2) in fp32, bias and scale of each filter, in place of a bias (K,).
+    """
+
+    scale: bool = False
+    activation: Activation | None = None
+
+    def __str__(self) -> str:
+        return " ".join(["scale"] * self.scale + [self.activation or ""]).strip()
+
+
+NO_EPILOGUE = Epilogue()
 
 
 class ConvSpec(NamedTuple):
@@ -73,7 +89,7 @@ class Problem:
     dtype: torch.dtype = torch.float32
     layout: Layout = "nchw"
     precision: Precision = "ieee"
-    activation: Activation | None = None
+    epilogue: Epilogue = NO_EPILOGUE
 
     @property
     def p(self) -> int:
@@ -137,10 +153,10 @@ class Problem:
         return 0 in self.x_shape or 0 in self.w_shape or 0 in self.y_shape
 
     def toward(self, direction: Direction) -> Problem:
-        """The same layer in another direction (bias and activation take part in fprop only)."""
+        """The same layer in another direction (bias and epilogue take part in fprop only)."""
         if direction == "fprop":
             return replace(self, direction=direction)
-        return replace(self, direction=direction, bias=False, activation=None)
+        return replace(self, direction=direction, bias=False, epilogue=NO_EPILOGUE)
 
     def __str__(self) -> str:
         top, bottom, left, right = self.padding
@@ -150,7 +166,7 @@ class Problem:
         notes += [f"g{self.groups}"] if self.groups != 1 else []
         shape = f"{self.n},{self.c},{self.h},{self.w} -> {self.k}, {self.r}x{self.s}"
         notes += [self.precision_label, self.layout]
-        return " ".join([self.direction, shape, *notes, *([self.activation] if self.activation else [])])
+        return " ".join([self.direction, shape, *notes, *([str(self.epilogue)] if any(self.epilogue) else [])])
 
 
 class TensorForm(NamedTuple):
@@ -284,11 +300,25 @@ def check_ranks(x: torch.Tensor, w: torch.Tensor) -> None:
         )
 
 
-def check_tensors(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> None:
+def _check_scaled_bias(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> None:
+    if b is None or tuple(b.shape) != (w.shape[0], 2) or b.dtype != torch.float32 or b.device != x.device:
+        given = "None" if b is None else f"{list(b.shape)}, {b.dtype}, on {b.device}"
+        raise RuntimeError(
+            f"Given weight of size {list(w.shape)}, expected bias and scale as one fp32 tensor of size "
+            f"{[w.shape[0], 2]} on {x.device}, but got {given}"
+        )
+
+
+def check_tensors(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, *, has_scale: bool = False
+) -> None:
     """Refuse tensors that torch.nn.functional.conv2d refuses, with the same exception type and the same facts.
 
-    ``x`` is (N, C, H, W), ``w`` is (K, C/G, R, S), ``b`` is (K,) or None.
+    ``x`` is (N, C, H, W), ``w`` is (K, C/G, R, S), ``b`` is (K,) or None; with ``has_scale`` that of an Epilogue.
     """
+    if has_scale:
+        _check_scaled_bias(x, w, b)
+        b = None
     check_spec(spec)
     check_ranks(x, w)
     for name, tensor in (("weight", w), ("bias", b)):

@@ -337,7 +337,7 @@ def tiles_of(shape: str) -> Iterator[None]:
             yield
         return
 
-    def only(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
+    def only(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
         if "boxes" in shape:  # why_not does not know the strides; the encoder refuses those that do not fit
             storage = replace(storage, x_whole=True)
         found = (*tilings(form, storage), *split_tilings(form, storage))
@@ -380,9 +380,11 @@ def halo_sm90_runs() -> Iterator[Run]:
     for result in ("fprop", "dgrad"):
         yield Run("halo_sm90", BY_NAME["large_3x3"], torch.float32, result, "packed rows", finite=False)
     for (shape, names), dtype in product(ACTIVATED.items(), (torch.float32, torch.float16)):
-        yield from (Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, shape) for name in names)
+        results = (oracle.RELU,) if shape == "split-K of two" else oracle.EPILOGUES  # what partial sums may become
+        for name, result in product(names, results):
+            yield Run("halo_sm90", BY_NAME[name], dtype, result, shape)
     for name, dtype in product(("large_3x3", "plain_3x3"), (torch.float32, torch.float16)):
-        yield Run("halo_sm90", BY_NAME[name], dtype, oracle.RELU, finite=False)
+        yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in oracle.EPILOGUES)
     for name, dtype, result, shape, finite in (run for module in OF_HALO_SM90 for run in module.runs()):
         yield Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
 

@@ -49,8 +49,8 @@ SHAPES: dict[str, Callable[[Tile], bool]] = {
 _SMALL = ("sm90_planes", "sm90_planes_many", "sm90_planes_stride")
 # shape, cases, dtypes, results
 _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...]], ...] = (
-    ("planes", ("sm90_planes",), _EVERY, (*_DENSE, "relu")),
-    ("planes", ("sm90_planes_even",), (FP16, BF16), (*_DENSE, "relu")),
+    ("planes", ("sm90_planes",), _EVERY, (*_DENSE, "relu", "scale_relu")),
+    ("planes", ("sm90_planes_even",), (FP16, BF16), (*_DENSE, "relu", "scale_relu")),
     ("planes", ("sm90_planes_deep", "sm90_planes_many"), _BOTH, _DENSE),
     ("planes", ("sm90_planes_stride", "sm90_planes_uneven", "sm90_planes_large"), _BOTH, _DENSE),
     ("planes", ("sm90_planes_rows", "sm90_planes_bands", "sm90_planes_bands_uneven"), _BOTH, _DENSE),

@@ -56,7 +56,7 @@ _OWN = tuple(one.name for one in CASES)
 _PAIR = ("sm90_pointwise", "sm90_pointwise_nhwc")
 # shape, cases, dtypes, results
 _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...]], ...] = (
-    ("pointwise", _PAIR, _EVERY, (*_DENSE, "relu")),
+    ("pointwise", _PAIR, _EVERY, (*_DENSE, "relu", "scale_relu")),
     ("pointwise", ("sm90_pointwise_to_nhwc",), _BOTH, ("fprop",)),
     ("pointwise", tuple(name for name in _OWN[3:] if name != "sm90_pointwise_spaced"), _BOTH, _DENSE),
     ("pointwise", ("sm90_pointwise_spaced",), (FP32,), _DENSE),

@@ -14,13 +14,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from haloconv import plan, reference
+from haloconv.epilogue import bias_and_scale
 from haloconv.precision import convolution_precision
-from haloconv.problem import ConvSpec, Problem
+from haloconv.problem import ConvSpec, Epilogue, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
 RESULTS = ("fprop", "dgrad", "wgrad", "bgrad")
-RELU = "relu"  # fprop with that activation
+RELU, SCALE_RELU = "relu", "scale_relu"  # fprop with these epilogues
+EPILOGUES = {RELU: Epilogue(activation="relu"), SCALE_RELU: Epilogue(True, "relu")}
+FORWARD = ("fprop", *EPILOGUES)
+_SCALES = (1.0, -2.0, 3.0, -1.0, 2.0)  # of one filter after the other: products with integers stay integers
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FENCE_BYTES = 4096
 CPU_FLOPS = 5e7
@@ -33,16 +37,32 @@ def layout_of(storage: str) -> str:
 
 
 def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
-    """One raw result of haloconv, below autograd: y, dx, dw or db, or y behind ReLU."""
+    """One raw result of haloconv, below autograd: y, dx, dw or db, or y behind an epilogue."""
     if result == "fprop":
         return plan.fprop(t.x, t.w, t.b, one.spec)
-    if result == RELU:
-        return plan.plan_fprop(t.x, t.w, t.b, one.spec, RELU).run(t.x, t.w, t.b)
+    if result in EPILOGUES:
+        b = bias_and_scale(t.b, scale_of(t), t.x.dtype) if EPILOGUES[result].scale else t.b
+        return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result]).run(t.x, t.w, b)
     if result == "dgrad":
         return plan.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec)
     if result == "wgrad":
         return plan.wgrad(t.dy, t.x, tuple(t.w.shape), layout_of(one.w_storage), one.spec)
     return plan.bgrad(t.dy, one.spec)
+
+
+def scale_of(t: Tensors) -> torch.Tensor:
+    """(K,): what sums are multiplied by where the epilogue has a scale."""
+    return torch.tensor(_SCALES, dtype=torch.float32, device=t.w.device).repeat(t.w.shape[0])[: t.w.shape[0]]
+
+
+def _epilogued(result: str, t: Tensors, want: Oracle) -> Oracle:
+    """The answer behind an epilogue, of that of the convolution without a bias, or with it where there is no scale."""
+    value, magnitude = want
+    if EPILOGUES[result].scale:
+        b = t.w.new_zeros(len(t.w)) if t.b is None else t.b
+        scale, bias = (each.to(value.dtype)[:, None, None] for each in (scale_of(t), b))
+        value, magnitude = value * scale + bias, magnitude * scale.abs() + bias.abs()
+    return Oracle(value.relu(), magnitude)
 
 
 def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
@@ -53,9 +73,11 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
     if t.w.is_cuda and problem_of(result, t, spec).flops < CPU_FLOPS:
         answer = expected(result, Tensors(*(None if v is None else v.cpu() for v in t)), spec)
         return Oracle(*(v.to(t.w.device) for v in answer))
-    if result in ("fprop", RELU):
-        want = reference.oracle_fprop(t.x, t.w, t.b, spec)
-        return want if result == "fprop" else want._replace(value=want.value.relu())
+    if result == "fprop":
+        return reference.oracle_fprop(t.x, t.w, t.b, spec)
+    if result in EPILOGUES:
+        b = None if EPILOGUES[result].scale else t.b
+        return _epilogued(result, t, reference.oracle_fprop(t.x, t.w, b, spec))
     if result == "dgrad":
         return reference.oracle_dgrad(t.dy, t.w, tuple(t.x.shape), spec)
     if result == "wgrad":
@@ -71,9 +93,10 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
         top, bottom, left, right = spec.padding
         x = torch.nn.functional.pad(t.x, (left, right, top, bottom))
         tail = (spec.stride, (0, 0), spec.dilation, False, (0, 0), spec.groups)
-        if result in ("fprop", RELU):
-            y = torch.ops.aten.convolution(x, t.w, t.b, *tail)
-            return y if result == "fprop" else y.relu()
+        if result in FORWARD:
+            scales = result in EPILOGUES and EPILOGUES[result].scale
+            y = torch.ops.aten.convolution(x, t.w, None if scales else t.b, *tail)
+            return y if result == "fprop" else _epilogued(result, t, Oracle(y, y)).value
         mask = [result == "dgrad", result == "wgrad", False]
         dx, dw, _ = torch.ops.aten.convolution_backward(t.dy, x, t.w, None, *tail, mask)
         h, w = t.x.shape[2:]
@@ -81,7 +104,7 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
 
 
 def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
-    direction = {"bgrad": "wgrad", RELU: "fprop"}.get(result, result)
+    direction = "fprop" if result in FORWARD else "wgrad" if result == "bgrad" else result
     extents = (*t.x.shape, t.w.shape[0], *t.w.shape[2:])
     return Problem(
         direction, *extents, stride=spec.stride, padding=spec.padding, dilation=spec.dilation, groups=spec.groups,
@@ -182,15 +205,17 @@ def tap_sums(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
         for j in range(s):
             rows, cols = (slice(a * d, a * d + (m - 1) * st + 1, st) for a, d, m, st in (
                 (i, spec.dilation[0], p, spec.stride[0]), (j, spec.dilation[1], q, spec.stride[1])))  # fmt: skip
-            if result in ("fprop", RELU):
+            if result in FORWARD:
                 y += torch.einsum("ngchw,gkc->ngkhw", x[..., rows, cols], filters[..., i, j])
             elif result == "dgrad":
                 dx[..., rows, cols] += torch.einsum("ngkhw,gkc->ngchw", dy, filters[..., i, j])
             else:
                 dw[..., i, j] = torch.einsum("ngkhw,ngchw->gkc", dy, x[..., rows, cols])
-    if result in ("fprop", RELU):
-        y = y.reshape(n, k, p, q) + (0 if t.b is None else t.b.double()[:, None, None])
-        return y if result == "fprop" else y.relu()
+    if result in FORWARD:
+        y = y.reshape(n, k, p, q)
+        scales = result in EPILOGUES and EPILOGUES[result].scale
+        y = y if scales or t.b is None else y + t.b.double()[:, None, None]
+        return y if result == "fprop" else _epilogued(result, t, Oracle(y, y)).value
     if result == "dgrad":
         return dx[..., top : top + h, left : left + w].reshape(n, c, h, w)
     return dw.reshape(k, cg, r, s)

@@ -33,8 +33,8 @@ def nth_tiling(index: int) -> Iterator[dict[str, int]]:
     """
     seen = {"most": 0}
 
-    def only(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
-        found = all_tilings(form, storage)
+    def only(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
+        found = all_tilings(form, storage) if may_split else tilings(form, storage)
         seen["most"] = max(seen["most"], len(found))
         return tuple(found[min(index, len(found) - 1) :][:1])
 

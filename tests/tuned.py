@@ -101,7 +101,7 @@ class FakeFamily:
     takes: Callable[[Problem], bool] = lambda problem: True
     tensor_cores: bool = False
     bound: list[FakeConfig] = field(default_factory=list)
-    directions, dtypes, activations = DIRECTIONS, KERNEL_DTYPES, ()
+    directions, dtypes, has_epilogue = DIRECTIONS, KERNEL_DTYPES, False
     depthwise, capability, newer = False, (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:

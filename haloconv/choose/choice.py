@@ -19,7 +19,7 @@ from haloconv.choose.records import shelf_of
 from haloconv.device import device_facts, has_facts, stand_in
 from haloconv.families import FAMILIES, check_family
 from haloconv.families.base import Config
-from haloconv.problem import Problem, Request, dense_request
+from haloconv.problem import NO_EPILOGUE, Problem, Request, dense_request
 
 DISABLED = f"{env.DISABLE} is set, so that PyTorch's own convolution runs"
 
@@ -70,7 +70,7 @@ def _choose_own(problem: Problem, device: torch.device) -> Choice:
 
 def choose_now(request: Request, family: str) -> Choice:
     """The choice for tensors of these forms: measured now if the user asked for it and there is no record."""
-    asked = replace(request, problem=replace(request.problem, activation=None))  # what is measured and recorded
+    asked = replace(request, problem=replace(request.problem, epilogue=NO_EPILOGUE))  # what is measured and recorded
     choice = choose(asked.problem, asked.device, family)
     code = measuring() if may_be_measured(choice, family) else None
     if code is None:

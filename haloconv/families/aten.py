@@ -23,7 +23,7 @@ class AtenFamily:
     directions: tuple[Direction, ...] = DIRECTIONS
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # and whatever else PyTorch takes
     tensor_cores = False  # unless PyTorch's setting allows TF32
-    activations: tuple[str, ...] = ()
+    has_epilogue = False
     depthwise = False
     capability, newer = (7, 0), True
 

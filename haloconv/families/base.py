@@ -32,16 +32,17 @@ class Config:
 class Family(Protocol):
     """One algorithm on one kind of hardware, for some problems.
 
-    ``directions`` and ``dtypes`` are those that it may take. With ``tensor_cores`` fp32 is multiplied in TF32.
-    ``activations`` are those that its kernels apply on the way out. A ``depthwise`` one takes layers of one channel a
-    group alone. It runs on GPUs of the compute ``capability`` and, with ``newer``, on those that came after it.
+    ``directions`` and ``dtypes`` are those that it may take. With ``tensor_cores`` fp32 is multiplied in TF32. With
+    ``has_epilogue`` its kernels apply any Epilogue to fp32 sums; else PyTorch's kernels apply it to what they wrote. A
+    ``depthwise`` one takes layers of one channel a group alone. It runs on GPUs of the compute ``capability`` and, with
+    ``newer``, on those that came after it.
     """
 
     name: str
     directions: tuple[Direction, ...]
     dtypes: tuple[torch.dtype, ...]
     tensor_cores: bool
-    activations: tuple[str, ...]
+    has_epilogue: bool
     depthwise: bool
     capability: tuple[int, int]
     newer: bool

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall
-from haloconv.problem import Problem
+from haloconv.problem import NO_EPILOGUE, Epilogue, Problem
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 """The device code's name of a dtype."""
@@ -23,6 +23,13 @@ def few_apart(ordered: Iterable[Item], kind: Callable[[Item], Hashable], most: i
         if found.setdefault(kind(item), item) is item and len(found) == most:
             break
     return list(found.values())
+
+
+def epilogue_constants(bias: bool, epilogue: Epilogue = NO_EPILOGUE) -> dict[str, str]:
+    """The constants that say what becomes of a sum on its way out, as kernels/activation.cuh names them."""
+    affine = "SCALE_AND_BIAS" if epilogue.scale else "BIAS" if bias else "NONE"
+    activation = (epilogue.activation or "none").upper()
+    return {"AFFINE": f"hc::Affine::{affine}", "ACTIVATION": f"hc::Activation::{activation}"}
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from haloconv import plan
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.problem import ConvSpec, Problem, output_extent
+from haloconv.problem import NO_EPILOGUE, ConvSpec, Problem, output_extent
 from tests import oracle
 from tests.cases import DTYPE_NAMES, STORAGES
 from tests.layers import smallest_image
@@ -50,7 +50,7 @@ class Draw:
     dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
     bias: bool = False
-    relu: bool = False
+    epilogue: str = ""
     first: str = "contiguous"
     second: str = "contiguous"
     layout: str = "nchw"
@@ -71,7 +71,7 @@ class Draw:
     @property
     def answer(self) -> str:
         """The result by the name that `tests.oracle` gives it."""
-        return oracle.RELU if self.relu else self.result
+        return self.epilogue or self.result
 
     @property
     def spec(self) -> ConvSpec:
@@ -107,10 +107,10 @@ class Draw:
 
     def problem(self, layout: str) -> Problem:
         direction = "wgrad" if self.result == "bgrad" else self.result
-        activation = "relu" if self.relu else None
         shapes = (self.x, self.w_shape)
         problem = plan.problem_of(direction, *shapes, self.spec, self.dtype, layout)
-        return replace(problem, bias=self.bias, activation=activation)
+        epilogue = oracle.EPILOGUES.get(self.epilogue, NO_EPILOGUE)
+        return replace(problem, bias=self.bias and not epilogue.scale, epilogue=epilogue)
 
 
 def _text(value: object) -> str:
@@ -189,9 +189,10 @@ def _layer(rng: random.Random, family: str) -> Draw:
     h, w = smallest_image(spec, *taps)
     results = ("bgrad",) if family == REDUCE else ("fprop", "dgrad", "wgrad")
     result, precision = rng.choice(results), rng.choice(PRECISIONS)
-    relu = result == "fprop" and rng.random() < 0.15
+    epilogues = (oracle.RELU,) if precision == "fp64" else (*oracle.EPILOGUES,)  # a scale is fp32
+    epilogue = rng.choice(epilogues) if result == "fprop" and rng.random() < 0.2 else ""
     bias = result == "fprop" and rng.random() < 0.5
-    layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, relu)
+    layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, epilogue)
     storage, layout = rng.choice(PLAIN)
     gpu = {"arch": rng.choice(ARCHS), "sm_count": rng.choice((1, 3, 4, 4, 7))}
     return replace(layer, first=storage, second=storage, layout=layout, **gpu)
@@ -270,11 +271,11 @@ def takes(layer: Draw, device: str) -> bool:
     """Whether the family takes the problem on the device (``"cpu"`` or ``"cuda"``), whatever its tensors' forms."""
     if not layer.is_legal:
         return False
+    if layer.epilogue and not getattr(FAMILIES.get(layer.family), "has_epilogue", False):
+        return False
     if layer.family in (AUTO, REDUCE):
         return layer.precision != "tf32" or layer.family == AUTO
     family = FAMILIES[layer.family]
-    if layer.relu and "relu" not in getattr(family, "activations", ()):
-        return False
     with machine(layer, device):
         return family.why_not(layer.problem(layer.layout), torch.device(device)) is None
 

@@ -9,7 +9,19 @@ from dataclasses import fields, replace
 from tests.fuzz.check import Failure, check
 from tests.fuzz.draw import Draw, takes
 
-_PLAIN = ("relu", "bias", "first", "second", "layout", "values", "dilation", "stride", "padding", "arch", "sm_count")
+_PLAIN = (
+    "epilogue",
+    "bias",
+    "first",
+    "second",
+    "layout",
+    "values",
+    "dilation",
+    "stride",
+    "padding",
+    "arch",
+    "sm_count",
+)
 
 
 def shrunk(failure: Failure, device: str, limit_s: float) -> Failure:

@@ -86,6 +86,8 @@ MUTATIONS = (
     # pointwise/write.cuh
     _fault("bias of the other filter", "a lane's two columns have the first one's bias",
            ("threadIdx.x % 4 * 2 + i % 2 : row_of(half)", "threadIdx.x % 4 * 2 : row_of(half)")),
+    _fault("no scale", "sums are not multiplied", ("fmaf(sum, own.scale, own.bias)", "sum + own.bias"),
+           result="scale_relu"),
     _fault("bias of the first rows", "all rows have the bias of the first eight",
            ("i % 2 : row_of(half)", "i % 2 : row_of(0)"), dtype=_FP16),
     _fault("units of the rows", "sums are put where rows of M would have them",

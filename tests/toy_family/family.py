@@ -17,7 +17,7 @@ class ToyFamily:
     directions: tuple[Direction, ...] = ("fprop",)
     dtypes = (torch.float32,)
     tensor_cores = False
-    activations: tuple[str, ...] = ()
+    has_epilogue = False
     depthwise = False
     capability, newer = (7, 0), True
 

@@ -141,10 +141,12 @@ float atomicAdd(float* at, float value);
 // ---- Arithmetic ----
 extern "C" {
 float sqrtf(float), rsqrtf(float), fabsf(float), floorf(float), ceilf(float), rintf(float), expf(float), exp2f(float),
-    logf(float), log2f(float), tanhf(float), fminf(float, float), fmaxf(float, float), fmaf(float, float, float);
+    logf(float), log2f(float), erff(float), tanhf(float), fminf(float, float), fmaxf(float, float), fmaf(float, float, float);
 double sqrt(double), fabs(double), floor(double), ceil(double), exp(double), log(double), fma(double, double, double);
 }
 HC_EMU_INLINE float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+HC_EMU_INLINE float __expf(float a) { return expf(a); }
+HC_EMU_INLINE float __fdividef(float a, float b) { return a / b; }
 HC_EMU_INLINE float __fadd_rn(float a, float b) { return a + b; }
 HC_EMU_INLINE float __fmul_rn(float a, float b) { return a * b; }
 

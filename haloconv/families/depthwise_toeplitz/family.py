@@ -30,7 +30,7 @@ class DepthwiseToeplitzFamily:
     directions: tuple[Direction, ...] = DIRECTIONS
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
-    activations: tuple[str, ...] = ()
+    has_epilogue = False
     depthwise = True
     capability, newer = (8, 0), True
 

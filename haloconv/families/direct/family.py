@@ -31,7 +31,7 @@ class DirectFamily:
     directions: tuple[Direction, ...] = DIRECTIONS
     dtypes = support.KERNEL_DTYPES
     tensor_cores = False
-    activations: tuple[str, ...] = ()
+    has_epilogue = False
     depthwise = False
     capability, newer = (7, 0), True
 

@@ -30,7 +30,7 @@ class GroupedSm90Family:
     directions: tuple[Direction, ...] = DIRECTIONS
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
-    activations: tuple[str, ...] = ()
+    has_epilogue = False
     depthwise = False
     capability, newer = (9, 0), True
 

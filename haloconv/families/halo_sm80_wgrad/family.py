@@ -25,7 +25,7 @@ class HaloSm80WgradFamily:
     directions: tuple[Direction, ...] = ("wgrad",)
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
-    activations: tuple[str, ...] = ()
+    has_epilogue = False
     depthwise = False
     capability, newer = (8, 0), True
 

@@ -30,7 +30,7 @@ class HaloSm90Family:
     directions = tuple(_BY_DIRECTION)
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
-    activations = ("relu",)
+    has_epilogue = True
     depthwise = False
     capability, newer = (9, 0), False
 

@@ -13,7 +13,7 @@ from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
-from haloconv.problem import Direction, Problem, Request, dense_request
+from haloconv.problem import Direction, Epilogue, Problem, Request, dense_request
 
 _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 _Layer = tuple[torch.dtype, Layout, int, int]  # channels, filters
@@ -45,6 +45,10 @@ _SPLIT_LAYERS: tuple[_Layer, ...] = (  # split-K of two
 )
 
 
+_RELU = Epilogue(activation="relu")
+_LONG = Epilogue(scale=True, activation="silu")
+
+
 def sources() -> list[KernelSource]:
     """Every source of the representative layers, none twice."""
     found: dict[str, KernelSource] = {}
@@ -65,8 +69,8 @@ def sources() -> list[KernelSource]:
 def _pointwise_requests() -> Iterator[Request]:
     """1x1 layers in every direction, type and layout of x and of the result; the few tiles of one are split."""
     for dtype, layout, result in product((torch.float32, torch.float16), _LAYOUTS, _LAYOUTS):
-        one = replace(_problem("fprop", dtype, layout, 160, 192, bias=True), h=16, r=1, s=1, activation="relu")
-        for problem in (one, one.toward("dgrad")):
+        one = replace(_problem("fprop", dtype, layout, 160, 192, bias=True), h=16, r=1, s=1, epilogue=_RELU)
+        for problem in (one, one.toward("dgrad"), *_epilogued(one)):
             yield replace(dense_request(problem, _NO_DEVICE), result_layout=result)
 
 
@@ -74,8 +78,13 @@ def _planes_requests() -> Iterator[Request]:
     """1x1 layers of planes in every direction and type: with pixels in pairs and not, with a stride, in bands."""
     for dtype, (width, stride) in product((torch.float32, torch.float16), ((7, 1), (14, 1), (14, 2), (56, 2))):
         one = replace(_problem("fprop", dtype, "nchw", 160, 192, bias=True), h=width, w=width, stride=(stride, stride))
-        one = replace(one, r=1, s=1, activation="relu")
-        yield from (dense_request(problem, _NO_DEVICE) for problem in (one, one.toward("dgrad")))
+        one = replace(one, r=1, s=1, epilogue=_RELU)
+        yield from (dense_request(problem, _NO_DEVICE) for problem in (one, one.toward("dgrad"), *_epilogued(one)))
+
+
+def _epilogued(one: Problem) -> Iterator[Problem]:
+    """The same with a scale and an activation that takes many registers."""
+    yield replace(one, bias=False, epilogue=_LONG)
 
 
 def _weight_gradients() -> Iterator[Problem]:
@@ -96,6 +105,8 @@ def _representative_problems() -> Iterator[Problem]:
     """Wide layers in every type, layout and alignment, where all tile shapes meet; thin ones for the short chunks."""
     for layer in _LAYERS:
         yield _problem("fprop", *layer, bias=True)
+    yield from _epilogued(_problem("fprop", torch.float32, "nchw", *_WIDE))
+    yield from _epilogued(_problem("fprop", torch.float16, "nhwc", *_WIDE))
     for dtype, height, width in _UNALIGNED:
         yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
     for dtype, layout, gathered, results in _THIN_LAYERS:

@@ -13,7 +13,7 @@ from haloconv.families.base import BoundCall
 from haloconv.families.common import ELEMENTS, ceil_div, divisor
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import Request
+from haloconv.problem import NO_EPILOGUE, Epilogue, Request
 
 KERNEL = "reduce/partials"
 _THREADS = 256  # of a block
@@ -61,6 +61,11 @@ class Partials:
     @property
     def acc_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+def applies(epilogue: Epilogue) -> bool:
+    """Whether this sum can be followed by the epilogue: it has no scale, and no activation but ReLU."""
+    return epilogue in (NO_EPILOGUE, Epilogue(activation="relu"))
 
 
 def of_filter(request: Request, parts: int) -> Partials:

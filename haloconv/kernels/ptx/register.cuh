@@ -10,6 +10,13 @@ __device__ __forceinline__ void renew(int& value) {
 #endif
 }
 
+// The same of a float.
+__device__ __forceinline__ void renew(float& value) {
+#ifndef HALOCONV_EMULATOR
+    asm volatile("" : "+f"(value));
+#endif
+}
+
 }  // namespace hc::ptx
 
 #ifndef HALOCONV_EMULATOR

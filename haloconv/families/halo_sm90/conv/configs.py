@@ -26,10 +26,10 @@ _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
 
 
 @lru_cache(maxsize=4096)
-def best_tilings(form: Form, storage: Storage, sm_count: int) -> tuple[Tiling, ...]:
-    """At most eight tilings of a launch, best first by the cost model."""
+def best_tilings(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
+    """At most eight tilings of a launch, best first by the cost model; split-K only where it ``may_split``."""
     found = sorted(tilings(form, storage), key=lambda each: _order(each, sm_count))
-    if found and found[0].total < _FEW_ROUNDS * sm_count:
+    if may_split and found and found[0].total < _FEW_ROUNDS * sm_count:
         found = sorted([*found, *split_tilings(form, storage)], key=lambda each: _order(each, sm_count))
     return tuple(found[:_CANDIDATES])
 

@@ -29,7 +29,7 @@ from haloconv.families.halo_sm90.conv.launches import (
 from haloconv.families.halo_sm90.conv.operands import Operands, operands_of
 from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
-from haloconv.families.reduce.partials import bind_sum
+from haloconv.families.reduce.partials import applies, bind_sum
 from haloconv.families.reduce.partials import source as sum_source
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import Launch
@@ -60,8 +60,9 @@ def configs(request: Request) -> list[Config]:
 
     ``derived`` are the tilings, one for each residue class that some tap reaches.
     """
-    storage = storage_of(request)
-    found = [best_tilings(form, storage, request.facts.sm_count) for form in forms(request.problem) if form.taps]
+    storage, problem, sm_count = storage_of(request), request.problem, request.facts.sm_count
+    may_split = applies(problem.epilogue)
+    found = [best_tilings(form, storage, sm_count, may_split) for form in forms(problem) if form.taps]
     ranks = range(min(MOST_CONFIGS, max(map(len, found), default=1)))
     chosen = [tuple(each[min(rank, len(each) - 1)] for each in found) for rank in ranks]
     return [Config(KERNEL, config_key(tuple(tiling.shape for tiling in each)), each) for each in chosen]

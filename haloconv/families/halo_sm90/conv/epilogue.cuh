@@ -42,8 +42,8 @@ __device__ __forceinline__ int row_shift(const Params& p, int out_row) {
 }
 
 // The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
-// no index: unrolled it compiles twice as long. Tiles that leave in boxes would get up to 13 % slower.
-constexpr bool ROLLED = !Y_BOXES && TILE_PX > 128;
+// no index: unrolled it compiles twice as long, or spills. Tiles that leave in boxes would get up to 13 % slower.
+constexpr bool ROLLED = !Y_BOXES && TILE_PX > (hc::IS_LONG<ACTIVATION> ? 64 : 128);
 
 // Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
 // each when it comes to it (renew).
@@ -180,11 +180,12 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
                                            int tile, const Sums& sums) {
     const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
     const Filters own = filters_of(p, self.id, column, warp_row);
-    hc::Finish<HAS_BIAS, HAS_RELU> finish{};
+    hc::Finish<AFFINE, ACTIVATION> finish{};
 #pragma unroll
-    for (int half = 0; HAS_BIAS && half < 2; ++half) {
+    for (int half = 0; AFFINE != hc::Affine::NONE && half < 2; ++half) {
         const int own_row = threadIdx.x % 32 / 4, row = (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
-        if (row < own.count) finish.bias[half] = hc::to_acc(p.bias[(i64)own.group * p.filters + own.first + row]);
+        if (row < own.count)
+            finish.own[half] = hc::bias_and_scale(p.bias[(i64)own.group * p.filters + own.first + row]);
     }
     if constexpr (Y_CHANNELS_INNER) {
 #pragma unroll

@@ -4,12 +4,13 @@
 // is a NaN. halo_sm90 notes whether any of its sums was not finite; if none was, this kernel ends at once. Else it sums
 // each output that is not finite over its own taps alone, in fp32 from the tensors as they are. That is slow, and only
 // tensors with such values pay. One thread an output, a grid's stride apart.
-#include "kernels/relu.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/numeric.cuh"
 
-// Constants: ELEM is float, hc::fp16 or hc::bf16; HAS_BIAS adds bias[filter]; HAS_RELU: max(0, y) instead of y.
+// Constants: ELEM is float, hc::fp16 or hc::bf16; AFFINE and ACTIVATION: what becomes of a sum (activation.cuh).
 using hc::i64;
 using elem_t = ELEM;
+using bias_t = hc::BiasOf<elem_t, AFFINE>::type;
 
 constexpr int THREADS = 256;
 
@@ -17,7 +18,7 @@ constexpr int THREADS = 256;
 struct Params {
     const elem_t *x, *w;
     elem_t* y;
-    const elem_t* bias;
+    const bias_t* bias;
     const unsigned* not_finite;
     i64 x_n, x_c, x_h, x_w;                      // strides in elements
     i64 w_filter, w_channel, w_r, w_s, w_group;  // likewise
@@ -45,7 +46,7 @@ __device__ __forceinline__ float sum_of(const Params& p, Output at) {
     const int group = at.filter / p.filters;
     const elem_t* x = p.x + at.n * p.x_n + (i64)group * p.channels * p.x_c;
     const elem_t* w = p.w + group * p.w_group + (at.filter - group * p.filters) * p.w_filter;
-    float sum = HAS_BIAS ? hc::to_acc(p.bias[at.filter]) : 0.f;
+    float sum = 0.f;
     for (int r = 0; r < p.taps_r; ++r)
         for (int s = 0; s < p.taps_s; ++s) {
             const int h = at.row * p.stride_h + r * p.dil_h - p.pad_top;
@@ -55,7 +56,9 @@ __device__ __forceinline__ float sum_of(const Params& p, Output at) {
             const elem_t* tap = w + (p.first_r + r * p.step_r) * p.w_r + (p.first_s + s * p.step_s) * p.w_s;
             for (int c = 0; c < p.channels; ++c) sum += hc::to_acc(pixel[c * p.x_c]) * hc::to_acc(tap[c * p.w_channel]);
         }
-    return HAS_RELU ? hc::relu(sum) : sum;
+    hc::BiasAndScale own{};
+    if constexpr (AFFINE != hc::Affine::NONE) own = hc::bias_and_scale(p.bias[at.filter]);
+    return hc::finished<AFFINE, ACTIVATION>(sum, own);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_fixup(const __grid_constant__ Params p) {

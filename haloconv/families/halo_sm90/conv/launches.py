@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from haloconv.families.common import ELEMENTS, ceil_div, divisor, named
+from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, named
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.operands import Operands, tensor_maps
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, joined_planes, line_warps, threads
@@ -70,7 +70,7 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         "Y_NEIGHBOURS": int(
             not (storage.y_inner or shape.flat) and shape.pack_w == tiling.form.horizontal.out_step == 1
         ),
-        **({"HAS_BIAS": 0, "HAS_RELU": 0} if storage.partial else _epilogue(problem)),
+        **(epilogue_constants(False) if storage.partial else _epilogue(problem)),
     }
     return kernel_source("halo_sm90/conv", "halo_sm90", constants)
 
@@ -81,9 +81,9 @@ def fixup_source(problem: Problem) -> KernelSource:
     return kernel_source("halo_sm90/fixup", "halo_sm90_fixup", constants)
 
 
-def _epilogue(problem: Problem) -> dict[str, int]:
+def _epilogue(problem: Problem) -> dict[str, str]:
     """What becomes of a sum before it is an output."""
-    return {"HAS_BIAS": int(problem.bias), "HAS_RELU": int(problem.activation == "relu")}
+    return epilogue_constants(problem.bias, problem.epilogue)
 
 
 def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
@@ -187,5 +187,5 @@ def split_sums(problem: Problem, tiling: Tiling) -> Partials:
     else:
         run_elems = form.filters * pixels
         axes = (Axis(form.n, run_elems), Axis(form.filters, pixels, counts=1), Axis(pixels, 1))
-    relu = problem.activation == "relu"
+    relu = problem.epilogue.activation == "relu"
     return Partials(problem.dtype, axes, form.splits, run_elems=run_elems, bias=problem.bias, relu=relu)

@@ -14,7 +14,8 @@ using hc::WorkTile;
 using elem_t = ELEM;
 using y_elem_t = Y_ELEM;
 using hc::ptx::u64;
-using Params = hc::HaloParams<elem_t, y_elem_t>;
+using bias_t = hc::BiasOf<y_elem_t, AFFINE>::type;
+using Params = hc::HaloParams<elem_t, y_elem_t, bias_t>;
 
 constexpr int CONSUMERS = 2, WARPGROUP = 128, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
 constexpr int BLOCK_M = 64, PACK_FILTERS = BLOCK_M / PACKS;    // filters of a block, of an output of an output pack

@@ -21,13 +21,13 @@ namespace hc {
 constexpr int TILES = SHARED_TILE ? 1 : 2;  // of a work tile
 
 // Scalars of a launch. Rows and columns of strided problems are split into planes, one per residue of the stride.
-template <class Elem, class YElem>
+template <class Elem, class YElem, class Bias>
 struct HaloParams {
     TensorMap x_map, y_map;  // of TMA boxes of the input, of the output
     const Elem* x;
     const unsigned char* packed;  // weights, as pack.cu writes them
     YElem* y;
-    const YElem* bias;
+    const Bias* bias;
     unsigned* not_finite;                 // set if a sum is not finite that the fix-up may have to sum again
     i64 x_n, x_c, x_h, x_w;               // strides of the input in elements
     i64 y_n, y_k, y_row, y_col, y_first;  // of the output: one step of each index, and where the launch begins

@@ -7,10 +7,9 @@
 // boxes, or lanes store what is inside.
 #pragma once
 
-#include "kernels/relu.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "families/halo_sm90/conv/tile.cuh"
-#include "kernels/numeric.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 
 namespace hc {
@@ -35,14 +34,13 @@ struct FilterBuffer {
     }
 };
 
-// What becomes of a sum before it is an output. `bias` is that of the lane's two rows.
-template <bool ADDS_BIAS, bool IS_RELU>
+// What becomes of a sum before it is an output. `own` is what the filters of the lane's two rows have.
+template <Affine BEFORE, Activation KIND>
 struct Finish {
-    float bias[2];
+    BiasAndScale own[2];
 
     __device__ __forceinline__ float operator()(float sum, int half) const {
-        if (ADDS_BIAS) sum += bias[half];
-        return IS_RELU ? relu(sum) : sum;
+        return finished<BEFORE, KIND>(sum, own[half]);
     }
     // Two neighbouring pixels of a row as 16-bit elements.
     template <class Half, int COUNT>

@@ -4,7 +4,6 @@
 #include "families/halo_sm90/multiplied.cuh"
 #include "families/halo_sm90/pointwise/planes_tile.cuh"
 #include "kernels/ptx/wgmma.cuh"
-#include "kernels/relu.cuh"
 
 namespace hc::planes {
 
@@ -171,11 +170,6 @@ __device__ __forceinline__ void send(const Params& p, const Smem& smem, const Ti
     }
 }
 
-__device__ __forceinline__ float finished(float sum, float bias) {
-    if (HAS_BIAS) sum += bias;
-    return HAS_RELU ? relu(sum) : sum;
-}
-
 // Fills a buffer with the sums of a slab, whose first eight columns are `first` and whose first filter is `filter`.
 __device__ __forceinline__ void fill(const Params& p, const Consumer& self, char* buffer, const Sums& sums, int first,
                                      int filter) {
@@ -184,12 +178,14 @@ __device__ __forceinline__ void fill(const Params& p, const Consumer& self, char
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int own = filter + j * 8 + threadIdx.x % 4 * 2 + e;
-            const float bias = HAS_BIAS && own < p.filters ? to_acc(p.bias[own]) : 0.f;
+            BiasAndScale both{};
+            if (AFFINE != Affine::NONE && own < p.filters) both = bias_and_scale(p.bias[own]);
             char* const to = buffer + (j * 8 + e) * Y_PLANE;
 #pragma unroll
             for (int block = 0; block < M_BLOCKS; ++block) {
                 const float* const sum = &sums[block][4 * (first + j) + e];  // the other row's is two further on
-                const float even = finished(sum[0], bias), odd = finished(sum[2], bias);
+                const float even = finished<AFFINE, ACTIVATION>(sum[0], both);
+                const float odd = finished<AFFINE, ACTIVATION>(sum[2], both);
                 const int (&at)[2] = self.y[block];
                 if constexpr (Y_PAIRS) {
                     if (at[0] >= 0) *reinterpret_cast<unsigned*>(to + at[0]) = from_acc_pair<elem_t>(even, odd);

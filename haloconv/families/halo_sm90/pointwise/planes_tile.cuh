@@ -5,6 +5,7 @@
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/pipeline.cuh"
@@ -16,6 +17,7 @@
 namespace hc::planes {
 
 using elem_t = ELEM;
+using bias_t = BiasOf<elem_t, AFFINE>::type;
 
 enum WLoads { W_ROWS, W_COLUMNS, W_PACKED };
 enum XPairs { NO_PAIRS, ALL_PAIRS, EVEN_PAIRS };
@@ -53,7 +55,7 @@ struct Params {
     const elem_t* x;
     const char* w;  // filters, or what pack.cu made of them
     elem_t* y;
-    const elem_t* bias;
+    const bias_t* bias;
     i64 x_image, y_image;        // elements from image to image
     Divisor blocks;              // of filters of the layer
     Divisor bands;               // of an image

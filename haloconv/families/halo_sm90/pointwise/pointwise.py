@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, divisor, few_apart
+from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, few_apart
 from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, Tile, product_of, tiles, why_not
 from haloconv.families.reduce.partials import Axis, Partials, bind_sum
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
@@ -64,8 +64,7 @@ def source(product: Product, tile: Tile) -> KernelSource:
         "SPLIT_N": int(tile.split_n),
         "STAGES": tile.stages,
         "Y_BUFFERS": tile.buffers,
-        "HAS_BIAS": int(whole and problem.bias),
-        "HAS_RELU": int(whole and problem.activation == "relu"),
+        **(epilogue_constants(problem.bias, problem.epilogue) if whole else epilogue_constants(False)),
     }
     return kernel_source(KERNEL, "halo_sm90_pointwise", constants)
 
@@ -224,7 +223,7 @@ def _sums(product: Product, tile: Tile) -> Partials:
     pixels = (Axis(one.images, one.image_step), Axis(one.rows, one.row_step), Axis(one.cols, one.col_step))
     filters = Axis(product.filters, one.channel_step, counts=1)
     axes = (*pixels, filters) if product.y_inner else (pixels[0], filters, *pixels[1:])
-    relu = problem.activation == "relu"
+    relu = problem.epilogue.activation == "relu"
     return Partials(problem.dtype, axes, tile.splits, bias=problem.bias, relu=relu)
 
 

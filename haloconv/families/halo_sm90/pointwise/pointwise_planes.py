@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, divisor, few_apart
+from haloconv.families.common import ELEMENTS, divisor, epilogue_constants, few_apart
 from haloconv.families.halo_sm90.pointwise import pointwise
 from haloconv.families.halo_sm90.pointwise.planes_tile import Planes, Side, Tile, planes_of, tiles
 from haloconv.families.halo_sm90.pointwise.tile import SPAN, why_no_product
@@ -78,8 +78,7 @@ def source(one: Planes, tile: Tile) -> KernelSource:
         "BOXES": f"hc::planes::{'BOXES_OF_BOTH' if tile.y_boxes else 'BOXES_OF_X' if tile.x_cols else 'NO_BOXES'}",
         "X_PAIRS": f"hc::planes::{tile.x_pairs(one)}",
         "HAS_GAPS": int(not one.y.dense),
-        "HAS_BIAS": int(problem.bias),
-        "HAS_RELU": int(problem.activation == "relu"),
+        **epilogue_constants(problem.bias, problem.epilogue),
     }
     return kernel_source(KERNEL, "halo_sm90_pointwise_planes", constants)
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/pipeline.cuh"
@@ -17,6 +18,7 @@ namespace hc::pointwise {
 
 using elem_t = ELEM;
 using y_elem_t = Y_ELEM;
+using bias_t = BiasOf<elem_t, AFFINE>::type;
 
 enum WLoads { W_ROWS, W_COLUMNS, W_PACKED };
 
@@ -59,7 +61,7 @@ struct Params {
     const elem_t* x;
     const char* w;  // filters, or what pack.cu made of them
     y_elem_t* y;
-    const elem_t* bias;
+    const bias_t* bias;
     Divisor blocks, splits;    // blocks of filters of the layer; ranges of channels
     Divisor across, down;      // boxes of a row; rows of boxes of an image
     int box_cols, box_rows;    // of a box that is whole

@@ -12,6 +12,7 @@ import torch
 
 from haloconv import support
 from haloconv.families.common import ceil_div
+from haloconv.families.reduce.partials import applies
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import Problem, Request
 
@@ -362,6 +363,8 @@ def _fits_filters(product: Product, tile: Tile) -> bool:
 def _splits(product: Product, tile: Tile, sm_count: int) -> Iterator[int]:
     """Ranges of channels that are worth a thought: one, or more where there are too few tiles."""
     yield 1
+    if not applies(product.problem.epilogue):
+        return
     seen = {1}
     for splits in _SPLITS:
         each = ceil_div(product.chunks, splits)

@@ -10,7 +10,6 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
-#include "kernels/relu.cuh"
 
 namespace hc::pointwise {
 
@@ -60,8 +59,9 @@ struct Consumer {
     }
 };
 
-__device__ __forceinline__ float bias_of(const Params& p, int filter) {
-    return filter < p.filters ? to_acc(p.bias[filter]) : 0.f;
+__device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
+    if (AFFINE == Affine::NONE || filter >= p.filters) return {};
+    return bias_and_scale(p.bias[filter]);
 }
 
 // Makes outputs of the sums of a slab, in place. `filter` is the one with which the slab begins.
@@ -71,8 +71,8 @@ __device__ __forceinline__ void finish(const Params& p, float (&sums)[COUNT], in
     for (int i = 0; i < 4 * GROUPS; ++i) {
         float& sum = sums[4 * first + i];
         const int half = i / 2 % 2;
-        if (HAS_BIAS) sum += bias_of(p, filter + (PIXELS_M ? i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 : row_of(half)));
-        if (HAS_RELU) sum = relu(sum);
+        const int own = filter + (PIXELS_M ? i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 : row_of(half));
+        sum = finished<AFFINE, ACTIVATION>(sum, own_of(p, own));
     }
 }
 

@@ -1,0 +1,77 @@
+"""What an Epilogue is in PyTorch's operations: for families whose kernels have none, for autograd, for what traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from haloconv.problem import Activation, Epilogue
+
+Tensor = torch.Tensor
+
+_functional = torch.nn.functional
+_APPLIED: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "leaky_relu": partial(_functional.leaky_relu, negative_slope=0.01),
+    "silu": _functional.silu,
+    "gelu": _functional.gelu,
+    "gelu_tanh": partial(_functional.gelu, approximate="tanh"),
+    "hardswish": _functional.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+_aten = torch.ops.aten
+
+
+def _silu_backward(dy: Tensor, z: Tensor) -> Tensor:
+    """PyTorch's own has no gradient."""
+    share = torch.sigmoid(z)
+    return dy * share * (1 + z * (1 - share))
+
+
+_BACKWARD: dict[Activation, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda dy, z: _aten.threshold_backward(dy, z, 0),
+    "leaky_relu": lambda dy, z: _aten.leaky_relu_backward(dy, z, 0.01, False),
+    "silu": _silu_backward,
+    "gelu": lambda dy, z: _aten.gelu_backward(dy, z),
+    "gelu_tanh": lambda dy, z: _aten.gelu_backward(dy, z, approximate="tanh"),
+    "hardswish": lambda dy, z: _aten.hardswish_backward(dy, z),
+    "sigmoid": lambda dy, z: _aten.sigmoid_backward(dy, torch.sigmoid(z)),
+    "tanh": lambda dy, z: _aten.tanh_backward(dy, torch.tanh(z)),
+}
+
+
+def activated(y: Tensor, activation: Activation | None) -> Tensor:
+    """``y`` behind the activation."""
+    return y if activation is None else _APPLIED[activation](y)
+
+
+def activation_backward(dy: Tensor, z: Tensor, activation: Activation | None) -> Tensor:
+    """The gradient of ``z``, of which ``activated(z)`` has the gradient ``dy``."""
+    return dy if activation is None else _BACKWARD[activation](dy, z)
+
+
+def bias_and_scale(bias: Tensor | None, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K, 2) of (K,) each, in fp32 as fprop with a scale takes them; in fp64 for images of that ``dtype``."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    shift = torch.zeros_like(scale) if bias is None else bias
+    return torch.stack((shift.to(dtype), scale.to(dtype)), 1)
+
+
+def scaled(y: Tensor, pairs: Tensor) -> Tensor:
+    """(N, K, P, Q) times the scale of each filter, plus its bias, in the dtype of ``pairs``, which is (K, 2)."""
+    bias, scale = (each.reshape(-1, 1, 1) for each in pairs.unbind(1))
+    return torch.addcmul(bias, y.to(pairs.dtype), scale)
+
+
+def applied(y: Tensor, b: Tensor | None, epilogue: Epilogue) -> Tensor:
+    """y (N, K, P, Q) behind the epilogue, in y's dtype: a scale and what follows it in fp32, rounded once.
+
+    ``b`` is (K, 2) if the epilogue has a scale; else what it adds is in y.
+    """
+    if epilogue.scale:
+        assert b is not None
+        return activated(scaled(y, b), epilogue.activation).to(y.dtype)
+    return activated(y, epilogue.activation)

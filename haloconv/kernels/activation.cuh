@@ -1,0 +1,70 @@
+// What kernels do with a sum on its way out: y = activation(scale * sum + bias), in fp32 before it is rounded.
+//
+// Exponentials and quotients are the fast ones: within 2^-19 of the value, far below what a sum of TF32 or 16-bit
+// products errs by.
+#pragma once
+
+#include "kernels/numeric.cuh"
+#include "kernels/ptx/register.cuh"
+#include "kernels/relu.cuh"
+
+namespace hc {
+
+// What is done before the activation: nothing, + bias[filter], or scale[filter] * sum + bias[filter].
+enum class Affine { NONE, BIAS, SCALE_AND_BIAS };
+
+enum class Activation { NONE, RELU, LEAKY_RELU, SILU, GELU, GELU_TANH, HARDSWISH, SIGMOID, TANH };
+
+// A filter's row of bias and scale, (K, 2) in fp32.
+struct alignas(8) BiasAndScale {
+    float bias, scale;
+};
+
+// An element of the tensor that is given as the bias.
+template <class Elem, Affine KIND>
+struct BiasOf {
+    using type = Elem;
+};
+template <class Elem>
+struct BiasOf<Elem, Affine::SCALE_AND_BIAS> {
+    using type = BiasAndScale;
+};
+
+template <class Elem>
+__device__ __forceinline__ BiasAndScale bias_and_scale(const Elem& bias) {
+    return {to_acc(bias), 1.f};
+}
+__device__ __forceinline__ BiasAndScale bias_and_scale(const BiasAndScale& both) { return both; }
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+
+// As torch.nn.functional has them: a NaN stays one.
+template <Activation KIND>
+__device__ __forceinline__ float activated(float x) {
+    if constexpr (KIND == Activation::RELU) return relu(x);
+    if constexpr (KIND == Activation::LEAKY_RELU) return x < 0 ? 0.01f * x : x;
+    if constexpr (KIND == Activation::SILU) return __fdividef(x, 1.f + __expf(-x));
+    if constexpr (KIND == Activation::GELU) return 0.5f * x * (1.f + erff(x * 0.70710678f));
+    if constexpr (KIND == Activation::GELU_TANH)
+        return 0.5f * x * (1.f + tanhf(0.79788456f * fmaf(0.044715f * x, x * x, x)));
+    if constexpr (KIND == Activation::HARDSWISH) return x * fminf(fmaxf(x + 3.f, 0.f), 6.f) * (1.f / 6.f);
+    if constexpr (KIND == Activation::SIGMOID) return sigmoid(x);
+    if constexpr (KIND == Activation::TANH) return tanhf(x);
+    return x;
+}
+
+// Whether the compiler would begin more of them at a time than there are registers for: they begin one after the other,
+// and a kernel may have to leave a loop rolled.
+template <Activation KIND>
+inline constexpr bool IS_LONG = KIND == Activation::SILU || KIND == Activation::GELU || KIND == Activation::SIGMOID;
+
+// y of a sum and what its filter has.
+template <Affine BEFORE, Activation KIND>
+__device__ __forceinline__ float finished(float sum, const BiasAndScale& own) {
+    if constexpr (IS_LONG<KIND>) ptx::renew(sum);
+    if constexpr (BEFORE == Affine::SCALE_AND_BIAS) sum = fmaf(sum, own.scale, own.bias);
+    if constexpr (BEFORE == Affine::BIAS) sum += own.bias;
+    return activated<KIND>(sum);
+}
+
+}  // namespace hc
