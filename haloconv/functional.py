@@ -15,6 +15,7 @@ from haloconv import autograd, transforms
 from haloconv.decompositions import fprop_in_aten
 from haloconv.families import check_family
 from haloconv.library import AUTOCAST_DEVICES, autocast_to, cast_for_autocast, is_cast
+from haloconv.padding import ZEROS, Modes, as_modes, job_of, modes_in_use, padded_copy
 from haloconv.precision import Precision
 from haloconv.problem import (
     ACTIVATIONS,
@@ -27,6 +28,8 @@ from haloconv.problem import (
     as_pair,
     check_ranks,
 )
+from haloconv.rims import PaddingMode
+from haloconv.strips import convolve_cut
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _is_compiling = torch.compiler.is_compiling
@@ -46,6 +49,7 @@ def conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     *,
+    padding_mode: PaddingMode | Modes = "zeros",
     precision: Precision | None = None,
     family: str = "auto",
     strict: bool = False,
@@ -58,9 +62,10 @@ def conv2d(
         weight: (K, C / groups, R, S).
         bias: (K,) or None.
         stride: pixels between neighbours of the output, an int or (vertical, horizontal).
-        padding: pixels of zeros: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"`` or ``"valid"``.
+        padding: pixels around x: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"``, ``"valid"``.
         dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
         groups: number of groups; divides C and K.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"``, ``"circular"``, or a pair (vertical, horizontal).
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
         family: ``"auto"`` for the choice by measurements and rules, ``"aten"`` for PyTorch's own convolution, or a
             family of ours: ``"direct"``, ``"halo_sm80"``, ``"halo_sm80_wgrad"``, ``"halo_sm90"``, ``"grouped_sm90"``,
@@ -74,27 +79,31 @@ def conv2d(
         channels_last if ``input`` or ``weight`` is.
 
     Raises:
-        RuntimeError, TypeError: what torch.nn.functional.conv2d raises for arguments that it refuses.
-        ValueError: ``precision``, ``family`` or ``activation`` is not one of the names above.
+        RuntimeError, TypeError: what torch.nn.functional's conv2d and pad raise for arguments that they refuse.
+        ValueError: ``padding_mode``, ``precision``, ``family`` or ``activation`` is not one of the names above.
     """
     if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)) or (
         bias is not None and not isinstance(bias, torch.Tensor)
     ):
-        names = ", ".join(type(argument).__name__ for argument in (input, weight, bias))
-        raise TypeError(f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}")
+        raise TypeError(_not_tensors(input, weight, bias))
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(f"activation must be None or one of {ACTIVATIONS}, not {activation!r}")
     if weight.dim() != 4:
         check_ranks(input, weight)
     filter_extent = weight.shape[2:] if isinstance(padding, str) else None
-    new_spec = make_spec if _is_compiling() else cached_spec
+    arguments = (stride, padding, dilation, groups, filter_extent, precision, family, strict)
     try:
-        spec = new_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
-    except TypeError as error:
-        if "unhashable" not in str(error):
-            raise
-        spec = make_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
-    return convolve(input, weight, bias, spec, activation=activation)
+        spec = (make_spec if _is_compiling() else cached_spec)(*arguments)
+    except TypeError:  # a list has no hash
+        spec = make_spec(*arguments)
+    if padding_mode == "zeros":
+        return convolve(input, weight, bias, spec, activation=activation)
+    return convolve_padded((input, weight, bias), spec, as_modes(padding_mode), activation=activation)
+
+
+def _not_tensors(*arguments: object) -> str:
+    names = ", ".join(type(argument).__name__ for argument in arguments)
+    return f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}"
 
 
 def make_spec(
@@ -136,6 +145,33 @@ def convolve(
     if not goes_straight(x, w, b):
         return autograd.activated(_traced_or_transformed(x, w, b, spec), activation)
     return autograd.fprop(x, w, b, spec, notes, activation)
+
+
+def convolve_padded(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    spec: ConvSpec,
+    modes: Modes,
+    notes: list[autograd.Call] | None = None,
+    activation: Activation | None = None,
+) -> torch.Tensor:
+    """conv2d of input, weight and bias, with padding of these modes, vertical and horizontal. Notes as in ``convolve``.
+
+    Plain eager tensors are convolved as they are where kernels of ours take them, and rims of the result apart; in all
+    other cases a padded copy of the input is convolved.
+    """
+    modes = modes_in_use(modes, spec.padding)
+    if modes == ZEROS:
+        return convolve(*tensors, spec, notes, activation)
+    x, w, b = autocasted(*tensors) if _any_autocast() else tensors
+    images = x.unsqueeze(0) if x.dim() == 3 else x
+    job = job_of(images, w, b, spec, modes) if goes_straight(x, w, b) else None
+    if job is None:
+        copy, left = padded_copy(tensors[0], spec, modes)
+        return convolve(copy, *tensors[1:], left, None, activation)
+    if notes is not None and images is x and activation is None:
+        notes.append(autograd.Call(convolve_cut, (job,), False))
+    y = autograd.activated(convolve_cut(images, w, b, job), activation)
+    return y if images is x else y.squeeze(0)
 
 
 def autocasted(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[Any, Any, Any]:

@@ -35,6 +35,7 @@ LAYERS = (
         "library",
         "module",
         "one_dimension",
+        "padding",
         "precompile",
         "reclass",
         "rims",
