@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from haloconv.bench.cut_layer import InTurn
 from haloconv.problem import ConvSpec
 from haloconv.rims import PADDING_MODES, axis_of, cut_of, even_bounds, output_bounds
-from haloconv.strips import Alone, Block, Job, Messages, convolve_cut, give, needed, take
+from haloconv.strips import Job, convolve_cut, give
 from tests.cpu.test_rims import integers
 
 Tensor = torch.Tensor
-
-
-class Neighbours(Alone):
-    """The other shards of the same process, whose x is known; what they are sent back is kept."""
-
-    def __init__(self, job: Job, shards: dict[tuple[int, int], Tensor], sent: dict) -> None:
-        self.job, self.shards, self.sent = job, shards, sent
-
-    def start(self, x: Tensor) -> Callable[[], Messages]:
-        blocks = needed(self.job.cut, self.job.place)
-        return lambda: {
-            owner: torch.cat([take(self.shards[owner], each).reshape(-1) for each in asked])
-            for owner, asked in blocks.items()
-        }
-
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
-        for owner, message in sent.items():
-            self.sent[owner].append((needed(self.job.cut, self.job.place)[owner], message))
-        return list
 
 
 @pytest.mark.parametrize("mode", PADDING_MODES)
@@ -62,18 +42,15 @@ def test_shards_are_parts_of_the_whole(mode: Any, stride: int, dilation: int, me
     dy = integers(*want.shape)
     want_dx, want_dw = torch.autograd.grad(want, (leaf, w), dy)
     shards = {place: part(x, inputs, place).contiguous().requires_grad_() for place in places}
-    sent: dict[tuple[int, int], list] = defaultdict(list)
-    dx, dw = {}, torch.zeros_like(w)
+    exchanges, dx, dw = [], {}, torch.zeros_like(w)
     spec = ConvSpec((stride, stride), (0,) * 4, (dilation, dilation))
     for place, shard in shards.items():
-        job = Job(cut_of(axes, inputs, outputs, place), place, spec)
-        y = convolve_cut(shard, w, None, job._replace(exchange=Neighbours(job, shards, sent)))
+        cut = cut_of(axes, inputs, outputs, place)
+        exchanges.append(InTurn(cut, place, shards))
+        y = convolve_cut(shard, w, None, Job(cut, place, spec, exchanges[-1]))
         assert torch.equal(y, part(want, outputs, place))
         dx[place], own_dw = torch.autograd.grad(y, (shard, w), part(dy, outputs, place))
         dw += own_dw
-    for owner, messages in sent.items():
-        for blocks, message in messages:
-            sizes = [2 * down.length * across.length for down, across in blocks]
-            for (down, across), flat in zip(blocks, message.split(sizes), strict=True):
-                give(dx[owner], (down, across), flat.view(1, 2, down.length, across.length))
+    for owner, block, gradient in [each for exchange in exchanges for each in exchange.owed]:
+        give(dx[owner], block, gradient)
     assert torch.equal(dw, want_dw) and all(torch.equal(dx[at], part(want_dx, inputs, at)) for at in places)
