@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from haloconv import autograd
+from haloconv import autograd, logs
 from haloconv import plan as plans
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import ConvSpec, output_extent
+from haloconv.profiling import calls_of, current_layer, profiler
 from haloconv.rims import NOBODY, Cut, Piece, Place, Run
 
 Tensor = torch.Tensor
@@ -85,7 +87,7 @@ class Job(NamedTuple):
 
 def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
     """The shard's y (N, K, P, Q) of its x (N, C, H, W), w (K, C/G, R, S), b (K,) or None: plain eager tensors."""
-    if autograd.is_recording(x, w, b):
+    if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, and are recorded
         return _Convolve.apply(x, w, b, job)
     return _fprop(x, w, b, job)[0]
 
@@ -291,11 +293,16 @@ class _Convolve(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             _keep_what_is_outside(strips, job)
         ctx.save_for_backward(x, w, b, *(strips if ctx.needs_input_grad[1] else ()))
-        ctx.job = job
+        ctx.job, ctx.layer = job, current_layer() if profiler._is_profiler_enabled or logs.names_layers else ""
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
+        with calls_of(ctx.layer) if ctx.layer else nullcontext():
+            return _Convolve._gradients(ctx, dy)
+
+    @staticmethod
+    def _gradients(ctx: Any, dy: Tensor) -> tuple:
         x, w, b, *strips = ctx.saved_tensors
         job, wanted = ctx.job, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
