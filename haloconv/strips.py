@@ -17,6 +17,7 @@ import torch
 
 from haloconv import autograd, logs
 from haloconv import plan as plans
+from haloconv.gathered import gathered
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import ConvSpec, output_extent
 from haloconv.profiling import calls_of, current_layer, profiler
@@ -159,6 +160,10 @@ def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
     """The input of each rim, stored in the order of x."""
     received, layout, strips = _received(messages, job, x), plans.layout_of(x), []
     for piece in job.cut.rims:
+        strip = gathered(x, piece, job.place, layout)
+        if strip is not None:
+            strips.append(strip)
+            continue
         shape = (*x.shape[:2], piece.rows.length, piece.columns.length)
         strip = x.new_empty_strided(shape, strides_of(shape, layout))
         for top, left, *block in piece.blocks():

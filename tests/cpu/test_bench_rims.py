@@ -48,17 +48,20 @@ def test_every_direction_is_right_and_timed(case: suite.Case, layout: Any) -> No
     assert (case.shards > 1) == any("MB of others" in note for note in layer.notes)
 
 
-@pytest.mark.parametrize(("what", "direction"), [("give", "dgrad"), ("_window", "wgrad"), ("_pixels", "fprop")])
+@pytest.mark.parametrize(("what", "direction"), [("give", "dgrad"), ("_window", "wgrad"), ("gathered", "fprop")])
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
 def test_a_wrong_rim_is_found(case: suite.Case, what: str, direction: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not given to pixels, outputs of another place, pixels of zeros."""
+    of_others = strips._pixels
     wrong = {
         "give": lambda dx, *_: dx,
         "_window": lambda y, piece: real(y.flip(2), piece),
-        "_pixels": lambda *args: real(*args) * 0,
+        "gathered": lambda *args: None,
     }
     real = getattr(strips, what)
     monkeypatch.setattr(strips, what, wrong[what])
+    if what == "gathered":
+        monkeypatch.setattr(strips, "_pixels", lambda *args: of_others(*args) * 0)
     monkeypatch.setattr("haloconv.bench.cut_layer.give", wrong["give"])
     with cut_on_a_cpu():
         assert not try_step(layer_of(case), direction, UNTIMED).passed

@@ -31,6 +31,7 @@ LAYERS = (
         "front",
         "fronts",
         "functional",
+        "gathered",
         "layer",
         "library",
         "module",
