@@ -124,10 +124,12 @@ def test_suites_of_the_package_have_names(tmp_path, monkeypatch):
     assert results.results_folder(SUITE) == Path("benchmarks/results"), "an installed package is not written to"
 
 
-def test_a_suite_names_its_rows(pretended_gpu):
-    assert CliRunner().invoke(app, ["bench", "--suite", str(SUITE.parent / "few_images.toml")]).exit_code == 0
+@pytest.mark.parametrize("name", ["few_images", "rims"])
+def test_a_suite_names_its_rows(name, pretended_gpu):
+    assert CliRunner().invoke(app, ["bench", "--suite", name]).exit_code == 0
     ((order, _),) = pretended_gpu
-    assert order.suite == "few_images" and order.latest == "latest-few_images.jsonl"
+    assert order.suite == name and order.latest == f"latest-{name}.jsonl"
+    assert len(order.pieces) == len(suite.load_suite(SUITE.parent / f"{name}.toml"))
 
 
 @pytest.mark.parametrize(
