@@ -15,7 +15,7 @@ from haloconv.bench.cut_layer import CutLayer
 from haloconv.bench.trial import UNTIMED, Budget, try_step, try_training_step
 from haloconv.cli import bench_suite
 from haloconv.problem import DIRECTIONS
-from tests.cpu.test_padding import cut_on_a_cpu
+from tests.padded import cut_on_a_cpu
 
 CPU = torch.device("cpu")
 SMALL = suite.Case("small", (2, 4, 11, 9), 6, (3, 4), padding=(2, 1), dilation=(1, 2))

@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,62 +15,15 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import haloconv
-from haloconv import padding
-from haloconv.choose.choice import Choice
-from haloconv.emulator import emulated_device
 from haloconv.plan import result_layout
 from haloconv.rims import PADDING_MODES
 from haloconv.strips import convolve_cut
-from haloconv.tune.problems import problems_of
+from tests.padded import convolved, cut_on_a_cpu, integers, with_integers
 
 Tensor = torch.Tensor
 INTEGERS = st.integers
 MODES = PADDING_MODES[1:]
 PAIR = ("reflect", "circular")
-
-
-def integers(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randint(-3, 4, shape).to(dtype)
-
-
-def padded(x: Tensor, layer: torch.nn.Module) -> Tensor:
-    """The copy, one dimension after the other."""
-    modes = layer.padding_mode if isinstance(layer.padding_mode, tuple) else (layer.padding_mode,) * 2
-    left, right, top, bottom = layer._reversed_padding_repeated_twice
-    for mode, sides in zip(modes, ((0, 0, top, bottom), (left, right, 0, 0)), strict=True):
-        if any(sides):
-            x = torch.nn.functional.pad(x, sides, "constant" if mode == "zeros" else mode)
-    return x
-
-
-def convolved(x: Tensor, layer: torch.nn.Module) -> Tensor:
-    """What a layer of PyTorch's that had the padding would give."""
-    return torch.conv2d(padded(x, layer), layer.weight, layer.bias, layer.stride, 0, layer.dilation, layer.groups)
-
-
-def with_integers(layer: Any) -> Any:
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(integers(*parameter.shape))
-    return layer
-
-
-@pytest.fixture
-def no_copy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What asks for a padded copy is noted."""
-    found: list[str] = []
-    real = torch.nn.functional.pad
-    monkeypatch.setattr(torch.nn.functional, "pad", lambda *args, **kw: found.append("copy") or real(*args, **kw))
-    return found
-
-
-@contextmanager
-def cut_on_a_cpu() -> Iterator[None]:
-    """Layers are cut for a family of ours on CPU tensors, too; PyTorch convolves interior and rims."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(padding, "choose", lambda problem, device, family: Choice("direct", "a test"))
-        patch.setattr(padding, "_job_of_form", padding._job_of_form.__wrapped__)
-        yield
 
 
 @pytest.fixture
@@ -142,58 +94,6 @@ def test_gradients_of_gradients(modes: Any, sides: Any, rims_on_a_cpu: None) -> 
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
-CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
-    (3, {"padding": 1, "padding_mode": "circular"}),
-    ((3, 4), {"padding": (2, 1, 0, 3), "padding_mode": PAIR, "stride": (2, 1)}),
-    ((2, 3), {"padding": "same", "padding_mode": ("zeros", "replicate"), "dilation": (1, 2), "groups": 2}),
-)
-
-
-@pytest.mark.parametrize(("taps", "options"), CASES)
-def test_our_kernels_run_it_without_a_copy(
-    taps: Any, options: dict[str, Any], emulator_cache: None, no_copy: list[str]
-) -> None:
-    torch.manual_seed(6)
-    layer = with_integers(haloconv.Conv2d(4, 4, taps, **options, family="direct", strict=True, dtype=torch.float64))
-    x = integers(2, 4, 9, 8).requires_grad_()
-    want = convolved(x, layer)
-    inputs = (x, layer.weight, layer.bias)
-    expected = torch.autograd.grad(want.square().sum(), inputs)
-    no_copy.clear()
-    with emulated_device():
-        for _ in range(2):
-            y = layer(x)
-            assert torch.equal(y, want)
-        assert layer.choice().family == "direct" and "direct" in str(layer)
-        found = torch.autograd.grad(y.square().sum(), inputs)
-        assert torch.equal(layer(x[0]), want[0])
-        function = haloconv.conv2d(
-            *inputs, layer.stride, layer.padding, layer.dilation, layer.groups,
-            padding_mode=layer.padding_mode, family="direct", activation="relu",
-        )  # fmt: skip
-        assert torch.equal(function, want.relu())
-    assert all(torch.equal(*each) for each in zip(found, expected, strict=True)) and no_copy == []
-
-
-def test_our_kernels_run_signals_without_a_copy(emulator_cache: None, no_copy: list[str]) -> None:
-    torch.manual_seed(6)
-    layer = with_integers(
-        haloconv.Conv1d(4, 4, 5, padding=2, padding_mode="circular", family="direct", strict=True).double()
-    )
-    x = integers(2, 4, 20).requires_grad_()
-    theirs = torch.nn.Conv1d(4, 4, 5, padding=2, padding_mode="circular", dtype=torch.float64)
-    theirs.load_state_dict(layer.state_dict())
-    want = theirs(x)
-    expected = torch.autograd.grad(want.square().sum(), (x, *theirs.parameters()))
-    no_copy.clear()
-    with emulated_device():
-        assert torch.equal(layer(x), want) and torch.equal(layer(x[0]), want[0])
-        y = layer(x)
-        assert layer.choice().family == "direct"
-        found = torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))
-    assert all(torch.equal(*each) for each in zip(found, expected, strict=True)) and no_copy == []
-
-
 # --- memory
 
 
@@ -244,24 +144,6 @@ def test_images_without_an_interior_are_padded(rims_on_a_cpu: None, no_copy: lis
         assert len(no_copy) == copies + 2
 
 
-@pytest.mark.parametrize("family", ["auto", "aten", "direct"])
-def test_the_choice_decides_between_rims_and_a_copy(family: str, emulator_cache: None, no_copy: list[str]) -> None:
-    layer, x = haloconv.Conv2d(2, 2, 3, padding=1, padding_mode="reflect", family=family), torch.randn(1, 2, 6, 7)
-    with emulated_device(), torch.no_grad():
-        y = layer(x)
-        assert (layer.choice().family == "aten") == (family == "aten") == bool(no_copy)
-    torch.testing.assert_close(y, convolved(x, layer), rtol=1e-2, atol=1e-2)
-
-
-def test_tuning_poses_the_image_as_our_kernels_see_it() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"))
-    x = torch.randn(1, 2, 6, 7)
-    assert [str(each.problem) for each in problems_of(model, x, ("fprop",))] == ["fprop 1,2,8,9 -> 4, 3x3 tf32 nchw"]
-    with emulated_device():
-        posed = [str(each.problem) for each in problems_of(model, x, ("fprop", "wgrad"))]
-    assert posed == [f"{each} 1,2,6,7 -> 4, 3x3 p1,1,1,1 tf32 nchw" for each in ("fprop", "wgrad")]
-
-
 # --- a pair of modes as an argument
 
 
@@ -283,6 +165,17 @@ def test_a_pair_is_kept_shown_copied_and_written() -> None:
     layer.padding_mode = ("zeros", "zeros")
     torch.testing.assert_close(layer(x), convolved(x, layer))
     assert haloconv.Conv2d(2, 4, 3, padding_mode=("reflect", "reflect")).padding_mode == "reflect"
+
+
+def test_a_pair_is_not_restored_to_a_layer_that_has_none() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 3), torch.nn.Conv2d(2, 2, 3, padding=1))
+    haloconv.accelerate(model)
+    model[1].padding_mode = ("zeros", "circular")
+    with pytest.raises(RuntimeError, match=r"1 has padding_mode=\('zeros', 'circular'\)"):
+        haloconv.restore(model)
+    assert all(isinstance(each, haloconv.Conv2d) for each in model)
+    model[1].padding_mode = "circular"
+    assert haloconv.restore(model) == ["0", "1"] and type(model[1]) is torch.nn.Conv2d
 
 
 def test_what_is_refused() -> None:
