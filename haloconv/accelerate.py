@@ -196,15 +196,27 @@ def restore(model: torch.nn.Module) -> list[str]:
 
     Nothing of haloconv stays in them, and outputs are PyTorch's own again, bit by bit. Layers that were built as
     layers of haloconv are left. Calling it again changes nothing.
+
+    Raises RuntimeError if a layer got a ``padding_mode`` since that PyTorch's has not; nothing is changed then.
     """
     restored: list[str] = []
-    for module, names in _places(model).items():
+    swapped = {
+        module: names
+        for module, names in _places(model).items()
+        if isinstance(module, Layer) and module.swapped and "original" in vars(own_class(module))
+    }
+    for module, names in swapped.items():
+        if not isinstance(module.padding_mode, str):
+            raise RuntimeError(
+                f"haloconv.restore: {_shown(names)} has padding_mode={module.padding_mode!r}, and layers of PyTorch "
+                "have one name for all dimensions; assign one first"
+            )
+    for module, names in swapped.items():
         ours = own_class(module)
-        if isinstance(module, Layer) and module.swapped and "original" in vars(ours):
-            change_class(module, ours, ours.original)
-            for name in OWN_NAMES:
-                vars(module).pop(name, None)
-            restored.extend(names)
+        change_class(module, ours, ours.original)
+        for name in OWN_NAMES:
+            vars(module).pop(name, None)
+        restored.extend(names)
     return restored
 
 

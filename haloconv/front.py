@@ -70,10 +70,14 @@ class Front(Layer):
 
     def posed(self, x: Tensor) -> Images | Choice:
         """``images_of`` an input of the layer, batched or not."""
-        x = x if x.dim() == self.weight.dim() else x.unsqueeze(0)
-        if self.padding_mode != "zeros":
-            x = torch.nn.functional.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+        x = self._padded(x if x.dim() == self.weight.dim() else x.unsqueeze(0))
         return self.images_of(x, x.device)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """The copy that PyTorch makes for another padding than by zeros; else x itself."""
+        if self.padding_mode == "zeros":
+            return x
+        return torch.nn.functional.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
 
     def _problem_of(
         self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from haloconv.choose.choice import Choice
 from haloconv.front import Front, Images
 from haloconv.functional import SERVED, check_names
 from haloconv.one_dimension import conv1d, convolve_row, posed_row
+from haloconv.padding import Posed, as_modes, modes_in_use
 from haloconv.precision import Precision
-from haloconv.problem import ConvSpec, Pair
+from haloconv.problem import ConvSpec, Pair, Problem
 from haloconv.three_dimensions import Triple, Volume, conv3d, convolve_volume, of_images, posed_volume, way_of, why_left
 from haloconv.transposed import Transposed, conv_transpose1d, conv_transpose2d, posed_transposed, transpose
 
@@ -38,7 +40,8 @@ class Conv1d(Front, torch.nn.Conv1d):
         dilation: samples between neighbours of the filter.
         groups: number of groups.
         bias: whether (K,) numbers are learned and added.
-        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``; but for zeros PyTorch pads a copy.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``; without a padded copy of the input
+            where our kernels run.
         device: where the parameters are.
         dtype: their dtype: our kernels take float32, float16, bfloat16 and float64.
         precision: how fp32 products are formed, as in haloconv.Conv2d.
@@ -84,20 +87,38 @@ class Conv1d(Front, torch.nn.Conv1d):
         self.set_up(precision, family, strict)
 
     def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, notes: list[Call]) -> Tensor:
-        asked, x = self._asked(), self._padded(input)
+        asked, x, mode = self._asked(), self._noted(input), self.padding_mode
         if asked is None:
             arguments: Any = (self.stride, self._zeros(), self.dilation, self.groups)
-            return conv1d(x, weight, bias, *arguments, **self._settings()._asdict())
-        return convolve_row(x, weight, bias, asked, notes)
+            return conv1d(self._padded(x), weight, bias, *arguments, **self._settings()._asdict())
+        return convolve_row((x, weight, bias), asked, notes, mode)
+
+    def _ends(self) -> Any:
+        """The padding, as PyTorch takes it: of another mode than zeros what the constructor made of it."""
+        return self.padding if self.padding_mode == "zeros" else tuple(self._reversed_padding_repeated_twice)
 
     def _posed(self) -> ConvSpec | None:
-        arguments = (self.stride, self._zeros(), self.dilation, self.groups)
+        arguments = (self.stride, self._ends(), self.dilation, self.groups)
         return posed_row(arguments, self.kernel_size[0], self._settings())
 
     def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
         """Images and filters of one row."""
         asked = self._asked()
-        return _REFUSED if asked is None else Images(x.unsqueeze(2), self.weight.detach().unsqueeze(2), asked)
+        if asked is None:
+            return _REFUSED
+        if self.padding_mode != "zeros":
+            asked = asked._replace(padding=(0, 0, 0, 0))
+        return Images(x.unsqueeze(2), self.weight.detach().unsqueeze(2), asked)
+
+    def _problem_of(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Problem | Choice:
+        problem, asked = super()._problem_of(shape, strides, dtype, device), self._asked()
+        if self.padding_mode == "zeros" or isinstance(problem, Choice):
+            return problem
+        modes = modes_in_use(as_modes(("zeros", self.padding_mode)), asked.padding)
+        posed = Posed(problem.x_shape, problem.w_shape, dtype, problem.layout, asked, modes)
+        return replace(posed.problem("fprop", device), bias=problem.bias)
 
 
 class Conv3d(Front, torch.nn.Conv3d):
@@ -164,11 +185,11 @@ class Conv3d(Front, torch.nn.Conv3d):
         return _NOT_POSED if asked is None else why_left(taps, asked)
 
     def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, notes: list[Call]) -> Tensor:
-        asked, x = self._asked(), self._padded(input)
+        asked, x = self._asked(), self._noted(self._padded(input))
         if asked is None:
             arguments: Any = (self.stride, self._zeros(), self.dilation, self.groups)
             return conv3d(x, weight, bias, *arguments, **self._settings()._asdict())
-        return convolve_volume(x, weight, bias, asked, notes)
+        return convolve_volume(x, weight, bias, asked, notes if x is input else None)
 
     def _posed(self) -> Volume | None:
         arguments: Any = (self.stride, self._zeros(), self.dilation, self.groups)
@@ -200,7 +221,7 @@ class TransposedLayer(Front):
         image: Any = (self.stride, self.padding, self.kernel_size, self.dims, self.dilation)
         own: Any = torch.nn.ConvTranspose2d._output_padding
         added = own(self, input, output_size, *image)
-        return self._called(self._padded(input), self.weight, self.bias, tuple(added))
+        return self._called(self._noted(input), self.weight, self.bias, tuple(added))
 
     def _run(self, input: Tensor, weight: Tensor, bias: Tensor | None, notes: list[Call]) -> Tensor:
         if self.padding_mode != "zeros":
@@ -208,7 +229,7 @@ class TransposedLayer(Front):
         asked = self._asked()
         if asked is None:
             return self._called(input, weight, bias, self.output_padding)
-        return transpose(self._padded(input), weight, bias, asked, notes)
+        return transpose(self._noted(input), weight, bias, asked, notes)
 
     def _called(self, input: Tensor, weight: Tensor, bias: Tensor | None, output_padding: Any) -> Tensor:
         """The function of haloconv with what the attributes ask for."""

@@ -16,6 +16,7 @@ from haloconv.decompositions import fprop_in_aten
 from haloconv.epilogue import activated, applied, bias_and_scale
 from haloconv.families import check_family
 from haloconv.library import AUTOCAST_DEVICES, autocast_to, cast_for_autocast, is_cast
+from haloconv.padding import ZEROS, Modes, as_modes, job_of, modes_in_use, padded_copy
 from haloconv.precision import Precision
 from haloconv.problem import (
     ACTIVATIONS,
@@ -30,6 +31,8 @@ from haloconv.problem import (
     as_pair,
     check_ranks,
 )
+from haloconv.rims import PaddingMode
+from haloconv.strips import convolve_cut
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _RELU = Epilogue(activation="relu")
@@ -50,6 +53,7 @@ def conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
     *,
+    padding_mode: PaddingMode | Modes = "zeros",
     precision: Precision | None = None,
     family: str = "auto",
     strict: bool = False,
@@ -63,9 +67,10 @@ def conv2d(
         weight: (K, C / groups, R, S).
         bias: (K,) or None.
         stride: pixels between neighbours of the output, an int or (vertical, horizontal).
-        padding: pixels of zeros: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"`` or ``"valid"``.
+        padding: pixels around x: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"``, ``"valid"``.
         dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
         groups: number of groups; divides C and K.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"``, ``"circular"``, or a pair (vertical, horizontal).
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
         family: ``"auto"`` for the choice by measurements and rules, ``"aten"`` for PyTorch's own convolution, or a
             family of ours: ``"direct"``, ``"halo_sm80"``, ``"halo_sm80_wgrad"``, ``"halo_sm90"``, ``"grouped_sm90"``,
@@ -83,30 +88,34 @@ def conv2d(
         channels_last if ``input`` or ``weight`` is.
 
     Raises:
-        RuntimeError, TypeError: what torch.nn.functional.conv2d raises for arguments that it refuses; RuntimeError
-            for a ``scale`` that is not (K,).
-        ValueError: ``precision``, ``family`` or ``activation`` is not one of the names above.
+        RuntimeError, TypeError: what torch.nn.functional's conv2d and pad raise for arguments that they refuse;
+            RuntimeError for a ``scale`` that is not (K,).
+        ValueError: ``padding_mode``, ``precision``, ``family`` or ``activation`` is not one of the names above.
     """
     if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)) or (
         bias is not None and not isinstance(bias, torch.Tensor)
     ):
-        names = ", ".join(type(argument).__name__ for argument in (input, weight, bias))
-        raise TypeError(f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}")
+        raise TypeError(_not_tensors(input, weight, bias))
     if scale is not None or activation is not None:
         _check_epilogue(weight, bias, scale, activation)
     if weight.dim() != 4:
         check_ranks(input, weight)
     filter_extent = weight.shape[2:] if isinstance(padding, str) else None
-    new_spec = make_spec if _is_compiling() else cached_spec
+    arguments = (stride, padding, dilation, groups, filter_extent, precision, family, strict)
     try:
-        spec = new_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
-    except TypeError as error:
-        if "unhashable" not in str(error):
-            raise
-        spec = make_spec(stride, padding, dilation, groups, filter_extent, precision, family, strict)
-    if scale is None and activation is None:
+        spec = (make_spec if _is_compiling() else cached_spec)(*arguments)
+    except TypeError:  # a list has no hash
+        spec = make_spec(*arguments)
+    if scale is not None or activation is not None:
+        return _with_epilogue((input, weight, bias), scale, spec, as_modes(padding_mode), activation)
+    if padding_mode == "zeros":
         return convolve(input, weight, bias, spec)
-    return _with_epilogue(input, weight, bias, scale, spec, activation)
+    return convolve_padded((input, weight, bias), spec, as_modes(padding_mode))
+
+
+def _not_tensors(*arguments: object) -> str:
+    names = ", ".join(type(argument).__name__ for argument in arguments)
+    return f"conv2d(): input, weight and bias must be Tensors (bias may be None), not {names}"
 
 
 def make_spec(
@@ -152,21 +161,21 @@ def convolve(
 
 
 def _with_epilogue(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    b: torch.Tensor | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     scale: torch.Tensor | None,
     spec: ConvSpec,
+    modes: Modes,
     activation: Activation | None,
 ) -> torch.Tensor:
     """conv2d and what follows it: in the kernel where nothing but kernels has to see it, else as operations."""
-    epilogue = Epilogue(scale is not None, activation)
+    x, w, b = tensors
+    epilogue, padded = Epilogue(scale is not None, activation), modes_in_use(modes, spec.padding) != ZEROS
     pairs = None if scale is None else bias_and_scale(b, scale, x.dtype)
     recording = autograd.is_recording(x, w, b) or (pairs is not None and autograd.is_recording(pairs, pairs))
     unseen = goes_straight(x, w, b) and type(scale) in (type(None), *_PLAIN_TYPES) and not recording
-    if (unseen and not (epilogue.scale and x.dtype == torch.float64)) or epilogue == _RELU:
+    if not padded and ((unseen and not (epilogue.scale and x.dtype == torch.float64)) or epilogue == _RELU):
         return convolve(x, w, b if pairs is None else pairs, spec, None, epilogue)
-    return applied(convolve(x, w, b if pairs is None else None, spec), pairs, epilogue)
+    return applied(convolve_padded((x, w, b if pairs is None else None), spec, modes), pairs, epilogue)
 
 
 def _check_epilogue(weight: torch.Tensor, bias: torch.Tensor | None, scale: object, activation: object) -> None:
@@ -195,6 +204,32 @@ def _autocasted_with(
         return autocasted(x, w, b)
     x, w, _ = autocasted(x, w, None)
     return x, w, b
+
+
+def convolve_padded(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    spec: ConvSpec,
+    modes: Modes,
+    notes: list[autograd.Call] | None = None,
+) -> torch.Tensor:
+    """conv2d of input, weight and bias, with padding of these modes, vertical and horizontal. Notes as in ``convolve``.
+
+    Plain eager tensors are convolved as they are where kernels of ours take them, and rims of the result apart; in all
+    other cases a padded copy of the input is convolved.
+    """
+    modes = modes_in_use(modes, spec.padding)
+    if modes == ZEROS:
+        return convolve(*tensors, spec, notes)
+    x, w, b = autocasted(*tensors) if _any_autocast() else tensors
+    images = x.unsqueeze(0) if x.dim() == 3 else x
+    job = job_of(images, w, b, spec, modes) if goes_straight(x, w, b) else None
+    if job is None:
+        copy, left = padded_copy(tensors[0], spec, modes)
+        return convolve(copy, *tensors[1:], left)
+    if notes is not None and images is x:
+        notes.append(autograd.Call(convolve_cut, (job,), False))
+    y = convolve_cut(images, w, b, job)
+    return y if images is x else y.squeeze(0)
 
 
 def autocasted(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[Any, Any, Any]:

@@ -151,7 +151,7 @@ class Layer(torch.nn.modules.conv._ConvNd):
             raise TypeError(f"{self.function_name}(): input must be a Tensor, not {type(input).__name__}")
         notes: list[Call] = []
         y = self._run(input, weight, bias, notes)
-        if notes and self.padding_mode == "zeros" and type(input) is Tensor:
+        if notes and type(input) is Tensor:
             self._keep(notes[0], input, weight, bias)
         return y
 
@@ -159,10 +159,8 @@ class Layer(torch.nn.modules.conv._ConvNd):
         """The convolution. ``notes`` gets the call that does the same for tensors of this form, if there is one."""
         raise NotImplementedError
 
-    def _padded(self, input: Tensor) -> Tensor:
-        """The input behind a padding of another mode than zeros, noted as the last that was seen."""
-        if self.padding_mode != "zeros":
-            input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+    def _noted(self, input: Tensor) -> Tensor:
+        """The input, noted as the last that was seen."""
         if type(input) is Tensor and not _is_compiling():  # extents of fake tensors may be symbols
             dtype = autocast_dtype(input) if _any_autocast() else input.dtype
             self.__dict__["_last_input"] = (input.shape, input.stride(), dtype, input.device)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from haloconv.autograd import Call
-from haloconv.functional import cached_spec, check_names, convolve, make_spec
+from haloconv.functional import cached_spec, check_names, convolve, convolve_padded, make_spec
 from haloconv.layer import Layer
-from haloconv.layout import is_channels_last
-from haloconv.plan import problem_of
+from haloconv.layout import Layout, is_channels_last
+from haloconv.padding import Modes, Posed, as_modes, mode_of_layer, modes_in_use
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, Pair, Problem
+from haloconv.rims import PaddingMode
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -34,7 +36,8 @@ class Conv2d(Layer, torch.nn.Conv2d):
         dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
         groups: number of groups.
         bias: whether (K,) numbers are learned and added.
-        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``; but for zeros PyTorch pads a copy.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, or a pair (vertical, horizontal)
+            of them, as ``("zeros", "circular")``; without a padded copy of the input where our kernels run.
         device: where the parameters are.
         dtype: their dtype: our kernels take float32, float16, bfloat16 and float64.
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
@@ -63,7 +66,7 @@ class Conv2d(Layer, torch.nn.Conv2d):
         dilation: int | Pair = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode | Modes = "zeros",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
@@ -74,6 +77,7 @@ class Conv2d(Layer, torch.nn.Conv2d):
         check_names(precision, family)
         sides = tuple(padding) if isinstance(padding, (tuple, list)) and len(padding) == 4 else None
         inherited = padding if sides is None else 0
+        mode: Any = mode_of_layer(padding_mode)
         super().__init__(
             in_channels,
             out_channels,
@@ -83,10 +87,11 @@ class Conv2d(Layer, torch.nn.Conv2d):
             dilation,
             groups,
             bias,
-            padding_mode,
+            mode if isinstance(mode, str) else "zeros",
             device,
             dtype,
         )
+        self.padding_mode = mode
         if sides is not None:
             top, bottom, left, right = self.padding = sides
             self._reversed_padding_repeated_twice = [left, right, top, bottom]
@@ -96,12 +101,17 @@ class Conv2d(Layer, torch.nn.Conv2d):
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, notes: list[Call]
     ) -> torch.Tensor:
         spec = self.__dict__.get("_spec") or self._new_spec(input.shape[-2:])
-        return convolve(self._padded(input), weight, bias, spec, notes)
+        if self.padding_mode == "zeros":
+            return convolve(self._noted(input), weight, bias, spec, notes)
+        return convolve_padded((self._noted(input), weight, bias), spec, as_modes(self.padding_mode), notes)
 
     @staticmethod
     def padding_for(layer: torch.nn.Conv2d, image: Sequence[int]) -> int | tuple[int, ...] | str:
         """conv2d's ``padding`` for an image of these extents (H, W); ``layer`` may still be of PyTorch's class."""
-        return layer.padding if layer.padding_mode == "zeros" else 0
+        if layer.padding_mode == "zeros":
+            return layer.padding
+        left, right, top, bottom = layer._reversed_padding_repeated_twice
+        return top, bottom, left, right
 
     def _new_spec(self, image: Sequence[int]) -> ConvSpec:
         """What the attributes ask for of an image (H, W); if of all, it is kept until one of them is assigned."""
@@ -121,6 +131,8 @@ class Conv2d(Layer, torch.nn.Conv2d):
     ) -> Problem:
         weight = self.weight
         nhwc = is_channels_last(shape, strides) or is_channels_last(weight.shape, weight.stride())
-        layout, bias = "nhwc" if nhwc else "nchw", self.bias is not None
-        problem = problem_of("fprop", shape, tuple(weight.shape), self._new_spec(shape[-2:]), dtype, layout)
-        return replace(problem, bias=bias)
+        layout: Layout = "nhwc" if nhwc else "nchw"
+        spec = self._new_spec(shape[-2:])
+        modes = modes_in_use(as_modes(self.padding_mode), spec.padding)
+        posed = Posed(shape, tuple(weight.shape), dtype, layout, spec, modes)
+        return replace(posed.problem("fprop", device), bias=self.bias is not None)

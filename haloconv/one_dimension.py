@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from haloconv import plan as plans
-from haloconv.arguments import Settings, are_tensors, as_ints, left_to_torch, of_one_kind, settings_of
+from haloconv.arguments import Settings, Tensors, are_tensors, as_ints, left_to_torch, of_one_kind, settings_of
 from haloconv.autograd import Call
-from haloconv.functional import autocasted, convolve
+from haloconv.functional import autocasted, convolve, convolve_padded
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec
+from haloconv.rims import PADDING_MODES, PaddingMode
 from haloconv.transposed import in_rows
 
 Tensor = torch.Tensor
@@ -30,6 +31,7 @@ def conv1d(
     dilation: int | tuple[int] = 1,
     groups: int = 1,
     *,
+    padding_mode: PaddingMode = "zeros",
     precision: Precision | None = None,
     family: str = "auto",
     strict: bool = False,
@@ -41,10 +43,11 @@ def conv1d(
         weight: (K, C / groups, S).
         bias: (K,) or None.
         stride: samples between neighbours of the output, an int or a sequence of one.
-        padding: samples of zeros: an int, a sequence of one, (left, right), ``"same"`` or ``"valid"``; (left, 0) is
+        padding: samples at the ends: an int, a sequence of one, (left, right), ``"same"`` or ``"valid"``; (left, 0) is
             causal, without a copy on our kernels.
         dilation: samples between neighbours of the filter, an int or a sequence of one.
         groups: number of groups; divides C and K.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
         precision: how fp32 products are formed, as in haloconv.conv2d.
         family: ``"auto"``, or the family that runs what it takes.
         strict: raise RuntimeError instead of running PyTorch's own where our kernels do not take the problem.
@@ -54,9 +57,12 @@ def conv1d(
         neighbouring channels, where those of ``input`` are.
 
     Raises:
-        RuntimeError, TypeError: what torch.nn.functional.conv1d raises for arguments that it refuses.
-        ValueError: ``precision`` or ``family`` is unknown.
+        RuntimeError, TypeError: what torch.nn.functional.conv1d raises for arguments that it refuses, and
+            torch.nn.functional.pad for more padding than its mode has samples for.
+        ValueError: ``padding_mode``, ``precision`` or ``family`` is unknown.
     """
+    if padding_mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode must be one of {PADDING_MODES}, not {padding_mode!r}")
     settings, tensors = settings_of(precision, family, strict), (input, weight, bias)
     arguments = (stride, padding, dilation, groups)
     if are_tensors(tensors):
@@ -66,8 +72,11 @@ def conv1d(
         except TypeError:  # a list has no hash
             asked = posed_row(arguments, taps, settings)
         if asked is not None:
-            return convolve_row(*tensors, asked)
-    return left_to_torch(torch.conv1d, (*tensors, *arguments), settings, _REFUSED)
+            return convolve_row((input, weight, bias), asked, None, padding_mode)
+    y = left_to_torch(torch.conv1d, (*tensors, *arguments), settings, _REFUSED)
+    if padding_mode == "zeros":
+        return y
+    raise TypeError(f"conv1d(): {_REFUSED} with padding_mode={padding_mode!r}")
 
 
 def posed_row(arguments: tuple[Any, ...], taps: int | None, settings: Settings) -> ConvSpec | None:
@@ -99,40 +108,45 @@ def _sides(padding: Any, taps: int | None, stride: int, dilation: int) -> tuple[
 _cached = lru_cache(maxsize=4096, typed=True)(posed_row)
 
 
-def convolve_row(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, notes: list[Call] | None = None) -> Tensor:
-    """conv1d of tensors, with everything else in ``spec``, that of images of one row. Raises as PyTorch's function.
+def convolve_row(
+    tensors: Tensors, spec: ConvSpec, notes: list[Call] | None = None, mode: PaddingMode = "zeros"
+) -> Tensor:
+    """conv1d of tensors, with everything else in ``spec``, that of images of one row, and ``mode``, its padding's.
 
-    ``notes`` gets the call that does the same for tensors of this form, if it may be kept.
+    Raises as PyTorch's function. ``notes`` gets the call that does the same for tensors of this form, if there is one.
     """
-    given = (x, w, b)
-    x, w, b = autocasted(x, w, b)
-    if not _fits(x, w, b, spec):
-        return left_to_torch(torch.conv1d, _for_torch(given, spec), Settings(*spec[4:]), _REFUSED)
+    x, w, b = autocasted(*tensors)
+    if not _fits(x, w, b, spec, mode):
+        return left_to_torch(torch.conv1d, _for_torch(tensors, spec, mode), Settings(*spec[4:]), _REFUSED)
     if x.dim() == 2:
-        return convolve_row(x.unsqueeze(0), w, b, spec).squeeze(0)
+        return convolve_row((x.unsqueeze(0), w, b), spec, None, mode).squeeze(0)
     found: list[Call] = []
     image, filters = x.unsqueeze(2), w.unsqueeze(2)
-    y = convolve(image, filters, b, spec, found).squeeze(2)
+    if mode == "zeros":
+        y = convolve(image, filters, b, spec, found).squeeze(2)
+    else:
+        y = convolve_padded((image, filters, b), spec, ("zeros", mode), found).squeeze(2)
     if found and notes is not None:
         notes.append(_of_rows(found[0], spec, plans.result_layout(image, filters) == "nchw"))
     return y
 
 
-def _fits(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> bool:
+def _fits(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, mode: PaddingMode) -> bool:
     """Whether PyTorch takes the tensors."""
     if x.dim() not in (2, 3) or w.dim() != 3 or not of_one_kind(x, w, b, w.shape[0]):
         return False
     (channels, length), (filters, per_group, taps), groups = x.shape[-2:], w.shape, spec.groups
     padded, reach = length + spec.padding[2] + spec.padding[3], spec.dilation[1] * (taps - 1) + 1
     divides = filters % groups == 0 and channels == per_group * groups
-    return divides and padded >= reach and min(channels, length, filters, taps) > 0
+    most = {"circular": length, "reflect": length - 1}.get(mode, padded)
+    return divides and padded >= reach and max(spec.padding) <= most and min(channels, length, filters, taps) > 0
 
 
-def _for_torch(tensors: tuple[Tensor, Tensor, Tensor | None], spec: ConvSpec) -> tuple[Any, ...]:
-    """The arguments of PyTorch's function; where the ends differ, of a padded input."""
+def _for_torch(tensors: Tensors, spec: ConvSpec, mode: PaddingMode) -> tuple[Any, ...]:
+    """The arguments of PyTorch's function; where the ends differ, or are no zeros, of a padded input."""
     (x, w, b), (left, right) = tensors, spec.padding[2:]
-    if left != right:
-        x, left = torch.nn.functional.pad(x, (left, right)), 0
+    if left != right or mode != "zeros":
+        x, left = torch.nn.functional.pad(x, (left, right), "constant" if mode == "zeros" else mode), 0
     return x, w, b, spec.stride[1:], (left,), spec.dilation[1:], spec.groups
 
 

@@ -141,6 +141,11 @@ def noting() -> Iterator[list[Noted]]:
         _noted.reset(token)
 
 
+def is_noting() -> bool:
+    """Whether this runs inside ``noting``."""
+    return _noted.get() is not None
+
+
 def plan_fprop(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, epilogue: Epilogue = NO_EPILOGUE
 ) -> Plan:

@@ -56,12 +56,16 @@ class Axis(NamedTuple):
 
 
 class Run(NamedTuple):
-    """``length`` pixels of the shard ``owner``: from ``start`` on, each ``step`` (1, -1 or 0) after the one before."""
+    """``length`` pixels of the shard ``owner``: from ``start`` on, each ``step`` (1, -1 or 0) after the one before.
+
+    ``inside`` if they are the reading shard's own, each at its own place.
+    """
 
     owner: int
     start: int
     length: int
     step: int = 1
+    inside: bool = False
 
 
 class Window(NamedTuple):
@@ -112,7 +116,8 @@ class Piece(NamedTuple):
 class Cut(NamedTuple):
     """What one shard computes: ``outputs`` rows and columns, an interior unless it is None, and rims.
 
-    ``interior`` are the outputs that are right in the result of ``padded``, a convolution of the shard alone.
+    ``interior`` are the outputs that are right in the result of ``padded``, a convolution of the shard alone. What the
+    others lack there is what their rims read elsewhere than ``inside`` the shard.
     """
 
     outputs: Pair
@@ -154,18 +159,18 @@ def sides_of(axis: Axis, inputs: Bounds, outputs: Bounds, index: int) -> Sides:
     """How the outputs of shard ``index`` are cut along one axis."""
     begin, end = outputs[index : index + 2]
     low, high = inputs[index : index + 2]
-    whole = _window(axis, inputs, (begin, end), begin)
+    whole = _window(axis, inputs, index, (begin, end), begin)
     is_edge = axis.mode == "zeros"
     first = begin if is_edge and low == 0 else max(begin, -(-(low + axis.before) // axis.stride))
     reach = axis.dilation * (axis.taps - 1)
     last = end if is_edge and high == axis.extent else min(end, (high - 1 - reach + axis.before) // axis.stride + 1)
     if first >= last or low == high:
         return Sides(whole, None, None, None, None)
-    before = _window(axis, inputs, (begin, first), begin) if begin < first else None
-    after = _window(axis, inputs, (last, end), begin) if last < end else None
-    interior = _window(axis, inputs, (first, last), begin)
+    before = _window(axis, inputs, index, (begin, first), begin) if begin < first else None
+    after = _window(axis, inputs, index, (last, end), begin) if last < end else None
+    interior = _window(axis, inputs, index, (first, last), begin)
     start, stop = (position - low for position in axis.span(begin, end))
-    own = Run(index, max(start, 0), min(stop, high - low) - max(start, 0))
+    own = Run(index, max(start, 0), min(stop, high - low) - max(start, 0), inside=True)
     padded = Window(0, end - begin, (own,), (max(-start, 0), max(stop - (high - low), 0)))
     return Sides(whole, before, interior, after, padded)
 
@@ -193,8 +198,8 @@ def _starts(runs: tuple[Run, ...]) -> list[int]:
     return list(accumulate((run.length for run in runs[:-1]), initial=0)) if runs else []
 
 
-def _window(axis: Axis, inputs: Bounds, outputs: tuple[int, int], origin: int) -> Window:
-    """The window of some outputs, counted from ``origin``."""
+def _window(axis: Axis, inputs: Bounds, index: int, outputs: tuple[int, int], origin: int) -> Window:
+    """The window of some outputs of shard ``index``, counted from ``origin``."""
     begin, end = outputs
     if begin == end:
         return Window(begin - origin, end - origin, ())
@@ -205,23 +210,24 @@ def _window(axis: Axis, inputs: Bounds, outputs: tuple[int, int], origin: int) -
         if max(first, 0) >= min(last, axis.extent):
             return Window(begin - origin, end - origin, (Run(NOBODY, 0, last - first),))
     positions = range(first + zeros[0], last - zeros[1])
-    return Window(begin - origin, end - origin, tuple(_runs(axis, inputs, positions)), zeros)
+    return Window(begin - origin, end - origin, tuple(_runs(axis, inputs, index, positions)), zeros)
 
 
-def _runs(axis: Axis, inputs: Bounds, positions: range) -> Iterator[Run]:
-    """The pixels at some positions as runs, as few as there can be."""
+def _runs(axis: Axis, inputs: Bounds, index: int, positions: range) -> Iterator[Run]:
+    """The pixels that shard ``index`` reads at some positions as runs, as few as there can be."""
     run: Run | None = None
+    own = range(inputs[index], inputs[index + 1])
     for position in positions:
         pixel = axis.source(position)
         owner = bisect_right(inputs, pixel) - 1
-        at = pixel - inputs[owner]
-        if run is not None and run.owner == owner:
+        at, inside = pixel - inputs[owner], position in own
+        if run is not None and (run.owner, run.inside) == (owner, inside):
             step = at - (run.start + run.step * (run.length - 1))
             if step == run.step or (run.length == 1 and step in (1, -1, 0)):
-                run = Run(owner, run.start, run.length + 1, step)
+                run = Run(owner, run.start, run.length + 1, step, inside)
                 continue
         if run is not None:
             yield run
-        run = Run(owner, at, 1)
+        run = Run(owner, at, 1, 1, inside)
     if run is not None:
         yield run

@@ -1,22 +1,26 @@
 """A convolution of one shard of an image as interior and rims (haloconv.rims), differentiable to any order.
 
 The shard is convolved as it is, with zeros around it, into the whole of y; then the outputs of each rim, which that got
-wrong, are computed of a strip and written over it. So neither x nor y is copied. Gradients take the windows of dy as
-views: those of the strips are added to the pixels that they came from, here or, by an Exchange, in other shards.
+wrong, are computed of a strip and written over it. So neither x nor y is copied. Gradients are those of that whole
+convolution, of x, dy and dx as they are, and of what the strips hold from elsewhere than their place in the shard: it
+is added to the pixels that it came from, here or, by an Exchange, in other shards.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from haloconv import autograd
+from haloconv import autograd, logs
 from haloconv import plan as plans
+from haloconv.gathered import gathered
 from haloconv.layout import Layout, strides_of
-from haloconv.problem import ConvSpec
+from haloconv.problem import ConvSpec, output_extent
+from haloconv.profiling import calls_of, current_layer, profiler
 from haloconv.rims import NOBODY, Cut, Piece, Place, Run
 
 Tensor = torch.Tensor
@@ -84,7 +88,7 @@ class Job(NamedTuple):
 
 def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
     """The shard's y (N, K, P, Q) of its x (N, C, H, W), w (K, C/G, R, S), b (K,) or None: plain eager tensors."""
-    if autograd.is_recording(x, w, b):
+    if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, and are recorded
         return _Convolve.apply(x, w, b, job)
     return _fprop(x, w, b, job)[0]
 
@@ -156,6 +160,10 @@ def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
     """The input of each rim, stored in the order of x."""
     received, layout, strips = _received(messages, job, x), plans.layout_of(x), []
     for piece in job.cut.rims:
+        strip = gathered(x, piece, job.place, layout)
+        if strip is not None:
+            strips.append(strip)
+            continue
         shape = (*x.shape[:2], piece.rows.length, piece.columns.length)
         strip = x.new_empty_strided(shape, strides_of(shape, layout))
         for top, left, *block in piece.blocks():
@@ -173,9 +181,26 @@ def _window(y: Tensor, piece: Piece) -> Tensor:
     return y[:, :, piece.rows.begin : piece.rows.end, piece.columns.begin : piece.columns.end]
 
 
-def _own(x: Tensor, piece: Piece) -> Tensor:
-    """What an interior reads of its shard: a view."""
-    return take(x, (piece.rows.runs[0], piece.columns.runs[0]))
+def _block(piece: Piece) -> Block:
+    """What an interior reads of its shard."""
+    return piece.rows.runs[0], piece.columns.runs[0]
+
+
+def _part(x_shape: tuple[int, ...], w_shape: tuple[int, ...], piece: Piece, job: Job) -> Block | None:
+    """What the convolution of the shard alone reads of it; None for all of it, pixels left over by a stride with it."""
+    spec, sides = job.spec, (piece.rows.padding, piece.columns.padding)
+    block = _block(piece)
+    outputs = tuple(
+        output_extent(x_shape[dim + 2], sum(sides[dim]), w_shape[dim + 2], spec.stride[dim], spec.dilation[dim])
+        for dim in (0, 1)
+    )
+    return None if outputs == job.cut.outputs and not (block[0].start or block[1].start) else block
+
+
+def _own(x: Tensor, w_shape: tuple[int, ...], piece: Piece, job: Job) -> Tensor:
+    """What the convolution of the shard alone is given of it: x itself, or a view."""
+    block = _part(tuple(x.shape), w_shape, piece, job)
+    return x if block is None else take(x, block)
 
 
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, list[Tensor]]:
@@ -183,7 +208,7 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, li
     cut, arrive = job.cut, job.exchange.start(x)
     y = None
     if cut.padded is not None:
-        y = plans.fprop(_own(x, cut.padded), w, b, job.spec_of(cut.padded))
+        y = plans.fprop(_own(x, tuple(w.shape), cut.padded, job), w, b, job.spec_of(cut.padded))
     strips = _strips(x, arrive(), job)
     for piece, strip in zip(cut.rims, strips, strict=True):
         rim = plans.fprop(strip, w, b, job.spec_of(piece))
@@ -194,18 +219,26 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, li
     return x.new_empty(x.shape[0], w.shape[0], *cut.outputs) if y is None else y, strips
 
 
-def _dgrad_of_interior(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, job: Job) -> Tensor:
-    """dx, with zeros where the interior reads nothing. It is copied where rows are left over, as with a stride."""
-    piece = job.cut.interior
+def _keep_what_is_outside(strips: list[Tensor], job: Job) -> None:
+    """Zeros in the strips for what the convolution of the shard alone reads, too, so that gradients count it once."""
+    if job.cut.padded is not None:
+        for piece, strip in zip(job.cut.rims, strips, strict=True):
+            for top, left, down, across in piece.blocks():
+                if down.inside and across.inside:
+                    strip[:, :, top : top + down.length, left : left + across.length].zero_()
+
+
+def _dgrad_of_shard(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, job: Job) -> Tensor:
+    """dx of the convolution of the shard alone. It is copied where that reads a part of x."""
+    piece = job.cut.padded
     if piece is None:
         return dy.new_zeros(()).expand(x_shape).contiguous(memory_format=_format(layout))
-    block, spec, view = (piece.rows.runs[0], piece.columns.runs[0]), job.spec_of(piece), _window(dy, piece)
-    problem = plans.problem_of("dgrad", x_shape, tuple(w.shape), spec, dy.dtype, layout)
-    if not (block[0].start or block[1].start) and (problem.p, problem.q) == tuple(view.shape[2:]):
-        return plans.dgrad(view, w, x_shape, layout, spec)
+    block, spec = _part(x_shape, tuple(w.shape), piece, job), job.spec_of(piece)
+    if block is None:
+        return plans.dgrad(dy, w, x_shape, layout, spec)
     dx = dy.new_zeros(()).expand(x_shape).contiguous(memory_format=_format(layout))
     shape = (*x_shape[:2], *(run.length for run in block))
-    take(dx, block).copy_(plans.dgrad(view, w, shape, layout, spec))
+    take(dx, block).copy_(plans.dgrad(dy, w, shape, layout, spec))
     return dx
 
 
@@ -214,13 +247,15 @@ def _format(layout: Layout) -> torch.memory_format:
 
 
 def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> Tensor:
-    """dw: the sum over interior and rims, in that order."""
-    cut, layout, shape = job.cut, plans.layout_of(w), tuple(w.shape)
-    inputs = [] if cut.interior is None else [(cut.interior, _own(x, cut.interior))]
+    """dw: the sum over the shard alone and its rims, in that order."""
+    padded, layout, shape = job.cut.padded, plans.layout_of(w), tuple(w.shape)
     parts = [
-        plans.wgrad(_window(dy, piece), each, shape, layout, job.spec_of(piece))
-        for piece, each in (*inputs, *zip(cut.rims, strips, strict=True))
+        plans.wgrad(_window(dy, piece), strip, shape, layout, job.spec_of(piece))
+        for piece, strip in zip(job.cut.rims, strips, strict=True)
     ]
+    if padded is not None:
+        own = plans.wgrad(dy, _own(x, shape, padded, job), shape, layout, job.spec_of(padded))
+        parts.insert(0, own)
     if len(parts) < 2:
         return parts[0] if parts else torch.zeros_like(w)
     total = parts[0].to(torch.promote_types(w.dtype, torch.float32))
@@ -229,24 +264,29 @@ def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> 
     return total.to(w.dtype)
 
 
-def _gradients_of_strips(dy: Tensor, w: Tensor, strips: list[Tensor], layout: Layout, job: Job) -> list[Tensor]:
+def _gradients_of_strips(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, job: Job) -> list[Tensor]:
     return [
-        plans.dgrad(_window(dy, piece), w, tuple(strip.shape), layout, job.spec_of(piece))
-        for piece, strip in zip(job.cut.rims, strips, strict=True)
+        plans.dgrad(
+            _window(dy, piece), w, (*x_shape[:2], piece.rows.length, piece.columns.length), layout, job.spec_of(piece)
+        )
+        for piece in job.cut.rims
     ]
 
 
 def _by_owner(gradients: list[Tensor], job: Job) -> tuple[list[tuple[Block, Tensor]], Messages]:
-    """The gradients of strips as those of this shard's own blocks, and what others are sent."""
+    """The gradients of strips as those of this shard's own blocks, and what others are sent.
+
+    What the convolution of the shard alone reads, too, has its gradient from there.
+    """
     own: list[tuple[Block, Tensor]] = []
     sent: dict[Place, list[Tensor]] = defaultdict(list)
     for piece, gradient in zip(job.cut.rims, gradients, strict=True):
         for top, left, down, across in piece.blocks():
             part = gradient[:, :, top : top + down.length, left : left + across.length]
-            owner = owner_of((down, across))
-            if owner == job.place:
+            owner, counted = owner_of((down, across)), job.cut.padded is not None and down.inside and across.inside
+            if owner == job.place and not counted:
                 own.append(((down, across), part))
-            elif owner is not None:
+            elif owner is not None and owner != job.place:
                 sent[owner].append(part.reshape(-1))
     return own, {owner: torch.cat(parts) for owner, parts in sent.items()}
 
@@ -255,12 +295,19 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
         y, strips = _fprop(x, w, b, job)
-        ctx.save_for_backward(x, w, b, *strips)
-        ctx.job = job
+        if ctx.needs_input_grad[1]:
+            _keep_what_is_outside(strips, job)
+        ctx.save_for_backward(x, w, b, *(strips if ctx.needs_input_grad[1] else ()))
+        ctx.job, ctx.layer = job, current_layer() if profiler._is_profiler_enabled or logs.names_layers else ""
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
+        with calls_of(ctx.layer) if ctx.layer else nullcontext():
+            return _Convolve._gradients(ctx, dy)
+
+    @staticmethod
+    def _gradients(ctx: Any, dy: Tensor) -> tuple:
         x, w, b, *strips = ctx.saved_tensors
         job, wanted = ctx.job, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
@@ -269,13 +316,13 @@ class _Convolve(torch.autograd.Function):
         own: list[tuple[Block, Tensor]] = []
         arrive = dx = None
         if wanted[0]:
-            own, sent = _by_owner(_gradients_of_strips(dy, w, strips, layout, job), job)
+            own, sent = _by_owner(_gradients_of_strips(dy, w, tuple(x.shape), layout, job), job)
             arrive = exchange.start_back(sent, x)
         dw = _wgrad(dy, x, w, strips, job) if wanted[1] else None
         db = plans.bgrad(dy, job.spec) if wanted[2] else None
         summed = exchange.start_sum(dw, db)
         if arrive is not None:
-            dx = _dgrad_of_interior(dy, w, tuple(x.shape), layout, job)
+            dx = _dgrad_of_shard(dy, w, tuple(x.shape), layout, job)
             for block, gradient in (*own, *arrive()):
                 give(dx, block, gradient)
         return dx, *summed(), None
@@ -300,7 +347,7 @@ def _recorded(inputs: tuple, job: Job) -> Tensor:
     received = _received(messages, job, x)
     y = x.new_empty(x.shape[0], w.shape[0], *cut.outputs)
     if cut.interior is not None:
-        inner = autograd.fprop(_own(x, cut.interior), w, b, job.spec_of(cut.interior))
+        inner = autograd.fprop(take(x, _block(cut.interior)), w, b, job.spec_of(cut.interior))
         y = _written(y, cut.interior, inner)
     for piece in cut.rims:
         blocks = [_pixels(x, (down, across), received, job.place) for *_, down, across in piece.blocks()]

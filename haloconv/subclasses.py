@@ -86,10 +86,10 @@ class OwnForward(Conv2d):
 
     def _traced(self, input: Any, weight: object, bias: object) -> torch.fx.Proxy:
         """A call of haloconv.conv2d: torch.fx has the nodes of the forward around it."""
-        if self.padding_mode != "zeros":
-            input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
         arguments = (input, weight, bias, self.stride, self.padding_for(self, ()), self.dilation, self.groups)
         settings = {"precision": self.precision, "family": self.family, "strict": self.strict}
+        if self.padding_mode != "zeros":
+            settings["padding_mode"] = self.padding_mode
         return input.tracer.create_proxy("call_function", conv2d, arguments, settings)
 
 

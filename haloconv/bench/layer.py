@@ -14,6 +14,7 @@ from haloconv.choose.choice import Choice, choose, config_of
 from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import stand_in
 from haloconv.families.base import Config
+from haloconv.functional import conv2d
 from haloconv.layout import Layout
 from haloconv.precision import Precision, convolution_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Problem, Request
@@ -82,6 +83,25 @@ class Layer:
         layout = plan.layout_of(self.w) if step == "wgrad" else self.layout
         forms = (plan.form_of(first), plan.form_of(second))
         return config_of(choice, Request(self.problem(step), *forms, layout, self.x.device))
+
+    def convolved(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """haloconv's operation, with gradients."""
+        spec = self.spec
+        form = (spec.stride, spec.padding, spec.dilation, spec.groups)
+        return conv2d(x, w, self.b, *form, precision=spec.precision, family=spec.family, strict=spec.strict)
+
+    def torch_convolved(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """PyTorch's operation, with gradients."""
+        return torch_convolution(x, w, self.b, self.spec)
+
+    def timed(self, step: Step) -> Callable[[], object]:
+        """What of haloconv's operation is timed."""
+        return self.ours(step)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report says of the layer besides."""
+        return ()
 
     def ours(self, step: Step) -> Callable[[], torch.Tensor]:
         """haloconv's operation."""

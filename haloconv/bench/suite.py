@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from haloconv.bench.cut_layer import CutLayer
 from haloconv.bench.layer import Layer
 from haloconv.layout import Layout
+from haloconv.padding import ZEROS, Modes, as_modes
 from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Pair, Problem, output_extent
 from haloconv.report import Row
+from haloconv.rims import PaddingMode
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,7 +43,11 @@ class SuiteError(ValueError):
 
 @dataclass(frozen=True)
 class Case:
-    """One layer: ``input`` (N, C, H, W), ``filters`` K, ``filter`` (R, S), ``padding`` rows and columns per side."""
+    """One layer: ``input`` (N, C, H, W), ``filters`` K, ``filter`` (R, S), ``padding`` rows and columns per side.
+
+    ``padding_mode`` is that of haloconv.Conv2d. The image is cut along H into ``shards``, which run one after another.
+    Raises ValueError for a mode that is none, and for shards that there are no rows for.
+    """
 
     name: str
     input: tuple[int, int, int, int]
@@ -52,6 +59,13 @@ class Case:
     groups: int = 1
     tags: tuple[str, ...] = ()
     about: str = ""
+    padding_mode: PaddingMode | Modes = "zeros"
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        as_modes(self.padding_mode)
+        if not 1 <= self.shards <= self.input[2]:
+            raise ValueError(f"{self.shards} shards of {self.input[2]} rows")
 
     def problem(self, direction: Direction, precision: str, layout: Layout) -> Problem:
         """One direction of the layer, without bias. ``precision`` is fp32, tf32, fp16 or bf16."""
@@ -87,17 +101,23 @@ class Case:
         x, dy = normal(n, c, h, w).to(dtype), normal(n, self.filters, p, q).to(dtype)
         weight = (normal(self.filters, c // self.groups, *self.filter) * fan_in**-0.5).to(dtype)
         spec = ConvSpec(self.stride, self._sides, self.dilation, self.groups, products, family)
-        return Layer(self.name, x, weight, None, dy, spec).with_layout(layout)
+        modes, plain = as_modes(self.padding_mode), Layer(self.name, x, weight, None, dy, spec)
+        if modes == ZEROS and self.shards == 1:
+            return plain.with_layout(layout)
+        return CutLayer(self.name, x, weight, None, dy, spec, modes=modes, shards=self.shards).with_layout(layout)
 
 
 def case_of(entry: Mapping[str, Any]) -> Case:
-    """The case of an entry of a file, whose tuples are lists. Raises TypeError for missing and unknown names."""
+    """The case of an entry of a file, whose tuples are lists. Raises TypeError for missing and unknown names, and as
+    Case.
+    """
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     return Case(**values)
 
 
 def find_suite(path: Path) -> Path:
-    """The file, or that of the package's suite of this name: ``suite``, ``few_images``, ``pointwise``, ``models``.
+    """The file, or that of the package's suite of this name: ``suite``, ``few_images``, ``pointwise``, ``rims``,
+    ``models``.
 
     Raises SuiteError if there is neither.
     """
@@ -123,7 +143,7 @@ def load_suite(path: Path) -> list[Case]:
     for entry in content.get("case", []):
         try:
             cases.append(case_of(entry))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise SuiteError(f"{path}: case {entry.get('name', '?')}: {error}") from error
     names = [case.name for case in cases]
     doubled = sorted({name for name in names if names.count(name) > 1})

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from haloconv.bench.layer import LAYOUTS, Layer, Step, baseline_flags, torch_convolution
+from haloconv.bench.layer import LAYOUTS, Layer, Step, baseline_flags
 from haloconv.families.closure import JOIN, source_of
-from haloconv.functional import conv2d
 from haloconv.problem import DIRECTIONS, Problem
 from haloconv.problem_file import how_it_ended
 from haloconv.reference import Error, Limits, Oracle, measure_error, raised
@@ -179,7 +178,7 @@ def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
     if budget.other_layout and step != "bgrad":
         other = next(layout for layout in LAYOUTS if layout != layer.layout)
         baselines[BASELINE_OTHER_LAYOUT] = layer.with_layout(other)
-    variants = {name: each.baseline(step) for name, each in baselines.items()} | {OURS: layer.ours(step)}
+    variants = {name: each.baseline(step) for name, each in baselines.items()} | {OURS: layer.timed(step)}
     if device.type == "cuda" and step != "bgrad":
         variants |= {name + _AGAIN: each.baseline_again(step) for name, each in baselines.items()}
     return compared(variants, device, budget)
@@ -236,7 +235,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
     device = layer.x.device
     problems = [layer.problem(direction) for direction in DIRECTIONS]
     with baseline_flags(problems[0].precision):
-        ours, theirs = _ours_with_grad(layer), _baseline_with_grad(layer)
+        ours, theirs = _with_grad(layer.convolved, layer), _with_grad(layer.torch_convolved, layer)
         worst, complaint = _judge_gradients(layer, ours(), theirs())
         calls = {BASELINE: theirs, OURS: ours}
         timings = compared(calls, device, budget)
@@ -264,20 +263,6 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         source=source_of(kernel) if all(each.kernel for each in ran) else None,
     )
     return replace(row, complaint=complaint or too_fast(row, problems, _gpu(device)))
-
-
-def _ours_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
-    spec = layer.spec
-    form = (spec.stride, spec.padding, spec.dilation, spec.groups)
-
-    def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return conv2d(x, w, layer.b, *form, precision=spec.precision, family=spec.family, strict=spec.strict)
-
-    return _with_grad(convolve, layer)
-
-
-def _baseline_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
-    return _with_grad(lambda x, w: torch_convolution(x, w, layer.b, layer.spec), layer)
 
 
 def _with_grad(

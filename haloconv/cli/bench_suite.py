@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from rich.console import Console
 
+from haloconv.bench.cut_layer import CutLayer
 from haloconv.bench.layer import LAYOUTS, Layer
 from haloconv.bench.results import (
     IDENTITY,
@@ -136,21 +137,25 @@ def bench_suite(order: Order, device: torch.device, folder: Path, console: Conso
 def _rows_of(piece: Piece, budget: Budget, device: torch.device, notes: list[str]) -> Iterator[Row]:
     """The rows of a piece as they come; ``notes`` hears of directions that the family does not take."""
     layer = piece.case.layer(piece.precision, piece.layout, piece.family, device)
+    notes += layer.notes
     for direction in piece.directions:
         refusal = _refusal(layer, direction)
         if refusal is None:
             yield _try(layer, direction, budget)
         else:
             what = f"{piece.case.name} {direction} {piece.precision} {piece.layout}"
-            notes.append(f"{what}: {piece.family} does not take it: {refusal}")
+            notes.append(f"{what}: {refusal}")
 
 
 def _refusal(layer: Layer, direction: Timed) -> str | None:
-    """Why the family asked for by name does not take a single direction, or None."""
-    if layer.spec.family in ("auto", "aten") or direction == "step":
+    """Why a direction is not timed: the family asked for by name does not take it, or shards have none; else None."""
+    if direction == "step" and isinstance(layer, CutLayer) and layer.shards > 1:
+        return "shards are timed direction by direction"
+    family = layer.spec.family
+    if family in ("auto", "aten") or direction == "step":
         return None
     choice = layer.choice(direction)
-    return choice.reason if choice.refused else None
+    return f"{family} does not take it: {choice.reason}" if choice.refused else None
 
 
 def _try(layer: Layer, direction: Timed, budget: Budget) -> Row:

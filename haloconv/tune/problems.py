@@ -13,7 +13,9 @@ from haloconv.front import Front, Images
 from haloconv.functional import make_spec
 from haloconv.layer import Layer
 from haloconv.module import Conv2d
-from haloconv.plan import layout_of, problem_of, result_layout
+from haloconv.padding import Posed as PosedCall
+from haloconv.padding import as_modes, modes_in_use
+from haloconv.plan import layout_of, result_layout
 from haloconv.precision import Precision
 from haloconv.precompile import Inputs, arguments_of, check_directions, evaluating
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
@@ -68,16 +70,12 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
         return
     if x.dim() == 3:
         x = x.unsqueeze(0)
-    dtype, (n, c, h, width) = _dtype(x), x.shape
-    if module.padding_mode != "zeros":
-        left, right, top, bottom = module._reversed_padding_repeated_twice
-        h, width = h + top + bottom, width + left + right
-    layout = result_layout(x, w)
+    layout, modes = result_layout(x, w), modes_in_use(as_modes(module.padding_mode), spec.padding)
+    posed = PosedCall(tuple(x.shape), tuple(w.shape), _dtype(x), layout, spec, modes)
     for direction in directions:
         stored = layout_of(x) if direction == "wgrad" else layout
         bias = module.bias is not None and direction == "fprop"
-        problem = problem_of(direction, (n, c, h, width), tuple(w.shape), spec, dtype, stored)
-        yield replace(problem, bias=bias)
+        yield replace(posed.to_measure(direction, x.device), layout=stored, bias=bias)
 
 
 def _of_front(module: torch.nn.Module, x: torch.Tensor, directions: Collection[Direction]) -> Iterator[Problem]:

@@ -61,6 +61,15 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_copy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Has a word for each padded copy that torch.nn.functional.pad made."""
+    found: list[str] = []
+    real = torch.nn.functional.pad
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda *args, **kw: found.append("copy") or real(*args, **kw))
+    return found
+
+
+@pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch sees no GPU, on a machine that has one, too."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

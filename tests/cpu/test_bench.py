@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from haloconv import plan
 from haloconv.bench import costs, first_use, results, suite, trial
+from haloconv.bench.layer import Layer
 from haloconv.cli import app, bench, bench_costs, bench_suite
 from haloconv.families.base import Config
 
@@ -112,7 +113,8 @@ def test_suites_of_the_package_have_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert suite.find_suite(Path("few_images")) == SUITE.parent / "few_images.toml"
     with pytest.raises(
-        suite.SuiteError, match=r"suite.toml: there is no such file.* package: few_images, models, pointwise, suite"
+        suite.SuiteError,
+        match=r"suite.toml: there is no such file.* package: few_images, models, pointwise, rims, suite",
     ):
         suite.find_suite(Path("suite.toml"))
     (tmp_path / "suite.toml").write_text("")
@@ -122,10 +124,12 @@ def test_suites_of_the_package_have_names(tmp_path, monkeypatch):
     assert results.results_folder(SUITE) == Path("benchmarks/results"), "an installed package is not written to"
 
 
-def test_a_suite_names_its_rows(pretended_gpu):
-    assert CliRunner().invoke(app, ["bench", "--suite", str(SUITE.parent / "few_images.toml")]).exit_code == 0
+@pytest.mark.parametrize("name", ["few_images", "rims"])
+def test_a_suite_names_its_rows(name, pretended_gpu):
+    assert CliRunner().invoke(app, ["bench", "--suite", name]).exit_code == 0
     ((order, _),) = pretended_gpu
-    assert order.suite == "few_images" and order.latest == "latest-few_images.jsonl"
+    assert order.suite == name and order.latest == f"latest-{name}.jsonl"
+    assert len(order.pieces) == len(suite.load_suite(SUITE.parent / f"{name}.toml"))
 
 
 @pytest.mark.parametrize(
@@ -208,18 +212,13 @@ def test_failed_rows_are_recorded_and_latest(tmp_path, monkeypatch):
 
 
 def test_wrong_gradient_fails_the_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial, "_ours_with_grad", lambda layer: spoiled(trial._baseline_with_grad(layer)))
+    def spoiled(layer: Layer, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return layer.torch_convolved(x, w + 0.5 * (w - w.detach()))
+
+    monkeypatch.setattr(Layer, "convolved", spoiled)
     out = console()
     assert not bench_suite.bench_suite(order(directions=["step"]), CPU, tmp_path, out)
     assert "FAILED small step: wgrad: error" in " ".join(out.file.getvalue().split())
-
-
-def spoiled(call):
-    def wrong():
-        y, dx, dw = call()
-        return y, dx, dw * 1.5
-
-    return wrong
 
 
 # --- the suite file

@@ -86,7 +86,7 @@ class Raced:
     def baseline_again(self, step):
         return f"aten {self.layout} again"
 
-    def ours(self, step):
+    def timed(self, step):
         return "ours"
 
 

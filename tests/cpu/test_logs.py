@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -127,6 +128,18 @@ def test_the_profiler_shows_layer_family_and_kernel() -> None:
     assert [name.split()[:3] for name in ranges_of(recorded)] == [
         ["haloconv.fprop", f"layer={index}", "family=direct"] for index in (0, 2)
     ]
+
+
+def test_the_profiler_shows_interior_and_rims() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, padding_mode="circular"))
+    haloconv.accelerate(model, family="direct")
+    x = torch.randn(1, 16, 9, 9, requires_grad=True)
+    with h200():
+        model(x).sum().backward()
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            model(x).sum().backward()
+    found = [" ".join(name.split()[:2]).removeprefix("haloconv.") for name in ranges_of(recorded)]
+    assert Counter(found) == {**{f"{each} layer=0": 5 for each in ("fprop", "dgrad", "wgrad")}, "bgrad layer=0": 1}
 
 
 @pytest.mark.parametrize("training", [False, True])

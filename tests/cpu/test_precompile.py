@@ -78,6 +78,16 @@ def test_the_first_step_finds_its_kernels(compiler: Compiler, channels_last: boo
     assert ahead and set(compiler.sources) == ahead
 
 
+@pytest.mark.parametrize("learns_images", [False, True])
+def test_rims_are_compiled_ahead(compiler: Compiler, learns_images: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, padding_mode="circular"))
+    x = images(requires_grad=learns_images)
+    haloconv.accelerate(model, family="direct", example_inputs=x)
+    ahead = set(compiler.sources)
+    model(x).square().sum().backward()
+    assert ahead and set(compiler.sources) == ahead
+
+
 def test_inference_compiles_no_gradients(compiler: Compiler) -> None:
     model, x = network().eval(), images()
     haloconv.accelerate(model, family="direct", example_inputs=x)

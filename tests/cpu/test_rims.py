@@ -9,6 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from haloconv import strips
 from haloconv.problem import ConvSpec
 from haloconv.rims import NOBODY, PADDING_MODES, Axis, Piece, axis_of, cut_of, even_bounds, output_bounds, sides_of
 from haloconv.strips import Job, convolve_cut
@@ -148,3 +149,20 @@ def test_no_copy_of_the_image_is_kept_for_the_backward_pass() -> None:
         convolve_cut(x, w, None, job)
     others = sum(each.numel() for each in kept if each.data_ptr() not in (x.data_ptr(), w.data_ptr()))
     assert 0 < others < 0.2 * x.numel()
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_strips_by_indices_are_those_by_blocks(order: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and memory order; and pixels of other shards are never taken from this one."""
+    x = integers(2, 3, 10, 9).contiguous(memory_format=order)
+    for mode in PADDING_MODES[1:]:
+        axes = (axis_of(10, 3, 1, 2, (3, 1), mode), axis_of(9, 4, 2, 1, (2, 2), mode))
+        whole = [((0, axis.extent), (0, axis.outputs)) for axis in axes]
+        job = Job(cut_of(axes, *zip(*whole, strict=True), (0, 0)), (0, 0), ConvSpec(stride=(1, 2), dilation=(2, 1)))
+        found = strips._strips(x, {}, job)
+        monkeypatch.setattr(strips, "gathered", lambda *_: None)
+        expected = strips._strips(x, {}, job)
+        monkeypatch.undo()
+        assert len(found) == 4 and all(strip.is_contiguous(memory_format=order) for strip in found)
+        assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
+    assert strips.gathered(x, job.cut.rims[0], (1, 0), "nchw") is None

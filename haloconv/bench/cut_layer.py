@@ -1,0 +1,189 @@
+"""A layer that is computed as interior and rims: padded by another mode than zeros, or in shards one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from haloconv import reference
+from haloconv.bench.layer import LAYOUTS, Layer, Step
+from haloconv.functional import conv2d
+from haloconv.padding import ZEROS, Modes, modes_in_use, padded_copy
+from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
+from haloconv.strips import Alone, Block, Job, Messages, convolve_cut, give, needed, split, take
+
+Tensor = torch.Tensor
+
+
+class InTurn(Alone):
+    """The exchange of shards of one process, which run one after another: what each has is there for the others.
+
+    ``shards`` has the x of each; ``owed`` gets the gradients that are for pixels of others, to be given at the end.
+    """
+
+    def __init__(self, cut: Cut, place: Place, shards: dict[Place, Tensor]) -> None:
+        self.needed, self.shards = needed(cut, place), shards
+        self.owed: list[tuple[Place, Block, Tensor]] = []
+
+    def start(self, x: Tensor) -> Callable[[], Messages]:
+        """The blocks of the others, as one flat tensor of each."""
+        return lambda: {
+            owner: torch.cat([take(self.shards[owner].detach(), block).reshape(-1) for block in blocks])
+            for owner, blocks in self.needed.items()
+        }
+
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
+        """Keep what others are owed."""
+        self.owed = []
+        for owner, message in sent.items():
+            blocks = self.needed[owner]
+            self.owed += [(owner, *each) for each in zip(blocks, split(message, blocks, like), strict=True)]
+        return list
+
+
+@dataclass(frozen=True)
+class CutLayer(Layer):
+    """A layer padded by ``modes``, or cut along H into ``shards``. Its problem is that of the image with zeros around.
+
+    PyTorch's side convolves the whole image, behind a padded copy where it makes one. Of shards that side and the
+    choice are those of the undivided layer.
+    """
+
+    modes: Modes = ZEROS
+    shards: int = 1
+
+    def convolved(self, x: Tensor, w: Tensor) -> Tensor:
+        """haloconv's operation, with gradients; of an image that is one shard."""
+        spec = self.spec
+        settings: Any = {"precision": spec.precision, "family": spec.family, "strict": spec.strict}
+        return conv2d(x, w, self.b, *spec[:4], padding_mode=self.modes, **settings)
+
+    def torch_convolved(self, x: Tensor, w: Tensor) -> Tensor:
+        """PyTorch's operation on a padded copy, with gradients."""
+        modes = modes_in_use(self.modes, self.spec.padding)
+        if modes == ZEROS:
+            return super().torch_convolved(x, w)
+        copy, left = padded_copy(x, self.spec, modes)
+        top, _, cols, _ = left.padding
+        return torch.conv2d(copy, w, self.b, left.stride, (top, cols), left.dilation, left.groups)
+
+    def ours(self, step: Step) -> Callable[[], Tensor]:
+        """haloconv's operation; of shards with their results put together."""
+        if step == "bgrad":
+            return super().ours(step)
+        if self.shards == 1:
+            return _of_step(self, step, self.convolved)
+        run = self._in_turn.run_of(step)
+        return (lambda: torch.stack(run()).sum(0)) if step == "wgrad" else lambda: torch.cat(run(), 2)
+
+    def timed(self, step: Step) -> Callable[[], object]:
+        """haloconv's operation; the results of shards as they are."""
+        return self.ours(step) if self.shards == 1 or step == "bgrad" else self._in_turn.run_of(step)
+
+    def baseline(self, step: Step) -> Callable[[], Tensor]:
+        """PyTorch's operation."""
+        plain = step == "bgrad" or modes_in_use(self.modes, self.spec.padding) == ZEROS
+        return super().baseline(step) if plain else _of_step(self, step, self.torch_convolved)
+
+    def oracle(self, step: Step) -> reference.Oracle:
+        """The float64 answer, of a padded copy."""
+        modes = modes_in_use(self.modes, self.spec.padding)
+        if modes == ZEROS or step == "bgrad":
+            return super().oracle(step)
+        copy, left = padded_copy(self.x, self.spec, modes)
+        if step != "dgrad":
+            return replace(self, x=copy, spec=left, modes=ZEROS).oracle(step)
+        of_copy = reference.oracle_dgrad(self.dy, self.w, tuple(copy.shape), left)
+        return reference.Oracle(*(self._folded(each, modes) for each in of_copy))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of shards, how much they exchange."""
+        return self._in_turn.notes if self.shards > 1 else ()
+
+    @cached_property
+    def _in_turn(self) -> Shards:
+        return Shards(self)
+
+    def _folded(self, gradient: Tensor, modes: Modes) -> Tensor:
+        """The gradient of x, given that of its padded copy."""
+        with torch.enable_grad():
+            x = gradient.new_zeros(self.x.shape).requires_grad_()
+            copy, _ = padded_copy(x, self.spec, modes)
+        return torch.autograd.grad(copy, x, gradient)[0]
+
+
+def _of_step(layer: Layer, step: Step, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
+    """fprop; or a gradient, as the backward pass of one forward pass that is kept."""
+    x, w = layer.x.detach(), layer.w.detach()
+    if step == "fprop":
+        return lambda: function(x, w)
+    wanted = (x if step == "dgrad" else w).requires_grad_()
+    with torch.enable_grad():
+        y = function(x, w)
+    return lambda: torch.autograd.grad(y, wanted, layer.dy, retain_graph=True)[0]
+
+
+class Shards:
+    """The shards of a layer's image, bands of its rows; each has its own x and dy."""
+
+    def __init__(self, layer: CutLayer) -> None:
+        spec, extents, taps = layer.spec, layer.x.shape[2:], layer.w.shape[2:]
+        sides: Any = (spec.padding[:2], spec.padding[2:])
+        axes = tuple(map(axis_of, extents, taps, spec.stride, spec.dilation, sides, layer.modes))
+        inputs = (even_bounds(extents[0], layer.shards), (0, extents[1]))
+        outputs = tuple(map(output_bounds, axes, inputs))
+        self.layer, self.places = layer, [(index, 0) for index in range(layer.shards)]
+        self.x = dict(zip(self.places, self._bands(layer.x, inputs[0]), strict=True))
+        self.dy = dict(zip(self.places, self._bands(layer.dy, outputs[0]), strict=True))
+        self.jobs: list[Job] = []
+        self.exchanges: list[InTurn] = []
+        for place in self.places:
+            cut: Any = cut_of(axes, inputs, outputs, place)
+            self.exchanges.append(InTurn(cut, place, self.x))
+            self.jobs.append(Job(cut, place, spec, self.exchanges[-1]))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence: the bytes that a shard gets of others, and the messages."""
+        x = self.layer.x
+        pixels = max(
+            sum(down.length * across.length for blocks in one.needed.values() for down, across in blocks)
+            for one in self.exchanges
+        )
+        megabytes = pixels * x.shape[0] * x.shape[1] * x.itemsize / 1e6
+        messages = max(len(one.needed) for one in self.exchanges)
+        return (
+            f"{self.layer.name}: a shard gets {megabytes:.3g} MB of others in {messages} messages before its rims, and "
+            "sends as much back in dgrad; here both are copies on one GPU",
+        )
+
+    def run_of(self, step: Step) -> Callable[[], list[Tensor]]:
+        """What computes the parts of a result; those of dw are to be added."""
+        layer = self.layer
+        if step == "fprop":
+            return lambda: [convolve_cut(self.x[job.place], layer.w, layer.b, job) for job in self.jobs]
+        parts = []
+        for job in self.jobs:
+            x, w = self.x[job.place].detach(), layer.w.detach()
+            wanted = (x if step == "dgrad" else w).requires_grad_()
+            with torch.enable_grad():
+                parts.append((convolve_cut(x, w, layer.b, job), wanted, self.dy[job.place]))
+
+        def run() -> list[Tensor]:
+            found = [torch.autograd.grad(y, wanted, dy, retain_graph=True)[0] for y, wanted, dy in parts]
+            for each in self.exchanges if step == "dgrad" else ():
+                for owner, block, gradient in each.owed:
+                    give(found[owner[0]], block, gradient)
+            return found
+
+        return run
+
+    def _bands(self, tensor: Tensor, bounds: Bounds) -> Iterator[Tensor]:
+        for begin, end in pairwise(bounds):
+            yield tensor[:, :, begin:end].contiguous(memory_format=LAYOUTS[self.layer.layout])

@@ -1,0 +1,116 @@
+"""Padding modes on kernels of ours, in the emulator: exact, without a padded copy, where the choice is ours."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import haloconv
+from haloconv.emulator import emulated_device
+from haloconv.tune.problems import problems_of
+from tests.padded import convolved, integers, with_integers
+
+CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (3, {"padding": 1, "padding_mode": "circular"}),
+    ((3, 4), {"padding": (2, 1, 0, 3), "padding_mode": ("reflect", "circular"), "stride": (2, 1)}),
+    ((2, 3), {"padding": "same", "padding_mode": ("zeros", "replicate"), "dilation": (1, 2), "groups": 2}),
+)
+
+
+@pytest.mark.parametrize(("taps", "options"), CASES)
+def test_our_kernels_run_it_without_a_copy(
+    taps: Any, options: dict[str, Any], emulator_cache: None, no_copy: list[str]
+) -> None:
+    torch.manual_seed(6)
+    layer = with_integers(haloconv.Conv2d(4, 4, taps, **options, family="direct", strict=True, dtype=torch.float64))
+    x = integers(2, 4, 9, 8).requires_grad_()
+    want = convolved(x, layer)
+    inputs = (x, layer.weight, layer.bias)
+    expected = torch.autograd.grad(want.square().sum(), inputs)
+    no_copy.clear()
+    with emulated_device():
+        for _ in range(2):
+            y = layer(x)
+            assert torch.equal(y, want)
+        assert layer.choice().family == "direct" and "direct" in str(layer)
+        found = torch.autograd.grad(y.square().sum(), inputs)
+        assert torch.equal(layer(x[0]), want[0])
+        function = haloconv.conv2d(
+            *inputs, layer.stride, layer.padding, layer.dilation, layer.groups,
+            padding_mode=layer.padding_mode, family="direct", activation="relu",
+        )  # fmt: skip
+        assert torch.equal(function, want.relu())
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True)) and no_copy == []
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "family"),
+    [
+        ((3, 16, 3), {"padding": 1, "padding_mode": "circular", "stride": 2}, "halo_sm90"),
+        ((32, 32, 5), {"padding": 2, "padding_mode": "replicate", "groups": 32}, "depthwise"),
+    ],
+)
+def test_each_family_runs_interior_and_rims(
+    args: Any, options: dict[str, Any], family: str, emulator_cache: None, no_copy: list[str]
+) -> None:
+    """In fp16: windows of dy, strips, and pixels in both memory orders."""
+    torch.manual_seed(7)
+    layer = haloconv.Conv2d(*args, **options, bias=False)
+    exact = with_integers(layer).double()
+    x = integers(1, args[0], 10, 12).requires_grad_()
+    want = convolved(x, exact)
+    dy = torch.randint(-1, 2, want.shape).double()
+    expected = torch.autograd.grad(want, (x, exact.weight), dy)
+    no_copy.clear()
+    half = (
+        copy.deepcopy(exact)
+        .half()
+        .to(memory_format=torch.channels_last if family == "depthwise" else torch.contiguous_format)
+    )
+    image = x.detach().half().requires_grad_()
+    with emulated_device():
+        y = half(image)
+        found = torch.autograd.grad(y, (image, half.weight), dy.half())
+        assert half.choice().family == family
+    assert torch.equal(y.double(), want) and no_copy == []
+    assert all(torch.equal(got.double(), gradient) for got, gradient in zip(found, expected, strict=True))
+
+
+def test_our_kernels_run_signals_without_a_copy(emulator_cache: None, no_copy: list[str]) -> None:
+    torch.manual_seed(6)
+    layer = with_integers(
+        haloconv.Conv1d(4, 4, 5, padding=2, padding_mode="circular", family="direct", strict=True).double()
+    )
+    x = integers(2, 4, 20).requires_grad_()
+    theirs = torch.nn.Conv1d(4, 4, 5, padding=2, padding_mode="circular", dtype=torch.float64)
+    theirs.load_state_dict(layer.state_dict())
+    want = theirs(x)
+    expected = torch.autograd.grad(want.square().sum(), (x, *theirs.parameters()))
+    no_copy.clear()
+    with emulated_device():
+        assert torch.equal(layer(x), want) and torch.equal(layer(x[0]), want[0])
+        y = layer(x)
+        assert layer.choice().family == "direct"
+        found = torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True)) and no_copy == []
+
+
+@pytest.mark.parametrize("family", ["auto", "aten", "direct"])
+def test_the_choice_decides_between_rims_and_a_copy(family: str, emulator_cache: None, no_copy: list[str]) -> None:
+    layer, x = haloconv.Conv2d(2, 2, 3, padding=1, padding_mode="reflect", family=family), torch.randn(1, 2, 6, 7)
+    with emulated_device(), torch.no_grad():
+        y = layer(x)
+        assert (layer.choice().family == "aten") == (family == "aten") == bool(no_copy)
+    torch.testing.assert_close(y, convolved(x, layer), rtol=1e-2, atol=1e-2)
+
+
+def test_tuning_poses_the_image_as_our_kernels_see_it() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"))
+    x = torch.randn(1, 2, 6, 7)
+    assert [str(each.problem) for each in problems_of(model, x, ("fprop",))] == ["fprop 1,2,8,9 -> 4, 3x3 tf32 nchw"]
+    with emulated_device():
+        posed = [str(each.problem) for each in problems_of(model, x, ("fprop", "wgrad"))]
+    assert posed == [f"{each} 1,2,6,7 -> 4, 3x3 p1,1,1,1 tf32 nchw" for each in ("fprop", "wgrad")]
