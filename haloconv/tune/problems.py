@@ -12,6 +12,7 @@ import torch
 from haloconv.front import Front, Images
 from haloconv.functional import make_spec
 from haloconv.layer import Layer
+from haloconv.library import autocast_dtype
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, problem_of, result_layout
 from haloconv.precision import Precision
@@ -68,7 +69,7 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
         return
     if x.dim() == 3:
         x = x.unsqueeze(0)
-    dtype, (n, c, h, width) = _dtype(x), x.shape
+    dtype, (n, c, h, width) = autocast_dtype(x), x.shape
     if module.padding_mode != "zeros":
         left, right, top, bottom = module._reversed_padding_repeated_twice
         h, width = h + top + bottom, width + left + right
@@ -87,7 +88,7 @@ def _of_front(module: torch.nn.Module, x: torch.Tensor, directions: Collection[D
     images = layer.posed(x) if layer.family == "auto" else None
     if not isinstance(images, Images):
         return
-    forward = images.problem(_dtype(x), layer.bias is not None)
+    forward = images.problem(autocast_dtype(x), layer.bias is not None)
     for direction in directions:
         yield forward.toward(_MIRRORED.get(direction, direction) if images.x_shape is not None else direction)
 
@@ -99,12 +100,6 @@ def _spec_of(module: torch.nn.Conv2d, image: Sequence[int]) -> ConvSpec:
         chosen = (module.precision, module.family, module.strict)
     r, s = module.kernel_size
     return make_spec(module.stride, padding, module.dilation, module.groups, (r, s), *chosen)
-
-
-def _dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which a call of ``x`` is computed under the autocast in force."""
-    casts = torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64
-    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
 
 
 @contextmanager
