@@ -125,9 +125,8 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     tap = multiplies * shape.tile_px // 2 * (1.03 if fast else 1.35 if shape.run == 64 else 1.1)
     tap *= 1.3 if shape.flat else _waiting(tiling, tap)
     writing = shape.tile_px * (storage.y_bytes * 4 if tiling.y_boxes else 20)
-    hidden = (
-        0 if tiling.phases.first else tiling.memory.stages * tap
-    )  # with one stream of weights the other consumer is ahead by the stages
+    # With one stream of weights the other consumer is ahead by its stages, and multiplies while this one writes.
+    hidden = 0 if tiling.phases.first else tiling.memory.stages * tap
     multiply = 2 * taps * tap + (0 if shape.shared_tile else max(0, writing - hidden))
     consumer = taps * (tap + 340) + writing + 600
     streamed = taps * shape.streams * shape.stage_bytes + tiling.staged_lines * tiling.line.slot_px * shape.chunk_bytes
