@@ -12,8 +12,8 @@ struct Run {
     int image, strip, first, bands;
 };
 
-// The bands of a block, run by run. Cut has, among others, slabs; strips of an image and bands of a strip; per_block, the
-// bands of a block; longer, the blocks of a slab that have one more.
+// The bands of a block, run by run. Cut has, among others, slabs; strips of an image and bands of a strip; per_block,
+// the bands of a block; longer, the blocks of a slab that have one more.
 struct Walk {
     int slab, part;  // the block's number among those of its slab
     int at, end;     // bands
