@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from haloconv.bench import costs
-from haloconv.cli import app, bench_costs
+from haloconv.bench.costs import kernels as costs
+from haloconv.cli import app
+from haloconv.cli.bench import costs as bench_costs
 from haloconv.families import FAMILIES
 from haloconv.jit import CompileError, KernelSource
 

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from haloconv.bench import results, stale
 from haloconv.bench.suite import SUITES
-from haloconv.cli import bench, bench_models, bench_suite
+from haloconv.cli.bench import command as bench
+from haloconv.cli.bench import models as bench_models
+from haloconv.cli.bench import suite as bench_suite
 from haloconv.families.closure import source_of, stamp_hash
 from tests.cpu.test_bench import CPU, QUICK, lines_of, order
 

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 from haloconv import env
-from haloconv.bench.first_use import FirstUse
+from haloconv.bench.costs.first_use import FirstUse
 from haloconv.bench.suite import Case
 from haloconv.families import FAMILIES
 from haloconv.jit import KernelSource, compile_source
@@ -100,7 +100,7 @@ def compile_times(cases: Sequence[Case], family: str = "direct") -> list[Compile
 
 def _in_new_process(order: str, cache_folder: str) -> list[FirstUse]:
     surroundings = env.child_environment(**{env.CACHE_DIR: cache_folder, env.CACHE: "1"})
-    command = [sys.executable, "-m", "haloconv.bench.first_use"]
+    command = [sys.executable, "-m", "haloconv.bench.costs.first_use"]
     done = subprocess.run(
         command, input=order, capture_output=True, text=True, env=surroundings, timeout=CHILD_TIMEOUT_S, check=False
     )

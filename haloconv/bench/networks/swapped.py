@@ -13,9 +13,9 @@ import torch
 from haloconv.accelerate import Acceleration, Swap
 from haloconv.bench.emulated import EmulatedLayer, Emulation
 from haloconv.bench.layer import LAYOUTS, Layer, Step
+from haloconv.bench.networks.whole import Contest
 from haloconv.bench.trial import Budget, tried_step
 from haloconv.bench.values import ModelError, device_of, run_theirs
-from haloconv.bench.whole import Contest
 from haloconv.families.closure import JOIN
 from haloconv.front import Front, Images
 from haloconv.layout import Layout

@@ -11,8 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from haloconv.bench.costs import Cost, compile_times, text_times
-from haloconv.bench.host_cost import NOT_MEASURED, host_costs, own_host_costs
+from haloconv.bench.costs.host_cost import NOT_MEASURED, host_costs, own_host_costs
+from haloconv.bench.costs.kernels import Cost, compile_times, text_times
 from haloconv.bench.results import ResultRow, append_rows
 from haloconv.bench.suite import Case
 from haloconv.cli.run import AUTO, Family
