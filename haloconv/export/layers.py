@@ -16,7 +16,7 @@ from haloconv.families import FAMILIES
 from haloconv.functional import make_spec
 from haloconv.plan import layout_of
 from haloconv.precision import Precision
-from haloconv.problem import DIRECTIONS, ConvSpec, Problem
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
 from haloconv.problem_file import (
     Inputs,
     ProblemFile,
@@ -40,9 +40,9 @@ class Layer:
     fprop: Problem
     spec: ConvSpec
     forms: Forms
-    choices: dict[str, Choice] = field(default_factory=dict)
+    choices: dict[Direction, Choice] = field(default_factory=dict)
     tapes: dict[str, Tape] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
+    refusals: dict[Direction, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple:
@@ -163,7 +163,7 @@ def _choice(problem: Problem, chosen: Choice | None, family: str) -> Choice:
         return chosen
     own = _own(problem)
     if own is None:
-        return Choice("aten", FAMILIES["direct"].why_not(problem, CPU), refused=True)
+        return Choice("aten", FAMILIES["direct"].why_not(problem, CPU) or "", refused=True)
     return Choice(own, f"{ROUTED} ({chosen.reason})")
 
 
