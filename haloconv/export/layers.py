@@ -25,6 +25,7 @@ from haloconv.problem_file import (
     map_tensors,
     tensors_in,
 )
+from haloconv.tune.problems import noting
 
 ROUTED = "PyTorch's own convolution is the choice here, and an exported file has kernels alone"
 
@@ -67,24 +68,14 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     seen: list[tuple[str, torch.nn.Conv2d, torch.Tensor]] = []
     inputs = _without_memory(file)
     model = file.model().to("meta")
-    names = {module: name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append((names[module], module, args[0] if args else kwargs["input"])),
-            with_kwargs=True,
-        )
-        for module in names
-    ]
+    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
     try:
-        with torch.no_grad():
+        with noting(convolutions, lambda *call: seen.append(call)), torch.no_grad():
             model(*inputs)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise ProblemFileError(f"{file.path}: Model's forward {how_it_ended(error)}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     layers: dict[tuple, Layer] = {}
     for name, module, x in seen:
         layer = _layer(file, name, module, x if x.dim() == 4 else x.unsqueeze(0), precision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -57,7 +57,8 @@ def problems_of(
         posed = _problems(module, x, wanted) if isinstance(module, torch.nn.Conv2d) else _of_front(module, x, wanted)
         found.extend(Posed(name, problem, x.device) for problem in posed)
 
-    with _noting(model, note), evaluating(model), torch.no_grad(), unsearched():
+    layers = {name: module for name, module in model.named_modules() if _is_ours_to_run(module)}
+    with noting(layers, note), evaluating(model), torch.no_grad(), unsearched():
         model(*args, **kwargs)
     return list(dict.fromkeys(found))
 
@@ -103,14 +104,13 @@ def _spec_of(module: torch.nn.Conv2d, image: Sequence[int]) -> ConvSpec:
 
 
 @contextmanager
-def _noting(model: torch.nn.Module, note: Callable[[str, torch.nn.Module, torch.Tensor], None]) -> Iterator[None]:
-    """While active, ``note(name, module, x)`` is called before each convolution that we may run."""
+def noting(layers: Mapping[str, torch.nn.Module], note: Callable[[str, Any, torch.Tensor], None]) -> Iterator[None]:
+    """While active, ``note(name, module, x)`` is called before each call of one of these layers, which takes ``x``."""
 
     def hook_of(name: str) -> Callable[[Any, tuple, dict], None]:
         return lambda module, args, kwargs: note(name, module, args[0] if args else kwargs["input"])
 
-    modules = [(name, module) for name, module in model.named_modules() if _is_ours_to_run(module)]
-    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in modules]
+    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in layers.items()]
     try:
         yield
     finally:
