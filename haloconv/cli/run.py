@@ -12,7 +12,7 @@ import torch
 import typer
 
 from haloconv import atomic, emulator
-from haloconv.bench.emulated import Emulation
+from haloconv.bench.emulation.emulated import Emulation
 from haloconv.bench.networks.swapped import Options
 from haloconv.bench.problem_run import run_files
 from haloconv.bench.trial import UNTIMED, Budget

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from haloconv import emulator, plan
-from haloconv.bench.emulated import EmulatedLayer
-from haloconv.bench.model import Modelled
-from haloconv.bench.traffic import Launched, conflict_table, traffic_table
+from haloconv.bench.emulation.emulated import EmulatedLayer
+from haloconv.bench.emulation.model import Modelled
+from haloconv.bench.emulation.traffic import Launched, conflict_table, traffic_table
 from haloconv.bench.trial import UNTIMED, try_step
 from haloconv.emulator import LaunchStatistics, SiteStatistics
 from haloconv.problem import ConvSpec, Problem

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from haloconv.bench.emulated import Emulation
+from haloconv.bench.emulation.emulated import Emulation
 from haloconv.bench.layer import Layer
 from haloconv.bench.networks import swapped
 from haloconv.bench.networks.swapped import Options, contest_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from haloconv.accelerate import Acceleration, Swap
-from haloconv.bench.emulated import EmulatedLayer, Emulation
+from haloconv.bench.emulation.emulated import EmulatedLayer, Emulation
 from haloconv.bench.layer import LAYOUTS, Layer, Step
 from haloconv.bench.networks.whole import Contest
 from haloconv.bench.trial import Budget, tried_step

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from haloconv.bench.emulation.model import MODELLED_KERNEL, modelled
+from haloconv.bench.emulation.traffic import Launched
 from haloconv.bench.layer import Layer, Step
-from haloconv.bench.model import MODELLED_KERNEL, modelled
-from haloconv.bench.traffic import Launched
 from haloconv.bench.trial import AS_LARGE
 from haloconv.choose.choice import Choice
 from haloconv.emulator import EmulatedDevice, emulated_device
