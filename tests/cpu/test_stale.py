@@ -41,6 +41,22 @@ def test_a_row_is_stale_if_its_source_is_not_todays(changes: dict, late: bool) -
     assert stale.is_stale({**FRESH, **changes}) is late
 
 
+def test_rows_of_sources_that_were_carried_to_todays_are_fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As long as the stamp is that of today's sources: what it was carried from says nothing of others."""
+    monkeypatch.setattr(stale, "VERIFIED", tmp_path / "now")
+    stamp = {"hash": stamp_hash(KERNEL), "carried_from": {"hash": "judged", "between": ["moved"]}}
+    for folder, changes in (("now", {}), ("later", {"hash": "other"})):
+        (tmp_path / folder).mkdir()
+        text = json.dumps({"family": "depthwise", "kernels": {"band": {**stamp, **changes}}})
+        (tmp_path / folder / "depthwise.json").write_text(text)
+    both = {"kernel": f"{KERNEL} + aten", "source": "moved + "}
+    for row in ({**FRESH, "source": "judged"}, {**FRESH, "source": "moved"}, {**FRESH, **both}):
+        assert not stale.is_stale(row)
+    assert stale.is_stale({**FRESH, "source": "never"})
+    monkeypatch.setattr(stale, "VERIFIED", tmp_path / "later")
+    assert stale.is_stale({**FRESH, "source": "judged"}) and not stale.is_stale(FRESH)
+
+
 def test_rows_that_tell_no_source_are_stale() -> None:
     assert stale.is_stale({name: value for name, value in FRESH.items() if name not in ("source", "kernel")})
 
