@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -161,14 +161,21 @@ def accelerate(
                 module.set_up(precision, family, strict)
             already.append(Swap(names, module, None if before == module.settings() else before))
         elif not isinstance(ours := found[module], str):
-            change_class(module, own_class(module), ours)
-            module.set_up(precision, family, strict)
-            module.swapped = True
-            vars(module)["_layer_name"] = names[0]
-            swaps.append(Swap(names, module))
+            layer = _changed(module, ours, names[0])
+            layer.set_up(precision, family, strict)
+            swaps.append(Swap(names, layer))
     if example_inputs is not None:
         precompile(model, example_inputs)
     return Acceleration(tuple(swaps), tuple(already), left)
+
+
+def _changed(module: torch.nn.Module, ours: type[torch.nn.Module], name: str) -> Any:
+    """The module, which is a layer of ours from now on."""
+    change_class(module, own_class(module), ours)
+    layer: Any = module
+    layer.swapped = True
+    vars(module)["_layer_name"] = name
+    return layer
 
 
 def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleration:
@@ -212,7 +219,7 @@ def restore(model: torch.nn.Module) -> list[str]:
                 "have one name for all dimensions; assign one first"
             )
     for module, names in swapped.items():
-        ours = own_class(module)
+        ours: Any = own_class(module)
         change_class(module, ours, ours.original)
         for name in OWN_NAMES:
             vars(module).pop(name, None)

@@ -26,7 +26,7 @@ from haloconv.families.aten import is_symmetric
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.layout import Layout, is_channels_last
-from haloconv.precision import torch_precision
+from haloconv.precision import Precision, torch_precision
 from haloconv.problem import (
     NO_EPILOGUE,
     ConvSpec,
@@ -110,10 +110,12 @@ def problem_of(
     layout: Layout,
 ) -> Problem:
     """The problem of a call without bias and epilogue. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
-    precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
-    parameters = (spec.stride, spec.padding, spec.dilation, spec.groups)
-    extents = (*x_shape, w_shape[0], *w_shape[2:])
-    return Problem(direction, *extents, *parameters, dtype=dtype, layout=layout, precision=precision)
+    precision: Precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
+    (n, c, h, w), (k, _, r, s) = x_shape, w_shape
+    return Problem(
+        direction, n, c, h, w, k, r, s, spec.stride, spec.padding, spec.dilation, spec.groups,
+        dtype=dtype, layout=layout, precision=precision,
+    )  # fmt: skip
 
 
 generation = 0
@@ -196,7 +198,9 @@ def _gradients_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> t
     """What a backward pass would ask for: dgrad and wgrad, and whether the gradient of the bias."""
     if not torch.is_grad_enabled():
         return (), False
-    wanted: tuple[Direction, ...] = (("dgrad",) if x.requires_grad else ()) + (("wgrad",) if w.requires_grad else ())
+    dx: tuple[Direction, ...] = ("dgrad",) if x.requires_grad else ()
+    dw: tuple[Direction, ...] = ("wgrad",) if w.requires_grad else ()
+    wanted = dx + dw
     return wanted, b is not None and b.requires_grad
 
 
@@ -272,7 +276,8 @@ def bind_bgrad_of(
         return _aten_bgrad
     if family == "auto" and stand_in() is None and bgrad_by_measured_rule(shape, form.strides, device)[0] == "aten":
         return _aten_bgrad
-    return watched(bind_bgrad(dtype, shape, form, device), device)
+    n, k, p, q = shape
+    return watched(bind_bgrad(dtype, (n, k, p, q), form, device), device)
 
 
 def _aten_bgrad(dy: torch.Tensor) -> torch.Tensor:

@@ -96,12 +96,12 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
     """While active, the kernel takes the smallest tile of that shape, whatever its cost model prefers."""
-    ways = pointwise.ways
+    all_tiles = pointwise.all_tiles
 
     def only(request: Request) -> tuple[Tile, ...]:
-        found = (tile for tile in ways(request) if SHAPES[shape](tile))
+        found = (tile for tile in all_tiles(request) if SHAPES[shape](tile))
         return tuple(sorted(found, key=lambda tile: (tile.split_n, tile.pixels * tile.filters, str(tile))))[:1]
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(pointwise, "ways", only)
+        patch.setattr(pointwise, "all_tiles", only)
         yield

@@ -9,7 +9,7 @@ import torch
 from pytest import MonkeyPatch
 
 from haloconv.families.halo_sm90.wgrad import wgrad
-from haloconv.families.halo_sm90.wgrad.wgrad import Cut, Way
+from haloconv.families.halo_sm90.wgrad.wgrad import Cut, Tiling
 from haloconv.problem import Request
 from tests.cases import case
 
@@ -82,15 +82,15 @@ _RUNS = (
       "sm90_wgrad_stride_pointwise_nhwc"), (torch.float16,)),
 )  # fmt: skip
 
-SHAPES: dict[str, Callable[[Way], bool]] = {
-    "wgrad columns shared": lambda way: way.tile.split[0] == 3,
-    "wgrad channels shared": lambda way: way.tile.split[1] == 2,
-    "wgrad filters shared": lambda way: way.tile.split[2] == 3,
-    "wgrad steps shared": lambda way: way.tile.split[3] == 2 and way.tile.rows == 3,
-    "wgrad columns in turn": lambda way: way.tile.column_groups > 1,
-    "wgrad many filters": lambda way: way.tile.filters == 128,
-    "wgrad one part": lambda way: True,
-    "wgrad many parts": lambda way: True,
+SHAPES: dict[str, Callable[[Tiling], bool]] = {
+    "wgrad columns shared": lambda each: each.tile.split[0] == 3,
+    "wgrad channels shared": lambda each: each.tile.split[1] == 2,
+    "wgrad filters shared": lambda each: each.tile.split[2] == 3,
+    "wgrad steps shared": lambda each: each.tile.split[3] == 2 and each.tile.rows == 3,
+    "wgrad columns in turn": lambda each: each.tile.column_groups > 1,
+    "wgrad many filters": lambda each: each.tile.filters == 128,
+    "wgrad one part": lambda each: True,
+    "wgrad many parts": lambda each: True,
 }
 PARTS = {"wgrad one part": 1, "wgrad many parts": 9}  # of the shapes that are about them
 SHAPED = {
@@ -131,13 +131,13 @@ def _in_parts(cut: Cut, request: Request, parts: int) -> Cut:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, the weight gradient takes the best way of that shape, whatever its cost model prefers."""
-    ways = wgrad.ways
+    """While active, the weight gradient takes the best each of that shape, whatever its cost model prefers."""
+    tilings = wgrad.tilings
 
-    def only(request: Request) -> list[Way]:
-        found = [way for way in ways(request) if SHAPES[shape](way)][:1]
-        return [way._replace(cut=_in_parts(way.cut, request, PARTS.get(shape, way.cut.parts))) for way in found]
+    def only(request: Request) -> list[Tiling]:
+        found = [each for each in tilings(request) if SHAPES[shape](each)][:1]
+        return [each._replace(cut=_in_parts(each.cut, request, PARTS.get(shape, each.cut.parts))) for each in found]
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(wgrad, "ways", only)
+        patch.setattr(wgrad, "tilings", only)
         yield

@@ -123,9 +123,10 @@ def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, s
 
 
 def carried(stamp: dict, digest: str, revision: str) -> dict:
-    """The stamp for the present hash; it remembers the one that a GPU run made."""
+    """The stamp for the present hash; it remembers that of the GPU run, and those between, which rows may name."""
     origin = stamp.get("carried_from") or {"hash": stamp["hash"], "commit": stamp["commit"]}
-    return {**stamp, "hash": digest, "carried_from": {**origin, "through": revision}}
+    between = dict.fromkeys([*origin.get("between", []), stamp["hash"]]).keys() - {origin["hash"], digest}
+    return {**stamp, "hash": digest, "carried_from": {**origin, "between": sorted(between), "through": revision}}
 
 
 def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], same: set[str]) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from haloconv.families import OWN
 from haloconv.report import Network, Row, networks_of
 from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR, WHOLE
 from tools.result_facts import (
@@ -225,16 +226,6 @@ def slowest_cells(network: Network) -> list[str]:
     return [str(len({row.case for row in network.layers})), f"{slowest.ratio:.2f}× {where}"]
 
 
-FAMILY_PAGES = (
-    "direct",
-    "grouped_sm90",
-    "halo_sm80",
-    "halo_sm80_wgrad",
-    "halo_sm90",
-    "depthwise",
-    "depthwise_window",
-    "depthwise_toeplitz",
-)
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "headline": headline_section,
@@ -252,7 +243,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "verified": lambda: verified_section(read_stamps(), pending()),
     },
     "docs/export.md": {"export": export_section},
-    **{f"docs/kernels/{family}.md": {"rows": partial(family_section, family)} for family in FAMILY_PAGES},
+    **{f"docs/kernels/{family}.md": {"rows": partial(family_section, family)} for family in OWN},
 }
 """Every page with generated sections, and who writes each section."""
 

@@ -17,11 +17,19 @@ import torch
 
 from haloconv.accelerate import accelerate
 from haloconv.bench.layer import Layer
-from haloconv.bench.swapped import Options, contest_of, layers_of, on_device, placed, try_layers, why_nothing_is_ours
+from haloconv.bench.networks.swapped import (
+    Options,
+    contest_of,
+    layers_of,
+    on_device,
+    placed,
+    try_layers,
+    why_nothing_is_ours,
+)
+from haloconv.bench.networks.whole import try_model
 from haloconv.bench.targets import TargetError
 from haloconv.bench.trial import measured
 from haloconv.bench.values import ModelError, check_model, image_layout
-from haloconv.bench.whole import try_model
 from haloconv.precision import convolution_precision, torch_precision
 from haloconv.problem import DIRECTIONS
 from haloconv.problem_file import (

@@ -1,15 +1,22 @@
-"""Rows that were not measured on today's sources, and what has to run again for them."""
+"""Rows that were not measured on today's sources, and what has to run again for them.
+
+Sources that were proven to be the same kernel (``python -m tools.carry``) count as today's: stamps remember them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from haloconv.bench.results import ResultRow
+from haloconv.bench.results import BENCHMARKS, ResultRow
 from haloconv.families import FAMILIES
-from haloconv.families.closure import source_of
+from haloconv.families.closure import JOIN, source_of
 from haloconv.report.networks import network_name
 
+VERIFIED = BENCHMARKS / "verified"
 ASKED_FOR = "asked for"  # the reason of a choice that the user made
 
 
@@ -24,8 +31,23 @@ class Run(NamedTuple):
 
 def is_stale(row: ResultRow) -> bool:
     """Whether what decided the row's result has changed since, or the row does not say what it was."""
-    source = row.get("source")
-    return source is None or source != source_of(str(row.get("kernel")))
+    kernel, source = str(row.get("kernel")), row.get("source")
+    if source is None or kernel.count(JOIN) != str(source).count(JOIN):
+        return True
+    parts = zip(kernel.split(JOIN), str(source).split(JOIN), strict=True)
+    return any(then != source_of(each) and then not in same_sources(VERIFIED, each) for each, then in parts)
+
+
+@cache
+def same_sources(folder: Path, kernel: str) -> frozenset[str]:
+    """Hashes of former sources of a kernel that were proven to be the present one, by the stamps in a folder."""
+    family, _, name = kernel.partition("/")
+    file = folder / f"{family}.json"
+    stamp = json.loads(file.read_text(encoding="utf-8"))["kernels"].get(name, {}) if file.is_file() else {}
+    origin = stamp.get("carried_from")
+    if origin is None or stamp["hash"] != source_of(kernel):
+        return frozenset()
+    return frozenset([origin["hash"], *origin.get("between", [])])
 
 
 def stale_runs(rows: Iterable[ResultRow]) -> dict[Run, list[str]]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 from platformdirs import user_data_path
@@ -113,7 +113,7 @@ class Place(NamedTuple):
 def make_record(request: Request, family: str, config: Config, own: Config | None, **measured: float | None) -> Record:
     """The record of a measurement made now; ``measured`` are its numbers, by the names of the fields."""
     problem, facts = request.problem, request.facts
-    numbers = {name: _digits(value) for name, value in measured.items()}
+    numbers: dict[str, Any] = {name: _digits(value) for name, value in measured.items()}
     return Record(
         layer=layer_key(problem),
         size=size_of(problem),
@@ -243,7 +243,7 @@ def _keep_copy(path: Path) -> None:
     shutil.copyfile(path, next(copy for copy in map(path.with_name, names) if not copy.exists()))
 
 
-def parsed(entry: dict[str, object]) -> Record:
+def parsed(entry: dict[str, Any]) -> Record:
     """A record from JSON. Raises ValueError, KeyError or TypeError if it is none."""
     values = {field.name: entry[field.name] for field in fields(Record)}
     texts = [values[name] for name in ("layer", "family", "kernel", "config", "source", "gpu", "date")]

@@ -1,7 +1,8 @@
 """Which family takes a problem until choices are measured per problem: rules read off results on an NVIDIA H200.
 
 A family is named only for kinds of layers on which it was measured ahead of PyTorch at the same precision and in the
-same layout; everything else stays with ``aten``. The results are those of ``benchmarks/results``.
+same layout; everything else stays with ``aten``. The results are those of ``benchmarks/results``. A number in a rule is
+where the measurements change sides.
 """
 
 from __future__ import annotations
@@ -17,24 +18,11 @@ from haloconv.families import FAMILIES
 from haloconv.problem import Problem
 
 _HOPPER = (9, 0)
-_FEW_TAPS = 16  # of one filter
-_MARCHED_TAPS, _TALL = 49, 31  # of one depthwise filter: what marches and small bands take; rows of one column of taps
-_FEW_TAPS_OF_PAIRS, _MOST_TAPS_OF_PAIRS = 9, 7  # of a depthwise filter; in a row or a column of it
-_MANY_TAPS, _VERY_MANY_TAPS = 9, 15  # of one filter: what halo_sm90 was measured on
-_MANY_CHANNELS = 32  # per group, in and out
-_MANY_LANES = 128  # channels in nhwc, each a lane's, for depthwise filter gradients of few taps in fp32
-_SOME_PIXELS, _FEW_PIXELS = 1 << 15, 1 << 16  # of all images of the output
-_MANY_PIXELS, _VERY_MANY_PIXELS = 1 << 17, 1 << 20  # of all images of the output
-_PARTED_PIXELS, _PARTED_DX_PIXELS = 400, 1 << 11  # of all images of the output, where channels are in parts
-_SOME_WEIGHTS, _MANY_WEIGHTS = 1 << 16, 1 << 18  # of one tap, of the same
-_MANY_OUTPUTS = 1 << 20  # elements: the smallest that was measured of few channels per group
-_FEW_CHANNELS = 16  # per group
-_NHWC_CHANNELS = (8, 16)  # per group: of the grouped layers that were measured in nhwc
-_MARCH_ROW = 14  # columns of the output, of the same
-_STEM_CHANNELS, _STEM_FILTERS, _STEM_TAPS = 4, 128, 49
-_FOLDED_CHANNELS = 3  # of stems in 16-bit nhwc
-_SIDE_BY_SIDE = (2, 3)  # channels of an output in nhwc
-_LONG_ROW, _WIDE_ROW, _NARROW_ROW, _SMALL_MAP = 512, 48, 28, 7  # columns of the output
+_MARCHED_TAPS = 49  # of one depthwise filter: what marches and small bands take
+_LEAST_OUTPUTS = 1 << 20  # elements: the smallest output that was measured of few channels per group
+_GROUPED_CHANNELS = 16  # per group, at most: what the kernels of few channels were measured on
+_DENSE_CHANNELS = 32  # per group, in and out, at least: what halo_sm90 was measured on
+_STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
 
 
 class Rule(NamedTuple):
@@ -70,13 +58,13 @@ def by_rule(problem: Problem, device: torch.device) -> Ruling:
 
 def bgrad_by_rule(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, str]:
     """The family that sums dy of ``shape`` (N, K, P, Q) over images and pixels, and why."""
-    if strides[1] == 1 and shape[1] in _SIDE_BY_SIDE and strides[3] == shape[1]:
+    if strides[1] == 1 and shape[1] in (2, 3) and strides[3] == shape[1]:
         return "aten", "by rule: PyTorch is faster where two or three channels lie side by side"
     return "direct", "a sum over images and pixels"
 
 
 def _is_depthwise(problem: Problem) -> bool:
-    return problem.c_per_group == 1 and problem.groups > 1 and _outputs(problem) >= _MANY_OUTPUTS
+    return problem.c_per_group == 1 and problem.groups > 1 and _outputs(problem) >= _LEAST_OUTPUTS
 
 
 def _outputs(problem: Problem) -> int:
@@ -92,13 +80,13 @@ def _has_few_taps(problem: Problem) -> bool:
         baseline_ahead = halves and problem.layout == "nhwc" and taps <= 9 and max(problem.dilation) == 2
         return not (problem.direction == "wgrad" and baseline_ahead)
     if problem.direction == "wgrad":
-        if problem.q < _WIDE_ROW:
+        if problem.q < 48:
             return False
         if problem.layout == "nchw":
             return True
         return taps > 25 if problem.dtype == torch.float16 else strided or taps > 9
     if problem.layout == "nchw":
-        return not halves or taps > 9 or problem.q >= _NARROW_ROW
+        return not halves or taps > 9 or problem.q >= 28
     return halves or not strided or problem.direction == "dgrad"
 
 
@@ -107,12 +95,12 @@ def _has_neighbouring_channels(problem: Problem) -> bool:
     if problem.direction != "wgrad" or problem.layout != "nhwc" or not _is_depthwise(problem):
         return False
     taps, most = problem.r * problem.s, max(problem.r, problem.s)
-    if max(*problem.stride, *problem.dilation, problem.k_per_group) > 1 or taps < _FEW_TAPS_OF_PAIRS:
+    if max(*problem.stride, *problem.dilation, problem.k_per_group) > 1 or taps < 9:
         return False
     if problem.dtype.itemsize == 2:
-        return most <= _MOST_TAPS_OF_PAIRS and problem.k % 8 == 0 and problem.k >= _MANY_CHANNELS
-    many = taps > _FEW_TAPS_OF_PAIRS or problem.k >= _MANY_LANES
-    return many and taps <= _MARCHED_TAPS and problem.k % 4 == 0 and problem.q >= _WIDE_ROW
+        return most <= 7 and problem.k % 8 == 0 and problem.k >= 32
+    many = taps > 9 or problem.k >= 128  # channels, each a lane's
+    return many and taps <= _MARCHED_TAPS and problem.k % 4 == 0 and problem.q >= 48
 
 
 def _bands_are_ahead(problem: Problem) -> bool:
@@ -122,8 +110,8 @@ def _bands_are_ahead(problem: Problem) -> bool:
     """
     if problem.dtype.itemsize != 2 or problem.layout != "nchw":
         return False
-    narrow = problem.q <= _NARROW_ROW and problem.r * problem.s >= _MARCHED_TAPS and problem.direction != "wgrad"
-    return narrow or (problem.s == 1 and problem.r >= _TALL)
+    narrow = problem.q <= 28 and problem.r * problem.s >= _MARCHED_TAPS and problem.direction != "wgrad"
+    return narrow or (problem.s == 1 and problem.r >= 31)
 
 
 def _has_bands(problem: Problem) -> bool:
@@ -141,41 +129,41 @@ def _has_a_large_filter(problem: Problem) -> bool:
 
 def _has_few_channels(problem: Problem) -> bool:
     """Stems and grouped layers that ``halo_sm80`` was measured ahead on."""
-    if support.why_no_tensor_cores(problem) is not None or _outputs(problem) < _MANY_OUTPUTS:
+    if support.why_no_tensor_cores(problem) is not None or _outputs(problem) < _LEAST_OUTPUTS:
         return False
     if problem.groups == 1:
         folded = problem.c <= _FOLDED_CHANNELS and problem.k % 4 == 0 and problem.stride[1] % 2 == 0
         measured = problem.layout == "nchw" or problem.dtype == torch.float32 or folded
         return problem.direction == "fprop" and problem.c <= _STEM_CHANNELS and measured
     few = min(problem.c_per_group, problem.k_per_group) >= 4
-    few = few and max(problem.c_per_group, problem.k_per_group) <= _FEW_CHANNELS
+    few = few and max(problem.c_per_group, problem.k_per_group) <= _GROUPED_CHANNELS
     if problem.layout == "nhwc":
-        eight = problem.c_per_group == problem.k_per_group == _NHWC_CHANNELS[0]
+        eight = problem.c_per_group == problem.k_per_group == 8
         dilated = max(problem.stride) == 1 < max(problem.dilation)
-        return _marches(problem) or (eight and dilated and problem.q <= _NARROW_ROW)
+        return _marches(problem) or (eight and dilated and problem.q <= 28)
     return few and (problem.direction == "fprop" or max(problem.stride) == 1)
 
 
 def _marches(problem: Problem) -> bool:
     """Grouped layers in nhwc whose kernels march, and were measured ahead."""
-    plain = max(problem.stride) == max(problem.dilation) == 1 and problem.q >= _MARCH_ROW
-    return plain and problem.c_per_group == problem.k_per_group and problem.c_per_group in _NHWC_CHANNELS
+    plain = max(problem.stride) == max(problem.dilation) == 1 and problem.q >= 14
+    return plain and problem.c_per_group == problem.k_per_group and problem.c_per_group in (8, 16)
 
 
 def _has_a_small_filter_gradient(problem: Problem) -> bool:
     """Stems and grouped layers whose weight gradient ``halo_sm80_wgrad`` was measured ahead on."""
     if problem.direction != "wgrad" or problem.precision_label not in ("tf32", "fp16", "bf16"):
         return False
-    if _outputs(problem) < _MANY_OUTPUTS:
+    if _outputs(problem) < _LEAST_OUTPUTS:
         return False
     halves_nhwc = problem.layout == "nhwc" and problem.dtype != torch.float32
     if problem.groups == 1:
-        baseline_ahead = halves_nhwc and problem.dtype == torch.float16 and problem.r * problem.s <= _STEM_TAPS
+        baseline_ahead = halves_nhwc and problem.dtype == torch.float16 and problem.r * problem.s <= 49
         few = problem.c <= (_FOLDED_CHANNELS if halves_nhwc else _STEM_CHANNELS)
-        return few and problem.k <= _STEM_FILTERS and not baseline_ahead
+        return few and problem.k <= 128 and not baseline_ahead
     if halves_nhwc:
         return _marches(problem)
-    return 4 <= problem.c_per_group <= _FEW_CHANNELS and 4 <= problem.k_per_group <= _FEW_CHANNELS
+    return 4 <= problem.c_per_group <= _GROUPED_CHANNELS and 4 <= problem.k_per_group <= _GROUPED_CHANNELS
 
 
 def _has_a_wide_filter_gradient(problem: Problem) -> bool:
@@ -188,20 +176,22 @@ def _has_a_wide_filter_gradient(problem: Problem) -> bool:
     if problem.direction != "wgrad" or max(problem.stride) > 1:
         return False
     taps, channels = problem.r * problem.s, min(problem.c_per_group, problem.k_per_group)
-    if problem.groups > 1 and (problem.dtype != torch.float32 or problem.layout == "nhwc" or channels <= _FEW_CHANNELS):
+    if problem.groups > 1 and (
+        problem.dtype != torch.float32 or problem.layout == "nhwc" or channels <= _GROUPED_CHANNELS
+    ):
         return False
-    if (problem.groups == 1 and channels < _MANY_CHANNELS) or taps < _MANY_TAPS or problem.q < _NARROW_ROW:
+    if (problem.groups == 1 and channels < _DENSE_CHANNELS) or taps < 9 or problem.q < 28:
         return False
-    if problem.n * problem.p * problem.q < _SOME_PIXELS:
+    if problem.n * problem.p * problem.q < 1 << 15:
         return False
     piece = 16 // problem.dtype.itemsize
     if problem.layout == "nchw":
         aligned = problem.w % piece == problem.q % piece == 0
-        return aligned and problem.q >= (_NARROW_ROW if problem.dtype == torch.float32 else _WIDE_ROW)
+        return aligned and problem.q >= (28 if problem.dtype == torch.float32 else 48)
     if problem.dtype == torch.float32 or problem.c % piece or problem.k % piece:
         return False
     few_filters = problem.k_per_group <= 64
-    return (problem.q >= _LONG_ROW and few_filters) or taps >= _VERY_MANY_TAPS or max(problem.dilation) > 1
+    return (problem.q >= 512 and few_filters) or taps >= 15 or max(problem.dilation) > 1
 
 
 def _has_many_taps(problem: Problem) -> bool:
@@ -209,27 +199,30 @@ def _has_many_taps(problem: Problem) -> bool:
     if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
         return False
     taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
-    if min(problem.c_per_group, problem.k_per_group) < _MANY_CHANNELS:
+    if min(problem.c_per_group, problem.k_per_group) < _DENSE_CHANNELS:
         return False
-    if taps >= _VERY_MANY_TAPS and pixels >= _MANY_PIXELS:
+    if taps >= 15 and pixels >= 1 << 17:
         return True
-    return taps >= _MANY_TAPS and pixels >= _enough_pixels(problem)
+    return taps >= 9 and pixels >= _enough_pixels(problem)
 
 
 def _enough_pixels(problem: Problem) -> int:
-    """Pixels of all images of the output from which on 9 taps were measured ahead of cuDNN, which likes ``nhwc``."""
+    """Pixels of all images of the output from which on 3x3 layers were measured ahead; cuDNN is fastest in ``nhwc``."""
     tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
     if problem.direction == "dgrad" and (tf32 or nchw):
         return 1 << 15
     if nchw:
         return 1 << 16
     if tf32:
-        return 1 << 15 if max(problem.dilation) > 1 else _MANY_PIXELS
-    return _VERY_MANY_PIXELS
+        return 1 << 15 if max(problem.dilation) > 1 else 1 << 17
+    return 1 << 20
 
 
 def _has_few_pixels(problem: Problem) -> bool:
-    """Layers of few images, small and of many channels, whose channels ``halo_sm90`` was measured ahead on in parts."""
+    """Layers of few small images and many channels, on which ``halo_sm90`` was measured ahead with split-K.
+
+    ``weights`` are those of one tap, ``pixels`` those of all images of the output.
+    """
     if support.why_no_tensor_cores(problem) is not None or max(*problem.stride, *problem.dilation) > 1:
         return False
     weights, pixels = problem.c * problem.k, problem.n * problem.p * problem.q
@@ -237,10 +230,10 @@ def _has_few_pixels(problem: Problem) -> bool:
         return False
     tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
     if tf32 and problem.direction == "dgrad":
-        return pixels <= _PARTED_DX_PIXELS and (nchw or (problem.n == 1 and weights <= _SOME_WEIGHTS))
-    if not nchw or pixels > (_PARTED_PIXELS if tf32 else _PARTED_PIXELS // 2):
+        return pixels <= 1 << 11 and (nchw or (problem.n == 1 and weights <= 1 << 16))
+    if not nchw or pixels > (400 if tf32 else 200):
         return False
-    return weights >= _MANY_WEIGHTS if not tf32 else weights <= _MANY_WEIGHTS or problem.q <= _SMALL_MAP
+    return weights >= 1 << 18 if not tf32 else weights <= 1 << 18 or problem.q <= 7
 
 
 RULES = (
@@ -285,14 +278,14 @@ def _by_cuda_cores(problem: Problem) -> tuple[str, str]:
         return "aten", f"by rule: {problem.precision_label} belongs on tensor cores, which direct does not use"
     if problem.c_per_group == 1:
         return "aten", "by rule: direct is slower on layers of one channel per group"
-    if problem.groups > 1 and problem.c_per_group <= _FEW_CHANNELS:
+    if problem.groups > 1 and problem.c_per_group <= _GROUPED_CHANNELS:
         return "direct", "by rule: direct is faster on fp32 layers of few channels per group"
-    if problem.r * problem.s <= _FEW_TAPS:
-        return "aten", f"by rule: direct is no faster on dense fp32 layers of up to {_FEW_TAPS} taps"
+    if problem.r * problem.s <= 16:
+        return "aten", "by rule: direct is no faster on dense fp32 layers of up to 16 taps"
     if problem.direction == "dgrad" and max(problem.dilation) == 1:
         return "aten", "by rule: direct is slower on dense fp32 input gradients without dilation"
     if problem.direction == "wgrad" and problem.c_per_group < 4:
         return "aten", "by rule: direct is slower on weight gradients of very few channels"
-    if problem.direction == "wgrad" and problem.n * problem.p * problem.q < _FEW_PIXELS:
+    if problem.direction == "wgrad" and problem.n * problem.p * problem.q < 1 << 16:
         return "aten", "by rule: direct is slower on weight gradients of few pixels"
-    return "direct", f"by rule: direct is faster on dense fp32 layers of more than {_FEW_TAPS} taps"
+    return "direct", "by rule: direct is faster on dense fp32 layers of more than 16 taps"

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from haloconv.cli import bench, doctor, export, report, run, tune
+from haloconv.cli import doctor, export, report, run, tune
+from haloconv.cli.bench import command as bench
 from haloconv.version import __version__
 
 VERBS: dict[str, tuple[Callable[..., None], tuple[tuple[str, str], ...]]] = {

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from haloconv.bench.emulated import Emulation
+from haloconv.bench.emulation.emulated import Emulation
+from haloconv.bench.emulation.traffic import conflict_table, traffic_table
 from haloconv.bench.layer import Layer
 from haloconv.bench.problem_run import Listener
-from haloconv.bench.traffic import conflict_table, traffic_table
 from haloconv.cli.output import tell_error
 from haloconv.report import (
     FileOutcome,

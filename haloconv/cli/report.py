@@ -11,10 +11,10 @@ import torch
 import typer
 from rich.console import Console
 
+from haloconv.bench.networks.swapped import Options
 from haloconv.bench.problem_run import Source, advice, run_source
 from haloconv.bench.results import MAIN_SUITE, read_rows
 from haloconv.bench.suite import SuiteError, find_suite, load_suite, with_bytes
-from haloconv.bench.swapped import Options
 from haloconv.bench.targets import TargetError, find_source
 from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, make_console
 from haloconv.cli.output import MAX_SEED, Force, check_inputs, check_outputs, positive, refusal, write_output

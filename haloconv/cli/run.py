@@ -12,9 +12,9 @@ import torch
 import typer
 
 from haloconv import atomic, emulator
-from haloconv.bench.emulated import Emulation
+from haloconv.bench.emulation.emulated import Emulation
+from haloconv.bench.networks.swapped import Options
 from haloconv.bench.problem_run import run_files
-from haloconv.bench.swapped import Options
 from haloconv.bench.trial import UNTIMED, Budget
 from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, make_console
 from haloconv.cli.output import MAX_SEED, Force, check_inputs, check_outputs, positive, refusal, write_output

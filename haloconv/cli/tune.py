@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 
 from haloconv.bench.layer import LAYOUTS
+from haloconv.bench.networks.swapped import in_memory_format
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
-from haloconv.bench.swapped import in_memory_format
 from haloconv.bench.targets import TargetError, load_target
 from haloconv.choose.records import records_path, shelf_of, shipped_path, stale_problems, write_records
-from haloconv.cli.bench import choices, listed
+from haloconv.cli.bench.command import choices, listed
 from haloconv.cli.live import INTERRUPTED, make_console, show
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.device import device_facts

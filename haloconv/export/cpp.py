@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from haloconv.export.record import WORKSPACE, Address, Clear, LaunchRecord, MapRecord, Step, Tape, Value
 from haloconv.jit import DataType, KernelSource, Swizzle, family_sources
-from haloconv.jit.source import SOURCE_ROOT
+from haloconv.jit.source import SOURCE_ROOT, kernel_path
 
 LINE_WIDTH = 118
 
@@ -22,6 +22,11 @@ class NamedKernel(NamedTuple):
 
     namespace: str
     source: KernelSource
+
+    @property
+    def file(self) -> str:
+        """The path of its .cu file in the package."""
+        return f"{kernel_path(self.source.kernel)}.cu"
 
 
 def kernel_files(sources: Iterable[KernelSource]) -> dict[str, str]:
@@ -90,10 +95,13 @@ def _statement(step: Step, namespaces: dict[str, str]) -> str:
 
 def _arguments(launch: LaunchRecord) -> str:
     """The initialiser of the kernel's struct: its fields in order, inner structs without braces of their own."""
-    maps = [each for each in launch.arguments if each.field.is_map]
-    plain = [each for each in launch.arguments if not each.field.is_map]
-    lines = [f"{_INDENT} {line}" for each in maps for line in _map(each.value, each.field.name)]
-    words = [f"/*\0{each.field.name}\0*/\0{_value(each.value)}" for each in plain]
+    lines: list[str] = []
+    words: list[str] = []
+    for field, value in launch.arguments:
+        if field.is_map:
+            lines += [f"{_INDENT} {line}" for line in _map(value if isinstance(value, MapRecord) else None, field.name)]
+        else:
+            words.append(f"/*\0{field.name}\0*/\0{_value(value)}")
     folded = textwrap.wrap(
         ", ".join(words), LINE_WIDTH - len(_INDENT) - 4, break_long_words=False, break_on_hyphens=False
     )

@@ -1,6 +1,6 @@
 """``haloconv.export``: a problem file as one Python file with its kernels, which needs PyTorch and nvcc alone.
 
-The launches of every layer are recorded as the families make them (exporting/record.py) and written out as C++ that
+The launches of every layer are recorded as the families make them (record.py) and written out as C++ that
 torch.utils.cpp_extension.load_inline builds. They are made for the shapes of get_inputs(); the file checks its inputs.
 """
 
@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -67,7 +68,7 @@ def export(
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting
             (``"ieee"`` where the architecture has no TF32).
 
-    Plans are forgotten, and no other thread may run layers on the CPU meanwhile (exporting/record.py).
+    Plans are forgotten, and no other thread may run layers on the CPU meanwhile (record.py).
 
     Raises:
         ProblemFileError: the file cannot be used, holds a layer that no kernel runs, or none that ``family`` takes.
@@ -255,7 +256,8 @@ def _check_twin(file: ProblemFile, text: str) -> None:
         torch.manual_seed(0)
         try:
             exec(compile(text, f"{file.name}_new.py", "exec"), vars(module))
-            ours = getattr(module, NEW_MODEL)(*file.get_init_inputs())
+            arguments: Any = file.get_init_inputs()
+            ours = getattr(module, NEW_MODEL)(*arguments)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

@@ -16,7 +16,7 @@ from haloconv.families import FAMILIES
 from haloconv.functional import make_spec
 from haloconv.plan import layout_of
 from haloconv.precision import Precision
-from haloconv.problem import DIRECTIONS, ConvSpec, Problem
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem
 from haloconv.problem_file import (
     Inputs,
     ProblemFile,
@@ -25,6 +25,7 @@ from haloconv.problem_file import (
     map_tensors,
     tensors_in,
 )
+from haloconv.tune.problems import noting
 
 ROUTED = "PyTorch's own convolution is the choice here, and an exported file has kernels alone"
 
@@ -40,9 +41,9 @@ class Layer:
     fprop: Problem
     spec: ConvSpec
     forms: Forms
-    choices: dict[str, Choice] = field(default_factory=dict)
+    choices: dict[Direction, Choice] = field(default_factory=dict)
     tapes: dict[str, Tape] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
+    refusals: dict[Direction, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple:
@@ -67,24 +68,14 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     seen: list[tuple[str, torch.nn.Conv2d, torch.Tensor]] = []
     inputs = _without_memory(file)
     model = file.model().to("meta")
-    names = {module: name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append((names[module], module, args[0] if args else kwargs["input"])),
-            with_kwargs=True,
-        )
-        for module in names
-    ]
+    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
     try:
-        with torch.no_grad():
+        with noting(convolutions, lambda *call: seen.append(call)), torch.no_grad():
             model(*inputs)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise ProblemFileError(f"{file.path}: Model's forward {how_it_ended(error)}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     layers: dict[tuple, Layer] = {}
     for name, module, x in seen:
         layer = _layer(file, name, module, x if x.dim() == 4 else x.unsqueeze(0), precision)
@@ -163,7 +154,7 @@ def _choice(problem: Problem, chosen: Choice | None, family: str) -> Choice:
         return chosen
     own = _own(problem)
     if own is None:
-        return Choice("aten", FAMILIES["direct"].why_not(problem, CPU), refused=True)
+        return Choice("aten", FAMILIES["direct"].why_not(problem, CPU) or "", refused=True)
     return Choice(own, f"{ROUTED} ({chosen.reason})")
 
 

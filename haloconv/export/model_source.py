@@ -46,7 +46,7 @@ def _left_out(node: ast.stmt, tree: ast.Module) -> bool:
 
 
 def _lines(node: ast.stmt) -> range:
-    return range(node.lineno, node.end_lineno + 1)
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _replacements(tree: ast.Module, lines: list[bytes], module: ModuleType) -> list[Replacement]:
@@ -57,12 +57,12 @@ def _replacements(tree: ast.Module, lines: list[bytes], module: ModuleType) -> l
             found.append(Replacement(node.lineno, begin, begin + len(node.name.encode()), NEW_MODEL))
         elif isinstance(node, (ast.Name, ast.Attribute)):
             name = {torch.nn.Conv2d: NEW_LAYER, module.Model: NEW_MODEL}.get(_meant(node, module))
-            if name is not None and node.lineno == node.end_lineno:
+            if name is not None and node.lineno == node.end_lineno and node.end_col_offset is not None:
                 found.append(Replacement(node.lineno, node.col_offset, node.end_col_offset, name))
     return found
 
 
-def _meant(node: ast.expr, module: ModuleType) -> type | None:
+def _meant(node: ast.Name | ast.Attribute, module: ModuleType) -> type | None:
     """The class that a name or a chain of attributes stands for at the level of the module."""
     if isinstance(node, ast.Name):
         value = vars(module).get(node.id)

@@ -7,10 +7,10 @@ memory. What it launches is the list that an exported file repeats.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -51,6 +51,9 @@ class MapRecord(NamedTuple):
 
 
 Value = int | float | Address | MapRecord | None
+
+_Run = Callable[..., Any]
+"""A bound call, which here gets tensors that have a place and no memory."""
 
 
 class Argument(NamedTuple):
@@ -134,7 +137,7 @@ class _Kernel:
     source: KernelSource
 
     def launch(self, grid_x: int, block_threads: int, smem_bytes: int, stream: int, params_address: int) -> None:
-        block = ctypes.c_void_p.from_address(params_address).value
+        block = ctypes.c_void_p.from_address(params_address).value or 0
         packed = ctypes.string_at(block, size_of(params_of(self.source)))
         self.recorder.steps.append((self.source, grid_x, block_threads, smem_bytes, packed))
 
@@ -149,7 +152,7 @@ class Recorder(TorchFunctionMode):
         self.placed: list[_Placed] = []
         self.maps: list[tuple] = []
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty:
             return self.place(args[0], kwargs["dtype"])
         return func(*args, **(kwargs or {}))
@@ -164,7 +167,16 @@ class Recorder(TorchFunctionMode):
         """A kernel whose launches are noted."""
         return _Kernel(self, source)
 
-    def encode_tiled(self, data_type, address, extents, strides, box, *, swizzle) -> bytes:
+    def encode_tiled(
+        self,
+        data_type: int,
+        address: int,
+        extents: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        *,
+        swizzle: int,
+    ) -> bytes:
         """Bytes that name the request, in place of a tensor map."""
         self.maps.append((int(data_type), address, tuple(extents), tuple(strides), tuple(box), int(swizzle)))
         return len(self.maps).to_bytes(TENSOR_MAP_BYTES, "little")
@@ -205,10 +217,10 @@ def tape_of(device: Recorder, problem: Problem, choice: Choice, forms: Forms) ->
     shapes = {"x": (problem.x_shape, forms.x), "w": (problem.w_shape, forms.w), "y": (problem.y_shape, forms.y)}
     names = {"fprop": ("x", "w", "b"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}[problem.direction]
     first, second = (shapes[name.removeprefix("d")] for name in names[:2])
-    stored = (TensorForm(strides_of(*each), True) for each in (first, second))
-    request = Request(problem, *stored, forms.w if problem.direction == "wgrad" else forms.y, CPU)
-    run = FAMILIES[choice.family].bind(request, config_of(choice, request))
-    operands = [device.place(shape, problem.dtype) for shape, _ in (first, second)]
+    stored = [TensorForm(strides_of(*each), True) for each in (first, second)]
+    request = Request(problem, stored[0], stored[1], forms.w if problem.direction == "wgrad" else forms.y, CPU)
+    run: _Run = FAMILIES[choice.family].bind(request, config_of(choice, request))
+    operands: list[_Placed | None] = [device.place(shape, problem.dtype) for shape, _ in (first, second)]
     if problem.direction == "fprop":
         operands.append(device.place(problem.k, problem.dtype) if problem.bias else None)
     with device:
@@ -219,7 +231,7 @@ def tape_of(device: Recorder, problem: Problem, choice: Choice, forms: Forms) ->
 def bgrad_tape(device: Recorder, problem: Problem, forms: Forms) -> Tape:
     """What the bias gradient of a layer does."""
     form = TensorForm(strides_of(problem.y_shape, forms.y), True)
-    run = bind_bgrad(problem.dtype, problem.y_shape, form, CPU)
+    run: _Run = bind_bgrad(problem.dtype, problem.y_shape, form, CPU)
     dy = device.place(problem.y_shape, problem.dtype)
     with device:
         result = run(dy)
@@ -238,9 +250,7 @@ def _finished(
             places[each.index] = Address(WORKSPACE, workspace_bytes)
             workspace_bytes += -(-each.size_bytes // _ALIGNMENT) * _ALIGNMENT
 
-    def named(pointer: int) -> Address | None:
-        if pointer == 0:
-            return None
+    def named(pointer: int) -> Address:
         place = places[pointer >> _PLACE_BITS]
         return Address(place.tensor, place.offset + pointer % (1 << _PLACE_BITS))
 
@@ -249,20 +259,21 @@ def _finished(
     return Tape(names, result_name, steps, workspace_bytes)
 
 
-def _step(note: tuple, named, maps: list[tuple]) -> Step:
+def _step(note: tuple, named: Callable[[int], Address], maps: list[tuple]) -> Step:
     if isinstance(note[0], _Placed):
         return Clear(named(note[0].data_ptr()), note[1])
     source, grid, threads, smem_bytes, block = note
     fields = params_of(source)
     arguments = []
-    for each, value in zip(fields, unpacked(fields, block), strict=True):
-        if each.is_pointer:
-            value = named(value)
-        elif each.is_map:
-            number = int.from_bytes(value, "little")
-            value = None
-            if number:
-                data_type, address, *rest = maps[number - 1]
-                value = MapRecord(data_type, named(address), *rest)
+    for each, packed in zip(fields, unpacked(fields, block), strict=True):
+        value: Value
+        if isinstance(packed, bytes):
+            number = int.from_bytes(packed, "little")
+            data_type, address, *rest = maps[number - 1] if number else (0, 0)
+            value = MapRecord(data_type, named(address), *rest) if number else None
+        elif each.is_pointer:
+            value = named(int(packed)) if packed else None
+        else:
+            value = packed
         arguments.append(Argument(each, value))
     return LaunchRecord(source, grid, threads, smem_bytes, tuple(arguments), block)

@@ -1,7 +1,7 @@
 // Bands of rows dealt out evenly among blocks, which march down their strips.
 //
 // Of a slab of channels the output is cut into images, strips of columns and bands of rows; of all bands, in this
-// order, each of the slab's blocks takes an equal share. Blocks of neighbouring slabs run at a time: what they read
+// order, each of the slab's blocks takes as many. Blocks of neighbouring slabs run at a time: what they read
 // and write lies beside each other in memory.
 #pragma once
 
@@ -12,8 +12,8 @@ struct Run {
     int image, strip, first, bands;
 };
 
-// A block's share, run by run. Cut has, among others, slabs; strips of an image and bands of a strip; share, the bands
-// of a block; longer, the blocks of a slab that have one more.
+// The bands of a block, run by run. Cut has, among others, slabs; strips of an image and bands of a strip; per_block,
+// the bands of a block; longer, the blocks of a slab that have one more.
 struct Walk {
     int slab, part;  // the block's number among those of its slab
     int at, end;     // bands
@@ -21,8 +21,8 @@ struct Walk {
     template <class Cut>
     __device__ __forceinline__ explicit Walk(const Cut& cut) {
         part = blockIdx.x / (unsigned)cut.slabs, slab = blockIdx.x - part * cut.slabs;
-        at = part * cut.share + (part < cut.longer ? part : cut.longer);
-        end = at + cut.share + (part < cut.longer);
+        at = part * cut.per_block + (part < cut.longer ? part : cut.longer);
+        end = at + cut.per_block + (part < cut.longer);
     }
 
     template <class Cut>

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Report:
     """Rows with the environment they were measured in, and sentences that a reader must know.
 
-    ``launches`` are records of emulated launches (haloconv.bench.traffic). ``files`` says what came of each problem
+    ``launches`` are records of emulated launches (bench.emulation.traffic). ``files`` says what came of each problem
     file, ``tables`` are shown on the page beside the rows. A report is not ``complete`` while it is made, or if that
     was interrupted.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from haloconv.front import Front, Images
 from haloconv.functional import make_spec
 from haloconv.layer import Layer
+from haloconv.library import autocast_dtype
 from haloconv.module import Conv2d
 from haloconv.padding import Posed as PosedCall
 from haloconv.padding import as_modes, modes_in_use
@@ -58,7 +59,8 @@ def problems_of(
         posed = _problems(module, x, wanted) if isinstance(module, torch.nn.Conv2d) else _of_front(module, x, wanted)
         found.extend(Posed(name, problem, x.device) for problem in posed)
 
-    with _noting(model, note), evaluating(model), torch.no_grad(), unsearched():
+    layers = {name: module for name, module in model.named_modules() if _is_ours_to_run(module)}
+    with noting(layers, note), evaluating(model), torch.no_grad(), unsearched():
         model(*args, **kwargs)
     return list(dict.fromkeys(found))
 
@@ -71,7 +73,7 @@ def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[D
     if x.dim() == 3:
         x = x.unsqueeze(0)
     layout, modes = result_layout(x, w), modes_in_use(as_modes(module.padding_mode), spec.padding)
-    posed = PosedCall(tuple(x.shape), tuple(w.shape), _dtype(x), layout, spec, modes)
+    posed = PosedCall(tuple(x.shape), tuple(w.shape), autocast_dtype(x), layout, spec, modes)
     for direction in directions:
         stored = layout_of(x) if direction == "wgrad" else layout
         bias = module.bias is not None and direction == "fprop"
@@ -85,7 +87,7 @@ def _of_front(module: torch.nn.Module, x: torch.Tensor, directions: Collection[D
     images = layer.posed(x) if layer.family == "auto" else None
     if not isinstance(images, Images):
         return
-    forward = images.problem(_dtype(x), layer.bias is not None)
+    forward = images.problem(autocast_dtype(x), layer.bias is not None)
     for direction in directions:
         yield forward.toward(_MIRRORED.get(direction, direction) if images.x_shape is not None else direction)
 
@@ -99,21 +101,14 @@ def _spec_of(module: torch.nn.Conv2d, image: Sequence[int]) -> ConvSpec:
     return make_spec(module.stride, padding, module.dilation, module.groups, (r, s), *chosen)
 
 
-def _dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which a call of ``x`` is computed under the autocast in force."""
-    casts = torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64
-    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
-
-
 @contextmanager
-def _noting(model: torch.nn.Module, note: Callable[[str, torch.nn.Module, torch.Tensor], None]) -> Iterator[None]:
-    """While active, ``note(name, module, x)`` is called before each convolution that we may run."""
+def noting(layers: Mapping[str, torch.nn.Module], note: Callable[[str, Any, torch.Tensor], None]) -> Iterator[None]:
+    """While active, ``note(name, module, x)`` is called before each call of one of these layers, which takes ``x``."""
 
     def hook_of(name: str) -> Callable[[Any, tuple, dict], None]:
         return lambda module, args, kwargs: note(name, module, args[0] if args else kwargs["input"])
 
-    modules = [(name, module) for name, module in model.named_modules() if _is_ours_to_run(module)]
-    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in modules]
+    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in layers.items()]
     try:
         yield
     finally:

@@ -22,6 +22,12 @@ from tests.nvrtc_ctypes import Nvrtc, library_folder
 EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MAIN_ARCH = "sm_90a"  # where kernels were measured
 ALSO_WITHOUT_BEING_ASKED = ("sm_75", "sm_120")  # the oldest and the newest
+MOST_CONSTANTS = 16
+WITH_MORE_CONSTANTS = {
+    "depthwise/march": 21, "depthwise/march_wgrad": 18, "depthwise_toeplitz/toeplitz": 18, "direct/direct": 25,
+    "halo_sm80/conv": 20, "halo_sm80_wgrad/wgrad": 32, "halo_sm90/conv": 28, "halo_sm90/wgrad": 22,
+}  # fmt: skip
+"""How many each of these has."""
 TOGETHER_ON_MAIN, TOGETHER_ELSEWHERE = 2, 1  # how many constants' values meet in a part of the sources
 
 
@@ -84,6 +90,14 @@ def test_every_kernel_file_is_in_the_matrix() -> None:
     assert {source.kernel for source in sources} == set(names) and len(names) == len(files)
     assert {kernel_path(name) for name in names} == {f"families/{path.with_suffix('')}" for path in files}
     assert len({source.digest for source in sources}) == len(sources)
+
+
+def test_kernels_have_few_constants() -> None:
+    """Those that have more may only shrink; a new kernel has at most 16."""
+    found: dict[str, int] = {}
+    for source in (source for name in OWN for source in FAMILIES[name].sources()):
+        found[source.kernel] = max(found.get(source.kernel, 0), len(source.constants))
+    assert {kernel: count for kernel, count in found.items() if count > MOST_CONSTANTS} == WITH_MORE_CONSTANTS
 
 
 def _part(sources: list[jit.KernelSource], together: int) -> list[jit.KernelSource]:

@@ -14,9 +14,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from haloconv import plan
-from haloconv.bench import costs, first_use, results, suite, trial
+from haloconv.bench import results, suite, trial
+from haloconv.bench.costs import first_use
+from haloconv.bench.costs import kernels as costs
 from haloconv.bench.layer import Layer
-from haloconv.cli import app, bench, bench_costs, bench_suite
+from haloconv.cli import app
+from haloconv.cli.bench import command as bench
+from haloconv.cli.bench import costs as bench_costs
+from haloconv.cli.bench import suite as bench_suite
 from haloconv.families.base import Config
 
 CPU = torch.device("cpu")

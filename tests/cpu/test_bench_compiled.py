@@ -1,4 +1,4 @@
-"""``haloconv bench --models --compiled``: every way of running a network is checked, timed and recorded, once.
+"""``haloconv bench --models --compiled``: every variant of running a network is checked, timed and recorded, once.
 
 What stands for Inductor here runs the graph as it is, and times are given: nothing is measured.
 """
@@ -15,13 +15,14 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from haloconv.bench import compiled
-from haloconv.bench.compiled import WAYS, Piece, left_to_do, try_piece
-from haloconv.bench.network import Effort, NetworkCase, Setting
+from haloconv.bench.networks import compiled
+from haloconv.bench.networks.compiled import VARIANTS, Piece, left_to_do, try_piece
+from haloconv.bench.networks.network import Effort, NetworkCase, Setting
 from haloconv.bench.trial import Budget
-from haloconv.cli import app, bench
-from haloconv.cli import bench_compiled as verb
-from haloconv.cli.bench_models import NetworkOrder
+from haloconv.cli import app
+from haloconv.cli.bench import command as bench
+from haloconv.cli.bench import compiled as verb
+from haloconv.cli.bench.models import NetworkOrder
 from haloconv.tune.timing import Timing
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-MS = {str(way): ms for way, ms in zip(WAYS, (3.0, 2.0, 1.5, 2.5, 1.0, 1.2), strict=True)}
+MS = {str(variant): ms for variant, ms in zip(VARIANTS, (3.0, 2.0, 1.5, 2.5, 1.0, 1.2), strict=True)}
 
 
 class Inductor:
@@ -88,12 +89,14 @@ def piece(case: NetworkCase, direction: str, precision: str = "fp32") -> Piece:
 def test_every_way_is_checked_and_timed(case: NetworkCase, direction: str, precision: str) -> None:
     row = try_piece(piece(case, direction, precision), BUDGET, CPU)
     assert [row[name] for name in ("case", "direction", "precision", "layout")] == ["net", direction, precision, "nhwc"]
-    assert {name: way["ms"] for name, way in row["ways"].items()} == MS
+    assert {name: variant["ms"] for name, variant in row["variants"].items()} == MS
     assert [*MS][0::3] == ["PyTorch eager", "haloconv eager"]
-    for way in row["ways"].values():
-        assert way["complaint"] is None and 0 <= way["error"] < (1e-5 if precision == "fp32" else 0.1)
-        assert way["first_call_s"] >= 0 and way["peak_bytes"] is None
-    assert [way["graphs"] > 0 for way in row["ways"].values()] == [bool(way.mode) for way in WAYS]
+    for variant in row["variants"].values():
+        assert variant["complaint"] is None and 0 <= variant["error"] < (1e-5 if precision == "fp32" else 0.1)
+        assert variant["first_call_s"] >= 0 and variant["peak_bytes"] is None
+    assert [variant["graphs"] > 0 for variant in row["variants"].values()] == [
+        bool(variant.mode) for variant in VARIANTS
+    ]
     modes = {mode for mode, *_ in Inductor.asked}
     assert modes == {"default", "max-autotune", None}
     frozen = {(mode == "max-autotune" and direction == "forward", freezing) for mode, freezing, _ in Inductor.asked}
@@ -102,8 +105,8 @@ def test_every_way_is_checked_and_timed(case: NetworkCase, direction: str, preci
 
 def test_a_way_that_computes_something_else_has_a_complaint(case: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Inductor, "factor", 1.001)
-    ways = try_piece(piece(case, "forward"), BUDGET, CPU)["ways"]
-    wrong = [name for name, way in ways.items() if way["complaint"]]
+    variants = try_piece(piece(case, "forward"), BUDGET, CPU)["variants"]
+    wrong = [name for name, variant in variants.items() if variant["complaint"]]
     assert wrong == ["PyTorch max-autotune", "haloconv max-autotune"]
 
 
@@ -112,9 +115,9 @@ def test_a_way_that_raises_is_not_timed_and_the_others_are(case: NetworkCase, mo
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(Inductor, "__call__", refuse)
-    ways = try_piece(piece(case, "forward"), BUDGET, CPU)["ways"]
-    assert {name for name, way in ways.items() if "ms" in way} == {"PyTorch eager", "haloconv eager"}
-    assert all("no compiler here" in ways[name]["complaint"] for name in ways if "ms" not in ways[name])
+    variants = try_piece(piece(case, "forward"), BUDGET, CPU)["variants"]
+    assert {name for name, variant in variants.items() if "ms" in variant} == {"PyTorch eager", "haloconv eager"}
+    assert all("no compiler here" in variants[name]["complaint"] for name in variants if "ms" not in variants[name])
 
 
 def test_what_has_a_row_of_this_environment_is_not_run_again(case: NetworkCase) -> None:
@@ -138,12 +141,12 @@ def test_the_verb_records_each_row_tells_both_sides_at_their_best_and_goes_on(
     def try_one(piece: Piece, *others: object) -> dict:
         tried.append(piece.key)
         factor = 1.0 if piece.setting.layout == "nchw" else 0.5
-        ways = {
+        variants = {
             name: {"ms": ms * factor, "first_call_s": 7.0, "peak_bytes": 100, "complaint": None}
             for name, ms in MS.items()
         }
-        ways["haloconv compiled"] |= {"first_call_s": 9.0, "peak_bytes": 103}
-        return dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True), ways=ways)
+        variants["haloconv compiled"] |= {"first_call_s": 9.0, "peak_bytes": 103}
+        return dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True), variants=variants)
 
     monkeypatch.setattr(verb, "try_piece", try_one)
     passed, text = run(limit_s=-1.0)

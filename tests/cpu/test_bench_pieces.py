@@ -7,7 +7,7 @@ import torch
 
 from haloconv import plan
 from haloconv.bench import trial
-from haloconv.cli import bench_suite
+from haloconv.cli.bench import suite as bench_suite
 from haloconv.precision import torch_precision
 from tests.cpu.test_bench import CPU, QUICK, SMALL, console, lines_of, order
 

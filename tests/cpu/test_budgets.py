@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ KERNELS = sorted(file for suffix in ("*.cu", "*.cuh") for file in PACKAGE.rglob(
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LAZY_PACKAGES = {"cuda", "torchvision", "timm", *extras.CLI}
 FILE_LINES, FUNCTION_LINES, DEVICE_FUNCTION_LINES, HEADER_LINES, LINE_LENGTH, VARIABLES = 400, 60, 70, 15, 120, 8
-PARAMETERS = 6
+PARAMETERS, FOLDER_MODULES = 6, 12
 SIGNATURES_OF_OTHERS = {
     "fronts.py": {"__init__"},
     "functional.py": {"conv2d", "make_spec"},
@@ -30,7 +31,7 @@ SIGNATURES_OF_OTHERS = {
     "tune/ahead.py": {"tune"},
     "jit/tensor_map.py": {"encode_tiled"},
     "emulator/tensor_map.py": {"encode_tiled", "encode_im2col", "_common", "_encoded"},
-    "cli/bench.py": {"bench"},
+    "cli/bench/command.py": {"bench"},
     "cli/export.py": {"export_file"},
     "cli/report.py": {"report"},
     "cli/run.py": {"run", "make_options"},
@@ -107,6 +108,13 @@ def test_imports_stand_at_the_top(file: Path) -> None:
         for node in ast.walk(function):
             wrong = [name for name in imported(node) if name.split(".")[0] not in LAZY_PACKAGES]
             assert not wrong, f"line {node.lineno}: {wrong} imported inside {function.name}"
+
+
+def test_folders_have_few_modules() -> None:
+    """But the package itself, whose modules are its public names, and the kernels of depthwise."""
+    found = Counter(file.parent for file in MODULES if file.name != "__init__.py")
+    excepted = {PACKAGE, PACKAGE / "families" / "depthwise"}
+    assert {each: count for each, count in found.items() if count > FOLDER_MODULES}.keys() == excepted
 
 
 def top_level_imports(file: Path) -> set[str]:
@@ -188,7 +196,7 @@ def test_they_import_cuda_lazily(file: Path) -> None:
     assert not eager
 
 
-@pytest.mark.parametrize("file", [f for f in MODULES if f.parent.name != "cli"], ids=name_of)
+@pytest.mark.parametrize("file", [f for f in MODULES if "cli" not in f.parts], ids=name_of)
 def test_public_functions_say_what_they_do(file: Path) -> None:
     """A docstring on every public module, class and function at the top level; a command's help stands elsewhere."""
     tree = tree_of(file)

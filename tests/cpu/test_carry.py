@@ -97,10 +97,13 @@ def test_runs_that_are_gone_prove_nothing() -> None:
 def test_a_carried_stamp_remembers_the_run_that_made_it() -> None:
     first = carry.carried({"hash": "old", "commit": "abc", "checks": 7}, "new", "def")
     assert first == {
-        "hash": "new", "commit": "abc", "checks": 7, "carried_from": {"hash": "old", "commit": "abc", "through": "def"},
+        "hash": "new", "commit": "abc", "checks": 7,
+        "carried_from": {"hash": "old", "commit": "abc", "between": [], "through": "def"},
     }  # fmt: skip
     again = carry.carried(first, "newer", "ghi")
-    assert again["hash"] == "newer" and again["carried_from"] == {"hash": "old", "commit": "abc", "through": "ghi"}
+    assert again["hash"] == "newer"
+    assert again["carried_from"] == {"hash": "old", "commit": "abc", "between": ["new"], "through": "ghi"}
+    assert carry.carried(again, "new", "jkl")["carried_from"]["between"] == ["newer"]
 
 
 def test_records_follow_the_code_of_their_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 from haloconv import jit
-from haloconv.bench import cold_start, first_step
-from haloconv.bench.cold_start import ColdStart, ColdStartError, Start
-from haloconv.bench.network import NetworkCase, Setting
+from haloconv.bench.costs import cold_start, first_step
+from haloconv.bench.costs.cold_start import ColdStart, ColdStartError, Start
+from haloconv.bench.networks.network import NetworkCase, Setting
 from haloconv.bench.results import latest_name, read_rows
-from haloconv.cli import app, bench_cold_start
+from haloconv.cli import app
+from haloconv.cli.bench import cold_start as bench_cold_start
 
 MODEL = """
 import torch

@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from haloconv.bench import costs
-from haloconv.cli import app, bench_costs
+from haloconv.bench.costs import kernels as costs
+from haloconv.cli import app
+from haloconv.cli.bench import costs as bench_costs
 from haloconv.families import FAMILIES
 from haloconv.jit import CompileError, KernelSource
 
@@ -26,7 +27,7 @@ SMALL, OTHER = (
 
 def test_each_text_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FAMILIES["direct"], "sources", lambda: [SMALL, OTHER])
-    times = costs.text_times("direct", "sm_90a", jobs=1)
+    times = costs.source_times("direct", "sm_90a", jobs=1)
     assert (times.what, times.texts, times.jobs, times.budget_ms) == ("direct", 2, 1, 1500.0)
     assert 0 < times.median_ms <= times.worst_ms and times.worst in ("small VALUE=1", "other VALUE=2")
 
@@ -35,17 +36,17 @@ def test_a_text_that_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatc
     wrong = KernelSource("planted", "wrong", (), "no kernel")
     monkeypatch.setattr(FAMILIES["direct"], "sources", lambda: [SMALL, wrong])
     with pytest.raises(CompileError, match="wrong"):
-        costs.text_times("direct", "sm_90a", jobs=1)
+        costs.source_times("direct", "sm_90a", jobs=1)
 
 
 @pytest.mark.parametrize(("worst_ms", "within"), [(1500.0, True), (1500.1, False)])
 def test_the_slowest_decides(worst_ms: float, within: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    times = costs.TextTimes("halo_sm90", 300, 800.0, worst_ms, "halo_sm90 RUN=128", 4)
-    monkeypatch.setattr(bench_costs, "text_times", lambda family, arch: times)
+    times = costs.SourceTimes("halo_sm90", 300, 800.0, worst_ms, "halo_sm90 RUN=128", 4)
+    monkeypatch.setattr(bench_costs, "source_times", lambda family, arch: times)
     out = Console(file=io.StringIO(), width=200)
-    assert bench_costs.bench_texts("halo_sm90", "sm_90a", tmp_path, out) is within
+    assert bench_costs.bench_sources("halo_sm90", "sm_90a", tmp_path, out) is within
     said = out.file.getvalue()
-    assert "300 texts, 4 at a time: median 800 ms" in said and ("within" if within else "OVER") in said
+    assert "300 sources, 4 at a time: median 800 ms" in said and ("within" if within else "OVER") in said
     (path,) = tmp_path.glob("*-compile-time.jsonl")
     row = json.loads(path.read_text())
     assert (row["what"], row["worst_ms"], row["within_budget"]) == ("halo_sm90", worst_ms, within) and row["commit"]
@@ -57,7 +58,7 @@ def test_the_verb_times_a_family_or_the_cases(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     monkeypatch.setattr(bench_costs, "device_facts", lambda index: SimpleNamespace(arch="sm_90a"))
-    monkeypatch.setattr(bench_costs, "bench_texts", lambda family, arch, *rest: asked.append((family, arch)))
+    monkeypatch.setattr(bench_costs, "bench_sources", lambda family, arch, *rest: asked.append((family, arch)))
     monkeypatch.setattr(
         bench_costs, "bench_compile_time", lambda cases, *rest: asked.append([one.name for one in cases])
     )

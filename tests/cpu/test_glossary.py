@@ -41,6 +41,9 @@ PRIVATE_WORDS_IN_CODE = {
     r"(?:\w*_)?rival\w*": "baseline",
     r"shares? of the limit|of the limit": "roofline fraction",
     r"(?:joined|raw) (?:rows|planes)": "rows or planes end to end",
+    r"(?:a|an equal|its|their|each|\w+'s) shares?(?! (?:a|the|its|their) )|cut\.share": "part, fraction, or per_block",
+    r"(?:class|struct) ways?": "tiling, variant or writer",
+    r"_(?:VERY_)?(?:FEW|MANY|SOME)_(?:TAPS|ROWS|PIXELS|CHANNELS|WEIGHTS|ROUNDS|WARPS)": "the number, where it decides",
 }
 """The same for the package's own files: a word comes here when the last place that used it is renamed."""
 

@@ -28,7 +28,7 @@ def test_a_pointwise_layer_is_one_of_long_rows(layout: str, images: int, pixel: 
     pixels = 4 * 14 * 14
     assert (request.problem.n, request.problem.h, request.problem.w) == (images, 1, pixels // images)
     assert request.second.strides[3] == pixel
-    best = wgrad._ways(request, 227 << 10, 132)[0]
+    best = wgrad._tilings(request, 227 << 10, 132)[0]
     assert best.stage.x.loads == 0
     assert best.cut.column_strips == -(-pixels // images // best.stage.strip)
 
@@ -59,13 +59,13 @@ def test_planes_of_which_some_begin_at_16_bytes_are_shifted(
     channels: int, width: int, dtype: torch.dtype, planes: int
 ) -> None:
     one = replace(POINTWISE, c=channels, h=width, w=width, r=3, s=3, padding=(1, 1, 1, 1), dtype=dtype)
-    x = wgrad._ways(dense_request(one, CPU), 227 << 10, 132)[0].stage.x
+    x = wgrad._tilings(dense_request(one, CPU), 227 << 10, 132)[0].stage.x
     assert (x.planes, x.loads == 0) == (planes, planes > 0)
 
 
 def test_lines_are_loaded_where_raw_ones_have_no_room() -> None:
     request = dense_request(replace(POINTWISE, h=65, w=191, r=3, s=3, dtype=torch.float16), CPU)
-    much, little = (wgrad._ways(request, smem_bytes, 132)[0].stage.x for smem_bytes in (227 << 10, 24 << 10))
+    much, little = (wgrad._tilings(request, smem_bytes, 132)[0].stage.x for smem_bytes in (227 << 10, 24 << 10))
     assert (much.planes, much.loads) == (8, 0) and (little.planes, little.loads) == (0, 1)
 
 

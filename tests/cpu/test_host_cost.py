@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from haloconv.bench import host_cost
-from haloconv.cli import app, bench_costs
+from haloconv.bench.costs import host_cost
+from haloconv.cli import app
+from haloconv.cli.bench import costs as bench_costs
 from haloconv.families import OWN
 
 CPU = torch.device("cpu")

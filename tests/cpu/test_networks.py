@@ -13,14 +13,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from haloconv import accelerate, gradients, plan
-from haloconv.bench import network, trial, whole
+from haloconv.bench import trial
 from haloconv.bench.layer import Layer
-from haloconv.bench.network import Effort, NetworkCase, Setting, bench_network, load_networks
+from haloconv.bench.networks import network, whole
+from haloconv.bench.networks.network import Effort, NetworkCase, Setting, bench_network, load_networks
+from haloconv.bench.networks.swapped import Options, layers_of
+from haloconv.bench.networks.whole import Contest, try_model
 from haloconv.bench.suite import SUITES, SuiteError
-from haloconv.bench.swapped import Options, layers_of
 from haloconv.bench.trial import Budget
-from haloconv.bench.whole import Contest, try_model
-from haloconv.cli import app, bench, bench_models
+from haloconv.cli import app
+from haloconv.cli.bench import command as bench
+from haloconv.cli.bench import models as bench_models
 from haloconv.problem_file import load_problem_file
 from haloconv.reference import Error, Limits
 from haloconv.report import Row, networks_of

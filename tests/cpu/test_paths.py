@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,6 +105,28 @@ def test_few_frames_between_a_warm_layer_and_its_first_launch(name: str, trainin
     assert len(between) <= FRAMES, between
     first = next(at for at, each in enumerate(calls) if each.endswith("__call__"))
     assert calls[0].endswith("forward") and first <= CALLS, calls[: first + 1]
+
+
+def test_a_first_call_goes_down_as_the_design_page_says() -> None:
+    text = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
+    flow = re.search(r"^Conv2d\.forward -> .*?-> launch$", text, re.MULTILINE | re.DOTALL)
+    assert flow is not None
+    named = [
+        each for each in re.findall(r"-> ([a-z]+\.\w+)", flow[0]) if each != "cache.get_kernel"
+    ]  # not here: no GPU
+    layer, x, calls = haloconv.Conv2d(8, 24, 3, family="direct"), torch.randn(1, 8, 9, 9), []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and _is_ours(frame):
+            calls.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
+
+    with h200(), torch.no_grad():
+        sys.setprofile(note)
+        try:
+            layer(x)
+        finally:
+            sys.setprofile(None)
+    assert len(named) > 4 and [calls.index(each) for each in named] == sorted(calls.index(each) for each in named)
 
 
 @pytest.fixture

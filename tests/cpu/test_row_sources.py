@@ -9,7 +9,7 @@ import torch
 
 from haloconv import plan
 from haloconv.bench import suite, trial
-from haloconv.bench.emulated import EmulatedLayer, Emulation
+from haloconv.bench.emulation.emulated import EmulatedLayer, Emulation
 from haloconv.emulator import device as emulated
 from haloconv.families import closure
 from haloconv.families.closure import JOIN, source_of, stamp_hash

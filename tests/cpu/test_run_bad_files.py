@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from haloconv import gradients, plan
-from haloconv.bench import whole
+from haloconv.bench.networks import whole
+from haloconv.bench.networks.whole import Contest, try_model
 from haloconv.bench.trial import UNTIMED
 from haloconv.bench.values import output_tensors
-from haloconv.bench.whole import Contest, try_model
 from haloconv.export.export import export
 from haloconv.module import Conv2d
 from haloconv.problem_file import ProblemFileError, load_problem_file, scaled_inputs

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from haloconv import emulator, plan
-from haloconv.bench.emulated import EmulatedLayer
-from haloconv.bench.model import Modelled
-from haloconv.bench.traffic import Launched, conflict_table, traffic_table
+from haloconv.bench.emulation.emulated import EmulatedLayer
+from haloconv.bench.emulation.model import Modelled
+from haloconv.bench.emulation.traffic import Launched, conflict_table, traffic_table
 from haloconv.bench.trial import UNTIMED, try_step
 from haloconv.emulator import LaunchStatistics, SiteStatistics
 from haloconv.problem import ConvSpec, Problem
@@ -84,6 +84,17 @@ def test_precision_and_family_are_those_asked_for(problem: str, tmp_path: Path) 
     for options in (("--precision", "ieee"), ("--family", "direct")):
         rows = content_of(tmp_path, problem, *options)["rows"]
         assert {row["family"] for row in rows} == {"direct"} and {row["precision"] for row in rows} == {"fp32"}
+
+
+@needs_emulator
+def test_the_cost_model_of_another_kernel_is_held_against_no_launch(tmp_path: Path) -> None:
+    layer = "nn.Conv2d(3, 5, (3, 4), padding=(1, 2), dilation=(1, 2))"
+    file = tmp_path / "one_pixel.py"
+    file.write_text(PROBLEM.replace(layer, "nn.Conv2d(16, 64, 1)").replace("(2, 3, 60, 61)", "(1, 16, 8, 8)"))
+    launches = content_of(tmp_path, file, "--stats", "--family", "halo_sm90")["launches"]
+    found = {launch["kernel"]: launch for launch in launches if launch["direction"] == "fprop"}
+    assert found["halo_sm90_pointwise"]["multiplies"] > 0
+    assert all(launch["modelled_multiplies"] is None for launch in found.values())
 
 
 @needs_emulator

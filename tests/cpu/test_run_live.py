@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from haloconv.bench import swapped
-from haloconv.bench.emulated import Emulation
+from haloconv.bench.emulation.emulated import Emulation
 from haloconv.bench.layer import Layer
-from haloconv.bench.swapped import Options, contest_of
+from haloconv.bench.networks import swapped
+from haloconv.bench.networks.swapped import Options, contest_of
 from haloconv.bench.trial import UNTIMED
 from haloconv.emulator import available
 from haloconv.problem import ConvSpec

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from haloconv.bench import sample, suite, trial
 from haloconv.bench.layer import LAYOUTS
-from haloconv.cli import app, bench_suite
-from haloconv.cli import bench as bench_verb
+from haloconv.cli import app
+from haloconv.cli.bench import command as bench_verb
+from haloconv.cli.bench import suite as bench_suite
 from haloconv.env import environment_stamp
 from haloconv.problem import DIRECTIONS
 from haloconv.report import Row

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from haloconv.bench import results, stale
 from haloconv.bench.suite import SUITES
-from haloconv.cli import bench, bench_models, bench_suite
+from haloconv.cli.bench import command as bench
+from haloconv.cli.bench import models as bench_models
+from haloconv.cli.bench import suite as bench_suite
 from haloconv.families.closure import source_of, stamp_hash
 from tests.cpu.test_bench import CPU, QUICK, lines_of, order
 
@@ -37,6 +39,22 @@ FRESH = {
 )
 def test_a_row_is_stale_if_its_source_is_not_todays(changes: dict, late: bool) -> None:
     assert stale.is_stale({**FRESH, **changes}) is late
+
+
+def test_rows_of_sources_that_were_carried_to_todays_are_fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As long as the stamp is that of today's sources: what it was carried from says nothing of others."""
+    monkeypatch.setattr(stale, "VERIFIED", tmp_path / "now")
+    stamp = {"hash": stamp_hash(KERNEL), "carried_from": {"hash": "judged", "between": ["moved"]}}
+    for folder, changes in (("now", {}), ("later", {"hash": "other"})):
+        (tmp_path / folder).mkdir()
+        text = json.dumps({"family": "depthwise", "kernels": {"band": {**stamp, **changes}}})
+        (tmp_path / folder / "depthwise.json").write_text(text)
+    both = {"kernel": f"{KERNEL} + aten", "source": "moved + "}
+    for row in ({**FRESH, "source": "judged"}, {**FRESH, "source": "moved"}, {**FRESH, **both}):
+        assert not stale.is_stale(row)
+    assert stale.is_stale({**FRESH, "source": "never"})
+    monkeypatch.setattr(stale, "VERIFIED", tmp_path / "later")
+    assert stale.is_stale({**FRESH, "source": "judged"}) and not stale.is_stale(FRESH)
 
 
 def test_rows_that_tell_no_source_are_stale() -> None:

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 import haloconv
 from haloconv import module as module_file
 from haloconv import subclasses
-from haloconv.bench.swapped import _problem_key, layer_of
+from haloconv.bench.networks.swapped import _problem_key, layer_of
 from haloconv.problem import ConvSpec
 from haloconv.tune.problems import problems_of
 from tests import timm_layers

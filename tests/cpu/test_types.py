@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cpu.test_budgets import MODULE_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
-UNCHECKED_AT_MOST = 25
+UNCHECKED_AT_MOST = 14
 
 
 def test_modules_that_are_not_checked_are_named_and_few() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import haloconv
-from haloconv.bench.swapped import Options, layers_of
+from haloconv.bench.networks.swapped import Options, layers_of
 from haloconv.bench.trial import Budget
 from haloconv.bench.values import check_model
 from haloconv.device import Device, set_stand_in

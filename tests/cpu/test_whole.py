@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
-from haloconv.bench import whole
-from haloconv.bench.swapped import Autocast
+from haloconv.bench.networks import whole
+from haloconv.bench.networks.swapped import Autocast
+from haloconv.bench.networks.whole import Contest, try_model
 from haloconv.bench.trial import Budget
-from haloconv.bench.whole import Contest, try_model
 from haloconv.reference import NORM_LIMITS
 
 

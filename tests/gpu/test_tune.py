@@ -11,8 +11,8 @@ import torch
 
 import haloconv
 from haloconv import env, plan
-from haloconv.bench.swapped import Autocast
-from haloconv.bench.whole import Contest, _step
+from haloconv.bench.networks.swapped import Autocast
+from haloconv.bench.networks.whole import Contest, _step
 from haloconv.choose import records
 from haloconv.choose.records import read_records, records_path, write_records
 from haloconv.device import device_facts

@@ -46,7 +46,7 @@ PLACES = (
     _fault("one strip", "all strips begin at the first column",
            ("run.strip = strip - run.image * cut.strips;", "run.strip = 0;"), on="lanes_7x7"),
     _fault("equal shares", "what does not divide evenly is left out",
-           ("count = (cut.share + (part < cut.longer)) * BAND;", "count = cut.share * BAND;"),
+           ("count = (cut.per_block + (part < cut.longer)) * BAND;", "count = cut.per_block * BAND;"),
            on="lanes_tall"),
     _fault("one slab", "all blocks do the first channels", ("channel = slab * SLAB + lane;", "channel = lane;"),
            on="lanes_slabs"),

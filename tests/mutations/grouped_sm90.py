@@ -57,7 +57,7 @@ MUTATIONS = (
     _fault("one strip", "all strips begin at the first column",
            ("run.strip = column - run.image * cut.strips;", "run.strip = 0;")),
     _fault("equal shares", "what does not divide evenly is left out",
-           ("end = at + cut.share + (part < cut.longer);", "end = at + cut.share;"), on="grouped_wrap"),
+           ("end = at + cut.per_block + (part < cut.longer);", "end = at + cut.per_block;"), on="grouped_wrap"),
     _fault("the atom that is left over", "an odd number of taps loses the last one",
            ("mma_half(sums[r][i][j], a.half[i], filter.b[r][ROW_ATOMS - 1][j], Elem{});", ";")),
     _fault("the bias of the other filter", "a lane's two filters have their biases exchanged",

@@ -20,7 +20,7 @@
 //   R S DIL_H DIL_W      filter taps; pixels
 //   MULTIPLIER           M: filters of a channel
 //   SLICES TILES         16 input columns of a band each; 16 output columns of a warp's step each
-//   BUFFERS              strips under way, the one that is multiplied included
+//   BUFFERS              strips under writer, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
 using hc::i64;
@@ -163,12 +163,12 @@ __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, const Ban
 }
 
 // Where a lane's part of a step passes on its way out: the warp's own shared memory, so that rows leave in pieces.
-struct Way {
+struct Writer {
     char *to, *from;  // the lane's first pair of sums, and its first piece
     int row, col;     // of that piece
     i64 out;          // the same, in elements
 
-    __device__ __forceinline__ Way(const Params& p, char* smem) {
+    __device__ __forceinline__ Writer(const Params& p, char* smem) {
         const int lane = threadIdx.x % 32;
         smem += threadIdx.x / 32 * (ROWS * OUT_ROW_BYTES);
         row = lane / OUT_PIECES, col = lane % OUT_PIECES * PIECE;
@@ -201,7 +201,7 @@ struct Way {
 
 // ---- A block ----
 
-__device__ __forceinline__ void convolve(const Params& p, const Bands& bands, const Way& way, int channel,
+__device__ __forceinline__ void convolve(const Params& p, const Bands& bands, const Writer& writer, int channel,
                                          const hc::strips::Unit& unit, const char* buffer) {
     const int lane = threadIdx.x % 32, first_row = unit.strip * p.partition.rows;
     const int left = p.out_rows - first_row, rows = left < p.partition.rows ? left : p.partition.rows;
@@ -213,7 +213,7 @@ __device__ __forceinline__ void convolve(const Params& p, const Bands& bands, co
             Sums sums;
             multiply(sums, p, bands, window + lane % 8 * p.staged.row_bytes + lane / 8 * hc::strips::PIECE_BYTES);
             if (!finite(sums)) sum_again(sums, p, bands, channel, window);
-            way.store(p, sums, to, rows - row, p.out_cols - col);
+            writer.store(p, sums, to, rows - row, p.out_cols - col);
             window += COLS * (int)sizeof(elem_t);
             to += COLS;
         }
@@ -235,9 +235,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_band
     filter.load(p, channel);
     __syncthreads();
     const Bands bands(p, filter, channel);
-    const Way way(p, dynamic_smem + BUFFERS * p.partition.buffer_bytes);
+    const Writer writer(p, dynamic_smem + BUFFERS * p.partition.buffer_bytes);
     for (; ring.has(); ring.advance()) {
         ring.next_buffer(copy);
-        convolve(p, bands, way, channel, ring.unit, ring.buffer());
+        convolve(p, bands, writer, channel, ring.unit, ring.buffer());
     }
 }

@@ -26,13 +26,13 @@ using elem_t = ELEM;
 
 constexpr int ROWS = 16, TILES = 2, COLS = 16 * TILES;  // rows, tiles and columns of dy of a warp's step
 constexpr int X_LOADS = (X_TILES + 2 * (TILES - 1) + 1) / 2;
-constexpr int WARPS = THREADS / 32, SHARES = (R + FILTER_ROWS - 1) / FILTER_ROWS;  // warps that share a step
+constexpr int WARPS = THREADS / 32, SLICES = (R + FILTER_ROWS - 1) / FILTER_ROWS;  // warps that take a step together
 constexpr int SUM_COLS = 8 * X_TILES, SUM_PITCH = SUM_COLS + 8;
 
 constexpr int PIECE = hc::strips::PIECE_BYTES / (int)sizeof(elem_t);  // columns of one copy
 
-static_assert(sizeof(elem_t) == 2, "ldmatrix turns 16-bit elements round");
-static_assert(WARPS % (2 * SHARES) == 0, "all rows of the filter have the same number of warps, and an even one");
+static_assert(sizeof(elem_t) == 2, "ldmatrix transposes 16-bit elements");
+static_assert(WARPS % (2 * SLICES) == 0, "all rows of the filter have the same number of warps, and an even one");
 
 struct Params {
     const elem_t *x, *dy;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Params& p, const char
     const char* rows = x + (low + lane % 8 + first * DIL_H) * p.x_staged.row_bytes + high * 2;
 #pragma unroll
     for (int i = 0; i < FILTER_ROWS; ++i) {
-        if (SHARES > 1 && first + i >= R) return;
+        if (SLICES > 1 && first + i >= R) return;
         unsigned b[X_LOADS][4];
 #pragma unroll
         for (int j = 0; j < X_LOADS; ++j)
@@ -76,15 +76,15 @@ __device__ __forceinline__ void multiply(Sums& sums, const Params& p, const char
 }
 
 __device__ __forceinline__ void multiply_strip(Sums& sums, const Params& p, const char* buffer) {
-    const int share = threadIdx.x / 32 % SHARES, col_steps = (p.q + COLS - 1) / COLS;
-    int row = 0, col = int(threadIdx.x) / 32 / SHARES;  // the steps of a strip, row by row
+    const int slice = threadIdx.x / 32 % SLICES, col_steps = (p.q + COLS - 1) / COLS;
+    int row = 0, col = int(threadIdx.x) / 32 / SLICES;  // the steps of a strip, row by row
     while (true) {
         while (col >= col_steps) col -= col_steps, row += ROWS;
         if (row >= p.partition.rows) return;
         const char* from = buffer + col * (COLS * (int)sizeof(elem_t));
         multiply(sums, p, from + row * p.x_staged.row_bytes, from + p.x_bytes + row * p.dy_staged.row_bytes,
-                 share * FILTER_ROWS);
-        col += WARPS / SHARES;
+                 slice * FILTER_ROWS);
+        col += WARPS / SLICES;
     }
 }
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ float over_lanes(float sum) {
     return sum;
 }
 
-// A lane's share of one tap's sum over the block's strips, of products that belong into it only.
+// A lane's part of one tap's sum over the block's strips, of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int filter, int first, int r, int s) {
     const hc::strips::Staged &of_x = p.x_staged, &of_dy = p.dy_staged;
     float sum = 0;
@@ -120,12 +120,12 @@ __device__ __forceinline__ float sum_again(const Params& p, int filter, int firs
 __device__ __forceinline__ void add_diagonals(const Params& p, const Smem& smem, int i, int filter, int first) {
     const int lane = threadIdx.x % 32;
     float* const partials = p.partials + ((i64)first * p.partition.channels + filter) * (R * S);
-    for (int at = threadIdx.x / 32; at < SHARES * S; at += WARPS) {
-        const int share = at / S, s = at % S, r = share * FILTER_ROWS + i;
+    for (int at = threadIdx.x / 32; at < SLICES * S; at += WARPS) {
+        const int slice = at / S, s = at % S, r = slice * FILTER_ROWS + i;
         if (r >= R) break;
         const int col = lane % 16 + s * DIL_W + p.x_staged.left * PIECE - p.pad_left;
         float sum = 0;
-        for (int warp = share + lane / 16 * SHARES; warp < WARPS; warp += 2 * SHARES)
+        for (int warp = slice + lane / 16 * SLICES; warp < WARPS; warp += 2 * SLICES)
             sum += smem.sums[warp][lane % 16][col];
         sum = over_lanes(sum);
         if (sum * 0.f != 0.f) sum = over_lanes(sum_again(p, filter, first, r, s));

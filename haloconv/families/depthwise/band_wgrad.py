@@ -74,10 +74,10 @@ def best_tiling(problem: Problem) -> Tiling | None:
     None: the sums do not fit.
     """
     tiles = _window(problem)[1]
-    for shares in (1, 2):
-        rows = ceil_div(problem.r, shares)
+    for slices in (1, 2):
+        rows = ceil_div(problem.r, slices)
         if rows * tiles <= _MOST_SUMS:
-            return Tiling(rows, 2, 3 if shares == 1 else 4)
+            return Tiling(rows, 2, 3 if slices == 1 else 4)
     return None
 
 

@@ -73,7 +73,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Params& p, const char
     }
 }
 
-// A lane's share of one tap's sum over the block's units, of products that belong into it only.
+// A lane's part of one tap's sum over the block's units, of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int filter, int first, int r, int s) {
     const Side &of_x = p.x_side, &of_dy = p.dy_side;
     float sum = 0;

@@ -13,8 +13,6 @@ from haloconv.problem import Problem, Request, TensorForm
 
 KERNEL = "depthwise/box_wgrad"
 LEAST_TAPS, LEAST_COLS = 10, 20  # on others marches were measured as fast, or faster
-_LEAST_COLS_OF_FEW_TAPS = 192  # with fewer taps: from there boxes were faster
-_MANY_TAPS = 25  # more than these
 _MOST_PRODUCTS = 2048  # of one fp32 sum: bounds its rounding
 _X_POINTER, _DY_POINTER = 0, 1
 
@@ -29,7 +27,7 @@ def _refused(request: Request) -> str | None:
     problem = request.problem
     if problem.direction != "wgrad":
         return "this is for filter gradients"
-    least = LEAST_COLS if problem.r * problem.s >= LEAST_TAPS else _LEAST_COLS_OF_FEW_TAPS
+    least = LEAST_COLS if problem.r * problem.s >= LEAST_TAPS else 192  # of fewer taps: from there boxes were faster
     if problem.q < least:
         return f"marches are as fast with {problem.r * problem.s} taps and fewer than {least} columns"
     return boxes.why_not(request)
@@ -43,7 +41,7 @@ def configs(request: Request) -> list[Config]:
 
 def best_tiling(problem: Problem) -> Tiling | None:
     """By a sweep on an NVIDIA H200 (2026-11-22, 5x5 and 7x7 on maps of 20 to 224); None if none fits."""
-    many = problem.r * problem.s > _MANY_TAPS
+    many = problem.r * problem.s > 25
     large = {Tiling(7, 2, 1, 8): 1.05} if many else {Tiling(14, 2, 3, 4): 1.0}
     return boxes.best(problem, {Tiling(7, 2, 3, 4): 1.0, Tiling(8, 2, 3, 4): 1.0, **large})
 

@@ -1,7 +1,7 @@
 // Rows of channels_last images that land in shared memory box by box, for kernels whose lanes are channels.
 //
 // A slab is WARPS_C times 32 neighbouring channels. Of a slab the output (dy in wgrad) is cut into images, strips of
-// columns and rows. Of all rows, in this order, each of the slab's blocks takes an equal share and goes down its
+// columns and rows. Of all rows, in this order, each of the slab's blocks takes as many and goes down its
 // strips, a band at a time. Blocks of neighbouring slabs run at a time: what they touch lies beside each other.
 //
 // Constants: R and S; ROWS by COLS pixels of a thread; WARPS_C and WARPS_R, warps beside each other in channels and in
@@ -23,7 +23,7 @@ constexpr int MOST_STAGES = 64;
 
 struct Cut {
     int slabs, images, strips, rows;  // rows of an image
-    int share, longer;                // bands of a block; blocks of a slab that have one more
+    int per_block, longer;            // bands of a block; blocks of a slab that have one more
     int cols, in_rows;                // of an image; rows of that whose halo is read
     int top, left;                    // padding
     int warps_q;                      // warps beside each other in a strip
@@ -38,7 +38,7 @@ struct Run {
     __device__ __forceinline__ int reads() const { return (rows + BAND - 1) / BAND * BAND + R - 1; }
 };
 
-// A block's share.
+// The bands of a block.
 struct Walk {
     int slab, part;  // the block's number among those of its slab
     int at, end;     // rows
@@ -55,7 +55,7 @@ struct Walk {
 
 __device__ __forceinline__ Walk own_walk(const Cut& cut) {
     const int part = blockIdx.x / (unsigned)cut.slabs, longer = part < cut.longer ? part : cut.longer;
-    const int at = (part * cut.share + longer) * BAND, count = (cut.share + (part < cut.longer)) * BAND;
+    const int at = (part * cut.per_block + longer) * BAND, count = (cut.per_block + (part < cut.longer)) * BAND;
     const int all = cut.images * cut.strips * cut.rows;
     return {int(blockIdx.x) - part * cut.slabs, part, at, at + count < all ? at + count : all};
 }

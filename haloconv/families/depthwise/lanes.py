@@ -15,7 +15,6 @@ KERNEL = "depthwise/lanes"
 _IN_POINTER = 0
 _WARPS, _WARPS_OF_MANY_TAPS = 20, 12  # of a block, at most
 _MOST_Q, _MOST_Q_OF_FEW_CHANNELS = 4, 8  # of them beside each other in columns: the others take channels
-_FEW_ROWS_WARPS = 16  # of more warps a thread has two rows
 
 
 def why_not(request: Request) -> str | None:
@@ -49,7 +48,7 @@ def best_tiling(problem: Problem) -> Tiling | None:
     cols, warps_q = lanes_cut.columns(width, problem.s, _MOST_Q_OF_FEW_CHANNELS if few_channels else _MOST_Q)
     warps_c = lanes_cut.channel_warps(channels, most // warps_q)
     for warps_r in range(min(2, most // (warps_q * warps_c)), 0, -1):
-        tiles = ROWS if warps_q * warps_c * warps_r <= _FEW_ROWS_WARPS else ROWS[1:]
+        tiles = ROWS if warps_q * warps_c * warps_r <= 16 else ROWS[1:]  # of more warps a thread has two rows
         found = (Tiling(rows, cols, warps_q, warps_c, warps_r) for rows in tiles)
         fitting = [each for each in found if _fits(problem, each)]
         if fitting:

@@ -15,7 +15,6 @@ LANES, ELEM_BYTES = 32, 4
 LEAST_COLS, LEAST_COLS_OF_MANY_TAPS = 14, 28  # of a map; on narrower ones marches were measured as fast, or faster
 LEAST_ELEMS = 1 << 23  # of the tensors: the same
 MARCHED_TAPS = 9  # of fprop: the same
-_MANY_TAPS = 25  # more than these
 _PIECE_ELEMS = 4  # of 16 bytes, TMA's
 _MOST_SLAB_WARPS = 8  # 256 elements: most of a box along an axis
 _COLS, ROWS = (7, 8), (4, 2)  # of a thread: maps are mostly multiples of these
@@ -82,7 +81,7 @@ def why_not(request: Request) -> str | None:
 
 def has_many_taps(problem: Problem) -> bool:
     """Whether the taps of a filter take so many registers that blocks have few warps."""
-    return problem.r * problem.s > _MANY_TAPS
+    return problem.r * problem.s > 25
 
 
 def _too_small(problem: Problem) -> str | None:
@@ -182,10 +181,10 @@ class Cut:
     def fields(self, parts: int) -> dict[str, int]:
         """``Cut`` in lanes.cuh."""
         (n, _, rows, cols), (top, left) = self.extents, padding(self.problem)
-        share, longer = divmod(self.bands, parts)
+        per_block, longer = divmod(self.bands, parts)
         return {
             **{"slabs": self.slabs, "images": n, "strips": self.strips, "rows": rows},
-            **{"share": share, "longer": longer, "cols": cols, "in_rows": shapes(self.problem)[0][2]},
+            **{"per_block": per_block, "longer": longer, "cols": cols, "in_rows": shapes(self.problem)[0][2]},
             **{"top": top, "left": left, "warps_q": self.tiling.warps_q},
             **{"stages": self.stages, "stage_bytes": self.stage_bytes},
         }

@@ -87,12 +87,12 @@ __device__ __forceinline__ March this_march(const Params& p, const Place& place)
     const int dil = p.dil_h;
     const int above = DGRAD ? p.pad_top - place.cls : -place.cls;  // the class begins so many rows above the image
     const int begin = (DGRAD ? above / dil / STRIDE_H * STRIDE_H : 0) + place.first;
-    const int left = hc::march::ceil_div(p.out_rows + above, dil) - begin;
+    const int left = hc::ceil_div(p.out_rows + above, dil) - begin;
     const int rows = left < p.strip_rows ? left : p.strip_rows;
     march.out_row = begin * dil - above;
     if (DGRAD) {
         march.in_row = (begin / STRIDE_H - (MET_ROWS - 1)) * dil + place.cls;
-        march.steps = rows > 0 ? MET_ROWS - 1 + hc::march::ceil_div(rows, STRIDE_H) : 0;
+        march.steps = rows > 0 ? MET_ROWS - 1 + hc::ceil_div(rows, STRIDE_H) : 0;
     } else {
         march.in_row = begin * STRIDE_H * dil + place.cls - p.pad_top;
         march.steps = rows > 0 ? (rows - 1) * STRIDE_H + R : 0;

@@ -1,6 +1,8 @@
 // Which columns of a row meet which outputs of a thread, constants of the unrolled march; which rows are in the image.
 #pragma once
 
+#include "kernels/ceil_div.cuh"
+
 namespace hc::march {
 
 // A thread has OUTPUTS outputs of a row, from `first` on, and reads a window of WINDOW columns of the other tensor.
@@ -32,8 +34,6 @@ struct Range {
     unsigned count;
     __device__ __forceinline__ bool has(int at) const { return (unsigned)(at - begin) < count; }
 };
-
-__device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Indices i from 0 to below `end` whose rows `row` + i * `dil` are in an image of `extent` rows.
 __device__ __forceinline__ Range in_image(int row, int dil, int extent, int end) {

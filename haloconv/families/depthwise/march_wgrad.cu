@@ -65,7 +65,7 @@ struct Item {
 __device__ __forceinline__ Item item_at(const Params& p, i64 index) {
     const hc::Pixel at = hc::pixel_at(index, p.n, p.col_groups);
     const int cls = at.n / p.strips, first = at.n % p.strips * p.strip_rows, dil = p.dil_h;
-    const int left = hc::march::ceil_div(p.p - cls, dil) - first;
+    const int left = hc::ceil_div(p.p - cls, dil) - first;
     const int rows = left < p.strip_rows ? left : p.strip_rows;
     return {at.row,
             at.col * COLS,

@@ -29,7 +29,7 @@ __device__ __forceinline__ int place_in_row(int col, int chunk) {
 struct Cut {
     int slabs;
     int images, strips, bands;  // strips of an image, bands of a strip
-    int share, longer;          // bands of a block; blocks of a slab that have one more
+    int per_block, longer;      // bands of a block; blocks of a slab that have one more
 };
 
 }  // namespace hc::pairs

@@ -25,7 +25,6 @@ _ALIGNMENT = 1024  # of a buffer, bytes: the period of the widest swizzle
 _SCHEDULERS, _SCHEDULER_REGISTERS, _MOST_REGISTERS = 4, 1 << 14, 255  # of a multiprocessor, of each, of a thread
 _OTHER_REGISTERS = 64  # of a thread, beside taps and sums
 _TAPS = (9, 25)  # of small and of middling filters
-_NARROW = 32  # columns, up to which slabs of 64 channels leave room for enough stages
 LEAST_COLS = (20, 48)  # of outputs with small and with middling filters: with fewer a march was as fast, or faster
 _BARRIER_BYTES = 16  # of a buffer: its two barriers
 _RESERVED_BYTES = 1024  # beside the filters, which are static
@@ -132,7 +131,9 @@ def best_tiling(problem: Problem) -> Tiling | None:
     elif taps > _TAPS[0] and cols >= LEAST_COLS[1]:
         found = [(4, 2, 240)] if channels % 32 == 0 else [(6, 2, 160)] if channels % 48 == 0 else []
     elif taps <= _TAPS[0] and cols >= LEAST_COLS[0] and channels % 32 == 0:
-        found = [(8, 4, 0)] if channels % 64 == 0 and cols <= _NARROW else [(4, 4, 0)]
+        found = (
+            [(8, 4, 0)] if channels % 64 == 0 and cols <= 32 else [(4, 4, 0)]
+        )  # wider ones leave room for few stages
         found.append((4, 2, 240))  # for filters whose taps do not fit the registers of fewer warps
     tiles = _tiles(cols, patch(problem))
     every = (Tiling(chunks, pairs, tiles, registers) for chunks, pairs, registers in found)
@@ -215,14 +216,14 @@ def bind(request: Request, config: Config) -> BoundCall:
     slabs, bands = ceil_div(channels, tiling.channels), ceil_div(y_shape[2], tiling.band)
     units = images * cut.strips * bands
     parts = max(1, min(units, request.facts.sm_count // slabs))
-    share, longer = divmod(units, parts)
+    per_block, longer = divmod(units, parts)
     top, left = padding(problem)
     fields = {
         **_filter_fields(request),
         **named("x", "n.hw", x.strides),
         "cut": {
             **{"slabs": slabs, "images": images, "strips": cut.strips, "bands": bands},
-            **{"share": share, "longer": longer},
+            **{"per_block": per_block, "longer": longer},
         },
         **{"channels": channels, "rows": rows, "cols": cols, "top": top, "left": left, "lead": cut.lead},
         **{"strip_cols": cut.strip_cols, "x_cols": cut.x_cols, "y_cols": cut.y_cols},

@@ -20,7 +20,7 @@
 //   MULTIPLIER           M: filters of a channel
 //   SHIFT                left padding modulo 8 columns
 //   GROUPS               rows of patches that are multiplied at a time
-//   BUFFERS              strips of the input under way, the one that is padded included
+//   BUFFERS              strips of the input under writer, the one that is padded included
 //   MIN_BLOCKS           blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
 using hc::i64;
@@ -157,15 +157,15 @@ __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, int chann
     }
 }
 
-// ---- The way out ----
+// ---- Stores ----
 
 // Eight lanes have the eight patches of a row of patches: 16 bytes of a row of the output each.
-struct Way {
+struct Writer {
     int row;    // of the lane's first piece; pieces of two rows of patches are stored at a time
     int patch;  // its number in the row
     char* idle;
 
-    __device__ __forceinline__ explicit Way(char* idle_pieces)
+    __device__ __forceinline__ explicit Writer(char* idle_pieces)
         : row(threadIdx.x % 32 / 16 * EDGE + threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2),
           patch(threadIdx.x % 8),
           idle(idle_pieces + threadIdx.x * PIECE_BYTES) {}
@@ -191,7 +191,7 @@ struct Way {
     }
 };
 
-__device__ __forceinline__ void convolve(const Params& p, const Weights& weights, const Way& way, int channel,
+__device__ __forceinline__ void convolve(const Params& p, const Weights& weights, const Writer& writer, int channel,
                                          const char* strip, char* out) {
     const int out_row_bytes = p.out_cols * (int)sizeof(elem_t);
     for (int row = 0; row < p.cut.rows; row += GROUPS * EDGE)
@@ -200,8 +200,8 @@ __device__ __forceinline__ void convolve(const Params& p, const Weights& weights
             Sums sums;
             multiply(sums, p, weights, window);
             if (!finite(sums)) sum_again(sums, p, channel, window);
-            way.store(sums, weights.bias, out + row * out_row_bytes + col * (int)sizeof(elem_t), out_row_bytes,
-                      p.out_cols - col);
+            writer.store(sums, weights.bias, out + row * out_row_bytes + col * (int)sizeof(elem_t), out_row_bytes,
+                         p.out_cols - col);
         }
 }
 
@@ -221,7 +221,7 @@ __device__ __forceinline__ void ask(const Params& p, char* landing, u64* full, c
     hc::ptx::mbarrier_arrive(full);
 }
 
-// One thread sends a strip on its way.
+// One thread sends a strip on its writer.
 __device__ __forceinline__ void send(const Params& p, const char* strip, const Unit& unit) {
     const int first_row = unit.strip * p.cut.rows, left = p.out_rows - first_row;
     const int rows = left < p.cut.rows ? left : p.cut.rows;
@@ -248,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_patc
     }
     clear(padded, p.padded_bytes);
     const Padder<elem_t, SHIFT, READS> padder(p.side);
-    const Way way(smem.idle);
+    const Writer writer(smem.idle);
     Weights weights;
     hc::Cursor in;
     for (int channel = -1; index < end; ++index, unit.advance(p.cut), in.advance(BUFFERS)) {
@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_patc
             ask(p, landed, &smem.full[in.index], smem.next);
             smem.next.advance(p.cut);
         }
-        convolve(p, weights, way, channel, padded, leaving);
+        convolve(p, weights, writer, channel, padded, leaving);
         hc::ptx::fence_proxy_async_shared();
         __syncthreads();
         if (leads) send(p, leaving, unit);

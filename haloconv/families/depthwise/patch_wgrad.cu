@@ -76,7 +76,7 @@ struct Smem {
     float sums[WARPS][R][EDGE][EDGE * PIECES + 1];
 };
 
-// A lane's share of one tap's sum over units [first, end), of products that belong into it only.
+// A lane's part of one tap's sum over units [first, end), of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int first, int end, int r, int s) {
     float sum = 0;
     for (Unit unit = unit_at(p.cut, first); first < end; ++first, unit.advance(p.cut)) {

@@ -22,7 +22,6 @@ _STEP_ROWS = 2 * EDGE  # of dy in a product
 _MOST_SUMS = 128  # registers of a thread
 _TALLEST = 16  # rows of a window: what wgmma takes as columns
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
-_FEW_TAPS = 9
 MOST_IDLE = 1.32  # pixels of patches for one of dy, up to which an NVIDIA H200 was faster with them
 
 
@@ -65,7 +64,7 @@ def configs(request: Request) -> list[Config]:
 
 def best_tiling(problem: Problem) -> Tiling:
     """Best of a sweep on an NVIDIA H200: strips of one height, of wide planes and few taps shorter ones."""
-    few = problem.r * problem.s <= _FEW_TAPS
+    few = problem.r * problem.s <= 9
     most = 32 if few and problem.q > 8 * EDGE else 64
     return Tiling(ceil_div(problem.p, ceil_div(problem.p, most)), 2, 4 if few else 3)
 

@@ -21,7 +21,7 @@ struct Plane {
     int rows, cols;
 };
 
-// A lane's share, over rows [begin, end) of dy, of dy times the pixel of x that lies (down, right) of it.
+// A lane's part of a sum, over rows [begin, end) of dy, of dy times the pixel of x that lies (down, right) of it.
 template <class Elem>
 __device__ __forceinline__ float plane_sum(const Plane<Elem>& x, const Plane<Elem>& dy, int begin, int end, int down,
                                            int right) {

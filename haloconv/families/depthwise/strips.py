@@ -20,7 +20,7 @@ _LEAST_CAPABILITY = (8, 0)
 _RESERVED_BYTES = 1024  # of shared memory, for each block
 _START_UNITS = 2  # what starting a block costs, in strips
 _MOST_WAVES = 8  # of blocks, unless a block may not have as many strips as that leaves it
-_NARROW, _FEW_TAPS = 48, 9  # columns, taps of one filter: up to there the marches were measured as fast, or faster
+_LEAST_TAPS, _LEAST_COLS = 10, 48  # with fewer the marches were measured as fast, or faster
 
 
 class Staged(NamedTuple):
@@ -82,14 +82,14 @@ def why_not(request: Request) -> str | None:
     problem, sides = request.problem, [side for side, _ in activations(request)]
     if request.facts.capability < _LEAST_CAPABILITY:
         return "the device has no asynchronous copies (compute capability 8.0)"
-    if problem.stride != (1, 1) or problem.r * problem.s <= _FEW_TAPS:
-        return f"the filter has a stride, or no more than {_FEW_TAPS} taps"
+    if problem.stride != (1, 1) or problem.r * problem.s < _LEAST_TAPS:
+        return f"the filter has a stride, or no more than {_LEAST_TAPS - 1} taps"
     if any(side.strides[3] != 1 or not side.aligned for side in sides):
         return "columns are no neighbours in memory"
     piece = PIECE_BYTES // problem.dtype.itemsize
     extents = [extent for side in sides for extent in side.strides[:3]]
-    if any(extent % piece for extent in (*extents, problem.w, problem.q)) or min(problem.w, problem.q) < _NARROW:
-        return f"rows are not of at least {_NARROW} columns in pieces of {piece}"
+    if any(extent % piece for extent in (*extents, problem.w, problem.q)) or min(problem.w, problem.q) < _LEAST_COLS:
+        return f"rows are not of at least {_LEAST_COLS} columns in pieces of {piece}"
     if max(problem.w, problem.q) > _FEWEST_THREADS * piece:
         return f"a row has more than {_FEWEST_THREADS} pieces, one for each thread"
     return None

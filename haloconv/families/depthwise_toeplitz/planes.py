@@ -13,7 +13,6 @@ GROUP_BYTES = 16  # of columns
 FEWEST_THREADS = 128  # of a block
 _LEAST_CAPABILITY = (8, 0)
 _RESERVED_BYTES = 1024  # of shared memory, for each block
-_FEW_TAPS = 9
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 
 
@@ -83,8 +82,8 @@ def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
         return f"each group has {problem.c_per_group} input channels; depthwise_toeplitz takes one"
     if problem.stride != (1, 1) or problem.dilation != (1, 1):
         return "bands are for filters without stride and dilation"
-    if problem.r * problem.s <= _FEW_TAPS:
-        return f"the filter has no more than {_FEW_TAPS} taps"
+    if problem.r * problem.s <= 9:
+        return "the filter has no more than 9 taps"
     if problem.r * problem.s > _MOST_PRODUCTS:
         return f"the filter has more than {_MOST_PRODUCTS} taps, too many for one sum"
     if max(problem.w, problem.q) > FEWEST_THREADS:

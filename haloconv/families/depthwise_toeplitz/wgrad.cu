@@ -174,7 +174,7 @@ __device__ __forceinline__ float over_lanes(float sum) {
     return sum;
 }
 
-// A lane's share of one tap's sum over the block's units, of products that belong into it only.
+// A lane's part of one tap's sum over the block's units, of products that belong into it only.
 __device__ __noinline__ float sum_again(const Params& p, int filter, int first, int r, int s) {
     float sum = 0;
     for (int i = first; i < p.partition.units; i += p.partition.parts) {

@@ -59,8 +59,8 @@ def stored_lines(axis: Axis, tile: int, chunk: int) -> int:
 
 
 @cache
-def met_share(axis: Axis, rows: int) -> float:
-    """Of the rows that tiles of ``rows`` results meet, the share that lies in the source."""
+def met_fraction(axis: Axis, rows: int) -> float:
+    """Of the rows that tiles of ``rows`` results meet, the fraction that lies in the source."""
     if axis.steps > 1 or axis.origin is None:
         return 1.0
     lines, tiles, met = axis.taps + rows - 1, range(0, axis.class_results, rows), 0

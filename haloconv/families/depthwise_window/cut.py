@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
-from haloconv.families.depthwise_window.axes import Axis, met_share, stored_lines
+from haloconv.families.depthwise_window.axes import Axis, met_fraction, stored_lines
 from haloconv.jit.launch import Value
 
 TILE_J = 8  # columns of a thread's tile
@@ -38,7 +38,6 @@ _LOAD_CYCLES = 550
 _TERM_CYCLES = 1100  # barriers, and the first load of a term
 _BLOCK_CYCLES = 1000
 _LONE_WARP = 0.4  # what a scheduler's only warp waits, in its instructions
-_FEW_ROUNDS = 4
 _SCHEDULERS = 4
 
 
@@ -209,7 +208,7 @@ def cost(tiling: Tiling, layer: Layer, facts: DeviceFacts) -> float:
     window_rows = filters * rows.taps + terms * (block.tile_i - 1) * rows.steps
     own = block.tile_i * TILE_J * filters * rows.taps * cols.taps / MULTIPLY_SHARE
     own += (window_rows * ROW_INSTRUCTIONS + terms * rows.steps * edges(block) * EDGE_INSTRUCTIONS) * cols.steps
-    own *= met_share(rows, block.tile_i)
+    own *= met_fraction(rows, block.tile_i)
     window = places.lines_h * places.lines_w * steps
     work = Work(
         blocks=grid(layer, cut),
@@ -252,7 +251,7 @@ class Work:
         waiting = self.terms * (_TERM_CYCLES + rounds_of_loads * _LOAD_CYCLES) + _BLOCK_CYCLES
         cycles = multiply + self.terms * staged + waiting / resident
         rounds = self.blocks / (sm_count * resident)
-        return cycles * (ceil(rounds) if rounds < _FEW_ROUNDS else rounds + 0.5)
+        return cycles * (ceil(rounds) if rounds < 4 else rounds + 0.5)
 
 
 def cuts(block: Block, layer: Layer, max_smem: int, classes_w: int) -> Iterator[Cut]:

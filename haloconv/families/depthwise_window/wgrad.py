@@ -13,7 +13,7 @@ from typing import NamedTuple
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
-from haloconv.families.depthwise_window.axes import Axis, met_share, output_axis
+from haloconv.families.depthwise_window.axes import Axis, met_fraction, output_axis
 from haloconv.families.depthwise_window.cut import (
     BLOCKS,
     EDGE_INSTRUCTIONS,
@@ -144,7 +144,7 @@ def _cost(tiling: Tiling, layer: Layer, facts: DeviceFacts) -> float:
     own = block.tile_i * TILE_J * rows * cut.chunk_s / MULTIPLY_SHARE
     row_instructions = (rows + (block.tile_i - 1) * steps_h) * ROW_INSTRUCTIONS
     own += (row_instructions + steps_h * edges(block) * EDGE_INSTRUCTIONS) * steps_w
-    own *= met_share(layer.axes[0], block.tile_i)
+    own *= met_fraction(layer.axes[0], block.tile_i)
     parts = ceil_div(terms(layer, cut), split.part_terms)
     work = Work(
         blocks=parts * _blocks_of_a_part(layer, cut),

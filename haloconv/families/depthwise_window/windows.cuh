@@ -8,6 +8,7 @@
 #include "families/depthwise_window/line.cuh"
 #include "families/depthwise_window/product.cuh"
 #include "families/depthwise_window/stage.cuh"
+#include "kernels/ceil_div.cuh"
 
 namespace hc {
 
@@ -28,14 +29,14 @@ struct Origin {
     int h, w;
 };
 
-// a / b rounded up; 0 where a is not positive and above -b.
-__device__ __forceinline__ int ceil_div(int a, int b) { return b == 1 ? a : (a + b - 1) / b; }
+// Of so many rows or columns those of one residue class. Few layers have a stride: nothing is divided by 1.
+__device__ __forceinline__ int in_class(int count, int stride) { return stride == 1 ? count : ceil_div(count, stride); }
 
 // Rows of a window that begins at row `h` of the source.
 __device__ __forceinline__ Stored stored_rows(const AxisParams& axis, const Line& rows, int h) {
     if (rows.stride > 1) return {0, axis.lines};
-    const int first = h < 0 ? ceil_div(-h, rows.spacing) : 0;
-    const int inside = h < axis.extent ? ceil_div(axis.extent - h, rows.spacing) - first : 0;
+    const int first = h < 0 ? in_class(-h, rows.spacing) : 0;
+    const int inside = h < axis.extent ? in_class(axis.extent - h, rows.spacing) - first : 0;
     return {first, inside < axis.lines - 1 ? inside : axis.lines - 1};
 }
 
@@ -118,7 +119,7 @@ struct TapRows {
     int first, rows;
 };
 
-// Adds what the thread's share of the staged taps contributes to its tile, class by class of the stride. `window` is
+// Adds what the thread's part of the staged taps contributes to its tile, class by class of the stride. `window` is
 // the plane's, at the thread's first column; `row` the tile's first row in it. `rows` are those worth a look.
 template <int ROWS>
 __device__ __forceinline__ void add_classes(float (&sums)[ROWS][TILE_J], const float* window, const float* filter,
@@ -128,11 +129,11 @@ __device__ __forceinline__ void add_classes(float (&sums)[ROWS][TILE_J], const f
     filter += own.first * tap_row_words;
 #pragma unroll 1
     for (int rho_h = 0; rho_h < rows.stride; ++rho_h) {
-        const int left = ceil_div(range.rows - rho_h, rows.stride) - own.first;
+        const int left = in_class(range.rows - rho_h, rows.stride) - own.first;
 #pragma unroll 1
         for (int rho_w = 0; rho_w < cols.stride && left > 0; ++rho_w) {
             const Taps taps = {filter + rho_h * p.filter_row_words + rho_w * p.tap_words,
-                               left < own.rows ? left : own.rows, ceil_div(range.cols - rho_w, cols.stride),
+                               left < own.rows ? left : own.rows, in_class(range.cols - rho_w, cols.stride),
                                tap_row_words};
             const Window from = {window + (rho_h * cols.stride * p.classes_w + rho_w) * p.class_words,
                                  p.half_words,

@@ -19,7 +19,7 @@ _DIRECTION_NUMBERS = {"fprop": 0, "dgrad": 1, "wgrad": 2}
 _PROMOTE_ES = 512  # reduction indices between two promotions
 _LONG_REDUCTION = 1024  # from here on a single run of fp32 sums would round too much
 _GATHER_COST = 20  # staging a gathered element, in multiplies: from the rates of tiles of 32 and 64 rows on an H200
-_WAVES = 2  # wgrad: blocks per resident block slot, so that the last wave is a small share
+_WAVES = 2  # wgrad: blocks per resident block slot, so that little is in the last wave
 _MIN_PART_STAGES = 32  # wgrad: stages that a block must have for its start and end not to count
 
 

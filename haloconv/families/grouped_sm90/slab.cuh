@@ -26,7 +26,7 @@ static_assert(8 % ATOMS == 0, "a slab is whole groups");
 // How the output is cut.
 struct Cut {
     int slabs, images, strips, bands;  // bands: of a strip
-    int share, longer;                 // bands of a block; blocks of a slab that have one more
+    int per_block, longer;             // bands of a block; blocks of a slab that have one more
     int groups;
     int top, left;       // from the first output up to the first row of the first stage, and left to the first column
     int x_cols, stages;  // of a stage of x, a multiple of 8; buffers of x

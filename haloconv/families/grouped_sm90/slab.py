@@ -99,10 +99,10 @@ class Cut:
         """The scalars of ``Cut`` in slab.cuh."""
         strips, bands = self._strips_bands
         one = self.problem
-        share, longer = divmod(one.n * strips * bands, parts)
+        per_block, longer = divmod(one.n * strips * bands, parts)
         return {
             **{"slabs": self.slabs, "images": one.n, "strips": strips, "bands": bands},
-            **{"share": share, "longer": longer, "groups": one.groups},
+            **{"per_block": per_block, "longer": longer, "groups": one.groups},
             **{"top": top, "left": left, "x_cols": self.x_cols, "stages": stages},
         }
 

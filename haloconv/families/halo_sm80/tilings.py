@@ -14,7 +14,6 @@ _MOST_ISSUES, _WARP_ISSUES = 0.8, 0.2  # instructions per cycle: of a scheduler,
 _MEMORY_RATE = 18  # bytes of device memory per cycle
 _SHORT_BYTES = 12  # what a piece of a pixel, or of a row, costs beside its bytes
 _MOST_HALO = 1.05  # times the least that a tile stages, where pieces of a pixel are copied
-_MANY_WARPS = 16  # of a multiprocessor
 _GATHER_ISSUES = 20  # instructions that stage a piece through registers
 _AHEAD, _LATE = 1.7, 1.5  # blocks that a second buffer, or outputs that go while the next tile comes, are worth
 _MOST_COLS, _MOST_PIXELS = 512, 2048  # of a tile
@@ -164,7 +163,7 @@ def _of_least_halo(fitting: list[Tiling], max_smem_bytes: int) -> list[Tiling]:
     With two buffers and enough warps, where that is possible.
     """
     ahead = [each for each in fitting if each.tile.depth == 2]
-    busy = [each for each in ahead if each.resident(max_smem_bytes) * each.tile.warps >= _MANY_WARPS]
+    busy = [each for each in ahead if each.resident(max_smem_bytes) * each.tile.warps >= 16]
     fitting = busy or ahead or fitting
     least = min((each.staged for each in fitting), default=0.0)
     return [each for each in fitting if each.staged <= _MOST_HALO * least]

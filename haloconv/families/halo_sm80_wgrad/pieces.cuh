@@ -1,6 +1,6 @@
-// PIECES: eight neighbouring 16-bit channels of a pixel, 16 bytes, are copied as they lie in memory. ldmatrix turns
-// them on their way to registers, eight pixels at a time, neighbours or not. So a tap is an address here too, and steps
-// run over all pixels of a tile without a gap.
+// PIECES: eight neighbouring 16-bit channels of a pixel, 16 bytes, are copied as they lie in memory. On their way to
+// registers ldmatrix transposes them, eight pixels at a time, neighbours or not. So a tap is an address here too, and
+// steps run over all pixels of a tile without a gap.
 #pragma once
 
 #include "families/halo_sm80_wgrad/source.cuh"

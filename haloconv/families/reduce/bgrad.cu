@@ -46,7 +46,7 @@ struct Walk {
     }
 };
 
-// This lane's share of the pixels [pixel, end). AT_ONCE loads are on their way together; where they are in one row, all
+// This lane's pixels of [pixel, end). AT_ONCE loads are on their way together; where they are in one row, all
 // but the last are found by one addition.
 __device__ __forceinline__ acc_t sum_pixels(const Params& p, i64 pixel, i64 end, int channel) {
     constexpr int ALL_BUT_ONE = (AT_ONCE - 1) * PIXEL_LANES;

@@ -18,8 +18,6 @@ TERMS = {"tf32x3": 2}
 
 _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)
-_FEW_ROUNDS = 2  # work tiles a multiprocessor, from which on split-K has nothing to gain
-_SMALL_TILE = 128  # pixels
 _RUNS = (64, 128, 256)
 _ENOUGH_AHEAD = 7000.0  # cycles
 _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
@@ -29,7 +27,8 @@ _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
 def best_tilings(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
     """At most eight tilings of a launch, best first by the cost model; split-K only where it ``may_split``."""
     found = sorted(tilings(form, storage), key=lambda each: _order(each, sm_count))
-    if may_split and found and found[0].total < _FEW_ROUNDS * sm_count:
+    # with two work tiles a multiprocessor split-K has nothing to gain
+    if may_split and found and found[0].total < 2 * sm_count:
         found = sorted([*found, *split_tilings(form, storage)], key=lambda each: _order(each, sm_count))
     return tuple(found[:_CANDIDATES])
 
@@ -43,15 +42,15 @@ def tilings(form: Form, storage: Storage) -> list[Tiling]:
 def split_tilings(form: Form, storage: Storage) -> list[Tiling]:
     """Every tiling of split-K that fits, with ranges of whole chunks of 128 bytes, for layers of one group.
 
-    Outputs that may need the nonfinite fix-up, of packs and of several terms, are not split. Few work tiles want small
-    tiles.
+    Not for output packs and for several terms, whose outputs may need the nonfinite fix-up. Tiles are small, because
+    split-K is for layers of which few work tiles can be made.
     """
     steps = (form.vertical.out_step, form.horizontal.out_step)
     if form.groups > 1 or steps != (1, 1) or form.filters <= BLOCK_M // 2 or storage.terms > 1:
         return []
     whole = [splits for splits in _SPLITS if form.channels * storage.elem_bytes % (128 * splits) == 0]
     found = (each for splits in whole for each in tilings(form.split(splits), partial_storage(form, storage)))
-    return [each for each in found if each.shape.tile_px <= _SMALL_TILE]
+    return [each for each in found if each.shape.tile_px <= 128]
 
 
 def partial_storage(form: Form, storage: Storage) -> Storage:
@@ -63,12 +62,13 @@ def partial_storage(form: Form, storage: Storage) -> Storage:
 
 
 def _order(tiling: Tiling, sm_count: int) -> tuple[float, bool]:
-    # Of equals, two streams of weights where lanes write the output, which takes long, and one where TMA does.
+    # Of two that cost the same: where threads write the output, which takes long, the one whose consumers have a stream
+    # of weights each, so that one multiplies while the other writes; where TMA writes it, the one with a single stream.
     return cost(tiling, tiling.storage, sm_count), tiling.shape.shared_tile == tiling.y_boxes
 
 
 def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
-    """Every tile shape, with the ways to fill M, to cut rows and to cut columns that make sense for the form."""
+    """Every tile shape, with what fills M, and the cuts of rows and columns, that make sense for the form."""
     channel_bytes = form.channels * storage.elem_bytes
     chunk_bytes = next((size for size in (32, 64) if channel_bytes <= size), 128)
     packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 else [(1, 1)]
@@ -81,7 +81,7 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
         for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
             run = _run(ceil_div(cols, ceil_div(cols, most)))
             cut = (chunk_bytes, pack_h, pack_w)
-            # Both need many registers: two blocks of filters, fp32 whose lines are transposed.
+            # Two blocks of filters in one tile, and the transpose of fp32 lines, need many registers each: not both.
             many = run == 256 and boxes and not storage.x_inner and storage.elem_bytes == 4
             for keeps, shared in product((True, False), (False,) if many else sides):
                 one = TileShape(False, run, runs, *cut, boxes=boxes, keeps=keeps, shared_tile=shared)
@@ -114,10 +114,10 @@ def _flat_shape(form: Form, widest: TileShape, storage: Storage) -> TileShape:
 def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     """Cycles of the busiest multiprocessor: its work tiles times the slowest of what works side by side.
 
-    That is the tensor cores, each consumer by itself, the L2 and the warps that stage. The rates come from probes on an
-    H200: ``wgmma`` runs near its peak at 256 pixels, with more than three stages, and reads more of shared memory
-    below; it waits for lines of which few are under way, and in flat tiles; from tap to tap a consumer loses 340
-    cycles, much of it in waiting for weights, and 600 a tile; weights and boxes come from the L2 at 30 bytes a cycle.
+    The tensor cores, each consumer, the L2 and the warps that stage work side by side. Rates are from probes on an
+    H200. ``wgmma`` runs near its peak at 256 pixels with more than three stages; with fewer pixels it reads more of
+    shared memory. It is slower in flat tiles and where few lines are staged ahead. A consumer loses 340 cycles between
+    two taps, most of them waiting for weights, and 600 a tile. The L2 gives weights and boxes at 30 bytes a cycle.
     """
     shape = tiling.shape
     taps = tiling.taps * tiling.chunks
@@ -126,9 +126,8 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     tap = multiplies * shape.tile_px // 2 * (1.03 if fast else 1.35 if shape.run == 64 else 1.1)
     tap *= 1.3 if shape.flat else _waiting(tiling, tap)
     writing = shape.tile_px * (storage.y_bytes * 4 if tiling.y_boxes else 20)
-    hidden = (
-        0 if tiling.phases.first else tiling.memory.stages * tap
-    )  # one stream: the other consumer leads by its stages
+    # With one stream of weights the other consumer is ahead by its stages, and multiplies while this one writes.
+    hidden = 0 if tiling.phases.first else tiling.memory.stages * tap
     multiply = 2 * taps * tap + (0 if shape.shared_tile else max(0, writing - hidden))
     consumer = taps * (tap + 340) + writing + 600
     streamed = taps * shape.streams * shape.stage_bytes + tiling.staged_lines * tiling.line.slot_px * shape.chunk_bytes
@@ -146,14 +145,14 @@ def _adding(tiling: Tiling) -> float:
 
 
 def _sharing(tiling: Tiling) -> float:
-    """By how much two blocks of filters of one tile take longer than two tiles of one block, with boxes of sums."""
+    """Times what two tiles of one block of filters take, where TMA writes a tile that two blocks of filters share."""
     if not (tiling.shape.shared_tile and tiling.y_boxes):
         return 1.0
     return 0.95 if tiling.shape.keeps and tiling.memory.stages > 3 else 1.05
 
 
 def _waiting(tiling: Tiling, tap: float) -> float:
-    """By how much taps take longer because few lines are staged ahead of those in sight of the consumers."""
+    """How many times longer a tap takes because few lines are staged ahead of those that consumers read."""
     shape, stride = tiling.shape, tiling.vertical.stride
     in_sight = (shape.tiles * shape.runs - 1) * stride + 1
     ahead = tiling.memory.ring - in_sight
@@ -170,7 +169,7 @@ def _unit_cycles(shape: TileShape, storage: Storage) -> float:
     warps = line_warps(shape, storage)
     if shape.boxes:
         return 0 if storage.x_inner else 1500 / warps
-    if storage.x_inner:  # more warps than three wait for memory, too
+    if storage.x_inner:  # these wait for memory, however many warps stage
         return (700 if storage.elem_bytes == 2 else 930) if storage.x_whole else 2700
     return 1500
 

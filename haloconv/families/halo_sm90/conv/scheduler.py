@@ -9,8 +9,6 @@ from itertools import pairwise
 from haloconv.families.common import ceil_div, divisor
 from haloconv.jit.launch import Value
 
-_FEW_MORE = 1.04
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -73,7 +71,7 @@ def best_schedule(total: int, blocks: int, strips: int, sm_count: int, shares_se
         return anywhere
     cut = (_cut_strips(total, strips, grid), _cut_strips(total, strips, grid - grid % strips))
     found = min(cut, key=lambda each: each.most)
-    return found if found.most <= _FEW_MORE * anywhere.most else anywhere
+    return found if found.most <= 1.04 * anywhere.most else anywhere
 
 
 def _cut_strips(total: int, strips: int, grid: int) -> Schedule:

@@ -19,7 +19,7 @@ from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
 
-__all__ = ["DIRECTIONS", "KERNEL", "bind", "configs", "sources", "ways", "why_not"]
+__all__ = ["DIRECTIONS", "KERNEL", "bind", "configs", "sources", "all_tiles", "why_not"]
 
 KERNEL = "halo_sm90/pointwise"
 DIRECTIONS = ("fprop", "dgrad")
@@ -39,11 +39,11 @@ def configs(request: Request) -> list[Config]:
     """The best tiles by the cost model, best first; none for a request that the kernel does not take."""
     if why_not(request) is not None:
         return []
-    found = few_apart(ways(request), lambda tile: (tile.pixels, tile.filters, tile.splits), MOST_CONFIGS)
+    found = few_apart(all_tiles(request), lambda tile: (tile.pixels, tile.filters, tile.splits), MOST_CONFIGS)
     return [Config(KERNEL, config_key(tile), tile) for tile in found]
 
 
-def ways(request: Request) -> tuple[Tile, ...]:
+def all_tiles(request: Request) -> tuple[Tile, ...]:
     """Every tile that the request may have, best first."""
     return tiles(product_of(request), request.facts.max_smem_bytes, request.facts.sm_count)
 

@@ -19,7 +19,7 @@ from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
 
-__all__ = ["DIRECTIONS", "KERNEL", "bind", "configs", "sources", "ways", "why_not"]
+__all__ = ["DIRECTIONS", "KERNEL", "bind", "configs", "sources", "all_tiles", "why_not"]
 
 KERNEL = "halo_sm90/pointwise_planes"
 DIRECTIONS = ("fprop", "dgrad")
@@ -41,12 +41,12 @@ def why_not(request: Request) -> str | None:
         return "pixels are not neighbours in dense planes, in x and in the result"
     if not request.first.aligned or not (one.whole(one.x.image) and one.whole(one.y.image)):
         return "images are not at multiples of 16 bytes"
-    if not ways(request):
+    if not all_tiles(request):
         return "no tile fits: images are large and neither are rows at multiples of 16 bytes, or have too few pixels"
     return None
 
 
-def ways(request: Request) -> tuple[Tile, ...]:
+def all_tiles(request: Request) -> tuple[Tile, ...]:
     """Every tile that the request may have, best first."""
     one = planes_of(request)
     return () if one is None else tiles(one, request.facts.max_smem_bytes, request.facts.sm_count)
@@ -56,7 +56,7 @@ def configs(request: Request) -> list[Config]:
     """The best tiles by the cost model, best first; none for a request that the kernel does not take."""
     if why_not(request) is not None:
         return []
-    found = few_apart(ways(request), lambda tile: (tile.images, tile.band, tile.filters), MOST_CONFIGS)
+    found = few_apart(all_tiles(request), lambda tile: (tile.images, tile.band, tile.filters), MOST_CONFIGS)
     return [Config(KERNEL, config_key(tile), tile) for tile in found]
 
 

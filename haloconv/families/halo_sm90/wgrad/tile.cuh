@@ -74,7 +74,7 @@ static_assert(!Y_STORED || !Y_INNER, "loaded lines have pixels as neighbours");
 struct Cut {
     int slabs;          // tiles
     int strips, bands;  // of an image; boxes of one
-    int share, longer;
+    int per_block, longer;
 };
 
 struct Params {

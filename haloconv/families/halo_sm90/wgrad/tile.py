@@ -27,8 +27,8 @@ _SPLITS = (
 _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
 _MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
 _REGISTERS = {2: 204, 3: 124}  # the same for sums, fragments and descriptors
-_LEAST_CYCLES = 28  # of a wgmma, whose fragment of x takes as long as 56 filters
-_UNHIDDEN = 0.25  # of the shorter one of two times that overlap, by a fit to times of an NVIDIA H100
+_LEAST_CYCLES = 28  # of a wgmma: below 56 filters reading its fragment of x takes longer than the product
+_UNHIDDEN = 0.25  # of the shorter of two times that overlap, what still counts: by a fit to times of an NVIDIA H100
 _BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
 _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
@@ -137,7 +137,7 @@ class Tile:
 
 
 def tiles(problem: Problem) -> Iterator[Tile]:
-    """Those of which no part is more than the layer needs."""
+    """Every tile that has no more rows, channels, filters or columns of taps than the layer can use."""
     taps = ceil_div(problem.r, row_steps(problem)[0])
     every_rows = {ceil_div(taps, count) for count in range(1, taps + 1)}
     rows = [each for each in every_rows if each <= _MOST_ROWS]
@@ -251,7 +251,7 @@ def _planes(form: TensorForm, shape: tuple[int, ...], channels: int, piece: int)
 
 
 LOADED = Operand(False, -1, (0, 0, 0, 0))
-"""What any tensor can be; of all ways it needs most room."""
+"""What any tensor can be; of all operands it needs most room."""
 
 
 @dataclass(frozen=True)

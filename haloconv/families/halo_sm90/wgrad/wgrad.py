@@ -65,8 +65,8 @@ def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
     return None
 
 
-class Way(NamedTuple):
-    """A way to compute a layer: what blocks sum, how lines come, how they are dealt out, and the model's cycles."""
+class Tiling(NamedTuple):
+    """A layer's tiles: what a block sums, how lines come, how they are dealt out; and the cost model's cycles."""
 
     tile: Tile
     stage: Stage
@@ -75,17 +75,17 @@ class Way(NamedTuple):
 
 
 def configs(request: Request) -> list[Config]:
-    """The best ways by a cost model, best first, that differ by more than how warpgroups share a tile."""
-    return [Config(KERNEL, config_key(way.tile), way) for way in _best(ways(request))]
+    """The best tilings by the cost model, best first, that differ by more than how warpgroups share a tile."""
+    return [Config(KERNEL, config_key(each.tile), each) for each in _best(tilings(request))]
 
 
-def _best(found: list[Way]) -> list[Way]:
-    return few_apart(found, lambda way: (way.tile.rows, way.tile.filters, way.tile.columns), MOST_CONFIGS)
+def _best(found: list[Tiling]) -> list[Tiling]:
+    return few_apart(found, lambda each: (each.tile.rows, each.tile.filters, each.tile.columns), MOST_CONFIGS)
 
 
-def ways(request: Request) -> list[Way]:
+def tilings(request: Request) -> list[Tiling]:
     """All of them, best first."""
-    return _ways(joined(request), request.facts.max_smem_bytes, request.facts.sm_count)
+    return _tilings(joined(request), request.facts.max_smem_bytes, request.facts.sm_count)
 
 
 def joined(request: Request) -> Request:
@@ -134,7 +134,7 @@ def _joined_form(problem: Problem, form: TensorForm, axis: str) -> TensorForm:
     return form._replace(strides=tuple(steps))
 
 
-def _ways(request: Request, max_smem_bytes: int, sm_count: int) -> list[Way]:
+def _tilings(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
     problem = request.problem
     x = Operand.of(problem, request.second, problem.x_shape, problem.c_per_group)
     dy = Operand.of(problem, request.first, problem.y_shape, problem.k_per_group, is_dy=True)
@@ -143,13 +143,13 @@ def _ways(request: Request, max_smem_bytes: int, sm_count: int) -> list[Way]:
         x = x.loaded(problem, request.second, problem.x_shape, problem.c_per_group)
         dy = dy.loaded(problem, request.first, problem.y_shape, problem.k_per_group)
         found = _staged(problem, x, dy, max_smem_bytes, sm_count)
-    return sorted(found, key=lambda way: way.cycles)
+    return sorted(found, key=lambda each: each.cycles)
 
 
-def _staged(problem: Problem, x: Operand, dy: Operand, max_smem_bytes: int, sm_count: int) -> list[Way]:
+def _staged(problem: Problem, x: Operand, dy: Operand, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
     """Every tile whose lines fit shared memory when x and dy come like this."""
     stages = ((tile, stage_of(problem, tile, x, dy, max_smem_bytes)) for tile in tiles(problem))
-    return [Way(tile, stage, *_cut(problem, tile, stage, sm_count)) for tile, stage in stages if stage is not None]
+    return [Tiling(tile, stage, *_cut(problem, tile, stage, sm_count)) for tile, stage in stages if stage is not None]
 
 
 def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut, float]:
@@ -223,9 +223,9 @@ def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources that the request would choose on an NVIDIA H200."""
     request = joined(request)
-    for way in _ways(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
-        yield source(request.problem, way.tile, way.stage)
-        yield sum_source(request.problem, way.tile, _PART_LANES)
+    for each in _tilings(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
+        yield source(request.problem, each.tile, each.stage)
+        yield sum_source(request.problem, each.tile, _PART_LANES)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -275,7 +275,7 @@ def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dic
 def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
     problem = request.problem
     strips = cut.column_strips * _classes(problem)
-    share, longer = divmod(problem.n * strips * cut.bands, cut.parts)
+    per_block, longer = divmod(problem.n * strips * cut.bands, cut.parts)
     return {
         **named("x", "nchw", request.second.strides),
         **named("y", "nkpq", request.first.strides),
@@ -290,7 +290,7 @@ def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
             "slabs": tile.blocks(problem),
             "strips": strips,
             "bands": cut.bands,
-            "share": share,
+            "per_block": per_block,
             "longer": longer,
         },
     }

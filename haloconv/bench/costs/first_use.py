@@ -1,4 +1,4 @@
-"""The first calls of layers in a process, timed. Run as ``python -m haloconv.bench.first_use`` in a process of its own.
+"""The first calls of layers in a process, timed: ``python -m haloconv.bench.costs.first_use`` in a process of its own.
 
 Reads ``{"family": ..., "cases": [...]}`` from standard input and writes a JSON list of first uses.
 """

@@ -1,6 +1,6 @@
 """What a user waits for: from the start of a process to a model's first output, or to the end of its first step.
 
-Each figure is of processes of their own (haloconv/bench/first_step.py): haloconv with an empty kernel cache, haloconv
+Each figure is of processes of their own (first_step.py): haloconv with an empty kernel cache, haloconv
 with a full one, and PyTorch with cuDNN's search. Records are those that come with the package; nothing is tuned.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from haloconv import env
-from haloconv.bench import first_step
-from haloconv.bench.network import Setting
+from haloconv.bench.costs import first_step
+from haloconv.bench.networks.network import Setting
 from haloconv.bench.results import ResultRow, key_of
 
 NETWORKS = ("resnet50", "unet", "convnext_tiny")

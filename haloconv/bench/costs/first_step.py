@@ -78,7 +78,7 @@ def first_step(order: dict[str, Any], clock: Callable[[], float] = time.time) ->
 def _built(order: dict[str, Any], torch: Any) -> tuple[Any, Any, Callable[[], tuple[Any, Any]], Any]:
     """The model and its inputs on the CPU, what puts them on the device, and the dtype of autocast or None."""
     find_source = import_module("haloconv.bench.targets").find_source
-    swapped, trial = import_module("haloconv.bench.swapped"), import_module("haloconv.bench.trial")
+    swapped, trial = import_module("haloconv.bench.networks.swapped"), import_module("haloconv.bench.trial")
     dtype, products = import_module("haloconv.bench.suite").PRECISIONS[order["precision"]]
     autocast = None if dtype == torch.float32 else dtype
     device = torch.device(order["device"])

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from haloconv.bench.network import Effort, NetworkCase, Setting
-from haloconv.bench.networks import outcomes
+from haloconv.bench.networks.network import Effort, NetworkCase, Setting
+from haloconv.bench.networks.settings import outcomes
 from haloconv.bench.results import append_rows, latest_name, refresh_latest
 from haloconv.bench.trial import above_the_ceiling
 from haloconv.cli.live import make_progress

@@ -11,21 +11,21 @@ import torch
 import typer
 from rich.console import Console
 
-from haloconv.bench.cold_start import NETWORKS as COLD_NETWORKS
+from haloconv.bench.costs.cold_start import NETWORKS as COLD_NETWORKS
 from haloconv.bench.layer import LAYOUTS
-from haloconv.bench.network import Effort, NetworkCase, load_networks
+from haloconv.bench.networks.network import Effort, NetworkCase, load_networks
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
 from haloconv.bench.sample import fresh_seed
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_runs
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
-from haloconv.cli.bench_cold_start import ColdStartOrder, bench_cold_start
-from haloconv.cli.bench_compiled import bench_compiled
-from haloconv.cli.bench_costs import bench_compiling, bench_host_cost, show_own_host_cost
-from haloconv.cli.bench_models import SUITE as NETWORKS
-from haloconv.cli.bench_models import NetworkOrder, bench_models
-from haloconv.cli.bench_suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
+from haloconv.cli.bench.cold_start import ColdStartOrder, bench_cold_start
+from haloconv.cli.bench.compiled import bench_compiled
+from haloconv.cli.bench.costs import bench_compiling, bench_host_cost, show_own_host_cost
+from haloconv.cli.bench.models import SUITE as NETWORKS
+from haloconv.cli.bench.models import NetworkOrder, bench_models
+from haloconv.cli.bench.suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
 from haloconv.cli.live import make_console
 from haloconv.cli.output import check_folder, positive, refusal
 from haloconv.cli.run import AUTO, Family

@@ -14,16 +14,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 from haloconv import env
-from haloconv.bench.first_use import FirstUse
+from haloconv.bench.costs.first_use import FirstUse
 from haloconv.bench.suite import Case
 from haloconv.families import FAMILIES
 from haloconv.jit import KernelSource, compile_source
 
 COMPILE_BUDGET_MS = 1000.0
-TEXT_BUDGET_MS = 1500.0
+SOURCE_BUDGET_MS = 1500.0
 DISK_BUDGET_MS = 20.0
 SMALL_IMAGE = (64, 64)
-STARTER_TEXT = KernelSource("starter", "starter", (), 'extern "C" __global__ void starter() {}')  # loads NVRTC
+STARTER = KernelSource("starter", "starter", (), 'extern "C" __global__ void starter() {}')  # loads NVRTC
 CHILD_TIMEOUT_S = 300
 
 
@@ -61,8 +61,8 @@ class CompileTime(Cost):
 
 
 @dataclass(frozen=True)
-class TextTimes(Cost):
-    """Wall ms to compile each of the texts that stand for a family, ``jobs`` processes side by side, no cache."""
+class SourceTimes(Cost):
+    """Wall ms to compile each of the ``texts`` sources that stand for a family, ``jobs`` at a time, without a cache."""
 
     what: str
     texts: int
@@ -70,7 +70,7 @@ class TextTimes(Cost):
     worst_ms: float
     worst: str
     jobs: int
-    budget_ms: float = TEXT_BUDGET_MS
+    budget_ms: float = SOURCE_BUDGET_MS
 
     @property
     def within_budget(self) -> bool:
@@ -100,7 +100,7 @@ def compile_times(cases: Sequence[Case], family: str = "direct") -> list[Compile
 
 def _in_new_process(order: str, cache_folder: str) -> list[FirstUse]:
     surroundings = env.child_environment(**{env.CACHE_DIR: cache_folder, env.CACHE: "1"})
-    command = [sys.executable, "-m", "haloconv.bench.first_use"]
+    command = [sys.executable, "-m", "haloconv.bench.costs.first_use"]
     done = subprocess.run(
         command, input=order, capture_output=True, text=True, env=surroundings, timeout=CHILD_TIMEOUT_S, check=False
     )
@@ -109,19 +109,19 @@ def _in_new_process(order: str, cache_folder: str) -> list[FirstUse]:
     return [FirstUse(**use) for use in json.loads(done.stdout)]
 
 
-def text_times(family: str, arch: str, jobs: int | None = None) -> TextTimes:
-    """Compile every text that stands for ``family`` once, for ``arch`` (such as ``"sm_90a"``).
+def source_times(family: str, arch: str, jobs: int | None = None) -> SourceTimes:
+    """Compile every source that stands for ``family`` once, for ``arch`` (such as ``"sm_90a"``).
 
     A process for each four processors by default, as compiling is slower beside many others.
     """
-    jobs, texts = jobs or max(1, (os.cpu_count() or 1) // 4), FAMILIES[family].sources()
+    jobs, sources = jobs or max(1, (os.cpu_count() or 1) // 4), FAMILIES[family].sources()
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has used CUDA cannot
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_compile_ms, initargs=(STARTER_TEXT, arch)) as pool:
-        times = list(pool.map(_compile_ms, texts, [arch] * len(texts)))
-    worst = max(range(len(texts)), key=times.__getitem__)
-    constants = " ".join(f"{name}={value}" for name, value in texts[worst].constants)
-    name = f"{texts[worst].entry} {constants}"
-    return TextTimes(family, len(texts), statistics.median(times), times[worst], name, jobs)
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_compile_ms, initargs=(STARTER, arch)) as pool:
+        times = list(pool.map(_compile_ms, sources, [arch] * len(sources)))
+    worst = max(range(len(sources)), key=times.__getitem__)
+    constants = " ".join(f"{name}={value}" for name, value in sources[worst].constants)
+    name = f"{sources[worst].entry} {constants}"
+    return SourceTimes(family, len(sources), statistics.median(times), times[worst], name, jobs)
 
 
 def _compile_ms(source: KernelSource, arch: str) -> float:

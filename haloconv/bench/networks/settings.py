@@ -12,7 +12,7 @@ from multiprocessing import Queue, get_context
 
 import torch
 
-from haloconv.bench.network import Effort, Outcome, Setting, bench_network
+from haloconv.bench.networks.network import Effort, Outcome, Setting, bench_network
 from haloconv.bench.targets import TargetError
 from haloconv.bench.values import ModelError
 from haloconv.problem_file import ProblemFileError

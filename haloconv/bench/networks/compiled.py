@@ -1,6 +1,6 @@
 """Whole networks as PyTorch compiles them: eager, compiled, compiled with a search, and the same on our kernels.
 
-Each way of running a network is checked as bench/whole.py checks a swapped model, against float64, and all are timed
+Each variant of a network is checked as whole.py checks a swapped model, against float64, and all are timed
 against each other in one process. Nothing is tuned: ours run by the records that there are.
 """
 
@@ -20,25 +20,25 @@ import torch
 from haloconv.accelerate import accelerate
 from haloconv.backend import backend
 from haloconv.bench.layer import baseline_flags
-from haloconv.bench.network import Setting
+from haloconv.bench.networks.network import Setting
+from haloconv.bench.networks.swapped import Autocast, Options, layers_of, placed
+from haloconv.bench.networks.whole import Contest, try_model
 from haloconv.bench.results import ResultRow, key_of
 from haloconv.bench.suite import PRECISIONS
-from haloconv.bench.swapped import Autocast, Options, layers_of, placed
 from haloconv.bench.targets import find_source
 from haloconv.bench.trial import UNTIMED, Budget, compared
 from haloconv.bench.values import forward_call, step_call, warmed
-from haloconv.bench.whole import Contest, try_model
 from haloconv.precision import Precision
 from haloconv.problem_file import how_it_ended
 
 RECOMPILATIONS = 64
-"""How often Dynamo may compile a function that all ways share before it gives up and runs it eagerly."""
+"""How often Dynamo may compile a function that all variants share before it gives up and runs it eagerly."""
 
 CALLS = {"forward": forward_call, "step": step_call}
 """Inference in evaluation mode, and a training step without its optimiser."""
 
 
-class Way(NamedTuple):
+class Variant(NamedTuple):
     """How a network runs. ``mode`` is that of torch.compile, empty without it; ``ours`` on haloconv's kernels.
 
     Eager layers of ours are swapped; compiled models are PyTorch's, given to the backend of haloconv.
@@ -51,7 +51,7 @@ class Way(NamedTuple):
         return f"{'haloconv' if self.ours else 'PyTorch'} {self.mode.replace('default', 'compiled') or 'eager'}"
 
 
-WAYS = tuple(Way(ours, mode) for ours in (False, True) for mode in ("", "default", "max-autotune"))
+VARIANTS = tuple(Variant(ours, mode) for ours in (False, True) for mode in ("", "default", "max-autotune"))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def left_to_do(pieces: Iterable[Piece], rows: Iterable[ResultRow], environment: 
 def try_piece(
     piece: Piece, budget: Budget, device: torch.device, announce: Callable[[str], None] = lambda what: None
 ) -> ResultRow:
-    """The row of a piece: its key, and under ``ways`` what each of WAYS came to, by name.
+    """The row of a piece: its key, and under ``variants`` what each of VARIANTS came to, by name.
 
     Of each ``ms`` (median) and ``spread``; ``first_call_s``, the first call with all that it compiles and searches,
     Inductor's folder being empty, and the ``graphs`` that it compiled; ``peak_bytes`` of device memory; ``error``
@@ -94,19 +94,19 @@ def try_piece(
     calls: dict[str, Callable[[], object]] = {}
     with baseline_flags(contest.precision):
         output, arguments = warmed(contest.theirs, contest.inputs)
-        for way in WAYS:
-            announce(f"{piece}: {way}")
-            model = _made(way, contest, training)
+        for variant in VARIANTS:
+            announce(f"{piece}: {variant}")
+            model = _made(variant, contest, training)
             call = _renewed(CALLS[piece.direction](model, output, arguments, contest.seed))
-            with _compiling(way, training):
-                found[str(way)] = _tried(call, replace(contest, ours=model), piece.direction)
-            if "first_call_s" in found[str(way)]:
-                calls[str(way)] = call
+            with _compiling(variant, training):
+                found[str(variant)] = _tried(call, replace(contest, ours=model), piece.direction)
+            if "first_call_s" in found[str(variant)]:
+                calls[str(variant)] = call
         announce(f"{piece}: timing")
         for name, timing in compared(calls, device, budget).items():
             found[name] |= {"ms": float(f"{timing.ms:.6g}"), "spread": float(f"{timing.spread:.6g}")}
     case, direction, precision, layout = piece.key
-    return {"case": case, "direction": direction, "precision": precision, "layout": layout, "ways": found}
+    return {"case": case, "direction": direction, "precision": precision, "layout": layout, "variants": found}
 
 
 def _contest(setting: Setting, device: torch.device) -> Contest:
@@ -125,28 +125,28 @@ def _contest(setting: Setting, device: torch.device) -> Contest:
     return Contest(model, model, inputs, precision, setting.precision, len(layers) * max(limits), seed=options.seed)
 
 
-def _made(way: Way, contest: Contest, training: bool) -> torch.nn.Module:
-    """A copy of PyTorch's model that runs in this way. Its parameters keep their names."""
+def _made(variant: Variant, contest: Contest, training: bool) -> torch.nn.Module:
+    """A copy of PyTorch's model that runs as the variant says. Its parameters keep their names."""
     model = copy.deepcopy(contest.theirs)
     inner = model.model if isinstance(model, Autocast) else model
-    if way.ours and not way.mode:
+    if variant.ours and not variant.mode:
         accelerate(inner)
-    elif way.mode:
+    elif variant.mode:
         # not inner.compile(), which leaves a torch.nn.Sequential uncompiled without a word
-        inner.forward = torch.compile(inner.forward, backend=backend if way.ours else "inductor", mode=way.mode)
+        inner.forward = torch.compile(inner.forward, backend=backend if variant.ours else "inductor", mode=variant.mode)
     return model
 
 
 @contextmanager
-def _compiling(way: Way, training: bool) -> Iterator[None]:
+def _compiling(variant: Variant, training: bool) -> Iterator[None]:
     """Inside, Inductor finds nothing that was compiled before, and freezes the weights where it searches.
 
     Neither is imported before something is compiled: that takes seconds.
     """
-    if not way.mode:
+    if not variant.mode:
         yield
         return
-    frozen = way.mode == "max-autotune" and not training
+    frozen = variant.mode == "max-autotune" and not training
     config, utils = (import_module(f"torch._inductor.{name}") for name in ("config", "utils"))
     dynamo = import_module("torch._dynamo.config")
     with utils.fresh_inductor_cache(), config.patch(freezing=frozen), dynamo.patch(cache_size_limit=RECOMPILATIONS):
@@ -164,7 +164,7 @@ def _renewed(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def _tried(call: Callable[[], object], contest: Contest, direction: str) -> dict[str, Any]:
-    """What a row holds of a way but for its times. What the call raises is its complaint."""
+    """What a row holds of a variant but for its times. What the call raises is its complaint."""
     began, before = time.perf_counter(), _graphs()
     try:
         call()

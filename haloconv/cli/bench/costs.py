@@ -11,8 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from haloconv.bench.costs import Cost, compile_times, text_times
-from haloconv.bench.host_cost import NOT_MEASURED, host_costs, own_host_costs
+from haloconv.bench.costs.host_cost import NOT_MEASURED, host_costs, own_host_costs
+from haloconv.bench.costs.kernels import Cost, compile_times, source_times
 from haloconv.bench.results import ResultRow, append_rows
 from haloconv.bench.suite import Case
 from haloconv.cli.run import AUTO, Family
@@ -58,20 +58,20 @@ def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> boo
 
 
 def bench_compiling(seeds: list[Case], family: Family, device: torch.device, folder: Path, console: Console) -> bool:
-    """Time the cases' kernels as a user's first call compiles them, or every text of the family named."""
+    """Time the cases' kernels as a user's first call compiles them, or every source of the family named."""
     if family is AUTO:
         return bench_compile_time(seeds, folder, console)
     if family.value not in OWN:
         raise typer.BadParameter(f"{family.value} has no kernels to compile", param_hint="--family")
-    return bench_texts(family.value, device_facts(device.index).arch, folder, console)
+    return bench_sources(family.value, device_facts(device.index).arch, folder, console)
 
 
-def bench_texts(family: str, arch: str, folder: Path, console: Console) -> bool:
-    """How long each text of a family compiles; True if the slowest is within the budget."""
-    times = text_times(family, arch)
+def bench_sources(family: str, arch: str, folder: Path, console: Console) -> bool:
+    """How long each source of a family compiles; True if the slowest is within the budget."""
+    times = source_times(family, arch)
     verdict = "within" if times.within_budget else "OVER"
     console.print(
-        f"{times.what}: {times.texts} texts, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
+        f"{times.what}: {times.texts} sources, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
         f"slowest {times.worst_ms:.0f} ms of {times.budget_ms:g} ({verdict}): {times.worst}"
     )
     _keep_costs("compile-time", [times], folder, console)

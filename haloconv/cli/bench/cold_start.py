@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from haloconv.bench.cold_start import (
+from haloconv.bench.costs.cold_start import (
     BAR_CORES,
     STEPS,
     WARM_BAR_MS,
@@ -22,7 +22,7 @@ from haloconv.bench.cold_start import (
     left_to_do,
     read_libraries,
 )
-from haloconv.bench.network import NetworkCase, Setting
+from haloconv.bench.networks.network import NetworkCase, Setting
 from haloconv.bench.results import append_rows, latest_name, read_rows, refresh_latest
 from haloconv.cli.live import make_progress
 from haloconv.env import environment_stamp

@@ -1,4 +1,4 @@
-"""What the cost model of halo_sm90 says that its launches do, to be held against what the emulator counts."""
+"""What the cost model of halo_sm90/conv says that its launches do, to be held against what the emulator counts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from haloconv.families.halo_sm90.conv import conv
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.problem import Problem, TensorForm, dense_request
+
+MODELLED_KERNEL = conv.KERNEL
 
 
 class Modelled(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from haloconv.bench.emulation.model import MODELLED_KERNEL, modelled
+from haloconv.bench.emulation.traffic import Launched
 from haloconv.bench.layer import Layer, Step
-from haloconv.bench.model import modelled
-from haloconv.bench.traffic import Launched
 from haloconv.bench.trial import AS_LARGE
 from haloconv.choose.choice import Choice
 from haloconv.emulator import EmulatedDevice, emulated_device
@@ -90,7 +90,7 @@ class EmulatedLayer(Layer):
         call, emulation = super().ours(step), self.emulation
         problem = None if step == "bgrad" else self.problem(step)
         gathered = {"fprop": self.x, "dgrad": self.dy}.get(step)
-        has_model = self.choice(step).family == "halo_sm90"
+        has_model = step != "bgrad" and self.ran(step).kernel == MODELLED_KERNEL
 
         def emulated() -> torch.Tensor:
             with emulation.device(emulation.statistics) as device:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from haloconv.accelerate import Acceleration, Swap
-from haloconv.bench.emulated import EmulatedLayer, Emulation
+from haloconv.bench.emulation.emulated import EmulatedLayer, Emulation
 from haloconv.bench.layer import LAYOUTS, Layer, Step
+from haloconv.bench.networks.whole import Contest
 from haloconv.bench.trial import Budget, tried_step
 from haloconv.bench.values import ModelError, device_of, run_theirs
-from haloconv.bench.whole import Contest
 from haloconv.families.closure import JOIN
 from haloconv.front import Front, Images
 from haloconv.layout import Layout
@@ -28,6 +28,7 @@ from haloconv.problem_file import Inputs, map_tensors, tensors_in
 from haloconv.reference import unsearched
 from haloconv.report import Row
 from haloconv.subclasses import padding_of
+from haloconv.tune.problems import noting
 
 
 @dataclass(frozen=True)
@@ -112,20 +113,16 @@ def layers_of(
     inputs = map_tensors(torch.clone, inputs)  # the model may change them in place
     seen: dict[torch.nn.Module, torch.Tensor] = {}
 
-    def note(module: Any, args: tuple, kwargs: dict) -> None:
-        x = (args[0] if args else kwargs["input"]).detach()
+    def note(_: str, module: Any, x: torch.Tensor) -> None:
+        x = x.detach()
         if x.numel() and (not isinstance(module, Front) or isinstance(module.posed(x), Images)):
             seen.setdefault(module, x if x.dim() == module.weight.dim() else x.unsqueeze(0))
 
-    hooks = [swap.module.register_forward_pre_hook(note, with_kwargs=True) for swap in swaps]
-    try:
-        with torch.no_grad(), evaluating(model), unsearched(), warnings.catch_warnings():
-            if options.emulation is not None:  # no kernel of ours is meant to run in this pass
-                warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
-            run_theirs(lambda: model(*inputs), "Model's forward")
-    finally:
-        for hook in hooks:
-            hook.remove()
+    swapped = {swap.name: swap.module for swap in swaps}
+    with noting(swapped, note), torch.no_grad(), evaluating(model), unsearched(), warnings.catch_warnings():
+        if options.emulation is not None:  # no kernel of ours is meant to run in this pass
+            warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
+        run_theirs(lambda: model(*inputs), "Model's forward")
     given = {x.data_ptr() for x in tensors_in(inputs)}
     many = len(swaps) > 1
     places: dict[tuple, list[Swap]] = {}

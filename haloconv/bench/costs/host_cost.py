@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from haloconv import plan
-from haloconv.bench.costs import Cost
-from haloconv.bench.swapped import in_memory_format
+from haloconv.bench.costs.kernels import Cost
+from haloconv.bench.networks.swapped import in_memory_format
 from haloconv.device import Device, DeviceFacts, device_facts, set_stand_in, stand_in
 from haloconv.families import FAMILIES
 from haloconv.functional import conv2d

@@ -14,11 +14,11 @@ import torch
 
 from haloconv.accelerate import accelerate
 from haloconv.bench.layer import Layer, Step
+from haloconv.bench.networks.swapped import Autocast, Options, layers_of, placed, what_ran, why_nothing_is_ours
+from haloconv.bench.networks.whole import Contest, try_model
 from haloconv.bench.suite import PRECISIONS, SuiteError
-from haloconv.bench.swapped import Autocast, Options, layers_of, placed, what_ran, why_nothing_is_ours
 from haloconv.bench.targets import find_source
 from haloconv.bench.trial import Budget, try_step
-from haloconv.bench.whole import Contest, try_model
 from haloconv.layout import Layout
 from haloconv.problem_file import Inputs
 from haloconv.report import Row

@@ -9,7 +9,7 @@ from itertools import groupby
 from rich import box
 from rich.table import Table
 
-from haloconv.bench.model import Modelled
+from haloconv.bench.emulation.model import Modelled
 from haloconv.emulator import LaunchStatistics, SiteStatistics
 from haloconv.problem import Problem
 

@@ -12,11 +12,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from haloconv.bench.compiled import CALLS, WAYS, Piece, left_to_do, try_piece
+from haloconv.bench.networks.compiled import CALLS, VARIANTS, Piece, left_to_do, try_piece
 from haloconv.bench.results import ResultRow, append_rows, latest_name, read_rows, refresh_latest
 from haloconv.bench.targets import TargetError
 from haloconv.bench.values import ModelError
-from haloconv.cli.bench_models import NetworkOrder
+from haloconv.cli.bench.models import NetworkOrder
 from haloconv.cli.live import make_progress
 from haloconv.env import environment_stamp
 from haloconv.problem_file import ProblemFileError
@@ -64,32 +64,37 @@ def _key(row: ResultRow) -> tuple[str, str, str, str]:
 
 
 def fastest(rows: Iterable[ResultRow], ours: bool) -> tuple[str, dict[str, Any]] | None:
-    """The name and the figures of the fastest way of one side in these rows, which may be of both layouts."""
-    names = [str(way) for way in WAYS if way.ours == ours]
-    found = [(name, _ways(row)[name]) for row in rows for name in names if _ways(row).get(name, {}).get("ms")]
+    """The name and the figures of the fastest variant of one side in these rows, which may be of both layouts."""
+    names = [str(variant) for variant in VARIANTS if variant.ours == ours]
+    found = [(name, _variants(row)[name]) for row in rows for name in names if _variants(row).get(name, {}).get("ms")]
     return min(found, key=lambda each: each[1]["ms"], default=None)
 
 
-def _ways(row: ResultRow) -> dict[str, dict[str, Any]]:
-    return cast("dict[str, dict[str, Any]]", row["ways"])
+def _variants(row: ResultRow) -> dict[str, dict[str, Any]]:
+    return cast("dict[str, dict[str, Any]]", row["variants"])
 
 
 def _tell(rows: Sequence[ResultRow], left: list[str], folder: Path, console: Console) -> bool:
     table = Table(title="ms; ratio and memory: the fastest of both sides, whatever the layout", box=box.SIMPLE_HEAD)
     for head in ("network", "", "precision", "layout"):
         table.add_column(head, no_wrap=True)
-    for head in (*(str(way).replace(" ", "\n") for way in WAYS), "first call s\nPyTorch, ours", "ratio", "memory"):
+    for head in (
+        *(str(variant).replace(" ", "\n") for variant in VARIANTS),
+        "first call s\nPyTorch, ours",
+        "ratio",
+        "memory",
+    ):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         alike = [each for each in rows if _key(each)[:3] == _key(row)[:3]]
-        times = [ms_text(_ways(row).get(str(way), {}).get("ms")) for way in WAYS]
+        times = [ms_text(_variants(row).get(str(variant), {}).get("ms")) for variant in VARIANTS]
         table.add_row(*_key(row), *times, *_compared(fastest(alike, False), fastest(alike, True)))
     console.print(table)
     complaints = [
-        f"{' '.join(_key(row))}, {name}: {way['complaint']}"
+        f"{' '.join(_key(row))}, {name}: {variant['complaint']}"
         for row in rows
-        for name, way in _ways(row).items()
-        if way.get("complaint")
+        for name, variant in _variants(row).items()
+        if variant.get("complaint")
     ]
     for style, word, sentences in (("bold red", "FAILED", complaints), ("yellow", "LEFT", left)):
         for sentence in sentences:
