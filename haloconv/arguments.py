@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ Tensors = tuple[Tensor, Tensor, Tensor | None]
 """Input, weight and bias."""
 
 _warned: set[tuple[str, str]] = set()
+_is_compiling = torch.compiler.is_compiling
+Posed = TypeVar("Posed")
 
 
 class Settings(NamedTuple):
@@ -42,6 +45,23 @@ def as_ints(value: object, dims: int) -> tuple[int, ...] | None:
     except TypeError:
         return None
     return items * dims if len(items) == 1 else items if len(items) == dims else None
+
+
+def kept(pose: Callable[..., Posed]) -> Callable[..., Posed]:
+    """``pose``, a function of PyTorch's arguments in a tuple and of more, whose results are kept.
+
+    Those of other arguments than ints, strings and tuples of ints are not: 1.0 is no 1, and a list has no hash.
+    """
+    known: Callable[..., Posed] = lru_cache(maxsize=4096)(pose)
+
+    def posed(arguments: tuple[Any, ...], *more: Any) -> Posed:
+        plain = not _is_compiling() and all(
+            type(each) in (int, str) or (type(each) is tuple and all(type(item) is int for item in each))
+            for each in arguments
+        )
+        return (known if plain else pose)(arguments, *more)
+
+    return posed
 
 
 def are_tensors(tensors: tuple[object, ...]) -> bool:

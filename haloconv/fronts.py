@@ -218,7 +218,7 @@ class TransposedLayer(Front):
 
     def _posed(self) -> Transposed | None:
         arguments = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-        return posed_transposed(self.dims, arguments, self._settings())
+        return posed_transposed(arguments, self.dims, self._settings())
 
     def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
         """The mirrored convolution; in one dimension, of images and filters of one row."""
