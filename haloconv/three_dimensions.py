@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 import torch
 
 from haloconv import env
-from haloconv.arguments import Settings, are_tensors, as_ints, kept, left_to_torch, of_one_kind, settings_of
+from haloconv.arguments import (
+    Settings,
+    are_tensors,
+    as_ints,
+    follows_a_setting,
+    kept,
+    left_to_torch,
+    of_one_kind,
+    settings_of,
+)
 from haloconv.autograd import Call
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import autocasted, convolve, goes_straight
@@ -154,7 +163,8 @@ def convolve_volume(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume, notes
     if run is not None:
         return run(x, w, b, asked)
     y = left_to_torch(torch.conv3d, (*given, *asked.torchs), asked.settings, way)
-    if notes is not None and asked.settings.family in ("auto", "aten") and goes_straight(x, w, b):
+    plain = asked.settings.family in ("auto", "aten") and goes_straight(x, w, b)
+    if notes is not None and plain and not follows_a_setting(x, asked.settings.precision):
         notes.append(Call(torch.conv3d, asked.torchs, True))
     return y
 

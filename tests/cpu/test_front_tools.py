@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch.autograd.functional import hessian
 
 import haloconv
+from haloconv import arguments, three_dimensions
 from haloconv.emulator import emulated_device
+from haloconv.precision import convolution_precision, torch_precision
 from tests.fronts import CALLS, POSED, call_id, front, operands
 
 NAMES = ("conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d")
@@ -161,3 +164,44 @@ def test_a_bias_of_another_dtype_where_pytorch_takes_it(ours_runs: bool) -> None
     want = torch.nn.functional.conv1d(x, w, b, padding="same")
     with emulated_device() if ours_runs else nullcontext():
         assert torch.equal(haloconv.conv1d(x, w, b, padding="same"), want)
+
+
+@pytest.mark.parametrize("asked", ["ieee", "tf32"])
+def test_what_pytorch_runs_is_at_the_precision_asked_for(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward and backward see the setting; outside, it is as before."""
+    for module in (arguments, three_dimensions):
+        monkeypatch.setattr(module, "follows_a_setting", lambda x, precision: precision is not None)
+    seen: list[str] = []
+
+    class Noting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+            seen.append(torch_precision())
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+            seen.append(torch_precision())
+            return dy.clone()
+
+    call = ("conv3d", (2, 2, 2), {"padding": 1})
+    real, (x, w, b) = torch.conv3d, operands(call)
+    monkeypatch.setattr(torch, "conv3d", lambda *given: Noting.apply(real(*given)))
+    with convolution_precision("tf32" if asked == "ieee" else "ieee"):
+        before = torch_precision()
+        layer = haloconv.Conv3d(4, 6, 2, padding=1, precision=asked, dtype=torch.float64)
+        for _ in range(2):
+            layer(x).sum().backward()
+        assert set(seen) == {asked} and torch_precision() == before
+        with torch.no_grad():
+            layer(x)
+        assert seen[-1] == asked
+        leaves = [each.clone().requires_grad_() for each in (x, w, b)]
+
+        def twice(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            first = torch.autograd.grad(y.pow(3).sum(), leaves, create_graph=True)
+            return *first, *torch.autograd.grad([each.pow(2).sum() for each in first], leaves)
+
+        found = twice(haloconv.conv3d(*leaves, padding=1, precision=asked)), twice(real(*leaves, padding=1))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
