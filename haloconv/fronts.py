@@ -352,5 +352,6 @@ class ConvTranspose2d(TransposedLayer, torch.nn.ConvTranspose2d):
         self.set_up(precision, family, strict)
 
 
-_FUNCTIONS = (conv1d, conv3d, conv_transpose1d, conv_transpose2d)
-SERVED.update({getattr(torch, function.__name__): function for function in _FUNCTIONS})
+FUNCTIONS = (conv1d, conv3d, conv_transpose1d, conv_transpose2d)
+"""Those beside conv2d."""
+SERVED.update({getattr(torch, function.__name__): function for function in FUNCTIONS})

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from haloconv.bench.layer import LAYOUTS, Layer, Step, baseline_flags, torch_convolution
+from haloconv.bench.layer import LAYOUTS, Layer, Step, baseline_flags
 from haloconv.families.closure import JOIN, source_of
-from haloconv.functional import conv2d
 from haloconv.problem import DIRECTIONS, Problem
 from haloconv.problem_file import how_it_ended
 from haloconv.reference import Error, Limits, Oracle, measure_error, raised
@@ -267,27 +266,22 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
 
 
 def _ours_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
-    spec = layer.spec
-    form = (spec.stride, spec.padding, spec.dilation, spec.groups)
-
-    def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return conv2d(x, w, layer.b, *form, precision=spec.precision, family=spec.family, strict=spec.strict)
-
-    return _with_grad(convolve, layer)
+    return _with_grad(layer.convolve, layer)
 
 
 def _baseline_with_grad(layer: Layer) -> Callable[[], tuple[torch.Tensor, ...]]:
-    return _with_grad(lambda x, w: torch_convolution(x, w, layer.b, layer.spec), layer)
+    return _with_grad(layer.convolve_by_torch, layer)
 
 
 def _with_grad(
     convolve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layer: Layer
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    x, w = layer.x.detach().requires_grad_(), layer.w.detach().requires_grad_()
+    given, dy = layer.trained
+    x, w = given.detach().requires_grad_(), layer.w.detach().requires_grad_()
 
     def call() -> tuple[torch.Tensor, ...]:
         y = convolve(x, w)
-        return (y.detach(), *torch.autograd.grad(y, (x, w), layer.dy))
+        return (y.detach(), *torch.autograd.grad(y, (x, w), dy))
 
     return call
 
@@ -297,7 +291,7 @@ def _judge_gradients(
 ) -> tuple[tuple[float, float, float, float], str | None]:
     """The worst (error, PyTorch's error, limit, difference) over output and gradients, and the first complaint."""
     worst, complaint = (0.0, 0.0, 0.0, 0.0), None
-    for direction, result, their_result in zip(DIRECTIONS, ours, theirs, strict=True):
+    for direction, result, their_result in zip(layer.directions, ours, theirs, strict=True):
         oracle, border = layer.oracle(direction), layer.border(direction)
         aten_error = measure_error(their_result, oracle, UNLIMITED, border)
         limits = _limits(layer, direction, aten_error)

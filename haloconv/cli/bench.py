@@ -37,7 +37,7 @@ Word = TypeVar("Word", bound=str)
 
 def bench(
     suite: Annotated[
-        Path | None, typer.Option(help="A file, or suite (the default), few_images, pointwise, models (--models).")
+        Path | None, typer.Option(help="A file, or suite (the default), few_images, fronts, pointwise, models.")
     ] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",

@@ -112,7 +112,7 @@ def test_suites_of_the_package_have_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert suite.find_suite(Path("few_images")) == SUITE.parent / "few_images.toml"
     with pytest.raises(
-        suite.SuiteError, match=r"suite.toml: there is no such file.* package: few_images, models, pointwise, suite"
+        suite.SuiteError, match=r"suite.toml: there is no such file.* package: few_images, fronts, models, pointwise"
     ):
         suite.find_suite(Path("suite.toml"))
     (tmp_path / "suite.toml").write_text("")
