@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 import pytest
 
-from haloconv import emulator, three_dimensions
+from haloconv import emulator
 from haloconv.transposed import Transposed
 from tests.fuzz.campaign import WORK, Tally, all_draws, commit_seed
 from tests.fuzz.check import check
@@ -18,8 +17,8 @@ from tests.fuzz.outcome import Failure
 from tests.fuzz.shrink import shrunk, simpler
 
 MISSING = emulator.available()
-CALLS = 8  # of a function
-SHRINK_S = 20.0
+CALLS, MOST_CALLS = 4, 200  # of a function
+SHRINK_S = 5.0
 
 needs_emulator = pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
 pytestmark = pytest.mark.usefixtures("emulator_cache")
@@ -32,16 +31,18 @@ def drawn(seed: int | str, function: str, count: int) -> list[FrontDraw]:
 @needs_emulator
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_fresh_calls(function: str) -> None:
-    """Forward and all gradients, bit by bit; several ran on our kernels."""
+    """Forward and all gradients, bit by bit, until enough calls are done and enough results are by our kernels."""
     seed, tally = commit_seed(), Tally()
     print(f"seed {seed}: FUZZ_SEED={seed} draws the same")
-    for draw in drawn(seed, function, CALLS):
+    for draw in drawn(seed, function, MOST_CALLS):
         outcome = check(draw, "cpu")
         tally.add(outcome)
         if isinstance(outcome, Failure):
             pytest.fail(f"{outcome}\nshrunk: {shrunk(outcome, 'cpu', SHRINK_S)}", pytrace=False)
+        if tally.problems >= CALLS and tally.results.total() >= CALLS:
+            break
     print(tally)
-    assert tally.right >= 3 * CALLS and sum(tally.results.values()) >= CALLS
+    assert tally.right >= 2 * CALLS and tally.results.total() >= CALLS
 
 
 def _one_less(self: Transposed, x_shape: tuple, w_shape: tuple, real: Callable = Transposed.y_shape) -> tuple:
@@ -49,23 +50,11 @@ def _one_less(self: Transposed, x_shape: tuple, w_shape: tuple, real: Callable =
     return (*others, max(1, last - 1))
 
 
-def _flipped(way: str, x: Any, w: Any, asked: Any, real: Callable = three_dimensions.of_images) -> Any:
-    images, filters, spec = real(way, x, w, asked)
-    return images, filters.flip(2), spec
-
-
-FAULTS: dict[str, tuple[Any, str, Callable]] = {
-    "conv_transpose1d": (Transposed, "y_shape", _one_less),
-    "conv3d": (three_dimensions, "of_images", _flipped),
-}
-
-
 @needs_emulator
-@pytest.mark.parametrize("function", FAULTS)
-def test_a_planted_fault_is_found_and_made_small(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, name, fault = FAULTS[function]
-    calls = drawn(4, function, 40)
-    monkeypatch.setattr(where, name, fault)
+def test_a_planted_fault_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transposed signals are a sample too short."""
+    calls = drawn(4, "conv_transpose1d", 40)
+    monkeypatch.setattr(Transposed, "y_shape", _one_less)
     failure = next(each for each in (check(call, "cpu") for call in calls) if isinstance(each, Failure))
     small = shrunk(failure, "cpu", SHRINK_S)
     line = str(small).rpartition("--replay ")[2].strip("'")

@@ -8,7 +8,6 @@ import torch
 from haloconv import emulator
 from haloconv.emulator import emulated_device
 from tests import front_samples
-from tests.cases import case_id
 from tests.fronts import FRONTS
 
 NAMES = [each.name for each in FRONTS]
@@ -21,11 +20,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=case_id)
 @pytest.mark.parametrize("name", NAMES)
-def test_calls(name: str, dtype: torch.dtype) -> None:
+def test_calls(name: str) -> None:
+    """In one dtype: others are drawn by the fuzzer, and run on a GPU."""
     with emulated_device():
-        front_samples.check_calls(name, "cpu", dtype)
+        front_samples.check_calls(name, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -22,7 +21,7 @@ Tensor = torch.Tensor
 
 
 def check_front(draw: FrontDraw, device: str) -> list[Checked] | Failure:
-    """Run the call twice, under two schedules; what was right, or the first failure.
+    """Run the call twice, under two schedules: all gradients at once, and each alone. What was right, or a failure.
 
     What a kernel of ours computed is the reference's bits, PyTorch's function of that name in float64, each sum rounded
     once; what PyTorch computed, which may round in between, within its own error.
@@ -32,16 +31,26 @@ def check_front(draw: FrontDraw, device: str) -> list[Checked] | Failure:
         operands = operands_of(draw, device)
         want = wanted(draw, operands)
         with oracle.Unchanged(operands):
-            found = run(draw, operands, device, 0)
-            again = run(draw, operands, device, 1)
-        for result, (got, kernels) in found.items():
-            check_result(draw, got, want[result], kernels)
-            assert not kernels or oracle.same_bits(got, again[result][0]), "a second run gave other bits"
+            together = run(draw, operands, device, alone=False)
+            alone = run(draw, operands, device, alone=True)
+        for result, (got, kernels) in alone.items():
+            if not kernels and is_wrong_on_a_cpu(draw, result, device):
+                continue
+            for each in (got, together[result][0]):
+                check_result(draw, each, want[result], kernels)
+            assert not kernels or oracle.same_bits(got, together[result][0]), "a second run gave other bits"
             checked.append(Checked(kernels, "exact", 0.0))
     except (AssertionError, EmulatorError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         first = next(iter(str(error).strip().splitlines()), "")
         return Failure(draw, f"{draw.function}, {result}", f"{type(error).__name__}: {first}")
     return checked
+
+
+def is_wrong_on_a_cpu(draw: FrontDraw, result: str, device: str) -> bool:
+    """Whether PyTorch's own convolution may be far off there: torch.conv2d of depthwise layers in channels_last whose
+    axis has a stride and a dilation, of which PyTorch 2.13 gives other weight gradients than in float64."""
+    both = any(step > 1 and spread > 1 for step, spread in zip(draw.stride, draw.dilation, strict=True))
+    return device == "cpu" and result == "dw" and draw.is_depthwise and both
 
 
 def operands_of(draw: FrontDraw, device: str) -> list[Tensor | None]:
@@ -87,31 +96,40 @@ def wanted(draw: FrontDraw, operands: list[Tensor | None]) -> dict[str, Tensor]:
     return dict(zip(RESULTS, answers, strict=False))
 
 
-def run(draw: FrontDraw, operands: list[Tensor | None], device: str, more: int) -> dict[str, tuple]:
-    """Output and gradients of our function on poisoned memory, each with the kernels launched for it."""
-    dtype, precision = PRECISIONS[draw.precision]
+def run(draw: FrontDraw, operands: list[Tensor | None], device: str, *, alone: bool) -> dict[str, tuple]:
+    """Output and gradients of our function on poisoned memory, each with the kernels launched for it.
+
+    Each gradient ``alone`` is that of a call in which no other one is wanted; else the kernels are those of all.
+    """
     *tensors, dy = operands
-    emulated = emulated_device(draw.seed + more, draw.sm_count, draw.arch) if device == "cpu" else nullcontext()
+    emulated = emulated_device(draw.seed + alone, draw.sm_count, draw.arch) if device == "cpu" else nullcontext()
     fences = oracle.RedZones(device) if device == "cuda" else nullcontext()
     found: dict[str, tuple] = {}
     with emulated, fences, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a family that does not take the call
-        given = [None if each is None else each.detach().requires_grad_() for each in tensors]
-        leaves = {name: each for name, each in zip(RESULTS[1:], given, strict=True) if each is not None}
-
-        def noted(name: str, call: Callable[[], Tensor]) -> Tensor:
-            with launched() as names:
-                result = call()
-            found[name] = (result.detach(), frozenset(names))
-            return result
-
-        settings = {"precision": precision, "family": draw.family}
-        y = noted("y", lambda: draw.one.ours(*given, **draw.options(), **settings))
-        for name, leaf in leaves.items():
-            noted(name, lambda leaf=leaf: torch.autograd.grad(y, leaf, dy, retain_graph=True)[0])
+        names = [name for name, each in zip(RESULTS[1:], tensors, strict=True) if each is not None]
+        for wanted in [[], *([name] for name in names)] if alone else [names]:
+            given = [
+                None if each is None else each.detach().requires_grad_(name in wanted)
+                for name, each in zip(RESULTS[1:], tensors, strict=True)
+            ]
+            with launched() as of_y:
+                y = called(draw, given)
+            found.setdefault("y", (y.detach(), frozenset(of_y)))
+            with launched() as of_gradients:
+                leaves = [each for each in given if each is not None and each.requires_grad]
+                gradients = torch.autograd.grad(y, leaves, dy) if leaves else ()
+            for name, each in zip(wanted, gradients, strict=True):
+                found[name] = (each, frozenset(of_gradients))
     if device == "cuda":
         fences.check()
     return found
+
+
+def called(draw: FrontDraw, given: list[Tensor | None]) -> Tensor:
+    _, precision = PRECISIONS[draw.precision]
+    y: Tensor = draw.one.ours(*given, **draw.options(), precision=precision, family=draw.family)
+    return y
 
 
 def check_result(draw: FrontDraw, got: Tensor, want: Tensor, kernels: frozenset[str]) -> None:
