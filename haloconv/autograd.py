@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from haloconv import logs
+from haloconv import logs, transforms
 from haloconv import plan as plans
 from haloconv.epilogue import activated
 from haloconv.gradients import gradients
@@ -24,11 +24,19 @@ from haloconv.profiling import calls_of, current_layer, named_range, profiler
 
 Tensor = torch.Tensor
 
+_functorch_is_active = torch._C._are_functorch_transforms_active
+_is_many = torch._C._functorch.is_legacy_batchedtensor
+
 
 def is_recording(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
     """Whether autograd has to see what is computed of these tensors."""
     wanted = first.requires_grad or second.requires_grad or (third is not None and third.requires_grad)
     return wanted and torch.is_grad_enabled()
+
+
+def is_batched(first: Tensor, second: Tensor) -> bool:
+    """Whether one of the tensors may stand for several, as gradients of torch.autograd.grad(is_grads_batched=True)."""
+    return _functorch_is_active() or _is_many(first) or _is_many(second)
 
 
 def _wanted(x: Tensor, w: Tensor) -> tuple[Direction, ...]:
@@ -87,6 +95,8 @@ def fprop(
 
 def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
+    if is_batched(dy, w):
+        return transforms.dgrad(dy, w, x_shape, layout, spec)
     if is_recording(dy, w):
         return _Dgrad.apply(dy, w, x_shape, layout, spec)
     return plans.dgrad(dy, w, x_shape, layout, spec)
@@ -94,6 +104,8 @@ def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec:
 
 def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dw of ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
+    if is_batched(dy, x):
+        return transforms.wgrad(dy, x, w_shape, layout, spec)
     if is_recording(dy, x):
         return _Wgrad.apply(dy, x, w_shape, layout, spec)
     return plans.wgrad(dy, x, w_shape, layout, spec)
@@ -101,7 +113,14 @@ def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec:
 
 def bgrad(dy: Tensor, spec: ConvSpec) -> Tensor:
     """db (K,) from dy (N, K, P, Q)."""
-    return dy.sum((0, 2, 3)) if is_recording(dy, dy) else plans.bgrad(dy, spec)
+    return dy.sum((0, 2, 3)) if is_recording(dy, dy) or is_batched(dy, dy) else plans.bgrad(dy, spec)
+
+
+def fprop_of_gradient(first: Tensor, second: Tensor, spec: ConvSpec) -> Tensor:
+    """y (N, K, P, Q) of x (N, C, H, W) and w (K, C/G, R, S), one of which is a gradient."""
+    if is_batched(first, second):
+        return transforms.fprop(first, second, None, spec)
+    return fprop(first, second, None, spec)
 
 
 def save_needed(ctx: Any, first: Tensor, second: Tensor, *results: Tensor) -> None:
@@ -129,7 +148,7 @@ class _Fprop(torch.autograd.Function):
         for y in activated:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         plan, wanted = ctx.plan, ctx.needs_input_grad[:3]
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or _is_many(dy) or _functorch_is_active()):
             return *gradients(plan, dy, x, w, wanted), None
         problem, spec, (dx_wanted, dw_wanted, db_wanted) = plan.problem, plan.spec, wanted
         dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
@@ -162,7 +181,7 @@ class _Dgrad(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple:
         dy, w = ctx.saved_tensors
         dy_wanted, w_wanted = ctx.needs_input_grad[:2]
-        d_dy = fprop(g, w, None, ctx.spec) if dy_wanted else None
+        d_dy = fprop_of_gradient(g, w, ctx.spec) if dy_wanted else None
         dw = wgrad(dy, g, ctx.w_shape, ctx.w_layout, ctx.spec) if w_wanted else None
         return d_dy, dw, None, None, None
 
@@ -178,6 +197,6 @@ class _Wgrad(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple:
         dy, x = ctx.saved_tensors
         dy_wanted, x_wanted = ctx.needs_input_grad[:2]
-        d_dy = fprop(x, g, None, ctx.spec) if dy_wanted else None
+        d_dy = fprop_of_gradient(x, g, ctx.spec) if dy_wanted else None
         dx = dgrad(dy, g, ctx.x_shape, ctx.x_layout, ctx.spec) if x_wanted else None
         return d_dy, dx, None, None, None

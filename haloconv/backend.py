@@ -273,7 +273,7 @@ def _spec(given: dict[str, Any]) -> ConvSpec | None:
 
 def _mirrored(given: dict[str, Any]) -> Transposed | None:
     arguments = tuple(given[name] for name in ("stride", "padding", "output_padding", "groups", "dilation"))
-    return posed_transposed(_value(given["weight"]).dim() - 2, arguments, Settings())
+    return posed_transposed(arguments, _value(given["weight"]).dim() - 2, Settings())
 
 
 def _form_of(tensor: Any, rank: int) -> _Form | None:

@@ -239,7 +239,7 @@ class TransposedLayer(Front):
 
     def _posed(self) -> Transposed | None:
         arguments = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-        return posed_transposed(self.dims, arguments, self._settings())
+        return posed_transposed(arguments, self.dims, self._settings())
 
     def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
         """The mirrored convolution; in one dimension, of images and filters of one row."""
@@ -373,5 +373,6 @@ class ConvTranspose2d(TransposedLayer, torch.nn.ConvTranspose2d):
         self.set_up(precision, family, strict)
 
 
-_FUNCTIONS = (conv1d, conv3d, conv_transpose1d, conv_transpose2d)
-SERVED.update({getattr(torch, function.__name__): function for function in _FUNCTIONS})
+FUNCTIONS = (conv1d, conv3d, conv_transpose1d, conv_transpose2d)
+"""Those beside conv2d."""
+SERVED.update({getattr(torch, function.__name__): function for function in FUNCTIONS})

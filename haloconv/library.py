@@ -21,13 +21,13 @@ from haloconv.profiling import profiler
 
 Tensor = torch.Tensor
 
-_SPEC = "int[2] stride, int[4] padding, int[2] dilation, int groups, str? precision, str family, bool strict"
+SPEC_SCHEMA = "int[2] stride, int[4] padding, int[2] dilation, int groups, str? precision, str family, bool strict"
 _library = torch.library.Library("haloconv", "DEF")
 for _schema in (
-    f"fprop(Tensor x, Tensor w, Tensor? b, {_SPEC}) -> Tensor",
-    f"fprop_epilogue(Tensor x, Tensor w, Tensor? b, bool has_scale, str? activation, {_SPEC}) -> Tensor",
-    f"dgrad(Tensor dy, Tensor w, SymInt[4] x_shape, str layout, {_SPEC}) -> Tensor",
-    f"wgrad(Tensor dy, Tensor x, SymInt[4] w_shape, str layout, {_SPEC}) -> Tensor",
+    f"fprop(Tensor x, Tensor w, Tensor? b, {SPEC_SCHEMA}) -> Tensor",
+    f"fprop_epilogue(Tensor x, Tensor w, Tensor? b, bool has_scale, str? activation, {SPEC_SCHEMA}) -> Tensor",
+    f"dgrad(Tensor dy, Tensor w, SymInt[4] x_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
+    f"wgrad(Tensor dy, Tensor x, SymInt[4] w_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
     "bgrad(Tensor dy, str family) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from haloconv import plan as plans
-from haloconv.arguments import Settings, Tensors, are_tensors, as_ints, left_to_torch, of_one_kind, settings_of
+from haloconv.arguments import Settings, Tensors, are_tensors, as_ints, kept, left_to_torch, of_one_kind, settings_of
 from haloconv.autograd import Call
 from haloconv.functional import autocasted, convolve, convolve_padded
 from haloconv.precision import Precision
@@ -19,7 +18,6 @@ from haloconv.transposed import in_rows
 Tensor = torch.Tensor
 
 _REFUSED = "these arguments are none of a 1-D convolution"
-_is_compiling = torch.compiler.is_compiling
 
 
 def conv1d(
@@ -67,10 +65,7 @@ def conv1d(
     arguments = (stride, padding, dilation, groups)
     if are_tensors(tensors):
         taps = weight.shape[-1] if isinstance(padding, str) and weight.dim() else None
-        try:
-            asked = (posed_row if _is_compiling() else _cached)(arguments, taps, settings)
-        except TypeError:  # a list has no hash
-            asked = posed_row(arguments, taps, settings)
+        asked = _posed_once(arguments, taps, settings)
         if asked is not None:
             return convolve_row((input, weight, bias), asked, None, padding_mode)
     y = left_to_torch(torch.conv1d, (*tensors, *arguments), settings, _REFUSED)
@@ -105,7 +100,7 @@ def _sides(padding: Any, taps: int | None, stride: int, dilation: int) -> tuple[
     return given
 
 
-_cached = lru_cache(maxsize=4096, typed=True)(posed_row)
+_posed_once = kept(posed_row)
 
 
 def convolve_row(
@@ -143,11 +138,20 @@ def _fits(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, mode: PaddingM
 
 
 def _for_torch(tensors: Tensors, spec: ConvSpec, mode: PaddingMode) -> tuple[Any, ...]:
-    """The arguments of PyTorch's function; where the ends differ, or are no zeros, of a padded input."""
+    """The arguments of PyTorch's function; where the ends differ, but for what it calls "same", or are no zeros, of a
+    padded input.
+    """
     (x, w, b), (left, right) = tensors, spec.padding[2:]
-    if left != right or mode != "zeros":
-        x, left = torch.nn.functional.pad(x, (left, right), "constant" if mode == "zeros" else mode), 0
-    return x, w, b, spec.stride[1:], (left,), spec.dilation[1:], spec.groups
+    padding: Any = (left,)
+    if mode != "zeros":
+        x, padding = torch.nn.functional.pad(x, (left, right), mode), 0
+    elif (
+        left != right and w.dim() == 3 and (left, right) == _sides("same", w.shape[2], spec.stride[1], spec.dilation[1])
+    ):
+        padding = "same"
+    elif left != right:
+        x, padding = torch.nn.functional.pad(x, (left, right)), 0
+    return x, w, b, spec.stride[1:], padding, spec.dilation[1:], spec.groups
 
 
 def _of_rows(call: Call, spec: ConvSpec, contiguous: bool) -> Call:

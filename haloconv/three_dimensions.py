@@ -10,13 +10,21 @@ Everything else is PyTorch's.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from haloconv import env
-from haloconv.arguments import Settings, are_tensors, as_ints, left_to_torch, of_one_kind, settings_of
+from haloconv.arguments import (
+    Settings,
+    are_tensors,
+    as_ints,
+    follows_a_setting,
+    kept,
+    left_to_torch,
+    of_one_kind,
+    settings_of,
+)
 from haloconv.autograd import Call
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import autocasted, convolve, goes_straight
@@ -35,7 +43,6 @@ _FRAMES_APART = "frames do not lie in memory one after another; channels_last_3d
 _ROWS_APART = "rows do not lie in memory one after another"
 _PRODUCTS_IN_TF32 = "fp32 products are asked for in full, and PyTorch's setting of matrix products allows TF32"
 _get_fp32_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-_is_compiling = torch.compiler.is_compiling
 
 
 class Volume(NamedTuple):
@@ -105,10 +112,7 @@ def conv3d(
     arguments = (stride, padding, dilation, groups)
     if are_tensors(tensors) and weight.dim() == 5:
         taps: Any = tuple(weight.shape[2:]) if isinstance(padding, str) else None
-        try:
-            asked = (posed_volume if _is_compiling() else _cached)(arguments, taps, settings)
-        except TypeError:  # a list has no hash
-            asked = posed_volume(arguments, taps, settings)
+        asked = _posed_once(arguments, taps, settings)
         if asked is not None:
             return convolve_volume(*tensors, asked)
     return left_to_torch(torch.conv3d, (*tensors, *arguments), settings, _REFUSED)
@@ -140,7 +144,7 @@ def posed_volume(arguments: tuple[Any, ...], taps: Triple | None, settings: Sett
     return Volume(step, before, after, spread, count, settings, padding if isinstance(padding, str) else before)
 
 
-_cached = lru_cache(maxsize=4096, typed=True)(posed_volume)
+_posed_once = kept(posed_volume)
 
 
 def convolve_volume(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume, notes: list[Call] | None = None) -> Tensor:
@@ -159,7 +163,8 @@ def convolve_volume(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume, notes
     if run is not None:
         return run(x, w, b, asked)
     y = left_to_torch(torch.conv3d, (*given, *asked.torchs), asked.settings, way)
-    if notes is not None and asked.settings.family in ("auto", "aten") and goes_straight(x, w, b):
+    plain = asked.settings.family in ("auto", "aten") and goes_straight(x, w, b)
+    if notes is not None and plain and not follows_a_setting(x, asked.settings.precision):
         notes.append(Call(torch.conv3d, asked.torchs, True))
     return y
 
@@ -263,31 +268,31 @@ def of_images(way: str, x: Tensor, w: Tensor, asked: Volume) -> tuple[Tensor, Te
     if way == "time":
         return x.flatten(3), w.flatten(3), asked.of_images(0, None)
     x = x[:, :, :: asked.stride[0]]
-    images = x.squeeze(2) if x.shape[2] == 1 else x.transpose(1, 2).flatten(0, 1)
+    images = x.squeeze(2) if _is_one(x.shape[2]) else x.transpose(1, 2).flatten(0, 1)
     return images, w.squeeze(2), asked.of_images(1, 2)
 
 
 def _by_time(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume) -> Tensor:
     images, filters, spec = of_images("time", x, w, asked)
-    return convolve(images, filters, b, spec).unflatten(3, tuple(x.shape[3:]))
+    return torch.unflatten(convolve(images, filters, b, spec), 3, tuple(x.shape[3:]))
 
 
 def _by_frames(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume) -> Tensor:
     images, filters, spec = of_images("frames", x, w, asked)
     y, n = convolve(images, filters, b, spec), x.shape[0]
     frames = (x.shape[2] - 1) // asked.stride[0] + 1
-    return y.unsqueeze(2) if frames == 1 else y.unflatten(0, (n, frames)).transpose(1, 2)
+    return y.unsqueeze(2) if _is_one(frames) else torch.unflatten(y, 0, (n, frames)).transpose(1, 2)
 
 
 def _by_product(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume) -> Tensor:
     """y[n, k, patch] = sum of w[k, :] times the patch, in the order of memory that PyTorch's result has."""
     (n, _, *image), (k, _, *taps) = x.shape, w.shape
     extents = [extent // tap for extent, tap in zip(image, taps, strict=True)]
-    if extents == [1, 1, 1]:
+    if _is_one(*extents):
         patches = x[:, :, : taps[0], : taps[1], : taps[2]].reshape(n, -1)
         return torch.nn.functional.linear(patches, w.reshape(k, -1), b).reshape(n, k, 1, 1, 1)
     for dim, (extent, tap) in enumerate(zip(extents, taps, strict=True)):
-        x = x.narrow(2 + 2 * dim, 0, extent * tap).unflatten(2 + 2 * dim, (extent, tap))
+        x = torch.unflatten(x.narrow(2 + 2 * dim, 0, extent * tap), 2 + 2 * dim, (extent, tap))
     if _is_channels_last_3d(x.shape, x.stride()) or _is_channels_last_3d(w.shape, w.stride()):
         patches = x.permute(0, 2, 4, 6, 3, 5, 7, 1).reshape(n, *extents, -1)
         filters = w.permute(0, 2, 3, 4, 1).reshape(k, -1)
@@ -295,8 +300,13 @@ def _by_product(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume) -> Tensor
     filters = w.reshape(1, k, -1).expand(n, -1, -1)
     patches = x.permute(0, 1, 3, 5, 7, 2, 4, 6).reshape(n, filters.shape[2], extents[0] * extents[1] * extents[2])
     if b is None:
-        return torch.bmm(filters, patches).unflatten(2, extents)
-    return torch.baddbmm(b.reshape(1, -1, 1), filters, patches).unflatten(2, extents)
+        return torch.unflatten(torch.bmm(filters, patches), 2, extents)
+    return torch.unflatten(torch.baddbmm(b.reshape(1, -1, 1), filters, patches), 2, extents)
+
+
+def _is_one(*extents: int) -> bool:
+    """Whether all are 1 and stay so: what torch.jit.trace writes down is run with other extents, too."""
+    return all(extent == 1 for extent in extents) and torch._C._get_tracing_state() is None
 
 
 def _is_channels_last_3d(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -30,6 +30,11 @@ def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec:
     return _Dgrad.apply(dy, w, x_shape, layout, spec)
 
 
+def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
+    """dw of ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
+    return _Wgrad.apply(dy, x, w_shape, layout, spec)
+
+
 def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """The tensor with its batch dimension in front; repeated ``size`` times, without a copy, where it has none."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

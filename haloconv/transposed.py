@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +19,10 @@ from torch.autograd import forward_ad
 
 from haloconv import autograd, logs, transforms
 from haloconv import plan as plans
-from haloconv.arguments import Settings, Tensors, are_tensors, as_ints, left_to_torch, of_one_kind, settings_of
+from haloconv.arguments import Settings, Tensors, are_tensors, as_ints, kept, left_to_torch, of_one_kind, settings_of
 from haloconv.autograd import Call
 from haloconv.functional import autocasted, goes_straight
+from haloconv.library import SPEC_SCHEMA
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, Direction, Pair
 from haloconv.profiling import calls_of, current_layer, profiler
@@ -148,17 +148,13 @@ def conv_transpose2d(
 
 
 def _called(dims: int, tensors: Tensors, arguments: tuple[Any, ...], settings: Settings) -> Tensor:
-    try:
-        pose = posed_transposed if _is_compiling() else _cached
-        asked = pose(dims, arguments, settings)
-    except TypeError:  # a list has no hash
-        asked = posed_transposed(dims, arguments, settings)
+    asked = _posed_once(arguments, dims, settings)
     if asked is None or not are_tensors(tensors):
         return left_to_torch(_TORCHS[dims], (*tensors, *arguments), settings, _NOT_POSED)
     return transpose(*tensors, asked)
 
 
-def posed_transposed(dims: int, arguments: tuple[Any, ...], settings: Settings) -> Transposed | None:
+def posed_transposed(arguments: tuple[Any, ...], dims: int, settings: Settings) -> Transposed | None:
     """The call of PyTorch's arguments behind the tensors; None if no mirrored convolution of ours has them."""
     found: list[Any] = [as_ints(each, dims) for each in (*arguments[:3], arguments[4])]
     groups: Any = as_ints(arguments[3], 1)
@@ -175,7 +171,7 @@ def posed_transposed(dims: int, arguments: tuple[Any, ...], settings: Settings) 
     return Transposed(spec, added, dims)
 
 
-_cached = lru_cache(maxsize=4096, typed=True)(posed_transposed)
+_posed_once = kept(posed_transposed)
 
 
 def transpose(x: Tensor, w: Tensor, b: Tensor | None, asked: Transposed, notes: list[Call] | None = None) -> Tensor:
@@ -216,9 +212,26 @@ def _traced_or_transformed(x: Tensor, w: Tensor, b: Tensor | None, asked: Transp
         y = transforms.dgrad(x, w, y_shape, layout, spec)
     elif (_is_compiling() or torch._C._get_tracing_state() is not None) and torch.onnx.is_in_onnx_export():
         return torch.conv_transpose2d(x, w, b, *asked._replace(dims=2).torchs)
+    elif not _is_compiling() and torch._C._get_tracing_state() is not None:
+        y = torch.ops.haloconv.conv_transpose(x, w, asked.output_padding, *spec)
     else:
         y = torch.ops.haloconv.dgrad(x, w, y_shape, layout, *spec)
     return y if b is None else y + b.reshape(-1, 1, 1)
+
+
+def _conv_transpose(x: Tensor, w: Tensor, output_padding: list[int], *values: Any) -> Tensor:
+    rows, columns = output_padding
+    stride, sides, dilation, *others = values
+    spec = ConvSpec(tuple(stride), tuple(sides), tuple(dilation), *others)
+    y_shape = Transposed(spec, (rows, columns), 2).y_shape(x.shape, w.shape)
+    return torch.ops.haloconv.dgrad(x, w, y_shape, plans.result_layout(x, w), *spec)
+
+
+# What torch.jit.trace writes down: the extents of y follow from those of x where the program runs, and it cannot write
+# the call of an operator that takes them.
+_library = torch.library.Library("haloconv", "FRAGMENT")
+_library.define(f"conv_transpose(Tensor x, Tensor w, int[2] output_padding, {SPEC_SCHEMA}) -> Tensor")
+_library.impl("conv_transpose", _conv_transpose, "CompositeImplicitAutograd")
 
 
 def _eager(x: Tensor, w: Tensor, b: Tensor | None, asked: Transposed, notes: list[Call] | None) -> Tensor:
@@ -259,10 +272,10 @@ class _Transposed(torch.autograd.Function):
         x, w = ctx.saved_tensors
         plan, (dx_wanted, dw_wanted, db_wanted, _) = ctx.plan, ctx.needs_input_grad
         spec, w_shape = plan.spec, plan.problem.w_shape
-        if plan.layout == "nhwc":
+        if plan.layout == "nhwc" and not autograd.is_batched(dy, dy):
             dy = dy.contiguous(memory_format=torch.channels_last)  # as PyTorch does, so that dx is stored as x
         with calls_of(ctx.layer) if ctx.layer else nullcontext():
-            dx = autograd.fprop(dy, w, None, spec) if dx_wanted else None
+            dx = autograd.fprop_of_gradient(dy, w, spec) if dx_wanted else None
             dw = autograd.wgrad(x, dy, w_shape, plan.w_layout, spec) if dw_wanted else None
             db = autograd.bgrad(dy, spec) if db_wanted else None
         return dx, dw, db, None

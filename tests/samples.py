@@ -54,7 +54,13 @@ def op_samples(device: str, dtype: torch.dtype, *, requires_grad: bool = False) 
 
 
 def op_errors(device: str) -> Iterator[ErrorSample]:
-    for error in OP.error_inputs(device):
+    return errors_of("conv2d", device)
+
+
+def errors_of(name: str, device: str) -> Iterator[ErrorSample]:
+    """PyTorch's error inputs of a function of torch.nn.functional; none where it has none."""
+    op = next(op for op in op_db if op.name == f"nn.functional.{name}")
+    for error in op.error_inputs(device) if op.error_inputs_func is not None else ():
         sample = error.sample_input
         yield ErrorSample((sample.input, *sample.args), sample.kwargs, error.error_type, error.error_regex)
 

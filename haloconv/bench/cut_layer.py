@@ -57,17 +57,17 @@ class CutLayer(Layer):
     modes: Modes = ZEROS
     shards: int = 1
 
-    def convolved(self, x: Tensor, w: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, w: Tensor) -> Tensor:
         """haloconv's operation, with gradients; of an image that is one shard."""
         spec = self.spec
         settings: Any = {"precision": spec.precision, "family": spec.family, "strict": spec.strict}
         return conv2d(x, w, self.b, *spec[:4], padding_mode=self.modes, **settings)
 
-    def torch_convolved(self, x: Tensor, w: Tensor) -> Tensor:
+    def convolve_by_torch(self, x: Tensor, w: Tensor) -> Tensor:
         """PyTorch's operation on a padded copy, with gradients."""
         modes = modes_in_use(self.modes, self.spec.padding)
         if modes == ZEROS:
-            return super().torch_convolved(x, w)
+            return super().convolve_by_torch(x, w)
         copy, left = padded_copy(x, self.spec, modes)
         top, _, cols, _ = left.padding
         return torch.conv2d(copy, w, self.b, left.stride, (top, cols), left.dilation, left.groups)
@@ -77,7 +77,7 @@ class CutLayer(Layer):
         if step == "bgrad":
             return super().ours(step)
         if self.shards == 1:
-            return _of_step(self, step, self.convolved)
+            return _of_step(self, step, self.convolve)
         run = self._in_turn.run_of(step)
         return (lambda: torch.stack(run()).sum(0)) if step == "wgrad" else lambda: torch.cat(run(), 2)
 
@@ -88,7 +88,7 @@ class CutLayer(Layer):
     def baseline(self, step: Step) -> Callable[[], Tensor]:
         """PyTorch's operation."""
         plain = step == "bgrad" or modes_in_use(self.modes, self.spec.padding) == ZEROS
-        return super().baseline(step) if plain else _of_step(self, step, self.torch_convolved)
+        return super().baseline(step) if plain else _of_step(self, step, self.convolve_by_torch)
 
     def oracle(self, step: Step) -> reference.Oracle:
         """The float64 answer, of a padded copy."""

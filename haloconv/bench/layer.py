@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -17,10 +17,11 @@ from haloconv.families.base import Config
 from haloconv.functional import conv2d
 from haloconv.layout import Layout
 from haloconv.precision import Precision, convolution_precision
-from haloconv.problem import DIRECTIONS, ConvSpec, Problem, Request
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem, Request
 from haloconv.tune.baseline import searched_again
 
 Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
+SomeLayer = TypeVar("SomeLayer", bound="Layer")
 
 LAYOUTS: dict[Layout, torch.memory_format] = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
@@ -44,6 +45,16 @@ class Layer:
     count: int = 1
     fed: bool = False
     activation: bool = False
+
+    @property
+    def directions(self) -> tuple[Direction, Direction, Direction]:
+        """Those of output, input gradient and weight gradient."""
+        return "fprop", "dgrad", "wgrad"
+
+    @property
+    def trained(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a training step begins with: the input, and the gradient of the output."""
+        return self.x, self.dy
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -84,16 +95,6 @@ class Layer:
         forms = (plan.form_of(first), plan.form_of(second))
         return config_of(choice, Request(self.problem(step), *forms, layout, self.x.device))
 
-    def convolved(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """haloconv's operation, with gradients."""
-        spec = self.spec
-        form = (spec.stride, spec.padding, spec.dilation, spec.groups)
-        return conv2d(x, w, self.b, *form, precision=spec.precision, family=spec.family, strict=spec.strict)
-
-    def torch_convolved(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """PyTorch's operation, with gradients."""
-        return torch_convolution(x, w, self.b, self.spec)
-
     def timed(self, step: Step) -> Callable[[], object]:
         """What of haloconv's operation is timed."""
         return self.ours(step)
@@ -113,13 +114,23 @@ class Layer:
             "bgrad": lambda: plan.bgrad(dy, spec),
         }[step]
 
+    def convolve(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """haloconv's function, as a user calls it."""
+        spec = self.spec
+        form = (spec.stride, spec.padding, spec.dilation, spec.groups)
+        return conv2d(x, w, self.b, *form, precision=spec.precision, family=spec.family, strict=spec.strict)
+
+    def convolve_by_torch(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """PyTorch's function, as a user calls it."""
+        return torch_convolution(x, w, self.b, self.spec)
+
     def baseline(self, step: Step) -> Callable[[], torch.Tensor]:
         """PyTorch's operation. Four-sided padding, which it lacks, costs it a padded copy, as it does in torch.nn.
 
         dw is in the order of w, as autograd stores a parameter's gradient: it copies one that is not.
         """
         if step == "fprop":
-            return lambda: torch_convolution(self.x, self.w, self.b, self.spec)
+            return lambda: self.convolve_by_torch(self.x, self.w)
         if step == "bgrad":
             return lambda: self.dy.sum((0, 2, 3))
         mask = [step == "dgrad", step == "wgrad", False]
@@ -153,7 +164,11 @@ class Layer:
     def border(self, step: Step) -> torch.Tensor | None:
         return None if step == "bgrad" else reference.border_mask(self.problem(step), self.x.device)
 
-    def with_layout(self, layout: Layout) -> Layer:
+    def in_order_of_w(self, dw: torch.Tensor) -> torch.Tensor:
+        """dw as autograd stores it beside w: it copies what is in another order."""
+        return dw.contiguous(memory_format=LAYOUTS[plan.layout_of(self.w)])
+
+    def with_layout(self: SomeLayer, layout: Layout) -> SomeLayer:
         """The same values in the other memory order."""
         order = LAYOUTS[layout]
         x, w, dy = (tensor.contiguous(memory_format=order) for tensor in (self.x, self.w, self.dy))
@@ -166,7 +181,7 @@ class Layer:
             self.dy, image, self.w, None, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups, mask
         )
         if dx is None:
-            return dw.contiguous(memory_format=LAYOUTS[plan.layout_of(self.w)])
+            return self.in_order_of_w(dw)
         if image is self.x:
             return dx
         top, bottom, left, right = spec.padding

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from haloconv.bench.cut_layer import CutLayer
+from haloconv.bench.front_layer import OURS, FrontLayer, PatchLayer
 from haloconv.bench.layer import Layer
 from haloconv.layout import Layout
 from haloconv.padding import ZEROS, Modes, as_modes
@@ -45,8 +46,13 @@ class SuiteError(ValueError):
 class Case:
     """One layer: ``input`` (N, C, H, W), ``filters`` K, ``filter`` (R, S), ``padding`` rows and columns per side.
 
-    ``padding_mode`` is that of haloconv.Conv2d. The image is cut along H into ``shards``, which run one after another.
-    Raises ValueError for a mode that is none, and for shards that there are no rows for.
+    The padding may have four sides; ``padding_mode`` is that of haloconv.Conv2d. The image is cut along H into
+    ``shards``, which run one after another. ``front`` names a function of torch.nn.functional beside conv2d that poses
+    this problem: the baseline is PyTorch's of that name. A transposed one poses what it mirrors, so that ``input`` is
+    its output; conv3d the product of images of one pixel, each a ``patch`` (T, R, S) of some channels.
+
+    Raises TypeError for a front that there is not, and for a padding or a patch that it cannot have; ValueError for a
+    mode that is none, and for shards that there are no rows for.
     """
 
     name: str
@@ -54,18 +60,30 @@ class Case:
     filters: int
     filter: Pair
     stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
+    padding: tuple[int, ...] = (0, 0)
     dilation: Pair = (1, 1)
     groups: int = 1
     tags: tuple[str, ...] = ()
     about: str = ""
     padding_mode: PaddingMode | Modes = "zeros"
     shards: int = 1
+    front: str = ""
+    patch: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         as_modes(self.padding_mode)
         if not 1 <= self.shards <= self.input[2]:
             raise ValueError(f"{self.shards} shards of {self.input[2]} rows")
+        if len(self.padding) not in (2, 4):
+            raise TypeError(f"padding has two or four numbers, not {len(self.padding)}")
+        top, bottom, left, right = self._sides
+        if self.front and self.front not in OURS:
+            raise TypeError(f"front is one of {', '.join(OURS)}, not {self.front!r}")
+        if (self.front == "conv3d") != bool(self.patch):
+            raise TypeError("front = 'conv3d' and patch go together")
+        longer_left = self.front == "conv1d" and top == bottom and left >= right
+        if self.front and not longer_left and (top, left) != (bottom, right):
+            raise TypeError("of fronts only conv1d may be padded more on one side, its left")
 
     def problem(self, direction: Direction, precision: str, layout: Layout) -> Problem:
         """One direction of the layer, without bias. ``precision`` is fp32, tf32, fp16 or bf16."""
@@ -77,7 +95,8 @@ class Case:
 
     @property
     def _sides(self) -> tuple[int, int, int, int]:
-        return (self.padding[0], self.padding[0], self.padding[1], self.padding[1])
+        rows, columns, *others = self.padding
+        return (rows, columns, others[0], others[1]) if others else (rows, rows, columns, columns)
 
     def layer(self, precision: str, layout: Layout, family: str, device: torch.device, seed: int = 0) -> Layer:
         """The layer with standard normal tensors, without bias. ``precision`` is fp32, tf32, fp16 or bf16.
@@ -86,12 +105,12 @@ class Case:
         """
         dtype, products = PRECISIONS[precision]
         generator = torch.Generator(device).manual_seed(seed)
-        n, c, h, w = self.input
+        (n, c, h, w), (top, bottom, left, right) = self.input, self._sides
         fan_in = c // self.groups * self.filter[0] * self.filter[1]
         p, q = (
-            output_extent(extent, 2 * pad, taps, stride, dilation)
-            for extent, pad, taps, stride, dilation in zip(
-                (h, w), self.padding, self.filter, self.stride, self.dilation, strict=True
+            output_extent(extent, both, taps, stride, dilation)
+            for extent, both, taps, stride, dilation in zip(
+                (h, w), (top + bottom, left + right), self.filter, self.stride, self.dilation, strict=True
             )
         )
 
@@ -101,10 +120,15 @@ class Case:
         x, dy = normal(n, c, h, w).to(dtype), normal(n, self.filters, p, q).to(dtype)
         weight = (normal(self.filters, c // self.groups, *self.filter) * fan_in**-0.5).to(dtype)
         spec = ConvSpec(self.stride, self._sides, self.dilation, self.groups, products, family)
-        modes, plain = as_modes(self.padding_mode), Layer(self.name, x, weight, None, dy, spec)
+        tensors = (x, weight, None, dy, spec)
+        if self.patch:
+            return PatchLayer(self.name, *tensors, patch=self.patch).with_layout(layout)
+        if self.front:
+            return FrontLayer(self.name, *tensors, front=self.front).with_layout(layout)
+        modes = as_modes(self.padding_mode)
         if modes == ZEROS and self.shards == 1:
-            return plain.with_layout(layout)
-        return CutLayer(self.name, x, weight, None, dy, spec, modes=modes, shards=self.shards).with_layout(layout)
+            return Layer(self.name, *tensors).with_layout(layout)
+        return CutLayer(self.name, *tensors, modes=modes, shards=self.shards).with_layout(layout)
 
 
 def case_of(entry: Mapping[str, Any]) -> Case:
@@ -116,8 +140,8 @@ def case_of(entry: Mapping[str, Any]) -> Case:
 
 
 def find_suite(path: Path) -> Path:
-    """The file, or that of the package's suite of this name: ``suite``, ``few_images``, ``pointwise``, ``rims``,
-    ``models``.
+    """The file, or that of the package's suite of this name: ``suite``, ``few_images``, ``fronts``, ``pointwise``,
+    ``rims``, ``models``.
 
     Raises SuiteError if there is neither.
     """

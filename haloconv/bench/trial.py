@@ -235,7 +235,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
     device = layer.x.device
     problems = [layer.problem(direction) for direction in DIRECTIONS]
     with baseline_flags(problems[0].precision):
-        ours, theirs = _with_grad(layer.convolved, layer), _with_grad(layer.torch_convolved, layer)
+        ours, theirs = _with_grad(layer.convolve, layer), _with_grad(layer.convolve_by_torch, layer)
         worst, complaint = _judge_gradients(layer, ours(), theirs())
         calls = {BASELINE: theirs, OURS: ours}
         timings = compared(calls, device, budget)
@@ -268,11 +268,12 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
 def _with_grad(
     convolve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layer: Layer
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    x, w = layer.x.detach().requires_grad_(), layer.w.detach().requires_grad_()
+    given, dy = layer.trained
+    x, w = given.detach().requires_grad_(), layer.w.detach().requires_grad_()
 
     def call() -> tuple[torch.Tensor, ...]:
         y = convolve(x, w)
-        return (y.detach(), *torch.autograd.grad(y, (x, w), layer.dy))
+        return (y.detach(), *torch.autograd.grad(y, (x, w), dy))
 
     return call
 
@@ -282,7 +283,7 @@ def _judge_gradients(
 ) -> tuple[tuple[float, float, float, float], str | None]:
     """The worst (error, PyTorch's error, limit, difference) over output and gradients, and the first complaint."""
     worst, complaint = (0.0, 0.0, 0.0, 0.0), None
-    for direction, result, their_result in zip(DIRECTIONS, ours, theirs, strict=True):
+    for direction, result, their_result in zip(layer.directions, ours, theirs, strict=True):
         oracle, border = layer.oracle(direction), layer.border(direction)
         aten_error = measure_error(their_result, oracle, UNLIMITED, border)
         limits = _limits(layer, direction, aten_error)

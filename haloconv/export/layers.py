@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -62,8 +63,8 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
 
     The model runs on tensors without memory; tensors of no dimension, which are mere numbers, keep theirs.
 
-    Raises ProblemFileError if it does not run there, if it runs no convolution, or one that pads with something else
-    than zeros.
+    Warns of convolutions of other kinds, which stay PyTorch's. Raises ProblemFileError if the model does not run there,
+    if it runs no torch.nn.Conv2d, or one that pads with something else than zeros.
     """
     seen: list[tuple[str, torch.nn.Conv2d, torch.Tensor]] = []
     inputs = _without_memory(file)
@@ -80,14 +81,32 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     for name, module, x in seen:
         layer = _layer(file, name, module, x if x.dim() == 4 else x.unsqueeze(0), precision)
         layers.setdefault(layer.key, layer)
+    left = _left_in(model)
     if not layers:
-        raise ProblemFileError(f"{file.path}: no torch.nn.Conv2d ran in Model's forward, so there is nothing to export")
+        others = f"; {left}" if left else ""
+        raise ProblemFileError(
+            f"{file.path}: no torch.nn.Conv2d ran in Model's forward, so there is nothing to export{others}"
+        )
+    if left:
+        warnings.warn(f"haloconv: {file.path.name}: {left}", RuntimeWarning, stacklevel=3)
     taken: set[str] = set()
     for layer in layers.values():
         while layer.name in taken:
             layer.name += "_again"
         taken.add(layer.name)
     return list(layers.values())
+
+
+def _left_in(model: torch.nn.Module) -> str:
+    """The sentence about convolutions of kinds that an exported file has no kernels of; empty without such."""
+    kinds = {name: type(each).__name__ for name, each in model.named_modules() if _is_left(each)}
+    which = ", ".join(f"{name or 'the model'} ({kind})" for name, kind in kinds.items())
+    verb = "stays" if len(kinds) == 1 else "stay"
+    return f"{which} {verb} PyTorch's, for an exported file has kernels of Conv2d alone" if kinds else ""
+
+
+def _is_left(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.conv._ConvNd) and not isinstance(module, torch.nn.Conv2d)
 
 
 def _without_memory(file: ProblemFile) -> Inputs:

@@ -119,7 +119,7 @@ def test_suites_of_the_package_have_names(tmp_path, monkeypatch):
     assert suite.find_suite(Path("few_images")) == SUITE.parent / "few_images.toml"
     with pytest.raises(
         suite.SuiteError,
-        match=r"suite.toml: there is no such file.* package: few_images, models, pointwise, rims, suite",
+        match=r"suite.toml: there is no such file.* package: few_images, fronts, models, pointwise, rims, suite",
     ):
         suite.find_suite(Path("suite.toml"))
     (tmp_path / "suite.toml").write_text("")
@@ -218,9 +218,9 @@ def test_failed_rows_are_recorded_and_latest(tmp_path, monkeypatch):
 
 def test_wrong_gradient_fails_the_step(tmp_path, monkeypatch):
     def spoiled(layer: Layer, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return layer.torch_convolved(x, w + 0.5 * (w - w.detach()))
+        return layer.convolve_by_torch(x, w + 0.5 * (w - w.detach()))
 
-    monkeypatch.setattr(Layer, "convolved", spoiled)
+    monkeypatch.setattr(Layer, "convolve", spoiled)
     out = console()
     assert not bench_suite.bench_suite(order(directions=["step"]), CPU, tmp_path, out)
     assert "FAILED small step: wgrad: error" in " ".join(out.file.getvalue().split())

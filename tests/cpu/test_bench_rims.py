@@ -13,7 +13,7 @@ from haloconv import strips
 from haloconv.bench import suite
 from haloconv.bench.cut_layer import CutLayer
 from haloconv.bench.trial import UNTIMED, Budget, try_step, try_training_step
-from haloconv.cli import bench_suite
+from haloconv.cli.bench import suite as bench_suite
 from haloconv.problem import DIRECTIONS
 from tests.padded import cut_on_a_cpu
 

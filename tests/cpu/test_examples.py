@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import runpy
 import shlex
@@ -15,7 +16,10 @@ import torch
 import typer
 from torch import nn
 
+import haloconv
 from haloconv.cli import app
+from haloconv.emulator import emulated_device
+from tests.launches import launched
 from tests.timm_layers import Conv2dSame
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +29,17 @@ SCRIPTS = {"train_timm": "timm", "vae_diffusers": "diffusers"}
 SMALL = {
     "train_timm": "--model tf_efficientnet_lite0 --batch 2 --image 40 --steps 2 --device cpu",
     "vae_diffusers": "--latent 4 --channels 8 8 --repeat 1 --device cpu",
+}
+OWN = {
+    "vocoder": "--channels 32 --frames 4 --repeat 1 --device cpu",
+    "vlm_patch_embedding": "--patches 6 --filters 16 --size 4 --repeat 1 --device cpu",
+}
+"""Scripts that need no library, with arguments for a small run, and below what they then show."""
+OWN_SHOWN = {
+    "vocoder": r"^78 of 78 convolutions swapped\n\(1, 1, 1024\) samples; haloconv's differ .* by 0.0e\+00 of",
+    "vlm_patch_embedding": r"(?s)^1 of 1 convolutions swapped\n.*"
+    r"Conv3d: (embeddings off by \S+e-0[678] .* by \S+e-0[678])\nhaloconv: \1\n"
+    r"torch.nn.Linear: embeddings off by \S+e-0[678] .* by \S+e-0[678]\n",
 }
 SHOWN = {
     "train_timm": r"step 1: loss (\d+\.\d+) with PyTorch, \1 with haloconv\nNo times",
@@ -77,6 +92,34 @@ def test_scripts_run_with_stand_ins(script: str, monkeypatch: pytest.MonkeyPatch
     assert f"{count} convolutions swapped" in shown and " ms per " not in shown
 
 
+@pytest.mark.parametrize("script", OWN)
+def test_scripts_without_libraries_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(script, OWN[script])
+    shown = capsys.readouterr().out
+    assert re.search(OWN_SHOWN[script], shown) and "No times" in shown and " ms per " not in shown, shown
+
+
+def test_layers_of_the_vocoder_run_on_our_kernels(emulator_cache: None) -> None:
+    """Trained, with weight norm, on the emulator: sound and gradients of one with a block alone are PyTorch's."""
+    generator = runpy.run_path(str(EXAMPLES / "vocoder.py"))["Generator"]
+    generator.__init__.__globals__.update(RATES=((4, 2),), KERNELS=(3,), DILATIONS=(1, 3))
+    torch.manual_seed(0)
+    theirs = generator(8).double()
+    ours = copy.deepcopy(theirs)
+    assert len(haloconv.accelerate(ours)) == 7
+    mels = torch.randn(1, 80, 9, dtype=torch.float64)
+
+    def trained(model: nn.Module) -> list[torch.Tensor]:
+        sound = model(mels)
+        return [sound.detach(), *torch.autograd.grad(sound.pow(2).sum(), [*model.parameters()])]
+
+    with emulated_device(), launched() as names:
+        found = trained(ours)
+    assert names
+    for got, want in zip(found, trained(theirs), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_scripts_run_with_the_libraries(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,10 +145,10 @@ def test_every_example_has_a_row_and_every_command_exists(monkeypatch: pytest.Mo
     assert all((EXAMPLES / target).exists() for target in re.findall(r"\]\(([^)#]+)\)", text))
     for library, stand_in in STAND_INS.items():
         monkeypatch.setitem(sys.modules, library, stand_in)
-    sources = [text, *((EXAMPLES / f"{script}.py").read_text("utf-8") for script in SCRIPTS)]
+    sources = [text, *((EXAMPLES / f"{script}.py").read_text("utf-8") for script in (*SCRIPTS, *OWN))]
     lines = [line for source in sources for line in re.findall(r"^ *((?:python|haloconv) .*)$", source, re.MULTILINE)]
     verbs = typer.main.get_command(app).commands
-    assert len(lines) == 12
+    assert len(lines) == 20
     for program, target, *arguments in (shlex.split(line, comments=True) for line in lines):
         if program == "python":
             runpy.run_path(str(ROOT / target))["options_of"](arguments)

@@ -53,6 +53,7 @@ def test_options_are_checked(options: dict, words: str) -> None:
     [
         ({"conv": "nn.Conv2d(4, 8, 3, padding=1, padding_mode='circular')"}, "pads with padding_mode='circular'"),
         ({"conv": "nn.Linear(8, 8)"}, "no torch.nn.Conv2d ran"),
+        ({"conv": "nn.ConvTranspose2d(4, 8, 3)"}, "nothing to export; conv (ConvTranspose2d) stays PyTorch's"),
         ({"forward": "self.conv(x, x)"}, "forward raised TypeError"),
         (
             {"conv": "getattr(nn, 'Conv2d')(4, 8, 3)"},
@@ -81,6 +82,17 @@ def test_directions_that_the_family_lacks_are_told(tmp_path: Path) -> None:
     arguments = ["--arch", "sm_80", "--family", "halo_sm80", "-o", str(tmp_path / "new.py")]
     result = CliRunner().invoke(app, ["export", str(PROBLEMS["stem_and_grouped"]), *arguments])
     assert result.exit_code == 0 and "halo_sm80 does not take all" in result.output
+
+
+def test_convolutions_that_stay_pytorchs_are_told(tmp_path: Path) -> None:
+    """An exported file has kernels of Conv2d alone."""
+    conv = "nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(2), nn.Conv1d(8, 8, 3), nn.ConvTranspose1d(8, 4, 2))"
+    path, told = problem(tmp_path, conv), r"conv\.2 \(Conv1d\), conv\.3 \(ConvTranspose1d\) stay PyTorch's"
+    with pytest.warns(RuntimeWarning, match=told):
+        text = export(path, arch=HOPPER)
+    assert "nn.Conv1d(8, 8, 3), nn.ConvTranspose1d(8, 4, 2)" in text
+    result = CliRunner().invoke(app, ["export", str(path), "-o", str(tmp_path / "new.py")])
+    assert result.exit_code == 0 and "stay PyTorch's" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("line", ["class Layer: pass", "def run(): pass", "FILES = 3"])

@@ -9,8 +9,9 @@ import pytest
 from haloconv import emulator
 from tests.fuzz import campaign
 from tests.fuzz.campaign import Tally, commit_seed, draws
-from tests.fuzz.check import Failure, check
+from tests.fuzz.check import check
 from tests.fuzz.draw import SUBJECTS, Draw, parsed
+from tests.fuzz.outcome import Failure
 from tests.fuzz.shrink import shrunk, simpler
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import planted

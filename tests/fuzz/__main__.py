@@ -11,10 +11,14 @@ import time
 import torch
 
 from haloconv import emulator
-from tests.fuzz.campaign import Tally, commit_seed, draws
-from tests.fuzz.check import Failure, check
-from tests.fuzz.draw import SUBJECTS, parsed
+from tests.fuzz.campaign import Tally, all_draws, commit_seed
+from tests.fuzz.check import check
+from tests.fuzz.draw import SUBJECTS
+from tests.fuzz.front_draw import FUNCTIONS, parsed_line
+from tests.fuzz.outcome import Failure
 from tests.fuzz.shrink import shrunk
+
+EVERY = (*SUBJECTS, *FUNCTIONS)
 
 
 def _arguments() -> argparse.Namespace:
@@ -22,14 +26,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to draw")
     parser.add_argument("--seed", type=int, default=None, help="of the draws; the commit's hash if it is not given")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None, help="cpu: the emulator")
-    parser.add_argument("--family", action="append", choices=SUBJECTS, help="draw for this one only; may be repeated")
+    parser.add_argument("--family", action="append", choices=EVERY, help="draw for this one only; may be repeated")
     parser.add_argument("--replay", metavar="LINE", help="check this one problem")
     parser.add_argument("--shrink-seconds", type=float, default=60.0, help="spent on making a failure small")
     return parser.parse_args()
 
 
 def _replay(line: str, device: str) -> int:
-    outcome = check(parsed(line), device)
+    outcome = check(parsed_line(line), device)
     if isinstance(outcome, Failure):
         print(outcome)
         return 1
@@ -40,10 +44,10 @@ def _replay(line: str, device: str) -> int:
 
 def _fuzz(arguments: argparse.Namespace, device: str) -> int:
     seed = commit_seed() if arguments.seed is None else arguments.seed
-    families = tuple(arguments.family or SUBJECTS)
+    subjects = tuple(arguments.family or EVERY)
     print(f"seed {seed}, {device}, {arguments.seconds:g} s", flush=True)
     tally, until = Tally(), time.monotonic() + arguments.seconds
-    for draw in draws(seed, device, families):
+    for draw in all_draws(seed, device, subjects):
         if time.monotonic() >= until:
             break
         outcome = check(draw, device)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from haloconv.env import environment_stamp
-from tests.fuzz.check import Checked, Failure
 from tests.fuzz.draw import SUBJECTS, Draw, layers, sizes
+from tests.fuzz.front_draw import FUNCTIONS, FrontDraw, front_draws
+from tests.fuzz.outcome import Checked, Failure
 
 SEED = "FUZZ_SEED"  # the environment variable that overrides the commit's seed
 WORK = {"cpu": 150_000, "cuda": 40_000_000}  # products formed for one problem, at most
@@ -42,6 +43,16 @@ def draws(
 ) -> Iterator[Draw]:
     """The problems of `by_layer`, one after the other."""
     return chain.from_iterable(by_layer(seed, device, families, per_layer))
+
+
+def all_draws(seed: int | str, device: str, subjects: tuple[str, ...]) -> Iterator[Draw | FrontDraw]:
+    """Problems of the families and calls of the functions among ``subjects``, in turn where there are both."""
+    families = tuple(each for each in subjects if each in SUBJECTS)
+    functions = tuple(each for each in subjects if each in FUNCTIONS)
+    streams: list[Iterator[Draw | FrontDraw]] = [draws(seed, device, families)] if families else []
+    streams += [front_draws(seed, functions, WORK[device])] if functions else []
+    for several in zip(*streams, strict=False):
+        yield from several
 
 
 @dataclass

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 
 from haloconv import plan
@@ -17,37 +14,19 @@ from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import Case, Tensors
 from tests.fuzz.draw import AUTO, REDUCE, Draw, machine, products_of
+from tests.fuzz.front_check import check_front
+from tests.fuzz.front_draw import FrontDraw
 from tests.fuzz.operands import exact_operands, random_operands
+from tests.fuzz.outcome import Checked, Failure
 from tests.launches import launched
 
 MANY_PRODUCTS = 4096
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What is wrong with a draw, in one sentence."""
-
-    draw: Draw
-    config: str
-    sentence: str
-
-    def __str__(self) -> str:
-        return f"{self.sentence}\n  {self.config or 'its config'}; replay: python -m tests.fuzz --replay '{self.draw}'"
-
-
-class Checked(NamedTuple):
-    """One result that was right: the kernels that were launched, ``kind`` exact or fuzz, and its norm error.
-
-    The error is 0 where the norm says little: for exact integers, few products, and values that cancel or repeat.
-    """
-
-    kernels: frozenset[str]
-    kind: str
-    error: float
-
-
-def check(draw: Draw, device: str) -> list[Checked] | Failure:
+def check(draw: Draw | FrontDraw, device: str) -> list[Checked] | Failure:
     """Run the draw with every config on offer; what was right, or the first failure. Empty if nothing is on offer."""
+    if isinstance(draw, FrontDraw):
+        return check_front(draw, device)
     config, checked = "", []
     try:
         exact = exact_operands(draw, device)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -61,8 +62,7 @@ class Draw:
 
     def __str__(self) -> str:
         """The line that `parsed` reads: every field that is not its default."""
-        shown = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
-        return " ".join(f"{name}={_text(value)}" for name, value, default in shown if value != default)
+        return line_of(self)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,9 +119,15 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def parsed(line: str) -> Draw:
-    """The draw that a line describes. Raises ValueError for a word that is no field, or a wrong value."""
-    kinds = {each.name: each.type for each in fields(Draw)}
+def line_of(draw: Any) -> str:
+    """Every field of a dataclass that is not its default, in one line."""
+    shown = ((each.name, getattr(draw, each.name), each.default) for each in fields(draw))
+    return " ".join(f"{name}={_text(value)}" for name, value, default in shown if value != default)
+
+
+def parsed(line: str, cls: type[Any] = Draw) -> Any:
+    """The draw of a class that a line describes. Raises ValueError for a word that is no field, or a wrong value."""
+    kinds = {each.name: each.type for each in fields(cls)}
     found: dict[str, object] = {}
     for word in line.split():
         name, _, text = word.partition("=")
@@ -132,7 +138,7 @@ def parsed(line: str) -> Draw:
         found[name] = {"str": text, "int": numbers[:1], "bool": numbers[:1]}.get(kind, numbers)
         if kind in ("int", "bool"):
             found[name] = bool(numbers[0]) if kind == "bool" else numbers[0]
-    return Draw(**found)  # type: ignore[arg-type]
+    return cls(**found)
 
 
 # Layers -------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
-from tests.fuzz.check import Failure, check
+from tests.fuzz.check import check
 from tests.fuzz.draw import Draw, takes
+from tests.fuzz.front_draw import FrontDraw, simpler_front
+from tests.fuzz.outcome import Failure
 
 _PLAIN = (
     "epilogue",
@@ -33,7 +35,8 @@ def shrunk(failure: Failure, device: str, limit_s: float) -> Failure:
         for draw in simpler(failure.draw):
             if time.monotonic() >= until:
                 return failure
-            if draw in seen or not takes(draw, device):
+            legal = draw.is_legal if isinstance(draw, FrontDraw) else takes(draw, device)
+            if draw in seen or not legal:
                 continue
             seen.add(draw)
             smaller = check(draw, device)
@@ -43,8 +46,11 @@ def shrunk(failure: Failure, device: str, limit_s: float) -> Failure:
     return failure
 
 
-def simpler(draw: Draw) -> Iterator[Draw]:
+def simpler(draw: Draw | FrontDraw) -> Iterator[Draw | FrontDraw]:
     """Draws that are one step simpler, the largest steps first. Not all of them are legal."""
+    if isinstance(draw, FrontDraw):
+        yield from simpler_front(draw)
+        return
     (n, c, h, w), (k, r, s), groups = draw.x, draw.filters, draw.groups
     c_each, k_each = c // groups, k // groups
     for fewer in _less(n):

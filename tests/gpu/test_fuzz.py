@@ -10,8 +10,9 @@ import pytest
 
 from tests.families import DIRECT, SPECIALS, SUBJECTS, Subject, over
 from tests.fuzz.campaign import Tally, by_layer, commit_seed
-from tests.fuzz.check import Checked, Failure, check, prepare
+from tests.fuzz.check import check, prepare
 from tests.fuzz.draw import REDUCE, Draw
+from tests.fuzz.outcome import Checked, Failure
 from tests.fuzz.shrink import shrunk
 
 PIECES = 4  # of a family, each for a process of its own

@@ -37,7 +37,8 @@ Word = TypeVar("Word", bound=str)
 
 def bench(
     suite: Annotated[
-        Path | None, typer.Option(help="A file; suite (default), few_images, pointwise, rims, models (--models).")
+        Path | None,
+        typer.Option(help="A file; suite (default), few_images, fronts, pointwise, rims, models (--models)."),
     ] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
