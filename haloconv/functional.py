@@ -74,30 +74,24 @@ def conv2d(
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
         family: ``"auto"`` for the choice by measurements and rules, ``"aten"`` for PyTorch's own convolution, or a
             family of ours: ``"direct"``, ``"halo_sm80"``, ``"halo_sm80_wgrad"``, ``"halo_sm90"``, ``"grouped_sm90"``,
-            ``"depthwise"``, ``"depthwise_toeplitz"``, ``"depthwise_window"``. What a family does not take, as on
-            another GPU, PyTorch runs, with one RuntimeWarning.
+            ``"depthwise"``, ``"depthwise_toeplitz"``, ``"depthwise_window"``. With a warning PyTorch runs all else.
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
-        scale: (K,) or None: what each filter's sums are multiplied by before the bias is added, in fp32.
-        activation: what becomes of y = scale * sums + bias in the end, in place of a pass of its own: ``"relu"``,
-            ``"leaky_relu"`` (slope 0.01), ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"hardswish"``, ``"sigmoid"`` or
-            ``"tanh"``, as in torch.nn.functional; None for y. Where autograd records a scale or another activation
-            than ReLU, they are operations of PyTorch's behind the convolution, which keep what those keep.
+        scale: (K,) or None: what sums are multiplied by before the bias is added, in fp32.
+        activation: of y = scale * sums + bias: ``"relu"``, ``"leaky_relu"`` (0.01), ``"silu"``, ``"gelu"``,
+            ``"gelu_tanh"``, ``"hardswish"``, ``"sigmoid"``, ``"tanh"`` or None. Autograd records PyTorch's, but for ReLU.
 
     Returns:
         (N, K, P, Q) or (K, P, Q) with P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1 and Q likewise;
         channels_last if ``input`` or ``weight`` is.
 
     Raises:
-        RuntimeError, TypeError: what torch.nn.functional's conv2d and pad raise for arguments that they refuse;
-            RuntimeError for a ``scale`` that is not (K,).
+        RuntimeError, TypeError: what torch.nn.functional's conv2d and pad raise; RuntimeError for a wrong ``scale``.
         ValueError: ``padding_mode``, ``precision``, ``family`` or ``activation`` is not one of the names above.
     """
     if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)) or (
         bias is not None and not isinstance(bias, torch.Tensor)
     ):
         raise TypeError(_not_tensors(input, weight, bias))
-    if scale is not None or activation is not None:
-        _check_epilogue(weight, bias, scale, activation)
     if weight.dim() != 4:
         check_ranks(input, weight)
     filter_extent = weight.shape[2:] if isinstance(padding, str) else None
@@ -169,6 +163,7 @@ def _with_epilogue(
 ) -> torch.Tensor:
     """conv2d and what follows it: in the kernel where nothing but kernels has to see it, else as operations."""
     x, w, b = tensors
+    _check_epilogue(w, b, scale, activation)
     epilogue, padded = Epilogue(scale is not None, activation), modes_in_use(modes, spec.padding) != ZEROS
     pairs = None if scale is None else bias_and_scale(b, scale, x.dtype)
     recording = autograd.is_recording(x, w, b) or (pairs is not None and autograd.is_recording(pairs, pairs))

@@ -375,10 +375,9 @@ def halo_sm90_runs() -> Iterator[Run]:
             yield Run("halo_sm90", BY_NAME[name], torch.float32, result, shape)
     for result in ("fprop", "dgrad"):
         yield Run("halo_sm90", BY_NAME["shared_odd_nhwc"], torch.float32, result, "three products", finite=False)
+        yield Run("halo_sm90", BY_NAME["large_3x3"], torch.float32, result, "packed rows", finite=False)
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.float16)):
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in ("fprop", "dgrad"))
-    for result in ("fprop", "dgrad"):
-        yield Run("halo_sm90", BY_NAME["large_3x3"], torch.float32, result, "packed rows", finite=False)
     for (shape, names), dtype in product(ACTIVATED.items(), (torch.float32, torch.float16)):
         results = (oracle.RELU,) if shape == "split-K of two" else oracle.EPILOGUES  # what partial sums may become
         for name, result in product(names, results):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from haloconv.bench import suite, trial
 from haloconv.bench.front_layer import OURS, FrontLayer
-from haloconv.cli import bench_suite
+from haloconv.cli.bench import suite as bench_suite
 from haloconv.emulator import emulated_device
 
 CPU = torch.device("cpu")
