@@ -69,7 +69,7 @@ def conv2d(
         stride: pixels between neighbours of the output, an int or (vertical, horizontal).
         padding: pixels around x: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"``, ``"valid"``.
         dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
-        groups: number of groups; divides C and K.
+        groups: divides C and K.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"``, ``"circular"``, or a pair (vertical, horizontal).
         precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
         family: ``"auto"`` for the choice by measurements and rules, ``"aten"`` for PyTorch's own convolution, or a
@@ -77,8 +77,8 @@ def conv2d(
             ``"depthwise"``, ``"depthwise_toeplitz"``, ``"depthwise_window"``. With a warning PyTorch runs all else.
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
         scale: (K,) or None: what sums are multiplied by before the bias is added, in fp32.
-        activation: of y = scale * sums + bias: ``"relu"``, ``"leaky_relu"`` (0.01), ``"silu"``, ``"gelu"``,
-            ``"gelu_tanh"``, ``"hardswish"``, ``"sigmoid"``, ``"tanh"`` or None. Autograd records PyTorch's, but for ReLU.
+        activation: None, ``"relu"``, ``"leaky_relu"`` (0.01), ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"hardswish"``,
+            ``"sigmoid"`` or ``"tanh"``, of scale * sums + bias. All but ReLU autograd records as PyTorch's operations.
 
     Returns:
         (N, K, P, Q) or (K, P, Q) with P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1 and Q likewise;
@@ -94,17 +94,15 @@ def conv2d(
         raise TypeError(_not_tensors(input, weight, bias))
     if weight.dim() != 4:
         check_ranks(input, weight)
-    filter_extent = weight.shape[2:] if isinstance(padding, str) else None
-    arguments = (stride, padding, dilation, groups, filter_extent, precision, family, strict)
+    extent = weight.shape[2:] if isinstance(padding, str) else None
+    arguments = (stride, padding, dilation, groups, extent, precision, family, strict)
     try:
         spec = (make_spec if _is_compiling() else cached_spec)(*arguments)
     except TypeError:  # a list has no hash
         spec = make_spec(*arguments)
-    if scale is not None or activation is not None:
-        return _with_epilogue((input, weight, bias), scale, spec, as_modes(padding_mode), activation)
-    if padding_mode == "zeros":
+    if scale is None and activation is None and padding_mode == "zeros":
         return convolve(input, weight, bias, spec)
-    return convolve_padded((input, weight, bias), spec, as_modes(padding_mode))
+    return _with_epilogue((input, weight, bias), scale, spec, as_modes(padding_mode), activation)
 
 
 def _not_tensors(*arguments: object) -> str:
@@ -161,7 +159,7 @@ def _with_epilogue(
     modes: Modes,
     activation: Activation | None,
 ) -> torch.Tensor:
-    """conv2d and what follows it: in the kernel where nothing but kernels has to see it, else as operations."""
+    """conv2d and what follows it, if anything: in the kernel where only kernels have to see it, else as operations."""
     x, w, b = tensors
     _check_epilogue(w, b, scale, activation)
     epilogue, padded = Epilogue(scale is not None, activation), modes_in_use(modes, spec.padding) != ZEROS

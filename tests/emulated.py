@@ -380,8 +380,7 @@ def halo_sm90_runs() -> Iterator[Run]:
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in ("fprop", "dgrad"))
     for (shape, names), dtype in product(ACTIVATED.items(), (torch.float32, torch.float16)):
         results = (oracle.RELU,) if shape == "split-K of two" else oracle.EPILOGUES  # what partial sums may become
-        for name, result in product(names, results):
-            yield Run("halo_sm90", BY_NAME[name], dtype, result, shape)
+        yield from (Run("halo_sm90", BY_NAME[name], dtype, result, shape) for name in names for result in results)
     for name, dtype in product(("large_3x3", "plain_3x3"), (torch.float32, torch.float16)):
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in oracle.EPILOGUES)
     for name, dtype, result, shape, finite in (run for module in OF_HALO_SM90 for run in module.runs()):

@@ -56,12 +56,12 @@ def test_the_baseline_is_pytorchs_function_of_that_name(
     assert forward == FORWARD.get(case.front, "fprop")
     y = layer.baseline(forward)()
     assert calls == [case.front] and y.shape == layer.trained[1].shape
-    want = trial._baseline_with_grad(layer)()
+    want = trial._with_grad(layer.convolve_by_torch, layer)()
     got = (y, layer.baseline(to_input)(), layer.baseline(to_w)())
     for each, other in zip(got, want, strict=True):
         torch.testing.assert_close(each, other, rtol=1e-6, atol=1e-6)
     calls.clear()
-    ours = trial._ours_with_grad(layer)()
+    ours = trial._with_grad(layer.convolve, layer)()
     for each, other in zip(ours, want, strict=True):
         torch.testing.assert_close(each, other, rtol=1e-5, atol=1e-5)
     assert ("conv3d" in calls) is False, "a patch embedding is a product on our side"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from haloconv.device import DeviceFacts
-from haloconv.families.depthwise import march, tile_sm90
+from haloconv.families.depthwise import march, march_form, tile_sm90
 from haloconv.families.depthwise.march_form import best_tiling
-from haloconv.problem import Problem, dense_request
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, TensorForm, dense_request
 from tests.texts import noted_texts
 
 CPU = torch.device("cpu")
@@ -55,3 +58,18 @@ def test_planes_land_where_the_march_has_no_short_strips(images: int, taps: int,
         assert len(tile_sm90.configs(request)) == lands
     assert (reason is None) == lands
     assert lands or "march" in reason
+
+
+@pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_what_is_taken_has_a_tiling(direction: str, layout: str) -> None:
+    """Whatever the stride: a problem is taken before its tensors' orders are known."""
+    taken = 0
+    taps = ((1, 1), (3, 3), (1, 4), (5, 5), (7, 7), (1, 31), (1, 49))
+    for dtype, (r, s), stride in product((torch.float32, torch.float16), taps, range(1, 17)):
+        one = Problem(direction, 2, 8, 60, 60, 8, r, s, stride=(stride, stride), groups=8, dtype=dtype, layout=layout)
+        if march_form.why_not(one) is None:
+            taken += 1
+            sides = [TensorForm(strides_of(shape, layout), True) for shape in (one.x_shape, one.y_shape)]
+            assert march_form.good_tilings(march_form.Form(one, *sides, layout == "nhwc")), one
+    assert taken > 50

@@ -234,8 +234,8 @@ def tilings(form: Form) -> tuple[Tiling, ...]:
         others = (*_MANY_COLUMNS, *_FEW_COLUMNS)
     else:
         others = _FEW_COLUMNS
-    if strided and 8 % form.problem.stride[1]:  # columns are multiples of the stride
-        step = form.problem.stride[1]
+    step = form.problem.stride[1]
+    if strided and (4 if form.channel_lanes else 8) % step:  # columns are multiples of the stride
         others = (Tiling(step, 4, 2, 3), Tiling(step, 2, 2, 4), Tiling(2 * step, 1, 2, 4), Tiling(step, 1, 1, 2))
     return tuple(tiling for tiling in (*_measured(form), *others) if invalid(form, tiling) is None)
 
