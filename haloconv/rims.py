@@ -185,6 +185,11 @@ def cut_of(axes: tuple[Axis, Axis], inputs: tuple[Bounds, Bounds], outputs: tupl
     return Cut(extents, Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded), tuple(rims))
 
 
+def window_of(axis: Axis, inputs: Bounds, begin: int, end: int) -> Window:
+    """The window of the outputs from ``begin`` to ``end``, whichever shard they belong to, counted from ``begin``."""
+    return _window(axis, inputs, (begin, end), begin)
+
+
 def _is_one_run(window: Window | None, owner: int) -> bool:
     return window is not None and len(window.runs) == 1 and window.runs[0].owner == owner
 
