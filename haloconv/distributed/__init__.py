@@ -13,5 +13,7 @@ if not torch.distributed.is_available() or tuple(map(int, torch.__version__.spli
     )
 
 from haloconv.distributed.convolution import conv2d  # noqa: E402
+from haloconv.distributed.group import RankError  # noqa: E402
+from haloconv.distributed.model import shard_spatially  # noqa: E402
 
-__all__ = ["conv2d"]
+__all__ = ["RankError", "conv2d", "shard_spatially"]

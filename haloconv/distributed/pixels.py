@@ -80,8 +80,11 @@ def max_pool2d(
     padding: Pairs = 0,
     dilation: Pairs = 1,
     ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> DTensor:
-    """torch.nn.functional.max_pool2d. Raises NotImplementedError where ``ceil_mode`` adds outputs."""
+    """torch.nn.functional.max_pool2d without indices. Raises NotImplementedError where ``ceil_mode`` adds outputs."""
+    if return_indices:
+        raise NotImplementedError("haloconv.distributed: max_pool2d of a sharded image gives no indices")
     kernel, step, spread = as_pair(kernel_size, "kernel_size"), as_pair(stride or kernel_size, "stride"), dilation
     axes = _pool_axes(input, kernel, step, as_pair(padding, "padding"), as_pair(spread, "dilation"))
     _check_ceiling("max_pool2d", axes, ceil_mode)
