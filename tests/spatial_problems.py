@@ -7,13 +7,13 @@ from random import Random
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from haloconv import distributed
 from haloconv.rims import PADDING_MODES
 
 Tensor = torch.Tensor
-Placements = tuple[Shard, ...]
+Placements = tuple[Placement, ...]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ def draw(random: Random) -> Case:
         (random.choice((1, 2)), c * groups, h, w), (k * groups, c, r, s), (random.randint(1, 3), random.randint(1, 3)),
         (top, bottom, left, right), (d0, d1), groups, (m0, m1), random.random() < 0.3, random.randrange(1 << 30),
     )  # fmt: skip
+
+
+def integers(*shape: int) -> Tensor:
+    """What all ranks draw alike, as a leaf."""
+    return torch.randint(-3, 4, shape).double().requires_grad_()
 
 
 def shard(whole: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:

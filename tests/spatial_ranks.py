@@ -5,59 +5,198 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
 import torch
+import torch._dynamo  # DTensor loads it at its first use: here once, before ranks are forked
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tests.spatial_problems import Placements, assert_equal, draw
-from tests.usages import Place
+from haloconv import distributed
+from haloconv.distributed import pixels
+from tests import spatial_models
+from tests.spatial_problems import Placements, assert_equal, draw, integers, same, shard
 
-FOLDER = "SPATIAL_RANKS_FOLDER"
 FUZZED = 300
 OK = "as one process"
 ROWS, COLUMNS = Shard(2), Shard(3)
 
 
-def meshes() -> Iterator[tuple[str, DeviceMesh, Placements]]:
+@lru_cache
+def meshes() -> dict[str, tuple[DeviceMesh, Placements]]:
     """Every mesh that images are sharded over here; of two processes there are two side by side."""
     square, line = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")), init_device_mesh("cpu", (4,))
-    yield "2x2", square, (ROWS, COLUMNS)
-    yield "2x1", square["rows"], (ROWS,)
-    yield "1x2", square["columns"], (COLUMNS,)
-    yield "1x4", line, (COLUMNS,)
-    yield "4x1", line, (ROWS,)
-    yield "2x2 of rows", square, (ROWS, ROWS)
-    yield "images and rows", square, (Shard(0), ROWS)
+    return {
+        "2x2": (square, (ROWS, COLUMNS)),
+        "2x1": (square["rows"], (ROWS,)),
+        "1x2": (square["columns"], (COLUMNS,)),
+        "1x4": (line, (COLUMNS,)),
+        "4x1": (line, (ROWS,)),
+        "2x2 of rows": (square, (ROWS, ROWS)),
+        "images and rows": (square, (Shard(0), ROWS)),
+    }
 
 
 def fuzzed() -> None:
-    """Every seventh problem on the same mesh; every fifth with second gradients."""
-    random, places = Random(0), list(meshes())
+    """Every seventh problem on the same mesh; every tenth with second gradients."""
+    random, places = Random(0), list(meshes().items())
     for number in range(FUZZED):
-        name, mesh, placements = places[number % len(places)]
+        name, (mesh, placements) = places[number % len(places)]
         try:
-            assert_equal(draw(random), mesh, placements, second=number % 5 == 0)
+            assert_equal(draw(random), mesh, placements, second=number % 10 == 0)
         except Exception as error:
             raise AssertionError(f"problem {number} on {name}") from error
 
 
-SCENARIOS: dict[str, Callable[[], object]] = {"fuzzed": fuzzed}
+def other_placements() -> None:
+    """Channels of x and of the filter that are sharded, and images that all have, as DTensor takes them."""
+    mesh, _ = meshes()["2x2"]
+    x, w, b = integers(4, 4, 7, 6), integers(6, 4, 3, 3), integers(6)
+    expected = torch.nn.functional.conv2d(x, w, b, padding=1)
+    dy = integers(*expected.shape)
+    wanted = torch.autograd.grad(expected, (x, w, b), dy)
+    for placements, kept in (
+        ((Shard(1), ROWS), (Replicate(), ROWS)),
+        ((Replicate(), COLUMNS), (Replicate(), COLUMNS)),
+        ((Replicate(), Replicate()), (Replicate(), Replicate())),
+        ((Shard(0), Shard(1)), (Shard(0), Replicate())),
+    ):
+        ours = shard(x, mesh, placements), shard(w, mesh, (Shard(0), Shard(1))), shard(b, mesh, (Replicate(), Shard(0)))
+        y = distributed.conv2d(*ours, padding="same")
+        assert y.placements == kept and same(y, expected)
+        assert all(map(same, torch.autograd.grad(y, ours, shard(dy, mesh, kept)), wanted)), placements
+        with torch.no_grad():
+            assert same(distributed.conv2d(*ours, padding=1), expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert distributed.conv2d(ours[0].detach().float(), w.float(), b.float(), padding=1).dtype == torch.bfloat16
 
 
-def all_of_them(on: Place) -> None:
+def pixels_mixed() -> None:
+    """Pooling, padding and interpolation of integers, on thin and empty shards: values and gradients, bit by bit."""
+    functions = torch.nn.functional
+    for name, (mesh, placements) in meshes().items():
+        for shape in ((2, 3, 9, 11), (2, 3, 3, 5), (2, 3, 2, 3)):
+            for about, ours, theirs in (
+                ("max", lambda x: pixels.max_pool2d(x, 2, (1, 2), 1), lambda x: functions.max_pool2d(x, 2, (1, 2), 1)),
+                ("avg", lambda x: pixels.avg_pool2d(x, 2, 1, 1), lambda x: functions.avg_pool2d(x, 2, 1, 1)),
+                ("near", lambda x: pixels.interpolate(x, None, (2, 3)), lambda x: functions.interpolate(x, None, (2, 3))),
+                *(
+                    (mode, lambda x, m=mode: pixels.interpolate(x, None, 2, m),
+                     lambda x, m=mode: functions.interpolate(x, None, 2.0, m))
+                    for mode in ("bilinear", "nearest-exact")
+                ),
+                *(
+                    (mode, lambda x, m=mode: pixels.pad(x, (2, 1, 1, 0), m),
+                     lambda x, m=mode: functions.pad(x, (2, 1, 1, 0), m))
+                    for mode in ("constant", "circular", "reflect", "replicate")
+                ),
+            ):  # fmt: skip
+                x = integers(*shape)
+                mine = shard(x, mesh, placements)
+                y, expected = ours(mine), theirs(x)
+                dy = integers(*expected.shape)
+                (dx,) = torch.autograd.grad(y, mine, shard(dy, mesh, placements))
+                (wanted,) = torch.autograd.grad(expected, x, dy)
+                assert same(y, expected) and same(dx, wanted), (about, name, shape)
+
+
+def models() -> None:
+    """Whole models in training: outputs, gradients of parameters and inputs, running statistics; then in inference."""
+    for build, shape, place in (
+        (spatial_models.Everything, (2, 3, 9, 11), "2x2"),
+        (spatial_models.Everything, (2, 3, 9, 11), "images and rows"),
+        (lambda: spatial_models.example("unet", 4, 2), (2, 3, 16, 8), "4x1"),
+        (lambda: spatial_models.example("vae_decoder", 4, 4), (1, 4, 3, 2), "2x2"),
+    ):
+        spatial_models.assert_alike(build, shape, *meshes()[place])
+
+
+def beside_data_parallel() -> None:
+    """DDP and FSDP2 on one dimension of the mesh, images sharded on the other."""
+    mesh, _ = meshes()["2x2"]
+    for wrap in (spatial_models.with_ddp, spatial_models.with_fsdp2):
+        spatial_models.assert_trained_alike(wrap, data=mesh["rows"], space=mesh["columns"])
+
+
+def refused() -> str:
+    """What a sharded model says of all that it does not take."""
+    mesh, placements = meshes()["2x2"]
+    said = {name: spatial_models.refusal(model, mesh, placements) for name, model in spatial_models.REFUSED.items()}
+    return json.dumps(said)
+
+
+def _differs(**by_rank: object) -> object:
+    return by_rank.get(f"rank_{dist.get_rank()}", by_rank["others"])
+
+
+def _convolve(x: torch.Tensor | None = None, channels: int = 3, stride: int = 1) -> DTensor:
+    mesh, placements = meshes()["2x2"]
+    x = shard(integers(2, 3, 8, 8), mesh, placements) if x is None else x
+    return distributed.conv2d(x, integers(4, channels, 3, 3), None, stride, 1)
+
+
+def strides_differ() -> None:
+    _convolve(stride=_differs(rank_1=2, others=1))
+
+
+def a_filter_is_wrong() -> None:
+    _convolve(channels=_differs(rank_2=5, others=3))
+
+
+def all_filters_are_wrong() -> None:
+    _convolve(channels=5)
+
+
+def shapes_differ() -> None:
+    """Whole images that from_local guesses of shards of unequal height, on each rank its own."""
+    mesh, _ = meshes()["4x1"]
+    _convolve(DTensor.from_local(integers(2, 3, 3 if dist.get_rank() < 3 else 1, 8), mesh, [ROWS]))
+
+
+def a_model_fails() -> None:
+    """In a layer between convolutions, on one rank, which lives on."""
+    mesh, placements = meshes()["2x2"]
+    model = distributed.shard_spatially(spatial_models.fails_on(3), mesh)
+    model(shard(integers(2, 3, 8, 8), mesh, placements))
+
+
+def a_rank_ends() -> None:
+    if dist.get_rank() == 1:
+        os._exit(0)
+    _convolve()
+
+
+SCENARIOS: tuple[Callable[[], object], ...] = (
+    fuzzed,
+    other_placements,
+    pixels_mixed,
+    models,
+    beside_data_parallel,
+    refused,
+    strides_differ,
+    a_filter_is_wrong,
+    all_filters_are_wrong,
+    shapes_differ,
+    a_model_fails,
+    a_rank_ends,
+)
+
+
+def all_of_them(folder: str, chosen: tuple[str, ...] = ()) -> None:
     """Each scenario in turn, in one process group: an error of one leaves the next one whole."""
-    found, file = {}, Path(os.environ[FOLDER]) / f"rank{dist.get_rank()}.json"
-    for name, scenario in SCENARIOS.items():
+    found, file = {}, Path(folder) / f"rank{dist.get_rank()}.json"
+    for scenario in SCENARIOS:
+        if chosen and scenario.__name__ not in chosen:
+            continue
         begin = time.monotonic()
+        torch.manual_seed(0)
         try:
             said = scenario() or OK
         except Exception as error:
-            causes = error if error.__cause__ is None else f"{error}: {error.__cause__!r}"
-            said = f"{type(error).__name__}: {causes}"
-        found[name] = (said, time.monotonic() - begin)
+            said = f"{type(error).__name__}: {error}{f': {error.__cause__!r}' if type(error) is AssertionError else ''}"
+        found[scenario.__name__] = (said, time.monotonic() - begin)
         file.write_text(json.dumps(found))

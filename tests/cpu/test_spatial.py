@@ -3,31 +3,73 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
-from tests.spatial_ranks import FOLDER, OK
+from tests.ranks import fork_ranks
+from tests.spatial_models import REFUSED
+from tests.spatial_ranks import OK, all_of_them
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this PyTorch has no gloo to talk through"
 )
 LIMIT_S = 240
 RANKS = 4
+TOLD_WITHIN_S = 30
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
-    """What each rank said of each scenario, and the seconds that it took."""
+    """What each rank said of each scenario, and the seconds that it took; None of one that ended before."""
     folder = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER, str(folder))
-        run_ranks("spatial_ranks.all_of_them", "cpu", "auto", folder / "meet", LIMIT_S, RANKS)
+    assert fork_ranks(all_of_them, (str(folder),), folder / "meet", LIMIT_S, RANKS) == [0] * RANKS
     found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [each[name] for each in found] for name in found[0]}
+    return {name: [each.get(name) for each in found] for name in found[0]}
 
 
-@pytest.mark.parametrize("scenario", ["fuzzed"])
+@pytest.mark.parametrize(
+    "scenario", ["fuzzed", "other_placements", "pixels_mixed", "models", "beside_data_parallel"]
+)
 def test_results_are_those_of_one_process(ranks: dict[str, list], scenario: str) -> None:
     assert [said for said, _ in ranks[scenario]] == [OK] * RANKS
+
+
+def test_what_mixes_pixels_is_refused_by_name(ranks: dict[str, list]) -> None:
+    for said, _ in ranks["refused"]:
+        refusals = json.loads(said)
+        assert refusals.keys() == REFUSED.keys()
+        assert {name: sentence for name, sentence in refusals.items() if name not in sentence} == {}
+        assert "conv_transpose2d in 1 may mix pixels" in refusals["conv_transpose2d"]
+
+
+FAILED = "RankError: haloconv.distributed failed on rank"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "says"),
+    [
+        ("strides_differ", r"RankError: .*ask for different things: rank 0 for .*stride \(1, 1\).*, rank 1 for .*\(2, 2\)"),
+        ("a_filter_is_wrong", f"{FAILED} 2: RuntimeError: Given groups=1, weight of size .4, 5, 3, 3"),
+        ("all_filters_are_wrong", "RuntimeError: Given groups=1, weight of size .4, 5, 3, 3"),
+        ("shapes_differ", "RankError: .*different things: rank 0 for .*2, 3, 12, 8.*, rank 3 for .*2, 3, 4, 8"),
+    ],
+)
+def test_all_ranks_end_with_one_sentence(ranks: dict[str, list], scenario: str, says: str) -> None:
+    sentences = [said for said, _ in ranks[scenario]]
+    assert len(set(sentences)) == 1 and pytest.approx(0, abs=TOLD_WITHIN_S) == max(s for _, s in ranks[scenario])
+    assert re.match(says, sentences[0]), sentences[0]
+
+
+def test_a_rank_whose_model_fails_is_heard_of(ranks: dict[str, list]) -> None:
+    *others, (own, seconds) = ranks["a_model_fails"]
+    assert own.startswith("KeyError: ") and seconds < TOLD_WITHIN_S
+    assert {said for said, _ in others} == {f"{FAILED} 3: KeyError: \"the data loader's last batch\""}
+
+
+def test_a_rank_that_ends_is_missed(ranks: dict[str, list]) -> None:
+    told = ranks["a_rank_ends"]
+    assert told[1] is None
+    for said, seconds in (told[0], *told[2:]):
+        assert said.startswith("RankError: haloconv.distributed: another rank ended") and seconds < TOLD_WITHIN_S
