@@ -110,7 +110,6 @@ def models() -> None:
         (spatial_models.Everything, (2, 3, 9, 11), "2x2"),
         (spatial_models.Everything, (2, 3, 9, 11), "images and rows"),
         (lambda: spatial_models.example("unet", 4, 2), (2, 3, 16, 8), "4x1"),
-        (lambda: spatial_models.example("vae_decoder", 4, 4), (1, 4, 3, 2), "2x2"),
     ):
         spatial_models.assert_alike(build, shape, *meshes()[place])
 

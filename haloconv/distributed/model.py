@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from haloconv.distributed import norms, pixels
 from haloconv.distributed.convolution import conv2d
 from haloconv.distributed.group import RankError, agree
-from haloconv.distributed.image import COLUMNS, ROWS, image_of
+from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of
 
 Tensor = torch.Tensor
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -67,18 +67,22 @@ _ACTIVATIONS = (
     "relu relu6 silu gelu elu selu celu leaky_relu hardtanh hardsigmoid hardswish sigmoid tanh softplus mish "
     "logsigmoid softsign threshold"
 )
-_OPERATORS = "add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv neg pow abs"
+_OPERATORS = "add radd sub rsub mul rmul truediv rtruediv neg pow abs"
 _FORMS = (
     "to float half bfloat16 double type type_as contiguous clone detach requires_grad_ zeros_like ones_like empty_like "
     "size dim ndimension stride numel nelement is_floating_point is_complex is_contiguous element_size "
-    "register_hook retain_grad where"
+    "register_hook retain_grad"
 )
-POINTWISE = frozenset(
-    [name + end for name in f"{_ARITHMETIC} {_ACTIVATIONS}".split() for end in ("", "_")]
-    + [f"__{name}__" for name in f"{_OPERATORS} len repr format hash".split()]
+ON_SHARDS = frozenset(
+    [*f"{_ARITHMETIC} {_ACTIVATIONS} where".split(), *(f"__{name}__" for name in _OPERATORS.split())]
+)
+"""Names of functions and methods that run on shards alone, where these are divided alike."""
+POINTWISE = ON_SHARDS | frozenset(
+    [name + "_" for name in f"{_ARITHMETIC} {_ACTIVATIONS}".split()]
+    + [f"__{name}__" for name in "iadd isub imul itruediv len repr format hash".split()]
     + _FORMS.split()
 )
-"""Names of functions and methods that keep pixels apart, which are left to DTensor."""
+"""Names of functions and methods that keep pixels apart; those in place and of tensors of other forms DTensor runs."""
 _OVER_CHANNELS = {"cat": 1, "concat": 1, "concatenate": 1, "chunk": 2, "split": 2}  # the position of ``dim``
 _MIXING_PROPERTIES = ("T", "mT", "H", "mH")
 
@@ -98,6 +102,10 @@ class _SpatialMode(TorchFunctionMode):
             return served(*args, **kwargs)
         if image is None or self._keeps_pixels_apart(func, args, kwargs):
             if image is not None:
+                if _is_on_shards(func, args, kwargs, image):
+                    args, kwargs = tree_map_only(DTensor, DTensor.to_local, (args, kwargs))
+                    at = Image(image.device_mesh, tuple(image.placements))
+                    return at.closed(func(*args, **kwargs), image.shape)
                 args, kwargs = tree_map_only(Tensor, partial(_beside, image), (args, kwargs))
             return func(*args, **kwargs)
         where, name = self.where(), _name_of(func)
@@ -123,6 +131,18 @@ def _dtensors(values: object) -> Iterator[DTensor]:
 
 def _is_spatial(x: DTensor) -> bool:
     return any(each.is_shard(ROWS) or each.is_shard(COLUMNS) for each in x.placements)
+
+
+def _is_on_shards(func: Callable, args: tuple, kwargs: dict, image: DTensor) -> bool:
+    """Whether a function of tensors that are all sharded alike gives the same shard by shard."""
+    if getattr(func, "__name__", "") not in ON_SHARDS or kwargs.get("inplace") or "out" in kwargs or image.dim() != 4:
+        return False
+    form = (image.shape, image.placements)
+    return not any(each.is_partial() for each in image.placements) and all(
+        isinstance(each, DTensor) and (each.shape, each.placements) == form
+        for each in tree_leaves((args, kwargs))
+        if isinstance(each, Tensor)
+    )
 
 
 def _beside(image: DTensor, value: Tensor) -> Tensor:
