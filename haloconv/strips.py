@@ -36,7 +36,7 @@ class Exchange(Protocol):
         """Send gradients of blocks to their owners, and ask for those of the blocks that ``start`` sent."""
 
     def differentiable(self, x: Tensor) -> Messages:
-        """What ``start`` gives, with gradients of any order; and perhaps an empty one of a shard that none is due of."""
+        """What ``start`` gives, with gradients of any order; perhaps also an empty one of no use to a rim."""
 
     def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
         """Sum gradients of weights, which all shards have alike, over all shards."""

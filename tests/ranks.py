@@ -65,7 +65,9 @@ def run_ranks(
     return "\n".join(said)
 
 
-def fork_ranks(work: Callable[..., None], arguments: tuple, meeting: Path, limit_s: float, world_size: int) -> list[int]:
+def fork_ranks(
+    work: Callable[..., None], arguments: tuple, meeting: Path, limit_s: float, world_size: int
+) -> list[int]:
     """The exit codes of ranks on CPUs that each run ``work(*arguments)``; the module of ``work`` is imported once.
 
     They are forked by a process without threads. Raises AssertionError if one is not done in time.

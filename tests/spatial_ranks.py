@@ -83,7 +83,8 @@ def pixels_mixed() -> None:
             for about, ours, theirs in (
                 ("max", lambda x: pixels.max_pool2d(x, 2, (1, 2), 1), lambda x: functions.max_pool2d(x, 2, (1, 2), 1)),
                 ("avg", lambda x: pixels.avg_pool2d(x, 2, 1, 1), lambda x: functions.avg_pool2d(x, 2, 1, 1)),
-                ("near", lambda x: pixels.interpolate(x, None, (2, 3)), lambda x: functions.interpolate(x, None, (2, 3))),
+                ("by 2 and 3", lambda x: pixels.interpolate(x, None, (2, 3)),
+                 lambda x: functions.interpolate(x, None, (2, 3))),
                 *(
                     (mode, lambda x, m=mode: pixels.interpolate(x, None, 2, m),
                      lambda x, m=mode: functions.interpolate(x, None, 2.0, m))

@@ -1,4 +1,4 @@
-"""Images that are larger than one GPU: convolutions, and whole models, of DTensors that are sharded along rows and columns.
+"""Images that are larger than one GPU: convolutions, and whole models, of DTensors sharded along rows and columns.
 
 It stands on torch.distributed and DTensor, and needs PyTorch 2.6 or newer. ``import haloconv`` does not load it.
 """
@@ -13,7 +13,8 @@ if not torch.distributed.is_available() or tuple(map(int, torch.__version__.spli
     )
 
 from haloconv.distributed.convolution import conv2d  # noqa: E402
+from haloconv.distributed.cost import ExchangeCost, exchange_cost  # noqa: E402
 from haloconv.distributed.group import RankError  # noqa: E402
 from haloconv.distributed.model import shard_spatially  # noqa: E402
 
-__all__ = ["RankError", "conv2d", "shard_spatially"]
+__all__ = ["ExchangeCost", "RankError", "conv2d", "exchange_cost", "shard_spatially"]

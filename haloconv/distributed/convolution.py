@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -65,7 +65,7 @@ def conv2d(
             below, and that of columns. Nothing is padded in a copy; circular rows come from the last rank.
 
     Returns:
-        (N, K, P, Q) with the placements of ``x``, along C replicated, divided as DTensor divides any tensor of its size.
+        (N, K, P, Q) with the placements of ``x``, along C replicated, divided as DTensor divides all of its size.
 
     Raises:
         TypeError: ``x`` is no DTensor.
@@ -79,7 +79,7 @@ def conv2d(
         modes = padding_mode if isinstance(padding_mode, tuple) else (padding_mode, padding_mode)
         extents = tuple(w.shape[2:]) if isinstance(padding, str) else None
         spec = make_spec(stride, padding, dilation, groups, extents, precision, family, strict)
-        call = _checked(x, image, w, b, spec, cast("tuple[PaddingMode, PaddingMode]", modes))
+        call = _checked(x, image, w, b, spec, modes)
     except Exception as error:
         everyone = image.all_ranks()
         if everyone is not None and not isinstance(error, RankError):

@@ -186,7 +186,12 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable], Sequence[Tensor]], None]]:
     """On CUDA devices, on another stream behind what was launched so far; the value waits there, and then here."""
     if like.device.type != "cuda":
-        yield lambda waits, _: [wait() for wait in waits] and None
+
+        def wait_here(waits: Sequence[Callable], buffers: Sequence[Tensor]) -> None:
+            for wait in waits:
+                wait()
+
+        yield wait_here
         return
     stream, here = _stream_of(like.device), torch.cuda.current_stream(like.device)
     stream.wait_stream(here)

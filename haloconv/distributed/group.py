@@ -32,7 +32,7 @@ class Group(NamedTuple):
     control: dist.ProcessGroup
 
 
-_groups: dict[tuple[int, ...], tuple[dist.ProcessGroup, Group]] = {}
+_groups: dict[tuple[int, ...], tuple[dist.ProcessGroup | None, Group]] = {}
 
 
 def group_of(mesh: DeviceMesh, dims: Sequence[int]) -> Group | None:
@@ -54,7 +54,9 @@ def coordinate(mesh: DeviceMesh) -> list[int]:
     """This rank's place in a mesh. Raises RuntimeError on a rank outside it."""
     at = mesh.get_coordinate()
     if at is None:
-        raise RuntimeError(f"haloconv.distributed: rank {dist.get_rank()} is not in {mesh}, and has no shard to compute")
+        raise RuntimeError(
+            f"haloconv.distributed: rank {dist.get_rank()} is not in {mesh}, and has no shard to compute"
+        )
     return list(at)
 
 
@@ -105,7 +107,9 @@ def _difference(answers: list[tuple[int, tuple[bool, str]]]) -> str:
             return f"haloconv.distributed failed on rank {rank}: {said}"
     (first, (_, asked)), *others = answers
     other, (_, else_asked) = next(each for each in others if each[1] != (True, asked))
-    return f"haloconv.distributed: ranks ask for different things: rank {first} for {asked}, rank {other} for {else_asked}"
+    return (
+        f"haloconv.distributed: ranks ask for different things: rank {first} for {asked}, rank {other} for {else_asked}"
+    )
 
 
 @contextmanager

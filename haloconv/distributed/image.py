@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from haloconv.distributed.group import Group, coordinate, group_of, ranks_along
-from haloconv.layout import is_channels_last, strides_of
+from haloconv.layout import Layout, is_channels_last, strides_of
 from haloconv.rims import Bounds, Place, even_bounds
 
 Tensor = torch.Tensor
@@ -33,7 +33,7 @@ class Image(NamedTuple):
         """The bounds of all shards of a tensor's dimension, as DTensor has them."""
         return nested_bounds(extent, tuple(self.mesh.size(at) for at in self.mesh_dims(dim)))
 
-    def index(self, dim: int) -> int:
+    def shard_index(self, dim: int) -> int:
         """Which of the shards along a dimension this rank has."""
         at, index = coordinate(self.mesh), 0
         for each in self.mesh_dims(dim):
@@ -42,7 +42,7 @@ class Image(NamedTuple):
 
     @property
     def place(self) -> Place:
-        return self.index(ROWS), self.index(COLUMNS)
+        return self.shard_index(ROWS), self.shard_index(COLUMNS)
 
     def ranks(self) -> dict[Place, int]:
         """The rank of each shard of the images that this rank has shards of."""
@@ -58,7 +58,7 @@ class Image(NamedTuple):
         return places
 
     def all_ranks(self) -> Group | None:
-        """The ranks that have different pixels, of these images or others: gradients of weights are summed over them."""
+        """The ranks that have other pixels, of these images or not: gradients of weights are summed over them."""
         return group_of(self.mesh, self.mesh_dims(0, ROWS, COLUMNS))
 
     def spatial_ranks(self) -> Group | None:
@@ -68,12 +68,12 @@ class Image(NamedTuple):
 
     def shape_here(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The extents of this rank's shard of (N, C, H, W)."""
-        pieces = [self.bounds(extent, dim)[self.index(dim) :][:2] for dim, extent in enumerate(shape)]
+        pieces = [self.bounds(extent, dim)[self.shard_index(dim) :][:2] for dim, extent in enumerate(shape)]
         return tuple(high - low for low, high in pieces)
 
     def closed(self, local: Tensor, shape: Sequence[int]) -> DTensor:
         """The DTensor of these extents whose shard here is ``local``."""
-        layout = "nhwc" if is_channels_last(tuple(local.shape), local.stride()) else "nchw"
+        layout: Layout = "nhwc" if is_channels_last(tuple(local.shape), local.stride()) else "nchw"
         strides = strides_of(tuple(shape), layout)
         return DTensor.from_local(
             local, self.mesh, self.placements, run_check=False, shape=torch.Size(shape), stride=strides

@@ -62,7 +62,9 @@ SERVED: dict[Any, Callable[..., DTensor]] = {
 }
 """Functions that mix pixels or need more than a shard, and what they are of DTensors."""
 
-_ARITHMETIC = "add sub mul div true_divide neg abs exp log sqrt rsqrt square pow clamp clip minimum maximum lerp addcmul"
+_ARITHMETIC = (
+    "add sub mul div true_divide neg abs exp log sqrt rsqrt square pow clamp clip minimum maximum lerp addcmul"
+)
 _ACTIVATIONS = (
     "relu relu6 silu gelu elu selu celu leaky_relu hardtanh hardsigmoid hardswish sigmoid tanh softplus mish "
     "logsigmoid softsign threshold"
@@ -73,13 +75,11 @@ _FORMS = (
     "size dim ndimension stride numel nelement is_floating_point is_complex is_contiguous element_size "
     "register_hook retain_grad"
 )
-ON_SHARDS = frozenset(
-    [*f"{_ARITHMETIC} {_ACTIVATIONS} where".split(), *(f"__{name}__" for name in _OPERATORS.split())]
-)
+ON_SHARDS = frozenset([*f"{_ARITHMETIC} {_ACTIVATIONS} where".split(), *(f"__{name}__" for name in _OPERATORS.split())])
 """Names of functions and methods that run on shards alone, where these are divided alike."""
 POINTWISE = ON_SHARDS | frozenset(
     [name + "_" for name in f"{_ARITHMETIC} {_ACTIVATIONS}".split()]
-    + [f"__{name}__" for name in "iadd isub imul itruediv len repr format hash".split()]
+    + ["__iadd__", "__isub__", "__imul__", "__itruediv__", "__len__", "__repr__", "__format__", "__hash__"]
     + _FORMS.split()
 )
 """Names of functions and methods that keep pixels apart; those in place and of tensors of other forms DTensor runs."""
@@ -110,9 +110,9 @@ class _SpatialMode(TorchFunctionMode):
             return func(*args, **kwargs)
         where, name = self.where(), _name_of(func)
         raise NotImplementedError(
-            f"haloconv.distributed: {name}{f' in {where}' if where else ''} may mix pixels, and an image that is sharded "
-            f"as {list(image.placements)} is not its whole input. Do it without, or with image.full_tensor(), outside "
-            "the sharded model"
+            f"haloconv.distributed: {name}{f' in {where}' if where else ''} may mix pixels, and of an image that is "
+            f"sharded as {list(image.placements)} no rank has all. Leave it out, or do it outside the sharded model, "
+            "of image.full_tensor()"
         )
 
     def _keeps_pixels_apart(self, func: Callable, args: tuple, kwargs: dict) -> bool:
@@ -240,8 +240,8 @@ def shard_spatially(model: Model, mesh: DeviceMesh) -> Model:
     for name, module in named:
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise TypeError(
-                f"haloconv.distributed: {name or 'the model'} is a SyncBatchNorm, whose statistics go over other ranks. "
-                "Take BatchNorm2d: those of a sharded model are of all its ranks"
+                f"haloconv.distributed: {name or 'the model'} is a SyncBatchNorm, whose statistics go over ranks of "
+                "its own. Take BatchNorm2d: those of a sharded model are of all its ranks"
             )
     for name, module in named:
         module.register_forward_pre_hook(partial(sharding.enter, name), with_kwargs=True, prepend=True)

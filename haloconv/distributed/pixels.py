@@ -60,13 +60,12 @@ def pad(input: DTensor, pad: tuple[int, ...], mode: str = "constant", value: flo
     """torch.nn.functional.pad of rows and columns. Raises NotImplementedError for other constants than zero."""
     if (mode == "constant" and value) or len(pad) not in (2, 4) or min(pad) < 0:
         raise NotImplementedError(
-            f"haloconv.distributed: pad of a sharded image takes 2 or 4 sides of zeros, reflect, replicate or circular, "
-            f"not {pad}, {mode!r}, {value}"
+            f"haloconv.distributed: pad of a sharded image takes 2 or 4 sides, of zeros or reflect, replicate, "
+            f"circular, not {pad}, {mode!r}, {value}"
         )
     left, right, top, bottom = (*pad, 0, 0)[:4]
-    kind = "zeros" if mode == "constant" else mode
-    (known,) = [each for each in PADDING_MODES if each == kind] or [None]
-    if known is None:
+    known = next((each for each in PADDING_MODES if each == ("zeros" if mode == "constant" else mode)), None)
+    if known is None or mode == "zeros":
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
     rows = axis_of(input.shape[2], 1, 1, 1, (top, bottom), known)
     columns = axis_of(input.shape[3], 1, 1, 1, (left, right), known)
@@ -182,7 +181,9 @@ def interpolate(
             for low, high in pairwise(image.bounds(extent * factor, dim))
         ]
         intervals.append(tuple(read))
-        starts.append(image.bounds(extent * factor, dim)[image.index(dim)] - read[image.index(dim)][0] * factor)
+        starts.append(
+            image.bounds(extent * factor, dim)[image.shard_index(dim)] - read[image.shard_index(dim)][0] * factor
+        )
     axes = (Axis(extents[0], 1), Axis(extents[1], 1))
     words = f"interpolate of {list(x.shape)} to {list(wanted)}, {mode}"
     pixels, _ = rectangle(x.to_local(), image, axes, (intervals[0], intervals[1]), words)

@@ -29,9 +29,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
     return {name: [each.get(name) for each in found] for name in found[0]}
 
 
-@pytest.mark.parametrize(
-    "scenario", ["fuzzed", "other_placements", "pixels_mixed", "models", "beside_data_parallel"]
-)
+@pytest.mark.parametrize("scenario", ["fuzzed", "other_placements", "pixels_mixed", "models", "beside_data_parallel"])
 def test_results_are_those_of_one_process(ranks: dict[str, list], scenario: str) -> None:
     assert [said for said, _ in ranks[scenario]] == [OK] * RANKS
 
@@ -50,7 +48,10 @@ FAILED = "RankError: haloconv.distributed failed on rank"
 @pytest.mark.parametrize(
     ("scenario", "says"),
     [
-        ("strides_differ", r"RankError: .*ask for different things: rank 0 for .*stride \(1, 1\).*, rank 1 for .*\(2, 2\)"),
+        (
+            "strides_differ",
+            r"RankError: .*ask for different things: rank 0 for .*stride \(1, 1\).*, rank 1 for .*\(2, 2\)",
+        ),
         ("a_filter_is_wrong", f"{FAILED} 2: RuntimeError: Given groups=1, weight of size .4, 5, 3, 3"),
         ("all_filters_are_wrong", "RuntimeError: Given groups=1, weight of size .4, 5, 3, 3"),
         ("shapes_differ", "RankError: .*different things: rank 0 for .*2, 3, 12, 8.*, rank 3 for .*2, 3, 4, 8"),
@@ -65,7 +66,7 @@ def test_all_ranks_end_with_one_sentence(ranks: dict[str, list], scenario: str, 
 def test_a_rank_whose_model_fails_is_heard_of(ranks: dict[str, list]) -> None:
     *others, (own, seconds) = ranks["a_model_fails"]
     assert own.startswith("KeyError: ") and seconds < TOLD_WITHIN_S
-    assert {said for said, _ in others} == {f"{FAILED} 3: KeyError: \"the data loader's last batch\""}
+    assert {said for said, _ in others} == {f'{FAILED} 3: KeyError: "the data loader\'s last batch"'}
 
 
 def test_a_rank_that_ends_is_missed(ranks: dict[str, list]) -> None:
