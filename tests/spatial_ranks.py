@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -17,10 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from haloconv import distributed
-from haloconv.distributed import pixels
+from haloconv.distributed import norms, pixels
 from tests import spatial_models
 from tests.spatial_problems import Placements, assert_equal, draw, integers, same, shard
 
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = {
+    "sharded_unet": ["--image", "12", "8", "--channels", "4", "--steps", "2", "--device", "cpu"],
+    "sharded_decoder": ["--latent", "3", "2", "--channels", "2", "--device", "cpu"],
+}
 FUZZED = 300
 OK = "as one process"
 ROWS, COLUMNS = Shard(2), Shard(3)
@@ -129,6 +136,27 @@ def refused() -> str:
     return json.dumps(said)
 
 
+def norms_twice() -> None:
+    """Gradients of gradients through the statistics of norms, and through pixels that others sent."""
+    mesh, placements = meshes()["images and rows"]
+    functions, w, b = torch.nn.functional, *(torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    for ours, theirs in (
+        (
+            lambda x: norms.batch_norm(x, None, None, w, b, True),
+            lambda x: functions.batch_norm(x, None, None, w, b, True),
+        ),
+        (lambda x: norms.group_norm(x, 2, w, b), lambda x: functions.group_norm(x, 2, w, b)),
+        (lambda x: pixels.avg_pool2d(x, 3, 2, 1).pow(3), lambda x: functions.avg_pool2d(x, 3, 2, 1).pow(3)),
+    ):
+        mine, found = shard(x, mesh, placements), []
+        for y, leaf in ((ours(mine), mine), (theirs(x), x)):
+            (first,) = torch.autograd.grad((y + y.pow(2)).sum(), leaf, create_graph=True)
+            found.append(torch.autograd.grad(first.pow(2).sum(), (leaf, w), allow_unused=True))
+        for got, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, wanted)
+
+
 def _differs(**by_rank: object) -> object:
     return by_rank.get(f"rank_{dist.get_rank()}", by_rank["others"])
 
@@ -174,6 +202,7 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
     fuzzed,
     other_placements,
     pixels_mixed,
+    norms_twice,
     models,
     beside_data_parallel,
     refused,
@@ -200,3 +229,10 @@ def all_of_them(folder: str, chosen: tuple[str, ...] = ()) -> None:
             said = f"{type(error).__name__}: {error}{f': {error.__cause__!r}' if type(error) is AssertionError else ''}"
         found[scenario.__name__] = (said, time.monotonic() - begin)
         file.write_text(json.dumps(found))
+
+
+def examples(folder: str) -> None:
+    """The scripts of examples/ for several processes; what rank 0 prints goes to ``NAME.txt``."""
+    for name, arguments in EXAMPLES.items():
+        with (Path(folder) / f"{name}.txt").open("a") as file, redirect_stdout(file):
+            runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"](arguments)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from tests.ranks import fork_ranks
 from tests.spatial_models import REFUSED
-from tests.spatial_ranks import OK, all_of_them
+from tests.spatial_ranks import EXAMPLES, OK, all_of_them, examples
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this PyTorch has no gloo to talk through"
@@ -29,7 +30,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
     return {name: [each.get(name) for each in found] for name in found[0]}
 
 
-@pytest.mark.parametrize("scenario", ["fuzzed", "other_placements", "pixels_mixed", "models", "beside_data_parallel"])
+@pytest.mark.parametrize(
+    "scenario", ["fuzzed", "other_placements", "pixels_mixed", "norms_twice", "models", "beside_data_parallel"]
+)
 def test_results_are_those_of_one_process(ranks: dict[str, list], scenario: str) -> None:
     assert [said for said, _ in ranks[scenario]] == [OK] * RANKS
 
@@ -74,3 +77,13 @@ def test_a_rank_that_ends_is_missed(ranks: dict[str, list]) -> None:
     assert told[1] is None
     for said, seconds in (told[0], *told[2:]):
         assert said.startswith("RankError: haloconv.distributed: another rank ended") and seconds < TOLD_WITHIN_S
+
+
+def test_examples_in_two_processes(tmp_path: Path) -> None:
+    assert fork_ranks(examples, (str(tmp_path),), tmp_path / "meet", LIMIT_S, 2) == [0, 0]
+    shown = {name: (tmp_path / f"{name}.txt").read_text() for name in EXAMPLES}
+    assert re.search(r"^rank 0 of 2 has \[2, 5, 6, 8\] of", shown["sharded_unet"])
+    assert len(re.findall(r"^step \d: loss (\d\.\d+), \1 in one process$", shown["sharded_unet"], re.MULTILINE)) == 2
+    assert re.search(
+        r"\[1, 3, 12, 16\] of .*\n.*one process by at most (0\.0e\+00|.*e-0[5-9])", shown["sharded_decoder"]
+    )
