@@ -33,10 +33,11 @@ class _Call(NamedTuple):
     words: str
 
 
+@torch.compiler.disable
 def conv2d(
-    x: DTensor,
-    w: Tensor,
-    b: Tensor | None = None,
+    input: DTensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     stride: int | Pair = 1,
     padding: int | tuple[int, ...] | str = 0,
     dilation: int | Pair = 1,
@@ -53,11 +54,11 @@ def conv2d(
     their owners send. Every rank of the mesh must make the same calls in the same order.
 
     Args:
-        x: (N, C, H, W), sharded along H, W, N or several of them, as ``distribute_tensor`` divides: shards may be
+        input: (N, C, H, W), sharded along H, W, N or several of them, as ``distribute_tensor`` divides: shards may be
             uneven, thinner than the filter, or empty. What is sharded along C, or still a sum, is gathered first.
-        w: (K, C / groups, R, S), a plain tensor that all ranks have alike, or a DTensor, which is gathered. Its
+        weight: (K, C / groups, R, S), a plain tensor that all ranks have alike, or a DTensor, which is gathered. Its
             gradient is the sum over all ranks with different pixels.
-        b: (K,) or None, likewise.
+        bias: (K,) or None, likewise.
         stride: as for haloconv.conv2d, and so are ``dilation``, ``groups``, ``precision``, ``family``, ``strict``.
         padding: pixels around the whole image: an int, (vertical, horizontal), (top, bottom, left, right), ``"same"``
             or ``"valid"``.
@@ -65,21 +66,21 @@ def conv2d(
             below, and that of columns. Nothing is padded in a copy; circular rows come from the last rank.
 
     Returns:
-        (N, K, P, Q) with the placements of ``x``, along C replicated, divided as DTensor divides all of its size.
+        (N, K, P, Q) with the placements of ``input``, along C replicated, divided as DTensor divides all of its size.
 
     Raises:
-        TypeError: ``x`` is no DTensor.
+        TypeError: ``input`` is no DTensor.
         RuntimeError: what torch.nn.functional.conv2d and pad raise for arguments that they refuse, if all ranks have
             the same error; RankError, with the same sentence on every rank, if one rank fails or ranks differ.
     """
-    if not isinstance(x, DTensor):
-        raise TypeError(f"haloconv.distributed.conv2d takes images as a DTensor, not {type(x).__name__}")
-    x, image = image_of(x)
+    if not isinstance(input, DTensor):
+        raise TypeError(f"haloconv.distributed.conv2d takes images as a DTensor, not {type(input).__name__}")
+    x, image = image_of(input)
     try:
         modes = padding_mode if isinstance(padding_mode, tuple) else (padding_mode, padding_mode)
-        extents = tuple(w.shape[2:]) if isinstance(padding, str) else None
+        extents = tuple(weight.shape[2:]) if isinstance(padding, str) else None
         spec = make_spec(stride, padding, dilation, groups, extents, precision, family, strict)
-        call = _checked(x, image, w, b, spec, modes)
+        call = _checked(x, image, weight, bias, spec, modes)
     except Exception as error:
         everyone = image.all_ranks()
         if everyone is not None and not isinstance(error, RankError):

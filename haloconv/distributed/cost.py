@@ -93,7 +93,7 @@ def _traffics(
     padding_mode: PaddingMode | tuple[PaddingMode, PaddingMode] | None,
 ) -> list[Traffic]:
     """Of every shard."""
-    own = next((each for each in PADDING_MODES if each == layer.padding_mode), "zeros")
+    own: PaddingMode = next((each for each in PADDING_MODES if each == layer.padding_mode), "zeros")
     modes = own if padding_mode is None else padding_mode
     first, second = modes if isinstance(modes, tuple) else (modes, modes)
     kernel = tuple(layer.kernel_size)

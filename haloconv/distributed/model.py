@@ -94,6 +94,7 @@ class _SpatialMode(TorchFunctionMode):
         super().__init__()
         self.where = where
 
+    @torch.compiler.disable
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         image = next((each for each in _dtensors((args, kwargs)) if _is_spatial(each)), None)
@@ -172,6 +173,7 @@ class _Sharding(threading.local):
     def __deepcopy__(self, memo: dict) -> _Sharding:
         return self
 
+    @torch.compiler.disable
     def enter(self, name: str, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         """Before a layer runs. Raises TypeError if the model is given no image on its mesh."""
         if not self.layers:
@@ -187,6 +189,7 @@ class _Sharding(threading.local):
             self.mode.__enter__()
         self.layers.append((module, name))
 
+    @torch.compiler.disable
     def leave(self, module: torch.nn.Module, args: tuple, output: object) -> None:
         """After a layer ran, also if it failed: then the other ranks hear of it. Raises RankError if another failed."""
         if not self.layers or self.layers[-1][0] is not module:
