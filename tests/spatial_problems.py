@@ -30,11 +30,11 @@ class Case:
     channels_last: bool
     seed: int
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self, device: str) -> tuple[Tensor, Tensor, Tensor]:
         """x, w and b as one process has them, leaves that want gradients."""
         generator = torch.Generator().manual_seed(self.seed)
         shapes = (self.x, self.w, self.w[:1])
-        x, w, b = (torch.randint(-3, 4, shape, generator=generator).double() for shape in shapes)
+        x, w, b = (torch.randint(-3, 4, shape, generator=generator).double().to(device) for shape in shapes)
         x = x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
         return x.requires_grad_(), w.requires_grad_(), b.requires_grad_()
 
@@ -90,19 +90,20 @@ def same(ours: Tensor, whole: Tensor) -> bool:
 
 def assert_equal(case: Case, mesh: DeviceMesh, placements: Placements, second: bool) -> None:
     """fprop, dx, dw, db are those of one process; with ``second`` their gradients, too."""
-    leaves = case.tensors()
+    device = mesh.device_type
+    leaves = case.tensors(device)
     x, w, b = leaves
     ours = (shard(x, mesh, placements), *(each.detach().clone().requires_grad_() for each in (w, b)))
     y, expected = case.sharded(*ours), case.in_one_process(*leaves)
     assert same(y, expected), case
     generator = torch.Generator().manual_seed(case.seed + 1)
-    dy = torch.randint(-3, 4, expected.shape, generator=generator).double().requires_grad_()
+    dy = torch.randint(-3, 4, expected.shape, generator=generator).double().to(device).requires_grad_()
     d_ours = shard(dy, mesh, placements)
     gradients = torch.autograd.grad(y, ours, d_ours, create_graph=second)
     wanted = torch.autograd.grad(expected, leaves, dy, create_graph=second)
     assert all(map(same, gradients, wanted)), case
     if second:
-        ones = [torch.randint(-3, 4, each.shape, generator=generator).double() for each in wanted[:2]]
+        ones = [torch.randint(-3, 4, each.shape, generator=generator).double().to(device) for each in wanted[:2]]
         parts = [shard(ones[0], mesh, placements), ones[1]]
         again = torch.autograd.grad(gradients[:2], (*ours[:2], d_ours), parts)
         assert all(map(same, again, torch.autograd.grad(wanted[:2], (*leaves[:2], dy), ones))), case

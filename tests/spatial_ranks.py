@@ -22,6 +22,7 @@ from haloconv import distributed
 from haloconv.distributed import norms, pixels
 from tests import spatial_models
 from tests.spatial_problems import Placements, assert_equal, draw, integers, same, shard
+from tests.usages import Place
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = {
@@ -57,6 +58,13 @@ def fuzzed() -> None:
             assert_equal(draw(random), mesh, placements, second=number % 15 == 0)
         except Exception as error:
             raise AssertionError(f"problem {number} on {name}") from error
+
+
+def on_gpus(on: Place) -> None:
+    """Random problems on rows of as many GPUs as there are ranks."""
+    random, mesh = Random(1), init_device_mesh("cuda", (dist.get_world_size(),))
+    for number in range(60):
+        assert_equal(draw(random), mesh, (ROWS if number % 2 else COLUMNS,), second=number % 5 == 0)
 
 
 def other_placements() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from haloconv.distributed.exchange import Traffic, convolution_traffic
 from haloconv.functional import make_spec
 from haloconv.problem import Pair
-from haloconv.rims import PADDING_MODES, Axis, PaddingMode, axis_of, even_bounds
+from haloconv.rims import Axis, PaddingMode, axis_of, even_bounds
 
 
 class ExchangeCost(NamedTuple):
@@ -93,8 +93,7 @@ def _traffics(
     padding_mode: PaddingMode | tuple[PaddingMode, PaddingMode] | None,
 ) -> list[Traffic]:
     """Of every shard."""
-    own: PaddingMode = next((each for each in PADDING_MODES if each == layer.padding_mode), "zeros")
-    modes = own if padding_mode is None else padding_mode
+    modes: Any = layer.padding_mode if padding_mode is None else padding_mode
     first, second = modes if isinstance(modes, tuple) else (modes, modes)
     kernel = tuple(layer.kernel_size)
     spec = make_spec(layer.stride, layer.padding, layer.dilation, layer.groups, kernel, None, "auto", False)

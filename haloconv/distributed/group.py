@@ -85,7 +85,7 @@ def agree(group: Group, call: str, error: Exception | None = None) -> None:
         Exception: ``error``, if all ranks failed alike.
     """
     digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=7).digest(), "big")
-    mine = torch.tensor([digest if error is None else -1])
+    mine = torch.tensor([digest if error is None else -1], device="cpu")
     seen = [torch.empty_like(mine) for _ in group.ranks]
     told = (error is None, call if error is None else f"{type(error).__name__}: {error}")
     answers: list[tuple[bool, str]] = [told] * len(group.ranks)

@@ -106,7 +106,7 @@ def image_of(x: DTensor) -> tuple[DTensor, Image]:
     if kept != list(x.placements):
         x = x.redistribute(placements=kept)
     image = Image(x.device_mesh, tuple(x.placements))
-    here, expected = tuple(x._local_tensor.shape), image.shape_here(x.shape)
+    here, expected = tuple(x.to_local().shape), image.shape_here(x.shape)
     if here != expected:
         raise RuntimeError(
             f"haloconv.distributed: of {list(x.shape)} sharded as {list(x.placements)} this rank has {list(here)}, and "
