@@ -7,10 +7,12 @@ to do the same. A rank that fails sends its sentence in that place, so that the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from typing import NamedTuple
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -25,29 +27,44 @@ class RankError(RuntimeError):
 
 
 class Group(NamedTuple):
-    """Ranks in the order of their shards. ``data`` carries pixels and sums; ``control``, of gloo, agreements."""
+    """The ranks that differ from this one along some dimensions of a mesh, in row-major order of these.
 
-    ranks: tuple[int, ...]
-    data: dist.ProcessGroup
-    control: dist.ProcessGroup
+    It names process groups and holds none: what outlives them, as a tensor with gradients, must not keep their threads.
 
-
-_groups: dict[tuple[int, ...], tuple[dist.ProcessGroup | None, Group]] = {}
-
-
-def group_of(mesh: DeviceMesh, dims: Sequence[int]) -> Group | None:
-    """The ranks of a mesh that differ from this one along ``dims`` alone; None if there is no other.
-
-    All of them must come here together when they first do. Raises RuntimeError on a rank outside the mesh.
+    Attributes:
+        mesh: the DeviceMesh.
+        dims: along which ranks exchange pixels, and sum.
+        agreeing: along which they agree before that, ``dims`` among them.
     """
-    ranks = ranks_along(mesh, dims)
-    if len(ranks) < 2:
-        return None
-    world, known = _groups.get(ranks, (None, None))
-    if known is None or world is not dist.group.WORLD:
-        known = _new_group(mesh, [dim for dim in dims if mesh.size(dim) > 1], ranks)
-        _groups[ranks] = (dist.group.WORLD, known)
-    return known
+
+    mesh: DeviceMesh
+    dims: tuple[int, ...]
+    agreeing: tuple[int, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of those that agree."""
+        return ranks_along(self.mesh, self.agreeing)
+
+    @property
+    def data(self) -> dist.ProcessGroup:
+        """For pixels and sums. All its ranks must ask for it together when they first do."""
+        return _data_group(self.mesh, self.dims)
+
+    @property
+    def control(self) -> dist.ProcessGroup:
+        """For agreements, on gloo. All its ranks must ask for it together when they first do."""
+        data = _data_group(self.mesh, self.agreeing)
+        return data if dist.get_backend(data) == "gloo" else _new_group(sorted(self.ranks), "gloo")
+
+
+_made: WeakValueDictionary[tuple[object, ...], dist.ProcessGroup] = WeakValueDictionary()
+_begun: WeakSet[dist.ProcessGroup] = WeakSet()
+
+
+def group_of(mesh: DeviceMesh, dims: tuple[int, ...], agreeing: tuple[int, ...]) -> Group | None:
+    """The group along ``dims``; None if there is no other rank. Raises RuntimeError on a rank outside the mesh."""
+    return Group(mesh, dims, agreeing) if len(ranks_along(mesh, dims)) > 1 else None
 
 
 def coordinate(mesh: DeviceMesh) -> list[int]:
@@ -60,21 +77,35 @@ def coordinate(mesh: DeviceMesh) -> list[int]:
     return list(at)
 
 
-def ranks_along(mesh: DeviceMesh, dims: Sequence[int]) -> tuple[int, ...]:
+def ranks_along(mesh: DeviceMesh, dims: tuple[int, ...]) -> tuple[int, ...]:
     """The ranks that differ from this one along ``dims`` alone, in row-major order of these."""
-    at: list[int | slice] = [slice(None) if dim in dims else index for dim, index in enumerate(coordinate(mesh))]
+    return _ranks_along(mesh, dims, tuple(coordinate(mesh)))
+
+
+@lru_cache(maxsize=256)
+def _ranks_along(mesh: DeviceMesh, dims: tuple[int, ...], here: tuple[int, ...]) -> tuple[int, ...]:
+    at: list[int | slice] = [slice(None) if dim in dims else index for dim, index in enumerate(here)]
     return tuple(mesh.mesh[tuple(at)].flatten().tolist())
 
 
-def _new_group(mesh: DeviceMesh, dims: Sequence[int], ranks: tuple[int, ...]) -> Group:
-    members = sorted(ranks)
-    data = mesh.get_group(dims[0]) if len(dims) == 1 else dist.new_group(members, use_local_synchronization=True)
-    if dist.get_backend(data) == "gloo":
-        return Group(ranks, data, data)
-    control = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-    # Of NCCL the first call of a group must be one that all its ranks take part in; those that exchange need not be.
-    dist.all_reduce(torch.zeros(1, device=mesh.device_type), group=data)
-    return Group(ranks, data, control)
+def _data_group(mesh: DeviceMesh, dims: tuple[int, ...]) -> dist.ProcessGroup:
+    longer = [dim for dim in dims if mesh.size(dim) > 1]
+    group = mesh.get_group(longer[0]) if len(longer) == 1 else _new_group(sorted(ranks_along(mesh, dims)), None)
+    if group not in _begun:
+        if dist.get_backend(group) != "gloo":
+            # Of NCCL the first call of a group must be one that all its ranks take part in; those that exchange do not.
+            dist.all_reduce(torch.zeros(1, device=mesh.device_type), group=group)
+        _begun.add(group)
+    return group
+
+
+def _new_group(ranks: list[int], backend: str | None) -> dist.ProcessGroup:
+    """A process group of these ranks alone, made once."""
+    key = (backend, *ranks)
+    group = _made.get(key)
+    if group is None:
+        group = _made[key] = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+    return group
 
 
 def agree(group: Group, call: str, error: Exception | None = None) -> None:
@@ -86,9 +117,10 @@ def agree(group: Group, call: str, error: Exception | None = None) -> None:
     """
     digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=7).digest(), "big")
     mine = torch.tensor([digest if error is None else -1], device="cpu")
-    seen = [torch.empty_like(mine) for _ in group.ranks]
+    ranks = sorted(group.ranks)
+    seen = [torch.empty_like(mine) for _ in ranks]
     told = (error is None, call if error is None else f"{type(error).__name__}: {error}")
-    answers: list[tuple[bool, str]] = [told] * len(group.ranks)
+    answers: list[tuple[bool, str]] = [told] * len(ranks)
     with others_there(error):
         work = dist.all_gather(seen, mine, group=group.control, async_op=True)
         assert work is not None
@@ -98,7 +130,7 @@ def agree(group: Group, call: str, error: Exception | None = None) -> None:
         dist.all_gather_object(answers, told, group=group.control)
     if error is not None and all(answer == told for answer in answers):
         raise error
-    raise RankError(_difference(sorted(zip(sorted(group.ranks), answers, strict=True)))) from error
+    raise RankError(_difference(list(zip(ranks, answers, strict=True)))) from error
 
 
 def _difference(answers: list[tuple[int, tuple[bool, str]]]) -> str:

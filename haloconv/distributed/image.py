@@ -59,12 +59,12 @@ class Image(NamedTuple):
 
     def all_ranks(self) -> Group | None:
         """The ranks that have other pixels, of these images or not: gradients of weights are summed over them."""
-        return group_of(self.mesh, self.mesh_dims(0, ROWS, COLUMNS))
+        dims = self.mesh_dims(0, ROWS, COLUMNS)
+        return group_of(self.mesh, dims, dims)
 
     def spatial_ranks(self) -> Group | None:
         """The ranks that have shards of the same images. They agree with those of other images, too."""
-        found, everyone = group_of(self.mesh, self.mesh_dims(ROWS, COLUMNS)), self.all_ranks()
-        return None if found is None or everyone is None else everyone._replace(data=found.data)
+        return group_of(self.mesh, self.mesh_dims(ROWS, COLUMNS), self.mesh_dims(0, ROWS, COLUMNS))
 
     def shape_here(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The extents of this rank's shard of (N, C, H, W)."""
