@@ -12,6 +12,7 @@ import argparse
 import copy
 import os
 import runpy
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,3 +66,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor keeps threads of gloo beyond the process group, on which an interpreter that ends may abort

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -118,3 +119,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor keeps threads of gloo beyond the process group, on which an interpreter that ends may abort

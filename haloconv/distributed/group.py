@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
@@ -29,7 +28,7 @@ class RankError(RuntimeError):
 class Group(NamedTuple):
     """The ranks that differ from this one along some dimensions of a mesh, in row-major order of these.
 
-    It names process groups and holds none: what outlives them, as a tensor with gradients, must not keep their threads.
+    It names process groups and holds none, so that tensors with gradients do not keep them.
 
     Attributes:
         mesh: the DeviceMesh.
@@ -79,12 +78,7 @@ def coordinate(mesh: DeviceMesh) -> list[int]:
 
 def ranks_along(mesh: DeviceMesh, dims: tuple[int, ...]) -> tuple[int, ...]:
     """The ranks that differ from this one along ``dims`` alone, in row-major order of these."""
-    return _ranks_along(mesh, dims, tuple(coordinate(mesh)))
-
-
-@lru_cache(maxsize=256)
-def _ranks_along(mesh: DeviceMesh, dims: tuple[int, ...], here: tuple[int, ...]) -> tuple[int, ...]:
-    at: list[int | slice] = [slice(None) if dim in dims else index for dim, index in enumerate(here)]
+    at: list[int | slice] = [slice(None) if dim in dims else index for dim, index in enumerate(coordinate(mesh))]
     return tuple(mesh.mesh[tuple(at)].flatten().tolist())
 
 
