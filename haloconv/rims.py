@@ -190,6 +190,11 @@ def cut_of(axes: tuple[Axis, Axis], inputs: tuple[Bounds, Bounds], outputs: tupl
     return Cut(extents, Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded), tuple(rims))
 
 
+def window_of(axis: Axis, inputs: Bounds, index: int, outputs: tuple[int, int]) -> Window:
+    """The window of some outputs that shard ``index`` computes, whichever it owns, counted from the first of them."""
+    return _window(axis, inputs, index, outputs, outputs[0])
+
+
 def _is_one_run(window: Window | None, owner: int) -> bool:
     return window is not None and len(window.runs) == 1 and window.runs[0].owner == owner
 

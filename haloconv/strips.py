@@ -40,7 +40,7 @@ class Exchange(Protocol):
         """Send gradients of blocks to their owners, and ask for those of the blocks that ``start`` sent."""
 
     def differentiable(self, x: Tensor) -> Messages:
-        """What ``start`` gives, with gradients of any order."""
+        """What ``start`` gives, with gradients of any order; perhaps also an empty one of no use to a rim."""
 
     def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
         """Sum gradients of weights, which all shards have alike, over all shards."""
@@ -146,7 +146,7 @@ def split(message: Tensor, blocks: list[Block], like: Tensor) -> list[Tensor]:
 
 def _received(messages: Messages, job: Job, like: Tensor) -> dict[Place, Iterator[Tensor]]:
     blocks = needed(job.cut, job.place)
-    return {owner: iter(split(message, blocks[owner], like)) for owner, message in messages.items()}
+    return {owner: iter(split(message, blocks.get(owner, []), like)) for owner, message in messages.items()}
 
 
 def _pixels(x: Tensor, block: Block, received: dict[Place, Iterator[Tensor]], place: Place) -> Tensor:
@@ -344,17 +344,26 @@ def _recorded(inputs: tuple, job: Job) -> Tensor:
     messages = exchange.differentiable(x)
     w, b = exchange.replicated(*inputs[1:])
     assert w is not None
-    received = _received(messages, job, x)
     y = x.new_empty(x.shape[0], w.shape[0], *cut.outputs)
     if cut.interior is not None:
         inner = autograd.fprop(take(x, _block(cut.interior)), w, b, job.spec_of(cut.interior))
         y = _written(y, cut.interior, inner)
-    for piece in cut.rims:
+    for piece, strip in zip(cut.rims, recorded_strips(x, messages, job), strict=True):
+        y = _written(y, piece, autograd.fprop(strip, w, b, job.spec_of(piece)))
+    return exchange.tied(y, x, w, b, *messages.values())
+
+
+def recorded_strips(x: Tensor, messages: Messages, job: Job) -> Iterator[Tensor]:
+    """The input of each rim, put together by operations that have gradients of any order."""
+    received = _received(messages, job, x)
+    for piece in job.cut.rims:
         blocks = [_pixels(x, (down, across), received, job.place) for *_, down, across in piece.blocks()]
         across = len(piece.columns.runs)
-        rows = [torch.cat(blocks[at : at + across], 3) for at in range(0, len(blocks), across)]
-        y = _written(y, piece, autograd.fprop(torch.cat(rows, 2), w, b, job.spec_of(piece)))
-    return exchange.tied(y, x, w, b, *messages.values())
+        yield _joined([_joined(blocks[at : at + across], 3) for at in range(0, len(blocks), across)], 2)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _written(y: Tensor, piece: Piece, values: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ commas, run one after the other in one process group.
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from datetime import timedelta
 from importlib import import_module
@@ -64,18 +65,48 @@ def run_ranks(
     return "\n".join(said)
 
 
+def fork_ranks(
+    work: Callable[..., None], arguments: tuple, meeting: Path, limit_s: float, world_size: int
+) -> list[int]:
+    """The exit codes of ranks on CPUs that each run ``work(*arguments)``; the module of ``work`` is imported once.
+
+    They are forked by a process without threads. Raises AssertionError if one is not done in time.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
+    ranks = [
+        context.Process(target=_forked, args=(work, arguments, rank, world_size, str(meeting)))
+        for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.start()
+    deadline = time.monotonic() + limit_s
+    for rank in ranks:
+        rank.join(max(0.1, deadline - time.monotonic()))
+    late = [number for number, rank in enumerate(ranks) if rank.exitcode is None]
+    for number in late:
+        ranks[number].kill()
+    assert not late, f"ranks {late} were not done after {limit_s} s"
+    return [rank.exitcode for rank in ranks]
+
+
+def _forked(work: Callable[..., None], arguments: tuple, rank: int, world_size: int, meeting: str) -> None:
+    _meet("gloo", rank, world_size, meeting)
+    work(*arguments)
+    dist.destroy_process_group()
+
+
+def _meet(backend: str, rank: int, world_size: int, meeting: str) -> None:
+    method, limit = f"file://{meeting}", timedelta(seconds=60)
+    dist.init_process_group(backend, init_method=method, rank=rank, world_size=world_size, timeout=limit)
+
+
 def main(scenario: str, device: str, family: str, rank: str, world_size: str, meeting: str) -> None:
     """One rank: meet the others, run the scenario, say so."""
     if device == "cuda":
         torch.cuda.set_device(int(rank))
         torch.backends.cudnn.allow_tf32 = False
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=f"file://{meeting}",
-        rank=int(rank),
-        world_size=int(world_size),
-        timeout=timedelta(seconds=60),
-    )
+    _meet("nccl" if device == "cuda" else "gloo", int(rank), int(world_size), meeting)
     place = Place("cpu" if device == "emulator" else device, family, strict=device != "cpu" and family != "auto")
     try:
         with emulated_device() if device == "emulator" else nullcontext():

@@ -21,6 +21,9 @@ LAZY_PACKAGES = {"cuda", "torchvision", "timm", *extras.CLI}
 FILE_LINES, FUNCTION_LINES, DEVICE_FUNCTION_LINES, HEADER_LINES, LINE_LENGTH, VARIABLES = 400, 60, 70, 15, 120, 8
 PARAMETERS, FOLDER_MODULES = 6, 12
 SIGNATURES_OF_OTHERS = {
+    "distributed/convolution.py": {"conv2d"},
+    "distributed/norms.py": {"batch_norm"},
+    "distributed/pixels.py": {"avg_pool2d", "interpolate", "max_pool2d"},
     "fronts.py": {"__init__"},
     "functional.py": {"conv2d", "make_spec"},
     "module.py": {"__init__"},

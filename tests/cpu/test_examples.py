@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 README = EXAMPLES / "README.md"
 SCRIPTS = {"train_timm": "timm", "vae_diffusers": "diffusers"}
+SHARDED = ("sharded_unet", "sharded_decoder")  # which tests/cpu/test_spatial.py runs
 SMALL = {
     "train_timm": "--model tf_efficientnet_lite0 --batch 2 --image 40 --steps 2 --device cpu",
     "vae_diffusers": "--latent 4 --channels 8 8 --repeat 1 --device cpu",
@@ -138,6 +139,13 @@ def test_a_missing_library_is_named(script: str, monkeypatch: pytest.MonkeyPatch
         run(script, "")
 
 
+@pytest.mark.parametrize("script", SHARDED)
+def test_one_process_is_told_how_to_start_several(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit, match=f"^{script}.py runs in several processes: torchrun --nproc-per-node 2"):
+        run(script, "")
+
+
 def test_every_example_has_a_row_and_every_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     text = README.read_text("utf-8")
     named = set(re.findall(r"^\| \[([\w.]+)/?\]", text, re.MULTILINE))
@@ -145,12 +153,14 @@ def test_every_example_has_a_row_and_every_command_exists(monkeypatch: pytest.Mo
     assert all((EXAMPLES / target).exists() for target in re.findall(r"\]\(([^)#]+)\)", text))
     for library, stand_in in STAND_INS.items():
         monkeypatch.setitem(sys.modules, library, stand_in)
-    sources = [text, *((EXAMPLES / f"{script}.py").read_text("utf-8") for script in (*SCRIPTS, *OWN))]
-    lines = [line for source in sources for line in re.findall(r"^ *((?:python|haloconv) .*)$", source, re.MULTILINE)]
+    sources = [text, *((EXAMPLES / f"{script}.py").read_text("utf-8") for script in (*SCRIPTS, *OWN, *SHARDED))]
+    programs = r"^ *((?:python|haloconv|torchrun --nproc-per-node \d) .*)$"
+    lines = [line for source in sources for line in re.findall(programs, source, re.MULTILINE)]
     verbs = typer.main.get_command(app).commands
-    assert len(lines) == 20
-    for program, target, *arguments in (shlex.split(line, comments=True) for line in lines):
-        if program == "python":
+    assert len(lines) == 22
+    for line in lines:
+        program, target, *arguments = shlex.split(re.sub(" --nproc-per-node .", "", line), comments=True)
+        if program in ("python", "torchrun"):
             runpy.run_path(str(ROOT / target))["options_of"](arguments)
         else:
             known = {option for parameter in verbs[target].params for option in parameter.opts}

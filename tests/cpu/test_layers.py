@@ -28,6 +28,7 @@ LAYERS = (
         "autograd",
         "backend",
         "decompositions",
+        "distributed",
         "front",
         "fronts",
         "functional",
@@ -63,6 +64,8 @@ HEAVY = (
     "rich",
     "typer",
     "torch._dynamo",
+    "haloconv.distributed",
+    "torch.distributed.tensor",
 )
 
 

@@ -1,4 +1,4 @@
-"""Accelerated models on two GPUs: DistributedDataParallel and FSDP2 through NCCL, and DataParallel."""
+"""Accelerated models on two GPUs: DistributedDataParallel and FSDP2 through NCCL, DataParallel, and sharded images."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def test_auto_warns_no_more_than_pytorch(scenario: str, tmp_path: Path) -> None:
 
 def test_the_stride_warning_would_be_seen(tmp_path: Path) -> None:
     assert STRIDE_WARNING in run_ranks("other_strides", "cuda", "auto", tmp_path / "meeting", LIMIT_S)
+
+
+def test_images_that_are_larger_than_a_gpu(tmp_path: Path) -> None:
+    """Halos through NCCL, on a stream of their own: exact integers, gradients of gradients, too."""
+    run_ranks("spatial_ranks.on_gpus", "cuda", "auto", tmp_path / "meeting", LIMIT_S)
 
 
 def test_data_parallel() -> None:

@@ -37,8 +37,7 @@ Word = TypeVar("Word", bound=str)
 
 def bench(
     suite: Annotated[
-        Path | None,
-        typer.Option(help="A file; suite (default), few_images, fronts, pointwise, rims, models (--models)."),
+        Path | None, typer.Option(help="A file; suite (default), few_images, fronts, pointwise, rims, or models.")
     ] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",

@@ -1,0 +1,324 @@
+"""How the shards of an image get pixels of each other: haloconv.strips.Exchange on torch.distributed.
+
+Halos go by batch_isend_irecv, one message from each shard to each that needs something of it: on CUDA devices on a
+stream of its own. Gradients take the way back. Those of weights are summed over all ranks by one all_reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from haloconv.distributed.group import Group, agree, others_there
+from haloconv.distributed.image import Image
+from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
+from haloconv.strips import Block, Messages, give, needed, split, take
+
+Tensor = torch.Tensor
+Pending = Callable[[], Messages]
+Interval = tuple[int, int]
+
+
+class Traffic(NamedTuple):
+    """What a shard computes, the blocks that it asks others for, and those that they ask it for.
+
+    ``is_any`` if any shard asks another.
+    """
+
+    cut: Cut
+    asked: dict[Place, list[Block]]
+    sent: dict[Place, list[Block]]
+    is_any: bool
+
+
+def _traffic(cuts: dict[Place, Cut], place: Place) -> Traffic:
+    wanted = {other: needed(cut, other) for other, cut in cuts.items()}
+    asked = {owner: wanted[place][owner] for owner in sorted(wanted[place])}
+    sent = {other: blocks[place] for other, blocks in sorted(wanted.items()) if place in blocks}
+    return Traffic(cuts[place], asked, sent, any(wanted.values()))
+
+
+def _places(inputs: tuple[Bounds, Bounds]) -> list[Place]:
+    rows, columns = (range(len(bounds) - 1) for bounds in inputs)
+    return [(row, column) for row in rows for column in columns]
+
+
+@lru_cache(maxsize=4096)
+def convolution_traffic(
+    axes: tuple[Axis, Axis], inputs: tuple[Bounds, Bounds], outputs: tuple[Bounds, Bounds], place: Place
+) -> Traffic:
+    """The traffic of a convolution whose interior and rims are apart."""
+    return _traffic({each: cut_of(axes, inputs, outputs, each) for each in _places(inputs)}, place)
+
+
+@lru_cache(maxsize=4096)
+def window_traffic(
+    axes: tuple[Axis, Axis],
+    inputs: tuple[Bounds, Bounds],
+    intervals: tuple[tuple[Interval, ...], tuple[Interval, ...]],
+    place: Place,
+) -> Traffic:
+    """The traffic where each shard needs all that its own interval of outputs reads, as one image.
+
+    The one rim of its cut is that image.
+    """
+    windows: list[list[Window]] = [
+        [window_of(axis, bounds, index, each) for index, each in enumerate(asked)]
+        for axis, bounds, asked in zip(axes, inputs, intervals, strict=True)
+    ]
+    cuts = {}
+    for row, column in _places(inputs):
+        piece = Piece(windows[0][row], windows[1][column])
+        extents = (piece.rows.end, piece.columns.end)
+        cuts[row, column] = Cut(extents, None, None, () if 0 in extents else (piece,))
+    return _traffic(cuts, place)
+
+
+class MeshExchange:
+    """The Exchange of one call on one shard. ``call`` says in words what all ranks do."""
+
+    def __init__(self, image: Image, traffic: Traffic, call: str) -> None:
+        self.traffic, self.call, self.place = traffic, call, image.place
+        self.everyone = image.all_ranks()
+        self.neighbours = image.spatial_ranks()
+        self.ranks = image.ranks()
+
+    def start(self, x: Tensor) -> Pending:
+        if not self.traffic.is_any:
+            return dict
+        self._agree("")
+        blocks, pixels = self.traffic.sent, x.shape[0] * x.shape[1]
+        expected = {owner: pixels * _area(each) for owner, each in self.traffic.asked.items()}
+
+        def pack() -> Messages:
+            return {other: torch.cat([take(x, each).reshape(-1) for each in blocks[other]]) for other in blocks}
+
+        return self._exchanged(pack, expected, x)
+
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
+        if not self.traffic.is_any:
+            return list
+        self._agree("gradient of x in ")
+        blocks, pixels = self.traffic.sent, like.shape[0] * like.shape[1]
+        expected = {other: pixels * _area(each) for other, each in blocks.items()}
+        arrive = self._exchanged(lambda: sent, expected, like)
+
+        def gradients() -> list[tuple[Block, Tensor]]:
+            found = arrive()
+            return [
+                pair
+                for other in blocks
+                for pair in zip(blocks[other], split(found[other], blocks[other], like), strict=True)
+            ]
+
+        return gradients
+
+    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
+        given = [each for each in gradients if each is not None]
+        if self.everyone is None or not given:
+            return lambda: gradients
+        self._agree("gradients of weights in ")
+        arrive = start_sum(given, self.everyone)
+
+        def summed() -> tuple[Tensor | None, ...]:
+            found = iter(arrive())
+            return tuple(None if each is None else next(found) for each in gradients)
+
+        return summed
+
+    def differentiable(self, x: Tensor) -> Messages:
+        if not self.traffic.is_any:
+            return {}
+        found = _Send.apply(x, self)
+        return dict(zip((*self.traffic.asked, self.place), found, strict=True))
+
+    def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if each is None else replicated(each, self.everyone, self.call) for each in weights)
+
+    def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
+        return tied(y, *others)
+
+    def _agree(self, about: str) -> None:
+        assert self.everyone is not None
+        agree(self.everyone, about + self.call)
+
+    def _exchanged(self, pack: Callable[[], Messages], expected: dict[Place, int], like: Tensor) -> Pending:
+        """Send what ``pack()`` gives, and receive as many elements as ``expected`` from each shard."""
+        assert self.neighbours is not None
+        data = self.neighbours.data
+        with _beside(like) as join:
+            sent = {to: message.contiguous() for to, message in pack().items() if message.numel()}
+            found = {owner: like.new_empty(elems) for owner, elems in expected.items()}
+            transfers = [dist.P2POp(dist.isend, sent[to], self.ranks[to], data) for to in sorted(sent)]
+            transfers += [
+                dist.P2POp(dist.irecv, message, self.ranks[owner], data)
+                for owner, message in sorted(found.items())
+                if message.numel()
+            ]
+            works = []
+            if transfers:
+                with others_there():
+                    works = dist.batch_isend_irecv(transfers)
+
+        def arrive() -> Messages:
+            with others_there():
+                join([work.wait for work in works], [*sent.values(), *found.values()])
+            return found
+
+        return arrive
+
+
+def _area(blocks: list[Block]) -> int:
+    return sum(down.length * across.length for down, across in blocks)
+
+
+@lru_cache(maxsize=16)
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable], Sequence[Tensor]], None]]:
+    """On CUDA devices, on another stream behind what was launched so far; the value waits there, and then here."""
+    if like.device.type != "cuda":
+
+        def wait_here(waits: Sequence[Callable], buffers: Sequence[Tensor]) -> None:
+            for wait in waits:
+                wait()
+
+        yield wait_here
+        return
+    stream, here = _stream_of(like.device), torch.cuda.current_stream(like.device)
+    stream.wait_stream(here)
+
+    def join(waits: Sequence[Callable], buffers: Sequence[Tensor]) -> None:
+        now = torch.cuda.current_stream(like.device)
+        with torch.cuda.stream(stream):
+            for wait in waits:
+                wait()
+        now.wait_stream(stream)
+        for buffer in buffers:
+            buffer.record_stream(now)
+
+    like.record_stream(stream)
+    with torch.cuda.stream(stream):
+        yield join
+
+
+def start_sum(tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
+    """Sum tensors of one dtype over a group, all in one message; 16-bit floats in fp32. The ranks have agreed on it."""
+    dtype = tensors[0].dtype
+    flat = torch.cat([each.reshape(-1) for each in tensors]).to(torch.promote_types(dtype, torch.float32))
+    with others_there():
+        work = dist.all_reduce(flat, group=group.data, async_op=True)
+
+    def arrive() -> list[Tensor]:
+        assert work is not None
+        with others_there():
+            work.wait()
+        parts = flat.to(dtype).split([each.numel() for each in tensors])
+        return [torch.empty_like(each).copy_(part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
+
+    return arrive
+
+
+# --- the same for autograd to see, each function the transpose of another
+
+
+class _Send(torch.autograd.Function):
+    """x to the messages that others send of theirs, and an empty tensor, so that every shard takes part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: MeshExchange) -> tuple[Tensor, ...]:
+        ctx.exchange, ctx.shape = exchange, x.shape
+        messages = exchange.start(x)()
+        return *(messages[owner] for owner in exchange.traffic.asked), x.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        return _SendBack.apply(ctx.exchange, ctx.shape, *gradients), None
+
+
+class _SendBack(torch.autograd.Function):
+    """Gradients of messages, and of the empty tensor, to that of x."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: MeshExchange, shape: torch.Size, *gradients: Tensor) -> Tensor:
+        ctx.exchange = exchange
+        dx = gradients[-1].new_zeros(shape)
+        for block, gradient in exchange.start_back(dict(zip(exchange.traffic.asked, gradients)), dx)():  # noqa: B905
+            give(dx, block, gradient)
+        return dx
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        return None, None, *_Send.apply(gradient, ctx.exchange)
+
+
+def replicated(weight: Tensor, group: Group | None, call: str) -> Tensor:
+    """A tensor that all ranks have alike, whose gradient is the sum of theirs."""
+    return weight if group is None else _Replicated.apply(weight, group, call)
+
+
+def summed(x: Tensor, group: Group | None, call: str) -> Tensor:
+    """The sum of a tensor over a group, which all ranks have alike."""
+    return x if group is None else _Summed.apply(x, group, call)
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, group: Group, call: str) -> Tensor:
+        ctx.group, ctx.call = group, call
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        return _Summed.apply(gradient, ctx.group, ctx.call), None, None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, call: str) -> Tensor:
+        ctx.group, ctx.call = group, call
+        agree(group, f"sum of {list(x.shape)} in {call}")
+        return start_sum([x], group)()[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        return _Replicated.apply(gradient, ctx.group, ctx.call), None, None
+
+
+def tied(y: Tensor, *others: Tensor | None) -> Tensor:
+    """y, whose gradient of any order asks for that of the others, too."""
+    recorded = [each for each in others if each is not None and each.requires_grad]
+    return _Tied.apply(y, *(_Zeros.apply(torch.Size([0]), each) for each in recorded)) if recorded else y
+
+
+class _Tied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *ends: Tensor) -> Tensor:
+        ctx.save_for_backward(*ends)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        ends = ctx.saved_tensors
+        return dy, *(_Zeros.apply(end.shape, dy, *ends) for end in ends)
+
+
+class _Zeros(torch.autograd.Function):
+    """Zeros that depend on tensors: their gradients are zeros that depend on the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, shape: torch.Size, *on: Tensor) -> Tensor:
+        ctx.shapes = [each.shape for each in on]
+        return on[0].new_zeros(shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        return None, *(_Zeros.apply(shape, gradient) for shape in ctx.shapes)

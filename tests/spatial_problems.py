@@ -1,0 +1,109 @@
+"""Random convolutions of images that are sharded, and what one process makes of them; for tests/spatial_ranks.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+
+from haloconv import distributed
+from haloconv.rims import PADDING_MODES
+
+Tensor = torch.Tensor
+Placements = tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One convolution of integers. ``sides`` are (top, bottom, left, right)."""
+
+    x: tuple[int, int, int, int]
+    w: tuple[int, int, int, int]
+    stride: tuple[int, int]
+    sides: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    modes: tuple[str, str]
+    channels_last: bool
+    seed: int
+
+    def tensors(self, device: str) -> tuple[Tensor, Tensor, Tensor]:
+        """x, w and b as one process has them, leaves that want gradients."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shapes = (self.x, self.w, self.w[:1])
+        x, w, b = (torch.randint(-3, 4, shape, generator=generator).double().to(device) for shape in shapes)
+        x = x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+        return x.requires_grad_(), w.requires_grad_(), b.requires_grad_()
+
+    def in_one_process(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        """The convolution of a padded copy."""
+        top, bottom, left, right = self.sides
+        for sides, mode in (((0, 0, top, bottom), self.modes[0]), ((left, right, 0, 0), self.modes[1])):
+            x = torch.nn.functional.pad(x, sides, mode="constant" if mode == "zeros" else mode)
+        return torch.nn.functional.conv2d(x, w, b, self.stride, 0, self.dilation, self.groups)
+
+    def sharded(self, x: DTensor, w: Tensor, b: Tensor) -> DTensor:
+        """The same on this rank's shard."""
+        spec = (self.stride, self.sides, self.dilation, self.groups)
+        return distributed.conv2d(x, w, b, *spec, padding_mode=self.modes)
+
+
+def draw(random: Random) -> Case:
+    """A case with a result: images down to one row, filters up to five taps, padding of all modes."""
+    axes = []
+    while len(axes) < 2:
+        extent, taps, dilation = random.randint(1, 11), random.randint(1, 5), random.choice((1, 1, 2, 3))
+        mode = random.choice(PADDING_MODES)
+        most = {"circular": extent, "reflect": extent - 1}.get(mode, 4)
+        before, after = random.randint(0, min(most, 4)), random.randint(0, min(most, 4))
+        if extent + before + after > dilation * (taps - 1):
+            axes.append((extent, taps, dilation, mode, before, after))
+    (h, r, d0, m0, top, bottom), (w, s, d1, m1, left, right) = axes
+    groups, c, k = random.choice((1, 2)), random.randint(1, 2), random.randint(1, 2)
+    return Case(
+        (random.choice((1, 2)), c * groups, h, w), (k * groups, c, r, s), (random.randint(1, 3), random.randint(1, 3)),
+        (top, bottom, left, right), (d0, d1), groups, (m0, m1), random.random() < 0.3, random.randrange(1 << 30),
+    )  # fmt: skip
+
+
+def integers(*shape: int) -> Tensor:
+    """What all ranks draw alike, as a leaf."""
+    return torch.randint(-3, 4, shape).double().requires_grad_()
+
+
+def shard(whole: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+    """This rank's part of what all ranks have, without communication; a leaf if ``whole`` is one."""
+    part = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
+    return part.requires_grad_(whole.requires_grad)
+
+
+def same(ours: Tensor, whole: Tensor) -> bool:
+    """Whether a result is, bit for bit, that of one process: of a DTensor this rank's part."""
+    if not isinstance(ours, DTensor):
+        return torch.equal(ours, whole)
+    expected = shard(whole, ours.device_mesh, tuple(ours.placements))
+    return ours.shape == whole.shape and torch.equal(ours.to_local(), expected.to_local())
+
+
+def assert_equal(case: Case, mesh: DeviceMesh, placements: Placements, second: bool) -> None:
+    """fprop, dx, dw, db are those of one process; with ``second`` their gradients, too."""
+    device = mesh.device_type
+    leaves = case.tensors(device)
+    x, w, b = leaves
+    ours = (shard(x, mesh, placements), *(each.detach().clone().requires_grad_() for each in (w, b)))
+    y, expected = case.sharded(*ours), case.in_one_process(*leaves)
+    assert same(y, expected), case
+    generator = torch.Generator().manual_seed(case.seed + 1)
+    dy = torch.randint(-3, 4, expected.shape, generator=generator).double().to(device).requires_grad_()
+    d_ours = shard(dy, mesh, placements)
+    gradients = torch.autograd.grad(y, ours, d_ours, create_graph=second)
+    wanted = torch.autograd.grad(expected, leaves, dy, create_graph=second)
+    assert all(map(same, gradients, wanted)), case
+    if second:
+        ones = [torch.randint(-3, 4, each.shape, generator=generator).double().to(device) for each in wanted[:2]]
+        parts = [shard(ones[0], mesh, placements), ones[1]]
+        again = torch.autograd.grad(gradients[:2], (*ours[:2], d_ours), parts)
+        assert all(map(same, again, torch.autograd.grad(wanted[:2], (*leaves[:2], dy), ones))), case

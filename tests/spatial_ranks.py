@@ -1,0 +1,253 @@
+"""Scenarios of haloconv.distributed in four processes; what a rank found goes to ``rankN.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import torch
+import torch._dynamo  # DTensor loads it at its first use: here once, before ranks are forked
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from haloconv import distributed
+from haloconv.distributed import norms, pixels
+from tests import spatial_models
+from tests.spatial_problems import Placements, assert_equal, draw, integers, same, shard
+from tests.usages import Place
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = {
+    "sharded_unet": ["--image", "12", "8", "--channels", "4", "--steps", "2", "--device", "cpu"],
+    "sharded_decoder": ["--latent", "3", "2", "--channels", "2", "--device", "cpu"],
+}
+FUZZED = 300
+OK = "as one process"
+ROWS, COLUMNS = Shard(2), Shard(3)
+
+
+@lru_cache
+def meshes() -> dict[str, tuple[DeviceMesh, Placements]]:
+    """Every mesh that images are sharded over here; of two processes there are two side by side."""
+    square, line = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")), init_device_mesh("cpu", (4,))
+    return {
+        "2x2": (square, (ROWS, COLUMNS)),
+        "2x1": (square["rows"], (ROWS,)),
+        "1x2": (square["columns"], (COLUMNS,)),
+        "1x4": (line, (COLUMNS,)),
+        "4x1": (line, (ROWS,)),
+        "2x2 of rows": (square, (ROWS, ROWS)),
+        "images and rows": (square, (Shard(0), ROWS)),
+    }
+
+
+def fuzzed() -> None:
+    """Every seventh problem on the same mesh; every twentieth with second gradients."""
+    random, places = Random(0), list(meshes().items())
+    for number in range(FUZZED):
+        name, (mesh, placements) = places[number % len(places)]
+        try:
+            assert_equal(draw(random), mesh, placements, second=number % 20 == 0)
+        except Exception as error:
+            raise AssertionError(f"problem {number} on {name}") from error
+
+
+def on_gpus(on: Place) -> None:
+    """Random problems on rows of as many GPUs as there are ranks."""
+    random, mesh = Random(1), init_device_mesh("cuda", (dist.get_world_size(),))
+    for number in range(60):
+        assert_equal(draw(random), mesh, (ROWS if number % 2 else COLUMNS,), second=number % 5 == 0)
+
+
+def other_placements() -> None:
+    """Channels of x and of the filter that are sharded, and images that all have, as DTensor takes them."""
+    mesh, _ = meshes()["2x2"]
+    x, w, b = integers(4, 4, 7, 6), integers(6, 4, 3, 3), integers(6)
+    expected = torch.nn.functional.conv2d(x, w, b, padding=1)
+    dy = integers(*expected.shape)
+    wanted = torch.autograd.grad(expected, (x, w, b), dy)
+    for placements, kept in (
+        ((Shard(1), ROWS), (Replicate(), ROWS)),
+        ((Replicate(), COLUMNS), (Replicate(), COLUMNS)),
+        ((Replicate(), Replicate()), (Replicate(), Replicate())),
+        ((Shard(0), Shard(1)), (Shard(0), Replicate())),
+    ):
+        ours = shard(x, mesh, placements), shard(w, mesh, (Shard(0), Shard(1))), shard(b, mesh, (Replicate(), Shard(0)))
+        y = distributed.conv2d(*ours, padding="same")
+        assert y.placements == kept and same(y, expected)
+        assert all(map(same, torch.autograd.grad(y, ours, shard(dy, mesh, kept)), wanted)), placements
+        with torch.no_grad():
+            assert same(distributed.conv2d(*ours, padding=1), expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert distributed.conv2d(ours[0].detach().float(), w.float(), b.float(), padding=1).dtype == torch.bfloat16
+
+
+def pixels_mixed() -> None:
+    """Pooling, padding and interpolation of integers, on thin and empty shards: values and gradients, bit by bit."""
+    functions = torch.nn.functional
+    for name in ("2x2", "4x1", "1x2", "2x2 of rows"):
+        mesh, placements = meshes()[name]
+        for shape in ((2, 3, 9, 11), (2, 3, 3, 5), (2, 3, 2, 3)):
+            for about, ours, theirs in (
+                ("max", lambda x: pixels.max_pool2d(x, 2, (1, 2), 1), lambda x: functions.max_pool2d(x, 2, (1, 2), 1)),
+                ("avg", lambda x: pixels.avg_pool2d(x, 2, 1, 1), lambda x: functions.avg_pool2d(x, 2, 1, 1)),
+                ("by 2 and 3", lambda x: pixels.interpolate(x, None, (2, 3)),
+                 lambda x: functions.interpolate(x, None, (2, 3))),
+                *(
+                    (mode, lambda x, m=mode: pixels.interpolate(x, None, 2, m),
+                     lambda x, m=mode: functions.interpolate(x, None, 2.0, m))
+                    for mode in ("bilinear", "nearest-exact")
+                ),
+                *(
+                    (mode, lambda x, m=mode: pixels.pad(x, (2, 1, 1, 0), m),
+                     lambda x, m=mode: functions.pad(x, (2, 1, 1, 0), m))
+                    for mode in ("constant", "circular", "reflect", "replicate")
+                ),
+            ):  # fmt: skip
+                x = integers(*shape)
+                mine = shard(x, mesh, placements)
+                y, expected = ours(mine), theirs(x)
+                dy = integers(*expected.shape)
+                (dx,) = torch.autograd.grad(y, mine, shard(dy, mesh, placements))
+                (wanted,) = torch.autograd.grad(expected, x, dy)
+                assert same(y, expected) and same(dx, wanted), (about, name, shape)
+
+
+def models() -> None:
+    """A whole model in training: outputs, gradients of parameters and inputs, running statistics; then in inference."""
+    for place in ("2x2", "images and rows"):
+        spatial_models.assert_alike(spatial_models.Everything, (2, 3, 9, 11), *meshes()[place])
+
+
+def compiled() -> None:
+    """torch.compile leaves a sharded convolution to Python, and gives the same."""
+    mesh = init_device_mesh("cpu", (2,))
+    layer = distributed.shard_spatially(torch.nn.Conv2d(3, 4, 3, padding=1).double(), mesh)
+    x = integers(1, 3, 5, 6)
+    y = torch.compile(lambda x: layer(x) * 2, backend="eager")(shard(x, mesh, (ROWS,)))
+    spatial_models.assert_close(y.full_tensor(), 2 * torch.nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
+
+
+def beside_data_parallel() -> None:
+    """DDP and FSDP2 on one dimension of the mesh, images sharded on the other."""
+    mesh, _ = meshes()["2x2"]
+    for wrap in (spatial_models.with_ddp, spatial_models.with_fsdp2):
+        spatial_models.assert_trained_alike(wrap, data=mesh["rows"], space=mesh["columns"])
+
+
+def refused() -> str:
+    """What a sharded model says of all that it does not take."""
+    mesh, placements = meshes()["2x2"]
+    said = {name: spatial_models.refusal(model, mesh, placements) for name, model in spatial_models.REFUSED.items()}
+    return json.dumps(said)
+
+
+def norms_twice() -> None:
+    """Gradients of gradients through the statistics of norms, and through pixels that others sent."""
+    mesh, placements = meshes()["images and rows"]
+    functions, w, b = torch.nn.functional, *(torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    for ours, theirs in (
+        (
+            lambda x: norms.batch_norm(x, None, None, w, b, True),
+            lambda x: functions.batch_norm(x, None, None, w, b, True),
+        ),
+        (lambda x: norms.group_norm(x, 2, w, b), lambda x: functions.group_norm(x, 2, w, b)),
+        (lambda x: pixels.avg_pool2d(x, 3, 2, 1).pow(3), lambda x: functions.avg_pool2d(x, 3, 2, 1).pow(3)),
+    ):
+        mine, found = shard(x, mesh, placements), []
+        for y, leaf in ((ours(mine), mine), (theirs(x), x)):
+            (first,) = torch.autograd.grad((y + y.pow(2)).sum(), leaf, create_graph=True)
+            found.append(torch.autograd.grad(first.pow(2).sum(), (leaf, w), allow_unused=True))
+        for got, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, wanted)
+
+
+def _differs(**by_rank: object) -> object:
+    return by_rank.get(f"rank_{dist.get_rank()}", by_rank["others"])
+
+
+def _convolve(x: torch.Tensor | None = None, channels: int = 3, stride: int = 1) -> DTensor:
+    mesh, placements = meshes()["2x2"]
+    x = shard(integers(2, 3, 8, 8), mesh, placements) if x is None else x
+    return distributed.conv2d(x, integers(4, channels, 3, 3), None, stride, 1)
+
+
+def strides_differ() -> None:
+    _convolve(stride=_differs(rank_1=2, others=1))
+
+
+def a_filter_is_wrong() -> None:
+    _convolve(channels=_differs(rank_2=5, others=3))
+
+
+def all_filters_are_wrong() -> None:
+    _convolve(channels=5)
+
+
+def shapes_differ() -> None:
+    """Whole images that from_local guesses of shards of unequal height, on each rank its own."""
+    mesh, _ = meshes()["4x1"]
+    _convolve(DTensor.from_local(integers(2, 3, 3 if dist.get_rank() < 3 else 1, 8), mesh, [ROWS]))
+
+
+def a_model_fails() -> None:
+    """In a layer between convolutions, on one rank, which lives on."""
+    mesh, placements = meshes()["2x2"]
+    model = distributed.shard_spatially(spatial_models.fails_on(3), mesh)
+    model(shard(integers(2, 3, 8, 8), mesh, placements))
+
+
+def a_rank_ends() -> None:
+    if dist.get_rank() == 1:
+        os._exit(0)
+    _convolve()
+
+
+SCENARIOS: tuple[Callable[[], object], ...] = (
+    fuzzed,
+    other_placements,
+    pixels_mixed,
+    norms_twice,
+    models,
+    beside_data_parallel,
+    refused,
+    strides_differ,
+    a_filter_is_wrong,
+    all_filters_are_wrong,
+    shapes_differ,
+    a_model_fails,
+    a_rank_ends,
+)
+
+
+def all_of_them(folder: str, chosen: tuple[str, ...] = ()) -> None:
+    """Each scenario in turn, in one process group: an error of one leaves the next one whole."""
+    found, file = {}, Path(folder) / f"rank{dist.get_rank()}.json"
+    for scenario in SCENARIOS:
+        if chosen and scenario.__name__ not in chosen:
+            continue
+        begin = time.monotonic()
+        torch.manual_seed(0)
+        try:
+            said = scenario() or OK
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}{f': {error.__cause__!r}' if type(error) is AssertionError else ''}"
+        found[scenario.__name__] = (said, time.monotonic() - begin)
+        file.write_text(json.dumps(found))
+
+
+def in_two_processes(folder: str) -> None:
+    """The scripts of examples/ for several processes; what rank 0 prints goes to ``NAME.txt``. Then torch.compile."""
+    for name, arguments in EXAMPLES.items():
+        with (Path(folder) / f"{name}.txt").open("a") as file, redirect_stdout(file):
+            runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"](arguments)
+    compiled()
