@@ -65,7 +65,7 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
 )  # fmt: skip
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_planes", _DENSE, "planes, columns shared"),
-    ("sm90_planes_even", _DENSE, "planes"),
+    ("sm90_planes_even", (*_DENSE, "scale_relu"), "planes"),
     ("sm90_planes_deep", _DENSE, "planes"),
     ("sm90_planes_many", _DENSE, "planes, rows shared"),
     ("sm90_planes_stride", _DENSE, "planes, two blocks"),

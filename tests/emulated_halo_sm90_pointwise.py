@@ -72,7 +72,7 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("pointwise split-K kept", ("sm90_pointwise_deep",), _BOTH, ("fprop",)),
 )  # fmt: skip
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
-    ("sm90_pointwise", _DENSE, "pointwise"),
+    ("sm90_pointwise", (*_DENSE, "scale_relu"), "pointwise"),
     ("sm90_pointwise_nhwc", _DENSE, "pointwise two blocks"),
     ("sm90_pointwise_to_nhwc", ("fprop",), "pointwise"),
     ("sm90_pointwise_many", _DENSE, "pointwise kept"),

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from haloconv import plan, reference
 from haloconv.epilogue import bias_and_scale
 from haloconv.precision import convolution_precision
-from haloconv.problem import ConvSpec, Epilogue, Problem
+from haloconv.problem import NO_EPILOGUE, ConvSpec, Epilogue, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
@@ -105,10 +105,10 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
 
 def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
     direction = "fprop" if result in FORWARD else "wgrad" if result == "bgrad" else result
-    extents = (*t.x.shape, t.w.shape[0], *t.w.shape[2:])
+    extents, epilogue = (*t.x.shape, t.w.shape[0], *t.w.shape[2:]), EPILOGUES.get(result, NO_EPILOGUE)
     return Problem(
         direction, *extents, stride=spec.stride, padding=spec.padding, dilation=spec.dilation, groups=spec.groups,
-        bias=t.b is not None and direction == "fprop", dtype=t.x.dtype,
+        bias=t.b is not None and direction == "fprop" and not epilogue.scale, dtype=t.x.dtype, epilogue=epilogue,
         precision=spec.precision or "ieee" if t.x.dtype == torch.float32 else "ieee",
     )  # fmt: skip
 

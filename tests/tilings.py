@@ -14,6 +14,7 @@ from haloconv.families.halo_sm90.conv.form import Form, forms
 from haloconv.families.halo_sm90.conv.launches import conv_source
 from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.families.reduce.partials import applies
 from haloconv.jit import KernelSource
 from haloconv.problem import Request, TensorForm
 from tests import oracle
@@ -56,8 +57,8 @@ def sources_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
 
 def chosen_sources(request: Request) -> list[KernelSource]:
     """The sources of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
-    storage = storage_of(request)
-    best = [best_tilings(form, storage, 132)[0] for form in forms(request.problem) if form.taps]
+    storage, may_split = storage_of(request), applies(request.problem.epilogue)
+    best = [best_tilings(form, storage, 132, may_split)[0] for form in forms(request.problem) if form.taps]
     return [conv_source(request.problem, tiling) for tiling in best]
 
 

@@ -157,7 +157,7 @@ def test_every_example_has_a_row_and_every_command_exists(monkeypatch: pytest.Mo
     programs = r"^ *((?:python|haloconv|torchrun --nproc-per-node \d) .*)$"
     lines = [line for source in sources for line in re.findall(programs, source, re.MULTILINE)]
     verbs = typer.main.get_command(app).commands
-    assert len(lines) == 22
+    assert len(lines) == 26
     for line in lines:
         program, target, *arguments = shlex.split(re.sub(" --nproc-per-node .", "", line), comments=True)
         if program in ("python", "torchrun"):

@@ -62,7 +62,7 @@ MAIN = {
 def expected_texts(call: driver.Call) -> set[str]:
     """The text of the one tiling that is chosen for a call, by the families' own functions."""
     one, t = call.one, driver.placed(call, "cpu")[1]
-    first, second = {"fprop": (t.x, t.w), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[call.result]
+    first, second = {"dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}.get(call.result, (t.x, t.w))
     forms = [TensorForm(each.stride(), each.data_ptr() % 16 == 0) for each in (first, second)]
     layout = oracle.layout_of(one.w_storage if call.result == "wgrad" else one.storage)
     problem = oracle.problem_of(call.result, t, one.spec)

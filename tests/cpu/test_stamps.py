@@ -33,7 +33,7 @@ VERIFIED = {
     "grouped_sm90": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", *HALVES}),
     "halo_sm80_wgrad": ({"wgrad"}, {"tf32", *HALVES}),
-    "halo_sm90": ({"fprop", "dgrad", "wgrad", "relu"}, {"tf32", *HALVES}),
+    "halo_sm90": ({"fprop", "dgrad", "wgrad", "relu", "scale_relu"}, {"tf32", *HALVES}),
     "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
     "depthwise_toeplitz": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
     "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),

@@ -1,0 +1,69 @@
+"""Epilogues of halo_sm90 on a GPU: a scale in every tiling, and every activation in every kernel that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+
+from haloconv import plan
+from haloconv.epilogue import applied, bias_and_scale
+from haloconv.problem import ACTIVATIONS, ConvSpec, Epilogue
+from tests import oracle
+from tests.cases import Case, case_id, make, pick
+from tests.exact import make_exact
+from tests.families import HALO_SM90, Subject, each_dtype, name_of
+from tests.launches import launched
+from tests.tilings import nth_tiling
+
+LAYERS = {  # extents of x and w, and the kernel that runs them in either order of memory
+    "conv": ((4, 64, 30, 40), (72, 64, 3, 3), ("halo_sm90/conv",)),
+    "pointwise": ((4, 128, 16, 16), (136, 128, 1, 1), ("halo_sm90/pointwise",)),
+    "planes": ((8, 64, 7, 7), (72, 64, 1, 1), ("halo_sm90/pointwise_planes", "halo_sm90/pointwise")),
+}
+SLOPE = 1.13  # of the steepest activation, by which it enlarges an error
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize("one", pick("channels_last", "wide", "odd_widths"), ids=case_id)
+def test_a_scale_in_every_tiling(one: Case, subject: Subject, dtype: torch.dtype, record: Callable) -> None:
+    """Random values, and integers to the bit."""
+    forced, result = subject.on(one, dtype), oracle.SCALE_RELU
+    t, exact = make(forced, dtype, "cuda"), make_exact(forced, dtype, "cuda")
+    want = oracle.expected(result, t, forced.spec)
+    index, most = 0, 1
+    while index < most:
+        with nth_tiling(index) as seen, launched() as names:
+            got, integers = oracle.run(result, t, forced), oracle.run(result, exact, forced)
+        most, index = seen["most"], index + 1
+        error = oracle.check(result, got, t, forced.spec, want=want)
+        oracle.check_exact(result, integers, exact, forced.spec)
+        record(names, result, subject.label(dtype), error.norm)
+        record(names, result, subject.label(dtype), kind="exact")
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_activation(layer: str, order: torch.memory_format, subject: Subject, dtype: torch.dtype) -> None:
+    x_shape, w_shape, kernels = LAYERS[layer]
+    new = torch.Generator("cuda").manual_seed(0)
+    x, w, b = (torch.randn(shape, generator=new, device="cuda").to(dtype) for shape in (x_shape, w_shape, w_shape[:1]))
+    x, w = x.to(memory_format=order), w * (w[0].numel() ** -0.5)
+    pairs = bias_and_scale(b, torch.linspace(-2, 2, w_shape[0], device="cuda"), dtype)
+    padding = (w_shape[2] // 2,) * 4
+    spec = ConvSpec(
+        padding=padding, family="halo_sm90", strict=True, precision="tf32" if x.element_size() == 4 else None
+    )
+    sums = torch.conv2d(x.double(), w.double(), None, padding=padding[0])
+    limit = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    for name, has_scale in product((None, *ACTIVATIONS), (False, True)):
+        epilogue, third = Epilogue(has_scale, name), pairs if has_scale else b
+        bound = plan.plan_fprop(x, w, third, spec, epilogue)
+        before = sums if has_scale else sums + b.double()[:, None, None]
+        want = applied(before, pairs.double(), epilogue)
+        got = bound.run(x, w, third)
+        assert bound.choice.kernel in kernels
+        assert (got.double() - want).abs().max() <= SLOPE * limit * (1 + want.abs().max()), (name, has_scale)
