@@ -21,6 +21,7 @@ from haloconv.families import FAMILIES
 from haloconv.families.files import device_hash
 from haloconv.problem import dense_request
 from tests.tuned import FACTS, LAYER, record
+from tools.stamps import pending
 
 CPU = torch.device("cpu")
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
@@ -97,10 +98,16 @@ def test_a_users_file_is_read_and_written_in_todays_format(own_folder: Path) -> 
 
 
 def test_shipped_records_name_configs_that_are_offered() -> None:
-    """A config that no family offers would give way to another one, of which nothing was measured."""
+    """A config that no family offers would give way to another one, of which nothing was measured.
+
+    Records of kernels that have changed since are followed by nobody; only a pending kernel may have such.
+    """
     offered: Counter = Counter()
+    found = read_records(SHIPPED / "nvidia-h200.json")
+    current = [each for each in found if each.source == device_hash(each.own or "aten")]
+    assert {each.own for each in found} - {each.own for each in current} <= pending().keys() and len(current) > 300
     with recorder(H200):
-        for one in read_records(SHIPPED / "nvidia-h200.json"):
+        for one in current:
             configs = FAMILIES[one.family].configs(dense_request(read_layer(one.layer, one.size), CPU))
             keys = {config.key for config in configs if config.kernel == one.kernel}
             offered[bool(keys) and (one.config in keys or not one.config)] += 1

@@ -141,7 +141,8 @@ float atomicAdd(float* at, float value);
 // ---- Arithmetic ----
 extern "C" {
 float sqrtf(float), rsqrtf(float), fabsf(float), floorf(float), ceilf(float), rintf(float), expf(float), exp2f(float),
-    logf(float), log2f(float), erff(float), tanhf(float), fminf(float, float), fmaxf(float, float), fmaf(float, float, float);
+    logf(float), log2f(float), erff(float), tanhf(float), fminf(float, float), fmaxf(float, float),
+    fmaf(float, float, float);
 double sqrt(double), fabs(double), floor(double), ceil(double), exp(double), log(double), fma(double, double, double);
 }
 HC_EMU_INLINE float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
