@@ -151,7 +151,7 @@ def replace_convolutions(graph: torch.fx.GraphModule) -> list[Convolution]:
             found += told
     for each in found:
         state = "haloconv's operator" if each.replaced else "left to PyTorch"
-        state += "".join(f" with {name}" for name in each.fused)
+        state += f" with {' and '.join(each.fused)}" if each.fused else ""
         logs.choice.info("torch.compile, %s: %s: %s", each.layer, state, each.reason)
     return found
 
