@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import haloconv
+from haloconv import padding
+from haloconv.choose.choice import Choice
 from haloconv.plan import result_layout
+from haloconv.problem import ConvSpec
 from haloconv.rims import PADDING_MODES
 from haloconv.strips import convolve_cut
 from tests.padded import convolved, cut_on_a_cpu, integers, with_integers
@@ -262,3 +265,16 @@ def test_zero_padding_is_what_it_was(rims_on_a_cpu: None) -> None:
     layer(x)
     ((_, call, _),) = vars(layer)["_calls"].values()
     assert call.function is torch.conv2d and call.native
+
+
+@pytest.mark.parametrize(
+    ("rows", "family", "cuts"), [(1024, "auto", True), (1023, "auto", False), (64, "direct", True)]
+)
+def test_auto_leaves_small_images_to_a_copy(
+    rows: int, family: str, cuts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 64 MiB on they are cut; what is asked for by name always is."""
+    monkeypatch.setattr(padding, "choose", lambda problem, device, family: Choice("direct", "a test"))
+    spec = ConvSpec(padding=(1, 1, 1, 1), family=family)
+    posed = padding.Posed((4, 8, rows, 512), (8, 8, 3, 3), torch.float32, "nchw", spec, ("circular", "circular"))
+    assert (posed.cut_on(torch.device("cuda")) is not None) is cuts
