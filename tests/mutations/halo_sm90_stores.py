@@ -209,7 +209,7 @@ SUMS = (
     fault("the bias of the first group", "the group's first filter is ignored",
           ("p.bias[(i64)own.group * p.filters + own.first", "p.bias[own.first"), on="groups_odd", shape="flat"),
     fault("the bias of filters beyond the last one", "it is read behind the last filter",
-          ("if (row < own.count) finish", "finish"), on="odd_widths"),
+          ("if (row < own.count)\n            finish", "finish"), on="odd_widths"),
     fault("rows of a pack without their bias", "the second output's rows take other filters' bias",
           ("PACK_FILTERS + row % PACK_FILTERS", "PACK_FILTERS + row"), on="large_3x3", shape="boxes in rows"),
     fault("no ReLU", "sums below zero stay as they are", ("return activated<KIND>(sum);", "return sum;"),
