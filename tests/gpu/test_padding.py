@@ -1,0 +1,36 @@
+"""Padding modes on a GPU: interior and rims are a padded copy's results, on integers to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import haloconv
+from tests.families import DIRECT, HALO_SM90, Subject, name_of, over
+from tests.padded import convolved, integers, with_integers
+
+MODES = ("circular", ("zeros", "circular"), ("reflect", "replicate"))
+
+
+@pytest.mark.parametrize(
+    ("subject", "modes"), over(*((each, m) for each in (DIRECT, HALO_SM90) for m in MODES)), ids=name_of
+)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_rims(
+    subject: Subject, modes: object, order: torch.memory_format, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precision = "tf32" if subject.tensor_cores else "ieee"
+    own = {"family": subject.name, "strict": True, "precision": precision, "padding_mode": modes}
+    layer = with_integers(haloconv.Conv2d(16, 24, (3, 5), stride, (1, 2), **own).cuda())
+    x = integers(2, 16, 30, 44, dtype=torch.float32).cuda().to(memory_format=order).requires_grad_()
+    reference, wide = layer.double(), x.detach().double().requires_grad_()
+    want = convolved(wide, reference)
+    dy = integers(*want.shape).cuda()
+    gradients = torch.autograd.grad(want, (wide, *reference.parameters()), dy)
+    layer = layer.float()
+    monkeypatch.setattr(torch.nn.functional, "pad", None)  # no copy
+    y = layer(x)
+    found = torch.autograd.grad(y, (x, *layer.parameters()), dy.float())
+    for got, expected in zip((y, *found), (want, *gradients), strict=True):
+        assert torch.equal(got.double(), expected)
