@@ -54,14 +54,16 @@ __device__ __forceinline__ float activated(float x) {
 }
 
 // Whether the compiler would begin more of them at a time than there are registers for: they begin one after the other,
-// and a kernel may have to leave a loop rolled.
+// and a kernel may have to leave a loop rolled. (A variable would be a global of every kernel.)
 template <Activation KIND>
-inline constexpr bool IS_LONG = KIND == Activation::SILU || KIND == Activation::GELU || KIND == Activation::SIGMOID;
+struct IsLong {
+    enum { VALUE = KIND == Activation::SILU || KIND == Activation::GELU || KIND == Activation::SIGMOID };
+};
 
 // y of a sum and what its filter has.
 template <Affine BEFORE, Activation KIND>
 __device__ __forceinline__ float finished(float sum, const BiasAndScale& own) {
-    if constexpr (IS_LONG<KIND>) ptx::renew(sum);
+    if constexpr (IsLong<KIND>::VALUE) ptx::renew(sum);
     if constexpr (BEFORE == Affine::SCALE_AND_BIAS) sum = fmaf(sum, own.scale, own.bias);
     if constexpr (BEFORE == Affine::BIAS) sum += own.bias;
     return activated<KIND>(sum);

@@ -43,7 +43,7 @@ __device__ __forceinline__ int row_shift(const Params& p, int out_row) {
 
 // The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
 // no index: unrolled it compiles twice as long, or spills. Tiles that leave in boxes would get up to 13 % slower.
-constexpr bool ROLLED = !Y_BOXES && TILE_PX > (hc::IS_LONG<ACTIVATION> ? 64 : 128);
+constexpr bool ROLLED = !Y_BOXES && TILE_PX > (hc::IsLong<ACTIVATION>::VALUE ? 64 : 128);
 
 // Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
 // each when it comes to it (renew).
