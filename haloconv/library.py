@@ -22,6 +22,7 @@ from haloconv.profiling import profiler
 Tensor = torch.Tensor
 
 SPEC_SCHEMA = "int[2] stride, int[4] padding, int[2] dilation, int groups, str? precision, str family, bool strict"
+_RELU = Epilogue(activation="relu")
 _library = torch.library.Library("haloconv", "DEF")
 for _schema in (
     f"fprop(Tensor x, Tensor w, Tensor? b, {SPEC_SCHEMA}) -> Tensor",
@@ -133,31 +134,37 @@ def _fprop_backward(ctx: Any, dy: Tensor) -> tuple:
     return dx, dw, db, *([None] * 7)
 
 
-def _keep_all(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _keep_for_epilogue(ctx: Any, inputs: tuple, output: Tensor) -> None:
     x, w, b, has_scale, activation, *values = inputs
-    ctx.save_for_backward(x, w, b)
     ctx.epilogue, ctx.values = Epilogue(has_scale, activation), values
+    ctx.shapes, ctx.layouts = (x.shape, w.shape), (plans.layout_of(x), plans.layout_of(w))
+    if ctx.epilogue == _RELU:
+        save_needed(ctx, x, w, output)
+    else:
+        ctx.save_for_backward(x, w, b)
 
 
 def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple:
-    """Of sums that are computed again: what they become is not kept."""
-    x, w, b = ctx.saved_tensors
-    has_scale, activation = ctx.epilogue
-    sums = torch.ops.haloconv.fprop(x, w, None if has_scale else b, *ctx.values)
-    db = None
-    if has_scale:
-        bias, scale = (each.reshape(-1, 1, 1) for each in b.unbind(1))
-        exact = sums.to(b.dtype)
-        dz = activation_backward(dy.to(b.dtype), torch.addcmul(bias, exact, scale), activation)
-        db = torch.stack((dz.sum((0, 2, 3)), (dz * exact).sum((0, 2, 3))), 1) if ctx.needs_input_grad[2] else None
+    """Of ReLU by the result; of all else by sums that are computed again, for none of them is kept."""
+    x, w, third = ctx.saved_tensors
+    (has_scale, activation), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
+    ops, db = torch.ops.haloconv, None
+    if ctx.epilogue == _RELU:
+        dz = activation_backward(dy, third, activation)
+    elif has_scale:
+        sums = ops.fprop(x, w, None, *ctx.values)
+        bias, scale = (each.reshape(-1, 1, 1) for each in third.unbind(1))
+        exact = sums.to(third.dtype)
+        dz = activation_backward(dy.to(third.dtype), torch.addcmul(bias, exact, scale), activation)
+        db = torch.stack((dz.sum((0, 2, 3)), (dz * exact).sum((0, 2, 3))), 1) if wants_b else None
         dz = (dz * scale).to(sums.dtype)
     else:
-        dz = activation_backward(dy, sums, activation)
-        db = torch.ops.haloconv.bgrad(dz, _spec(*ctx.values).family) if ctx.needs_input_grad[2] else None
-    layouts = (plans.layout_of(x), plans.layout_of(w))
-    layout, ops = "nhwc" if "nhwc" in layouts else "nchw", torch.ops.haloconv
-    dx = ops.dgrad(dz, w, x.shape, layout, *ctx.values) if ctx.needs_input_grad[0] else None
-    dw = ops.wgrad(dz, x, w.shape, layouts[1], *ctx.values) if ctx.needs_input_grad[1] else None
+        dz = activation_backward(dy, ops.fprop(x, w, third, *ctx.values), activation)
+    if wants_b and not has_scale:
+        db = ops.bgrad(dz, _spec(*ctx.values).family)
+    layout = "nhwc" if "nhwc" in ctx.layouts else "nchw"
+    dx = ops.dgrad(dz, w, ctx.shapes[0], layout, *ctx.values) if wants_x else None
+    dw = ops.wgrad(dz, x, ctx.shapes[1], ctx.layouts[1], *ctx.values) if wants_w else None
     return dx, dw, db, *([None] * 9)
 
 
@@ -187,7 +194,7 @@ def _bgrad_backward(ctx: Any, g: Tensor) -> tuple:
 
 torch.library.register_autograd("haloconv::fprop", _fprop_backward, setup_context=_keep_factors, lib=_library)
 torch.library.register_autograd(
-    "haloconv::fprop_epilogue", _fprop_epilogue_backward, setup_context=_keep_all, lib=_library
+    "haloconv::fprop_epilogue", _fprop_epilogue_backward, setup_context=_keep_for_epilogue, lib=_library
 )
 torch.library.register_autograd("haloconv::dgrad", _dgrad_backward, setup_context=_keep_factors, lib=_library)
 torch.library.register_autograd("haloconv::wgrad", _wgrad_backward, setup_context=_keep_factors, lib=_library)

@@ -1,7 +1,7 @@
 // What kernels do with a sum on its way out: y = activation(scale * sum + bias), in fp32 before it is rounded.
 //
-// Exponentials and quotients are the fast ones: within 2^-17 of the value by the bounds of the CUDA programming guide (of
-// __expf(x) 2 + |1.173 x| units in the last place), far below what a sum of TF32 or 16-bit products errs by.
+// Exponentials and quotients are the fast ones: within 2^-17 of the value by the bounds of the CUDA programming guide
+// (of __expf(x) 2 + |1.173 x| units in the last place), far below what a sum of TF32 or 16-bit products errs by.
 #pragma once
 
 #include "kernels/numeric.cuh"

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import haloconv
 from haloconv import plan
@@ -170,6 +171,24 @@ def test_the_operator_with_a_scale(name: str | None) -> None:
     torch.library.opcheck(torch.ops.haloconv.fprop_epilogue.default, (*leaves, *values))
     table = haloconv.decompositions()[torch.ops.haloconv.fprop_epilogue.default]
     torch.testing.assert_close(table(*leaves, *values), y)
+
+
+@pytest.mark.parametrize(("name", "again"), [("relu", 0), ("silu", 1)])
+def test_the_gradient_of_relu_computes_no_sums_again(name: str, again: int) -> None:
+    """It is known from the result; every other activation asks for what it was given."""
+    x, w, b, _ = _tensors("padded")
+    seen: list[str] = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    values = (False, name, [1, 1], [1] * 4, [1, 1], 1, None, "auto", False)
+    y = torch.ops.haloconv.fprop_epilogue(x.requires_grad_(), w.requires_grad_(), b, *values)
+    with Noting():
+        torch.autograd.grad(y.sum(), (x, w))
+    assert seen.count("haloconv::fprop") == again and seen.count("haloconv::dgrad") == 1, seen
 
 
 def test_autocast_leaves_bias_and_scale_in_fp32() -> None:
