@@ -41,13 +41,19 @@ def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
     if result == "fprop":
         return plan.fprop(t.x, t.w, t.b, one.spec)
     if result in EPILOGUES:
-        b = bias_and_scale(t.b, scale_of(t), t.x.dtype) if EPILOGUES[result].scale else t.b
+        b = third_operand(result, t)
         return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result]).run(t.x, t.w, b)
     if result == "dgrad":
         return plan.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec)
     if result == "wgrad":
         return plan.wgrad(t.dy, t.x, tuple(t.w.shape), layout_of(one.w_storage), one.spec)
     return plan.bgrad(t.dy, one.spec)
+
+
+def third_operand(result: str, t: Tensors) -> torch.Tensor | None:
+    """What a forward adds: the bias (K,), or (K, 2) of bias and scale where the epilogue has a scale."""
+    scales = result in EPILOGUES and EPILOGUES[result].scale
+    return bias_and_scale(t.b, scale_of(t), t.x.dtype) if scales else t.b
 
 
 def scale_of(t: Tensors) -> torch.Tensor:

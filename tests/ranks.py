@@ -9,6 +9,7 @@ commas, run one after the other in one process group.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -116,6 +117,8 @@ def main(scenario: str, device: str, family: str, rank: str, world_size: str, me
     finally:
         dist.destroy_process_group()
     print(DONE, flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads abort now and then while the interpreter ends
 
 
 if __name__ == "__main__":

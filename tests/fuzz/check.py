@@ -43,7 +43,8 @@ def check(draw: Draw | FrontDraw, device: str) -> list[Checked] | Failure:
             checked.append(Checked(kernels, "fuzz", error.norm if _norm_counts(draw) else 0.0))
     except (AssertionError, EmulatorError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         first = next(iter(str(error).strip().splitlines()), "")
-        return Failure(draw, config, f"{type(error).__name__}: {first}")
+        found = f"; {error.findings[0]}" if isinstance(error, EmulatorError) else ""
+        return Failure(draw, config, f"{type(error).__name__}: {first}{found}")
     return checked
 
 
@@ -121,4 +122,5 @@ def _form(tensor: torch.Tensor) -> TensorForm:
 
 
 def _operands(draw: Draw, t: Tensors) -> tuple[torch.Tensor | None, ...]:
-    return {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x), "bgrad": (t.dy,)}[draw.result]
+    third = oracle.third_operand(draw.answer, t)
+    return {"fprop": (t.x, t.w, third), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x), "bgrad": (t.dy,)}[draw.result]
