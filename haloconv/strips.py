@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -51,6 +51,9 @@ class Exchange(Protocol):
     def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
         """y, whose gradient asks for that of the others, too, so that all shards exchange the same."""
 
+    def telling(self) -> AbstractContextManager[None]:
+        """Inside, what fails here is told to the other shards, which may be waiting for this one."""
+
 
 class Alone:
     """The Exchange of an image that is one shard."""
@@ -73,6 +76,9 @@ class Alone:
     def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
         return y
 
+    def telling(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class Job(NamedTuple):
     """What is asked of one shard beside its tensors; the padding in ``spec`` is not looked at."""
@@ -88,9 +94,10 @@ class Job(NamedTuple):
 
 def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
     """The shard's y (N, K, P, Q) of its x (N, C, H, W), w (K, C/G, R, S), b (K,) or None: plain eager tensors."""
-    if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, and are recorded
-        return _Convolve.apply(x, w, b, job)
-    return _fprop(x, w, b, job)[0]
+    with job.exchange.telling():
+        if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, recorded
+            return _Convolve.apply(x, w, b, job)
+        return _fprop(x, w, b, job)[0]
 
 
 # --- blocks, and strips that are put together from them
@@ -303,7 +310,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        with calls_of(ctx.layer) if ctx.layer else nullcontext():
+        with ctx.job.exchange.telling(), calls_of(ctx.layer) if ctx.layer else nullcontext():
             return _Convolve._gradients(ctx, dy)
 
     @staticmethod
