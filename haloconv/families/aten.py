@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from haloconv import support
 from haloconv.families.base import BoundCall, Config
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout, is_channels_last, strides_of
@@ -21,7 +22,7 @@ class AtenFamily:
 
     name = "aten"
     directions: tuple[Direction, ...] = DIRECTIONS
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # and whatever else PyTorch takes
+    dtypes: tuple[torch.dtype, ...] = support.KERNEL_DTYPES  # and whatever else PyTorch takes
     tensor_cores = False  # unless PyTorch's setting allows TF32
     has_epilogue = False
     depthwise = False

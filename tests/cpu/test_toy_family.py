@@ -27,10 +27,10 @@ def add_family(checkout: Path) -> None:
     registry = checkout / "haloconv" / "families" / "__init__.py"
     text = registry.read_text("utf-8")
     imported = "from haloconv.families.halo_sm90.family import HaloSm90Family\n"
-    last = "        DepthwiseFamily(),\n"
+    last = "    DepthwiseFamily(),\n"
     assert text.count(imported) == text.count(last) == 1
     text = text.replace(imported, f"{imported}from haloconv.families.toy.family import ToyFamily\n")
-    registry.write_text(text.replace(last, f"{last}        ToyFamily(),\n"), "utf-8")
+    registry.write_text(text.replace(last, f"{last}    ToyFamily(),\n"), "utf-8")
 
 
 @pytest.fixture(scope="module")
