@@ -1,17 +1,20 @@
-"""What follows a convolution in a graph of torch.compile and can be its epilogue: a batch norm in evaluation mode, and
-an activation.
+"""What follows a convolution in a graph of torch.compile and can be its epilogue: a batch norm in evaluation mode, the
+addition of a residual, and an activation.
 
-Both must be the only ones that read what is before them, and nothing but inputs of the graph may stand in between: so
-nothing is written meanwhile, and nobody misses the values in between.
+Each must be the only one that reads what is before it, and nothing but inputs of the graph may stand in between: so
+nothing is written meanwhile, nobody misses the values in between, and of two convolutions whose sum it is the later one
+gets an addition.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from haloconv.library import OPERATORS
 from haloconv.problem import Activation, Epilogue
 
 Node = torch.fx.Node
@@ -35,41 +38,69 @@ _ACTIVATIONS: dict[Any, tuple[Activation, dict[str, tuple]]] = {  # by call: whi
     _functional.hardswish: ("hardswish", _IN_PLACE),
     _functional.leaky_relu: ("leaky_relu", {"negative_slope": (0.01,), **_IN_PLACE}),
 }
+_SUMS = (operator.add, torch.add, _aten.add, _aten.add.Tensor, "add")
+_SUMS_IN_PLACE = (operator.iadd, _aten.add_, _aten.add_.Tensor, "add_")
+_OF_ITS_OWN = (  # calls whose results are no views of tensors that others read
+    *_NORMS,
+    *(torch.conv2d, _aten.conv2d, _aten.conv2d.default, _aten.convolution, _aten.convolution.default),
+    *(OPERATORS.fprop.default, OPERATORS.fprop_epilogue.default),
+)
 _GELUS = (_functional.gelu, torch._C._nn.gelu)
 _GELU_KINDS: dict[str, Activation] = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 class Fused(NamedTuple):
-    """What becomes part of a convolution: its epilogue, the norm if there is one, and the node that has the result."""
+    """What becomes part of a convolution: its epilogue, and the nodes of it in their order, which are at least one.
+
+    ``norm`` is the first of them if it is a batch norm, ``residual`` the other operand of an addition.
+    """
 
     epilogue: Epilogue
+    nodes: tuple[Node, ...]
     norm: Node | None
-    last: Node
+    residual: Node | None
+
+    @property
+    def last(self) -> Node:
+        """The node that has the result."""
+        return self.nodes[-1]
 
     @property
     def names(self) -> tuple[str, ...]:
         """What is fused, in words."""
-        norm = () if self.norm is None else ("batch norm",)
-        return norm if self.epilogue.activation is None else (*norm, self.epilogue.activation)
+        scale, activation, residual = self.epilogue
+        return (*["batch norm"] * scale, *["addition"] * residual, *([activation] if activation else []))
 
 
 def behind(node: Node, recording: bool, value_of: Callable[[Any], Any]) -> Fused | None:
     """What follows the node of a convolution and can be part of it, or None.
 
-    ``value_of(node)`` is what the compiler knows of a node's result. Where autograd is ``recording`` it may be ReLU
-    alone, whose gradient is known from the result: others would have to keep or to compute again what they are given.
+    ``value_of(node)`` is what the compiler knows of a node's result. Where autograd is ``recording`` it may be an
+    addition and ReLU, whose gradients are known from the result: others would have to keep or to compute again what
+    they are given.
     """
+    nodes = [node]
     norm = None if recording else _next(node, value_of)
     if norm is not None and not _is_norm(norm, node):
         norm = None
-    last = node if norm is None else norm
-    after = _next(last, value_of)
-    activation = None if after is None else _activation_of(after, last)
-    if activation is None or (recording and activation != "relu"):
-        after, activation = None, None
-    if norm is None and after is None:
-        return None
-    return Fused(Epilogue(norm is not None, activation), norm, last if after is None else after)
+    if norm is not None:
+        nodes.append(norm)
+    after = _next(nodes[-1], value_of)
+    residual = None if after is None else _residual_of(after, nodes[-1], value_of)
+    if after is not None and residual is not None:
+        recording = value_of(after).requires_grad
+        if recording and norm is not None:
+            return Fused(Epilogue(True), (norm,), norm, None)
+        nodes.append(after)
+        after = _next(after, value_of)
+    activation = None if after is None else _activation_of(after, nodes[-1])
+    if activation is not None and (activation == "relu" or not recording):
+        assert after is not None
+        nodes.append(after)
+    else:
+        activation = None
+    epilogue = Epilogue(norm is not None, activation, residual is not None)
+    return Fused(epilogue, tuple(nodes[1:]), norm, residual) if any(epilogue) else None
 
 
 def norm_arguments(norm: Node) -> dict[str, Any]:
@@ -117,6 +148,35 @@ def _is_norm(node: Node, before: Node) -> bool:
     others = [each for each in (given["weight"], given["bias"]) if each is not None]
     inputs = all(isinstance(each, Node) and each.op in ("placeholder", "get_attr") for each in (*statistics, *others))
     return inputs and given.get("input") is before and given["training"] is False and isinstance(given["eps"], float)
+
+
+def _residual_of(node: Node, before: Node, value_of: Callable[[Any], Any]) -> Node | None:
+    """What the node adds to the one before, if it is a tensor of the same form and nobody misses a sum in place."""
+    in_place = node.target in _SUMS_IN_PLACE
+    if node.op not in ("call_function", "call_method") or not (in_place or node.target in _SUMS):
+        return None
+    if len(node.args) != 2 or any((name, value) != ("alpha", 1) for name, value in node.kwargs.items()):
+        return None
+    first, second = node.args
+    other = second if first is before else first
+    if other is before or not isinstance(other, Node) or before not in (first, second):
+        return None
+    if in_place and first is other and not (other.target in _OF_ITS_OWN and len(other.users) == 1):
+        return None
+    return other if _are_alike(value_of(before), value_of(other)) else None
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether both are tensors of the same class, dtype, device, extents and strides, without a guard on symbols."""
+    if not isinstance(one, torch.Tensor) or type(one) is not type(other):
+        return False
+    if (one.dtype, one.device, one.layout) != (other.dtype, other.device, other.layout):
+        return False
+    return [*map(_expression, (*one.shape, *one.stride()))] == [*map(_expression, (*other.shape, *other.stride()))]
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _activation_of(node: Node, before: Node) -> Activation | None:
