@@ -1,6 +1,8 @@
-"""The input of a rim whose pixels are all in one image, by one launch: indices name its rows and its columns."""
+"""The input of rims whose pixels are all in one image, by one launch: indices name their rows and their columns."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 
@@ -9,35 +11,47 @@ from haloconv.rims import Piece, Place, Window
 
 Tensor = torch.Tensor
 
-_MOST = 4096  # pieces whose indices are kept
-_indices: dict[tuple[Piece, Place, torch.device], tuple[Tensor, Tensor]] = {}
+_MOST = 4096  # batches whose indices are kept
+Batch = tuple[Piece, ...]
+_indices: dict[tuple[Batch, Place, torch.device], tuple[Tensor, Tensor]] = {}
 
 
-def gathered(x: Tensor, piece: Piece, place: Place, layout: Layout) -> Tensor | None:
-    """What a piece reads of x (N, C, H, W), the shard at ``place``, stored in ``layout``: a new tensor.
+def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout) -> Tensor | None:
+    """What pieces of one form read of x (N, C, H, W), the shard at ``place``: (N * pieces, C, h, w) in ``layout``.
 
-    None if other shards have a part of it, or if indices would have to be brought to the device while a CUDA graph is
-    being captured.
+    The pieces of an image are neighbours. None if other shards have a part of it, or if indices would have to be
+    brought to the device while a CUDA graph is being captured.
     """
-    found = _indices.get((piece, place, x.device)) or _brought(piece, place, x.device)
+    found = _indices.get((batch, place, x.device)) or _brought(batch, place, x.device)
     if found is None:
         return None
     rows, columns = found
     if layout == "nhwc":
-        return x.permute(0, 2, 3, 1)[:, rows, columns].permute(0, 3, 1, 2)
-    return x[:, :, rows, columns]
+        return x.permute(0, 2, 3, 1)[:, rows, columns].flatten(0, 1).permute(0, 3, 1, 2)
+    if len(batch) == 1:
+        return x[:, :, rows[0], columns[0]]
+    images, channels = (_counted(extent, dim, x.device) for dim, extent in enumerate(x.shape[:2]))
+    return x[images, channels, rows.unsqueeze(1), columns.unsqueeze(1)].flatten(0, 1)
 
 
-def _brought(piece: Piece, place: Place, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """The indices on the device: rows (h, 1) and columns (w,)."""
-    rows, columns = (_pixels(*each) for each in zip((piece.rows, piece.columns), place, strict=True))
-    if rows is None or columns is None or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+@lru_cache(maxsize=64)
+def _counted(extent: int, dim: int, device: torch.device) -> Tensor:
+    """The numbers of all images, or of all channels, beside pieces, rows and columns."""
+    with torch.inference_mode(False):
+        return torch.arange(extent, device=device).view(-1, *(1,) * (4 - 2 * dim))
+
+
+def _brought(batch: Batch, place: Place, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """The indices on the device: rows (pieces, h, 1) and columns (pieces, 1, w)."""
+    found = [[_pixels(*each) for each in zip((piece.rows, piece.columns), place, strict=True)] for piece in batch]
+    if any(None in each for each in found) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return None
     if len(_indices) >= _MOST:
         _indices.clear()
     with torch.inference_mode(False):
-        made = torch.tensor(rows, device=device).unsqueeze(1), torch.tensor(columns, device=device)
-    _indices[piece, place, device] = made
+        rows, columns = (torch.tensor(each, device=device) for each in zip(*found, strict=True))
+        made = rows.unsqueeze(2), columns.unsqueeze(1)
+    _indices[batch, place, device] = made
     return made
 
 

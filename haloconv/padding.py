@@ -25,7 +25,7 @@ Modes = tuple[PaddingMode, PaddingMode]
 ZEROS: Modes = ("zeros", "zeros")
 _FEWEST_BYTES = 64 << 20
 """Of x, from which "auto" cuts: a guess, where rims are ahead is not measured yet. At 4.3 TB/s, an NVIDIA H200's rate,
-reading and writing a copy takes 31 us, and the dozen launches of four rims may take about as long."""
+reading and writing a copy takes 31 us, and the ten launches of four rims may take about as long."""
 
 
 def as_modes(padding_mode: object) -> Modes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Literal, NamedTuple, get_args
 
 from haloconv.problem import FourSides, Pair, output_extent
@@ -117,13 +117,18 @@ class Cut(NamedTuple):
     """What one shard computes: ``outputs`` rows and columns, an interior unless it is None, and rims.
 
     ``interior`` are the outputs that are right in the result of ``padded``, a convolution of the shard alone. What the
-    others lack there is what their rims read elsewhere than ``inside`` the shard.
+    others lack there is what their rims read elsewhere than ``inside`` the shard. Rims of a batch read and compute as
+    many rows and columns, as those above and below mostly do: one convolution of a batch of images serves them.
     """
 
     outputs: Pair
     interior: Piece | None
     padded: Piece | None
-    rims: tuple[Piece, ...]
+    batches: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def rims(self) -> Iterator[Piece]:
+        return chain.from_iterable(self.batches)
 
 
 def axis_of(extent: int, taps: int, stride: int, dilation: int, padding: Pair, mode: PaddingMode) -> Axis:
@@ -183,11 +188,17 @@ def cut_of(axes: tuple[Axis, Axis], inputs: tuple[Bounds, Bounds], outputs: tupl
     if 0 in extents:
         return Cut(extents, None, None, ())
     if not (_is_one_run(rows.interior, place[0]) and _is_one_run(columns.interior, place[1])):
-        return Cut(extents, None, None, (Piece(rows.all, columns.all),))
+        return Cut(extents, None, None, ((Piece(rows.all, columns.all),),))
     assert rows.interior and rows.padded and columns.interior and columns.padded
-    rims = [Piece(each, columns.all) for each in (rows.before, rows.after) if each is not None]
-    rims += [Piece(rows.interior, each) for each in (columns.before, columns.after) if each is not None]
-    return Cut(extents, Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded), tuple(rims))
+    across = _batches([Piece(each, columns.all) for each in (rows.before, rows.after) if each is not None])
+    down = _batches([Piece(rows.interior, each) for each in (columns.before, columns.after) if each is not None])
+    return Cut(extents, Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded), (*across, *down))
+
+
+def _batches(rims: list[Piece]) -> list[tuple[Piece, ...]]:
+    """The rims of two sides as one batch, if one convolution serves both."""
+    forms = {(each.rows.length, each.columns.length, each.padding) for each in rims}
+    return [tuple(rims)] if len(forms) == 1 else [(each,) for each in rims]
 
 
 def window_of(axis: Axis, inputs: Bounds, index: int, outputs: tuple[int, int]) -> Window:

@@ -9,8 +9,9 @@ is added to the pixels that it came from, here or, by an Exchange, in other shar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -51,6 +52,9 @@ class Exchange(Protocol):
     def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
         """y, whose gradient asks for that of the others, too, so that all shards exchange the same."""
 
+    def telling(self) -> AbstractContextManager[None]:
+        """Inside, what fails here is told to the other shards, which may be waiting for this one."""
+
 
 class Alone:
     """The Exchange of an image that is one shard."""
@@ -73,6 +77,9 @@ class Alone:
     def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
         return y
 
+    def telling(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class Job(NamedTuple):
     """What is asked of one shard beside its tensors; the padding in ``spec`` is not looked at."""
@@ -88,9 +95,10 @@ class Job(NamedTuple):
 
 def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
     """The shard's y (N, K, P, Q) of its x (N, C, H, W), w (K, C/G, R, S), b (K,) or None: plain eager tensors."""
-    if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, and are recorded
-        return _Convolve.apply(x, w, b, job)
-    return _fprop(x, w, b, job)[0]
+    with job.exchange.telling():
+        if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, recorded
+            return _Convolve.apply(x, w, b, job)
+        return _fprop(x, w, b, job)[0]
 
 
 # --- blocks, and strips that are put together from them
@@ -157,20 +165,24 @@ def _pixels(x: Tensor, block: Block, received: dict[Place, Iterator[Tensor]], pl
 
 
 def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
-    """The input of each rim, stored in the order of x."""
+    """The input of each batch of rims, (N * rims, C, h, w) stored in the order of x."""
     received, layout, strips = _received(messages, job, x), plans.layout_of(x), []
-    for piece in job.cut.rims:
-        strip = gathered(x, piece, job.place, layout)
-        if strip is not None:
-            strips.append(strip)
-            continue
-        shape = (*x.shape[:2], piece.rows.length, piece.columns.length)
-        strip = x.new_empty_strided(shape, strides_of(shape, layout))
-        for top, left, *block in piece.blocks():
-            pixels = _pixels(x, (block[0], block[1]), received, job.place)
-            strip[:, :, top : top + pixels.shape[2], left : left + pixels.shape[3]].copy_(pixels)
+    for batch in job.cut.batches:
+        strip = gathered(x, batch, job.place, layout)
+        if strip is None:
+            shape = (x.shape[0] * len(batch), x.shape[1], batch[0].rows.length, batch[0].columns.length)
+            strip = x.new_empty_strided(shape, strides_of(shape, layout))
+            for piece, part in _parts(strip, batch):
+                for top, left, *block in piece.blocks():
+                    pixels = _pixels(x, (block[0], block[1]), received, job.place)
+                    part[:, :, top : top + pixels.shape[2], left : left + pixels.shape[3]].copy_(pixels)
         strips.append(strip)
     return strips
+
+
+def _parts(strip: Tensor, batch: tuple[Piece, ...]) -> list[tuple[Piece, Tensor]]:
+    """Each rim of a batch, and its part (N, ...) of a tensor (N * rims, ...): a view."""
+    return list(zip(batch, strip.unflatten(0, (-1, len(batch))).unbind(1), strict=True))
 
 
 # --- fprop and its gradients, unseen by autograd
@@ -179,6 +191,12 @@ def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
 def _window(y: Tensor, piece: Piece) -> Tensor:
     """The outputs of a piece: a view."""
     return y[:, :, piece.rows.begin : piece.rows.end, piece.columns.begin : piece.columns.end]
+
+
+def _windows(y: Tensor, batch: tuple[Piece, ...]) -> Tensor:
+    """The outputs of a batch of rims, (N * rims, K, p, q): a view of one rim, else a copy."""
+    windows = [_window(y, piece) for piece in batch]
+    return windows[0] if len(windows) == 1 else torch.stack(windows, 1).flatten(0, 1)
 
 
 def _block(piece: Piece) -> Block:
@@ -204,17 +222,18 @@ def _own(x: Tensor, w_shape: tuple[int, ...], piece: Piece, job: Job) -> Tensor:
 
 
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, list[Tensor]]:
-    """y, and the strips of its rims."""
+    """y, and the strips of its batches of rims."""
     cut, arrive = job.cut, job.exchange.start(x)
     y = None
     if cut.padded is not None:
         y = plans.fprop(_own(x, tuple(w.shape), cut.padded, job), w, b, job.spec_of(cut.padded))
     strips = _strips(x, arrive(), job)
-    for piece, strip in zip(cut.rims, strips, strict=True):
-        rim = plans.fprop(strip, w, b, job.spec_of(piece))
+    for batch, strip in zip(cut.batches, strips, strict=True):
+        rims = plans.fprop(strip, w, b, job.spec_of(batch[0]))
         if y is None:
-            y = rim  # the rim is the whole
-        else:
+            y = rims  # the rim is the whole
+            continue
+        for piece, rim in _parts(rims, batch):
             _window(y, piece).copy_(rim)
     return x.new_empty(x.shape[0], w.shape[0], *cut.outputs) if y is None else y, strips
 
@@ -222,7 +241,8 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, li
 def _keep_what_is_outside(strips: list[Tensor], job: Job) -> None:
     """Zeros in the strips for what the convolution of the shard alone reads, too, so that gradients count it once."""
     if job.cut.padded is not None:
-        for piece, strip in zip(job.cut.rims, strips, strict=True):
+        batches = zip(job.cut.batches, strips, strict=True)
+        for piece, strip in chain.from_iterable(_parts(strip, batch) for batch, strip in batches):
             for top, left, down, across in piece.blocks():
                 if down.inside and across.inside:
                     strip[:, :, top : top + down.length, left : left + across.length].zero_()
@@ -250,8 +270,8 @@ def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> 
     """dw: the sum over the shard alone and its rims, in that order."""
     padded, layout, shape = job.cut.padded, plans.layout_of(w), tuple(w.shape)
     parts = [
-        plans.wgrad(_window(dy, piece), strip, shape, layout, job.spec_of(piece))
-        for piece, strip in zip(job.cut.rims, strips, strict=True)
+        plans.wgrad(_windows(dy, batch), strip, shape, layout, job.spec_of(batch[0]))
+        for batch, strip in zip(job.cut.batches, strips, strict=True)
     ]
     if padded is not None:
         own = plans.wgrad(dy, _own(x, shape, padded, job), shape, layout, job.spec_of(padded))
@@ -264,23 +284,24 @@ def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> 
     return total.to(w.dtype)
 
 
-def _gradients_of_strips(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, job: Job) -> list[Tensor]:
-    return [
-        plans.dgrad(
-            _window(dy, piece), w, (*x_shape[:2], piece.rows.length, piece.columns.length), layout, job.spec_of(piece)
-        )
-        for piece in job.cut.rims
-    ]
+def _gradients_of_strips(
+    dy: Tensor, w: Tensor, channels: int, layout: Layout, job: Job
+) -> Iterator[tuple[Piece, Tensor]]:
+    """Each rim, and the gradient of its strip."""
+    for batch in job.cut.batches:
+        rims = _windows(dy, batch)
+        shape = (rims.shape[0], channels, batch[0].rows.length, batch[0].columns.length)
+        yield from _parts(plans.dgrad(rims, w, shape, layout, job.spec_of(batch[0])), batch)
 
 
-def _by_owner(gradients: list[Tensor], job: Job) -> tuple[list[tuple[Block, Tensor]], Messages]:
+def _by_owner(gradients: Iterable[tuple[Piece, Tensor]], job: Job) -> tuple[list[tuple[Block, Tensor]], Messages]:
     """The gradients of strips as those of this shard's own blocks, and what others are sent.
 
     What the convolution of the shard alone reads, too, has its gradient from there.
     """
     own: list[tuple[Block, Tensor]] = []
     sent: dict[Place, list[Tensor]] = defaultdict(list)
-    for piece, gradient in zip(job.cut.rims, gradients, strict=True):
+    for piece, gradient in gradients:
         for top, left, down, across in piece.blocks():
             part = gradient[:, :, top : top + down.length, left : left + across.length]
             owner, counted = owner_of((down, across)), job.cut.padded is not None and down.inside and across.inside
@@ -303,7 +324,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        with calls_of(ctx.layer) if ctx.layer else nullcontext():
+        with ctx.job.exchange.telling(), calls_of(ctx.layer) if ctx.layer else nullcontext():
             return _Convolve._gradients(ctx, dy)
 
     @staticmethod
@@ -316,7 +337,7 @@ class _Convolve(torch.autograd.Function):
         own: list[tuple[Block, Tensor]] = []
         arrive = dx = None
         if wanted[0]:
-            own, sent = _by_owner(_gradients_of_strips(dy, w, tuple(x.shape), layout, job), job)
+            own, sent = _by_owner(_gradients_of_strips(dy, w, x.shape[1], layout, job), job)
             arrive = exchange.start_back(sent, x)
         dw = _wgrad(dy, x, w, strips, job) if wanted[1] else None
         db = plans.bgrad(dy, job.spec) if wanted[2] else None

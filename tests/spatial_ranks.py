@@ -6,11 +6,12 @@ import json
 import os
 import runpy
 import time
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import torch
 import torch._dynamo  # DTensor loads it at its first use: here once, before ranks are forked
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from haloconv import distributed
+from haloconv import distributed, strips
 from haloconv.distributed import norms, pixels
 from tests import spatial_models
 from tests.spatial_problems import Placements, assert_equal, draw, integers, same, shard
@@ -206,6 +207,33 @@ def a_model_fails() -> None:
     model(shard(integers(2, 3, 8, 8), mesh, placements))
 
 
+def a_layer_fails() -> None:
+    """On one rank, once all are at work: the others hear of it in the next one."""
+    with _failing("_strips"):
+        _convolve()
+        _convolve()
+
+
+def a_gradient_fails() -> None:
+    """On one rank, between what is exchanged for dx and for dw."""
+    mesh, placements = meshes()["2x2"]
+    x, w = shard(integers(2, 3, 8, 8), mesh, placements), integers(4, 3, 3, 3)
+    y = distributed.conv2d(x.requires_grad_(), w.requires_grad_(), padding=1).to_local()
+    with _failing("_wgrad"):
+        y.sum().backward()
+
+
+@contextmanager
+def _failing(function: str) -> Iterator[None]:
+    """Inside, a function of haloconv.strips raises on rank 2."""
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    with patch.object(strips, function, fails) if dist.get_rank() == 2 else nullcontext():
+        yield
+
+
 def a_rank_ends() -> None:
     if dist.get_rank() == 1:
         os._exit(0)
@@ -225,6 +253,8 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
     all_filters_are_wrong,
     shapes_differ,
     a_model_fails,
+    a_layer_fails,
+    a_gradient_fails,
     a_rank_ends,
 )
 

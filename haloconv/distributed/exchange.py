@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from haloconv.distributed.group import Group, agree, others_there
+from haloconv.distributed.group import Group, RankError, agree, others_there
 from haloconv.distributed.image import Image
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
 from haloconv.strips import Block, Messages, give, needed, split, take
@@ -75,7 +75,7 @@ def window_traffic(
     for row, column in _places(inputs):
         piece = Piece(windows[0][row], windows[1][column])
         extents = (piece.rows.end, piece.columns.end)
-        cuts[row, column] = Cut(extents, None, None, () if 0 in extents else (piece,))
+        cuts[row, column] = Cut(extents, None, None, () if 0 in extents else ((piece,),))
     return _traffic(cuts, place)
 
 
@@ -142,6 +142,18 @@ class MeshExchange:
 
     def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
         return tied(y, *others)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Raises RankError, as all ranks do, in place of an error that is this rank's alone."""
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as error:
+            if self.everyone is not None:
+                agree(self.everyone, "", error)
+            raise
 
     def _agree(self, about: str) -> None:
         assert self.everyone is not None

@@ -34,10 +34,10 @@ def rectangle(
     exchange = MeshExchange(image, traffic, words)
     messages = exchange.differentiable(x)
     job = Job(traffic.cut, image.place, ConvSpec(), exchange)
-    if not traffic.cut.rims:
+    if not traffic.cut.batches:
         return tied(x[:, :, :0, :0], *messages.values()), (0, 0, 0, 0)
     (strip,) = recorded_strips(x, messages, job)
-    return tied(strip, *messages.values()), traffic.cut.rims[0].padding
+    return tied(strip, *messages.values()), traffic.cut.batches[0][0].padding
 
 
 def _windows(x: DTensor, axes: tuple[Axis, Axis], run: Callable[[Tensor, FourSides], Tensor], words: str) -> DTensor:

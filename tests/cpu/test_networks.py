@@ -69,14 +69,22 @@ def decoder(tmp_path: Path) -> NetworkCase:
 def test_shipped_networks() -> None:
     cases = {case.name: case for case in load_networks(MODELS)}
     assert list(cases) == [
-        "resnet50", "convnext_tiny", "efficientnet_b0", "regnety_016", "deeplabv3_resnet50", "unet", "vae_decoder"
+        "resnet50", "convnext_tiny", "efficientnet_b0", "regnety_016", "deeplabv3_resnet50",
+        "mobilenetv3_large", "unet", "vae_decoder", "flux_decoder", "diffusion_unet", "fpn",
     ]  # fmt: skip
     assert cases["deeplabv3_resnet50"].pixels == 512
-    assert all(Path(cases[name].target).is_file() for name in ("unet", "vae_decoder"))
+    assert all(Path(cases[name].target).is_file() for name in ("unet", "vae_decoder", "flux_decoder", "fpn"))
 
 
 @pytest.mark.parametrize(
-    "name, shape, convolutions", [("unet", (4, 2, 512, 512), 15), ("vae_decoder", (2, 3, 384, 384), 23)]
+    "name, shape, convolutions",
+    [
+        ("unet", (4, 2, 512, 512), 15),
+        ("vae_decoder", (2, 3, 384, 384), 23),
+        ("flux_decoder", (1, 3, 1024, 1024), 37),
+        ("diffusion_unet", (8, 4, 64, 64), 25),
+        ("fpn", (8, 19, 128, 128), 29),
+    ],
 )
 def test_own_networks_at_full_size(name: str, shape: tuple[int, ...], convolutions: int) -> None:
     with torch.device("meta"):
@@ -96,6 +104,20 @@ def test_wrong_files(tmp_path: Path, text: str) -> None:
 
 
 # --- what is measured
+
+
+@pytest.mark.parametrize(
+    "name, lines",
+    [
+        ("diffusion_unet", ("batch_size = 1", "latent_channels, channels = 4, 4", "height = width = 8")),
+        ("flux_decoder", ("latent_channels, channels = 4, 4", "height = width = 4")),
+        ("fpn", ("batch_size = 2", "channels, classes = 4, 2", "height = width = 64")),
+    ],
+)
+def test_other_networks(tmp_path: Path, name: str, lines: tuple[str, ...]) -> None:
+    outcome = bench_network(Setting(reduced(tmp_path, name, *lines), "fp32", "nchw"), QUICK, CPU)
+    assert {"forward", "step"} <= {row.direction for row in outcome.rows}
+    assert all(row.passed for row in outcome.rows), [row.complaint for row in outcome.rows]
 
 
 @pytest.mark.parametrize("precision, layout", [("fp32", "nchw"), ("bf16", "nhwc")])

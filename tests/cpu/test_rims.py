@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from haloconv import strips
+from haloconv import plan, strips
 from haloconv.problem import ConvSpec
 from haloconv.rims import NOBODY, PADDING_MODES, Axis, Piece, axis_of, cut_of, even_bounds, output_bounds, sides_of
 from haloconv.strips import Job, convolve_cut
@@ -101,6 +101,7 @@ def test_rims_are_thin() -> None:
         (0, 1, 0, 48), (63, 64, 0, 48), (1, 63, 0, 4), (1, 63, 44, 48),
     ]  # fmt: skip
     assert [(each.rows.length, each.columns.length) for each in cut.rims] == [(3, 56), (3, 56), (64, 12), (64, 12)]
+    assert list(map(len, cut.batches)) == [2, 2]
 
 
 def test_padding_that_pytorch_refuses_is_refused() -> None:
@@ -163,6 +164,26 @@ def test_strips_by_indices_are_those_by_blocks(order: torch.memory_format, monke
         monkeypatch.setattr(strips, "gathered", lambda *_: None)
         expected = strips._strips(x, {}, job)
         monkeypatch.undo()
-        assert len(found) == 4 and all(strip.is_contiguous(memory_format=order) for strip in found)
+        assert sum(map(len, found)) == 4 * len(x) and all(each.is_contiguous(memory_format=order) for each in found)
         assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
-    assert strips.gathered(x, job.cut.rims[0], (1, 0), "nchw") is None
+    assert strips.gathered(x, job.cut.batches[0], (1, 0), "nchw") is None
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_rims_of_one_form_are_one_batch(order: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each direction one convolution of the image, one of both rims of rows, and one of both rims of columns."""
+    x = integers(2, 3, 10, 9).contiguous(memory_format=order).requires_grad_()
+    w = integers(4, 3, 3, 3).requires_grad_()
+    axes = (axis_of(10, 3, 1, 1, (1, 1), "circular"), axis_of(9, 3, 1, 1, (1, 1), "reflect"))
+    job = Job(cut_of(axes, ((0, 10), (0, 9)), ((0, 10), (0, 9)), (0, 0)), (0, 0), ConvSpec())
+    images = {name: [] for name in ("fprop", "dgrad", "wgrad")}
+    for name, seen in images.items():
+        run = getattr(plan, name)
+        monkeypatch.setattr(plan, name, lambda *args, run=run, seen=seen: (seen.append(len(args[0])), run(*args))[1])
+    y = strips.convolve_cut(x, w, None, job)
+    y.sum().backward()
+    assert {name: sorted(each) for name, each in images.items()} == dict.fromkeys(images, [2, 4, 4])
+    padded = torch.nn.functional.pad(torch.nn.functional.pad(x, (0, 0, 1, 1), "circular"), (1, 1, 0, 0), "reflect")
+    want = torch.nn.functional.conv2d(padded, w)
+    assert torch.equal(y, want)
+    assert all(map(torch.equal, (x.grad, w.grad), torch.autograd.grad(want.sum(), (x, w))))
