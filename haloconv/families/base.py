@@ -12,7 +12,10 @@ from haloconv.jit import KernelSource
 from haloconv.problem import Direction, Problem, Request
 
 BoundCall = Callable[..., torch.Tensor]
-"""What binding gives: ``fprop(x, w, b) -> y``, ``dgrad(dy, w) -> dx`` or ``wgrad(dy, x) -> dw``."""
+"""What binding gives: ``fprop(x, w, b) -> y``, ``dgrad(dy, w) -> dx`` or ``wgrad(dy, x) -> dw``.
+
+``dgrad(dy, w, b)`` of a problem with a bias, which only a family that ``has_epilogue`` is asked for.
+"""
 
 
 @dataclass(frozen=True)

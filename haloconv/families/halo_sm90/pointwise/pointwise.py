@@ -105,10 +105,11 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
     partials = tile.splits * product.outputs
     pack, multiply, add = launches
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
+        b = None if b is None else b.contiguous()
         if gaps:
-            y.zero_()  # pixels that no output meets
+            y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
         bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
         if pack is not None:
             packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
@@ -122,13 +123,7 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
             add(y.data_ptr(), sums.data_ptr(), bias)
         return y
 
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous())
-
-    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return run(dy, w, None)
-
-    return fprop if request.problem.direction == "fprop" else dgrad
+    return run
 
 
 def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:
