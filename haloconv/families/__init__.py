@@ -16,20 +16,18 @@ from haloconv.families.halo_sm80.family import HaloSm80Family
 from haloconv.families.halo_sm80_wgrad.family import HaloSm80WgradFamily
 from haloconv.families.halo_sm90.family import HaloSm90Family
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        AtenFamily(),
-        HaloSm80WgradFamily(),
-        DirectFamily(),
-        HaloSm80Family(),
-        HaloSm90Family(),
-        GroupedSm90Family(),
-        DepthwiseWindowFamily(),
-        DepthwiseToeplitzFamily(),
-        DepthwiseFamily(),
-    )
-}
+_ALL: tuple[Family, ...] = (
+    AtenFamily(),
+    HaloSm80WgradFamily(),
+    DirectFamily(),
+    HaloSm80Family(),
+    HaloSm90Family(),
+    GroupedSm90Family(),
+    DepthwiseWindowFamily(),
+    DepthwiseToeplitzFamily(),
+    DepthwiseFamily(),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 """Every family by name, the most special last; ``aten`` is candidate 0 of every choice."""
 
 OWN = tuple(name for name in FAMILIES if name != "aten")

@@ -21,7 +21,7 @@ class AtenFamily:
 
     name = "aten"
     directions: tuple[Direction, ...] = DIRECTIONS
-    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # and whatever else PyTorch takes
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # and whatever else PyTorch takes
     tensor_cores = False  # unless PyTorch's setting allows TF32
     has_epilogue = False
     depthwise = False

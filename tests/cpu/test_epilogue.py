@@ -259,6 +259,16 @@ def test_a_kernel_that_has_epilogues_needs_no_pass(
     assert len(made) == passes
 
 
+@pytest.mark.skipif(available() is not None, reason=f"no emulator: {available()}")
+@pytest.mark.parametrize("family", ["depthwise", "depthwise_window"])
+def test_depthwise_layers_are_followed_by_it(family: str, emulator_cache: None) -> None:
+    x, w = torch.randn(1, 4, 6, 7), torch.randn(4, 1, 3, 3)
+    extras = {"padding": 1, "groups": 4, "family": family, "strict": True}
+    with emulated_device():
+        plain, activated = haloconv.conv2d(x, w, **extras), haloconv.conv2d(x, w, **extras, activation="relu")
+    assert (plain < 0).any() and torch.equal(activated, plain.relu())
+
+
 def test_what_a_sum_of_parts_does_not_apply_is_not_split() -> None:
     """Few pixels of many channels are split over the channels, unless a scale or SiLU follows."""
     problem = Problem("fprop", 1, 512, 7, 7, 512, 3, 3, padding=(1,) * 4, bias=True, dtype=torch.float16)

@@ -43,7 +43,7 @@ class DepthwiseFamily:
 
     name = "depthwise"
     directions = DIRECTIONS
-    dtypes = march_form.DTYPES
+    dtypes: tuple[torch.dtype, ...] = march_form.DTYPES
     tensor_cores = False  # what they multiply in 16 bits, CUDA cores do where they are not taken
     has_epilogue = False
     depthwise = True

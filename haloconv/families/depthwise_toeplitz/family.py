@@ -28,7 +28,7 @@ class DepthwiseToeplitzFamily:
 
     name = "depthwise_toeplitz"
     directions: tuple[Direction, ...] = DIRECTIONS
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     has_epilogue = False
     depthwise = True

@@ -142,9 +142,9 @@ class DepthwiseWindowFamily:
 
     name = "depthwise_window"
     directions: tuple[Direction, ...] = DIRECTIONS
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = False
-    activations: tuple[str, ...] = ()
+    has_epilogue = False
     depthwise = True
     capability, newer = (7, 0), True
 

@@ -29,7 +29,7 @@ class DirectFamily:
 
     name = "direct"
     directions: tuple[Direction, ...] = DIRECTIONS
-    dtypes = support.KERNEL_DTYPES
+    dtypes: tuple[torch.dtype, ...] = support.KERNEL_DTYPES
     tensor_cores = False
     has_epilogue = False
     depthwise = False

@@ -28,7 +28,7 @@ class HaloSm90Family:
 
     name = "halo_sm90"
     directions = tuple(_BY_DIRECTION)
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     has_epilogue = True
     depthwise = False
