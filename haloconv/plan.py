@@ -220,15 +220,23 @@ def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSp
     return plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
 
 
-def plan_dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Plan:
-    """The plan for ``dgrad`` of these arguments."""
+def plan_dgrad(
+    dy: torch.Tensor,
+    w: torch.Tensor,
+    x_shape: tuple[int, ...],
+    layout: Layout,
+    spec: ConvSpec,
+    b: torch.Tensor | None = None,
+) -> Plan:
+    """The plan for ``dgrad`` of these arguments; ``b`` (C,) is the bias of a transposed layer, whose y is dx."""
     key = (
         ("dgrad", dy.shape, dy.stride(), dy.dtype, dy.device, w.shape, w.stride(), x_shape, layout, spec),
-        (torch_precision(), (dy.data_ptr() | w.data_ptr()) & 15),
+        (torch_precision(), (dy.data_ptr() | w.data_ptr()) & 15, b is not None),
     )
     plan = _plans.get(key)
     if plan is None:
         problem = problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
+        problem = problem if b is None else replace(problem, bias=True)
         plan = keep(key, bind(Request(problem, form_of(dy), form_of(w), layout, dy.device), spec))
     return plan
 
@@ -310,7 +318,7 @@ def keep(key: tuple, plan: Plan) -> Plan:
 def bind(request: Request, spec: ConvSpec) -> Plan:
     """Choose and bind. Raises what compiling and loading raise, and as plan_fprop for a family that is refused."""
     problem = request.problem
-    choice = choose_now(request, spec.family)
+    choice = choose_now(_without_dgrad_bias(request), spec.family)
     if choice.refused and request.device.type != "meta":  # there nothing is computed
         _report_refusal(problem, choice, spec)
     run, config = _run_of(choice, request)
@@ -323,11 +331,27 @@ def bind(request: Request, spec: ConvSpec) -> Plan:
 
 def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
     """The bound call of a choice, and its config."""
-    problem, family, config = request.problem, FAMILIES[choice.family], config_of(choice, request)
-    run = watched(family.bind(request, config), request.device)
+    problem, family, bare = request.problem, FAMILIES[choice.family], _without_dgrad_bias(request)
+    config = config_of(choice, bare)
+    run = watched(family.bind(request if family.has_epilogue else bare, config), request.device)
     if any(problem.epilogue) and not family.has_epilogue:
         run = _followed(run, problem.epilogue)
+    elif bare is not request and not family.has_epilogue:
+        run = _biased(run)
     return run, config
+
+
+def _without_dgrad_bias(request: Request) -> Request:
+    """What is chosen for, and measured: no record knows the bias of a transposed layer."""
+    problem = request.problem
+    if problem.direction != "dgrad" or not problem.bias:
+        return request
+    return replace(request, problem=replace(problem, bias=False))
+
+
+def _biased(dgrad: BoundCall) -> BoundCall:
+    """``dgrad`` and then the bias, by PyTorch's kernel, in place."""
+    return lambda dy, w, b: dgrad(dy, w).add_(b.view(-1, 1, 1))
 
 
 def _log_choice(problem: Problem, choice: Choice) -> None:

@@ -77,7 +77,8 @@ class Problem:
 
     Extents follow the glossary: input ``N C H W``, filter ``K R S``, output ``P Q``. ``layout`` is ``"nchw"`` or
     ``"nhwc"`` (memory order of the activations). ``precision`` says how fp32 products are formed: ``"ieee"`` or
-    ``"tf32"``; it is ``"ieee"`` for every other dtype.
+    ``"tf32"``; it is ``"ieee"`` for every other dtype. A ``bias`` is (K,), and (C,) in dgrad, where it is that of a
+    transposed layer.
     """
 
     direction: Direction
@@ -145,7 +146,8 @@ class Problem:
         x_elems = self.n * self.c * rows * cols
         w_elems = self.k * self.c_per_group * self.r * self.s
         y_elems = self.n * self.k * self.p * self.q
-        others = (self.k if self.bias else 0) + (y_elems if self.epilogue.residual else 0)
+        biases = self.c if self.direction == "dgrad" else self.k
+        others = (biases if self.bias else 0) + (y_elems if self.epilogue.residual else 0)
         return (x_elems + w_elems + y_elems + others) * self.dtype.itemsize
 
     @property
@@ -161,9 +163,9 @@ class Problem:
         return 0 in self.x_shape or 0 in self.w_shape or 0 in self.y_shape
 
     def toward(self, direction: Direction) -> Problem:
-        """The same layer in another direction (bias and epilogue take part in fprop only)."""
-        if direction == "fprop":
-            return replace(self, direction=direction)
+        """The same layer in another direction: bias and epilogue take part in the forward pass alone."""
+        if direction == self.direction:
+            return self
         return replace(self, direction=direction, bias=False, epilogue=NO_EPILOGUE)
 
     def __str__(self) -> str:

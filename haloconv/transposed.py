@@ -235,7 +235,7 @@ _library.impl("conv_transpose", _conv_transpose, "CompositeImplicitAutograd")
 
 
 def _eager(x: Tensor, w: Tensor, b: Tensor | None, asked: Transposed, notes: list[Call] | None) -> Tensor:
-    plan = plans.plan_dgrad(x, w, asked.y_shape(x.shape, w.shape), plans.result_layout(x, w), asked.spec)
+    plan = plans.plan_dgrad(x, w, asked.y_shape(x.shape, w.shape), plans.result_layout(x, w), asked.spec, b)
     recording = autograd.is_recording(x, w, b)
     if plan.plain and (not recording or plan.is_native(_wanted(x, w), x.device)):
         of_images = asked._replace(dims=2).torchs
@@ -256,8 +256,8 @@ def _wanted(x: Tensor, w: Tensor) -> tuple[Direction, ...]:
 
 
 def _run(x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
-    y = plan.traced(x, w) if profiler._is_profiler_enabled else plan.run(x, w)
-    return y if b is None else y.add_(b.view(-1, 1, 1))
+    given = (x, w) if b is None else (x, w, b)
+    return plan.traced(*given) if profiler._is_profiler_enabled else plan.run(*given)
 
 
 class _Transposed(torch.autograd.Function):

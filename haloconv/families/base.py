@@ -15,6 +15,7 @@ BoundCall = Callable[..., torch.Tensor]
 """What binding gives: ``fprop(x, w, b) -> y``, ``dgrad(dy, w) -> dx`` or ``wgrad(dy, x) -> dw``.
 
 fprop gets a fourth tensor, as y and of any strides, where the problem's epilogue has a residual.
+``dgrad(dy, w, b)`` of a problem with a bias, which only a family that ``has_epilogue`` is asked for.
 """
 
 

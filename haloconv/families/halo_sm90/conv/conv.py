@@ -101,8 +101,9 @@ class _Bound:
 
     def _run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(self._shape, self._strides)
+        b = None if b is None else b.contiguous()
         if self._has_gaps:
-            y.zero_()  # pixels that no tap reaches
+            y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no tap reaches
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
         bias, residual = 0 if b is None else b.data_ptr(), tuple(in_order(each, self._strides) for each in residual)
         others = [each.data_ptr() for each in residual]
@@ -122,11 +123,11 @@ class _Bound:
 
     def fprop(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
         """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S), b (K,) or None, and a residual as y if there is one."""
-        return self._run(x, w, b if b is None or b.is_contiguous() else b.contiguous(), *residual)
+        return self._run(x, w, b, *residual)
 
-    def dgrad(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """dx (N, C, H, W) of dy (N, K, P, Q) and w (K, C/G, R, S)."""
-        return self._run(dy, w, None)
+    def dgrad(self, dy: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        """dx (N, C, H, W) of dy (N, K, P, Q), w (K, C/G, R, S) and b (C,), which is added, or None."""
+        return self._run(dy, w, b)
 
 
 def _launches(request: Request, tiling: Tiling, operands: Operands, offset: int) -> _Launches:

@@ -105,12 +105,13 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
     partials = tile.splits * product.outputs
     pack, multiply, add = launches
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
+        b = None if b is None else b.contiguous()
         residual = tuple(in_order(each, strides) for each in residual)
         others = [each.data_ptr() for each in residual]
         if gaps:
-            y.zero_()  # pixels that no output meets
+            y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
         bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
         if pack is not None:
             packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
@@ -124,13 +125,7 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
             add(y.data_ptr(), sums.data_ptr(), bias, *others)
         return y
 
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
-        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous(), *residual)
-
-    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return run(dy, w, None)
-
-    return fprop if request.problem.direction == "fprop" else dgrad
+    return run
 
 
 def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:

@@ -92,10 +92,11 @@ def bind(request: Request, config: Config) -> BoundCall:
     shape, strides = request.result_shape, request.result_strides
     packed_bytes = _FLAG_BYTES + one.product.packed_bytes(tile)
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         residual = tuple(in_order(each, strides) for each in residual)
         others = [each.data_ptr() for each in residual]
         y, filters = x.new_empty_strided(shape, strides), w.data_ptr()
+        b = None if b is None else b.contiguous()
         if pack is not None:
             packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
             filters = packed.data_ptr() + _FLAG_BYTES
@@ -103,13 +104,7 @@ def bind(request: Request, config: Config) -> BoundCall:
         multiply(x.data_ptr(), filters, y.data_ptr(), 0 if b is None else b.data_ptr(), *others)
         return y
 
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
-        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous(), *residual)
-
-    def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return run(dy, w, None)
-
-    return fprop if request.problem.direction == "fprop" else dgrad
+    return run
 
 
 def _multiply_launch(request: Request, one: Planes, tile: Tile) -> Launch:
