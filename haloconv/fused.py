@@ -1,0 +1,155 @@
+"""A module whose forward runs convolutions with what follows them as one call, wherever that is the same.
+
+Its class is one of ours above its own, and its forward the graph of its own forward, in which each chain of calls
+(chains.py) is a group. In training mode, with other arguments, and for whatever traces, compiles or transforms, its own
+forward runs; so it does for good once a module was put in or taken out, or an attribute was assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from threading import Lock
+from typing import Any
+
+import torch
+
+from haloconv.chains import chains_of
+from haloconv.forwards import PLAIN, graph_of
+from haloconv.functional import is_plain_call
+from haloconv.groups import Group
+from haloconv.layer import NOT_SCRIPTED
+from haloconv.reclass import change_class, name_of, own_class
+
+_is_compiling = torch.compiler.is_compiling
+_STATE = "_fused"  # the attribute with a module's Program; None where its own forward runs for good
+_UNKNOWN = object()
+_tracing = Lock()
+
+
+class Program:
+    """The forward of one module with its groups, and ``left``: path and reason of each convolution that is in none."""
+
+    def __init__(self, module: torch.nn.Module, graph: torch.fx.Graph) -> None:
+        self.module, self.groups, self.left = module, list[Group](), list[tuple[str, str]]()
+        self._inside = [*vars(module)["_modules"].values()]
+        self._arity = sum(node.op == "placeholder" for node in graph.nodes)
+        for path, chain in [*chains_of(module, graph)]:
+            if isinstance(chain, str):
+                self.left.append((path, chain))
+            else:
+                self.groups.append(Group(module, chain, len(self.groups)))
+                self.groups[-1].put_into(graph)
+        self.forward: Callable[..., Any] = type(torch.fx.GraphModule(module, graph)).forward
+
+    def serves(self, module: torch.nn.Module, args: tuple) -> bool:
+        """Whether it is the module's forward for these arguments. A replica of the module has its program too."""
+        inside = [*vars(module)["_modules"].values()]
+        fits = len(args) == self._arity and all([type(each) in PLAIN for each in args])
+        return fits and module is self.module and inside == self._inside
+
+
+class Fused(torch.nn.Module):
+    """What a module is that ``haloconv.fuse`` changed, above its own class ``original``."""
+
+    original: type[torch.nn.Module]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        held = vars(self).get(name, _UNKNOWN)
+        super().__setattr__(name, value)
+        if name != "training" and held is not value and not isinstance(value, torch.Tensor):
+            vars(self)[_STATE] = None
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """What torch.jit.script asks for, to compile it instead: raises RuntimeError with the ways out."""
+        raise RuntimeError(NOT_SCRIPTED)
+
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        """What copies and files get: the module's own class, and its state without what was derived from it."""
+        reduced = super().__reduce_ex__(max(2, protocol))
+        assert not isinstance(reduced, str)
+        state = reduced[2]
+        if isinstance(state, dict):
+            state = {name: value for name, value in state.items() if name != _STATE}
+        made = reduced[:2] if "original" not in vars(type(self)) else (_made, (self.original,))
+        return *made, state, *reduced[3:]
+
+    def extra_repr(self) -> str:
+        program = vars(self).get(_STATE)
+        groups = [] if program is None else [f"fused: {group}" for group in program.groups]
+        return "\n".join(filter(None, [super().extra_repr(), *groups]))
+
+
+@cache
+def _class_above(cls: Any) -> type[Fused]:
+    """The class for modules of ``cls``, of which they remain instances."""
+
+    @wraps(cls.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (self.training or kwargs or _is_compiling()) and is_plain_call():
+            program = vars(self).get(_STATE, _UNKNOWN)
+            if program is _UNKNOWN:
+                program = _look_again(self)
+            if program is not None and program.serves(self, args):
+                return program.forward(self, *args)
+        return cls.forward(self, *args, **kwargs)
+
+    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    made: type[Fused] = type(cls)(cls.__name__, (Fused, cls), body | {"original": cls, "forward": forward})
+    return made
+
+
+def _made(cls: Any) -> Fused:
+    """A module without state, for copies and files."""
+    above: Any = _class_above(cls)
+    made: Fused = above.__new__(above)
+    return made
+
+
+def _look_again(module: torch.nn.Module) -> Program | None:
+    """The program of a module that was copied, or read from a file: it is made at the first call."""
+    with _tracing:
+        program = program_of(module)
+    found = None if isinstance(program, str) or not program.groups else program
+    vars(module)[_STATE] = found
+    return found
+
+
+def program_of(module: torch.nn.Module) -> Program | str:
+    """What the forward of the module is with its groups; or the end of a sentence about it, why that is not known."""
+    cls: Any = own_class(module)
+    cls = cls.original if issubclass(cls, Fused) else cls
+    reason = _why_no_class(module, cls)
+    if reason is not None:
+        return reason
+    graph, reason = graph_of(module, cls.forward)
+    return reason if graph is None else Program(module, graph)
+
+
+def _why_no_class(module: torch.nn.Module, cls: Any) -> str | None:
+    """None if a class of ours may stand above this one, else why not."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is compiled by torch.jit"
+    if "forward" in vars(module):
+        return "is replaced on the instance"
+    if module.training:
+        return "is in training mode: call eval() before fuse"
+    if (cls.__reduce__, cls.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
+        return f"is of a class, {name_of(cls)}, that is copied in a way of its own"
+    return None
+
+
+def set_fused(module: torch.nn.Module, program: Program) -> None:
+    """Let the module run the program from now on."""
+    cls: Any = own_class(module)
+    if not issubclass(cls, Fused):
+        change_class(module, cls, _class_above(cls))
+    vars(module)[_STATE] = program
+
+
+def set_back(module: torch.nn.Module) -> None:
+    """Make a fused module what it was; others are left."""
+    cls: Any = own_class(module)
+    if issubclass(cls, Fused):
+        change_class(module, cls, cls.original)
+        vars(module).pop(_STATE, None)
