@@ -10,16 +10,17 @@ so that gradients of any order run on the same kernels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from haloconv import logs, transforms
 from haloconv import plan as plans
-from haloconv.epilogue import activated
+from haloconv.epilogue import applied
 from haloconv.gradients import gradients
 from haloconv.layout import Layout
-from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, Epilogue
+from haloconv.problem import ConvSpec, Direction, Epilogue
 from haloconv.profiling import calls_of, current_layer, named_range, profiler
 
 Tensor = torch.Tensor
@@ -68,14 +69,12 @@ def fprop(
     b: Tensor | None,
     spec: ConvSpec,
     notes: list[Call] | None = None,
-    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop.
 
-    ``notes`` gets the call that does the same for tensors of this form, unless there is an epilogue or the plan is not
-    kept. Where autograd has to see the tensors, the epilogue may be ReLU alone, whose gradient is known from y.
+    ``notes`` gets the call that does the same for tensors of this form, unless the plan is not kept.
     """
-    plan = plans.plan_fprop(x, w, b, spec, epilogue)
+    plan = plans.plan_fprop(x, w, b, spec)
     recording = is_recording(x, w, b)
     native = plan.plain and (not recording or plan.is_native(_wanted(x, w), x.device))
     if notes is not None and plan.kept:
@@ -86,11 +85,29 @@ def fprop(
         top, _, left, _ = spec.padding
         if profiler._is_profiler_enabled:
             with named_range("fprop", "aten"):
-                y = torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
-                return activated(y, epilogue.activation)
-        y = torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
-        return activated(y, epilogue.activation)
+                return torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
+        return torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
     return _record(x, w, b, plan)
+
+
+def fprop_with(
+    tensors: tuple[Tensor, Tensor, Tensor | None], spec: ConvSpec, epilogue: Epilogue, residual: Tensor | None = None
+) -> Tensor:
+    """fprop of (x, w, b) behind an epilogue, whose ``residual`` is as y. Raises as haloconv.plan.plan_fprop.
+
+    Where autograd has to see the tensors, the epilogue is one of which gradients are known from y.
+    """
+    x, w, b = tensors
+    plan = plans.plan_fprop(x, w, b, spec, epilogue, residual)
+    given = tensors if residual is None else (*tensors, residual)
+    if not (is_recording(x, w, b) or (residual is not None and is_recording(residual, residual))):
+        return plan.traced(*given) if profiler._is_profiler_enabled else plan.run(*given)
+    if plan.plain and plan.is_native(_wanted(x, w), x.device):
+        (top, _, left, _), tracing = spec.padding, profiler._is_profiler_enabled
+        with named_range("fprop", "aten") if tracing else nullcontext():
+            y = torch.conv2d(x, w, b, spec.stride, (top, left), spec.dilation, spec.groups)
+            return applied(y, None, epilogue, residual)
+    return _record(x, w, b, plan, *given[3:])
 
 
 def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
@@ -123,7 +140,7 @@ def fprop_of_gradient(first: Tensor, second: Tensor, spec: ConvSpec) -> Tensor:
     return fprop(first, second, None, spec)
 
 
-def save_needed(ctx: Any, first: Tensor, second: Tensor, *results: Tensor) -> None:
+def save_needed(ctx: Any, first: Tensor, second: Tensor, *results: Tensor | None) -> None:
     """Keep each of two factors only if the other one's gradient is wanted, and ``results``."""
     first_wanted, second_wanted, *_ = ctx.needs_input_grad
     ctx.save_for_backward(first if second_wanted else None, second if first_wanted else None, *results)
@@ -131,8 +148,8 @@ def save_needed(ctx: Any, first: Tensor, second: Tensor, *results: Tensor) -> No
 
 class _Fprop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan) -> Tensor:
-        y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, plan: plans.Plan, *residual: Tensor) -> Tensor:
+        y = plan.traced(x, w, b, *residual) if profiler._is_profiler_enabled else plan.run(x, w, b, *residual)
         if plan.problem.epilogue.activation is None:
             save_needed(ctx, x, w)
         else:
@@ -148,12 +165,13 @@ class _Fprop(torch.autograd.Function):
         for y in activated:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         plan, wanted = ctx.plan, ctx.needs_input_grad[:3]
+        d_residual = dy if plan.problem.epilogue.residual else None
         if not (torch.is_grad_enabled() or _is_many(dy) or _functorch_is_active()):
-            return *gradients(plan, dy, x, w, wanted), None
+            return *gradients(plan, dy, x, w, wanted), None, d_residual
         problem, spec, (dx_wanted, dw_wanted, db_wanted) = plan.problem, plan.spec, wanted
         dx = dgrad(dy, w, problem.x_shape, plan.layout, spec) if dx_wanted else None
         dw = wgrad(dy, x, problem.w_shape, plan.w_layout, spec) if dw_wanted else None
-        return dx, dw, bgrad(dy, spec) if db_wanted else None, None
+        return dx, dw, bgrad(dy, spec) if db_wanted else None, None, d_residual
 
 
 _record = super(torch.autograd.Function, _Fprop).apply

@@ -325,7 +325,7 @@ def _fprop_node(graph: torch.fx.Graph, tensors: tuple, spec: tuple, fused: Fused
         own = norm_arguments(fused.norm)
         statistics = (own["running_mean"], own["running_var"], (own["weight"], own["bias"]), own["eps"], b)
         b = graph.call_function(bias_and_scale_of_norm, statistics)
-    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, (x, w, b, *fused.epilogue, *spec))
+    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, (x, w, b, None, *fused.epilogue[:2], *spec))
 
 
 def _transposed_nodes(graph: torch.fx.Graph, x: Any, w: Any, node: torch.fx.Node, given: dict[str, Any]) -> Any:

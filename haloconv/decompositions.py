@@ -47,9 +47,11 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     return _stored_as(plans.result_layout(x, w), fprop_in_aten(x, w, b, *values))
 
 
-def _fprop_epilogue(x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any) -> Tensor:
+def _fprop_epilogue(
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, has_scale: bool, activation: Any, *values: Any
+) -> Tensor:
     y = _fprop(x, w, None if has_scale else b, *values)
-    return applied(y, b, Epilogue(has_scale, activation))
+    return applied(y, b, Epilogue(has_scale, activation), residual)
 
 
 def _dgrad(dy: Tensor, w: Tensor, x_shape: Sequence[int], layout: Layout, *values: Any) -> Tensor:

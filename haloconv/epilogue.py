@@ -66,12 +66,14 @@ def scaled(y: Tensor, pairs: Tensor) -> Tensor:
     return torch.addcmul(bias, y.to(pairs.dtype), scale)
 
 
-def applied(y: Tensor, b: Tensor | None, epilogue: Epilogue) -> Tensor:
+def applied(y: Tensor, b: Tensor | None, epilogue: Epilogue, residual: Tensor | None = None) -> Tensor:
     """y (N, K, P, Q) behind the epilogue, in y's dtype: a scale and what follows it in fp32, rounded once.
 
-    ``b`` is (K, 2) if the epilogue has a scale; else what it adds is in y.
+    ``b`` is (K, 2) if the epilogue has a scale; else what it adds is in y. ``residual`` is of y's shape; where autocast
+    lets its dtype differ from y's, the result has the one that both are promoted to.
     """
+    dtype = y.dtype if residual is None else torch.promote_types(y.dtype, residual.dtype)
     if epilogue.scale:
         assert b is not None
-        return activated(scaled(y, b), epilogue.activation).to(y.dtype)
-    return activated(y, epilogue.activation)
+        y = scaled(y, b)
+    return activated(y if residual is None else y + residual, epilogue.activation).to(dtype)

@@ -13,14 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from haloconv import autograd, transforms
 from haloconv.decompositions import fprop_in_aten
-from haloconv.epilogue import activated, applied, bias_and_scale
+from haloconv.epilogue import applied, bias_and_scale
 from haloconv.families import check_family
-from haloconv.library import AUTOCAST_DEVICES, autocast_to, cast_for_autocast, is_cast
+from haloconv.library import AUTOCAST_DEVICES, autocast_dtype, autocast_to, cast_for_autocast, is_cast
 from haloconv.padding import ZEROS, Modes, as_modes, job_of, modes_in_use, padded_copy
 from haloconv.precision import Precision
 from haloconv.problem import (
     ACTIVATIONS,
-    NO_EPILOGUE,
     PRECISIONS,
     Activation,
     ConvSpec,
@@ -30,12 +29,13 @@ from haloconv.problem import (
     as_int,
     as_pair,
     check_ranks,
+    check_residual,
 )
 from haloconv.rims import PaddingMode
 from haloconv.strips import convolve_cut
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-_RELU = Epilogue(activation="relu")
+_TENSOR_OR_NONE = (type(None), torch.Tensor)
 _is_compiling = torch.compiler.is_compiling
 _is_autocast_enabled = torch.is_autocast_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -59,6 +59,7 @@ def conv2d(
     strict: bool = False,
     scale: torch.Tensor | None = None,
     activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """2-D convolution, a drop-in for torch.nn.functional.conv2d, differentiable to any order, in both modes.
 
@@ -78,19 +79,19 @@ def conv2d(
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
         scale: (K,) or None: what sums are multiplied by before the bias is added, in fp32.
         activation: None, ``"relu"``, ``"leaky_relu"`` (0.01), ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"hardswish"``,
-            ``"sigmoid"`` or ``"tanh"``, of scale * sums + bias. All but ReLU autograd records as PyTorch's operations.
+            ``"sigmoid"`` or ``"tanh"``, of scale * sums + bias + residual. Autograd records all but ReLU as operations.
+        residual: None, or what is added before the activation: of the result's shape and dtype (under autocast of any);
+            a copy where its memory order is another.
 
     Returns:
-        (N, K, P, Q) or (K, P, Q) with P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1 and Q likewise;
-        channels_last if ``input`` or ``weight`` is.
+        (N, K, P, Q) or (K, P, Q), channels_last if ``input`` or ``weight`` is, with Q as
+        P = (H + top + bottom - dilation * (R - 1) - 1) // stride + 1.
 
     Raises:
-        RuntimeError, TypeError: what torch.nn.functional's conv2d and pad raise; RuntimeError for a wrong ``scale``.
+        RuntimeError, TypeError: what torch.nn.functional's conv2d and pad raise; for a wrong scale or residual as well.
         ValueError: ``padding_mode``, ``precision``, ``family`` or ``activation`` is not one of the names above.
     """
-    if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)) or (
-        bias is not None and not isinstance(bias, torch.Tensor)
-    ):
+    if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor) and isinstance(bias, _TENSOR_OR_NONE)):
         raise TypeError(_not_tensors(input, weight, bias))
     if weight.dim() != 4:
         check_ranks(input, weight)
@@ -100,9 +101,9 @@ def conv2d(
         spec = (make_spec if _is_compiling() else cached_spec)(*arguments)
     except TypeError:  # a list has no hash
         spec = make_spec(*arguments)
-    if scale is None and activation is None and padding_mode == "zeros":
+    if scale is None and activation is None and residual is None and padding_mode == "zeros":
         return convolve(input, weight, bias, spec)
-    return _with_epilogue((input, weight, bias), scale, spec, as_modes(padding_mode), activation)
+    return _with_epilogue((input, weight, bias), (scale, activation, residual), spec, as_modes(padding_mode))
 
 
 def _not_tensors(*arguments: object) -> str:
@@ -135,49 +136,88 @@ def convolve(
     b: torch.Tensor | None,
     spec: ConvSpec,
     notes: list[autograd.Call] | None = None,
-    epilogue: Epilogue = NO_EPILOGUE,
 ) -> torch.Tensor:
     """conv2d of tensors, with everything else in ``spec``.
 
     Plain eager tensors go straight to our autograd; whatever traces goes through the operator, whatever transforms
-    through functions that PyTorch can transform. ``notes`` gets what autograd.fprop has to say, whose rule for an
-    ``epilogue`` holds; one with a scale is for tensors that go straight.
+    through functions that PyTorch can transform. ``notes`` gets what autograd.fprop has to say.
     """
     if x.dim() == 3:
-        return convolve(x.unsqueeze(0), w, b, spec, None, epilogue).squeeze(0)
+        return convolve(x.unsqueeze(0), w, b, spec).squeeze(0)
     if _any_autocast():
-        x, w, b = _autocasted_with(epilogue, x, w, b)
+        x, w, b = autocasted(x, w, b)
     if not goes_straight(x, w, b):
-        return activated(_traced_or_transformed(x, w, b, spec), epilogue.activation)
-    return autograd.fprop(x, w, b, spec, notes, epilogue)
+        return _traced_or_transformed(x, w, b, spec)
+    return autograd.fprop(x, w, b, spec, notes)
 
 
 def _with_epilogue(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-    scale: torch.Tensor | None,
+    more: tuple[torch.Tensor | None, Activation | None, torch.Tensor | None],
     spec: ConvSpec,
     modes: Modes,
-    activation: Activation | None,
 ) -> torch.Tensor:
-    """conv2d and what follows it, if anything: in the kernel where only kernels have to see it, else as operations."""
-    x, w, b = tensors
-    _check_epilogue(w, b, scale, activation)
-    epilogue, padded = Epilogue(scale is not None, activation), modes_in_use(modes, spec.padding) != ZEROS
+    """conv2d and what follows it, if anything: in the kernel where only kernels have to see it, else as operations.
+
+    ``more`` are scale, activation and residual.
+    """
+    (x, w, b), (scale, activation, residual) = tensors, more
+    _check_epilogue(tensors, scale, activation, residual)
+    epilogue = Epilogue(scale is not None, activation, residual is not None)
     pairs = None if scale is None else bias_and_scale(b, scale, x.dtype)
-    recording = autograd.is_recording(x, w, b) or (pairs is not None and autograd.is_recording(pairs, pairs))
-    unseen = goes_straight(x, w, b) and type(scale) in (type(None), *_PLAIN_TYPES) and not recording
-    if not padded and ((unseen and not (epilogue.scale and x.dtype == torch.float64)) or epilogue == _RELU):
-        return convolve(x, w, b if pairs is None else pairs, spec, None, epilogue)
-    return applied(convolve_padded((x, w, b if pairs is None else None), spec, modes), pairs, epilogue)
+    third = b if pairs is None else pairs
+    if modes_in_use(modes, spec.padding) == ZEROS and _is_for_kernels(tensors, (scale, residual), pairs, epilogue):
+        images, given = x, residual
+        if x.dim() == 3:
+            images, given = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
+        if _any_autocast():
+            images, w, third = autocasted(images, w, b) if pairs is None else (*autocasted(images, w, None)[:2], pairs)
+        y = autograd.fprop_with((images, w, third), spec, epilogue, given)
+        return y if images.dim() == x.dim() else y.squeeze(0)
+    y = convolve_padded((x, w, b if pairs is None else None), spec, modes)
+    if residual is not None:
+        check_residual(residual, y.shape, residual.dtype if _any_autocast() else y.dtype, y.device)
+    return applied(y, pairs, epilogue, residual)
 
 
-def _check_epilogue(weight: torch.Tensor, bias: torch.Tensor | None, scale: object, activation: object) -> None:
+def _is_for_kernels(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    others: tuple[torch.Tensor | None, torch.Tensor | None],
+    pairs: torch.Tensor | None,
+    epilogue: Epilogue,
+) -> bool:
+    """Whether the epilogue of a plain eager call can be a kernel's: its dtypes are, and so are its gradients if wanted.
+
+    ``others`` are scale and residual, ``pairs`` what the scale and the bias came to.
+    """
+    x, residual = tensors[0], others[1]
+    if not goes_straight(*tensors) or any(type(each) not in (type(None), *_PLAIN_TYPES) for each in others):
+        return False
+    if epilogue.scale and x.dtype == torch.float64:
+        return False
+    if residual is not None and _any_autocast() and residual.dtype != autocast_dtype(x):
+        return False
+    seen = [each for each in (*tensors, pairs, residual) if each is not None]
+    return epilogue.is_known_from_y or not any(autograd.is_recording(each, each) for each in seen)
+
+
+def _check_epilogue(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], scale: object, activation: object, residual: object
+) -> None:
+    """Refuse what is no epilogue of these tensors, but for the residual's shape. Raises as conv2d."""
+    x, weight, bias = tensors
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(f"activation must be None or one of {ACTIVATIONS}, not {activation!r}")
+    for name, given in (("scale", scale), ("residual", residual)):
+        if not (given is None or isinstance(given, torch.Tensor)):
+            raise TypeError(f"conv2d(): {name} must be a Tensor or None, not {type(given).__name__}")
+    if isinstance(residual, torch.Tensor) and residual.dim() != x.dim():
+        raise RuntimeError(
+            f"Given input of size {list(x.shape)}, expected residual to have as many dimensions as the result, but got "
+            f"{list(residual.shape)}"
+        )
     if scale is None:
         return
-    if not isinstance(scale, torch.Tensor):
-        raise TypeError(f"conv2d(): scale must be a Tensor or None, not {type(scale).__name__}")
     for name, each in (("scale", scale), ("bias", bias)):
         if each is not None and (
             each.shape != weight.shape[:1] or not each.is_floating_point() or each.device != weight.device
@@ -187,16 +227,6 @@ def _check_epilogue(weight: torch.Tensor, bias: torch.Tensor | None, scale: obje
                 f"{weight.shape[0]} floating-point numbers there, but got {list(each.shape)} of {each.dtype} on "
                 f"{each.device}"
             )
-
-
-def _autocasted_with(
-    epilogue: Epilogue, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
-) -> tuple[Any, Any, Any]:
-    """As autocasted; bias and scale of an epilogue stay fp32."""
-    if not epilogue.scale:
-        return autocasted(x, w, b)
-    x, w, _ = autocasted(x, w, None)
-    return x, w, b
 
 
 def convolve_padded(

@@ -13,20 +13,20 @@ import torch
 
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
-from haloconv.epilogue import activation_backward
+from haloconv.epilogue import activation_backward, scaled
 from haloconv.families import check_family
 from haloconv.layout import Layout, strides_of
-from haloconv.problem import ConvSpec, Epilogue, check_tensors
+from haloconv.problem import ConvSpec, Epilogue, check_residual, check_tensors
 from haloconv.profiling import profiler
 
 Tensor = torch.Tensor
 
 SPEC_SCHEMA = "int[2] stride, int[4] padding, int[2] dilation, int groups, str? precision, str family, bool strict"
-_RELU = Epilogue(activation="relu")
 _library = torch.library.Library("haloconv", "DEF")
 for _schema in (
     f"fprop(Tensor x, Tensor w, Tensor? b, {SPEC_SCHEMA}) -> Tensor",
-    f"fprop_epilogue(Tensor x, Tensor w, Tensor? b, bool has_scale, str? activation, {SPEC_SCHEMA}) -> Tensor",
+    "fprop_epilogue(Tensor x, Tensor w, Tensor? b, Tensor? residual, bool has_scale, str? activation, "
+    f"{SPEC_SCHEMA}) -> Tensor",
     f"dgrad(Tensor dy, Tensor w, SymInt[4] x_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
     f"wgrad(Tensor dy, Tensor x, SymInt[4] w_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
     "bgrad(Tensor dy, str family) -> Tensor",
@@ -43,12 +43,15 @@ def _spec(*values: Any) -> ConvSpec:
 
 
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
-    return _fprop_epilogue(x, w, b, False, None, *values)
+    return _fprop_epilogue(x, w, b, None, False, None, *values)
 
 
-def _fprop_epilogue(x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any) -> Tensor:
-    plan = plans.plan_fprop(x, w, b, _spec(*values), Epilogue(has_scale, activation))
-    y = plan.traced(x, w, b) if profiler._is_profiler_enabled else plan.run(x, w, b)
+def _fprop_epilogue(
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, has_scale: bool, activation: Any, *values: Any
+) -> Tensor:
+    epilogue, more = Epilogue(has_scale, activation, residual is not None), () if residual is None else (residual,)
+    plan = plans.plan_fprop(x, w, b, _spec(*values), epilogue, residual)
+    y = plan.traced(x, w, b, *more) if profiler._is_profiler_enabled else plan.run(x, w, b, *more)
     return y.contiguous(memory_format=torch.channels_last) if plan.layout == "nhwc" else y.contiguous()
 
 
@@ -79,18 +82,20 @@ for _name, _body in (
 
 @torch.library.register_fake("haloconv::fprop", lib=_library)
 def _fake_fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
-    return _fake_fprop_epilogue(x, w, b, False, None, *values)
+    return _fake_fprop_epilogue(x, w, b, None, False, None, *values)
 
 
 @torch.library.register_fake("haloconv::fprop_epilogue", lib=_library)
 def _fake_fprop_epilogue(
-    x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, has_scale: bool, activation: Any, *values: Any
 ) -> Tensor:
     spec = _spec(*values)
     check_tensors(x, w, b, spec, has_scale=has_scale)
     check_family(spec.family)
     layout = plans.result_layout(x, w)
     shape = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout).y_shape
+    if residual is not None:
+        check_residual(residual, shape, x.dtype, x.device)
     return x.new_empty_strided(shape, strides_of(shape, layout))
 
 
@@ -135,37 +140,39 @@ def _fprop_backward(ctx: Any, dy: Tensor) -> tuple:
 
 
 def _keep_for_epilogue(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, w, b, has_scale, activation, *values = inputs
-    ctx.epilogue, ctx.values = Epilogue(has_scale, activation), values
+    x, w, b, residual, has_scale, activation, *values = inputs
+    ctx.epilogue, ctx.values = Epilogue(has_scale, activation, residual is not None), values
     ctx.shapes, ctx.layouts = (x.shape, w.shape), (plans.layout_of(x), plans.layout_of(w))
-    if ctx.epilogue == _RELU:
-        save_needed(ctx, x, w, output)
+    if ctx.epilogue.is_known_from_y:
+        save_needed(ctx, x, w, output if activation else None)
     else:
-        ctx.save_for_backward(x, w, b)
+        ctx.save_for_backward(x, w, b, residual if activation else None)
 
 
 def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple:
-    """Of ReLU by the result; of all else by sums that are computed again, for none of them is kept."""
-    x, w, third = ctx.saved_tensors
-    (has_scale, activation), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
+    """Of ReLU by the result; of other activations by sums that are computed again, for none of them is kept."""
+    x, w, third, *more = ctx.saved_tensors
+    (has_scale, activation, has_residual), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
     ops, db = torch.ops.haloconv, None
-    if ctx.epilogue == _RELU:
-        dz = activation_backward(dy, third, activation)
+    if ctx.epilogue.is_known_from_y:
+        dz = d_residual = activation_backward(dy, third, activation)
     elif has_scale:
         sums = ops.fprop(x, w, None, *ctx.values)
-        bias, scale = (each.reshape(-1, 1, 1) for each in third.unbind(1))
         exact = sums.to(third.dtype)
-        dz = activation_backward(dy.to(third.dtype), torch.addcmul(bias, exact, scale), activation)
+        z = scaled(exact, third) if more[0] is None else scaled(exact, third) + more[0]
+        dz = activation_backward(dy.to(third.dtype), z, activation)
+        d_residual = dz.to(dy.dtype)
         db = torch.stack((dz.sum((0, 2, 3)), (dz * exact).sum((0, 2, 3))), 1) if wants_b else None
-        dz = (dz * scale).to(sums.dtype)
+        dz = (dz * third[:, 1].reshape(-1, 1, 1)).to(sums.dtype)
     else:
-        dz = activation_backward(dy, ops.fprop(x, w, third, *ctx.values), activation)
+        z = ops.fprop(x, w, third, *ctx.values)
+        dz = d_residual = activation_backward(dy, z if more[0] is None else z + more[0], activation)
     if wants_b and not has_scale:
         db = ops.bgrad(dz, _spec(*ctx.values).family)
     layout = "nhwc" if "nhwc" in ctx.layouts else "nchw"
     dx = ops.dgrad(dz, w, ctx.shapes[0], layout, *ctx.values) if wants_x else None
     dw = ops.wgrad(dz, x, ctx.shapes[1], ctx.layouts[1], *ctx.values) if wants_w else None
-    return dx, dw, db, *([None] * 9)
+    return dx, dw, db, d_residual if has_residual else None, *([None] * 9)
 
 
 def _dgrad_backward(ctx: Any, g: Tensor) -> tuple:
@@ -240,11 +247,12 @@ def _autocast_fprop(device_type: str, x: Tensor, w: Tensor, b: Tensor | None, *v
 
 
 def _autocast_fprop_epilogue(
-    device_type: str, x: Tensor, w: Tensor, b: Tensor | None, has_scale: bool, activation: Any, *values: Any
+    device_type: str, x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, has_scale: bool, *values: Any
 ) -> Tensor:
+    """The residual stays as it is, as an addition leaves it, and so do bias and scale in fp32."""
     *factors, bias = cast_for_autocast(device_type, x, w, None if has_scale else b)
     with torch.autocast(device_type, enabled=False):
-        return torch.ops.haloconv.fprop_epilogue(*factors, b if has_scale else bias, has_scale, activation, *values)
+        return torch.ops.haloconv.fprop_epilogue(*factors, b if has_scale else bias, residual, has_scale, *values)
 
 
 AUTOCAST_DEVICES = ("cuda", "cpu")

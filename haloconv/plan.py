@@ -35,6 +35,7 @@ from haloconv.problem import (
     Problem,
     Request,
     TensorForm,
+    check_residual,
     check_tensors,
 )
 from haloconv.profiling import current_layer, named_range, profiler
@@ -149,24 +150,33 @@ def is_noting() -> bool:
 
 
 def plan_fprop(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec, epilogue: Epilogue = NO_EPILOGUE
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    spec: ConvSpec,
+    epilogue: Epilogue = NO_EPILOGUE,
+    residual: torch.Tensor | None = None,
 ) -> Plan:
     """The plan for ``x`` (N, C, H, W), ``w`` (K, C/G, R, S) and ``b`` (K,) or None; (K, 2) where there is a scale.
 
+    ``residual`` is that of an epilogue that has one: as y, of any strides, which the plan does not depend on.
+
     Raises what torch.nn.functional.conv2d raises for tensors that it refuses, ValueError for an unknown family, and
-    RuntimeError with ``spec.strict`` if
-    our kernels do not take the problem.
+    RuntimeError for a residual that is not as y, or with ``spec.strict`` if our kernels do not take the problem.
     """
     key = (
         (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, spec, torch_precision()),
         None if b is None else (b.shape, b.dtype, b.device),
         (epilogue, (x.data_ptr() | w.data_ptr()) & 15),
+        None if residual is None else (residual.shape, residual.dtype, residual.device),
     )
     plan = _plans.get(key)
     if plan is None:
         check_tensors(x, w, b, spec, has_scale=epilogue.scale)
         layout = result_layout(x, w)
         plain = problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
+        if residual is not None:
+            check_residual(residual, plain.y_shape, x.dtype, x.device)
         problem = replace(plain, bias=b is not None and not epilogue.scale, epilogue=epilogue)
         request = Request(problem, form_of(x), form_of(w), layout, x.device)
         noted = _noted.get()
@@ -313,9 +323,13 @@ def bind(request: Request, spec: ConvSpec) -> Plan:
 
 def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
     """The bound call of a choice, and its config."""
-    problem, family, config = request.problem, FAMILIES[choice.family], config_of(choice, request)
+    problem, family = request.problem, FAMILIES[choice.family]
+    composed = any(problem.epilogue) and (problem.epilogue.residual or not family.has_epilogue)
+    if composed:
+        request = replace(request, problem=replace(problem, epilogue=NO_EPILOGUE))
+    config = config_of(choice, request)
     run = watched(family.bind(request, config), request.device)
-    if any(problem.epilogue) and not family.has_epilogue:
+    if composed:
         run = _followed(run, problem.epilogue)
     return run, config
 
@@ -326,12 +340,17 @@ def _log_choice(problem: Problem, choice: Choice) -> None:
 
 
 def _followed(fprop: BoundCall, epilogue: Epilogue) -> BoundCall:
-    """``fprop`` and then the epilogue, by PyTorch's kernels; ReLU in place."""
+    """``fprop`` and then the epilogue, by PyTorch's kernels; an addition and ReLU in place."""
     if epilogue.scale:
-        return lambda x, w, b: applied(fprop(x, w, None), b, epilogue)
-    if epilogue.activation == "relu":
-        return lambda x, w, b: fprop(x, w, b).relu_()
-    return lambda x, w, b: applied(fprop(x, w, b), None, epilogue)
+        return lambda x, w, b, *residual: applied(fprop(x, w, None), b, epilogue, *residual)
+    rest = epilogue._replace(residual=False)
+    if rest.activation == "relu":
+        return lambda x, w, b, *residual: _added(fprop(x, w, b), *residual).relu_()
+    return lambda x, w, b, *residual: applied(_added(fprop(x, w, b), *residual), None, rest)
+
+
+def _added(y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    return y if residual is None else y.add_(residual)
 
 
 def _is_plain(problem: Problem, spec: ConvSpec) -> bool:

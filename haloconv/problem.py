@@ -27,16 +27,23 @@ FourSides = tuple[int, int, int, int]
 
 
 class Epilogue(NamedTuple):
-    """What becomes of a sum on its way out: y = activation(scale[k] * sum + bias[k]), each part optional.
+    """What becomes of a sum on its way out: y = activation(scale[k] * sum + bias[k] + residual), each part optional.
 
     With ``scale`` the third tensor of fprop is (K, 2) in fp32, bias and scale of each filter, in place of a bias (K,).
+    With ``residual`` there is a fourth, of y's shape and dtype.
     """
 
     scale: bool = False
     activation: Activation | None = None
+    residual: bool = False
 
     def __str__(self) -> str:
-        return " ".join(["scale"] * self.scale + [self.activation or ""]).strip()
+        return " ".join(["scale"] * self.scale + ["residual"] * self.residual + [self.activation or ""]).strip()
+
+    @property
+    def is_known_from_y(self) -> bool:
+        """Whether gradients need nothing but y: the activation is ReLU or none, and no gradient of a scale is asked."""
+        return not self.scale and self.activation in (None, "relu")
 
 
 NO_EPILOGUE = Epilogue()
@@ -138,7 +145,8 @@ class Problem:
         x_elems = self.n * self.c * rows * cols
         w_elems = self.k * self.c_per_group * self.r * self.s
         y_elems = self.n * self.k * self.p * self.q
-        return (x_elems + w_elems + y_elems + (self.k if self.bias else 0)) * self.dtype.itemsize
+        others = (self.k if self.bias else 0) + (y_elems if self.epilogue.residual else 0)
+        return (x_elems + w_elems + y_elems + others) * self.dtype.itemsize
 
     @property
     def precision_label(self) -> str:
@@ -306,6 +314,15 @@ def _check_scaled_bias(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None)
         raise RuntimeError(
             f"Given weight of size {list(w.shape)}, expected bias and scale as one fp32 tensor of size "
             f"{[w.shape[0], 2]} on {x.device}, but got {given}"
+        )
+
+
+def check_residual(residual: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a residual that is not of the result's shape, dtype and device. Raises RuntimeError."""
+    if tuple(residual.shape) != tuple(shape) or residual.dtype != dtype or residual.device != device:
+        raise RuntimeError(
+            f"expected residual to be as the result, {list(shape)} of {dtype} on {device}, but got "
+            f"{list(residual.shape)} of {residual.dtype} on {residual.device}: expand or convert it before the call"
         )
 
 

@@ -147,7 +147,7 @@ def test_every_epilogue_with_gradients(name: str | None, has_scale: bool, has_bi
     with torch.no_grad():
         assert torch.allclose(haloconv.conv2d(*given[:3], padding=1, scale=given[3], activation=name), want)
     if not has_scale:  # the operator takes bias and scale in fp32
-        operator = torch.ops.haloconv.fprop_epilogue(leaves[0], leaves[1], third, has_scale, name, *values)
+        operator = torch.ops.haloconv.fprop_epilogue(leaves[0], leaves[1], third, None, has_scale, name, *values)
         assert torch.allclose(operator, want)
         found.append(_two_orders(operator, [leaf for leaf in leaves if leaf is not None]))
     for got in found[::2]:
@@ -163,7 +163,7 @@ def _two_orders(y: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tenso
 def test_the_operator_with_a_scale(name: str | None) -> None:
     x, w, b, _ = (each.float() if isinstance(each, torch.Tensor) else each for each in _tensors("padded"))
     leaves = [each.clone().requires_grad_() for each in (x, w, bias_and_scale(b, SCALE, torch.float32))]
-    values = (True, name, [1, 1], [1] * 4, [1, 1], 1, None, "auto", False)
+    values = (None, True, name, [1, 1], [1] * 4, [1, 1], 1, None, "auto", False)
     y, pairs = torch.ops.haloconv.fprop_epilogue(*leaves, *values), leaves[2]
     want = _composed(leaves[0], leaves[1], pairs[:, 0], pairs[:, 1], name)
     for got, expected in zip(*(torch.autograd.grad(each, leaves, y.detach().cos()) for each in (y, want)), strict=True):
@@ -184,7 +184,7 @@ def test_the_gradient_of_relu_computes_no_sums_again(name: str, again: int) -> N
             seen.append(func.name())
             return func(*args, **(kwargs or {}))
 
-    values = (False, name, [1, 1], [1] * 4, [1, 1], 1, None, "auto", False)
+    values = (None, False, name, [1, 1], [1] * 4, [1, 1], 1, None, "auto", False)
     y = torch.ops.haloconv.fprop_epilogue(x.requires_grad_(), w.requires_grad_(), b, *values)
     with Noting():
         torch.autograd.grad(y.sum(), (x, w))
