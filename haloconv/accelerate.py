@@ -204,7 +204,7 @@ def tell_disabled(function: str) -> None:
 
 
 def restore(model: torch.nn.Module) -> list[str]:
-    """Turn what ``accelerate`` and ``fuse`` changed back into what it was, in place; all names of swapped layers.
+    """Turn what ``accelerate`` and ``fuse`` changed back into what it was, in place; all names of these modules.
 
     Nothing of haloconv stays in them, and outputs are PyTorch's own again, bit by bit. Layers that were built as
     layers of haloconv are left. Calling it again changes nothing.
@@ -223,14 +223,14 @@ def restore(model: torch.nn.Module) -> list[str]:
                 f"haloconv.restore: {shown(names)} has padding_mode={module.padding_mode!r}, and layers of PyTorch "
                 "have one name for all dimensions; assign one first"
             )
-    for each in model.modules():
-        set_back(each)
     for module, names in swapped.items():
         ours: Any = own_class(module)
         change_class(module, ours, ours.original)
         for name in OWN_NAMES:
             vars(module).pop(name, None)
         restored.extend(names)
+    fused = {module for module in model.modules() if set_back(module)}
+    restored.extend(name for name, module in model.named_modules(remove_duplicate=False) if module in fused)
     return restored
 
 

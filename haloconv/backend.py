@@ -199,7 +199,7 @@ def _fused(node: torch.fx.Node, given: dict[str, Any], forward: Choice) -> Fused
     """What behind the convolution its kernel is to apply, if the forward pass runs on one that can."""
     if _is_transposed(node, given) or not FAMILIES[forward.family].has_epilogue:
         return None
-    return behind(node, _value(node).requires_grad, _value)
+    return behind(node, _value(node).requires_grad, _value, additions=_value(node).dim() == 4)
 
 
 def _layer_of(node: torch.fx.Node) -> str:
@@ -312,7 +312,8 @@ def _replace(node: torch.fx.Node, given: dict[str, Any], fused: Fused | None) ->
         y = y if batched else graph.call_method("squeeze", (y, 0))
     y.meta.update(last.meta)
     last.replace_all_uses_with(y)
-    for gone in dict.fromkeys((last, *(() if fused is None or fused.norm is None else (fused.norm,)), node)):
+    between = () if fused is None else (fused.addition, fused.norm)
+    for gone in dict.fromkeys((last, *filter(None, between), node)):
         graph.erase_node(gone)
 
 
@@ -325,7 +326,8 @@ def _fprop_node(graph: torch.fx.Graph, tensors: tuple, spec: tuple, fused: Fused
         own = norm_arguments(fused.norm)
         statistics = (own["running_mean"], own["running_var"], (own["weight"], own["bias"]), own["eps"], b)
         b = graph.call_function(bias_and_scale_of_norm, statistics)
-    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, (x, w, b, None, *fused.epilogue[:2], *spec))
+    given = (x, w, b, fused.residual, *fused.epilogue[:2], *spec)
+    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, given)
 
 
 def _transposed_nodes(graph: torch.fx.Graph, x: Any, w: Any, node: torch.fx.Node, given: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from haloconv.forwards import graph_of
-from haloconv.fusion import behind, norm_arguments
+from haloconv.fusion import Fused, behind, is_norm_of_batch, norm_arguments
 from haloconv.layer import OWN_NAMES
 from haloconv.module import Conv2d
 from haloconv.problem import Epilogue
@@ -22,7 +22,7 @@ Node = torch.fx.Node
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 STATISTICS = ("running_mean", "running_var", "weight", "bias")
-_LIKE_ALL = torch.empty(0, device="meta")  # forms are compared when there are tensors
+_LIKE_ALL = torch.empty(0, device="meta")
 
 
 class Chain(NamedTuple):
@@ -30,7 +30,8 @@ class Chain(NamedTuple):
 
     ``conv`` is the path of the first, ``modules`` are those of all that are modules. ``statistics`` are the paths of a
     batch norm's tensors in the order of STATISTICS, None for those that it has not; it is empty without a norm.
-    ``recorded`` if it is the same where autograd records.
+    ``addition`` is the call that adds, if there is one, and ``inner`` the chain before it. ``recorded`` if the chain is
+    the same where autograd records.
     """
 
     conv: str
@@ -38,8 +39,16 @@ class Chain(NamedTuple):
     epilogue: Epilogue
     statistics: tuple[str | None, ...]
     eps: float
-    recorded: bool
     words: tuple[str, ...]
+    recorded: bool = False
+    addition: Node | None = None
+    inner: Chain | None = None
+
+    @property
+    def residual(self) -> Node | None:
+        """The node that has what is added: it may have been replaced since the chain was found."""
+        given = () if self.addition is None else self.addition.all_input_nodes
+        return next((each for each in given if each not in self.nodes), None)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -48,27 +57,47 @@ class Chain(NamedTuple):
 
 def chains_of(module: torch.nn.Module, graph: torch.fx.Graph) -> Iterator[tuple[str, Chain | str]]:
     """Of each call of a 2-D convolution in the graph the path, and the chain; or a sentence, why there is none."""
-    spelled_out, ends = _spelled_out(module, graph)
+    spelled_out, starts = _spelled_out(module, graph)
     for node in graph.nodes:
         if _is_convolution(module, node):
-            yield str(node.target), _chain_of(module, node, spelled_out, ends)
+            yield str(node.target), _chain_of(module, node, spelled_out, starts)
 
 
-def called_path(module: torch.nn.Module, node: Node) -> torch.nn.Module:
+def called(module: torch.nn.Module, node: Node) -> torch.nn.Module:
     """The module that a node of the graph calls."""
     return module.get_submodule(str(node.target))
 
 
 def _is_convolution(module: torch.nn.Module, node: Node) -> bool:
-    return node.op == "call_module" and isinstance(called_path(module, node), torch.nn.Conv2d)
+    return node.op == "call_module" and isinstance(called(module, node), torch.nn.Conv2d)
 
 
-def _chain_of(module: torch.nn.Module, node: Node, spelled_out: dict[Node, Any], ends: dict[Node, Node]) -> Chain | str:
-    first = spelled_out[node]
-    fused = behind(first, False, lambda _: _LIKE_ALL)
-    if fused is None:
-        return _why_nothing(module, node)
-    last = ends.get(fused.last)
+def _chain_of(
+    module: torch.nn.Module, node: Node, spelled_out: dict[Node, Any], starts: dict[Node, Node]
+) -> Chain | str:
+    """The longest chain that begins with the node; or a sentence, why there is none."""
+    found = [behind(spelled_out[node], False, _like_all, additions) for additions in (False, True)]
+    inner, longest = (None if fused is None else _told_of(module, node, fused, starts) for fused in found)
+    if found[1] is None or longest is None:
+        return _why_nothing(module, node, [*spelled_out[node].users])
+    if isinstance(longest, str):
+        return inner or longest
+    recorded = [behind(spelled_out[node], True, _like_all, additions) for additions in (False, True)]
+    if isinstance(inner, Chain):
+        inner = inner._replace(recorded=recorded[0] == found[0])
+    if longest.addition is None:
+        return inner or longest
+    return longest._replace(recorded=recorded[1] == found[1], inner=inner if isinstance(inner, Chain) else None)
+
+
+def _like_all(node: object) -> torch.Tensor:
+    """What stands for every result: forms are compared when there are tensors."""
+    return _LIKE_ALL
+
+
+def _told_of(module: torch.nn.Module, node: Node, fused: Fused, starts: dict[Node, Node]) -> Chain | str:
+    """The chain of what is fused, or why it may not be one."""
+    last = starts.get(fused.last)
     if last is None:
         return f"what follows it, {_named(module, next(iter(node.users)))}, does more than a kernel applies"
     nodes = [node]
@@ -84,9 +113,11 @@ def _chain_of(module: torch.nn.Module, node: Node, spelled_out: dict[Node, Any],
         epilogue=fused.epilogue,
         statistics=tuple(None if each is None else str(each.target) for each in tensors),
         eps=given.get("eps", 0.0),
-        recorded=behind(first, True, lambda _: _LIKE_ALL) == fused,
         words=fused.names,
+        addition=None if fused.addition is None else starts.get(fused.addition),
     )
+    if fused.addition is not None and chain.residual is None:
+        return "what is added to it is inside a module"
     return _why_not(module, chain) or chain
 
 
@@ -115,32 +146,35 @@ def _why_not(module: torch.nn.Module, chain: Chain) -> str | None:
     return None
 
 
-def _why_nothing(module: torch.nn.Module, node: Node) -> str:
-    """The sentence for a convolution behind which nothing was found."""
+def _why_nothing(module: torch.nn.Module, node: Node, calls: list[Node]) -> str:
+    """The sentence for a convolution behind which nothing was found; ``calls`` read its result, spelled out."""
     users = [*node.users]
     if len(users) != 1:
         return f"its result is read {len(users)} times"
     if users[0].op == "output":
         return "it is the last of what its module does"
-    if users[0].op == "call_module" and called_path(module, users[0]).training:
-        return f"what follows it, {_named(module, users[0])}, is in training mode"
-    return f"what follows it, {_named(module, users[0])}, is nothing that a kernel applies"
+    named = f"what follows it, {_named(module, users[0])},"
+    if users[0].op == "call_module" and called(module, users[0]).training:
+        return f"{named} is in training mode"
+    if is_norm_of_batch(calls[0]):
+        return f"{named} has no running statistics"
+    return f"{named} is nothing that a kernel applies"
 
 
 def _named(module: torch.nn.Module, node: Node) -> str:
     """What a node calls, in words."""
     if node.op == "call_module":
-        return f"{node.target} ({type(called_path(module, node)).__name__})"
+        return f"{node.target} ({type(called(module, node)).__name__})"
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _spelled_out(module: torch.nn.Module, graph: torch.fx.Graph) -> tuple[dict[Node, Any], dict[Node, Node]]:
     """For each node the one that has its result in a copy of the graph, in which what follows convolutions is spelled
-    out; and for those of the copy that have the result of a node, the last such node.
+    out; and for those of the copy that have the result of a node, the first such node.
     """
     copy = torch.fx.Graph()
     placed: dict[Node, Any] = {}
-    ends: dict[Node, Node] = {}
+    starts: dict[Node, Node] = {}
     follows: set[Node] = set()
     for node in graph.nodes:
         inside = _inside(module, node) if follows.intersection(node.all_input_nodes) else None
@@ -148,21 +182,21 @@ def _spelled_out(module: torch.nn.Module, graph: torch.fx.Graph) -> tuple[dict[N
             placed[node] = copy.node_copy(node, placed.__getitem__)
         else:
             placed[node] = _pasted(copy, inside, str(node.target), placed[node.all_input_nodes[0]])
-        ends[placed[node]] = node
+        starts.setdefault(placed[node], node)
         passes = node.op != "call_module" or inside is not None
         if _is_convolution(module, node) or (passes and follows.intersection(node.all_input_nodes)):
             follows.add(node)
-    return placed, ends
+    return placed, starts
 
 
 def _inside(module: torch.nn.Module, node: Node) -> torch.fx.Graph | None:
     """The graph of the module that a node calls with one image, if it gives one result; None if it is not known."""
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], Node):
         return None
-    called = called_path(module, node)
-    if "forward" in vars(called) or any(isinstance(each, torch.nn.modules.conv._ConvNd) for each in called.modules()):
+    inner: Any = called(module, node)
+    if "forward" in vars(inner) or any(isinstance(each, torch.nn.modules.conv._ConvNd) for each in inner.modules()):
         return None
-    graph, _ = graph_of(called, type(called).forward, opens=True)
+    graph, _ = graph_of(inner, type(inner).forward, opens=True)
     if graph is None:
         return None
     inputs = [each for each in graph.nodes if each.op == "placeholder"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv import env
+from haloconv import env, logs
 from haloconv.accelerate import TABLES, Left, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
 from haloconv.fused import Program, program_of, set_back, set_fused
@@ -118,7 +118,10 @@ def fuse(model: torch.nn.Module) -> Fusion:
         Left(names[conv], conv, told[0] if told else _why_not_called(conv, programs, names), True)
         for conv, told in reasons.items()
     )
-    return Fusion(tuple(groups), left)
+    fusion = Fusion(tuple(groups), left)
+    for name, _, state, reason in fusion._lines():
+        logs.choice.info("haloconv.fuse, %s: %s: %s", name, state, reason)
+    return fusion
 
 
 def _names(model: torch.nn.Module) -> dict[torch.nn.Module, tuple[str, ...]]:

@@ -7,7 +7,7 @@ forward runs; so it does for good once a module was put in or taken out, or an a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from threading import Lock
 from typing import Any
@@ -32,21 +32,40 @@ class Program:
 
     def __init__(self, module: torch.nn.Module, graph: torch.fx.Graph) -> None:
         self.module, self.groups, self.left = module, list[Group](), list[tuple[str, str]]()
-        self._inside = [*vars(module)["_modules"].values()]
+        self._inside = [(each, _inside_of(each)) for each in _opened(module, graph)]
         self._arity = sum(node.op == "placeholder" for node in graph.nodes)
+        taken: set[torch.fx.Node] = set()
         for path, chain in [*chains_of(module, graph)]:
+            if not isinstance(chain, str) and not taken.isdisjoint(chain.nodes):
+                chain = chain.inner or "what follows it is part of another convolution"
             if isinstance(chain, str):
                 self.left.append((path, chain))
             else:
-                self.groups.append(Group(module, chain, len(self.groups)))
+                taken.update(chain.nodes)
+                self.groups.append(Group(module, chain, f"group_{len(self.groups)}"))
                 self.groups[-1].put_into(graph)
         self.forward: Callable[..., Any] = type(torch.fx.GraphModule(module, graph)).forward
 
     def serves(self, module: torch.nn.Module, args: tuple) -> bool:
-        """Whether it is the module's forward for these arguments. A replica of the module has its program too."""
-        inside = [*vars(module)["_modules"].values()]
-        fits = len(args) == self._arity and all([type(each) in PLAIN for each in args])
-        return fits and module is self.module and inside == self._inside
+        """Whether it is the module's forward for so many tensors. A replica of the module has its program too."""
+        unchanged = all([_inside_of(each) == inside for each, inside in self._inside])
+        return len(args) == self._arity and module is self.module and unchanged
+
+
+def _inside_of(module: torch.nn.Module) -> list[torch.nn.Module | None]:
+    return [*vars(module)["_modules"].values()]
+
+
+def _opened(module: torch.nn.Module, graph: torch.fx.Graph) -> Iterator[torch.nn.Module]:
+    """The module, and those inside it that hold what the graph calls, and are not called."""
+    called = {module.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
+    yield module
+    waiting = [*module.children()]
+    while waiting:
+        each = waiting.pop()
+        if each not in called:
+            yield each
+            waiting += each.children()
 
 
 class Fused(torch.nn.Module):
@@ -59,6 +78,10 @@ class Fused(torch.nn.Module):
         super().__setattr__(name, value)
         if name != "training" and held is not value and not isinstance(value, torch.Tensor):
             vars(self)[_STATE] = None
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        vars(self)[_STATE] = None
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """What torch.jit.script asks for, to compile it instead: raises RuntimeError with the ways out."""
@@ -86,7 +109,8 @@ def _class_above(cls: Any) -> type[Fused]:
 
     @wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (self.training or kwargs or _is_compiling()) and is_plain_call():
+        plain = not (self.training or kwargs or _is_compiling()) and is_plain_call()
+        if plain and all([type(each) in PLAIN for each in args]):
             program = vars(self).get(_STATE, _UNKNOWN)
             if program is _UNKNOWN:
                 program = _look_again(self)
@@ -129,13 +153,13 @@ def program_of(module: torch.nn.Module) -> Program | str:
 def _why_no_class(module: torch.nn.Module, cls: Any) -> str | None:
     """None if a class of ours may stand above this one, else why not."""
     if isinstance(module, torch.jit.ScriptModule):
-        return "is compiled by torch.jit"
+        return "was compiled by torch.jit"
     if "forward" in vars(module):
         return "is replaced on the instance"
     if module.training:
-        return "is in training mode: call eval() before fuse"
+        return "runs in training mode: call eval() before fuse"
     if (cls.__reduce__, cls.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
-        return f"is of a class, {name_of(cls)}, that is copied in a way of its own"
+        return f"is that of a class, {name_of(cls)}, that is copied in a way of its own"
     return None
 
 
@@ -147,9 +171,11 @@ def set_fused(module: torch.nn.Module, program: Program) -> None:
     vars(module)[_STATE] = program
 
 
-def set_back(module: torch.nn.Module) -> None:
-    """Make a fused module what it was; others are left."""
+def set_back(module: torch.nn.Module) -> bool:
+    """Make a fused module what it was, and say whether it was one; others are left."""
     cls: Any = own_class(module)
-    if issubclass(cls, Fused):
-        change_class(module, cls, cls.original)
-        vars(module).pop(_STATE, None)
+    if not issubclass(cls, Fused):
+        return False
+    change_class(module, cls, cls.original)
+    vars(module).pop(_STATE, None)
+    return True
