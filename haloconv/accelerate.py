@@ -244,6 +244,7 @@ def _places(model: torch.nn.Module) -> dict[torch.nn.Module, tuple[str, ...]]:
 
 
 def shown(names: tuple[str, ...]) -> str:
+    """Names of modules as tables have them."""
     return ", ".join(name or _ROOT for name in names)
 
 

@@ -124,6 +124,8 @@ def _told_of(module: torch.nn.Module, node: Node, fused: Fused, starts: dict[Nod
 def _why_not(module: torch.nn.Module, chain: Chain) -> str | None:
     """None if nothing was done to the modules of the chain that their classes do not tell, else a sentence."""
     conv: Any = module.get_submodule(chain.conv)
+    if torch.nn.utils.parametrize.is_parametrized(conv):
+        return "it has parametrisations"
     reason = None if type(conv) is Conv2d else why_not_plain(conv, OWN_NAMES)
     if reason is not None:
         return reason

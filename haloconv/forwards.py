@@ -8,6 +8,7 @@ constant that need not be one is refused.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,9 +33,36 @@ class _Value(torch.fx.Proxy):
     def _told_class(self) -> type:
         if self.node.op in ("placeholder", "get_attr"):
             return torch.Tensor
-        raise _Refused("asks of what type something is that it computed")
+        raise _Refused("asks of what type something is that it computed, or keeps it in an attribute")
 
     __class__: Any = property(_told_class)
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[..., torch.fx.Proxy]:
+    """The method for ``function``, such as operator.iadd: without it ``y += x`` would be traced as ``y = y + x``."""
+
+    def method(self: torch.fx.Proxy, other: Any) -> torch.fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return method
+
+
+for _name in (
+    "add",
+    "and",
+    "floordiv",
+    "lshift",
+    "matmul",
+    "mod",
+    "mul",
+    "or",
+    "pow",
+    "rshift",
+    "sub",
+    "truediv",
+    "xor",
+):
+    setattr(_Value, f"__i{_name}__", _in_place(getattr(operator, f"i{_name}")))
 
 
 class _Image(_Value):

@@ -12,7 +12,9 @@ import torch
 
 from haloconv import three_dimensions
 from haloconv.emulator import build
+from haloconv.groups import Group
 from haloconv.jit import nvrtc_info
+from tests.fusable import chosen
 
 PENDING_ON_A_GPU = "PENDING on a GPU"
 MAY_BE_SKIPPED = (
@@ -145,3 +147,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for _, text in sorted(verdicts):
             terminalreporter.write_line(text)
         terminalreporter.write_line(f"{sum(caught for caught, _ in verdicts)} of {len(verdicts)} planted faults caught")
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The groups of haloconv.fuse that ran as one call, with a family that has epilogues. No gradients are recorded."""
+    names: list[str] = []
+    run = Group._at_once
+
+    def noting(group: Group, *tensors: torch.Tensor) -> torch.Tensor | None:
+        y = run(group, *tensors)
+        names.extend([] if y is None else [str(group)])
+        return y
+
+    monkeypatch.setattr(Group, "_at_once", noting)
+    chosen(monkeypatch, "halo_sm90")
+    with torch.no_grad():
+        yield names

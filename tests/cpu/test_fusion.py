@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
 W, BIAS, ROW = image(6, 4, 3, 3), image(6), image(6, 8, 3)
+SAME, ADDED = image(4, 4, 3, 3), image(2, 6, 6, 8)
 BACK, OTHER = image(4, 6, 3, 3), image(2, 6, 3, 3)
 MEAN, VARIANCE, FACTOR, SUMMAND = image(6), image(6).abs() + 0.5, image(6), image(6)
 
@@ -56,6 +57,15 @@ def compiled(function: Callable, *args: object) -> tuple[list[backends.Convoluti
     return told, count, value
 
 
+def same(x: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x, SAME, padding=1)
+
+
+def shortcut(x: torch.Tensor) -> torch.Tensor:
+    y = norm(conv(torch.add(x, 1)))
+    return torch.relu(y + x[:, :1, 2:, 2:].expand(-1, 6, -1, -1).contiguous())
+
+
 FUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]] = {
     "relu": (lambda x: torch.relu(conv(x)), ("relu",)),
     "relu of functional": (lambda x: functional.relu(conv(x)), ("relu",)),
@@ -76,6 +86,13 @@ FUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]]
     "twice": (lambda x: functional.silu(torch.relu(conv(x))), ("relu",)),
     "one image": (lambda x: conv(x[0]).relu(), ("relu",)),
     "one row": (lambda x: functional.conv1d(x[0], ROW, BIAS).relu(), ("relu",)),
+    "an addition": (lambda x: conv(x) + ADDED, ("addition",)),
+    "an addition and relu": (lambda x: torch.relu(ADDED + conv(x)), ("addition", "relu")),
+    "norm, an addition and silu": (
+        lambda x: functional.silu(norm(conv(x)).add_(ADDED)),
+        ("batch norm", "addition", "silu"),
+    ),
+    "an addition of what is computed meanwhile": (shortcut, ("batch norm", "addition", "relu")),
     "norm of rows": (lambda x: norm(functional.conv1d(x[0], ROW)).tanh(), ("batch norm", "tanh")),
 }
 
@@ -110,6 +127,11 @@ def of_another_dtype(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(conv(x).double())
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    y = conv(x)
+    return y + y
+
+
 LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a value that others read": shared,
     "a value that is written before": written_first,
@@ -121,6 +143,13 @@ LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an addition between": lambda x: torch.relu(conv(x) + 1),
     "another tensor's activation": lambda x: conv(x) * torch.relu(x[:, :1, 2:, 2:]),
     "a transposed one": lambda x: torch.relu(functional.conv_transpose2d(x, BACK)),
+    "a broadcast addition": (lambda x: torch.relu(conv(x) + ADDED[:1])),
+    "an addition of another dtype": lambda x: torch.relu(conv(x) + ADDED.double()),
+    "an addition with a factor": lambda x: torch.relu(torch.add(conv(x), ADDED, alpha=2)),
+    "an addition to another in place": lambda x: ADDED.clone().add_(conv(x)),
+    "an addition of what writes the image": lambda x: same(x) + x.mul_(2),
+    "an addition of what may write the image": lambda x: same(x) + torch.relu_(x.flip(2)),
+    "an addition to itself": doubled,
     "a norm of another": lambda x: conv(x) + norm(OTHER).sum(),
 }
 
