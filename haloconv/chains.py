@@ -35,6 +35,7 @@ class Chain(NamedTuple):
     """
 
     conv: str
+    modules: tuple[str, ...]
     nodes: tuple[Node, ...]
     epilogue: Epilogue
     statistics: tuple[str | None, ...]
@@ -49,10 +50,6 @@ class Chain(NamedTuple):
         """The node that has what is added: it may have been replaced since the chain was found."""
         given = () if self.addition is None else self.addition.all_input_nodes
         return next((each for each in given if each not in self.nodes), None)
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        return tuple(str(node.target) for node in self.nodes if node.op == "call_module")
 
 
 def chains_of(module: torch.nn.Module, graph: torch.fx.Graph) -> Iterator[tuple[str, Chain | str]]:
@@ -109,6 +106,7 @@ def _told_of(module: torch.nn.Module, node: Node, fused: Fused, starts: dict[Nod
         return "the statistics of the batch norm behind it are arguments of a call"
     chain = Chain(
         conv=str(node.target),
+        modules=tuple(str(each.target) for each in nodes if each.op == "call_module"),
         nodes=tuple(nodes),
         epilogue=fused.epilogue,
         statistics=tuple(None if each is None else str(each.target) for each in tensors),

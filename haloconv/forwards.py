@@ -137,6 +137,14 @@ def graph_of(
     return graphs[0], ""
 
 
+def function_of(graph: torch.fx.Graph) -> Callable[..., Any]:
+    """What the graph does, as a function of the module and of the graph's inputs."""
+    code = graph.python_code("self")
+    names = {**code.globals}
+    exec(compile(code.src, "<the forward of a module that haloconv.fuse changed>", "exec"), names)
+    return names.pop("forward")
+
+
 def _modes() -> tuple:
     autocast = [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in AUTOCAST_DEVICES]
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast

@@ -15,13 +15,13 @@ import torch
 from haloconv import env, logs
 from haloconv.accelerate import TABLES, Left, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
-from haloconv.fused import Program, program_of, set_back, set_fused
-from haloconv.groups import Group
+from haloconv.fused_call import FusedCall
+from haloconv.fused_module import Program, program_of, set_back, set_fused
 
 _NO_FORWARD = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
-class FusedGroup(NamedTuple):
+class FusedChain(NamedTuple):
     """A convolution and what follows it, which ``module`` runs as one call in evaluation mode.
 
     ``names`` are those of the modules in the model, the convolution first; what functions do ``epilogue`` names alone:
@@ -31,7 +31,7 @@ class FusedGroup(NamedTuple):
     names: tuple[str, ...]
     module: torch.nn.Module
     epilogue: tuple[str, ...]
-    group: Group
+    call: FusedCall
 
     @property
     def name(self) -> str:
@@ -40,26 +40,26 @@ class FusedGroup(NamedTuple):
     @property
     def expected(self) -> str:
         """What runs the convolution, as far as that is known: fully only after its first input."""
-        return self.group.told()
+        return self.call.told()
 
 
 @dataclass(frozen=True)
 class Fusion(Sequence):
-    """What ``fuse`` did: a sequence of the groups; ``print`` shows them with all 2-D convolutions left, and why."""
+    """What ``fuse`` did: a sequence of the chains; ``print`` shows them with all 2-D convolutions left, and why."""
 
-    groups: tuple[FusedGroup, ...]
+    chains: tuple[FusedChain, ...]
     left: tuple[Left, ...]
 
     def __len__(self) -> int:
-        return len(self.groups)
+        return len(self.chains)
 
-    def __getitem__(self, index: int | slice) -> FusedGroup | tuple[FusedGroup, ...]:
-        return self.groups[index]
+    def __getitem__(self, index: int | slice) -> FusedChain | tuple[FusedChain, ...]:
+        return self.chains[index]
 
     @property
     def summary(self) -> str:
         """One line of counts."""
-        return f"{len(self.groups)} of {len(self.groups) + len(self.left)} convolutions fused with what follows them"
+        return f"{len(self.chains)} of {len(self.chains) + len(self.left)} convolutions fused with what follows them"
 
     def __repr__(self) -> str:
         return f"<Fusion: {self.summary}>"
@@ -72,8 +72,10 @@ class Fusion(Sequence):
 
     def _lines(self) -> Iterator[tuple[str, str, str, str]]:
         """The table row by row: names, extents, what is fused, and what runs it or why nothing is."""
-        for each in self.groups:
-            yield shown(each.names), extents(each.group.conv), " and ".join(each.epilogue), each.expected
+        for each in self.chains:
+            prefix = each.name.removesuffix(each.call.chain.conv)
+            names = (each.name, *(name.removeprefix(prefix) for name in each.names[1:]))
+            yield shown(names), extents(each.call.conv), ", ".join(each.epilogue), each.expected
         for left in self.left:
             yield shown(left.names), extents(left.module), "left", left.reason
 
@@ -99,26 +101,26 @@ def fuse(model: torch.nn.Module) -> Fusion:
         tell_disabled("fuse")
         return Fusion((), tuple(Left(names[each], each, DISABLED, True) for each in convolutions))
     programs = {each: program_of(each) for each in names if _has_forward(each)}
-    groups: list[FusedGroup] = []
+    chains: list[FusedChain] = []
     reasons: dict[torch.nn.Module, list[str]] = {each: [] for each in convolutions}
     for module, program in programs.items():
         set_back(module)
         if isinstance(program, str):
             continue
-        if program.groups:
+        if program.calls:
             set_fused(module, program)
         prefix = names[module][0]
-        for group in program.groups:
-            paths = tuple(_joined(prefix, path) for path in group.chain.modules)
-            groups.append(FusedGroup(paths, module, group.chain.words, group))
-            reasons.pop(group.conv, None)
+        for call in program.calls:
+            paths = tuple(_joined(prefix, path) for path in call.chain.modules)
+            chains.append(FusedChain(paths, module, call.chain.words, call))
+            reasons.pop(call.conv, None)
         for path, reason in program.left:
             reasons.get(module.get_submodule(path), []).append(reason)
     left = tuple(
         Left(names[conv], conv, told[0] if told else _why_not_called(conv, programs, names), True)
         for conv, told in reasons.items()
     )
-    fusion = Fusion(tuple(groups), left)
+    fusion = Fusion(tuple(chains), left)
     for name, _, state, reason in fusion._lines():
         logs.choice.info("haloconv.fuse, %s: %s: %s", name, state, reason)
     return fusion

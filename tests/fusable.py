@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from haloconv import groups
+from haloconv import fused_call
 from haloconv.choose.choice import Choice
 
 
@@ -155,5 +155,5 @@ def replaced(layer: nn.Module) -> nn.Module:
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Let this family be chosen in groups; PyTorch's convolution runs, for there is no device."""
-    monkeypatch.setattr(groups, "choose_now", lambda request, asked: Choice(family, "chosen by the test"))
+    """Let this family be chosen in fused calls; PyTorch's convolution runs, for there is no device."""
+    monkeypatch.setattr(fused_call, "choose_now", lambda request, asked: Choice(family, "chosen by the test"))

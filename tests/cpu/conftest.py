@@ -12,7 +12,7 @@ import torch
 
 from haloconv import three_dimensions
 from haloconv.emulator import build
-from haloconv.groups import Group
+from haloconv.fused_call import FusedCall
 from haloconv.jit import nvrtc_info
 from tests.fusable import chosen
 
@@ -151,16 +151,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The groups of haloconv.fuse that ran as one call, with a family that has epilogues. No gradients are recorded."""
+    """What of haloconv.fuse ran as one call, with a family that has epilogues. No gradients are recorded."""
     names: list[str] = []
-    run = Group._at_once
+    run = FusedCall._at_once
 
-    def noting(group: Group, *tensors: torch.Tensor) -> torch.Tensor | None:
-        y = run(group, *tensors)
-        names.extend([] if y is None else [str(group)])
+    def noting(call: FusedCall, *tensors: torch.Tensor) -> torch.Tensor | None:
+        y = run(call, *tensors)
+        names.extend([] if y is None else [str(call)])
         return y
 
-    monkeypatch.setattr(Group, "_at_once", noting)
+    monkeypatch.setattr(FusedCall, "_at_once", noting)
     chosen(monkeypatch, "halo_sm90")
     with torch.no_grad():
         yield names

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -222,6 +224,20 @@ def test_tools_meet_the_own_forward(tool: str, fresh_dynamo: None) -> None:
     model(image())
     for each in (model, copy.deepcopy(model)):
         same(TOOLS[tool](each, image()), TOOLS[tool](theirs, image()), rtol=1e-5, atol=1e-5)
+
+
+def test_a_fused_model_is_freed_as_others_are() -> None:
+    model = nn.Sequential(settled(BasicBlock(4, 4)), chain())
+    fuse(model)
+    model(image())
+    gone = weakref.ref(model[0]), weakref.ref(model[0].conv1)
+    gc.collect()  # the graphs
+    gc.disable()
+    try:
+        del model
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_script_is_refused_with_the_ways_out() -> None:

@@ -4,8 +4,10 @@ kernel applies the epilogue to the tensors at hand. Elsewhere it is the calls of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch.nn.modules.module import _has_any_global_hook
@@ -17,6 +19,7 @@ from haloconv.chains import HOOKS, Chain
 from haloconv.choose.choice import Choice, choose, choose_now
 from haloconv.device import is_capturing
 from haloconv.families import FAMILIES
+from haloconv.forwards import function_of
 from haloconv.functional import autocasted, cached_spec, functional_mode, goes_straight
 from haloconv.fusion import bias_and_scale_of_norm
 from haloconv.layout import strides_of
@@ -128,19 +131,20 @@ class _Known(NamedTuple):
     plan: plans.Plan | None = None
 
 
-class Group:
-    """The chain of calls that it stands for, and the last ``choice`` of what runs its convolution."""
+class FusedCall:
+    """One call for a ``chain`` of them; ``choice`` is the last that was made of what runs its convolution."""
 
     def __init__(self, module: torch.nn.Module, chain: Chain, name: str) -> None:
         conv: Any = module.get_submodule(chain.conv)
         self.__name__ = name
-        self.chain, self.conv, self.choice = chain, conv, _NOT_YET
-        self._module, self._watched = module, _Watched(module, chain)
+        self.conv, self.choice = conv, _NOT_YET
+        self.chain = chain._replace(nodes=(), addition=None, inner=None)  # which would keep the graph
+        self._watched = _Watched(module, chain)
         self._norm = _Norm(module, chain, conv.out_channels) if chain.epilogue.scale else None
         arguments = (conv.stride, conv.padding, conv.dilation, conv.groups, conv.kernel_size, None, "auto", False)
         self._spec = cached_spec(*arguments)
         self._known: dict[tuple, _Known] = {}
-        self._calls = self._alone()
+        self._own_calls, self._module = _own_calls(module, chain, name), ref(module)
 
     def __str__(self) -> str:
         return f"{self.chain.conv} with {' and '.join(self.chain.words)}"
@@ -153,42 +157,18 @@ class Group:
         state = "" if FAMILIES[choice.family].has_epilogue else "not as one call; "
         return f"{state}{choice.family}: {choice.reason}"
 
-    def put_into(self, graph: torch.fx.Graph) -> None:
-        """Let the group stand in the graph where its calls stand."""
-        nodes = self.chain.nodes
+    def put_into(self, graph: torch.fx.Graph, chain: Chain) -> None:
+        """Let this stand in the graph where the calls of the chain stand."""
+        nodes = chain.nodes
         with graph.inserting_before(nodes[-1]):
-            new = graph.call_function(self, self._given())
+            new = graph.call_function(self, _given(chain))
         nodes[-1].replace_all_uses_with(new)
         for node in reversed(nodes):
             graph.erase_node(node)
 
-    def _given(self) -> tuple[torch.fx.Node, ...]:
-        """The nodes of x and, if something is added, of that."""
-        x: Any = self.chain.nodes[0].args[0]
-        residual = self.chain.residual
-        return (x,) if residual is None else (x, residual)
-
-    def _alone(self) -> Any:
-        """The calls of the chain as a function of the module, x and what is added; of those before that a group."""
-        graph = torch.fx.Graph()
-        chain, nodes = self.chain, [*self.chain.nodes]
-        placed = {each: graph.placeholder(f"given_{number}") for number, each in enumerate(self._given())}
-        if chain.inner is not None:
-            *_, last = before = chain.inner.nodes
-            inner = Group(self._module, chain.inner, f"{self.__name__}_inner")
-            placed[last] = graph.call_function(inner, (placed[nodes[0].all_input_nodes[0]],))
-            nodes = nodes[len(before) :]
-        for node in nodes:
-            for each in node.all_input_nodes:
-                if each not in placed:  # a parameter or a buffer
-                    placed[each] = graph.node_copy(each)
-            placed[node] = graph.node_copy(node, placed.__getitem__)
-        graph.output(placed[chain.nodes[-1]])
-        return type(torch.fx.GraphModule(self._module, graph)).forward
-
     def __call__(self, x: Tensor, *residual: Tensor) -> Tensor:
         y = self._at_once(x, *residual)
-        return self._calls(self._module, x, *residual) if y is None else y
+        return self._own_calls(self._module(), x, *residual) if y is None else y
 
     def _at_once(self, x: Tensor, residual: Tensor | None = None) -> Tensor | None:
         """The result by one call, or None where it is not known to be the same, or not to be ahead."""
@@ -259,6 +239,30 @@ class Group:
             self._known.clear()
         known = self._known[key] = _Known(self.choice, y_form)
         return key, known
+
+
+def _given(chain: Chain) -> tuple[torch.fx.Node, ...]:
+    """The nodes of x and, if something is added, of that."""
+    x: Any = chain.nodes[0].args[0]
+    return (x,) if chain.residual is None else (x, chain.residual)
+
+
+def _own_calls(module: torch.nn.Module, chain: Chain, name: str) -> Callable[..., Tensor]:
+    """The calls of the chain as a function of the module, x and what is added; those before that as one call."""
+    graph, nodes = torch.fx.Graph(), [*chain.nodes]
+    placed = {each: graph.placeholder(f"given_{number}") for number, each in enumerate(_given(chain))}
+    if chain.inner is not None:
+        *_, last = before = chain.inner.nodes
+        inner = FusedCall(module, chain.inner, f"{name}_inner")
+        placed[last] = graph.call_function(inner, (placed[nodes[0].all_input_nodes[0]],))
+        nodes = nodes[len(before) :]
+    for node in nodes:
+        for each in node.all_input_nodes:
+            if each not in placed:  # a parameter or a buffer
+                placed[each] = graph.node_copy(each)
+        placed[node] = graph.node_copy(node, placed.__getitem__)
+    graph.output(placed[chain.nodes[-1]])
+    return function_of(graph)
 
 
 _NOT_YET = Choice("aten", "chosen at its first input")

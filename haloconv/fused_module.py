@@ -1,23 +1,24 @@
 """A module whose forward runs convolutions with what follows them as one call, wherever that is the same.
 
 Its class is one of ours above its own, and its forward the graph of its own forward, in which each chain of calls
-(chains.py) is a group. In training mode, with other arguments, and for whatever traces, compiles or transforms, its own
-forward runs; so it does for good once a module was put in or taken out, or an attribute was assigned.
+(chains.py) is one (fused_call.py). In training mode, with other arguments, and for whatever traces, compiles or
+transforms, its own forward runs; so it does for good once a module was put in or taken out, or an attribute assigned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, wraps
 from threading import Lock
 from typing import Any
+from weakref import ref
 
 import torch
 
 from haloconv.chains import chains_of
-from haloconv.forwards import PLAIN, graph_of
+from haloconv.forwards import PLAIN, function_of, graph_of
 from haloconv.functional import is_plain_call
-from haloconv.groups import Group
+from haloconv.fused_call import FusedCall
 from haloconv.layer import NOT_SCRIPTED
 from haloconv.reclass import change_class, name_of, own_class
 
@@ -28,11 +29,12 @@ _tracing = Lock()
 
 
 class Program:
-    """The forward of one module with its groups, and ``left``: path and reason of each convolution that is in none."""
+    """The forward of one module with its fused ``calls``; ``left`` has path and reason of each convolution in none."""
 
     def __init__(self, module: torch.nn.Module, graph: torch.fx.Graph) -> None:
-        self.module, self.groups, self.left = module, list[Group](), list[tuple[str, str]]()
-        self._inside = [(each, _inside_of(each)) for each in _opened(module, graph)]
+        self._module, self.calls, self.left = ref(module), list[FusedCall](), list[tuple[str, str]]()
+        held = [vars(each)["_modules"] for each in _opened(module, graph)]
+        self._inside = [(each, [*each.values()]) for each in held]
         self._arity = sum(node.op == "placeholder" for node in graph.nodes)
         taken: set[torch.fx.Node] = set()
         for path, chain in [*chains_of(module, graph)]:
@@ -42,18 +44,14 @@ class Program:
                 self.left.append((path, chain))
             else:
                 taken.update(chain.nodes)
-                self.groups.append(Group(module, chain, f"group_{len(self.groups)}"))
-                self.groups[-1].put_into(graph)
-        self.forward: Callable[..., Any] = type(torch.fx.GraphModule(module, graph)).forward
+                self.calls.append(FusedCall(module, chain, f"call_{len(self.calls)}"))
+                self.calls[-1].put_into(graph, chain)
+        self.forward = function_of(graph)
 
     def serves(self, module: torch.nn.Module, args: tuple) -> bool:
         """Whether it is the module's forward for so many tensors. A replica of the module has its program too."""
-        unchanged = all([_inside_of(each) == inside for each, inside in self._inside])
-        return len(args) == self._arity and module is self.module and unchanged
-
-
-def _inside_of(module: torch.nn.Module) -> list[torch.nn.Module | None]:
-    return [*vars(module)["_modules"].values()]
+        unchanged = all([[*held.values()] == inside for held, inside in self._inside])
+        return len(args) == self._arity and module is self._module() and unchanged
 
 
 def _opened(module: torch.nn.Module, graph: torch.fx.Graph) -> Iterator[torch.nn.Module]:
@@ -68,7 +66,7 @@ def _opened(module: torch.nn.Module, graph: torch.fx.Graph) -> Iterator[torch.nn
             waiting += each.children()
 
 
-class Fused(torch.nn.Module):
+class FusedModule(torch.nn.Module):
     """What a module is that ``haloconv.fuse`` changed, above its own class ``original``."""
 
     original: type[torch.nn.Module]
@@ -99,12 +97,12 @@ class Fused(torch.nn.Module):
 
     def extra_repr(self) -> str:
         program = vars(self).get(_STATE)
-        groups = [] if program is None else [f"fused: {group}" for group in program.groups]
-        return "\n".join(filter(None, [super().extra_repr(), *groups]))
+        fused = [] if program is None else [f"fused: {call}" for call in program.calls]
+        return "\n".join(filter(None, [super().extra_repr(), *fused]))
 
 
 @cache
-def _class_above(cls: Any) -> type[Fused]:
+def _class_above(cls: Any) -> type[FusedModule]:
     """The class for modules of ``cls``, of which they remain instances."""
 
     @wraps(cls.forward)
@@ -119,14 +117,14 @@ def _class_above(cls: Any) -> type[Fused]:
         return cls.forward(self, *args, **kwargs)
 
     body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    made: type[Fused] = type(cls)(cls.__name__, (Fused, cls), body | {"original": cls, "forward": forward})
+    made: type[FusedModule] = type(cls)(cls.__name__, (FusedModule, cls), body | {"original": cls, "forward": forward})
     return made
 
 
-def _made(cls: Any) -> Fused:
+def _made(cls: Any) -> FusedModule:
     """A module without state, for copies and files."""
     above: Any = _class_above(cls)
-    made: Fused = above.__new__(above)
+    made: FusedModule = above.__new__(above)
     return made
 
 
@@ -134,15 +132,15 @@ def _look_again(module: torch.nn.Module) -> Program | None:
     """The program of a module that was copied, or read from a file: it is made at the first call."""
     with _tracing:
         program = program_of(module)
-    found = None if isinstance(program, str) or not program.groups else program
+    found = None if isinstance(program, str) or not program.calls else program
     vars(module)[_STATE] = found
     return found
 
 
 def program_of(module: torch.nn.Module) -> Program | str:
-    """What the forward of the module is with its groups; or the end of a sentence about it, why that is not known."""
+    """The forward of the module with fused calls; or the end of a sentence about it, why that is not known."""
     cls: Any = own_class(module)
-    cls = cls.original if issubclass(cls, Fused) else cls
+    cls = cls.original if issubclass(cls, FusedModule) else cls
     reason = _why_no_class(module, cls)
     if reason is not None:
         return reason
@@ -166,7 +164,7 @@ def _why_no_class(module: torch.nn.Module, cls: Any) -> str | None:
 def set_fused(module: torch.nn.Module, program: Program) -> None:
     """Let the module run the program from now on."""
     cls: Any = own_class(module)
-    if not issubclass(cls, Fused):
+    if not issubclass(cls, FusedModule):
         change_class(module, cls, _class_above(cls))
     vars(module)[_STATE] = program
 
@@ -174,7 +172,7 @@ def set_fused(module: torch.nn.Module, program: Program) -> None:
 def set_back(module: torch.nn.Module) -> bool:
     """Make a fused module what it was, and say whether it was one; others are left."""
     cls: Any = own_class(module)
-    if not issubclass(cls, Fused):
+    if not issubclass(cls, FusedModule):
         return False
     change_class(module, cls, cls.original)
     vars(module).pop(_STATE, None)
