@@ -2,7 +2,8 @@
 
 PyTorch finds the backend by an entry point of the package, without an import. Before AOTAutograd sees a graph, each 1-D
 or 2-D convolution, transposed ones too, for which `haloconv.choose` picks a kernel of ours becomes an operator of ours,
-which brings its gradients along; so do a batch norm and an activation behind it that our kernel applies (fusion.py).
+which brings its gradients along; so do a batch norm, an addition and an activation behind it that our kernel applies
+(fusion.py).
 Everything else stays Inductor's. A call is replaced only where that is known to change nothing but who computes it:
 dtype, extents and strides of the result are compared with those that PyTorch's convolution has.
 """
@@ -199,7 +200,7 @@ def _fused(node: torch.fx.Node, given: dict[str, Any], forward: Choice) -> Fused
     """What behind the convolution its kernel is to apply, if the forward pass runs on one that can."""
     if _is_transposed(node, given) or not FAMILIES[forward.family].has_epilogue:
         return None
-    return behind(node, _value(node).requires_grad, _value, additions=_value(node).dim() == 4)
+    return behind(node, _value(node).requires_grad, _value)
 
 
 def _layer_of(node: torch.fx.Node) -> str:
@@ -301,33 +302,36 @@ def _replace(node: torch.fx.Node, given: dict[str, Any], fused: Fused | None) ->
     row, batched = _value(w).dim() == 3, _value(x).dim() == _value(w).dim()
     with graph.inserting_before(last):
         x = x if batched else graph.call_method("unsqueeze", (x, 0))
+        residual = None if fused is None else fused.residual
+        if residual is not None and not batched:
+            residual = graph.call_method("unsqueeze", (residual, 0))
         if row:
             x, w = (graph.call_method("unsqueeze", (each, 2)) for each in (x, w))
+            residual = None if residual is None else graph.call_method("unsqueeze", (residual, 2))
         if _is_transposed(node, given):
             y = _transposed_nodes(graph, x, w, node, given)
         else:
             spec: Any = _spec(given)
-            y = _fprop_node(graph, (x, w, given["bias"]), (*map(list, spec[:3]), *spec[3:]), fused)
+            y = _fprop_node(graph, (x, w, given["bias"], residual), (*map(list, spec[:3]), *spec[3:]), fused)
         y = graph.call_method("squeeze", (y, 2)) if row else y
         y = y if batched else graph.call_method("squeeze", (y, 0))
     y.meta.update(last.meta)
     last.replace_all_uses_with(y)
-    between = () if fused is None else (fused.addition, fused.norm)
-    for gone in dict.fromkeys((last, *filter(None, between), node)):
+    for gone in (*(() if fused is None else reversed(fused.nodes)), node):
         graph.erase_node(gone)
 
 
 def _fprop_node(graph: torch.fx.Graph, tensors: tuple, spec: tuple, fused: Fused | None) -> torch.fx.Node:
     """The call of our operator; of a batch norm's statistics it gets the bias and the scale that they come to."""
-    x, w, b = tensors
+    x, w, b, residual = tensors
     if fused is None:
         return graph.call_function(torch.ops.haloconv.fprop.default, (x, w, b, *spec))
     if fused.norm is not None:
         own = norm_arguments(fused.norm)
         statistics = (own["running_mean"], own["running_var"], (own["weight"], own["bias"]), own["eps"], b)
         b = graph.call_function(bias_and_scale_of_norm, statistics)
-    given = (x, w, b, fused.residual, *fused.epilogue[:2], *spec)
-    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, given)
+    arguments = (x, w, b, residual, fused.epilogue.scale, fused.epilogue.activation, *spec)
+    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, arguments)
 
 
 def _transposed_nodes(graph: torch.fx.Graph, x: Any, w: Any, node: torch.fx.Node, given: dict[str, Any]) -> Any:

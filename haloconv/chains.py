@@ -22,7 +22,8 @@ Node = torch.fx.Node
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 STATISTICS = ("running_mean", "running_var", "weight", "bias")
-_LIKE_ALL = torch.empty(0, device="meta")
+_RESULT = torch.empty(0, device="meta")  # of every node: forms are compared when there are tensors
+_RECORDED_RESULT = torch.empty(0, device="meta", requires_grad=True)
 
 
 class Chain(NamedTuple):
@@ -73,23 +74,17 @@ def _chain_of(
     module: torch.nn.Module, node: Node, spelled_out: dict[Node, Any], starts: dict[Node, Node]
 ) -> Chain | str:
     """The longest chain that begins with the node; or a sentence, why there is none."""
-    found = [behind(spelled_out[node], False, _like_all, additions) for additions in (False, True)]
-    inner, longest = (None if fused is None else _told_of(module, node, fused, starts) for fused in found)
-    if found[1] is None or longest is None:
-        return _why_nothing(module, node, [*spelled_out[node].users])
+    first = spelled_out[node]
+    fused = behind(first, False, lambda _: _RESULT, waits=True)
+    if fused is None:
+        return _why_nothing(module, node, [*first.users])
+    inner, longest = None, _told_of(module, node, fused, starts)
+    if fused.residual is not None and fused.norm is not None:
+        inner = _told_of(module, node, Fused(Epilogue(True), (fused.norm,), fused.norm, None), starts)
     if isinstance(longest, str):
         return inner or longest
-    recorded = [behind(spelled_out[node], True, _like_all, additions) for additions in (False, True)]
-    if isinstance(inner, Chain):
-        inner = inner._replace(recorded=recorded[0] == found[0])
-    if longest.addition is None:
-        return inner or longest
-    return longest._replace(recorded=recorded[1] == found[1], inner=inner if isinstance(inner, Chain) else None)
-
-
-def _like_all(node: object) -> torch.Tensor:
-    """What stands for every result: forms are compared when there are tensors."""
-    return _LIKE_ALL
+    recorded = behind(first, True, lambda _: _RECORDED_RESULT, waits=True) == fused
+    return longest._replace(recorded=recorded, inner=inner if isinstance(inner, Chain) else None)
 
 
 def _told_of(module: torch.nn.Module, node: Node, fused: Fused, starts: dict[Node, Node]) -> Chain | str:
@@ -112,9 +107,9 @@ def _told_of(module: torch.nn.Module, node: Node, fused: Fused, starts: dict[Nod
         statistics=tuple(None if each is None else str(each.target) for each in tensors),
         eps=given.get("eps", 0.0),
         words=fused.names,
-        addition=None if fused.addition is None else starts.get(fused.addition),
+        addition=None if fused.residual is None else starts.get(fused.nodes[0 if fused.norm is None else 1]),
     )
-    if fused.addition is not None and chain.residual is None:
+    if fused.residual is not None and chain.residual is None:
         return "what is added to it is inside a module"
     return _why_not(module, chain) or chain
 

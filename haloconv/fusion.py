@@ -1,9 +1,9 @@
-"""What follows a convolution in a graph and can be its epilogue: a batch norm in evaluation mode, an addition, and an
-activation.
+"""What follows a convolution in a graph and can be its epilogue: a batch norm in evaluation mode, the
+addition of a residual, and an activation.
 
 Each must be the only one that reads what is before it, and nothing but inputs of the graph may stand in between: so
-nothing is written meanwhile, and nobody misses the values in between. In front of an addition there may be what makes
-its other summand, as long as it cannot write the image that is convolved.
+nothing is written meanwhile, nobody misses the values in between, and of two convolutions whose sum it is the later one
+gets an addition.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from haloconv.library import OPERATORS
 from haloconv.problem import Activation, Epilogue
 
 Node = torch.fx.Node
@@ -37,52 +38,72 @@ _ACTIVATIONS: dict[Any, tuple[Activation, dict[str, tuple]]] = {  # by call: whi
     _functional.hardswish: ("hardswish", _IN_PLACE),
     _functional.leaky_relu: ("leaky_relu", {"negative_slope": (0.01,), **_IN_PLACE}),
 }
-_ADDITIONS = (operator.add, torch.add, _aten.add, _aten.add.Tensor, "add")
-_ADDITIONS_IN_PLACE = (operator.iadd, _aten.add_, _aten.add_.Tensor, "add_")
+_SUMS = (operator.add, torch.add, _aten.add, _aten.add.Tensor, "add")
+_SUMS_IN_PLACE = (operator.iadd, _aten.add_, _aten.add_.Tensor, "add_")
+_OF_ITS_OWN = (  # calls whose results are no views of tensors that others read
+    *_NORMS,
+    *(torch.conv2d, _aten.conv2d, _aten.conv2d.default, _aten.convolution, _aten.convolution.default),
+    *(OPERATORS.fprop.default, OPERATORS.fprop_epilogue.default),
+)
 _GELUS = (_functional.gelu, torch._C._nn.gelu)
 _GELU_KINDS: dict[str, Activation] = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 class Fused(NamedTuple):
-    """What becomes part of a convolution: its epilogue, the norm if there is one, and the node that has the result.
+    """What becomes part of a convolution: its epilogue, and the nodes of it in their order, which are at least one.
 
-    If there is an addition, ``residual`` is its other summand.
+    ``norm`` is the first of them if it is a batch norm, ``residual`` the other operand of an addition.
     """
 
     epilogue: Epilogue
+    nodes: tuple[Node, ...]
     norm: Node | None
-    last: Node
-    addition: Node | None = None
-    residual: Node | None = None
+    residual: Node | None
+
+    @property
+    def last(self) -> Node:
+        """The node that has the result."""
+        return self.nodes[-1]
 
     @property
     def names(self) -> tuple[str, ...]:
         """What is fused, in words."""
-        words = ("batch norm" if self.norm else "", "addition" if self.addition else "", self.epilogue.activation or "")
-        return tuple(filter(None, words))
+        scale, activation, residual = self.epilogue
+        return (*["batch norm"] * scale, *["addition"] * residual, *([activation] if activation else []))
 
 
-def behind(node: Node, recording: bool, value_of: Callable[[Any], Any], additions: bool = False) -> Fused | None:
+def behind(node: Node, recording: bool, value_of: Callable[[Any], Any], waits: bool = False) -> Fused | None:
     """What follows the node of a convolution and can be part of it, or None.
 
     ``value_of(node)`` is what the compiler knows of a node's result. Where autograd is ``recording`` it may be an
-    addition and ReLU alone, whose gradients are known from the result: others would have to keep or to compute again
-    what they are given. Without ``additions`` there is none.
+    addition and ReLU, whose gradients are known from the result: others would have to keep or to compute again what
+    they are given. With ``waits`` other nodes may stand in front of an addition, if they cannot write the image that is
+    convolved: the convolution then runs after them.
     """
+    nodes = [node]
     norm = None if recording else _next(node, value_of)
     if norm is not None and not _is_norm(norm, node):
         norm = None
-    last = node if norm is None else norm
-    addition, residual = _addition_of(node, last, value_of) if additions else (None, None)
-    last = last if addition is None else addition
-    after = _next(last, value_of)
-    activation = None if after is None else _activation_of(after, last)
-    epilogue = Epilogue(norm is not None, activation, addition is not None)
-    if activation is None or (recording and not epilogue.is_known_from_y):
-        after, epilogue = None, epilogue._replace(activation=None)
-    if not any(epilogue):
-        return None
-    return Fused(epilogue, norm, last if after is None else after, addition, residual)
+    if norm is not None:
+        nodes.append(norm)
+    after = _next(nodes[-1], value_of)
+    if after is None and waits:
+        after = _awaited(node, nodes[-1], value_of)
+    residual = None if after is None else _residual_of(after, nodes[-1], value_of)
+    if after is not None and residual is not None:
+        recording = value_of(after).requires_grad
+        if recording and norm is not None:
+            return Fused(Epilogue(True), (norm,), norm, None)
+        nodes.append(after)
+        after = _next(after, value_of)
+    activation = None if after is None else _activation_of(after, nodes[-1])
+    if activation is not None and (activation == "relu" or not recording):
+        assert after is not None
+        nodes.append(after)
+    else:
+        activation = None
+    epilogue = Epilogue(norm is not None, activation, residual is not None)
+    return Fused(epilogue, tuple(nodes[1:]), norm, residual) if any(epilogue) else None
 
 
 def norm_arguments(norm: Node) -> dict[str, Any]:
@@ -111,52 +132,6 @@ def bias_and_scale_of_norm(
     return torch.stack((shift, scale), 1)
 
 
-def _addition_of(conv: Node, last: Node, value_of: Callable[[Any], Any]) -> tuple[Node | None, Node | None]:
-    """The node that adds something of the same form to the result so far, which it alone reads, and what it adds."""
-    user = next(iter(last.users), None)
-    if user is None or len(last.users) != 1 or user.op not in ("call_function", "call_method"):
-        return None, None
-    in_place = user.target in _ADDITIONS_IN_PLACE
-    if not (in_place or user.target in _ADDITIONS) or len(user.args) != 2 or user.kwargs:
-        return None, None
-    summands = [each for each in user.args if isinstance(each, Node) and each is not last]
-    if len(summands) != 1 or (in_place and user.args[0] is not last):
-        return None, None
-    alike = all(_have_same_form(value_of(last), value_of(each)) for each in (summands[0], user))
-    return (user, summands[0]) if alike and _may_wait(conv, last, user) else (None, None)
-
-
-def _may_wait(conv: Node, last: Node, user: Node) -> bool:
-    """Whether nothing that runs after ``last`` and before ``user`` can write the image that is convolved.
-
-    That is known if the image is a tensor that was made by a node, and none of these nodes reads that or what is
-    derived from it.
-    """
-    between, each = [], last.next
-    while each is not user:
-        between += [] if each.op in ("placeholder", "get_attr") else [each]
-        each = each.next
-    made = conv.args[0] if conv.args else None
-    while isinstance(made, Node) and made.op != "placeholder" and made.args and not _is_new(made):
-        passes = made.target in _ACTIVATIONS or made.target in (*_GELUS, *_ADDITIONS_IN_PLACE)
-        made = made.args[0] if passes else None
-    if not between or not isinstance(made, Node) or not _is_new(made):
-        return not between
-    derived, each = {made}, made
-    while each is not user:
-        if not derived.isdisjoint(each.all_input_nodes):
-            derived.add(each)
-        each = each.next
-    return derived.isdisjoint(between)
-
-
-def _is_new(node: Node) -> bool:
-    """Whether the result of the node is a tensor that no other node has, in whole or in part."""
-    ours = getattr(node.target, "namespace", "") == "haloconv"
-    makes = node.target in _NORMS or (node.target in _ADDITIONS and not node.kwargs)
-    return ours or (node.op == "call_function" and makes)
-
-
 def _next(node: Node, value_of: Callable[[Any], Any]) -> Node | None:
     """The only node that reads this one, if it comes next and its result has the same form, else None."""
     if len(node.users) != 1:
@@ -166,12 +141,37 @@ def _next(node: Node, value_of: Callable[[Any], Any]) -> Node | None:
         if after.op not in ("placeholder", "get_attr"):
             return None
         after = after.next
-    return user if _have_same_form(value_of(node), value_of(user)) else None
+    return user if _keeps_form(value_of(node), value_of(user)) else None
 
 
-def _have_same_form(one: Any, other: Any) -> bool:
+def _keeps_form(one: Any, other: Any) -> bool:
     tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     return tensors and one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _awaited(conv: Node, last: Node, value_of: Callable[[Any], Any]) -> Node | None:
+    """The sum that alone reads ``last``, if what stands in between cannot write the image that is convolved.
+
+    That is known if the image is a tensor of its own that a node made, and nothing in between reads it or what is
+    derived from it.
+    """
+    user = next(iter(last.users), None)
+    if user is None or len(last.users) != 1 or not (user.target in _SUMS or user.target in _SUMS_IN_PLACE):
+        return None
+    made = conv.args[0] if conv.args else None
+    while isinstance(made, Node) and made.args and (made.target in _ACTIVATIONS or made.target in _SUMS_IN_PLACE):
+        made = made.args[0]
+    if not isinstance(made, Node) or not (made.target in (*_OF_ITS_OWN, *_SUMS) and "out" not in made.kwargs):
+        return None
+    derived, each, waiting = {made}, made.next, False
+    while each is not user:
+        if not derived.isdisjoint(each.all_input_nodes):
+            if waiting:
+                return None
+            derived.add(each)
+        waiting = waiting or each is last
+        each = each.next
+    return user if _keeps_form(value_of(last), value_of(user)) else None
 
 
 def _is_norm(node: Node, before: Node) -> bool:
@@ -183,6 +183,35 @@ def _is_norm(node: Node, before: Node) -> bool:
     others = [each for each in (given["weight"], given["bias"]) if each is not None]
     inputs = all(isinstance(each, Node) and each.op in ("placeholder", "get_attr") for each in (*statistics, *others))
     return inputs and given.get("input") is before and given["training"] is False and isinstance(given["eps"], float)
+
+
+def _residual_of(node: Node, before: Node, value_of: Callable[[Any], Any]) -> Node | None:
+    """What the node adds to the one before, if it is a tensor of the same form and nobody misses a sum in place."""
+    in_place = node.target in _SUMS_IN_PLACE
+    if node.op not in ("call_function", "call_method") or not (in_place or node.target in _SUMS):
+        return None
+    if len(node.args) != 2 or any((name, value) != ("alpha", 1) for name, value in node.kwargs.items()):
+        return None
+    first, second = node.args
+    other = second if first is before else first
+    if other is before or not isinstance(other, Node) or before not in (first, second):
+        return None
+    if in_place and first is other and not (other.target in _OF_ITS_OWN and len(other.users) == 1):
+        return None
+    return other if _are_alike(value_of(before), value_of(other)) else None
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether both are tensors of the same class, dtype, device, extents and strides, without a guard on symbols."""
+    if not isinstance(one, torch.Tensor) or type(one) is not type(other):
+        return False
+    if (one.dtype, one.device, one.layout) != (other.dtype, other.device, other.layout):
+        return False
+    return [*map(_expression, (*one.shape, *one.stride()))] == [*map(_expression, (*other.shape, *other.stride()))]
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _activation_of(node: Node, before: Node) -> Activation | None:

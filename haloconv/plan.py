@@ -323,13 +323,9 @@ def bind(request: Request, spec: ConvSpec) -> Plan:
 
 def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
     """The bound call of a choice, and its config."""
-    problem, family = request.problem, FAMILIES[choice.family]
-    composed = any(problem.epilogue) and (problem.epilogue.residual or not family.has_epilogue)
-    if composed:
-        request = replace(request, problem=replace(problem, epilogue=NO_EPILOGUE))
-    config = config_of(choice, request)
+    problem, family, config = request.problem, FAMILIES[choice.family], config_of(choice, request)
     run = watched(family.bind(request, config), request.device)
-    if composed:
+    if any(problem.epilogue) and not family.has_epilogue:
         run = _followed(run, problem.epilogue)
     return run, config
 

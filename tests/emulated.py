@@ -37,6 +37,7 @@ from tests import (
     emulated_halo_sm90_wgrad,
     oracle,
 )
+from tests import emulated_halo_sm90_residual as residuals
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
 SM_COUNT = 4
@@ -131,7 +132,7 @@ MODULES = {
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
-OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise, emulated_halo_sm90_planes)  # modules of kernels
+OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, residuals)
 BY_NAME = {
     one.name: one
     for one in (
@@ -234,8 +235,7 @@ ACTIVATED = {
     "shared tile flat": ("shared_nhwc",),
     "split-K of two": ("split_few", "split_few_nhwc"),
 }
-# Cases that also run with values that are not finite: outputs packed along rows, in several launches with a stride and
-# in groups, which the nonfinite fix-up sums again, and not packed.
+# Cases that also run with values that are not finite: packed outputs, with a stride, in groups, and not packed.
 NOT_FINITE = ("odd_widths", "large_3x3", "groups_odd", "depthwise_stride", "rgb_stem", "plain_3x3")
 
 
@@ -316,7 +316,7 @@ def fixups_noted() -> Iterator[list[int]]:
         launch = bind(*args)
 
         def call(*pointers: int) -> None:
-            flags.append(ctypes.c_uint32.from_address(pointers[-1]).value)
+            flags.append(ctypes.c_uint32.from_address(pointers[4]).value)  # not_finite
             launch(*pointers)
 
         return call
@@ -379,10 +379,10 @@ def halo_sm90_runs() -> Iterator[Run]:
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.float16)):
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in ("fprop", "dgrad"))
     for (shape, names), dtype in product(ACTIVATED.items(), (torch.float32, torch.float16)):
-        results = (oracle.RELU,) if shape == "split-K of two" else oracle.EPILOGUES  # what partial sums may become
+        results = (oracle.RELU,) if shape == "split-K of two" else oracle.ACTIVATED  # what partial sums may become
         yield from (Run("halo_sm90", BY_NAME[name], dtype, result, shape) for name in names for result in results)
     for name, dtype in product(("large_3x3", "plain_3x3"), (torch.float32, torch.float16)):
-        yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in oracle.EPILOGUES)
+        yield from (Run("halo_sm90", BY_NAME[name], dtype, result, finite=False) for result in oracle.ACTIVATED)
     for name, dtype, result, shape, finite in (run for module in OF_HALO_SM90 for run in module.runs()):
         yield Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
 

@@ -51,10 +51,12 @@ _SMALL = ("sm90_planes", "sm90_planes_many", "sm90_planes_stride")
 _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...]], ...] = (
     ("planes", ("sm90_planes",), _EVERY, (*_DENSE, "relu", "scale_relu")),
     ("planes", ("sm90_planes_even",), (FP16, BF16), (*_DENSE, "relu", "scale_relu")),
+    ("planes", ("sm90_planes",), (FP32,), ("residual_relu",)),
+    ("planes", ("sm90_planes_even",), (FP16,), ("scale_residual",)),
     ("planes", ("sm90_planes_deep", "sm90_planes_many"), _BOTH, _DENSE),
     ("planes", ("sm90_planes_stride", "sm90_planes_uneven", "sm90_planes_large"), _BOTH, _DENSE),
     ("planes", ("sm90_planes_rows", "sm90_planes_bands", "sm90_planes_bands_uneven"), _BOTH, _DENSE),
-    ("planes", ("sm90_planes_bands",), (BF16,), ("relu",)),
+    ("planes", ("sm90_planes_bands",), (BF16,), ("relu", "residual_relu")),
     ("planes", ("sm90_planes_packed",), (FP16,), _DENSE),
     ("planes, rows shared", _SMALL, _BOTH, _DENSE),
     ("planes, two blocks", _SMALL, _BOTH, _DENSE),
@@ -65,7 +67,7 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
 )  # fmt: skip
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_planes", _DENSE, "planes, columns shared"),
-    ("sm90_planes_even", (*_DENSE, "scale_relu"), "planes"),
+    ("sm90_planes_even", (*_DENSE, "scale_relu", "residual_relu"), "planes"),
     ("sm90_planes_deep", _DENSE, "planes"),
     ("sm90_planes_many", _DENSE, "planes, rows shared"),
     ("sm90_planes_stride", _DENSE, "planes, two blocks"),

@@ -57,6 +57,8 @@ _PAIR = ("sm90_pointwise", "sm90_pointwise_nhwc")
 # shape, cases, dtypes, results
 _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...]], ...] = (
     ("pointwise", _PAIR, _EVERY, (*_DENSE, "relu", "scale_relu")),
+    ("pointwise", ("sm90_pointwise",), _BOTH, ("residual_relu",)),
+    ("pointwise", ("sm90_pointwise_stride",), (FP16,), ("scale_residual",)),
     ("pointwise", ("sm90_pointwise_to_nhwc",), _BOTH, ("fprop",)),
     ("pointwise", tuple(name for name in _OWN[3:] if name != "sm90_pointwise_spaced"), _BOTH, _DENSE),
     ("pointwise", ("sm90_pointwise_spaced",), (FP32,), _DENSE),
@@ -68,11 +70,11 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("pointwise columns shared", _PAIR, _BOTH, _DENSE),
     ("pointwise 256 columns", _PAIR, _BOTH, _DENSE),
     ("pointwise split-K", ("sm90_pointwise_deep", "sm90_pointwise_deep_nhwc"), _BOTH, ("fprop", "relu")),
-    ("pointwise split-K", ("sm90_pointwise_deep",), (FP32,), ("dgrad",)),
+    ("pointwise split-K", ("sm90_pointwise_deep",), (FP32,), ("dgrad", "residual_relu")),
     ("pointwise split-K kept", ("sm90_pointwise_deep",), _BOTH, ("fprop",)),
 )  # fmt: skip
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
-    ("sm90_pointwise", (*_DENSE, "scale_relu"), "pointwise"),
+    ("sm90_pointwise", (*_DENSE, "scale_relu", "residual_relu"), "pointwise"),
     ("sm90_pointwise_nhwc", _DENSE, "pointwise two blocks"),
     ("sm90_pointwise_to_nhwc", ("fprop",), "pointwise"),
     ("sm90_pointwise_many", _DENSE, "pointwise kept"),

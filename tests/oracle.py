@@ -21,8 +21,14 @@ from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
 RESULTS = ("fprop", "dgrad", "wgrad", "bgrad")
-RELU, SCALE_RELU = "relu", "scale_relu"  # fprop with these epilogues
-EPILOGUES = {RELU: Epilogue(activation="relu"), SCALE_RELU: Epilogue(True, "relu")}
+RELU, SCALE_RELU, RESIDUAL_RELU, SCALE_RESIDUAL = "relu", "scale_relu", "residual_relu", "scale_residual"
+EPILOGUES = {  # of fprop; dy is what is added
+    RELU: Epilogue(activation="relu"),
+    SCALE_RELU: Epilogue(True, "relu"),
+    RESIDUAL_RELU: Epilogue(activation="relu", residual=True),
+    SCALE_RESIDUAL: Epilogue(True, None, True),
+}
+ACTIVATED = (RELU, SCALE_RELU)
 FORWARD = ("fprop", *EPILOGUES)
 _SCALES = (1.0, -2.0, 3.0, -1.0, 2.0)  # of one filter after the other: products with integers stay integers
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -41,8 +47,8 @@ def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
     if result == "fprop":
         return plan.fprop(t.x, t.w, t.b, one.spec)
     if result in EPILOGUES:
-        b = third_operand(result, t)
-        return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result]).run(t.x, t.w, b)
+        b, residual = third_operand(result, t), [t.dy] * EPILOGUES[result].residual
+        return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result], *residual).run(t.x, t.w, b, *residual)
     if result == "dgrad":
         return plan.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec)
     if result == "wgrad":
@@ -63,12 +69,14 @@ def scale_of(t: Tensors) -> torch.Tensor:
 
 def _epilogued(result: str, t: Tensors, want: Oracle) -> Oracle:
     """The answer behind an epilogue, of that of the convolution without a bias, or with it where there is no scale."""
-    value, magnitude = want
-    if EPILOGUES[result].scale:
+    (value, magnitude), epilogue = want, EPILOGUES[result]
+    if epilogue.scale:
         b = t.w.new_zeros(len(t.w)) if t.b is None else t.b
         scale, bias = (each.to(value.dtype)[:, None, None] for each in (scale_of(t), b))
         value, magnitude = value * scale + bias, magnitude * scale.abs() + bias.abs()
-    return Oracle(value.relu(), magnitude)
+    if epilogue.residual:
+        value, magnitude = value + t.dy.to(value.dtype), magnitude + t.dy.to(value.dtype).abs()
+    return Oracle(value if epilogue.activation is None else value.relu(), magnitude)
 
 
 def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:

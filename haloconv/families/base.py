@@ -12,7 +12,10 @@ from haloconv.jit import KernelSource
 from haloconv.problem import Direction, Problem, Request
 
 BoundCall = Callable[..., torch.Tensor]
-"""What binding gives: ``fprop(x, w, b) -> y``, ``dgrad(dy, w) -> dx`` or ``wgrad(dy, x) -> dw``."""
+"""What binding gives: ``fprop(x, w, b) -> y``, ``dgrad(dy, w) -> dx`` or ``wgrad(dy, x) -> dw``.
+
+fprop gets a fourth tensor, as y and of any strides, where the problem's epilogue has a residual.
+"""
 
 
 @dataclass(frozen=True)

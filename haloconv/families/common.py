@@ -29,7 +29,16 @@ def epilogue_constants(bias: bool, epilogue: Epilogue = NO_EPILOGUE) -> dict[str
     """The constants that say what becomes of a sum on its way out, as kernels/activation.cuh names them."""
     affine = "SCALE_AND_BIAS" if epilogue.scale else "BIAS" if bias else "NONE"
     activation = (epilogue.activation or "none").upper()
-    return {"AFFINE": f"hc::Affine::{affine}", "ACTIVATION": f"hc::Activation::{activation}"}
+    name = "AFFINE_AND_RESIDUAL" if epilogue.residual else "AFFINE"
+    return {name: f"hc::Affine::{affine}", "ACTIVATION": f"hc::Activation::{activation}"}
+
+
+def in_order(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor, or a copy of it, with these strides in elements, wherever it has more than one element."""
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if tensor.stride() == strides or all(extent == 1 or own == step for extent, own, step in pairs):
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -14,6 +14,7 @@ from haloconv.jit.source import KernelSource
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _STRUCT = re.compile(r"\bstruct\s+(?:alignas\(\d+\)\s*)?(\w+)\s*\{")
 _ALIAS = re.compile(r"\busing\s+(\w+)\s*=\s*([\w:]+)\s*(?:<[^;]*>)?\s*;")
+_OPTIONAL = re.compile(r"^#ifdef (\w+)\n(.*?)^#endif$", re.DOTALL | re.MULTILINE)
 _NAMESPACE = re.compile(r"\w+::")
 _MEMBER = re.compile(r"(?:const )?(unsigned (?:char|short|int)|[\w:]+)(\*?) (.*)")
 _DECLARATOR = re.compile(r"(\**)\s*(\w+)\s*(?:\[(\d+)\])?")
@@ -55,14 +56,19 @@ def unpacked(fields: tuple[Field, ...], block: bytes) -> list[int | float | byte
 def params_of(source: KernelSource) -> tuple[Field, ...]:
     """The fields of the only parameter of ``source.entry``, in their order and with C's alignment.
 
+    Of constants only those decide about a field that a source may lack: what stands in ``#ifdef NAME``, without an
+    ``#else``, is there where the source has a constant of the name.
+
     Raises ParamsError if the entry or a type is not found.
     """
-    return _parsed(source.unspecialised, source.kernel, source.entry)
+    names = {name for name, _ in source.constants}
+    text = _OPTIONAL.sub(lambda found: found[2] if found[1] in names else "", source.unspecialised)
+    return _parsed(text, source.kernel, source.entry)
 
 
 @cache
 def _parsed(text: str, kernel: str, entry: str) -> tuple[Field, ...]:
-    """The fields that every specialisation of a kernel has: no constant decides one."""
+    """The fields that specialisations of a kernel have which lack the same constants: the values decide nothing."""
     text = _COMMENT.sub("", text)
     aliases, structs = dict(_ALIAS.findall(text)), dict(_bodies(text))
     return _layout(_parameter_type(text, kernel, entry), aliases, structs).fields

@@ -1,4 +1,5 @@
-// What kernels do with a sum on its way out: y = activation(scale * sum + bias), in fp32 before it is rounded.
+// What kernels do with a sum on its way out: y = activation(scale * sum + bias + residual), in fp32 before it is
+// rounded.
 //
 // Exponentials and quotients are the fast ones: within 2^-17 of the value by the bounds of the CUDA programming guide
 // (of __expf(x) 2 + |1.173 x| units in the last place), far below what a sum of TF32 or 16-bit products errs by.
@@ -8,9 +9,18 @@
 #include "kernels/ptx/register.cuh"
 #include "kernels/relu.cuh"
 
+// Where a residual is added, the constant AFFINE_AND_RESIDUAL stands in AFFINE's place, and structs have its pointer. (A
+// constant of its own would be one more in every source; a member of the struct would move those behind it.)
+#ifdef AFFINE_AND_RESIDUAL
+#define AFFINE AFFINE_AND_RESIDUAL
+#define RESIDUAL 1
+#else
+#define RESIDUAL 0
+#endif
+
 namespace hc {
 
-// What is done before the activation: nothing, + bias[filter], or scale[filter] * sum + bias[filter].
+// What is done before the residual and the activation: nothing, + bias[filter], or scale[filter] * sum + bias[filter].
 enum class Affine { NONE, BIAS, SCALE_AND_BIAS };
 
 enum class Activation { NONE, RELU, LEAKY_RELU, SILU, GELU, GELU_TANH, HARDSWISH, SIGMOID, TANH };
@@ -67,6 +77,12 @@ __device__ __forceinline__ float finished(float sum, const BiasAndScale& own) {
     if constexpr (BEFORE == Affine::SCALE_AND_BIAS) sum = fmaf(sum, own.scale, own.bias);
     if constexpr (BEFORE == Affine::BIAS) sum += own.bias;
     return activated<KIND>(sum);
+}
+
+// The same with what the residual has at y's place.
+template <Affine BEFORE, Activation KIND>
+__device__ __forceinline__ float finished(float sum, const BiasAndScale& own, float residual) {
+    return finished<Affine::NONE, KIND>(finished<BEFORE, Activation::NONE>(sum, own) + residual, own);
 }
 
 }  // namespace hc

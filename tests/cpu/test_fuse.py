@@ -327,7 +327,7 @@ def exact(model: nn.Module) -> nn.Module:
 @EMULATED
 def test_on_our_kernels_to_the_bit(monkeypatch: pytest.MonkeyPatch, emulator_cache: None, ran: list[str]) -> None:
     monkeypatch.undo()
-    model = exact(nn.Sequential(BasicBlock(8, 8), BasicBlock(8, 8)))
+    model = exact(BasicBlock(8, 8))
     x = torch.randint(-2, 3, (1, 8, 8, 8), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     want = copy.deepcopy(model).double()(x.double())
     model.bfloat16()
@@ -338,7 +338,7 @@ def test_on_our_kernels_to_the_bit(monkeypatch: pytest.MonkeyPatch, emulator_cac
         with torch.profiler.profile() as profile:
             assert torch.equal(model(x), y)
     called = {event.name for event in profile.events()}
-    assert all("halo_sm90" in each.expected for each in report) and len(report) == 4 and launches
+    assert all("halo_sm90" in each.expected for each in report) and len(report) == 2 and launches
     assert not called & {"aten::batch_norm", "aten::relu", "aten::relu_", "aten::add", "aten::add_", "aten::conv2d"}
     assert torch.equal(y.double(), want)
 

@@ -21,8 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
 W, BIAS, ROW = image(6, 4, 3, 3), image(6), image(6, 8, 3)
-SAME, ADDED = image(4, 4, 3, 3), image(2, 6, 6, 8)
-BACK, OTHER = image(4, 6, 3, 3), image(2, 6, 3, 3)
+BACK, OTHER, OF_ROW = image(4, 6, 3, 3), image(2, 6, 6, 8), image(4, 6, 8)
 MEAN, VARIANCE, FACTOR, SUMMAND = image(6), image(6).abs() + 0.5, image(6), image(6)
 
 
@@ -34,6 +33,11 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def conv(x: torch.Tensor) -> torch.Tensor:
     return functional.conv2d(x, W, BIAS)
+
+
+def other(x: torch.Tensor) -> torch.Tensor:
+    """What is added to ``conv(x)``: an input of the graph."""
+    return OTHER
 
 
 def norm(x: torch.Tensor, training: bool = False, **changes: object) -> torch.Tensor:
@@ -57,15 +61,6 @@ def compiled(function: Callable, *args: object) -> tuple[list[backends.Convoluti
     return told, count, value
 
 
-def same(x: torch.Tensor) -> torch.Tensor:
-    return functional.conv2d(x, SAME, padding=1)
-
-
-def shortcut(x: torch.Tensor) -> torch.Tensor:
-    y = norm(conv(torch.add(x, 1)))
-    return torch.relu(y + x[:, :1, 2:, 2:].expand(-1, 6, -1, -1).contiguous())
-
-
 FUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]] = {
     "relu": (lambda x: torch.relu(conv(x)), ("relu",)),
     "relu of functional": (lambda x: functional.relu(conv(x)), ("relu",)),
@@ -86,14 +81,34 @@ FUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]]
     "twice": (lambda x: functional.silu(torch.relu(conv(x))), ("relu",)),
     "one image": (lambda x: conv(x[0]).relu(), ("relu",)),
     "one row": (lambda x: functional.conv1d(x[0], ROW, BIAS).relu(), ("relu",)),
-    "an addition": (lambda x: conv(x) + ADDED, ("addition",)),
-    "an addition and relu": (lambda x: torch.relu(ADDED + conv(x)), ("addition", "relu")),
-    "norm, an addition and silu": (
-        lambda x: functional.silu(norm(conv(x)).add_(ADDED)),
-        ("batch norm", "addition", "silu"),
-    ),
-    "an addition of what is computed meanwhile": (shortcut, ("batch norm", "addition", "relu")),
     "norm of rows": (lambda x: norm(functional.conv1d(x[0], ROW)).tanh(), ("batch norm", "tanh")),
+}
+
+
+def added_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = norm(conv(x))
+    y += other(x)
+    return torch.relu(y)
+
+
+def added_to_the_earlier(x: torch.Tensor) -> torch.Tensor:
+    """As torchvision's blocks have it: the second convolution is of the shortcut, and the sum is the first one's."""
+    y, shortcut = norm(conv(x)), norm(functional.conv2d(x, W))
+    y += shortcut
+    return torch.relu(y)
+
+
+FUSED |= {
+    "addition": (lambda x: conv(x) + other(x), ("addition",)),
+    "addition, the other order": (lambda x: torch.add(other(x), conv(x)), ("addition",)),
+    "addition and relu": (lambda x: torch.relu(other(x) + conv(x)), ("addition", "relu")),
+    "addition and silu": (lambda x: functional.silu(conv(x).add(other(x), alpha=1)), ("addition", "silu")),
+    "norm, addition and relu": (lambda x: (norm(conv(x)) + other(x)).relu(), ("batch norm", "addition", "relu")),
+    "addition in place": (added_in_place, ("batch norm", "addition", "relu")),
+    "addition in place, a method": (lambda x: conv(x).add_(other(x)).relu_(), ("addition", "relu")),
+    "addition, one image": (lambda x: torch.relu(other(x)[0] + conv(x[0])), ("addition", "relu")),
+    "addition, one row": (lambda x: functional.conv1d(x[0], ROW, BIAS) + OF_ROW, ("addition",)),
+    "aten.add": (lambda x: torch.ops.aten.add.Tensor(conv(x), OTHER), ("addition",)),
 }
 
 
@@ -127,9 +142,26 @@ def of_another_dtype(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(conv(x).double())
 
 
-def doubled(x: torch.Tensor) -> torch.Tensor:
+def of_itself(x: torch.Tensor) -> torch.Tensor:
     y = conv(x)
-    return y + y
+    return y + y.cos()
+
+
+def added_to_what_is_read_later(x: torch.Tensor) -> torch.Tensor:
+    shortcut = other(x).clone()
+    shortcut += conv(x)
+    return torch.relu(shortcut)
+
+
+def added_to_a_view(x: torch.Tensor) -> torch.Tensor:
+    both = torch.cat((other(x), other(x)))
+    both[:2].add_(conv(x))
+    return both
+
+
+def computed_in_between(x: torch.Tensor) -> torch.Tensor:
+    y = conv(x)
+    return y + torch.tanh(other(x))
 
 
 LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -143,14 +175,20 @@ LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an addition between": lambda x: torch.relu(conv(x) + 1),
     "another tensor's activation": lambda x: conv(x) * torch.relu(x[:, :1, 2:, 2:]),
     "a transposed one": lambda x: torch.relu(functional.conv_transpose2d(x, BACK)),
-    "a broadcast addition": (lambda x: torch.relu(conv(x) + ADDED[:1])),
-    "an addition of another dtype": lambda x: torch.relu(conv(x) + ADDED.double()),
-    "an addition with a factor": lambda x: torch.relu(torch.add(conv(x), ADDED, alpha=2)),
-    "an addition to another in place": lambda x: ADDED.clone().add_(conv(x)),
-    "an addition of what writes the image": lambda x: same(x) + x.mul_(2),
-    "an addition of what may write the image": lambda x: same(x) + torch.relu_(x.flip(2)),
-    "an addition to itself": doubled,
     "a norm of another": lambda x: conv(x) + norm(OTHER).sum(),
+    "added to itself": lambda x: (lambda y: y + y)(conv(x)),
+    "a residual of its own result": of_itself,
+    "a residual of each filter": lambda x: conv(x) + BIAS[:, None, None],
+    "a residual of one image": lambda x: conv(x) + other(x)[:1],
+    "a residual that is expanded": lambda x: conv(x) + other(x)[:1].expand(2, -1, -1, -1),
+    "a residual in another order": lambda x: conv(x) + OTHER.to(memory_format=torch.channels_last),
+    "a residual of another dtype": lambda x: conv(x) + other(x).double(),
+    "a number": lambda x: conv(x) + 1,
+    "a factor of the residual": lambda x: torch.add(conv(x), other(x), alpha=2),
+    "a difference": lambda x: conv(x) - other(x),
+    "a residual that is written": added_to_what_is_read_later,
+    "a residual that is a view that is written": added_to_a_view,
+    "a residual that is computed behind it": computed_in_between,
 }
 
 
@@ -179,6 +217,63 @@ class Chain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(self.last(functional.silu(self.norm(self.conv(x)))))
+
+
+def test_of_two_that_are_added_the_later_one_gets_the_other() -> None:
+    for function, names in (
+        (lambda x: torch.relu(conv(x) + functional.conv2d(x, W)), ("addition", "relu")),
+        (lambda x: torch.relu(functional.conv2d(x, W) + norm(conv(x))), ("batch norm", "addition", "relu")),
+        (added_to_the_earlier, ("batch norm", "addition", "relu")),
+    ):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            told, count, y = compiled(function, image())
+            want = function(image())
+        first = ("batch norm",) if function is added_to_the_earlier else ()
+        assert [each.fused for each in told] == [first, names] and count == 1 + len(first)
+        torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wanted", ["w", "residual"])
+def test_gradients_of_an_addition_and_relu(wanted: str) -> None:
+    """An addition and ReLU are part of it; behind a norm nothing is where autograd sees the residual alone."""
+    leaves = {"w": W.double(), "residual": OTHER.double()}
+    leaf = leaves[wanted].requires_grad_()
+
+    def function(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(functional.conv2d(x, w) + residual)
+        return y * functional.silu(functional.conv2d(x, w).add(residual))
+
+    told, count, y = compiled(function, image().double(), *leaves.values())
+    want = function(image().double(), *leaves.values())
+    assert [each.fused for each in told] == [("addition", "relu"), ("addition",)] and count == 2
+    got, expected = (torch.autograd.grad(each.square().sum(), leaf)[0] for each in (y, want))
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_residual_with_a_gradient_is_not_added_behind_a_norm() -> None:
+    residual = OTHER.clone().requires_grad_()
+    told, count, y = compiled(lambda x: torch.relu(norm(conv(x)) + residual), image())
+    assert [each.fused for each in told] == [("batch norm",)] and count == 1 and y.requires_grad
+
+
+def test_extents_that_change_keep_the_addition() -> None:
+    def function(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.conv2d(x, W, padding=1) + residual)
+
+    counts: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable:
+        backends.replace_convolutions(graph)
+        counts.append(sum(node.target is OPERATOR for node in graph.graph.nodes))
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    run = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for n, h, w in ((2, 8, 10), (3, 9, 7), (5, 4, 12)):
+            x, residual = image(n, 4, h, w), image(n, 6, h, w)
+            torch.testing.assert_close(run(x, residual), function(x, residual), rtol=1e-4, atol=1e-5)
+    assert counts and set(counts) == {1} and len(counts) < 3
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -122,5 +122,5 @@ def _form(tensor: torch.Tensor) -> TensorForm:
 
 
 def _operands(draw: Draw, t: Tensors) -> tuple[torch.Tensor | None, ...]:
-    third = oracle.third_operand(draw.answer, t)
-    return {"fprop": (t.x, t.w, third), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x), "bgrad": (t.dy,)}[draw.result]
+    forward = (t.x, t.w, oracle.third_operand(draw.answer, t), *[t.dy] * draw.has_residual)
+    return {"fprop": forward, "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x), "bgrad": (t.dy,)}[draw.result]

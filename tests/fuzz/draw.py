@@ -74,6 +74,10 @@ class Draw:
         return self.epilogue or self.result
 
     @property
+    def has_residual(self) -> bool:
+        return bool(self.epilogue) and oracle.EPILOGUES[self.epilogue].residual
+
+    @property
     def spec(self) -> ConvSpec:
         """What a caller would say; fp32 products are formed as ``precision`` says, whatever PyTorch's setting."""
         precision = {"fp32": "ieee", "tf32": "tf32"}.get(self.precision)
@@ -195,7 +199,7 @@ def _layer(rng: random.Random, family: str) -> Draw:
     h, w = smallest_image(spec, *taps)
     results = ("bgrad",) if family == REDUCE else ("fprop", "dgrad", "wgrad")
     result, precision = rng.choice(results), rng.choice(PRECISIONS)
-    epilogues = (oracle.RELU,) if precision == "fp64" else (*oracle.EPILOGUES,)  # a scale is fp32
+    epilogues = (oracle.RELU, oracle.RESIDUAL_RELU) if precision == "fp64" else (*oracle.EPILOGUES,)  # a scale is fp32
     epilogue = rng.choice(epilogues) if result == "fprop" and rng.random() < 0.2 else ""
     bias = result == "fprop" and rng.random() < 0.5
     layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, epilogue)

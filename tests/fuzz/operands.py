@@ -17,7 +17,7 @@ def exact_operands(draw: Draw, device: str) -> Tensors:
     gen = generator(f"{draw} exact", device)
     first, second = (integers(shape, draw.dtype, gen) for shape in draw.shapes)
     bias = integers((draw.filters[0],), draw.dtype, gen) if draw.bias else None
-    return _stored(draw, first, second, bias)
+    return _stored(draw, first, second, (bias, integers(draw.y_shape, draw.dtype, gen) if draw.has_residual else None))
 
 
 def random_operands(draw: Draw, device: str) -> tuple[Tensors, Oracle]:
@@ -37,11 +37,12 @@ def random_operands(draw: Draw, device: str) -> tuple[Tensors, Oracle]:
         first, second = (each.fill_(each.flatten()[0]) if each.numel() else each for each in (first, second))
     if draw.seed % 2 and draw.precision == "tf32":  # half of the draws lose nothing to the rounding of operands
         first, second = cut_to_tf32(first), cut_to_tf32(second)
+    residual = _values(draw, draw.y_shape, gen, "normal") if draw.has_residual else None
     if draw.values != "special":
-        t = _stored(draw, first, second, bias)
+        t = _stored(draw, first, second, (bias, residual))
         return t, oracle.expected(draw.answer, t, draw.spec)
     first, second = _with_special(draw, first, second, gen)
-    t = _stored(draw, first, second, bias)
+    t = _stored(draw, first, second, (bias, residual))
     clean = Tensors(*(None if each is None else each.nan_to_num(0.0, 0.0, 0.0) for each in t))
     return t, Oracle(oracle.tap_sums(draw.answer, t, draw.spec), oracle.expected(draw.answer, clean, draw.spec).scale)
 
@@ -59,12 +60,16 @@ def _with_special(
     return with_special(first, gen), second
 
 
-def _stored(draw: Draw, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> Tensors:
+def _stored(
+    draw: Draw, first: torch.Tensor, second: torch.Tensor, added: tuple[torch.Tensor | None, torch.Tensor | None]
+) -> Tensors:
+    """``added`` are bias and residual; the residual is stored as x."""
+    bias, residual = added
     first, second = store(first, draw.first), store(second, draw.second)
     unread = first.new_zeros(1)  # of what the result does not depend on, only the shape counts
     x, w, dy = (unread.expand(shape) for shape in (draw.x, draw.w_shape, draw.y_shape))
     if draw.result == "fprop":
-        return Tensors(first, second, bias, dy)
+        return Tensors(first, second, bias, dy if residual is None else store(residual, draw.first))
     if draw.result == "wgrad":
         return Tensors(second, w, None, first)
     return Tensors(x, second if draw.result == "dgrad" else w, None, first)

@@ -93,7 +93,7 @@ def problems_of(subject: Subject) -> list[Tiny]:
     if subject not in SPECIALS:
         if subject != HALO_SM90:
             return [Tiny(one, subject.results) for one in TINY]
-        whole = [Tiny(one, (*subject.results, oracle.SCALE_RELU)) for one in TINY]
+        whole = [Tiny(one, (*subject.results, oracle.SCALE_RELU, oracle.RESIDUAL_RELU)) for one in TINY]
         not_finite = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE]
         special = (*emulated_halo_sm90_pointwise.SANITIZED, *emulated_halo_sm90_planes.SANITIZED)
         pointwise = [Tiny(BY_NAME[name], *how) for name, *how in special]

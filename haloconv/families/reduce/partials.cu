@@ -1,4 +1,5 @@
-// sum_partials: out[place] = the sum over parts, in a fixed order, of partials[part][i], plus a bias, activated.
+// sum_partials: out[place] = the sum over parts, in a fixed order, of partials[part][i], plus a bias and a residual,
+// activated.
 //
 // Elements are numbered as they lie in a part. Axes turn a number into a place of the output, of whatever strides: the
 // last axis runs fastest. Parts follow each other, or the parts of a run of elements do, before those of the next run.
@@ -17,6 +18,7 @@
 //   WIDE      1: there may be 2^31 elements or more
 //   HAS_BIAS  adds bias[count]
 //   HAS_RELU  max(0, sum) instead of the sum
+//   HAS_RESIDUAL  adds residual[place]; defined only where it does
 using hc::i64;
 using elem_t = ELEM;
 using acc_t = hc::AccOf<elem_t>::type;
@@ -44,6 +46,9 @@ struct Params {
     elem_t* out;
     const acc_t* partials;
     const elem_t* bias;
+#ifdef HAS_RESIDUAL
+    const elem_t* residual;  // as out
+#endif
     i64 elems;        // of a part
     i64 part_stride;  // from part to part, in elements
     i64 run_gap;      // between an element and the next one, where a run ends, in elements
@@ -98,6 +103,9 @@ __device__ __forceinline__ void write(const Params& p, index_t i, acc_t sum) {
     const Place place = place_of(p, i);
     if (place.count >= p.limit) return;
     if (HAS_BIAS) sum += hc::to_acc(p.bias[place.count]);
+#ifdef HAS_RESIDUAL
+    sum += hc::to_acc(p.residual[place.offset]);
+#endif
     p.out[place.offset] = hc::from_acc<elem_t>(HAS_RELU ? hc::relu(sum) : sum);
 }
 

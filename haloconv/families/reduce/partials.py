@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from haloconv.families.base import BoundCall
 from haloconv.families.common import ELEMENTS, ceil_div, divisor
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import NO_EPILOGUE, Epilogue, Request
+from haloconv.problem import Epilogue, Problem, Request
 
 KERNEL = "reduce/partials"
 _THREADS = 256  # of a block
@@ -36,7 +36,8 @@ class Partials:
 
     Part follows part, ``part_elems`` elements apart (0: no gap). With ``run_elems`` the parts of a run of so many
     elements follow each other instead, before those of the next run. Elements whose count reaches ``limit`` are
-    padding. ``bias``: bias[count] is added. ``relu``: outputs are at least 0. Sums are fp32, of fp64 outputs fp64.
+    padding. ``bias``: bias[count] is added, and with ``residual`` a tensor as the output. ``relu``: outputs are at
+    least 0. Sums are fp32, of fp64 outputs fp64.
     """
 
     dtype: torch.dtype
@@ -47,6 +48,7 @@ class Partials:
     limit: int = _NO_LIMIT
     bias: bool = False
     relu: bool = False
+    residual: bool = False
 
     @property
     def elems(self) -> int:
@@ -65,7 +67,13 @@ class Partials:
 
 def applies(epilogue: Epilogue) -> bool:
     """Whether this sum can be followed by the epilogue: it has no scale, and no activation but ReLU."""
-    return epilogue in (NO_EPILOGUE, Epilogue(activation="relu"))
+    return not epilogue.scale and epilogue.activation in (None, "relu")
+
+
+def followed(partials: Partials, problem: Problem) -> Partials:
+    """The same with what follows the sums of a problem, to whose epilogue it ``applies``."""
+    relu, residual = problem.epilogue.activation == "relu", problem.epilogue.residual
+    return replace(partials, bias=problem.bias, relu=relu, residual=residual)
 
 
 def of_filter(request: Request, parts: int) -> Partials:
@@ -83,6 +91,7 @@ def source(partials: Partials) -> KernelSource:
         "WIDE": int(partials.elems >= _WIDE),
         "HAS_BIAS": int(partials.bias),
         "HAS_RELU": int(partials.relu),
+        **({"HAS_RESIDUAL": 1} if partials.residual else {}),
     }
     return kernel_source(KERNEL, "sum_partials", constants)
 
@@ -102,7 +111,7 @@ def part_lanes(partials: Partials) -> int:
 def bind_sum(partials: Partials, device: torch.device) -> Launch:
     """``run(out_pointer, partials_pointer, bias_pointer)``: the sum over the parts, in an order fixed by the shapes.
 
-    Without ``bias`` its pointer is not read.
+    Without ``bias`` its pointer is not read. With ``residual`` there is a fourth, that of the residual.
     """
     lanes = part_lanes(partials)
     elems, run = partials.elems, partials.run_elems
@@ -143,9 +152,11 @@ def wgrad_call(
 
 
 def sources() -> list[KernelSource]:
-    """Every dtype; with a bias and ReLU, and with many axes, where needed."""
+    """Every dtype; with a bias and ReLU, with a residual, and with many axes, where needed."""
     few, many = (Axis(64, 1),) * _AXES, (Axis(2, 1),) * _MOST_AXES
     found = [Partials(dtype, few, 1) for dtype in ELEMENTS]
-    found += [Partials(dtype, few, 1, bias=True, relu=True) for dtype in ELEMENTS if dtype != torch.float64]
+    others = [dtype for dtype in ELEMENTS if dtype != torch.float64]
+    found += [Partials(dtype, few, 1, bias=True, relu=True) for dtype in others]
+    found += [Partials(dtype, few, 1, bias=True, relu=True, residual=True) for dtype in others]
     found += [Partials(dtype, many, 1) for dtype in ELEMENTS if dtype.itemsize == 2]
     return [source(each) for each in found]

@@ -15,6 +15,7 @@ import torch
 from haloconv import support
 from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
+from haloconv.families.common import in_order
 from haloconv.families.halo_sm90.conv.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import forms
 from haloconv.families.halo_sm90.conv.launches import (
@@ -69,7 +70,7 @@ def configs(request: Request) -> list[Config]:
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, or with a residual fprop(x, w, b, residual) -> y, or dgrad(dy, w) -> dx."""
     bound = _Bound(request, config.derived)
     return bound.fprop if request.problem.direction == "fprop" else bound.dgrad
 
@@ -98,12 +99,13 @@ class _Bound:
             self._packed_bytes += _FLAG_BYTES + tiling.packed_bytes
             self._partial_bytes = 4 * tiling.form.splits * prod(self._shape) if tiling.form.splits > 1 else 0
 
-    def _run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    def _run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(self._shape, self._strides)
         if self._has_gaps:
             y.zero_()  # pixels that no tap reaches
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
-        bias = 0 if b is None else b.data_ptr()
+        bias, residual = 0 if b is None else b.data_ptr(), tuple(in_order(each, self._strides) for each in residual)
+        others = [each.data_ptr() for each in residual]
         for pack, conv, fixup, add, offset in self._launches:
             flag = packed.data_ptr() + offset
             place = flag + _FLAG_BYTES
@@ -111,16 +113,16 @@ class _Bound:
             if add is not None:
                 partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
                 conv(x.data_ptr(), place, partial.data_ptr(), 0, flag)
-                add(y.data_ptr(), partial.data_ptr(), bias)
+                add(y.data_ptr(), partial.data_ptr(), bias, *others)
                 continue
-            conv(x.data_ptr(), place, y.data_ptr(), bias, flag)
+            conv(x.data_ptr(), place, y.data_ptr(), bias, flag, *others)
             if fixup is not None:
-                fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag)
+                fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag, *others)
         return y
 
-    def fprop(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None."""
-        return self._run(x, w, b if b is None or b.is_contiguous() else b.contiguous())
+    def fprop(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
+        """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S), b (K,) or None, and a residual as y if there is one."""
+        return self._run(x, w, b if b is None or b.is_contiguous() else b.contiguous(), *residual)
 
     def dgrad(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """dx (N, C, H, W) of dy (N, K, P, Q) and w (K, C/G, R, S)."""

@@ -175,9 +175,42 @@ __device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self)
     hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
 }
 
+// Adds the residual to the sums of a tile while they are in registers: an element for each output, wherever that goes.
+// Its address may be any, so elements come one by one, those of 32 pixels on their way at once. One loop body serves
+// all, as it does for the largest tiles' buffers.
+template <class P, class Finished>
+__device__ __forceinline__ void add_residual(const P& p, const WorkTile& column, const Filters& own, int tile,
+                                             const Finished& finish, Sums& sums) {
+    constexpr int PX = 32;
+    const int lane = threadIdx.x % 32, row = SPREAD ? hc::spread_row(lane / 4) : lane / 4;
+    const elem_t* const from = p.residual + ((i64)own.group * p.filters + own.first + row) * p.y_k;
+#pragma unroll 1
+    for (int px = 0; px < TILE_PX; px += PX) {
+        const int run = tile * RUNS + px / RUN, shift = row_shift(p, box_row(p, column, run, own.phase));
+        const int first = (FLAT ? run * RUN : 0) + px % RUN - shift + lane % 4 * 2;
+        float values[PX / 2];
+#pragma unroll
+        for (int i = 0; i < PX / 2; ++i) {
+            const int half = i / 2 % 2;
+            const hc::Output at = hc::output_of<FLAT>(p, column, run, first + i / 4 * 8 + i % 2, own.phase);
+            const bool inside =
+                at.n < p.n && (unsigned)at.row < (unsigned)p.rows && (unsigned)at.col < (unsigned)p.cols;
+            const elem_t* const element = from + hc::place_of(p, at).offset + 8 * half * p.y_k;
+            values[i] = inside && row + 8 * half < own.count ? hc::to_acc(*element) : 0.f;
+        }
+#pragma unroll
+        for (int to = 0; to < TILE_PX; to += PX)
+#pragma unroll
+            for (int i = 0; i < PX / 2; ++i) {
+                float& sum = sums[to / RUN][to % RUN / 2 + i];
+                if (to == px) sum = finish.added(sum, i / 2 % 2, values[i]);
+            }
+    }
+}
+
 // Writes the sums of tile `tile` of a tile column.
 __device__ __forceinline__ void write_tile(const Params& p, Control& control, Consumer& self, const WorkTile& column,
-                                           int tile, const Sums& sums) {
+                                           int tile, Sums& sums) {
     const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
     const Filters own = filters_of(p, self.id, column, warp_row);
     hc::Finish<AFFINE, ACTIVATION> finish{};
@@ -187,6 +220,7 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
         if (row < own.count)
             finish.own[half] = hc::bias_and_scale(p.bias[(i64)own.group * p.filters + own.first + row]);
     }
+    if constexpr (RESIDUAL) add_residual(p, column, own, tile, finish, sums);
     if constexpr (Y_CHANNELS_INNER) {
 #pragma unroll
         for (int run = 0; run < RUNS; ++run)

@@ -7,7 +7,8 @@
 #include "kernels/activation.cuh"
 #include "kernels/numeric.cuh"
 
-// Constants: ELEM is float, hc::fp16 or hc::bf16; AFFINE and ACTIVATION: what becomes of a sum (activation.cuh).
+// Constants: ELEM is float, hc::fp16 or hc::bf16; AFFINE (or AFFINE_AND_RESIDUAL) and ACTIVATION: what becomes of a sum
+// (activation.cuh).
 using hc::i64;
 using elem_t = ELEM;
 using bias_t = hc::BiasOf<elem_t, AFFINE>::type;
@@ -20,6 +21,9 @@ struct Params {
     elem_t* y;
     const bias_t* bias;
     const unsigned* not_finite;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;  // as y
+#endif
     i64 x_n, x_c, x_h, x_w;                      // strides in elements
     i64 w_filter, w_channel, w_r, w_s, w_group;  // likewise
     i64 y_n, y_k, y_row, y_col, y_first;         // likewise; y_first is where the launch begins
@@ -42,7 +46,9 @@ __device__ __forceinline__ Output output_at(const Params& p, i64 index) {
     return at;
 }
 
-__device__ __forceinline__ float sum_of(const Params& p, Output at) {
+// The output whose place in memory, and the residual's, is `place`.
+template <class P>
+__device__ __forceinline__ float value_of(const P& p, Output at, i64 place) {
     const int group = at.filter / p.filters;
     const elem_t* x = p.x + at.n * p.x_n + (i64)group * p.channels * p.x_c;
     const elem_t* w = p.w + group * p.w_group + (at.filter - group * p.filters) * p.w_filter;
@@ -58,14 +64,17 @@ __device__ __forceinline__ float sum_of(const Params& p, Output at) {
         }
     hc::BiasAndScale own{};
     if constexpr (AFFINE != hc::Affine::NONE) own = hc::bias_and_scale(p.bias[at.filter]);
-    return hc::finished<AFFINE, ACTIVATION>(sum, own);
+    if constexpr (RESIDUAL)
+        return hc::finished<AFFINE, ACTIVATION>(sum, own, hc::to_acc(p.residual[place]));
+    else
+        return hc::finished<AFFINE, ACTIVATION>(sum, own);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_fixup(const __grid_constant__ Params p) {
     if (*p.not_finite == 0) return;
     for (i64 index = (i64)blockIdx.x * THREADS + threadIdx.x; index < p.outputs; index += (i64)gridDim.x * THREADS) {
         const Output at = output_at(p, index);
-        elem_t* y = p.y + p.y_first + at.n * p.y_n + at.filter * p.y_k + at.row * p.y_row + at.col * p.y_col;
-        if (hc::to_acc(*y) * 0.f != 0.f) *y = hc::from_acc<elem_t>(sum_of(p, at));
+        const i64 place = p.y_first + at.n * p.y_n + at.filter * p.y_k + at.row * p.y_row + at.col * p.y_col;
+        if (hc::to_acc(p.y[place]) * 0.f != 0.f) p.y[place] = hc::from_acc<elem_t>(value_of(p, at, place));
     }
 }

@@ -12,7 +12,7 @@ from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.operands import Operands, tensor_maps
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, joined_planes, line_warps, threads
 from haloconv.families.halo_sm90.conv.tile import Tiling
-from haloconv.families.reduce.partials import Axis, Partials
+from haloconv.families.reduce.partials import Axis, Partials, followed
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request
@@ -87,7 +87,10 @@ def _epilogue(problem: Problem) -> dict[str, str]:
 
 
 def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
-    """``launch(x, packed, y, bias, not_finite)``: conv.cu. ``y`` is fp32 partial sums in split-K."""
+    """``launch(x, packed, y, bias, not_finite)``, and a residual if there is one: conv.cu.
+
+    ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
+    """
     schedule = tiling.schedule(request.facts.sm_count)
     shape = LaunchShape(schedule.grid, threads(tiling.shape, tiling.storage), tiling.memory.smem_bytes)
     fields = {**_conv_fields(tiling, operands), "schedule": tiling.schedule_fields(schedule)}
@@ -154,7 +157,7 @@ def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
 
 
 def fixup_launch(request: Request, form: Form, operands: Operands) -> Launch:
-    """``launch(x, w, y, bias, not_finite)``: fixup.cu, which ends at once if all sums are finite."""
+    """``launch(x, w, y, bias, not_finite)``, and a residual: fixup.cu, which ends at once if all sums are finite."""
     rows, cols = form.vertical, form.horizontal
     outputs = form.n * form.groups * form.filters * rows.out_extent * cols.out_extent
     fields: Fields = {
@@ -187,5 +190,5 @@ def split_sums(problem: Problem, tiling: Tiling) -> Partials:
     else:
         run_elems = form.filters * pixels
         axes = (Axis(form.n, run_elems), Axis(form.filters, pixels, counts=1), Axis(pixels, 1))
-    relu = problem.epilogue.activation == "relu"
-    return Partials(problem.dtype, axes, form.splits, run_elems=run_elems, bias=problem.bias, relu=relu)
+    partials = Partials(problem.dtype, axes, form.splits, run_elems=run_elems)
+    return followed(partials, problem)

@@ -28,7 +28,10 @@ struct HaloParams {
     const unsigned char* packed;  // weights, as pack.cu writes them
     YElem* y;
     const Bias* bias;
-    unsigned* not_finite;                 // set if a sum is not finite that the fix-up may have to sum again
+    unsigned* not_finite;  // set if a sum is not finite that the fix-up may have to sum again
+#ifdef AFFINE_AND_RESIDUAL
+    const Elem* residual;  // where y is, there the residual is
+#endif
     i64 x_n, x_c, x_h, x_w;               // strides of the input in elements
     i64 y_n, y_k, y_row, y_col, y_first;  // of the output: one step of each index, and where the launch begins
     int n, h, w, channels;                // of the input; channels of one group

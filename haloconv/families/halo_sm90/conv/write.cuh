@@ -34,13 +34,17 @@ struct FilterBuffer {
     }
 };
 
-// What becomes of a sum before it is an output. `own` is what the filters of the lane's two rows have.
+// What becomes of a sum before it is an output. `own` is what the filters of the lane's two rows have. A residual is
+// added before buffers are filled, behind bias and scale: the activation is left then.
 template <Affine BEFORE, Activation KIND>
 struct Finish {
     BiasAndScale own[2];
 
     __device__ __forceinline__ float operator()(float sum, int half) const {
-        return finished<BEFORE, KIND>(sum, own[half]);
+        return finished<RESIDUAL ? Affine::NONE : BEFORE, KIND>(sum, own[half]);
+    }
+    __device__ __forceinline__ float added(float sum, int half, float residual) const {
+        return finished<BEFORE, Activation::NONE>(sum, own[half]) + residual;
     }
     // Two neighbouring pixels of a row as 16-bit elements.
     template <class Half, int COUNT>

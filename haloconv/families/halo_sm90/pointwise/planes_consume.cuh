@@ -170,6 +170,42 @@ __device__ __forceinline__ void send(const Params& p, const Smem& smem, const Ti
     }
 }
 
+__device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
+    if (AFFINE == Affine::NONE || filter >= p.filters) return {};
+    return bias_and_scale(p.bias[filter]);
+}
+
+// Adds the residual to the sums of a slab behind bias and scale: an element for each output, wherever that goes. Its
+// address may be any, so elements come one by one, all those of a block of M on their way at once.
+template <class P>
+__device__ __forceinline__ void add_residual(const P& p, const Consumer& self, const Tile& tile, Sums& sums, int first,
+                                             int filter) {
+    const int own = filter + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int block = 0; block < M_BLOCKS; ++block) {
+        float values[SLAB / 2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int place = self.y[block][half] - threadIdx.x % 4 * 2 * Y_PLANE, in_tile = place / (SLAB * Y_PLANE);
+            const int pixel = tile.band * p.pixels + (place - in_tile * SLAB * Y_PLANE) / SIZE;
+            const int image = tile.image + in_tile;
+            const bool there = self.y[block][half] >= 0 && image < p.all_images && pixel < p.y_plane;
+            const elem_t* const from = p.residual + image * p.y_image + (i64)own * p.y_plane + pixel;
+#pragma unroll
+            for (int i = 0; i < SLAB / 4; ++i) {
+                const int further = i / 2 * 8 + i % 2;
+                values[i / 2 * 4 + 2 * half + i % 2] =
+                    there && own + further < p.filters ? to_acc(from[(i64)further * p.y_plane]) : 0.f;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < SLAB / 2; ++i) {
+            float& sum = sums[block][4 * first + i];
+            sum = finished<AFFINE, Activation::NONE>(sum, own_of(p, own + i / 4 * 8 + i % 2)) + values[i];
+        }
+    }
+}
+
 // Fills a buffer with the sums of a slab, whose first eight columns are `first` and whose first filter is `filter`.
 __device__ __forceinline__ void fill(const Params& p, const Consumer& self, char* buffer, const Sums& sums, int first,
                                      int filter) {
@@ -178,14 +214,13 @@ __device__ __forceinline__ void fill(const Params& p, const Consumer& self, char
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int own = filter + j * 8 + threadIdx.x % 4 * 2 + e;
-            BiasAndScale both{};
-            if (AFFINE != Affine::NONE && own < p.filters) both = bias_and_scale(p.bias[own]);
+            const BiasAndScale both = own_of(p, own);
             char* const to = buffer + (j * 8 + e) * Y_PLANE;
 #pragma unroll
             for (int block = 0; block < M_BLOCKS; ++block) {
                 const float* const sum = &sums[block][4 * (first + j) + e];  // the other row's is two further on
-                const float even = finished<AFFINE, ACTIVATION>(sum[0], both);
-                const float odd = finished<AFFINE, ACTIVATION>(sum[2], both);
+                const float even = finished<RESIDUAL ? Affine::NONE : AFFINE, ACTIVATION>(sum[0], both);
+                const float odd = finished<RESIDUAL ? Affine::NONE : AFFINE, ACTIVATION>(sum[2], both);
                 const int (&at)[2] = self.y[block];
                 if constexpr (Y_PAIRS) {
                     if (at[0] >= 0) *reinterpret_cast<unsigned*>(to + at[0]) = from_acc_pair<elem_t>(even, odd);
@@ -198,13 +233,13 @@ __device__ __forceinline__ void fill(const Params& p, const Consumer& self, char
 }
 
 // Writes the sums of a tile. When a slab goes, TMA has read the slab whose buffer is the next one's.
-__device__ __forceinline__ void write(const Params& p, const Smem& smem, Consumer& self, const Tile& tile,
-                                      const Sums& sums) {
+__device__ __forceinline__ void write(const Params& p, const Smem& smem, Consumer& self, const Tile& tile, Sums& sums) {
 #pragma unroll
     for (int slab = 0; slab < COLUMNS / SLAB; ++slab) {
         const int filter = tile.filter + self.n + slab * SLAB;
         char* const buffer = self.buffers + self.next * smem.buffer;
         self.next = self.next + 1 == Y_BUFFERS ? 0 : self.next + 1;
+        if constexpr (RESIDUAL) add_residual(p, self, tile, sums, slab * (SLAB / 8), filter);
         fill(p, self, buffer, sums, slab * (SLAB / 8), filter);
         ptx::fence_proxy_async_shared();
         if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 2>();

@@ -56,6 +56,10 @@ struct Params {
     const char* w;  // filters, or what pack.cu made of them
     elem_t* y;
     const bias_t* bias;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;  // as y
+    int y_plane;             // elements of a plane of y
+#endif
     i64 x_image, y_image;        // elements from image to image
     Divisor blocks;              // of filters of the layer
     Divisor bands;               // of an image

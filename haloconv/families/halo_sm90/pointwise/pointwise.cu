@@ -23,7 +23,7 @@
 //   COLUMNS            N of wgmma
 //   SPLIT_N            1: the consumers share columns of N; 0: rows of M
 //   STAGES Y_BUFFERS   of the ring; slabs of sums of a consumer on their way out, 2 at least
-//   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh)
+//   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE
 extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)
     halo_sm90_pointwise(const __grid_constant__ hc::pointwise::Params p) {
     using namespace hc::pointwise;

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, few_apart
+from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, few_apart, in_order
 from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, Tile, product_of, tiles, why_not
-from haloconv.families.reduce.partials import Axis, Partials, bind_sum
+from haloconv.families.reduce.partials import Axis, Partials, bind_sum, followed
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
@@ -89,7 +89,7 @@ class _Launches(NamedTuple):
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, or with a residual fprop(x, w, b, residual) -> y, or dgrad(dy, w) -> dx."""
     product, tile = product_of(request), config.derived
     launches = _Launches(
         pack_launch(request, product, tile) if product.packs else None,
@@ -105,8 +105,10 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
     partials = tile.splits * product.outputs
     pack, multiply, add = launches
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
+        residual = tuple(in_order(each, strides) for each in residual)
+        others = [each.data_ptr() for each in residual]
         if gaps:
             y.zero_()  # pixels that no output meets
         bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
@@ -115,15 +117,15 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
             filters = packed.data_ptr() + _FLAG_BYTES
             pack(w.data_ptr(), filters, packed.data_ptr())
         if add is None:
-            multiply(x.data_ptr(), filters, y.data_ptr(), bias)
+            multiply(x.data_ptr(), filters, y.data_ptr(), bias, *others)
         else:
             sums = torch.empty(partials, dtype=torch.float32, device=x.device)
             multiply(x.data_ptr(), filters, sums.data_ptr(), 0)
-            add(y.data_ptr(), sums.data_ptr(), bias)
+            add(y.data_ptr(), sums.data_ptr(), bias, *others)
         return y
 
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous())
+    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
+        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous(), *residual)
 
     def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return run(dy, w, None)
@@ -132,7 +134,10 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
 
 
 def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:
-    """``launch(x, w, y, bias)``; ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K."""
+    """``launch(x, w, y, bias)``, and a residual if there is one.
+
+    ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
+    """
     maps = {"x_map": _x_map(product), "y_map": _y_map(product, tile)}
     if not product.packs:
         maps["w_map"] = _w_map(product, tile)
@@ -145,6 +150,7 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
     """The scalars of ``Params`` in families/halo_sm90/pointwise/tile.cuh."""
     boxes = product.boxes
     return {
+        **_residual_fields(product, tile),
         "blocks": divisor(tile.blocks(product)),
         "splits": divisor(tile.splits),
         "across": divisor(boxes.across),
@@ -152,6 +158,17 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
         **{"box_cols": boxes.cols, "box_rows": boxes.rows, "box_bytes": product.box_bytes},
         **{"tiles": tile.count(product), "filters": product.filters},
         **{"chunks": product.chunks, "range_chunks": tile.range_chunks(product)},
+    }
+
+
+def _residual_fields(product: Product, tile: Tile) -> dict[str, Value]:
+    """Where the residual is, which the sums of split-K do not get."""
+    if not product.problem.epilogue.residual or tile.splits > 1:
+        return {}
+    one = product.y
+    return {
+        **{"y_image": one.image_step, "y_row": one.row_step, "y_col": one.col_step, "y_filter": one.channel_step},
+        **{"y_images": one.images, "y_rows": one.rows, "y_cols": one.cols, "box_line": divisor(product.boxes.cols)},
     }
 
 
@@ -223,8 +240,7 @@ def _sums(product: Product, tile: Tile) -> Partials:
     pixels = (Axis(one.images, one.image_step), Axis(one.rows, one.row_step), Axis(one.cols, one.col_step))
     filters = Axis(product.filters, one.channel_step, counts=1)
     axes = (*pixels, filters) if product.y_inner else (pixels[0], filters, *pixels[1:])
-    relu = problem.epilogue.activation == "relu"
-    return Partials(problem.dtype, axes, tile.splits, bias=problem.bias, relu=relu)
+    return followed(Partials(problem.dtype, axes, tile.splits), problem)
 
 
 def sources(request: Request) -> Iterator[KernelSource]:

@@ -27,7 +27,7 @@
 //   X_PAIRS            16 bits, whether a lane's two rows of M are a word: NO_PAIRS, ALL_PAIRS, EVEN_PAIRS of even
 //                      channels
 //   HAS_GAPS           1: y has pixels that no output meets
-//   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh)
+//   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE
 extern "C" __global__ void __launch_bounds__(hc::planes::THREADS, 1)
     halo_sm90_pointwise_planes(const __grid_constant__ hc::planes::Params p) {
     using namespace hc::planes;

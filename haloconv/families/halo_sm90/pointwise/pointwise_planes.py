@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, divisor, epilogue_constants, few_apart
+from haloconv.families.common import ELEMENTS, divisor, epilogue_constants, few_apart, in_order
 from haloconv.families.halo_sm90.pointwise import pointwise
 from haloconv.families.halo_sm90.pointwise.planes_tile import Planes, Side, Tile, planes_of, tiles
 from haloconv.families.halo_sm90.pointwise.tile import SPAN, why_no_product
@@ -84,7 +84,7 @@ def source(one: Planes, tile: Tile) -> KernelSource:
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, or with a residual fprop(x, w, b, residual) -> y, or dgrad(dy, w) -> dx."""
     one, tile = planes_of(request), config.derived
     assert one is not None  # or no config would have been offered
     pack = pointwise.pack_launch(request, one.product, tile) if one.product.packs else None
@@ -92,17 +92,19 @@ def bind(request: Request, config: Config) -> BoundCall:
     shape, strides = request.result_shape, request.result_strides
     packed_bytes = _FLAG_BYTES + one.product.packed_bytes(tile)
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
+        residual = tuple(in_order(each, strides) for each in residual)
+        others = [each.data_ptr() for each in residual]
         y, filters = x.new_empty_strided(shape, strides), w.data_ptr()
         if pack is not None:
             packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
             filters = packed.data_ptr() + _FLAG_BYTES
             pack(w.data_ptr(), filters, packed.data_ptr())
-        multiply(x.data_ptr(), filters, y.data_ptr(), 0 if b is None else b.data_ptr())
+        multiply(x.data_ptr(), filters, y.data_ptr(), 0 if b is None else b.data_ptr(), *others)
         return y
 
-    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous())
+    def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
+        return run(x, w, b if b is None or b.is_contiguous() else b.contiguous(), *residual)
 
     def dgrad(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return run(dy, w, None)
@@ -111,7 +113,7 @@ def bind(request: Request, config: Config) -> BoundCall:
 
 
 def _multiply_launch(request: Request, one: Planes, tile: Tile) -> Launch:
-    """``launch(x, w, y, bias)``; ``w`` is packed where filters are."""
+    """``launch(x, w, y, bias)``, and a residual if there is one; ``w`` is packed where filters are."""
     product = one.product
     maps = {} if product.packs else {"w_map": _w_map(one, tile)}
     if tile.x_cols:
@@ -130,6 +132,7 @@ def _multiply_launch(request: Request, one: Planes, tile: Tile) -> Launch:
         **{"images": tile.images, "stage_bytes": tile.stage_bytes(one), "tiles": tile.count(one)},
         **{"all_images": product.problem.n, "channels": product.channels, "filters": product.filters},
         "chunks": tile.chunks(one),
+        **({"y_plane": one.y.plane} if product.problem.epilogue.residual else {}),
     }
     shape = LaunchShape(min(tile.count(one), request.facts.sm_count), _THREADS, tile.smem_bytes(one))
     return Launch(source(one, tile), request.device, shape, fields, maps, pdl=product.packs)

@@ -62,6 +62,12 @@ struct Params {
     const char* w;  // filters, or what pack.cu made of them
     y_elem_t* y;
     const bias_t* bias;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;               // as y
+    i64 y_image, y_row, y_col, y_filter;  // elements of y from one to the next
+    int y_images, y_rows, y_cols;         // of y
+    Divisor box_line;                     // columns of a box that is whole
+#endif
     Divisor blocks, splits;    // blocks of filters of the layer; ranges of channels
     Divisor across, down;      // boxes of a row; rows of boxes of an image
     int box_cols, box_rows;    // of a box that is whole

@@ -64,6 +64,37 @@ __device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
     return bias_and_scale(p.bias[filter]);
 }
 
+// Where in the result place `px` of a box is, in elements behind the pixel's first filter; -1: outside.
+template <class P>
+__device__ __forceinline__ i64 place_of(const P& p, int box, int px) {
+    const Place at(p, box);
+    const int down = p.box_line.quotient(px), row = at.row + down, column = at.column + px - down * p.box_cols;
+    const bool inside = down < p.box_rows && row < p.y_rows && column < p.y_cols && at.image < p.y_images;
+    return inside ? at.image * p.y_image + row * p.y_row + column * p.y_col : -1;
+}
+
+// Adds the residual to the sums of a slab behind bias and scale: an element for each output, wherever that goes. Its
+// address may be any, so elements come one by one, all of them on their way at once. The slab begins in row `m` and
+// column `n` of its tile.
+template <class P, int COUNT>
+__device__ __forceinline__ void add_residual(const P& p, const Tile& tile, float (&sums)[COUNT], int first, int m,
+                                             int n) {
+    float values[4 * GROUPS];
+#pragma unroll
+    for (int i = 0; i < 4 * GROUPS; ++i) {
+        const int row = m + row_of(i / 2 % 2), column = n + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        const int px = PIXELS_M ? row : column, filter = tile.filter + (PIXELS_M ? column : row);
+        const i64 place = place_of(p, tile.box + px / BOX_PX, px % BOX_PX);
+        values[i] = place >= 0 && filter < p.filters ? to_acc(p.residual[place + filter * p.y_filter]) : 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * GROUPS; ++i) {
+        const int own = tile.filter + (PIXELS_M ? n + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 : m + row_of(i / 2 % 2));
+        float& sum = sums[4 * first + i];
+        sum = finished<AFFINE, Activation::NONE>(sum, own_of(p, own)) + values[i];
+    }
+}
+
 // Makes outputs of the sums of a slab, in place. `filter` is the one with which the slab begins.
 template <int COUNT>
 __device__ __forceinline__ void finish(const Params& p, float (&sums)[COUNT], int first, int filter) {
@@ -72,7 +103,7 @@ __device__ __forceinline__ void finish(const Params& p, float (&sums)[COUNT], in
         float& sum = sums[4 * first + i];
         const int half = i / 2 % 2;
         const int own = filter + (PIXELS_M ? i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 : row_of(half));
-        sum = finished<AFFINE, ACTIVATION>(sum, own_of(p, own));
+        sum = finished<RESIDUAL ? Affine::NONE : AFFINE, ACTIVATION>(sum, own_of(p, own));
     }
 }
 
@@ -147,6 +178,7 @@ __device__ __forceinline__ void write(const Params& p, Consumer& self, const Til
             const int m = self.m + 64 * block, n = self.n + slab * SLAB;
             char* const buffer = self.buffers + self.next * SLAB_BYTES;
             self.next = self.next + 1 == Y_BUFFERS ? 0 : self.next + 1;
+            if constexpr (RESIDUAL) add_residual(p, tile, sums[block], slab * GROUPS, m, n);
             finish(p, sums[block], slab * GROUPS, tile.filter + (PIXELS_M ? n : m));
             fill(buffer, sums[block], slab * GROUPS);
             ptx::fence_proxy_async_shared();
