@@ -16,6 +16,7 @@ from haloconv.choose import measuring
 from haloconv.decompositions import decompositions
 from haloconv.fronts import Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from haloconv.functional import conv2d, functional_mode
+from haloconv.fuse import fuse
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
 from haloconv.one_dimension import conv1d
@@ -46,6 +47,7 @@ __all__ = [
     "decompositions",
     "export",
     "functional_mode",
+    "fuse",
     "precompile",
     "restore",
     "set_logs",

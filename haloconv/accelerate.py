@@ -17,15 +17,16 @@ import torch
 from haloconv import env
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
+from haloconv.fused_module import set_back
 from haloconv.layer import OWN_NAMES, Layer
 from haloconv.precision import Precision
 from haloconv.precompile import Inputs, precompile
 from haloconv.reclass import SERVED, change_class, is_convolution, own_class, torch_class_of
 from haloconv.subclasses import check_also, replacement
 
-_TABLES = "haloconv.report.changes"  # loaded when something is shown
+TABLES = "haloconv.report.changes"  # loaded when something is shown
 _ROOT = "(the model itself)"
-_told_disabled = False
+_told_disabled: set[str] = set()
 
 
 class Swap(NamedTuple):
@@ -93,20 +94,20 @@ class Acceleration(Sequence):
         return f"<Acceleration: {self.summary}>"
 
     def __str__(self) -> str:
-        return import_module(_TABLES).as_text(self.summary, self._lines())
+        return import_module(TABLES).as_text(self.summary, self._lines())
 
     def __rich__(self) -> object:
-        return import_module(_TABLES).change_table(self.summary, self._lines())
+        return import_module(TABLES).change_table(self.summary, self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str, str, str]]:
         """The table row by row: name, extents, state, reason."""
         for swap in self.swaps:
-            yield _shown(swap.names), _extents(swap.module), "swapped", swap.expected
+            yield shown(swap.names), extents(swap.module), "swapped", swap.expected
         for swap in self.already:
             state = "haloconv's already" if swap.before is None else f"set anew: {swap.module.settings()}"
-            yield _shown(swap.names), _extents(swap.module), state, swap.expected
+            yield shown(swap.names), extents(swap.module), state, swap.expected
         for left in self.left:
-            yield _shown(left.names), _extents(left.module), "left" if left.convolution else "other", left.reason
+            yield shown(left.names), extents(left.module), "left" if left.convolution else "other", left.reason
 
 
 def accelerate(
@@ -142,6 +143,7 @@ def accelerate(
     check_also(also)
     places = _places(model)
     if env.disabled():
+        tell_disabled("accelerate")
         return _nothing_done(places)
     found = {module: replacement(module, also) for module in places if not isinstance(module, Layer)}
     left = tuple(
@@ -151,7 +153,7 @@ def accelerate(
     )
     missed = [each for each in left if each.convolution]
     if strict and missed:
-        lines = "\n".join(f"  {_shown(each.names)}: {each.reason}" for each in missed)
+        lines = "\n".join(f"  {shown(each.names)}: {each.reason}" for each in missed)
         raise RuntimeError(f"haloconv.accelerate(strict=True) cannot swap every convolution of the model:\n{lines}")
     swaps, already = [], []
     for module, names in places.items():
@@ -179,11 +181,7 @@ def _changed(module: torch.nn.Module, ours: type[torch.nn.Module], name: str) ->
 
 
 def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleration:
-    """What ``accelerate`` gives under HALOCONV_DISABLE: every layer left, which is warned of once in a process."""
-    global _told_disabled
-    if not _told_disabled:
-        _told_disabled = True
-        warnings.warn(f"haloconv.accelerate changes nothing: {DISABLED}", RuntimeWarning, stacklevel=3)
+    """What ``accelerate`` gives under HALOCONV_DISABLE: every layer left."""
     already = tuple(Swap(names, module) for module, names in places.items() if isinstance(module, Layer))
     left = tuple(
         Left(
@@ -198,8 +196,15 @@ def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleratio
     return Acceleration((), already, left)
 
 
+def tell_disabled(function: str) -> None:
+    """Warn once in a process that a function of haloconv does nothing under HALOCONV_DISABLE."""
+    if function not in _told_disabled:
+        _told_disabled.add(function)
+        warnings.warn(f"haloconv.{function} changes nothing: {DISABLED}", RuntimeWarning, stacklevel=3)
+
+
 def restore(model: torch.nn.Module) -> list[str]:
-    """Turn every layer that ``accelerate`` swapped back into what it was, in place; all names of these layers.
+    """Turn what ``accelerate`` and ``fuse`` changed back into what it was, in place; all names of these modules.
 
     Nothing of haloconv stays in them, and outputs are PyTorch's own again, bit by bit. Layers that were built as
     layers of haloconv are left. Calling it again changes nothing.
@@ -215,7 +220,7 @@ def restore(model: torch.nn.Module) -> list[str]:
     for module, names in swapped.items():
         if not isinstance(module.padding_mode, str):
             raise RuntimeError(
-                f"haloconv.restore: {_shown(names)} has padding_mode={module.padding_mode!r}, and layers of PyTorch "
+                f"haloconv.restore: {shown(names)} has padding_mode={module.padding_mode!r}, and layers of PyTorch "
                 "have one name for all dimensions; assign one first"
             )
     for module, names in swapped.items():
@@ -224,6 +229,8 @@ def restore(model: torch.nn.Module) -> list[str]:
         for name in OWN_NAMES:
             vars(module).pop(name, None)
         restored.extend(names)
+    fused = {module for module in model.modules() if set_back(module)}
+    restored.extend(name for name, module in model.named_modules(remove_duplicate=False) if module in fused)
     return restored
 
 
@@ -236,11 +243,12 @@ def _places(model: torch.nn.Module) -> dict[torch.nn.Module, tuple[str, ...]]:
     return places
 
 
-def _shown(names: tuple[str, ...]) -> str:
+def shown(names: tuple[str, ...]) -> str:
+    """Names of modules as tables have them."""
     return ", ".join(name or _ROOT for name in names)
 
 
-def _extents(module: torch.nn.Module) -> str:
+def extents(module: torch.nn.Module) -> str:
     """What the layer's constructor was told, as its repr has it."""
     if isinstance(module, torch.nn.Conv2d):
         return torch.nn.Conv2d.extra_repr(module)

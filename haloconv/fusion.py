@@ -1,4 +1,4 @@
-"""What follows a convolution in a graph of torch.compile and can be its epilogue: a batch norm in evaluation mode, the
+"""What follows a convolution in a graph and can be its epilogue: a batch norm in evaluation mode, the
 addition of a residual, and an activation.
 
 Each must be the only one that reads what is before it, and nothing but inputs of the graph may stand in between: so
@@ -72,12 +72,13 @@ class Fused(NamedTuple):
         return (*["batch norm"] * scale, *["addition"] * residual, *([activation] if activation else []))
 
 
-def behind(node: Node, recording: bool, value_of: Callable[[Any], Any]) -> Fused | None:
+def behind(node: Node, recording: bool, value_of: Callable[[Any], Any], waits: bool = False) -> Fused | None:
     """What follows the node of a convolution and can be part of it, or None.
 
     ``value_of(node)`` is what the compiler knows of a node's result. Where autograd is ``recording`` it may be an
     addition and ReLU, whose gradients are known from the result: others would have to keep or to compute again what
-    they are given.
+    they are given. With ``waits`` other nodes may stand in front of an addition, if they cannot write the image that is
+    convolved: the convolution then runs after them.
     """
     nodes = [node]
     norm = None if recording else _next(node, value_of)
@@ -86,6 +87,8 @@ def behind(node: Node, recording: bool, value_of: Callable[[Any], Any]) -> Fused
     if norm is not None:
         nodes.append(norm)
     after = _next(nodes[-1], value_of)
+    if after is None and waits:
+        after = _awaited(node, nodes[-1], value_of)
     residual = None if after is None else _residual_of(after, nodes[-1], value_of)
     if after is not None and residual is not None:
         recording = value_of(after).requires_grad
@@ -106,6 +109,11 @@ def behind(node: Node, recording: bool, value_of: Callable[[Any], Any]) -> Fused
 def norm_arguments(norm: Node) -> dict[str, Any]:
     """The arguments of a batch norm by name."""
     return {**_NORM_DEFAULTS, **dict(zip(_NORMS[norm.target], norm.args, strict=False)), **norm.kwargs}
+
+
+def is_norm_of_batch(node: Node) -> bool:
+    """Whether the node is a batch norm by the statistics of what it is given."""
+    return node.op == "call_function" and node.target in _NORMS and norm_arguments(node)["training"] is not False
 
 
 def bias_and_scale_of_norm(
@@ -133,10 +141,37 @@ def _next(node: Node, value_of: Callable[[Any], Any]) -> Node | None:
         if after.op not in ("placeholder", "get_attr"):
             return None
         after = after.next
-    one, other = value_of(node), value_of(user)
+    return user if _keeps_form(value_of(node), value_of(user)) else None
+
+
+def _keeps_form(one: Any, other: Any) -> bool:
     tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    same = tensors and one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-    return user if same else None
+    return tensors and one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _awaited(conv: Node, last: Node, value_of: Callable[[Any], Any]) -> Node | None:
+    """The sum that alone reads ``last``, if what stands in between cannot write the image that is convolved.
+
+    That is known if the image is a tensor of its own that a node made, and nothing in between reads it or what is
+    derived from it.
+    """
+    user = next(iter(last.users), None)
+    if user is None or len(last.users) != 1 or not (user.target in _SUMS or user.target in _SUMS_IN_PLACE):
+        return None
+    made = conv.args[0] if conv.args else None
+    while isinstance(made, Node) and made.args and (made.target in _ACTIVATIONS or made.target in _SUMS_IN_PLACE):
+        made = made.args[0]
+    if not isinstance(made, Node) or not (made.target in (*_OF_ITS_OWN, *_SUMS) and "out" not in made.kwargs):
+        return None
+    derived, each, waiting = {made}, made.next, False
+    while each is not user:
+        if not derived.isdisjoint(each.all_input_nodes):
+            if waiting:
+                return None
+            derived.add(each)
+        waiting = waiting or each is last
+        each = each.next
+    return user if _keeps_form(value_of(last), value_of(user)) else None
 
 
 def _is_norm(node: Node, before: Node) -> bool:

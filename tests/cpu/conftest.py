@@ -12,7 +12,9 @@ import torch
 
 from haloconv import three_dimensions
 from haloconv.emulator import build
+from haloconv.fused_call import FusedCall
 from haloconv.jit import nvrtc_info
+from tests.fusable import chosen
 
 PENDING_ON_A_GPU = "PENDING on a GPU"
 MAY_BE_SKIPPED = (
@@ -145,3 +147,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for _, text in sorted(verdicts):
             terminalreporter.write_line(text)
         terminalreporter.write_line(f"{sum(caught for caught, _ in verdicts)} of {len(verdicts)} planted faults caught")
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What of haloconv.fuse ran as one call, with a family that has epilogues. No gradients are recorded."""
+    names: list[str] = []
+    run = FusedCall._at_once
+
+    def noting(call: FusedCall, *tensors: torch.Tensor) -> torch.Tensor | None:
+        y = run(call, *tensors)
+        names.extend([] if y is None else [str(call)])
+        return y
+
+    monkeypatch.setattr(FusedCall, "_at_once", noting)
+    chosen(monkeypatch, "halo_sm90")
+    with torch.no_grad():
+        yield names
