@@ -192,7 +192,6 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
         "CHANNELS_INNER": int(channels_inner),
         "A_E_LANES": int(a.e_lanes),
         "A_VEC": a.vec,
-        "B_E_LANES": int(b.e_lanes),
         "B_VEC": b.vec,
         "ROWS_CONTIGUOUS": int(request.result_layout == "nhwc" and problem.direction != "wgrad"),
         "HAS_BIAS": int(problem.bias),
