@@ -30,7 +30,7 @@ def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
     if request.problem.direction == "wgrad":
         return "this is for fprop and dgrad"
-    return march_form.why_not(request.problem)
+    return march_form.why_not(request)
 
 
 def configs(request: Request) -> list[Config]:

@@ -12,7 +12,7 @@ import torch
 
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, Request, TensorForm
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -255,8 +255,9 @@ def best_tiling(form: Form) -> Tiling:
     return good_tilings(form)[0]
 
 
-def why_not(problem: Problem) -> str | None:
-    """None if threads can march over the problem, else a sentence that says why not."""
+def why_not(request: Request) -> str | None:
+    """None if threads can march over the problem, whatever its tensors' forms, else a sentence that says why not."""
+    problem = request.problem
     if problem.r * problem.s > _MOST_TAPS:
         return f"a filter of {problem.r} x {problem.s} has more than {_MOST_TAPS} taps"
     if any(stride > 1 and dil > 1 for stride, dil in zip(problem.stride, problem.dilation, strict=True)):

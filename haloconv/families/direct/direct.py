@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from haloconv import support
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, named
 from haloconv.families.reduce.partials import bind_sum, of_filter
@@ -197,6 +198,11 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
         "HAS_BIAS": int(problem.bias),
     }
     return kernel_source(KERNEL, f"direct_{problem.direction}", constants)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return support.why_not(request.problem, request.device)
 
 
 def configs(request: Request) -> list[Config]:

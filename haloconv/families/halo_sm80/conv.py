@@ -41,10 +41,10 @@ class _Derived(NamedTuple):
     tiling: Tiling
 
 
-def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
-    """None if some tile takes the problem, however its tensors are stored, else a sentence that says why not."""
-    layers = (replace(_layer(problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
-    if not all(fits(layer, facts.max_smem_bytes) for layer in layers):
+def why_not(request: Request) -> str | None:
+    """None if some tile takes the request, however its tensors are stored, else a sentence that says why not."""
+    layers = (replace(_layer(request.problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
+    if not all(fits(layer, request.facts.max_smem_bytes) for layer in layers):
         return "no tile of halo_sm80 fits shared memory"
     return None
 
