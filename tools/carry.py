@@ -3,8 +3,9 @@
 A kernel's stamp moves over if nothing that a GPU sees changed since the revision: in the emulator's test runs that
 launch it every launch has the same kernel, constants, grid, block, shared memory and arguments, and every CI source of
 what they launch has the same text (comments and layout aside) or compiles to the same cubin. Kernels may have other
-names and places: they are matched by what they are. ``--write`` changes benchmarks/verified and the shipped records;
-without it the proof is printed alone.
+names and places: they are matched by what they are. Where a kernel has other constants than it had, what each run
+launches of it is compiled, too, and must be the same code. ``--write`` changes benchmarks/verified and the shipped
+records; without it the proof is printed alone.
 Exit code 1 if a kernel that was verified at the revision cannot be carried.
 """
 
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from haloconv.choose import formats
@@ -62,11 +64,11 @@ def checkout(revision: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", str(place)], cwd=ROOT, check=True)
 
 
-def taken(root: Path, *options: str) -> dict:
-    """What ``tools.fingerprint`` of that checkout writes, with this interpreter."""
+def taken(root: Path, *options: str, program: tuple[str, ...] = ("-m", "tools.fingerprint")) -> dict:
+    """What ``tools.fingerprint`` of that checkout, or another program, writes there, with this interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "fingerprint.json"
-        command = [sys.executable, "-m", "tools.fingerprint", str(out), *options]
+        command = [sys.executable, *program, str(out), *options]
         subprocess.run(command, cwd=root, env=stamps.environment_of(root), check=True, timeout=_LIMIT_S, stdout=2)
         return json.loads(out.read_text(encoding="utf-8"))
 
@@ -92,6 +94,24 @@ def cubins_of(at: Fingerprint, kernel: str) -> Counter:
     return Counter(taken(at.root, "--cubins", kernel)["cubins"])
 
 
+@cache
+def launched_by(root: Path, kernel: str) -> dict[str, list[str]]:
+    """The code of each launch of a .cu file, by hash, in each run of a checkout that launches it.
+
+    By this checkout's program: older ones have none that does so.
+    """
+    return taken(root, "--launched", kernel, program=(str(ROOT / "tools" / "fingerprint.py"),))["launched"]
+
+
+def same_launches(run: str, then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> bool:
+    """Whether a run launches what it launched: the same kernels in the same way, of the same constants or code."""
+    old, new = then.tapes[run], now.tapes[run]
+    if [[names.get(each[0]), *each[2:]] for each in old] != [[each[0], *each[2:]] for each in new]:
+        return False
+    others = {(was[0], now_is[0]) for was, now_is in zip(old, new, strict=True) if was[1] != now_is[1]}
+    return all(launched_by(then.root, was)[run] == launched_by(now.root, name)[run] for was, name in others)
+
+
 def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint) -> bool:
     """Whether a .cu file and what it was called compile to the same code, source by source."""
     return then.digests(old) == now.digests(file) or cubins_of(then, old) == cubins_of(now, file)
@@ -105,20 +125,19 @@ def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, s
     before = {new: old for old, new in names.items()}
     if kernel not in before:
         return [f"{kernel} is new"]
-    tapes = {run: [[names.get(launch[0]), *launch[1:]] for launch in tape] for run, tape in then.tapes.items()}
-    runs = [
-        run
-        for run in sorted(tapes.keys() | now.tapes.keys())
-        if any(launch[0] == kernel for launch in [*tapes.get(run, []), *now.tapes.get(run, [])])
-    ]
+    launched = {run: {names.get(launch[0]) for launch in tape} for run, tape in then.tapes.items()}
+    for run, tape in now.tapes.items():
+        launched.setdefault(run, set()).update(launch[0] for launch in tape)
+    runs = [run for run in sorted(launched) if kernel in launched[run]]
     files = sorted({kernel, *(launch[0] for run in runs for launch in now.tapes.get(run, []))})
     found = [f"{file} is new" for file in files if file not in before]
     changed = [file for file in files if file in before and not same_code(file, before[file], then, now)]
     found += [f"{file} compiles to other code" for file in changed]
     for run in runs:
-        old, new = tapes.get(run), now.tapes.get(run)
-        if old != new:
-            found.append(f"{run} is {'new' if old is None else 'gone' if new is None else 'launched differently'}")
+        if run not in then.tapes or run not in now.tapes:
+            found.append(f"{run} is {'gone' if run in then.tapes else 'new'}")
+        elif not same_launches(run, then, now, names):
+            found.append(f"{run} is launched differently")
     return found if runs else ["no run launches it"]
 
 

@@ -1,7 +1,8 @@
 """What the kernels of this checkout are: the text of every CI source, and every launch of the emulator's test runs.
 
 ``python -m tools.fingerprint OUT.json`` writes them down, with the hashes that stamps and records are tied to. Nothing
-is compiled and nothing runs. ``--cubins KERNEL`` compiles the CI sources of one .cu file instead and hashes their code.
+is compiled and nothing runs. ``--cubins KERNEL`` compiles the CI sources of one .cu file instead and hashes their code,
+``--launched KERNEL`` what the runs launch of it.
 Two checkouts whose fingerprints are equal compute the same: ``tools.carry`` compares them.
 """
 
@@ -30,6 +31,7 @@ from tests.emulated import FAMILY_RUNS, MODULES, SM_COUNT, Run, tiles_of
 from tests.texts import compile_all
 from tools.stamps import all_hashes
 
+_ARCH = "sm_90a"
 _NO_BITS = 8  # SHT_NOBITS: a section without content in the file
 _LINKED = (".text.", ".nv.constant", ".nv.info", ".nv.shared.", ".nv.global", ".rodata")
 
@@ -70,7 +72,7 @@ class _Kernel:
 
 
 class TapeDevice(EmulatedDevice):
-    """An emulated device on which nothing runs: ``tape`` has a line for each launch.
+    """An emulated device on which nothing runs: ``tape`` has a line for each launch, ``launched`` its source.
 
     An address is told as the number of its tensor, in the order in which launches first meet them, and the byte in it.
     """
@@ -78,6 +80,7 @@ class TapeDevice(EmulatedDevice):
     def __init__(self, facts: DeviceFacts) -> None:
         super().__init__(0, facts, 0.0, False)
         self.tape: list[list] = []
+        self.launched: list[KernelSource] = []
         self._met: dict[int, int] = {}
         self._maps: list[tuple] = []
 
@@ -100,6 +103,7 @@ class TapeDevice(EmulatedDevice):
             values.append(value)
         constants = [value for _, value in source.constants]
         self.tape.append([source.kernel, constants, list(shape), values])
+        self.launched.append(source)
 
     def _named_map(self, number: int) -> list | None:
         if not number:
@@ -132,13 +136,13 @@ def recording() -> Iterator[TapeDevice]:
         plan.clear_plans()
 
 
-def tape_of(run: Run) -> list[list]:
+def recorded(run: Run) -> TapeDevice:
     """Every launch of a run of the emulator's tests: kernel, constants, grid, threads, shared memory, arguments."""
     tensors = run.tensors
     forced = MODULES[run.family].forced if run.family in MODULES else tiles_of
     with recording() as device, forced(run.shape):
         oracle.run(run.result, tensors, run.forced)
-    return device.tape
+    return device
 
 
 def fingerprint(families: list[str]) -> dict:
@@ -150,7 +154,7 @@ def fingerprint(families: list[str]) -> dict:
     tapes = {}
     for family in families:
         for run in FAMILY_RUNS[family]():
-            tapes[str(run)] = tape_of(run)
+            tapes[str(run)] = recorded(run).tape
     device = {kernel: device_hash(kernel) for family in families for kernel in kernels_of(family)}
     return {"sources": sources, "tapes": tapes, "hashes": all_hashes(), "device": device}
 
@@ -158,9 +162,22 @@ def fingerprint(families: list[str]) -> dict:
 def cubins(kernel: str) -> list[str]:
     """The code of every CI source of a .cu file, by hash."""
     found = {one.digest: one for name in OWN for one in FAMILIES[name].sources() if one.kernel == kernel}
-    arch = "sm_90a"
-    compile_all(found.values(), arch)
-    return [code_hash(get_kernel(one, arch).image, one.entry) for one in found.values()]
+    return list(code_of(found).values())
+
+
+def launched(kernel: str) -> dict[str, list[str]]:
+    """The code of each launch of a .cu file, by hash, in each run that launches it."""
+    torch.set_num_threads(1)
+    runs = (run for family in sorted(OWN) for run in FAMILY_RUNS[family]())
+    sources = {str(run): [one for one in recorded(run).launched if one.kernel == kernel] for run in runs}
+    code = code_of({one.digest: one for each in sources.values() for one in each})
+    return {run: [code[one.digest] for one in each] for run, each in sources.items() if each}
+
+
+def code_of(sources: dict[str, KernelSource]) -> dict[str, str]:
+    """What each of these sources compiles to, by hash."""
+    compile_all(sources.values(), _ARCH)
+    return {key: code_hash(get_kernel(one, _ARCH).image, one.entry) for key, one in sources.items()}
 
 
 def main() -> None:
@@ -168,7 +185,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--family", action="append", choices=sorted(OWN), help="only these (default: all)")
     parser.add_argument("--cubins", metavar="KERNEL", help="compile this kernel's CI sources for sm_90a, and no more")
+    parser.add_argument("--launched", metavar="KERNEL", help="compile what runs launch of this kernel, and no more")
     options = parser.parse_args()
+    if options.launched:
+        options.out.write_text(json.dumps({"launched": launched(options.launched)}), encoding="utf-8")
+        return
     if options.cubins:
         options.out.write_text(json.dumps({"cubins": cubins(options.cubins)}), encoding="utf-8")
         return

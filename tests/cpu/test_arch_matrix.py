@@ -23,11 +23,17 @@ EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MAIN_ARCH = "sm_90a"  # where kernels were measured
 ALSO_WITHOUT_BEING_ASKED = ("sm_75", "sm_120")  # the oldest and the newest
 MOST_CONSTANTS = 16
-WITH_MORE_CONSTANTS = {
-    "depthwise/march": 21, "depthwise/march_wgrad": 18, "depthwise_toeplitz/toeplitz": 18, "direct/direct": 25,
-    "halo_sm80/conv": 20, "halo_sm80_wgrad/wgrad": 32, "halo_sm90/conv": 28, "halo_sm90/wgrad": 22,
-}  # fmt: skip
-"""How many each of these has."""
+WITH_MORE_CONSTANTS = {  # of the layer + of the tile + of how tensors lie in memory and move
+    "depthwise/march": 20,  # 9 + 4 + 7
+    "depthwise/march_wgrad": 17,  # 7 + 5 + 5
+    "depthwise_toeplitz/toeplitz": 18,  # 6 + 7 + 5
+    "direct/direct": 24,  # 11 + 8 + 5
+    "halo_sm80/conv": 18,  # 4 + 8 + 6
+    "halo_sm80_wgrad/wgrad": 30,  # 9 + 9 + 12
+    "halo_sm90/conv": 28,
+    "halo_sm90/wgrad": 22,  # 1 + 13 + 8
+}
+"""How many each has: the extents of a layer alone are eight, and each tensor may lie in memory in a way of its own."""
 TOGETHER_ON_MAIN, TOGETHER_ELSEWHERE = 2, 1  # how many constants' values meet in a part of the sources
 
 

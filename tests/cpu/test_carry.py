@@ -19,8 +19,8 @@ def fingerprint(sources: dict[str, str], tapes: dict[str, list[list]]) -> carry.
     return carry.Fingerprint(Path("nowhere"), listed, tapes, {}, {})
 
 
-def launch(kernel: str, grid: int = 1) -> list:
-    return [kernel, [3], [grid, 32, 0], [[0, 0], 7]]
+def launch(kernel: str, grid: int = 1, constants: tuple[int, ...] = (3,)) -> list:
+    return [kernel, list(constants), [grid, 32, 0], [[0, 0], 7]]
 
 
 THEN = fingerprint(
@@ -85,6 +85,26 @@ def test_a_kernel_may_have_another_name() -> None:
 )
 def test_a_launch_that_differs_is_no_proof(tapes: dict[str, list[list]], says: str) -> None:
     assert changes(A, fingerprint({A: "a", B: "b", SUM: "s"}, THEN.tapes | tapes)) == [says]
+
+
+def test_other_constants_are_carried_where_what_is_launched_is_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constant that the kernel works out itself is no longer given: then the code of each launch decides."""
+    fewer = {"run a": [launch(A, constants=())], "both": [launch(A, constants=()), launch(B)]}
+    now = replace(fingerprint({A: "a", B: "b", SUM: "s"}, THEN.tapes | fewer), root=Path("here"))
+    code = {"nowhere": {"run a": ["x"], "both": ["y"]}, "here": {"run a": ["x"], "both": ["y"]}}
+    asked = []
+
+    def launched_by(root: Path, kernel: str) -> dict[str, list[str]]:
+        asked.append((str(root), kernel))
+        return code[str(root)]
+
+    monkeypatch.setattr(carry, "launched_by", launched_by)
+    assert changes(A, now) == [] and {kernel for _, kernel in asked} == {A}
+    code["here"] = {"run a": ["x"], "both": ["x"]}
+    assert changes(A, now) == changes(B, now) == ["both is launched differently"]
+    assert changes(SUM, now) == []
+    wider = replace(now, tapes=now.tapes | {"run a": [launch(A, 2, ())]})
+    assert changes(A, wider) == ["both is launched differently", "run a is launched differently"]
 
 
 def test_runs_that_are_gone_prove_nothing() -> None:

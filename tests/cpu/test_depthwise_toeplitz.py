@@ -76,7 +76,7 @@ def test_tilings_fit(extent: int, taps: int, dtype: torch.dtype, max_smem: int) 
         assert 1 <= tiling.min_blocks <= blocks_that_fit(smem, max_smem)
         assert 32 * tiling.warps * tiling.min_blocks * toeplitz._registers(layer, tiling) <= 65536
     gradient = layer.toward("wgrad")
-    if wgrad.why_not(gradient, max_smem) is None:
+    if wgrad._why_no_tiling(gradient, max_smem) is None:
         for tiling in wgrad.tilings(gradient, max_smem):
             smem = wgrad._smem_bytes(gradient, tiling)
             assert 1 <= tiling.min_blocks <= blocks_that_fit(smem, max_smem)

@@ -189,6 +189,6 @@ def test_gradients_that_no_tiling_fits_are_refused(
 ) -> None:
     """Residues of a far dilation, each with whole rows of dy."""
     layer = Problem("wgrad", 2, 8, 232, columns + 2, 8, 3, 3, dilation=(96, 1), groups=8)
-    monkeypatch.setattr(window, "device_facts", lambda _: gpu_with(kibibytes << 10))
+    monkeypatch.setattr(problem, "device_facts", lambda _: gpu_with(kibibytes << 10))
     assert (window.DepthwiseWindowFamily().why_not(layer, torch.device("cuda")) is None) == taken
     assert bool(launches_of(layer, kibibytes << 10)) == taken

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
 
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES, OWN, check_family
+from haloconv.families.base import MOST_CONFIGS
+from haloconv.families.closure import kernels
 from haloconv.families.files import kernels_of
-from haloconv.problem import DIRECTIONS, Problem
+from haloconv.jit.source import SOURCE_ROOT, kernel_path
+from haloconv.problem import DIRECTIONS, Problem, dense_request
 from haloconv.support import KERNEL_DTYPES
 
 CPU = torch.device("cpu")
@@ -75,3 +82,57 @@ def test_an_unknown_family_is_refused() -> None:
     check_family("auto")
     with pytest.raises(ValueError, match="family must be one of .*'auto', 'aten'"):
         check_family("cudnn")
+
+
+# The contract of a kernel ---------------------------------------------------------------------------------------------
+
+
+def host_module(kernel: str) -> ModuleType:
+    return importlib.import_module(f"haloconv.{kernel_path(kernel).replace('/', '.')}")
+
+
+def has_configs(kernel: str) -> bool:
+    """Whether a kernel is chosen, not only launched beside one; a packing kernel has no host file of its own."""
+    return (SOURCE_ROOT / f"{kernel_path(kernel)}.py").exists() and hasattr(host_module(kernel), "configs")
+
+
+CHOSEN = [kernel for kernel in kernels() if has_configs(kernel)]
+
+
+def test_every_kernel_answers_the_same_three_questions() -> None:
+    contract = {
+        "why_not": "(request: 'Request') -> 'str | None'",
+        "configs": "(request: 'Request') -> 'list[Config]'",
+        "bind": "(request: 'Request', config: 'Config') -> 'BoundCall'",
+    }
+    assert len(CHOSEN) > 20 and {kernel.split("/")[0] for kernel in CHOSEN} == set(OWN)
+    for kernel in CHOSEN:
+        module = host_module(kernel)
+        assert {name: str(inspect.signature(getattr(module, name))) for name in contract} == contract, kernel
+
+
+def test_why_not_has_one_signature_in_the_files_of_kernels() -> None:
+    """Also where kernels share it; a family's own is a method."""
+    found = {}
+    for file in (SOURCE_ROOT / "families").rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name == "why_not":
+                found[file.stem, file.parent.name] = ast.unparse(node.args)
+    assert len(found) >= len(CHOSEN) and set(found.values()) == {"request: Request"}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_family_offers_kernels_that_take_the_request(name: str) -> None:
+    family, offered = FAMILIES[name], set()
+    layers = [replace(layer, layout=layout) for layer in (DENSE, GROUPED, DEPTHWISE) for layout in ("nchw", "nhwc")]
+    layers += [replace(layer, r=taps, s=taps, padding=(taps // 2,) * 4) for layer in layers for taps in (1, 9)]
+    with emulated_device(arch="sm_90a"):
+        for layer in (replace(layer, **changes) for layer in layers for changes in ({}, HALF)):
+            for problem in map(layer.toward, family.directions):
+                if family.why_not(problem, CPU) is None:
+                    request = dense_request(problem, CPU)
+                    found = family.configs(request)
+                    refused = {each.kernel: host_module(each.kernel).why_not(request) for each in found}
+                    assert 1 <= len(found) <= MOST_CONFIGS and set(refused.values()) == {None}, (problem, refused)
+                    offered |= set(refused)
+    assert offered

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from haloconv import problem as requests
 from haloconv.choose import rules
 from haloconv.choose.rules import bgrad_by_rule, by_rule
 from haloconv.device import DeviceFacts
-from haloconv.families.halo_sm90 import family as family_facts
 from haloconv.problem import Problem
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
@@ -71,7 +71,7 @@ def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_bring
     problem = Problem("wgrad", *extents, dtype=dtype, layout=layout, precision=precision)
     for facts, family in ((H200, on_h200), (A100, "aten")):
         monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
-        monkeypatch.setattr(family_facts, "device_facts", lambda index, facts=facts: facts)
+        monkeypatch.setattr(requests, "device_facts", lambda index, facts=facts: facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family
 
 
@@ -83,5 +83,5 @@ def test_weight_gradients_of_groups_of_24_have_a_kernel_on_hopper_in_nchw(
     extents = (64, channels, 28, 28, channels, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), groups)
     problem = Problem("wgrad", *extents, dtype=torch.float32, layout=layout, precision="tf32")
     monkeypatch.setattr(rules, "device_facts", lambda index: H200)
-    monkeypatch.setattr(family_facts, "device_facts", lambda index: H200)
+    monkeypatch.setattr(requests, "device_facts", lambda index: H200)
     assert by_rule(problem, torch.device("cuda", 0))[0] == family

@@ -109,7 +109,7 @@ WEIGHTS = (
            ("filter_of(rest - tile_group * eights, lane / 4);", "filter_of(rest - tile_group * eights, 0);"),
            on="eight_by_eight"),
     _fault("half of a fragment one row off", "the second half of a fragment is read eight pixels too far left",
-           ("(Y_PAIRS == 2 ? 1 : 8) * MOVE_W", "(Y_PAIRS == 2 ? 1 : 0) * MOVE_W"), on="eight_by_eight"),
+           ("(PIXEL_PAIRS ? 1 : 8) * MOVE_W", "(PIXEL_PAIRS ? 1 : 0) * MOVE_W"), on="eight_by_eight"),
     _fault("places behind a row's columns", "places that fill up a row are written over the next one",
            (" && at.col < p.tile_q;", ";"), on="eight_by_eight"),
     _fault("pack: half of the lanes", "weights of the last filters are not packed", ("if (index >= p.total) return;",

@@ -7,7 +7,7 @@ from haloconv.families.toy import pointwise
 
 from haloconv.families.base import BoundCall, Config
 from haloconv.jit import KernelSource
-from haloconv.problem import Direction, Problem, Request
+from haloconv.problem import Direction, Problem, Request, dense_request
 
 
 class ToyFamily:
@@ -22,7 +22,7 @@ class ToyFamily:
     capability, newer = (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
-        return pointwise.why_not(problem, device)
+        return pointwise.why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
         return pointwise.configs(request)

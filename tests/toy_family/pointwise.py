@@ -9,15 +9,16 @@ from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
-from haloconv.problem import Problem, Request
+from haloconv.problem import Request
 
 KERNEL = "toy/pointwise"
 THREADS = (128, 64)
 
 
-def why_not(problem: Problem, device: torch.device) -> str | None:
-    """None if the kernel takes the problem, else a sentence."""
-    reason = support.why_not(problem, device)
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence."""
+    problem = request.problem
+    reason = support.why_not(problem, request.device)
     if reason is not None:
         return reason
     if problem.direction != "fprop" or problem.dtype != torch.float32:

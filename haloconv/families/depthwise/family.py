@@ -31,7 +31,7 @@ from haloconv.families.depthwise import (
     tile_sm90,
 )
 from haloconv.jit import KernelSource
-from haloconv.problem import DIRECTIONS, Problem, Request
+from haloconv.problem import DIRECTIONS, Problem, Request, dense_request
 
 _DENSE = (lanes, pairs, patch, band, box, tile_sm90, tile, march)  # of fprop and dgrad, best first
 _WGRAD = (lanes_wgrad, patch_wgrad, box_wgrad, band_wgrad, pairs_wgrad, march_wgrad)
@@ -57,7 +57,7 @@ class DepthwiseFamily:
             return f"a group has {problem.c_per_group} channels; the depthwise kernels take one"
         if problem.dtype not in self.dtypes:
             return f"the depthwise kernels do not take {problem.dtype}"
-        return march_form.why_not(problem)
+        return march_form.why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
         """The one of each special kernel that takes the request; then those of the march, which takes all."""

@@ -20,12 +20,14 @@
 //   R S STRIDE_H STRIDE_W DIL_W      filter taps; pixels
 //   MULTIPLIER                       M: filters of a channel
 //   COLS CHANNELS AHEAD              outputs of a thread in a row; input rows under way
-//   THREADS MIN_BLOCKS               of a block; blocks per multiprocessor that registers must allow
+//   MIN_BLOCKS                       blocks per multiprocessor that registers must allow
 //   PHASE_W                          dgrad: left padding modulo STRIDE_W
 //   IN_VEC IN_LEAD OUT_VEC           columns of a vector, columns of the first one before the thread's (march_row.cuh)
 //   IN_COL OUT_COL                   elements between neighbouring columns in memory, 0: known at run time
 //   CHANNEL_LANES                    1: neighbouring lanes have neighbouring channels, 0: columns
 //   HAS_BIAS                         fprop adds bias[k]
+#define THREADS 128  // of a block
+
 using hc::i64;
 using elem_t = ELEM;
 
@@ -40,7 +42,6 @@ constexpr int PERIOD = DGRAD ? MET_ROWS : MET_ROWS * STRIDE_H;  // input rows af
 
 static_assert(MULTIPLIER == 1 || (CHANNELS == 1 && !DGRAD), "filters of one channel belong to one thread each");
 static_assert(!DGRAD || COLS % STRIDE_W == 0, "threads begin at the same residue modulo the stride");
-static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
 
 struct Params {
     const elem_t *in, *w, *bias;

@@ -8,7 +8,7 @@ from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.families.depthwise import march_form
 from haloconv.families.depthwise.layer import beyond_l2
-from haloconv.families.depthwise.march_form import Form, Tiling, column_constant, common_constants, vectors
+from haloconv.families.depthwise.march_form import THREADS, Form, Tiling, column_constant, common_constants, vectors
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Request, TensorForm
@@ -30,7 +30,7 @@ def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
     if request.problem.direction == "wgrad":
         return "this is for fprop and dgrad"
-    return march_form.why_not(request.problem)
+    return march_form.why_not(request)
 
 
 def configs(request: Request) -> list[Config]:
@@ -113,7 +113,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     (n, channels, rows, cols), (_, _, in_rows, in_cols) = form.out_shape, form.in_shape
     channel_groups, col_groups = channels // tiling.channels, ceil_div(cols, tiling.cols)
     threads = n * channel_groups * col_groups
-    blocks = ceil_div(threads, tiling.threads)
+    blocks = ceil_div(threads, THREADS)
     cut = strips(form, tiling, blocks, request.facts.sm_count)
     dil = problem.dilation[0]
     step_bytes = dil * problem.dtype.itemsize
@@ -129,6 +129,6 @@ def bind(request: Request, config: Config) -> BoundCall:
         **{"channel_groups": channel_groups, "col_groups": col_groups},
         **{"strips": cut.count, "strip_rows": cut.rows},
     }
-    shape = LaunchShape(blocks * cut.count * dil, tiling.threads)
+    shape = LaunchShape(blocks * cut.count * dil, THREADS)
     launch = Launch(source(form, tiling), request.device, shape, fields)
     return dense_call(launch, problem, request.result_shape, request.result_strides)

@@ -12,9 +12,12 @@ import torch
 
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.layout import strides_of
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Problem, Request, TensorForm
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+THREADS = 128
+"""Of a block (march.cu, march_wgrad.cu)."""
 
 _MOST_TAPS = 49  # weights, or sums in wgrad, that stand in registers
 _MOST_VECTORS = 32  # of a thread's part of a row: a bit for each
@@ -39,7 +42,6 @@ class Tiling:
     channels: int
     ahead: int
     min_blocks: int
-    threads: int = 128
     strip_rows: int = 0
 
     def __str__(self) -> str:
@@ -180,7 +182,7 @@ def invalid(form: Form, tiling: Tiling) -> str | None:
     count = ceil_div(form.window(tiling.cols) + moved.lead, moved.input)
     if count > _MOST_VECTORS:
         return f"a thread would read {count} vectors of a row; it has bits for {_MOST_VECTORS}"
-    allowed = min(_REGISTER_FILE // (tiling.threads * tiling.min_blocks) // 8 * 8, _MOST_REGISTERS)
+    allowed = min(_REGISTER_FILE // (THREADS * tiling.min_blocks) // 8 * 8, _MOST_REGISTERS)
     needed = registers(form, tiling)
     return f"needs about {needed} registers; it may have {allowed}" if needed > allowed else None
 
@@ -253,8 +255,9 @@ def best_tiling(form: Form) -> Tiling:
     return good_tilings(form)[0]
 
 
-def why_not(problem: Problem) -> str | None:
-    """None if threads can march over the problem, else a sentence that says why not."""
+def why_not(request: Request) -> str | None:
+    """None if threads can march over the problem, whatever its tensors' forms, else a sentence that says why not."""
+    problem = request.problem
     if problem.r * problem.s > _MOST_TAPS:
         return f"a filter of {problem.r} x {problem.s} has more than {_MOST_TAPS} taps"
     if any(stride > 1 and dil > 1 for stride, dil in zip(problem.stride, problem.dilation, strict=True)):
@@ -282,7 +285,6 @@ def common_constants(form: Form, tiling: Tiling) -> dict[str, int | str]:
         "COLS": tiling.cols,
         "CHANNELS": tiling.channels,
         "AHEAD": tiling.ahead,
-        "THREADS": tiling.threads,
         "MIN_BLOCKS": tiling.min_blocks,
         "IN_VEC": moved.input,
         "IN_LEAD": moved.lead,

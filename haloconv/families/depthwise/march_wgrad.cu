@@ -18,10 +18,12 @@
 //   R S STRIDE_H STRIDE_W DIL_W      filter taps; pixels
 //   MULTIPLIER                       M: filters of a channel
 //   COLS CHANNELS AHEAD              outputs of a thread in a row, filters of a thread; steps that loads are ahead
-//   THREADS MIN_BLOCKS               of a block; blocks per multiprocessor that registers must allow
+//   MIN_BLOCKS                       blocks per multiprocessor that registers must allow
 //   LANES                            neighbouring lanes that have neighbouring filters, a power of two up to 32
 //   IN_VEC IN_LEAD DY_VEC            columns of a vector, columns of the first one before the thread's (march_row.cuh)
 //   IN_COL DY_COL                    elements between neighbouring columns in memory, 0: known at run time
+#define THREADS 128  // of a block
+
 using hc::i64;
 using elem_t = ELEM;
 
@@ -35,7 +37,6 @@ constexpr int SLOTS = THREADS / LANES;               // items side by side in a 
 constexpr int TAPS = R * S;
 
 static_assert(MULTIPLIER == 1 || CHANNELS == 1, "filters of one channel belong to one thread each");
-static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
 static_assert(32 % LANES == 0, "lanes of a warp that share filters are LANES apart");
 
 struct Params {

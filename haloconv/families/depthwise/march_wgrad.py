@@ -8,7 +8,7 @@ from typing import NamedTuple
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ceil_div, named
 from haloconv.families.depthwise import march_form
-from haloconv.families.depthwise.march_form import Form, Tiling, column_constant, common_constants, vectors
+from haloconv.families.depthwise.march_form import THREADS, Form, Tiling, column_constant, common_constants, vectors
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
@@ -33,7 +33,7 @@ def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
     if request.problem.direction != "wgrad":
         return "this is for filter gradients"
-    return march_form.why_not(request.problem)
+    return march_form.why_not(request)
 
 
 def configs(request: Request) -> list[Config]:
@@ -66,7 +66,7 @@ class Cut(NamedTuple):
 def _cuts(form: Form, tiling: Tiling) -> Iterator[Cut]:
     n, filters, rows, cols = form.out_shape
     dil, side = form.problem.dilation[0], lanes(form, tiling)
-    slots, lane_groups = tiling.threads // side, ceil_div(filters, side * tiling.channels)
+    slots, lane_groups = THREADS // side, ceil_div(filters, side * tiling.channels)
     rows = ceil_div(rows, dil)
     fewest = ceil_div(rows, _MOST_ROWS)
     for count in range(fewest, max(fewest, rows // _FEWEST_ROWS) + 1):
@@ -119,6 +119,6 @@ def bind(request: Request, config: Config) -> BoundCall:
         **{"strips": work.strips, "strip_rows": work.rows},
         **{"lane_groups": work.lane_groups, "items_per_thread": work.items_per_thread},
     }
-    shape = LaunchShape(work.parts * work.lane_groups, tiling.threads)
+    shape = LaunchShape(work.parts * work.lane_groups, THREADS)
     launch = Launch(source(form, tiling), request.device, shape, fields)
     return wgrad_call(launch, request, of_filter(request, work.parts))

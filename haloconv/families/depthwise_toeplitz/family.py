@@ -11,9 +11,8 @@ from types import ModuleType
 import torch
 
 from haloconv import support
-from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.depthwise_toeplitz import planes, toeplitz, wgrad
+from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
@@ -36,10 +35,7 @@ class DepthwiseToeplitzFamily:
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device)
-        if reason is not None:
-            return reason
-        facts = device_facts(device.index)
-        return planes.why_not(problem, facts) or _twin(problem).why_not(problem, facts.max_smem_bytes)
+        return reason or _twin(problem).why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
         return _twin(request.problem).configs(request)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from haloconv import support
-from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import Request, TensorForm
 
 GROUP_BYTES = 16  # of columns
 FEWEST_THREADS = 128  # of a block
@@ -71,9 +70,10 @@ def copy_bytes(side: TensorForm, cols: int, itemsize: int) -> int:
     return itemsize
 
 
-def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+def why_no_bands(request: Request) -> str | None:
     """None if the layer is one for bands on tensor cores of the device, else a sentence that says why not."""
-    if facts.capability < _LEAST_CAPABILITY:
+    problem = request.problem
+    if request.facts.capability < _LEAST_CAPABILITY:
         return "the device has no asynchronous copies (compute capability 8.0)"
     reason = support.why_no_tensor_core_products(problem)
     if reason is not None:

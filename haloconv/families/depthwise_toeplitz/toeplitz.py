@@ -16,6 +16,7 @@ from haloconv.families.depthwise_toeplitz.planes import (
     copy_bytes,
     groups_of,
     planes,
+    why_no_bands,
 )
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
@@ -196,7 +197,12 @@ def tilings(problem: Problem, max_smem: int) -> list[Tiling]:
     return [tiling for tiling in found if tiling is not None]
 
 
-def why_not(problem: Problem, max_smem: int) -> str | None:
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return why_no_bands(request) or _why_no_tiling(request.problem, request.facts.max_smem_bytes)
+
+
+def _why_no_tiling(problem: Problem, max_smem: int) -> str | None:
     """None if fprop or dgrad runs with ``max_smem`` bytes of shared memory a block, else why not, as a sentence."""
     if problem.direction == "dgrad" and problem.k_per_group > 1:
         return f"an input channel has {problem.k_per_group} filters; bands sum over one"

@@ -8,7 +8,14 @@ from typing import NamedTuple
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.depthwise.strips import partition, slots
-from haloconv.families.depthwise_toeplitz.planes import Planes, blocks_that_fit, copy_bytes, groups_of, planes
+from haloconv.families.depthwise_toeplitz.planes import (
+    Planes,
+    blocks_that_fit,
+    copy_bytes,
+    groups_of,
+    planes,
+    why_no_bands,
+)
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
@@ -106,7 +113,12 @@ def tilings(problem: Problem, max_smem: int) -> list[Tiling]:
     return found[:MOST_CONFIGS]
 
 
-def why_not(problem: Problem, max_smem: int) -> str | None:
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return why_no_bands(request) or _why_no_tiling(request.problem, request.facts.max_smem_bytes)
+
+
+def _why_no_tiling(problem: Problem, max_smem: int) -> str | None:
     """None if the gradient runs with ``max_smem`` bytes of shared memory a block, else a sentence that says why not."""
     if ceil_div(problem.r, 16) * ceil_div(problem.s, 8) > _MOST_SUMS:
         return f"{problem.r} x {problem.s} sums do not fit registers"

@@ -10,6 +10,8 @@ from math import gcd
 from haloconv.families.common import ceil_div
 from haloconv.problem import Problem
 
+_MOST_STEPS = 96  # each takes at least 256 bytes of a plane; a block of the smallest GPUs has 48 KiB
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -69,6 +71,14 @@ def met_fraction(axis: Axis, rows: int) -> float:
         end = min(first + lines * axis.spacing, axis.extent)
         met += max(0, ceil_div(end - max(first, 0), axis.spacing))
     return met / (lines * len(tiles))
+
+
+def why_too_many_steps(axes: tuple[Axis, Axis]) -> str | None:
+    """None if the residues of the stride fit shared memory, else a sentence that says so."""
+    rows, cols = axes
+    if rows.steps * cols.steps <= _MOST_STEPS:
+        return None
+    return f"{rows.steps} x {cols.steps} residues of the stride do not fit shared memory"
 
 
 def axes(problem: Problem) -> tuple[Axis, Axis]:

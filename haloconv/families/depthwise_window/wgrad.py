@@ -13,7 +13,7 @@ from typing import NamedTuple
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
-from haloconv.families.depthwise_window.axes import Axis, met_fraction, output_axis
+from haloconv.families.depthwise_window.axes import Axis, met_fraction, output_axis, why_too_many_steps
 from haloconv.families.depthwise_window.cut import (
     BLOCKS,
     EDGE_INSTRUCTIONS,
@@ -208,12 +208,16 @@ def tilings(layer: Layer, facts: DeviceFacts) -> list[Tiling]:
     return []
 
 
-def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
+def why_not(request: Request) -> str | None:
     """None if some tiling fits, else a sentence that says why not.
 
     One channel a block needs the least memory, whatever the channels of x are to each other.
     """
+    problem, facts = request.problem, request.facts
     layer = Layer(axes(problem), Planes(problem.n, problem.k, 1), channels_inner=False)
+    reason = why_too_many_steps(layer.axes)
+    if reason is not None:
+        return reason
     if any(True for most_results in _MOST_RESULTS for _ in _fitting(layer, facts, most_results)):
         return None
     steps = " x ".join(str(axis.steps) for axis in layer.axes)

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.device import DeviceFacts, device_facts
+from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, named
 from haloconv.families.depthwise_window import wgrad
-from haloconv.families.depthwise_window.axes import axes
+from haloconv.families.depthwise_window.axes import axes, why_too_many_steps
 from haloconv.families.depthwise_window.cut import (
     BLOCKS,
     Block,
@@ -38,7 +38,6 @@ from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
 _KERNEL = "depthwise_window/window"
-_MOST_STEPS = 96  # each takes at least 256 bytes of a plane; a block of the smallest GPUs has 48 KiB
 _DIRECTION_NUMBERS = {"fprop": 0, "dgrad": 1}
 _ANY_DEVICE = torch.device("cpu")  # of sources: they do not depend on it
 
@@ -66,6 +65,11 @@ def tilings(layer: Layer, facts: DeviceFacts) -> list[Tiling]:
     found = [(block, best_cut(block, layer, facts)) for block in BLOCKS]
     fitting = [Tiling(block, cut) for block, cut in found if cut is not None]
     return sorted(fitting, key=lambda each: (-each.cut.classes_w, cost(each, layer, facts)))
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
+    return why_too_many_steps(axes(request.problem))
 
 
 def configs(request: Request) -> list[Config]:
@@ -156,10 +160,8 @@ class DepthwiseWindowFamily:
             return f"depthwise_window does not take {problem.dtype}"
         if problem.c_per_group != 1:
             return f"each group has {problem.c_per_group} input channels; depthwise_window takes one"
-        rows, cols = (wgrad.axes if problem.direction == "wgrad" else axes)(problem)
-        if rows.steps * cols.steps > _MOST_STEPS:
-            return f"{rows.steps} x {cols.steps} residues of the stride do not fit shared memory"
-        return wgrad.why_not(problem, device_facts(device.index)) if problem.direction == "wgrad" else None
+        request = dense_request(problem, device)
+        return wgrad.why_not(request) if problem.direction == "wgrad" else why_not(request)
 
     def configs(self, request: Request) -> list[Config]:
         return (wgrad.configs if request.problem.direction == "wgrad" else configs)(request)

@@ -21,13 +21,14 @@
 //   THREAD_M THREAD_N MIN_BLOCKS         sums of a thread; blocks per multiprocessor that registers must allow
 //   PROMOTE_STAGES                       stages between two promotions, 0 for never
 //   CHANNELS_INNER                       1: the channel runs fastest in an index over (channel, tap), 0: the tap column
-//   A_E_LANES A_VEC B_E_LANES B_VEC      how the operands are staged (staging.cuh)
+//   A_E_LANES A_VEC B_VEC                how the operands are staged (staging.cuh)
 //   ROWS_CONTIGUOUS                      1: neighbouring rows of the result are neighbours in memory, 0: columns
 //   HAS_BIAS                             fprop adds bias[k]
 //   SMEM_BYTES                           dynamic shared memory of a launch
 #define FPROP 0
 #define DGRAD 1
 #define WGRAD 2
+#define B_E_LANES (CHANNELS_INNER == (DIRECTION != WGRAD))  // lanes are neighbours along the reduction
 
 using hc::Axis;
 using hc::Entry;
@@ -38,8 +39,8 @@ using acc_t = hc::AccOf<elem_t>::type;
 
 constexpr int THREADS = (TILE_M / THREAD_M) * (TILE_N / THREAD_N);
 constexpr int ROWS = DIRECTION == DGRAD ? C_PER_GROUP : K_PER_GROUP;
-constexpr int CHANNELS = DIRECTION == DGRAD ? K_PER_GROUP : C_PER_GROUP;     // of the gathered tensor
-constexpr bool LANES_ARE_PIXELS = (DIRECTION == WGRAD) == (B_E_LANES == 1);  // of operand B
+constexpr int CHANNELS = DIRECTION == DGRAD ? K_PER_GROUP : C_PER_GROUP;  // of the gathered tensor
+constexpr bool LANES_ARE_PIXELS = !CHANNELS_INNER;                        // of operand B
 
 static_assert(TILE_M % THREAD_M == 0 && TILE_N % THREAD_N == 0, "a tile is a whole number of thread tiles");
 static_assert(THREAD_M % 4 == 0 && THREAD_N % 4 == 0, "a thread reads its operands in groups of four");

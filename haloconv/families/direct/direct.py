@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from haloconv import support
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, named
 from haloconv.families.reduce.partials import bind_sum, of_filter
@@ -192,12 +193,16 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
         "CHANNELS_INNER": int(channels_inner),
         "A_E_LANES": int(a.e_lanes),
         "A_VEC": a.vec,
-        "B_E_LANES": int(b.e_lanes),
         "B_VEC": b.vec,
         "ROWS_CONTIGUOUS": int(request.result_layout == "nhwc" and problem.direction != "wgrad"),
         "HAS_BIAS": int(problem.bias),
     }
     return kernel_source(KERNEL, f"direct_{problem.direction}", constants)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return support.why_not(request.problem, request.device)
 
 
 def configs(request: Request) -> list[Config]:

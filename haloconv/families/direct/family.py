@@ -36,7 +36,7 @@ class DirectFamily:
     capability, newer = (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
-        return support.why_not(problem, device)
+        return direct.why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
         return direct.configs(request)

@@ -40,7 +40,7 @@ class Tiling:
 
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
-    reason = slab.why_not(request, request.first)
+    reason = slab.why_no_slab(request, request.first)
     if reason is None and request.result_layout != "nhwc":
         reason = "the channels of the result are no neighbours"
     if reason is None and best_tiling(request.problem, request.facts.max_smem_bytes) is None:

@@ -31,7 +31,7 @@ def group_tiles(problem: Problem) -> int:
     return problem.c_per_group // 8
 
 
-def why_not(request: Request, *forms: TensorForm) -> str | None:
+def why_no_slab(request: Request, *forms: TensorForm) -> str | None:
     """None if the kernels take the request on its device, else a sentence that says why not.
 
     ``forms`` are those of the tensors that are read as boxes.

@@ -33,7 +33,7 @@ def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
     if request.problem.dtype.itemsize != 2:
         return "ldmatrix does not transpose fp32"
-    reason = slab.why_not(request, request.first, request.second)
+    reason = slab.why_no_slab(request, request.first, request.second)
     if reason is None and best_tiling(request.problem, request.facts.max_smem_bytes) is None:
         reason = "the sums do not fit registers, or a stage shared memory"
     return reason

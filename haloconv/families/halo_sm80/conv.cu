@@ -10,21 +10,24 @@
 // was staged, and by halo_sm80_pack for the filter.
 //
 // Budget: 4 * M_TILES * N_TILES sums a thread; shared memory for the tile, its weights and the table (shape.cuh).
+#define SPLIT (UNIT_BYTES < 8)  // planes of single channels, else units of neighbouring channels
+#define FILTER_PAIRS (STORES == 1)
+#define PIXEL_PAIRS (STORES == 2)
+#define FOUR_FILTERS (STORES == 3)
 #include "families/halo_sm80/multiply.cuh"
 #include "families/halo_sm80/stage.cuh"
 #include "families/halo_sm80/write.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
 //   DGRAD                        1: the output is x, in one class of pixels per residue of the stride
-//   SPLIT                        1: planes of single channels; 0: units of neighbouring channels
-//   UNIT_BYTES                   of one pixel in a plane: an element if SPLIT, else 8, 16 or 32
+//   UNIT_BYTES                   of one pixel in a plane: an element (SPLIT), or 8, 16 or 32
 //   COPY_BYTES                   of an asynchronous copy: pixels if SPLIT, else channels; 0: through registers
 //   STAGED_PX                    pixels of a copy, or of a load through registers
 //   BOXES                        1: TMA brings whole planes of a tile, and rounds fp32 on the way
 //   M_TILES N_TILES              fragments of a warp: 16 pixels, 8 filters each
 //   WARPS DEPTH MIN_BLOCKS       of a block; buffers of the input; blocks per multiprocessor that registers must allow
-//   Y_PAIRS                      stores of two: 0 none, 1 neighbouring filters, 2 neighbouring pixels
-//   FOUR_FILTERS                 1: stores of four neighbouring filters
+//   STORES                       0: of single outputs, 1: of two neighbouring filters, 2: of two neighbouring pixels,
+//                                3: of four neighbouring filters
 //   IN_ROW MOVE_W                1: the rows of a fragment are neighbours; input columns between neighbours
 //   PACKED                       0: a block makes its weights from the filter
 //   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most

@@ -41,10 +41,10 @@ class _Derived(NamedTuple):
     tiling: Tiling
 
 
-def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
-    """None if some tile takes the problem, however its tensors are stored, else a sentence that says why not."""
-    layers = (replace(_layer(problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
-    if not all(fits(layer, facts.max_smem_bytes) for layer in layers):
+def why_not(request: Request) -> str | None:
+    """None if some tile takes the request, however its tensors are stored, else a sentence that says why not."""
+    layers = (replace(_layer(request.problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
+    if not all(fits(layer, request.facts.max_smem_bytes) for layer in layers):
         return "no tile of halo_sm80 fits shared memory"
     return None
 
@@ -182,7 +182,6 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
-        "SPLIT": int(tile.split),
         "UNIT_BYTES": tile.unit_bytes,
         "COPY_BYTES": tile.copy_bytes,
         "STAGED_PX": tile.run,
@@ -192,8 +191,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "WARPS": tile.warps,
         "DEPTH": tile.depth,
         "MIN_BLOCKS": tiling.min_blocks,
-        "Y_PAIRS": tiling.y_pairs,
-        "FOUR_FILTERS": int(tiling.four_filters),
+        "STORES": 3 if tiling.four_filters else tiling.y_pairs,
         "IN_ROW": int(tile.in_row),
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),

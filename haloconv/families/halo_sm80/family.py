@@ -13,7 +13,7 @@ from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.halo_sm80 import conv, sources
 from haloconv.jit import KernelSource
-from haloconv.problem import Direction, Problem, Request
+from haloconv.problem import Direction, Problem, Request, dense_request
 
 _LEAST_CAPABILITY = (8, 0)
 
@@ -33,10 +33,9 @@ class HaloSm80Family:
         reason = support.why_not(problem, device) or support.why_no_tensor_cores(problem)
         if reason is not None:
             return reason
-        facts = device_facts(device.index)
-        if facts.capability < _LEAST_CAPABILITY:
+        if device_facts(device.index).capability < _LEAST_CAPABILITY:
             return "the device has no tensor cores for TF32 and bf16 (compute capability 8.0)"
-        return conv.why_not(problem, facts)
+        return conv.why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
         return conv.configs(request)

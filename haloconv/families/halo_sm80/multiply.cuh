@@ -7,7 +7,7 @@
 
 namespace hc {
 
-constexpr int HALF_BYTES = (Y_PAIRS == 2 ? 1 : 8) * MOVE_W * UNIT_BYTES;  // IN_ROW: between the halves of a fragment
+constexpr int HALF_BYTES = (PIXEL_PAIRS ? 1 : 8) * MOVE_W * UNIT_BYTES;  // IN_ROW: between the halves of a fragment
 
 // What the table has for a lane's k of one slice: offsets of its words, or atom, and (TAP_PAIRS) the bits that count.
 struct alignas(4 * TABLE_WORDS) Entry {

@@ -314,7 +314,7 @@ class Tiling:
 
     @cached_property
     def y_pairs(self) -> int:
-        """Y_PAIRS of conv.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
+        """STORES of conv.cu: which stores of two neighbours are whole, aligned, and inside or outside as one."""
         layer, tile = self.layer, self.tile
         if layer.y_inner:
             return int(layer.filters % 2 == 0 and not self.four_filters)
@@ -329,7 +329,7 @@ class Tiling:
 
     @property
     def four_filters(self) -> bool:
-        """FOUR_FILTERS of conv.cu: stores of four of them, whole, aligned, and inside or outside as one."""
+        """The same of four of them: then STORES is 3."""
         return self.layer.y_inner and self.layer.filters % 4 == 0 and self.tile.n_tiles % 2 == 0
 
     @property

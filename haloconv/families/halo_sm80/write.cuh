@@ -26,7 +26,7 @@ __device__ __forceinline__ void clear(Sums& sums) {
 // be neighbours.
 __device__ __forceinline__ int row_of(int item_m, int i, int half) {
     const int lane_row = threadIdx.x % 32 / 4;
-    return (item_m * M_TILES + i) * 16 + (Y_PAIRS == 2 ? 2 * lane_row + half : lane_row + 8 * half);
+    return (item_m * M_TILES + i) * 16 + (PIXEL_PAIRS ? 2 * lane_row + half : lane_row + 8 * half);
 }
 
 // Stores of two or four neighbours; 16-bit elements are rounded two at a time.
@@ -85,19 +85,19 @@ __device__ __forceinline__ void offsets_of(Offsets& offsets, const Params& p, co
     }
 }
 
-// Stores the sums of one filter, column `e` of eight in block `j`, or (Y_PAIRS == 1) of it and the next one. The host
+// Stores the sums of one filter, column `e` of eight in block `j`, or (FILTER_PAIRS) of it and the next one. The host
 // has seen to it that of two neighbours both are there or none.
 __device__ __forceinline__ void write_filter(const Sums& sums, const Offsets& offsets, int j, int e, elem_t* y,
                                              const float (&bias)[2]) {
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-        for (int half = 0; half < (Y_PAIRS == 2 ? 1 : 2); ++half) {
+        for (int half = 0; half < (PIXEL_PAIRS ? 1 : 2); ++half) {
             const offset_t offset = offsets[i][half];
             if (offset < 0) continue;
-            float first = sums[i][j][half * 2 + e], second = sums[i][j][Y_PAIRS == 2 ? e + 2 : half * 2 + 1];
-            if (HAS_BIAS) first += bias[e], second += bias[Y_PAIRS == 2 ? e : 1];
-            if (Y_PAIRS)
+            float first = sums[i][j][half * 2 + e], second = sums[i][j][PIXEL_PAIRS ? e + 2 : half * 2 + 1];
+            if (HAS_BIAS) first += bias[e], second += bias[PIXEL_PAIRS ? e : 1];
+            if (FILTER_PAIRS || PIXEL_PAIRS)
                 store_pair(y + offset, first, second);
             else
                 y[offset] = from_acc<elem_t>(first);
@@ -147,7 +147,7 @@ __device__ __forceinline__ void write_item(const Sums& sums, const Params& p, co
         for (int e = 0; e < 2; ++e)
             if (HAS_BIAS && j * 8 + e < left) bias[e] = to_acc(p.bias[filter + j * 8 + e]);
 #pragma unroll
-        for (int e = 0; e < (Y_PAIRS == 1 ? 1 : 2); ++e)
+        for (int e = 0; e < (FILTER_PAIRS ? 1 : 2); ++e)
             if (j * 8 + e < left) write_filter(sums, offsets, j, e, y + (j * 8 + e) * p.y_k, bias);
     }
 }

@@ -93,7 +93,7 @@ def _x_window(block: Block, layer: Layer) -> tuple[int, int]:
 
 
 def channels_inner(block: Block) -> bool:
-    """Whether neighbouring rows of the product are channels, else taps."""
+    """Whether neighbouring rows of the product are channels, else taps (CHANNELS_INNER of work.cuh)."""
     return block.tile_c % 8 == 0
 
 

@@ -13,7 +13,7 @@ from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.halo_sm80_wgrad import sources, wgrad
 from haloconv.jit import KernelSource
-from haloconv.problem import Direction, Problem, Request
+from haloconv.problem import Direction, Problem, Request, dense_request
 
 _LEAST_CAPABILITY = (8, 0)
 
@@ -40,7 +40,7 @@ class HaloSm80WgradFamily:
             return reason
         if device_facts(device.index).capability < _LEAST_CAPABILITY:
             return "the device is older than compute capability 8.0"
-        return wgrad.why_not(problem, device)
+        return wgrad.why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
         return wgrad.configs(request)

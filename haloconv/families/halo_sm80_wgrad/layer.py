@@ -44,6 +44,11 @@ class Layer:
         return self.pixel_pairs or self.pieces
 
     @property
+    def staged(self) -> int:
+        """STAGED of work.cuh: what lies in shared memory."""
+        return 1 if self.pixel_pairs else 2 if self.pieces else 0
+
+    @property
     def word_px(self) -> int:
         """Columns in a word."""
         return 2 if self.pixel_pairs else 1

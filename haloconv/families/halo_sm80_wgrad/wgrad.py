@@ -12,12 +12,12 @@ import torch
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds
-from haloconv.families.halo_sm80_wgrad.blocks import Block, channels_inner, pitches, ranked_blocks, smem_bytes
+from haloconv.families.halo_sm80_wgrad.blocks import Block, pitches, ranked_blocks, smem_bytes
 from haloconv.families.halo_sm80_wgrad.layer import Layer, layer_of
 from haloconv.families.reduce.partials import Axis, Partials, bind_sum, of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import Problem, Request, dense_request
+from haloconv.problem import Problem, Request
 
 KERNEL = "halo_sm80_wgrad/wgrad"
 _MOST_WAVES = 4
@@ -34,10 +34,9 @@ class _Derived(NamedTuple):
     block: Block
 
 
-def why_not(problem: Problem, device: torch.device) -> str | None:
-    """None if some block takes the problem, however its tensors are stored, else a sentence that says why not."""
-    found = ranked(dense_request(problem, device))[1]
-    return None if found else "no tile of halo_sm80_wgrad fits shared memory and registers"
+def why_not(request: Request) -> str | None:
+    """None if some block takes the request, else a sentence that says why not."""
+    return None if ranked(request)[1] else "no tile of halo_sm80_wgrad fits shared memory and registers"
 
 
 def configs(request: Request) -> list[Config]:
@@ -174,10 +173,8 @@ def source(request: Request, layer: Layer, block: Block) -> KernelSource:
         "WARPS_N": block.warps_n,
         "WARPS_E": block.warps_e,
         "MIN_BLOCKS": block.min_blocks,
-        "PIXEL_PAIRS": int(layer.pixel_pairs),
+        "STAGED": layer.staged,
         "FIRST_HALF": layer.first_half,
-        "PIECES": int(layer.pieces),
-        "CHANNELS_INNER": int(channels_inner(block)),
         "X_INNER": int(layer.x.inner),
         "X_VEC": layer.x.vec,
         "Y_INNER": int(layer.y.inner),

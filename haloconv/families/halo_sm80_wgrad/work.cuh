@@ -10,15 +10,18 @@
 //   TILE_C TILE_K TILE_G                 channels and filters of a group, and groups, of a block
 //   WARPS_M WARPS_N WARPS_E              warps along the rows, the columns and the pixels of a group's product
 //   MIN_BLOCKS                           blocks per multiprocessor that registers must allow
-//   PIXEL_PAIRS                          16 bits: 1: a word is two neighbouring pixels, 0: a pixel of two tiles
+//   STAGED                               0: words of one pixel, in 16 bits of that pixel of two tiles; 1: PIXEL_PAIRS,
+//                                        2: PIECES
 //   FIRST_HALF                           PIXEL_PAIRS: the half of its word that the first tap of a row begins with
-//   PIECES                               16 bits: 1: eight neighbouring channels of a pixel are staged as they are
-//   CHANNELS_INNER                       1: rows of the product are ordered (r, s, c), 0: (c, r, s)
 //   X_INNER X_VEC Y_INNER Y_VEC          1: lanes load neighbouring channels, 0: columns; elements of a load
 //   PLANE_PITCH LINE_PITCH X_PITCH       words from a residue of columns, a line, a channel of x to the next one
 //   Y_PITCH                              words from a filter of dy to the next one
 //   OFFSET                               an element's distance inside a tile, in elements of x or dy
 //   SMEM_BYTES                           dynamic shared memory of a launch
+#define CHANNELS_INNER (TILE_C % 8 == 0)  // rows of the product are ordered (r, s, c), else (c, r, s)
+#define PIXEL_PAIRS (STAGED == 1)         // 16 bits: a word is two neighbouring pixels
+#define PIECES (STAGED == 2)              // 16 bits: eight neighbouring channels of a pixel are staged as they are
+
 namespace hc::wgrad {
 
 using elem_t = ELEM;

@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 
 from haloconv import support
-from haloconv.device import device_facts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
 from haloconv.families.halo_sm90 import sources
 from haloconv.families.halo_sm90.conv import conv
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import KernelSource
-from haloconv.problem import Problem, Request
+from haloconv.problem import Problem, Request, dense_request
 
 _TWINS = (conv, wgrad)  # that take every layer of the family
 _OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
@@ -38,7 +37,7 @@ class HaloSm90Family:
         reason = support.why_not(problem, device)
         if reason is not None:
             return reason
-        return _BY_DIRECTION[problem.direction].why_not(problem, device_facts(device.index))
+        return _BY_DIRECTION[problem.direction].why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
         """Those of the kernel for 1x1 layers that takes the request, and of the one that has its direction."""

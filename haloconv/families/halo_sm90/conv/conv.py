@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import in_order
 from haloconv.families.halo_sm90.conv.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
@@ -34,7 +33,7 @@ from haloconv.families.reduce.partials import applies, bind_sum
 from haloconv.families.reduce.partials import source as sum_source
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import Launch
-from haloconv.problem import Problem, Request
+from haloconv.problem import Request
 
 KERNEL = "halo_sm90/conv"
 DIRECTIONS = ("fprop", "dgrad")
@@ -42,8 +41,9 @@ _ARCH = "sm_90a"
 _FLAG_BYTES = 128  # before the packed weights, which keep their alignment
 
 
-def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
-    """None if the kernel takes the problem with tensors of any form, else a sentence that says why not."""
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
+    problem, facts = request.problem, request.facts
     reason = None if problem.precision in TERMS else support.why_no_tensor_cores(problem)
     if reason is not None:
         return reason

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.device import DeviceFacts
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
 from haloconv.families.halo_sm90.wgrad.tile import LOADED, Operand, Stage, Tile, lines_of, row_steps, stage_of, tiles
@@ -51,8 +50,9 @@ class Cut(NamedTuple):
     parts: int
 
 
-def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
-    """None if the kernel takes the problem with tensors of any form, else a sentence that says why not."""
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
+    problem, facts = request.problem, request.facts
     reason = support.why_no_tensor_core_products(problem)
     if reason is not None:
         return reason
