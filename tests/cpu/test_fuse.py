@@ -138,7 +138,7 @@ def in_two_ways(self: Written, x: torch.Tensor) -> torch.Tensor:
 
 
 def noise(self: Written, x: torch.Tensor) -> torch.Tensor:
-    return self.norm(self.conv(x)) + torch.zeros(1)
+    return self.norm(self.conv(x)) + torch.rand(1) * 0
 
 
 def island(self: Written, x: torch.Tensor) -> torch.Tensor:
@@ -249,6 +249,16 @@ def test_a_convolution_does_not_wait_for_what_may_write_its_image(body: Callable
     fuse(model)
     same(model(image()), want, rtol=1e-5, atol=1e-5)
     assert ran and not any("addition" in each for each in ran)
+
+
+def test_random_numbers_and_other_processes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace runs the Python code of a forward: it draws no numbers of the user's, and no wrapper's forward runs."""
+    wrapper = nn.parallel.DataParallel
+    monkeypatch.setattr(wrapper, "forward", lambda self, x: pytest.fail("the forward of a wrapper ran"))
+    model = nn.Sequential(wrapper(chain()), Written(noise)).eval()
+    state = torch.get_rng_state()
+    assert [each.name for each in fuse(model)] == ["0.module.0"]
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_family_without_epilogues_is_left_the_calls_of_the_forward(
