@@ -9,8 +9,8 @@
 #include "kernels/ptx/register.cuh"
 #include "kernels/relu.cuh"
 
-// Where a residual is added, the constant AFFINE_AND_RESIDUAL stands in AFFINE's place, and structs have its pointer. (A
-// constant of its own would be one more in every source; a member of the struct would move those behind it.)
+// Where a residual is added, the constant AFFINE_AND_RESIDUAL stands in the place of AFFINE, and structs have a pointer
+// more: no source without a residual changes.
 #ifdef AFFINE_AND_RESIDUAL
 #define AFFINE AFFINE_AND_RESIDUAL
 #define RESIDUAL 1

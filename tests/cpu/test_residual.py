@@ -10,7 +10,11 @@ from torch.nn import functional
 
 import haloconv
 from haloconv import plan
+from haloconv.emulator import available, emulated_device
 from haloconv.epilogue import bias_and_scale
+from haloconv.families.common import in_order
+from haloconv.jit import kernel_source
+from haloconv.jit.params import params_of
 from haloconv.plan import plan_fprop
 from haloconv.problem import ConvSpec, Epilogue
 
@@ -150,6 +154,38 @@ def test_export_and_back() -> None:
     torch.testing.assert_close(program.module()(x, w, residual), _composed(x, w, None, residual, name="silu"))
 
 
+KERNELS = {  # shapes of x and w
+    "halo_sm90/conv": ((2, 6, 9, 7), (8, 6, 3, 3)),
+    "halo_sm90/pointwise": ((2, 64, 8, 8), (64, 64, 1, 1)),
+    "halo_sm90/pointwise_planes": ((2, 32, 7, 7), (32, 32, 1, 1)),
+}
+
+
+@pytest.mark.skipif(available() is not None, reason=f"no emulator: {available()}")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_strides_in_kernels(kernel: str, emulator_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers, to the bit; a residual that lies as the result does is not copied, wherever it begins."""
+    passes, followed = [], plan._followed
+    monkeypatch.setattr(plan, "_followed", lambda *args: passes.append(args) or followed(*args))
+    (n, *_, h, w), (k, *_, s) = KERNELS[kernel]
+    new = torch.Generator().manual_seed(0)
+    shapes = (*KERNELS[kernel], (k,), (n, k, h, w))
+    x, filters, b, dense = (torch.randint(-3, 4, shape, generator=new).float() for shape in shapes)
+    spec = ConvSpec(padding=(s // 2,) * 4, family="halo_sm90", strict=True, precision="tf32")
+    plan.clear_plans()
+    with emulated_device():
+        for name, form in STRIDED.items():
+            residual = form(dense)
+            bound = plan_fprop(x, filters, b, spec, Epilogue(activation="relu", residual=True), residual)
+            got = bound.run(x, filters, b, residual)
+            want = torch.relu(functional.conv2d(x, filters, b, padding=s // 2) + residual)
+            assert torch.equal(got, want) and bound.choice.kernel == kernel, name
+            copied = in_order(residual, got.stride()) is not residual
+            assert copied == (name not in ("unaligned",)), name
+    plan.clear_plans()
+    assert not passes
+
+
 def test_padding_that_wraps() -> None:
     x, w, b, residual = _tensors()
     y = haloconv.conv2d(x, w, b, padding=1, padding_mode="circular", residual=residual)
@@ -190,3 +226,16 @@ def test_what_is_no_residual(change: Callable, error: type[Exception], says: str
     extras = {"padding_mode": "circular"} if composed else {}
     with pytest.raises(error, match=says):
         haloconv.conv2d(x, w, b, padding=1, residual=change(residual), **extras)
+
+
+def test_a_struct_has_a_residual_only_where_it_is_added() -> None:
+    """Without one no argument of a launch has moved."""
+    for kernel, entry, constant in (
+        ("halo_sm90/conv", "halo_sm90", "AFFINE_AND_RESIDUAL"),
+        ("halo_sm90/fixup", "halo_sm90_fixup", "AFFINE_AND_RESIDUAL"),
+        ("halo_sm90/pointwise", "halo_sm90_pointwise", "AFFINE_AND_RESIDUAL"),
+        ("reduce/partials", "sum_partials", "HAS_RESIDUAL"),
+    ):
+        without, added = (params_of(kernel_source(kernel, entry, {name: 1})) for name in ("ELEM", constant))
+        names = [[each.name for each in fields if each.is_pointer] for fields in (without, added)]
+        assert names[1] == [*names[0], "residual"] and len(added) > len(without)

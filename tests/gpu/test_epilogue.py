@@ -1,4 +1,4 @@
-"""Epilogues of halo_sm90 on a GPU: a scale in every tiling, and every activation in every kernel that has them."""
+"""Epilogues of halo_sm90 on a GPU: a scale and a residual in every tiling, and every activation in every kernel."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ SLOPE = 1.13  # of the steepest activation, by which it enlarges an error
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
 @pytest.mark.parametrize("one", pick("channels_last", "wide", "odd_widths"), ids=case_id)
-def test_a_scale_in_every_tiling(one: Case, subject: Subject, dtype: torch.dtype, record: Callable) -> None:
-    """Random values, and integers to the bit."""
-    forced, result = subject.on(one, dtype), oracle.SCALE_RELU
+@pytest.mark.parametrize("result", [oracle.SCALE_RELU, oracle.SCALE_RESIDUAL])
+def test_every_tiling(result: str, one: Case, subject: Subject, dtype: torch.dtype, record: Callable) -> None:
+    """With a scale and ReLU, and with a scale and a residual: random values, and integers to the bit."""
+    forced = subject.on(one, dtype)
     t, exact = make(forced, dtype, "cuda"), make_exact(forced, dtype, "cuda")
     want = oracle.expected(result, t, forced.spec)
     index, most = 0, 1
@@ -58,12 +59,30 @@ def test_every_activation(layer: str, order: torch.memory_format, subject: Subje
         padding=padding, family="halo_sm90", strict=True, precision="tf32" if x.element_size() == 4 else None
     )
     sums = torch.conv2d(x.double(), w.double(), None, padding=padding[0])
+    residual = torch.randn(sums.shape, generator=new, device="cuda").to(dtype).to(memory_format=order)
     limit = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    for name, has_scale in product((None, *ACTIVATIONS), (False, True)):
-        epilogue, third = Epilogue(has_scale, name), pairs if has_scale else b
-        bound = plan.plan_fprop(x, w, third, spec, epilogue)
+    for name, has_scale, has_residual in product((None, *ACTIVATIONS), (False, True), (False, True)):
+        epilogue, third = Epilogue(has_scale, name, has_residual), pairs if has_scale else b
+        added = [residual] * has_residual
+        bound = plan.plan_fprop(x, w, third, spec, epilogue, *added)
         before = sums if has_scale else sums + b.double()[:, None, None]
-        want = applied(before, pairs.double(), epilogue)
-        got = bound.run(x, w, third)
+        want = applied(before, pairs.double(), epilogue, *(each.double() for each in added))
+        got = bound.run(x, w, third, *added)
         assert bound.choice.kernel in kernels
-        assert (got.double() - want).abs().max() <= SLOPE * limit * (1 + want.abs().max()), (name, has_scale)
+        assert (got.double() - want).abs().max() <= SLOPE * limit * (1 + want.abs().max()), epilogue
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_residual_of_any_strides(layer: str, subject: Subject, dtype: torch.dtype) -> None:
+    """Integers, to the bit: in either order, expanded, and where it begins at an odd element."""
+    x_shape, w_shape, _ = LAYERS[layer]
+    new = torch.Generator("cuda").manual_seed(0)
+    x, w = (torch.randint(-2, 3, shape, generator=new, device="cuda").to(dtype) for shape in (x_shape, w_shape))
+    spec = ConvSpec(family="halo_sm90", strict=True, precision="tf32" if x.element_size() == 4 else None)
+    sums, epilogue = torch.conv2d(x.double(), w.double()), Epilogue(activation="relu", residual=True)
+    dense = torch.randint(-2, 3, sums.shape, generator=new, device="cuda").to(dtype)
+    odd = torch.cat((dense.flatten()[:1], dense.flatten()))[1:].view(dense.shape)
+    for given in (dense, odd, dense.to(memory_format=torch.channels_last), dense[:, :1].expand(dense.shape)):
+        got = plan.plan_fprop(x, w, None, spec, epilogue, given).run(x, w, None, given)
+        assert torch.equal(got, torch.relu(sums + given.double()).to(dtype))

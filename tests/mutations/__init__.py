@@ -29,6 +29,7 @@ from tests.mutations import (
     halo_sm90_streams,
     halo_sm90_wgrad,
     reduce,
+    residual,
 )
 from tests.mutations.mutation import Mutation
 
@@ -45,6 +46,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_wgrad.MUTATIONS,
     *halo_sm90_pointwise.MUTATIONS,
     *halo_sm90_planes.MUTATIONS,
+    *residual.MUTATIONS,
     *depthwise_band.MUTATIONS,
     *depthwise_box.MUTATIONS,
     *depthwise_lanes.MUTATIONS,

@@ -47,6 +47,7 @@ _SPLIT_LAYERS: tuple[_Layer, ...] = (  # split-K of two
 
 _RELU = Epilogue(activation="relu")
 _LONG = Epilogue(scale=True, activation="silu")
+_RESIDUAL = Epilogue(activation="relu", residual=True)
 
 
 def sources() -> list[KernelSource]:
@@ -83,8 +84,9 @@ def _planes_requests() -> Iterator[Request]:
 
 
 def _epilogued(one: Problem) -> Iterator[Problem]:
-    """The same with a scale and an activation that takes many registers."""
+    """The same with a scale and an activation that takes many registers; with a residual."""
     yield replace(one, bias=False, epilogue=_LONG)
+    yield replace(one, bias=True, epilogue=_RESIDUAL)
 
 
 def _weight_gradients() -> Iterator[Problem]:
@@ -111,6 +113,8 @@ def _representative_problems() -> Iterator[Problem]:
         yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
     for dtype, layout, gathered, results in _THIN_LAYERS:
         yield _problem("dgrad", dtype, layout, results, gathered)
+    packed = _problem("fprop", torch.float16, "nhwc", 24, 16, bias=True)
+    yield replace(packed, epilogue=_RESIDUAL)  # with its nonfinite fix-up
     yield replace(_problem("fprop", torch.float32, "nchw", 32, 72), w=66, precision="tf32x3")  # in terms
 
 
