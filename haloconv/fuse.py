@@ -116,6 +116,7 @@ def fuse(model: torch.nn.Module) -> Fusion:
         prefix = names[module][0]
         for call in program.calls:
             paths = tuple(_joined(prefix, path) for path in call.chain.modules)
+            call.layer = paths[0]
             chains.append(FusedChain(paths, module, call.chain.words, call))
             reasons.pop(call.conv, None)
         for path, reason in program.left:

@@ -316,10 +316,13 @@ def test_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    model = chain()
+    model = nn.Sequential(chain())
     with caplog.at_level("INFO", "haloconv.choice"):
         fuse(model)
-    assert caplog.messages == ["haloconv.fuse, 0, 1, 2: batch norm, relu: chosen at its first input"]
+    assert caplog.messages == ["haloconv.fuse, 0.0, 1, 2: batch norm, relu: chosen at its first input"]
+    with torch.profiler.profile() as profile:
+        model(image())
+    assert any("haloconv.fprop layer=0.0 family=" in event.name for event in profile.events())
 
 
 def exact(model: nn.Module) -> nn.Module:
