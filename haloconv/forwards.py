@@ -122,7 +122,7 @@ def graph_of(
     graphs = []
     for on in (True, False):
         try:
-            with _modes_set(on):
+            with _modes_set(on), torch.random.fork_rng(devices=[]):
                 graphs.append(_Tracer(forward, opens).trace(module))
         except _Refused as refused:
             return None, str(refused)

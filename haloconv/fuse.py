@@ -17,8 +17,11 @@ from haloconv.accelerate import TABLES, Left, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
 from haloconv.fused_call import FusedCall
 from haloconv.fused_module import Program, program_of, set_back, set_fused
+from haloconv.reclass import own_class
 
 _NO_FORWARD = (torch.nn.ModuleList, torch.nn.ModuleDict)
+_CONTAINERS = (*_NO_FORWARD, torch.nn.Sequential)
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.")  # modules whose classes' forwards reach other processes
 
 
 class FusedChain(NamedTuple):
@@ -100,11 +103,12 @@ def fuse(model: torch.nn.Module) -> Fusion:
     if env.disabled():
         tell_disabled("fuse")
         return Fusion((), tuple(Left(names[each], each, DISABLED, True) for each in convolutions))
-    programs = {each: program_of(each) for each in names if _has_forward(each)}
+    programs = {each: program_of(each) for each in names if _may_call(each)}
     chains: list[FusedChain] = []
     reasons: dict[torch.nn.Module, list[str]] = {each: [] for each in convolutions}
-    for module, program in programs.items():
+    for module in names:
         set_back(module)
+    for module, program in programs.items():
         if isinstance(program, str):
             continue
         if program.calls:
@@ -112,6 +116,7 @@ def fuse(model: torch.nn.Module) -> Fusion:
         prefix = names[module][0]
         for call in program.calls:
             paths = tuple(_joined(prefix, path) for path in call.chain.modules)
+            call.layer = paths[0]
             chains.append(FusedChain(paths, module, call.chain.words, call))
             reasons.pop(call.conv, None)
         for path, reason in program.left:
@@ -134,8 +139,16 @@ def _names(model: torch.nn.Module) -> dict[torch.nn.Module, tuple[str, ...]]:
     return names
 
 
-def _has_forward(module: torch.nn.Module) -> bool:
-    return next(module.children(), None) is not None and not isinstance(module, _NO_FORWARD)
+def _may_call(module: torch.nn.Module) -> bool:
+    """Whether the module has a forward that is worth a trace: it has a convolution itself, or in a container."""
+    wraps = own_class(module).__module__.startswith(_WRAPPERS)
+    return _has_convolution(module) and not (wraps or isinstance(module, _NO_FORWARD))
+
+
+def _has_convolution(module: torch.nn.Module) -> bool:
+    inside = [*module.children()]
+    held = (isinstance(each, _CONTAINERS) and _has_convolution(each) for each in inside)
+    return any(isinstance(each, torch.nn.Conv2d) for each in inside) or any(held)
 
 
 def _why_not_called(

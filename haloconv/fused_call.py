@@ -132,11 +132,14 @@ class _Known(NamedTuple):
 
 
 class FusedCall:
-    """One call for a ``chain`` of them; ``choice`` is the last that was made of what runs its convolution."""
+    """One call for a ``chain`` of them; ``choice`` is the last that was made of what runs its convolution.
+
+    ``layer`` is the name of that in logs and profiles.
+    """
 
     def __init__(self, module: torch.nn.Module, chain: Chain, name: str) -> None:
         conv: Any = module.get_submodule(chain.conv)
-        self.__name__ = name
+        self.__name__, self.layer = name, chain.conv
         self.conv, self.choice = conv, _NOT_YET
         self.chain = chain._replace(nodes=(), addition=None, inner=None)  # which would keep the graph
         self._watched = _Watched(module, chain)
@@ -202,7 +205,7 @@ class FusedCall:
         self, tensors: tuple[Tensor, Tensor, Tensor | None], spec: ConvSpec, residual: Tensor | None, key: tuple
     ) -> Tensor:
         """The call by its plan, which is kept for tensors of this form, where they have been seen before."""
-        with calls_of(self.chain.conv) if profiler._is_profiler_enabled or logs.names_layers else nullcontext():
+        with calls_of(self.layer) if profiler._is_profiler_enabled or logs.names_layers else nullcontext():
             y = autograd.fprop_with(tensors, spec, self.chain.epilogue, residual)
         if key in self._known:
             plan = plans.plan_fprop(*tensors, spec, self.chain.epilogue, residual)

@@ -138,7 +138,7 @@ def in_two_ways(self: Written, x: torch.Tensor) -> torch.Tensor:
 
 
 def noise(self: Written, x: torch.Tensor) -> torch.Tensor:
-    return self.norm(self.conv(x)) + torch.zeros(1)
+    return self.norm(self.conv(x)) + torch.rand(1) * 0
 
 
 def island(self: Written, x: torch.Tensor) -> torch.Tensor:
@@ -251,6 +251,16 @@ def test_a_convolution_does_not_wait_for_what_may_write_its_image(body: Callable
     assert ran and not any("addition" in each for each in ran)
 
 
+def test_random_numbers_and_other_processes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace runs the Python code of a forward: it draws no numbers of the user's, and no wrapper's forward runs."""
+    wrapper = nn.parallel.DataParallel
+    monkeypatch.setattr(wrapper, "forward", lambda self, x: pytest.fail("the forward of a wrapper ran"))
+    model = nn.Sequential(wrapper(chain()), Written(noise)).eval()
+    state = torch.get_rng_state()
+    assert [each.name for each in fuse(model)] == ["0.module.0"]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_family_without_epilogues_is_left_the_calls_of_the_forward(
     monkeypatch: pytest.MonkeyPatch, ran: list[str]
 ) -> None:
@@ -306,10 +316,13 @@ def test_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    model = chain()
+    model = nn.Sequential(chain())
     with caplog.at_level("INFO", "haloconv.choice"):
         fuse(model)
-    assert caplog.messages == ["haloconv.fuse, 0, 1, 2: batch norm, relu: chosen at its first input"]
+    assert caplog.messages == ["haloconv.fuse, 0.0, 1, 2: batch norm, relu: chosen at its first input"]
+    with torch.profiler.profile() as profile:
+        model(image())
+    assert any("haloconv.fprop layer=0.0 family=" in event.name for event in profile.events())
 
 
 def exact(model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 import haloconv
 from haloconv.accelerate import restore
 from haloconv.fuse import fuse
-from tests.fusable import BasicBlock, ConvNormActivation, Written, chain, hooked, image, replaced, settled
+from tests.fusable import BasicBlock, ConvNormActivation, Written, chain, hooked, image, once, replaced, settled
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 same = torch.testing.assert_close
@@ -124,6 +124,10 @@ def test_a_block_without_its_projection_runs_its_own_forward(ran: list[str]) -> 
     assert not ran and len(fuse(model)) == 2
 
 
+def doubled(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return 2 * self.norm(self.conv(x))
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -149,10 +153,30 @@ def test_other_arguments_and_other_tensors_run_the_own_forward(ran: list[str]) -
             except (RuntimeError, ValueError) as error:
                 results.append(str(error))
         assert results[0] == results[1] if isinstance(results[1], str) else torch.equal(*results)
+    twin = type(model).__new__(type(model))
+    vars(twin).update(vars(model))
+    for replica in (model._replicate_for_data_parallel(), twin):
+        assert torch.equal(replica(x), theirs(x)) and len(ran) == 1
     model.layers.append(nn.Sigmoid()), theirs.layers.append(nn.Sigmoid())
     assert torch.equal(model(x), theirs(x)) and len(ran) == 1
-    replica = model._replicate_for_data_parallel()
-    assert torch.equal(replica(x), theirs(x)) and len(ran) == 1
+
+
+@pytest.mark.parametrize("change", [lambda net: setattr(net, "body", doubled), lambda net: delattr(net, "act")])
+def test_attributes_that_are_assigned_later_hold(change: Callable, ran: list[str]) -> None:
+    model = settled(Written(once))
+    theirs, x = copy.deepcopy(model), image()
+    fuse(model)
+    model.body, model.training = model.body, False
+    model(x)
+    assert len(ran) == 1
+    change(model), change(theirs)
+    try:
+        want = theirs(x)
+    except AttributeError as error:
+        with pytest.raises(AttributeError, match=str(error)):
+            model(x)
+    else:
+        assert torch.equal(model(x), want) and len(ran) == 1 and len(fuse(model)) == 1
 
 
 def test_gradients_in_evaluation_mode_are_pytorchs(ran: list[str]) -> None:
