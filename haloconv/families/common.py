@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall
-from haloconv.problem import NO_EPILOGUE, Epilogue, Problem
+from haloconv.problem import NO_EPILOGUE, Direction, Epilogue, Problem
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 """The device code's name of a dtype."""
@@ -30,6 +30,11 @@ def epilogue_constants(bias: bool, epilogue: Epilogue = NO_EPILOGUE) -> dict[str
     affine = "SCALE_AND_BIAS" if epilogue.scale else "BIAS" if bias else "NONE"
     activation = (epilogue.activation or "none").upper()
     return {"AFFINE": f"hc::Affine::{affine}", "ACTIVATION": f"hc::Activation::{activation}"}
+
+
+def why_not_direction(problem: Problem, *directions: Direction) -> str | None:
+    """None if a kernel for these directions is one for the problem's, else a sentence that says what it is for."""
+    return None if problem.direction in directions else f"this is for {' and '.join(directions)}"
 
 
 def ceil_div(a: int, b: int) -> int:
