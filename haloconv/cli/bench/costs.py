@@ -71,7 +71,7 @@ def bench_sources(family: str, arch: str, folder: Path, console: Console) -> boo
     times = source_times(family, arch)
     verdict = "within" if times.within_budget else "OVER"
     console.print(
-        f"{times.what}: {times.texts} sources, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
+        f"{times.what}: {times.sources} sources, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
         f"slowest {times.worst_ms:.0f} ms of {times.budget_ms:g} ({verdict}): {times.worst}"
     )
     _keep_costs("compile-time", [times], folder, console)
