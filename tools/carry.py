@@ -91,7 +91,12 @@ def names_now(then: Fingerprint, now: Fingerprint) -> dict[str, str]:
 
 def cubins_of(at: Fingerprint, kernel: str) -> Counter:
     """How often each code, by hash, stands among the cubins of a kernel's CI sources."""
-    return Counter(taken(at.root, "--cubins", kernel)["cubins"])
+    return Counter(_cubins(at.root, kernel))
+
+
+@cache
+def _cubins(root: Path, kernel: str) -> list[str]:
+    return taken(root, "--cubins", kernel)["cubins"]
 
 
 @cache

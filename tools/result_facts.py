@@ -93,8 +93,9 @@ def costs_section(root: Path = ROOT) -> str:
     for path in newest(root, "compile-time"):
         for row in {row["what"]: row for row in read_rows(path)}.values():
             what, facts = f"compiling `{row['what']}`", f"{row.get('compile_ms', 0):.0f} ms"
-            if "texts" in row:
-                what = f"compiling the {row['texts']} sources of `{row['what']}`"
+            sources = row.get("sources", row.get("texts"))  # ``texts`` in rows until 2026-11-24
+            if sources is not None:
+                what = f"compiling the {sources} sources of `{row['what']}`"
                 facts = f"median {row['median_ms']:.0f} ms, worst {row['worst_ms']:.0f} ms, {row['jobs']} at a time"
             lines.append([what, facts, row["gpu"], row["commit"]])
     for path in newest(root, "host-cost"):

@@ -13,15 +13,16 @@ from typing import NamedTuple
 
 from haloconv.bench.results import BENCHMARKS, ResultRow
 from haloconv.families import FAMILIES
-from haloconv.families.closure import JOIN, source_of
+from haloconv.families.closure import JOIN, kernels, source_of
 from haloconv.report.networks import network_name
 
 VERIFIED = BENCHMARKS / "verified"
 ASKED_FOR = "asked for"  # the reason of a choice that the user made
+KERNEL_ASKED_FOR = "kernel asked for"  # the same of a row of one kernel (one_kernel.py)
 
 
 class Run(NamedTuple):
-    """How a layer of a suite ran: ``family`` is the one asked for by name, or ``"auto"``."""
+    """How a layer of a suite ran: ``family`` is the one asked for by name, or a kernel's name, or ``"auto"``."""
 
     case: str
     precision: str
@@ -68,5 +69,7 @@ def stale_networks(rows: Iterable[ResultRow]) -> set[tuple[str, str, str]]:
 
 
 def _family_asked(row: ResultRow) -> str:
+    if row.get("reason") == KERNEL_ASKED_FOR and row["kernel"] in kernels():
+        return str(row["kernel"])
     asked = row.get("reason") == ASKED_FOR and row["family"] in FAMILIES
     return str(row["family"]) if asked else "auto"

@@ -221,10 +221,10 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def above_the_ceiling(row: Row) -> str | None:
     """The sentence about a time of ours between the measured ceiling and the data sheet, or None."""
-    if row.share is None or row.share <= 1 or row.family == "aten":
+    if row.roofline_fraction is None or row.roofline_fraction <= 1 or row.family == "aten":
         return None
     what = f"{row.case} {row.direction} {row.precision} {row.layout}"
-    return f"{what} is at {row.share:.1%} of the roofline: measure the ceilings again, for all rows"
+    return f"{what} is at {row.roofline_fraction:.1%} of the roofline: measure the ceilings again, for all rows"
 
 
 def try_training_step(layer: Layer, budget: Budget) -> Row:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall
-from haloconv.problem import NO_EPILOGUE, Epilogue, Problem
+from haloconv.problem import NO_EPILOGUE, Direction, Epilogue, Problem
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 """The device code's name of a dtype."""
@@ -39,6 +39,11 @@ def in_order(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if tensor.stride() == strides or all(extent == 1 or own == step for extent, own, step in pairs):
         return tensor
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+def why_not_direction(problem: Problem, *directions: Direction) -> str | None:
+    """None if a kernel for these directions is one for the problem's, else a sentence that says what it is for."""
+    return None if problem.direction in directions else f"this is for {' and '.join(directions)}"
 
 
 def ceil_div(a: int, b: int) -> int:

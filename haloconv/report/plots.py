@@ -71,11 +71,11 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, precision: str, name: str)
     placed = [found for row in rows if row.precision == precision and (found := _placed(row)) is not None]
     if rate is None or not placed:
         return None
-    best = max((each.row for each in placed), key=lambda row: row.share or 0.0)
+    best = max((each.row for each in placed), key=lambda row: row.roofline_fraction or 0.0)
     alt = (
         f"Roofline in {precision}: {len(placed)} measurements below {rate * 1e-12:.0f} TFLOP/s and "
         f"{ceilings.bytes_per_s * 1e-12:.2f} TB/s; {best.case} {best.direction} reaches "
-        f"{best.share or 0:.0%} of its roofline."
+        f"{best.roofline_fraction or 0:.0%} of its roofline."
     )
     svg = _drawn(lambda figure: _draw_roofline(figure, placed, rate, ceilings.bytes_per_s), name)
     for direction, points in _by_direction(placed).items():
@@ -95,9 +95,9 @@ class _Placed(NamedTuple):
     def title(self) -> str:
         """What a pointer on the point is told."""
         row = self.row
-        share = "" if row.share is None else f" ({row.share:.0%})"
+        fraction = "" if row.roofline_fraction is None else f" ({row.roofline_fraction:.0%})"
         theirs = "" if self.aten_tflops is None else f", PyTorch {self.aten_tflops:.3g}"
-        return f"{row.case} {row.direction} {row.layout}: {self.tflops:.3g} TFLOP/s{share}{theirs}"
+        return f"{row.case} {row.direction} {row.layout}: {self.tflops:.3g} TFLOP/s{fraction}{theirs}"
 
 
 def _placed(row: Row) -> _Placed | None:

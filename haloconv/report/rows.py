@@ -90,8 +90,8 @@ class Row:
         return computed_precision(self.precision, self.aten_error)
 
     @property
-    def share(self) -> float | None:
-        """The roofline fraction, 1 being the limit; ``share`` is its key in rows."""
+    def roofline_fraction(self) -> float | None:
+        """1 is the limit; ``share`` is its key in rows."""
         return self.limit_ms / self.haloconv_ms if self.limit_ms is not None and self.haloconv_ms else None
 
     @property
@@ -153,7 +153,7 @@ class Row:
             "ratio_best": _number(self.ratio_best),
             "spread": _number(self.spread),
             "limit_ms": _number(self.limit_ms),
-            "share": _number(self.share),
+            "share": _number(self.roofline_fraction),
             "error": _number(self.error),
             "aten_error": _number(self.aten_error),
             "aten_precision": self.aten_precision,

@@ -62,7 +62,7 @@ def cells(row: Row) -> list[str]:
         ratio_text(row.ratio),
         UNKNOWN if row.tflops is None else f"{row.tflops:.3g}",
         UNKNOWN if row.gbps is None else f"{row.gbps:.3g}" if row.gbps < 1000 else f"{row.gbps:.0f}",
-        UNKNOWN if row.share is None else f"{row.share:.0%}",
+        UNKNOWN if row.roofline_fraction is None else f"{row.roofline_fraction:.0%}",
         ratio_text(row.memory_ratio),
         "passed" if row.passed else "FAILED",
     ]

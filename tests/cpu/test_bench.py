@@ -103,6 +103,8 @@ def test_options_select_what_is_timed(pretended_gpu, tmp_path):
     ]
     assert {(piece.family, piece.directions) for piece in order.pieces} == {("direct", ("fprop", "step"))}
     assert folder == tmp_path / "nvidia-h200"
+    assert CliRunner().invoke(app, ["bench", "--family", "depthwise/band", "--results", str(tmp_path)]).exit_code == 0
+    assert {piece.family for piece in pretended_gpu[1][0].pieces} == {"depthwise/band"}
 
 
 def test_by_default_every_case_is_timed_beside_the_suite(pretended_gpu):
@@ -145,6 +147,12 @@ def test_a_suite_names_its_rows(name, pretended_gpu):
         (["--case", "A", "--tag", "depthwise"], "none of the cases A has one of the tags depthwise"),
         (["--direction", "sideways"], "--direction takes some of fprop,dgrad,wgrad,step, not 'sideways'"),
         (["--precision", "fp8"], "--precision takes some of"),
+        (["--family", "nobody"], "family must be one of ('auto', "),
+        (["--family", "depthwise/bnd"], "depthwise has no kernel depthwise/bnd; it has depthwise/band, "),
+        (
+            ["--family", "depthwise/band", "--compile-time"],
+            "depthwise/band is one kernel, and whole families",
+        ),
         (["--layout", ""], "--layout takes some of nchw,nhwc, not ''"),
         (["--suite", "nowhere.toml"], "nowhere.toml: "),
         (["--results", str(SUITE)], "suite.toml is no folder"),
@@ -152,7 +160,7 @@ def test_a_suite_names_its_rows(name, pretended_gpu):
 )
 def test_wrong_options(pretended_gpu, options, message):
     result = CliRunner().invoke(app, ["bench", *options])
-    assert result.exit_code == 2 and message in " ".join(result.output.split())
+    assert result.exit_code == 2 and message in " ".join(result.output.replace("│", " ").split())
     assert pretended_gpu == []
 
 

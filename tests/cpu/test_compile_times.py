@@ -28,7 +28,7 @@ SMALL, OTHER = (
 def test_each_text_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FAMILIES["direct"], "sources", lambda: [SMALL, OTHER])
     times = costs.source_times("direct", "sm_90a", jobs=1)
-    assert (times.what, times.texts, times.jobs, times.budget_ms) == ("direct", 2, 1, 1500.0)
+    assert (times.what, times.sources, times.jobs, times.budget_ms) == ("direct", 2, 1, 1500.0)
     assert 0 < times.median_ms <= times.worst_ms and times.worst in ("small VALUE=1", "other VALUE=2")
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType
+from itertools import product
 
 import pytest
 import torch
 
+from haloconv.bench.one_kernel import chosen_kernels, host_module
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES, OWN, check_family
 from haloconv.families.base import MOST_CONFIGS
-from haloconv.families.closure import kernels
 from haloconv.families.files import kernels_of
-from haloconv.jit.source import SOURCE_ROOT, kernel_path
-from haloconv.problem import DIRECTIONS, Problem, dense_request
+from haloconv.jit.source import SOURCE_ROOT
+from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 from haloconv.support import KERNEL_DTYPES
 
 CPU = torch.device("cpu")
@@ -87,16 +87,7 @@ def test_an_unknown_family_is_refused() -> None:
 # The contract of a kernel ---------------------------------------------------------------------------------------------
 
 
-def host_module(kernel: str) -> ModuleType:
-    return importlib.import_module(f"haloconv.{kernel_path(kernel).replace('/', '.')}")
-
-
-def has_configs(kernel: str) -> bool:
-    """Whether a kernel is chosen, not only launched beside one; a packing kernel has no host file of its own."""
-    return (SOURCE_ROOT / f"{kernel_path(kernel)}.py").exists() and hasattr(host_module(kernel), "configs")
-
-
-CHOSEN = [kernel for kernel in kernels() if has_configs(kernel)]
+CHOSEN = chosen_kernels()
 
 
 def test_every_kernel_answers_the_same_three_questions() -> None:
@@ -121,18 +112,28 @@ def test_why_not_has_one_signature_in_the_files_of_kernels() -> None:
     assert len(found) >= len(CHOSEN) and set(found.values()) == {"request: Request"}
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_family_offers_kernels_that_take_the_request(name: str) -> None:
-    family, offered = FAMILIES[name], set()
+def requests(direction: Direction) -> Iterator[Request]:
     layers = [replace(layer, layout=layout) for layer in (DENSE, GROUPED, DEPTHWISE) for layout in ("nchw", "nhwc")]
     layers += [replace(layer, r=taps, s=taps, padding=(taps // 2,) * 4) for layer in layers for taps in (1, 9)]
+    for layer, changes in product(layers, ({}, HALF)):
+        yield dense_request(replace(layer.toward(direction), **changes), CPU)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_family_offers_kernels_that_take_the_request(direction: Direction) -> None:
+    """And a kernel that takes it, of a family that does, has at least one config, of its own."""
+    offered, taken = set(), set()
     with emulated_device(arch="sm_90a"):
-        for layer in (replace(layer, **changes) for layer in layers for changes in ({}, HALF)):
-            for problem in map(layer.toward, family.directions):
-                if family.why_not(problem, CPU) is None:
-                    request = dense_request(problem, CPU)
-                    found = family.configs(request)
-                    refused = {each.kernel: host_module(each.kernel).why_not(request) for each in found}
-                    assert 1 <= len(found) <= MOST_CONFIGS and set(refused.values()) == {None}, (problem, refused)
-                    offered |= set(refused)
-    assert offered
+        for request in requests(direction):
+            families = [name for name in OWN if FAMILIES[name].why_not(request.problem, CPU) is None]
+            for found in (FAMILIES[name].configs(request) for name in families):
+                refused = {each.kernel: host_module(each.kernel).why_not(request) for each in found}
+                assert 1 <= len(found) <= MOST_CONFIGS and set(refused.values()) == {None}, (request, refused)
+                offered |= set(refused)
+            for kernel in (each for each in CHOSEN if each.split("/")[0] in families):
+                if host_module(kernel).why_not(request) is None:
+                    found = host_module(kernel).configs(request)
+                    assert {each.kernel for each in found} == {kernel} and len(found) <= MOST_CONFIGS, request
+                    taken.add(kernel)
+    assert offered <= taken and len(taken) > 5
+    assert {"wgrad" in kernel for kernel in taken - {"direct/direct"}} == {direction == "wgrad"}

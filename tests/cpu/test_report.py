@@ -84,9 +84,9 @@ def text_of(rows, width=132) -> str:
 
 def test_figures():
     assert WIN.ratio == 1.6
-    assert WIN.share == pytest.approx(0.728)
+    assert WIN.roofline_fraction == pytest.approx(0.728)
     assert WIN.tflops == pytest.approx(37.1)
-    assert LOSS.ratio == 0.8 and LOSS.share is None and LOSS.tflops is None
+    assert LOSS.ratio == 0.8 and LOSS.roofline_fraction is None and LOSS.tflops is None
 
 
 def test_record_has_the_keys_of_result_files():

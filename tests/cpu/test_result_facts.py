@@ -48,15 +48,17 @@ def test_rates_show_the_fastest_row_beside_its_roofline(tmp_path: Path) -> None:
 
 
 def test_costs_are_the_newest_of_each(tmp_path: Path) -> None:
-    family = {"what": "halo_sm90", "texts": 3, "median_ms": 700.4, "worst_ms": 1400.0, "jobs": 4}
+    family = {"what": "halo_sm90", "sources": 3, "median_ms": 700.4, "worst_ms": 1400.0, "jobs": 4}
     first = {"what": "C wgrad", "compile_ms": 582.1}
     machine = {"gpu": "Some GPU", "commit": "abc1234"}
-    rows = [{**family, "texts": 2, **machine}, {**family, **machine}, {**first, **machine}]
+    older = {"what": "direct", "texts": 7, "median_ms": 1.0, "worst_ms": 2.0, "jobs": 4}  # as rows once said it
+    rows = [{**family, "sources": 2, **machine}, {**older, **machine}, {**family, **machine}, {**first, **machine}]
     write(tmp_path, "2026-01-02-compile-time.jsonl", rows)
     call = {"what": "F.conv2d, no grad", "aten_us": 19.0, "haloconv_us": 12.8, **machine}
     write(tmp_path, "2026-01-01-host-cost.jsonl", [{**call, "haloconv_us": 29.0}, call])
     text = result_facts.costs_section(tmp_path)
     assert "3 sources of `halo_sm90` | median 700 ms, worst 1400 ms, 4 at a time | Some GPU | abc1234 |" in text
+    assert "compiling the 7 sources of `direct`" in text
     assert "| compiling `C wgrad` | 582 ms |" in text and "2 sources" not in text
     assert "| host time of `F.conv2d, no grad` | PyTorch 19.0 us, haloconv 12.8 us |" in text
     assert "29.0 us" not in text

@@ -62,14 +62,18 @@ def test_rows_that_tell_no_source_are_stale() -> None:
 
 
 def test_stale_rows_run_again_as_they_ran() -> None:
-    """In the directions that are stale, with the family that was asked for; a choice of auto is made anew."""
+    """In the directions that are stale, with the family or kernel that was asked for; auto chooses anew."""
     old = {**FRESH, "source": "0"}
     rows = [FRESH, {**old, "direction": "dgrad"}, {**old, "direction": "wgrad"}, {**old, "case": "b", "reason": "by"},
-            {**old, "case": "c", "family": "gone"}]  # fmt: skip
+            {**old, "case": "c", "family": "gone"},
+            {**old, "case": "d", "reason": stale.KERNEL_ASKED_FOR, "kernel": "depthwise/band"},
+            {**old, "case": "e", "reason": stale.KERNEL_ASKED_FOR, "kernel": "depthwise/gone"}]  # fmt: skip
     assert stale.stale_runs(rows) == {
         ("a", "fp32", "nchw", "depthwise"): ["dgrad", "wgrad"],
         ("b", "fp32", "nchw", "auto"): ["fprop"],
         ("c", "fp32", "nchw", "auto"): ["fprop"],
+        ("d", "fp32", "nchw", "depthwise/band"): ["fprop"],
+        ("e", "fp32", "nchw", "auto"): ["fprop"],
     }
 
 

@@ -69,7 +69,11 @@ def test_a_tuned_choice_is_right_and_used(one: Case) -> None:
 def test_depthwise_layers_go_to_our_kernels() -> None:
     model, x = layer_of(DEPTHWISE)
     (row,) = haloconv.tune(model, x, directions=("fprop",), budget_s=0.05, progress=False).rows
-    assert row.family.startswith("depthwise") and row.ratio > 2 and (row.share is None or row.share < 1.05)
+    assert (
+        row.family.startswith("depthwise")
+        and row.ratio > 2
+        and (row.roofline_fraction is None or row.roofline_fraction < 1.05)
+    )
 
 
 def test_other_sizes_follow_and_compile_nothing(compiles) -> None:

@@ -62,10 +62,10 @@ class CompileTime(Cost):
 
 @dataclass(frozen=True)
 class SourceTimes(Cost):
-    """Wall ms to compile each of the ``texts`` sources that stand for a family, ``jobs`` at a time, without a cache."""
+    """Wall ms to compile each of so many ``sources`` that stand for a family, ``jobs`` at a time, without a cache."""
 
     what: str
-    texts: int
+    sources: int
     median_ms: float
     worst_ms: float
     worst: str

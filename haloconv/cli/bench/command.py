@@ -14,6 +14,7 @@ from rich.console import Console
 from haloconv.bench.costs.cold_start import NETWORKS as COLD_NETWORKS
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.network import Effort, NetworkCase, load_networks
+from haloconv.bench.one_kernel import check_asked
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
 from haloconv.bench.sample import fresh_seed
 from haloconv.bench.sample import sample as draw
@@ -28,11 +29,19 @@ from haloconv.cli.bench.models import NetworkOrder, bench_models
 from haloconv.cli.bench.suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
 from haloconv.cli.live import make_console
 from haloconv.cli.output import check_folder, positive, refusal
-from haloconv.cli.run import AUTO, Family
 from haloconv.problem import DIRECTIONS
 
 SEED_CASES = ("A", "B", "C")
 Word = TypeVar("Word", bound=str)
+
+
+def known(name: str) -> str:
+    """What ``--family`` names, for ``callback=``. Raises BadParameter if there is no such family or kernel."""
+    try:
+        check_asked(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return name
 
 
 def bench(
@@ -46,7 +55,7 @@ def bench(
         str | None, typer.Option(help="Of fp32,tf32,fp16,bf16; by default fp32, and tf32,bf16 for networks.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help="Of nchw,nhwc; by default nchw, and both for networks.")] = None,
-    family: Annotated[Family, typer.Option(help="The family of kernels; auto lets haloconv choose.")] = AUTO,
+    family: Annotated[str, typer.Option(help="The family, or a kernel as depthwise/band.", callback=known)] = "auto",
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.", callback=positive)] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="The folder of rows, by default beside the suite.")] = None,
@@ -72,7 +81,7 @@ def bench(
     if not torch.cuda.is_available():
         raise _without_gpu(host_cost, console)
     device = torch.device("cuda", torch.cuda.current_device())
-    words = Words(case, tag, direction, precision, layout, family.value)
+    words = Words(case, tag, direction, precision, layout, family)
     timing = Budget(budget, other_layout=other_layout, settle_s=SETTLE_S)
     try:
         suite = find_suite(suite or Path(NETWORKS if models or cold_start else MAIN_SUITE))

@@ -15,7 +15,6 @@ from haloconv.bench.costs.host_cost import NOT_MEASURED, host_costs, own_host_co
 from haloconv.bench.costs.kernels import Cost, compile_times, source_times
 from haloconv.bench.results import ResultRow, append_rows
 from haloconv.bench.suite import Case
-from haloconv.cli.run import AUTO, Family
 from haloconv.device import device_facts
 from haloconv.env import environment_stamp
 from haloconv.families import OWN
@@ -57,13 +56,14 @@ def bench_compile_time(cases: list[Case], folder: Path, console: Console) -> boo
     return all(time.within_budget for time in times)
 
 
-def bench_compiling(seeds: list[Case], family: Family, device: torch.device, folder: Path, console: Console) -> bool:
+def bench_compiling(seeds: list[Case], family: str, device: torch.device, folder: Path, console: Console) -> bool:
     """Time the cases' kernels as a user's first call compiles them, or every source of the family named."""
-    if family is AUTO:
+    if family == "auto":
         return bench_compile_time(seeds, folder, console)
-    if family.value not in OWN:
-        raise typer.BadParameter(f"{family.value} has no kernels to compile", param_hint="--family")
-    return bench_sources(family.value, device_facts(device.index).arch, folder, console)
+    if family not in OWN:
+        what = "is one kernel, and whole families are compiled" if "/" in family else "has no kernels to compile"
+        raise typer.BadParameter(f"{family} {what}", param_hint="--family")
+    return bench_sources(family, device_facts(device.index).arch, folder, console)
 
 
 def bench_sources(family: str, arch: str, folder: Path, console: Console) -> bool:
@@ -71,7 +71,7 @@ def bench_sources(family: str, arch: str, folder: Path, console: Console) -> boo
     times = source_times(family, arch)
     verdict = "within" if times.within_budget else "OVER"
     console.print(
-        f"{times.what}: {times.texts} sources, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
+        f"{times.what}: {times.sources} sources, {times.jobs} at a time: median {times.median_ms:.0f} ms, "
         f"slowest {times.worst_ms:.0f} ms of {times.budget_ms:g} ({verdict}): {times.worst}"
     )
     _keep_costs("compile-time", [times], folder, console)

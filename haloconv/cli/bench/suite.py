@@ -15,6 +15,7 @@ from rich.console import Console
 
 from haloconv.bench.cut_layer import CutLayer
 from haloconv.bench.layer import LAYOUTS, Layer
+from haloconv.bench.one_kernel import only
 from haloconv.bench.results import (
     IDENTITY,
     MAIN_SUITE,
@@ -26,7 +27,7 @@ from haloconv.bench.results import (
     refresh_latest,
 )
 from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, verdict
-from haloconv.bench.stale import Run
+from haloconv.bench.stale import KERNEL_ASKED_FOR, Run
 from haloconv.bench.suite import Case
 from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_training_step
 from haloconv.cli.live import make_progress, show
@@ -40,7 +41,10 @@ TIMED: tuple[Timed, ...] = (*DIRECTIONS, "step")
 
 
 class Piece(NamedTuple):
-    """One layer in one precision and layout, and the directions to time. ``family`` may be ``"auto"``."""
+    """One layer in one precision and layout, and the directions to time.
+
+    ``family`` may be ``"auto"``, or a kernel's name.
+    """
 
     case: Case
     precision: str
@@ -102,7 +106,7 @@ def stale_pieces(cases: Iterable[Case], runs: dict[Run, list[str]]) -> list[Piec
 def bench_suite(order: Order, device: torch.device, folder: Path, console: Console) -> bool:
     """Time every piece, record each row as soon as it stands, print the table; True if all were begun and all passed.
 
-    What a family asked for by name does not take is said in a note, neither timed nor recorded.
+    What a family or a kernel asked for by name does not take is said in a note, neither timed nor recorded.
     """
     if not order.pieces:
         console.print("every row is of today's sources: there is nothing to time again")
@@ -135,27 +139,37 @@ def bench_suite(order: Order, device: torch.device, folder: Path, console: Conso
 
 
 def _rows_of(piece: Piece, budget: Budget, device: torch.device, notes: list[str]) -> Iterator[Row]:
-    """The rows of a piece as they come; ``notes`` hears of directions that the family does not take."""
-    layer = piece.case.layer(piece.precision, piece.layout, piece.family, device)
-    notes += layer.notes
-    for direction in piece.directions:
-        refusal = _refusal(layer, direction)
-        if refusal is None:
-            yield _try(layer, direction, budget)
-        else:
-            what = f"{piece.case.name} {direction} {piece.precision} {piece.layout}"
-            notes.append(f"{what}: {refusal}")
+    """The rows of a piece as they come; ``notes`` hears of directions that the family or the kernel does not take."""
+    with only(piece.family) as family:
+        layer = piece.case.layer(piece.precision, piece.layout, family, device)
+        notes += layer.notes
+        for direction in piece.directions:
+            refusal = _refusal(layer, direction, piece.family)
+            if refusal is None:
+                row = _try(layer, direction, budget)
+                yield row if family == piece.family else replace(row, reason=KERNEL_ASKED_FOR)
+            else:
+                what = f"{piece.case.name} {direction} {piece.precision} {piece.layout}"
+                notes.append(f"{what}: {refusal}")
 
 
-def _refusal(layer: Layer, direction: Timed) -> str | None:
-    """Why a direction is not timed: the family asked for by name does not take it, or shards have none; else None."""
+def _refusal(layer: Layer, direction: Timed, asked: str) -> str | None:
+    """Why a direction is not timed: what was asked for by name does not take it, or shards have none; else None."""
     if direction == "step" and isinstance(layer, CutLayer) and layer.shards > 1:
         return "shards are timed direction by direction"
     family = layer.spec.family
+    if asked != family and (direction == "step" or isinstance(layer, CutLayer)):
+        return f"{asked} is one kernel, and this runs several"
     if family in ("auto", "aten") or direction == "step":
         return None
     choice = layer.choice(direction)
-    return f"{family} does not take it: {choice.reason}" if choice.refused else None
+    if choice.refused:
+        return f"{asked} does not take it: {choice.reason}"
+    try:
+        layer.ran(direction)
+    except RuntimeError as error:  # tensors of other forms than dense ones
+        return str(error)
+    return None
 
 
 def _try(layer: Layer, direction: Timed, budget: Budget) -> Row:

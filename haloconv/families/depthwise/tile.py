@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise import strips
 from haloconv.families.depthwise.layer import lead, padding, shapes
+from haloconv.families.depthwise.register_tile import COLS, Tiling, constants
 from haloconv.families.depthwise.strips import Cut, Window
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Problem, Request
 
 KERNEL = "depthwise/tile"
-_COLS = 4  # columns of a thread, and of one copy
 _MOST_TAPS = 49  # that stand in registers
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """``rows`` of a thread's outputs; ``buffers`` and ``warps`` of a block.
-
-    ``min_blocks`` blocks must fit a multiprocessor.
-    """
-
-    rows: int
-    buffers: int
-    min_blocks: int
-    warps: int
 
 
 def why_not(request: Request) -> str | None:
@@ -67,36 +52,24 @@ def _cut(request: Request, tiling: Tiling) -> Cut:
     problem = request.problem
     in_shape, out_shape = shapes(problem)
     pad_top, pad_left = padding(problem)
-    left, groups = ceil_div(pad_left, _COLS), out_shape[3] // _COLS
-    width = left * _COLS + max(in_shape[3], out_shape[3] - pad_left + problem.s - 1)
+    left, groups = ceil_div(pad_left, COLS), out_shape[3] // COLS
+    width = left * COLS + max(in_shape[3], out_shape[3] - pad_left + problem.s - 1)
     cut = strips.cut_rows(out_shape[2], 32 * tiling.warps // groups * tiling.rows, tiling.rows)
-    vectors = ceil_div(lead(problem, _COLS) + _COLS + problem.s - 1, _COLS)  # of a thread's window
-    read = (groups - 1 + vectors) * _COLS
+    vectors = ceil_div(lead(problem, COLS) + COLS + problem.s - 1, COLS)  # of a thread's window
+    read = (groups - 1 + vectors) * COLS
     side = strips.staged(request.first, in_shape, Window(pad_top, cut[1] + problem.r - 1, left, width, read), 4)
     smem = tiling.buffers * side.buffer_bytes
     return Cut(cut, side, smem, strips.slots(request.facts, smem, tiling.min_blocks))
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
-    """The specialised source of the kernel. No extent of the image takes part."""
-    constants: dict[str, int | str] = {
-        "DGRAD": int(problem.direction == "dgrad"),
-        "R": problem.r,
-        "S": problem.s,
-        "MULTIPLIER": problem.k_per_group,
-        "ROWS": tiling.rows,
-        "LEAD": lead(problem, _COLS),
-        "BUFFERS": tiling.buffers,
-        "THREADS": 32 * tiling.warps,
-        "MIN_BLOCKS": tiling.min_blocks,
-        "HAS_BIAS": int(problem.bias),
-    }
-    return kernel_source(KERNEL, "depthwise_tile", constants)
+    """The specialised source of the kernel."""
+    return kernel_source(KERNEL, "depthwise_tile", constants(problem, tiling))
 
 
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
     tiling, cut = config.derived
     _, _, rows, cols = request.result_shape
-    own = {"out_rows": rows, "col_groups": cols // _COLS}
+    own = {"out_rows": rows, "col_groups": cols // COLS}
     return strips.bind(source(request.problem, tiling), request, cut, 32 * tiling.warps, own)

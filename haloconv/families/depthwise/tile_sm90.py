@@ -9,29 +9,23 @@ import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ceil_div, dense_call, named
+from haloconv.families.depthwise import register_tile
 from haloconv.families.depthwise.landing import NARROW, NO_PLANES, Planes, land_whole
-from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, lead, padding, shapes
+from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, padding, shapes
+from haloconv.families.depthwise.register_tile import COLS, constants
 from haloconv.families.depthwise.strips import NO_ROOM, cut_rows, slots
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
 
 KERNEL = "depthwise/tile_sm90"
-_COLS = 4  # columns of a thread, and of 16 bytes
 _MARCHED_TAPS, _MOST_TAPS = 9, 25  # of more than the latter, depthwise/tile was measured as faster
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """``rows`` of a thread's outputs; ``buffers`` and ``warps`` of a block.
+class Tiling(register_tile.Tiling):
+    """A strip of a plane is cut to about ``buffer_bytes``."""
 
-    ``min_blocks`` blocks must fit a multiprocessor. A strip of a plane is cut to about ``buffer_bytes``.
-    """
-
-    rows: int
-    buffers: int
-    min_blocks: int
-    warps: int
     buffer_bytes: int = 16 << 10
 
 
@@ -51,11 +45,11 @@ def _refused(request: Request) -> str | None:
         return f"the filter is strided or dilated, or has more than {_MOST_TAPS} taps"
     if problem.r * problem.s <= _MARCHED_TAPS and beyond_l2(problem):
         return f"with {_MARCHED_TAPS} taps beyond the L2 a march of short strips is faster"
-    if not land_whole(request, _COLS):
+    if not land_whole(request, COLS):
         return NO_PLANES
-    most = 32 * best_tiling(problem).warps * _COLS
-    if any(cols % _COLS or not NARROW <= cols <= most for cols in (problem.w, problem.q)):
-        return f"rows are not of {NARROW} columns or more in pieces of {_COLS}"
+    most = 32 * best_tiling(problem).warps * COLS
+    if any(cols % COLS or not NARROW <= cols <= most for cols in (problem.w, problem.q)):
+        return f"rows are not of {NARROW} columns or more in pieces of {COLS}"
     return None
 
 
@@ -88,26 +82,14 @@ def _cut(request: Request, tiling: Tiling) -> _Cut:
     (_, _, extent, cols), (_, _, out_rows, _) = shapes(problem)
     halo = problem.r - 1
     count, rows = cut_rows(out_rows, tiling.buffer_bytes // (cols * 4) - halo, tiling.rows)
-    planes = Planes(*side.strides[:2], extent, cols // _COLS, rows + halo, padding(problem)[0])
+    planes = Planes(*side.strides[:2], extent, cols // COLS, rows + halo, padding(problem)[0])
     smem = tiling.buffers * planes.landing_bytes
     return _Cut(count, rows, planes, smem, slots(request.facts, smem + 64, tiling.min_blocks))
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
-    """The specialised source of the kernel. No extent of the image takes part."""
-    constants: dict[str, int | str] = {
-        "DGRAD": int(problem.direction == "dgrad"),
-        "R": problem.r,
-        "S": problem.s,
-        "MULTIPLIER": problem.k_per_group,
-        "ROWS": tiling.rows,
-        "LEAD": lead(problem, _COLS),
-        "BUFFERS": tiling.buffers,
-        "THREADS": 32 * tiling.warps,
-        "MIN_BLOCKS": tiling.min_blocks,
-        "HAS_BIAS": int(problem.bias),
-    }
-    return kernel_source(KERNEL, "depthwise_tile_sm90", constants)
+    """The specialised source of the kernel."""
+    return kernel_source(KERNEL, "depthwise_tile_sm90", constants(problem, tiling))
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -120,7 +102,7 @@ def bind(request: Request, config: Config) -> BoundCall:
         "planes": cut.planes._asdict(),
         "cut": {"units": units, "images": n, "strips": cut.strips, "rows": cut.rows},
         **{"channels": channels, "out_rows": rows, "out_cols": cols},
-        "before": ceil_div(padding(problem)[1], _COLS),
+        "before": ceil_div(padding(problem)[1], COLS),
         "landing_bytes": cut.planes.landing_bytes,
     }
     shape = LaunchShape(min(units, cut.slots), 32 * tiling.warps, cut.smem_bytes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.common import ELEMENTS, ceil_div, why_not_direction
 from haloconv.families.depthwise.strips import partition, slots
 from haloconv.families.depthwise_toeplitz.planes import (
     Planes,
@@ -115,7 +115,8 @@ def tilings(problem: Problem, max_smem: int) -> list[Tiling]:
 
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
-    return why_no_bands(request) or _why_no_tiling(request.problem, request.facts.max_smem_bytes)
+    reason = why_not_direction(request.problem, "wgrad") or why_no_bands(request)
+    return reason or _why_no_tiling(request.problem, request.facts.max_smem_bytes)
 
 
 def _why_no_tiling(problem: Problem, max_smem: int) -> str | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
+from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_not_direction
 from haloconv.families.depthwise_window.axes import Axis, met_fraction, output_axis, why_too_many_steps
 from haloconv.families.depthwise_window.cut import (
     BLOCKS,
@@ -215,7 +215,7 @@ def why_not(request: Request) -> str | None:
     """
     problem, facts = request.problem, request.facts
     layer = Layer(axes(problem), Planes(problem.n, problem.k, 1), channels_inner=False)
-    reason = why_too_many_steps(layer.axes)
+    reason = why_not_direction(problem, "wgrad") or why_too_many_steps(layer.axes)
     if reason is not None:
         return reason
     if any(True for most_results in _MOST_RESULTS for _ in _fitting(layer, facts, most_results)):

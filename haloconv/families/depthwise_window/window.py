@@ -14,7 +14,7 @@ import torch
 from haloconv import support
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, named
+from haloconv.families.common import ELEMENTS, named, why_not_direction
 from haloconv.families.depthwise_window import wgrad
 from haloconv.families.depthwise_window.axes import axes, why_too_many_steps
 from haloconv.families.depthwise_window.cut import (
@@ -69,7 +69,8 @@ def tilings(layer: Layer, facts: DeviceFacts) -> list[Tiling]:
 
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
-    return why_too_many_steps(axes(request.problem))
+    problem = request.problem
+    return why_not_direction(problem, "fprop", "dgrad") or why_too_many_steps(axes(problem))
 
 
 def configs(request: Request) -> list[Config]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, dense_call
+from haloconv.families.common import ELEMENTS, dense_call, why_not_direction
 from haloconv.families.grouped_sm90 import slab
 from haloconv.families.grouped_sm90.slab import Cut
 from haloconv.jit import KernelSource, kernel_source
@@ -40,7 +40,7 @@ class Tiling:
 
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
-    reason = slab.why_no_slab(request, request.first)
+    reason = why_not_direction(request.problem, "fprop", "dgrad") or slab.why_no_slab(request, request.first)
     if reason is None and request.result_layout != "nhwc":
         reason = "the channels of the result are no neighbours"
     if reason is None and best_tiling(request.problem, request.facts.max_smem_bytes) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.families.common import ELEMENTS, ceil_div, why_not_direction
 from haloconv.families.grouped_sm90 import slab
 from haloconv.families.grouped_sm90.slab import Cut
 from haloconv.families.reduce.partials import Axis, Partials, wgrad_call
@@ -31,9 +31,10 @@ class Tiling:
 
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, else a sentence that says why not."""
-    if request.problem.dtype.itemsize != 2:
-        return "ldmatrix does not transpose fp32"
-    reason = slab.why_no_slab(request, request.first, request.second)
+    reason = why_not_direction(request.problem, "wgrad")
+    if reason is None and request.problem.dtype.itemsize != 2:
+        reason = "ldmatrix does not transpose fp32"
+    reason = reason or slab.why_no_slab(request, request.first, request.second)
     if reason is None and best_tiling(request.problem, request.facts.max_smem_bytes) is None:
         reason = "the sums do not fit registers, or a stage shared memory"
     return reason

@@ -14,7 +14,7 @@ import torch
 
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call, few_apart, named
+from haloconv.families.common import ELEMENTS, ceil_div, dense_call, few_apart, named, why_not_direction
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds
 from haloconv.families.halo_sm80.tile import Layer, Tiling
 from haloconv.families.halo_sm80.tilings import fits, tilings
@@ -43,6 +43,9 @@ class _Derived(NamedTuple):
 
 def why_not(request: Request) -> str | None:
     """None if some tile takes the request, however its tensors are stored, else a sentence that says why not."""
+    reason = why_not_direction(request.problem, "fprop", "dgrad")
+    if reason is not None:
+        return reason
     layers = (replace(_layer(request.problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
     if not all(fits(layer, request.facts.max_smem_bytes) for layer in layers):
         return "no tile of halo_sm80 fits shared memory"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
+from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_not_direction
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds
 from haloconv.families.halo_sm80_wgrad.blocks import Block, pitches, ranked_blocks, smem_bytes
 from haloconv.families.halo_sm80_wgrad.layer import Layer, layer_of
@@ -36,7 +36,8 @@ class _Derived(NamedTuple):
 
 def why_not(request: Request) -> str | None:
     """None if some block takes the request, else a sentence that says why not."""
-    return None if ranked(request)[1] else "no tile of halo_sm80_wgrad fits shared memory and registers"
+    reason = why_not_direction(request.problem, "wgrad")
+    return reason or (None if ranked(request)[1] else "no tile of halo_sm80_wgrad fits shared memory and registers")
 
 
 def configs(request: Request) -> list[Config]:

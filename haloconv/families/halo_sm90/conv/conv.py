@@ -14,7 +14,7 @@ import torch
 
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import in_order
+from haloconv.families.common import in_order, why_not_direction
 from haloconv.families.halo_sm90.conv.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import forms
 from haloconv.families.halo_sm90.conv.launches import (
@@ -33,10 +33,10 @@ from haloconv.families.reduce.partials import applies, bind_sum
 from haloconv.families.reduce.partials import source as sum_source
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import Launch
-from haloconv.problem import Request
+from haloconv.problem import Direction, Request
 
 KERNEL = "halo_sm90/conv"
-DIRECTIONS = ("fprop", "dgrad")
+DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad")
 _ARCH = "sm_90a"
 _FLAG_BYTES = 128  # before the packed weights, which keep their alignment
 
@@ -44,7 +44,9 @@ _FLAG_BYTES = 128  # before the packed weights, which keep their alignment
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
     problem, facts = request.problem, request.facts
-    reason = None if problem.precision in TERMS else support.why_no_tensor_cores(problem)
+    reason = why_not_direction(problem, *DIRECTIONS)
+    if reason is None and problem.precision not in TERMS:
+        reason = support.why_no_tensor_cores(problem)
     if reason is not None:
         return reason
     if facts.arch != _ARCH:

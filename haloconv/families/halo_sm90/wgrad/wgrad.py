@@ -14,14 +14,14 @@ import torch
 
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named
+from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_not_direction
 from haloconv.families.halo_sm90.wgrad.tile import LOADED, Operand, Stage, Tile, lines_of, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import Problem, Request, TensorForm
+from haloconv.problem import Direction, Problem, Request, TensorForm
 
 KERNEL = "halo_sm90/wgrad"
-DIRECTIONS = ("wgrad",)
+DIRECTIONS: tuple[Direction, ...] = ("wgrad",)
 _ARCH = "sm_90a"
 _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 _LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would be zeros
@@ -53,7 +53,7 @@ class Cut(NamedTuple):
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
     problem, facts = request.problem, request.facts
-    reason = support.why_no_tensor_core_products(problem)
+    reason = why_not_direction(problem, *DIRECTIONS) or support.why_no_tensor_core_products(problem)
     if reason is not None:
         return reason
     if facts.arch != _ARCH:
