@@ -43,7 +43,7 @@ _FLAG_BYTES = 128  # before the packed weights, which keep their alignment
 
 def why_not(problem: Problem, facts: DeviceFacts) -> str | None:
     """None if the kernel takes the problem with tensors of any form, else a sentence that says why not."""
-    reason = None if problem.precision in TERMS else support.why_no_tensor_cores(problem)
+    reason = support.why_no_tensor_cores(problem, ("tf32", *TERMS))
     if reason is not None:
         return reason
     if facts.arch != _ARCH:
