@@ -11,7 +11,7 @@ import torch
 
 from haloconv.autograd import is_recording
 from haloconv.functional import check_names, goes_straight
-from haloconv.precision import Precision, convolution_precision, torch_precision
+from haloconv.precision import Precision, convolution_precision, nearest_of_torch, torch_precision
 from haloconv.problem import as_int
 
 Tensor = torch.Tensor
@@ -98,7 +98,9 @@ def left_to_torch(function: Callable[..., Tensor], arguments: tuple[Any, ...], s
 
 def follows_a_setting(x: Tensor, precision: Precision | None) -> bool:
     """Whether PyTorch's setting would have the products of tensors as ``x`` formed in another way than is asked for."""
-    return precision is not None and x.dtype == torch.float32 and x.is_cuda and precision != torch_precision()
+    if precision is None or x.dtype != torch.float32 or not x.is_cuda:
+        return False
+    return nearest_of_torch(precision) != torch_precision()
 
 
 def _at_precision(function: Callable[..., Tensor], arguments: tuple[Any, ...], precision: Precision | None) -> Tensor:

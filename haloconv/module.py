@@ -40,7 +40,8 @@ class Conv2d(Layer, torch.nn.Conv2d):
             of them, as ``("zeros", "circular")``; without a padded copy of the input where our kernels run.
         device: where the parameters are.
         dtype: their dtype: our kernels take float32, float16, bfloat16 and float64.
-        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting.
+        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` (of two TF32 values each, as
+            accurate as fp32), or None to follow PyTorch's setting.
         family: ``"auto"``, or the family that runs what it takes; haloconv.conv2d names them.
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
 

@@ -8,8 +8,9 @@ from typing import Literal
 
 import torch
 
-Precision = Literal["ieee", "tf32"]
-"""How fp32 products are formed: in full, or of factors rounded to TF32."""
+Precision = Literal["ieee", "tf32", "tf32x3"]
+"""How fp32 products are formed: in full, of factors rounded to TF32, or as three products of factors that are two TF32
+values each, within the error limits of fp32."""
 
 _get_operator_setting = getattr(torch._C, "_get_fp32_precision_getter", None)
 _set_operator_setting = getattr(torch._C, "_set_fp32_precision_setter", None)
@@ -26,14 +27,19 @@ def torch_precision() -> Precision:
     return "tf32" if torch._C._get_cudnn_allow_tf32() else "ieee"
 
 
+def nearest_of_torch(precision: Precision) -> Precision:
+    """The precision of PyTorch's own that is no less accurate: it has no ``"tf32x3"``, and computes in full instead."""
+    return "tf32" if precision == "tf32" else "ieee"
+
+
 @contextmanager
 def convolution_precision(precision: Precision) -> Iterator[None]:
-    """PyTorch's fp32 convolutions run at ``precision`` inside; nothing is touched if they do already."""
-    before = torch_precision()
-    if before == precision:
+    """PyTorch's fp32 convolutions run at ``nearest_of_torch(precision)`` inside; nothing is touched if they do so."""
+    before, wanted = torch_precision(), nearest_of_torch(precision)
+    if before == wanted:
         yield
         return
-    _set_torch_precision(precision)
+    _set_torch_precision(wanted)
     try:
         yield
     finally:

@@ -53,7 +53,7 @@ class ConvSpec(NamedTuple):
     """Everything about a call that is not a tensor. Hashable, so that it can be part of a plan's key.
 
     ``padding`` is ``(top, bottom, left, right)`` in pixels. ``precision`` is None (follow PyTorch's TF32 setting),
-    ``"ieee"`` or ``"tf32"``. ``family`` is ``"auto"`` or the name of one family.
+    ``"ieee"``, ``"tf32"`` or ``"tf32x3"``. ``family`` is ``"auto"`` or the name of one family.
     """
 
     stride: Pair = (1, 1)
@@ -76,9 +76,9 @@ class Problem:
     """One direction of one convolution: what is computed, not how.
 
     Extents follow the glossary: input ``N C H W``, filter ``K R S``, output ``P Q``. ``layout`` is ``"nchw"`` or
-    ``"nhwc"`` (memory order of the activations). ``precision`` says how fp32 products are formed: ``"ieee"`` or
-    ``"tf32"``; it is ``"ieee"`` for every other dtype. A ``bias`` is (K,), and (C,) in dgrad, where it is that of a
-    transposed layer.
+    ``"nhwc"`` (memory order of the activations). ``precision`` says how fp32 products are formed: ``"ieee"``,
+    ``"tf32"`` or ``"tf32x3"``; it is ``"ieee"`` for every other dtype. A ``bias`` is (K,), and (C,) in dgrad, where it
+    is that of a transposed layer.
     """
 
     direction: Direction
@@ -152,9 +152,9 @@ class Problem:
 
     @property
     def precision_label(self) -> str:
-        """The precision as records and tables name it: ``fp64 fp32 tf32 fp16 bf16``."""
+        """The precision as records and tables name it: ``fp64 fp32 tf32 tf32x3 fp16 bf16``."""
         if self.dtype == torch.float32:
-            return "tf32" if self.precision == "tf32" else "fp32"
+            return "fp32" if self.precision == "ieee" else self.precision
         return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}.get(self.dtype, str(self.dtype))
 
     @property

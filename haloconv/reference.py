@@ -17,6 +17,7 @@ import torch
 from haloconv.problem import ConvSpec, Problem
 
 IEEE_NORM = 5e-7
+AS_IEEE = ("fp32", "tf32x3")  # precisions whose errors are those of fp32
 NORM_LIMITS = {"tf32": 5e-4, "fp16": 1e-3, "bf16": 8e-3, "fp64": 1e-13}
 ELEMENT_FACTOR = 4.0
 TF32_OPERANDS = 2.0**-10  # what a product loses when both factors are rounded to 10 bits behind the point
@@ -256,9 +257,9 @@ def error_limits(
     """
     length, label = reduction_length(problem), problem.precision_label
     rounded = TF32_OPERANDS if label == "tf32" and rounds_operands else 0.0
-    norm = _ieee_norm(length) if label == "fp32" else NORM_LIMITS[label]
+    norm = _ieee_norm(length) if label in AS_IEEE else NORM_LIMITS[label]
     limits = _limits(norm, length, problem.dtype, rounded, repeats)
-    return limits if baseline is None or label != "fp32" else raised(limits, baseline)
+    return limits if baseline is None or label not in AS_IEEE else raised(limits, baseline)
 
 
 def bgrad_limits(problem: Problem, baseline: Error | None = None, *, repeats: bool = False) -> Limits:

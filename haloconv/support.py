@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from haloconv.device import runs_kernels
@@ -41,20 +43,25 @@ def why_not_elements(dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
-def why_no_tensor_core_products(problem: Problem) -> str | None:
-    """None if tensor cores may form the problem's products, else a sentence that says why not."""
+def why_no_tensor_core_products(problem: Problem, takes: Collection[str] = ("tf32",)) -> str | None:
+    """None if tensor cores may form the problem's products, else a sentence that says why not.
+
+    ``takes`` are the precisions of fp32 products that a kernel has.
+    """
     if problem.dtype == torch.float64:
         return "the tensor-core kernels do not take torch.float64"
-    if problem.dtype == torch.float32 and problem.precision != "tf32":
-        return "fp32 products in full precision do not run on the tensor cores; allow TF32 or ask for precision='tf32'"
-    return None
+    if problem.dtype != torch.float32 or problem.precision in takes:
+        return None
+    if problem.precision == "tf32x3":
+        return "of the kernels on tensor cores halo_sm90/conv alone has precision='tf32x3', and no weight gradient"
+    return "fp32 products in full precision do not run on the tensor cores; allow TF32 or ask for precision='tf32'"
 
 
-def why_no_tensor_cores(problem: Problem) -> str | None:
+def why_no_tensor_cores(problem: Problem, takes: Collection[str] = ("tf32",)) -> str | None:
     """None if the tensor-core kernels run the problem's direction and precision, else a sentence that says why not."""
     if problem.direction == "wgrad":
         return "the tensor-core kernels of fprop and dgrad have no weight gradient"
-    reason = why_no_tensor_core_products(problem)
+    reason = why_no_tensor_core_products(problem, takes)
     if reason is not None:
         return reason
     height, width = (problem.h, problem.w) if problem.direction == "fprop" else (problem.p, problem.q)

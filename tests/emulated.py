@@ -16,7 +16,6 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv import problem
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.halo_sm90.conv import conv as halo_sm90
@@ -348,8 +347,6 @@ def tiles_of(shape: str) -> Iterator[None]:
         patch.setattr(halo_sm90, "best_tilings", only)
         for special in (pointwise, pointwise_planes):
             patch.setattr(special, "configs", lambda request: [])
-        if shape in SPLIT_VALUES:  # what the kernel can do and conv2d does not offer
-            patch.setattr(problem, "PRECISIONS", (*problem.PRECISIONS, "tf32x3"))
         yield
 
 

@@ -28,6 +28,7 @@ else:
 PRECISIONS: dict[str, tuple[torch.dtype, Precision]] = {
     "fp32": (torch.float32, "ieee"),
     "tf32": (torch.float32, "tf32"),
+    "tf32x3": (torch.float32, "tf32x3"),
     "fp16": (torch.float16, "ieee"),
     "bf16": (torch.bfloat16, "ieee"),
 }

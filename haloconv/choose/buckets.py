@@ -8,9 +8,11 @@ from typing import NamedTuple, cast
 import torch
 
 from haloconv.layout import Layout
+from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, Direction, Problem
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_PRODUCTS: dict[str, Precision] = {"tf32": "tf32", "tf32x3": "tf32x3"}
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16} | dict.fromkeys(("fp32", *_PRODUCTS), torch.float32)
 _LAYER = re.compile(
     r"(?P<direction>\w+) (?P<c>\d+)->(?P<k>\d+) (?P<r>\d+)x(?P<s>\d+) s(?P<down>\d+)x(?P<across>\d+) "
     r"p(?P<padding>\d+,\d+,\d+,\d+) d(?P<tall>\d+)x(?P<wide>\d+) g(?P<groups>\d+) "
@@ -62,7 +64,7 @@ def read_layer(layer: str, size: Size) -> Problem:
         cast("Direction", found["direction"]), size.n, c, size.h, size.w, k, r, s, (strides[0], strides[1]),
         (top, bottom, left, right), (int(found["tall"]), int(found["wide"])), int(found["groups"]),
         found["bias"] is not None, _DTYPES[found["precision"]], cast("Layout", found["layout"]),
-        "tf32" if found["precision"] == "tf32" else "ieee",
+        _PRODUCTS.get(found["precision"], "ieee"),
     )  # fmt: skip
     if layer_key(problem) != layer:
         raise ValueError(f"no layer of a record: {layer!r}")

@@ -41,6 +41,7 @@ class Precision(str, Enum):
     auto = "auto"
     ieee = "ieee"
     tf32 = "tf32"
+    tf32x3 = "tf32x3"
     fp16 = "fp16"
     bf16 = "bf16"
 

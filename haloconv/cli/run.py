@@ -40,6 +40,7 @@ class Precision(str, Enum):
     auto = "auto"
     ieee = "ieee"
     tf32 = "tf32"
+    tf32x3 = "tf32x3"
 
 
 Family = Enum("Family", {name: name for name in ("auto", *FAMILIES)}, type=str)  # type: ignore[misc]  # its members are the registry
@@ -182,8 +183,8 @@ def _check_cpu(precision: str, family: Family) -> None:
     """Raise BadParameter for what PyTorch's own convolution on a CPU cannot show."""
     if family.value not in ("auto", "aten"):
         raise typer.BadParameter(f"--family {family.value} runs on a GPU or on the emulator: add --device emulator")
-    if precision == "tf32":
-        raise typer.BadParameter("--precision tf32: PyTorch has no TF32 on a CPU; add --device emulator")
+    if precision in ("tf32", "tf32x3"):
+        raise typer.BadParameter(f"--precision {precision}: PyTorch has no TF32 on a CPU; add --device emulator")
 
 
 def _asked_precision(precision: str, own_kernels: bool) -> PrecisionName | None:

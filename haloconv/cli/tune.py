@@ -191,8 +191,16 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
                     stack.enter_context(torch.autocast(device.type, dtype))
                 elif products is not None:
                     stack.enter_context(convolution_precision(products))
-                yield from problems_of(in_memory_format(model, memory_format), inputs, order.directions)
+                for posed in problems_of(in_memory_format(model, memory_format), inputs, order.directions):
+                    yield _in_terms(posed) if products == "tf32x3" else posed
         del model, inputs
+
+
+def _in_terms(posed: Posed) -> Posed:
+    """The same in tf32x3, which PyTorch's setting cannot say; other types than fp32 as they are."""
+    if posed.problem.dtype != torch.float32:
+        return posed
+    return posed._replace(problem=replace(posed.problem, precision="tf32x3"))
 
 
 def _stored(device: torch.device, memory_format: torch.memory_format, x: torch.Tensor) -> torch.Tensor:

@@ -65,8 +65,8 @@ def export(
         path: a problem file, which defines Model, get_inputs() and get_init_inputs().
         arch: the architecture the launches are made for, a name of ARCHS; None for the current GPU's, or sm_90a.
         family: ``"auto"`` or the family that runs the directions it takes; a RuntimeWarning names those it does not.
-        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, or None to follow PyTorch's setting
-            (``"ieee"`` where the architecture has no TF32).
+        precision: how fp32 products are formed: ``"ieee"``, ``"tf32"``, ``"tf32x3"``, or None to follow PyTorch's
+            setting (``"ieee"`` where the architecture has no TF32).
 
     Plans are forgotten, and no other thread may run layers on the CPU meanwhile (record.py).
 
@@ -86,7 +86,7 @@ def export(
     facts = facts_of(arch)
     _check_family_runs_on(family, facts)
     if facts.capability < _TF32_CAPABILITY:
-        if precision == "tf32":
+        if precision in ("tf32", "tf32x3"):
             raise ValueError(f"{facts.arch} has no TF32: leave precision out, or ask for 'ieee'")
         precision = "ieee"
     with no_silent_end():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ def test_emulator_gives_what_the_gpu_gave(case: Case, committed: vectors.Vectors
         pytest.skip(f"{PENDING_ON_A_GPU}: {case.name} since {reason}")
     assert case.name in committed.names(), f"never run on a GPU: {case.name}; run `python -m tools.make_vectors` on one"
     setup = case.setup()
+    if case.kernel == "wgmma":  # whose sums are modelled to the bit
+        setup = replace(setup, tolerance=None)
     assert not committed.complaint(case, setup, on_emulator.run(case, setup, seed=1))
 
 

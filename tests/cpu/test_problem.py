@@ -126,7 +126,8 @@ def test_text_names_what_differs() -> None:
 @pytest.mark.parametrize(
     ("dtype", "precision", "label"),
     [
-        (torch.float32, "ieee", "fp32"), (torch.float32, "tf32", "tf32"), (torch.float16, "ieee", "fp16"),
+        (torch.float32, "ieee", "fp32"), (torch.float32, "tf32", "tf32"), (torch.float32, "tf32x3", "tf32x3"),
+        (torch.float16, "ieee", "fp16"),
         (torch.bfloat16, "ieee", "bf16"), (torch.float64, "ieee", "fp64"),
     ],
 )  # fmt: skip

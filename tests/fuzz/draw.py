@@ -23,11 +23,11 @@ GROUPED = "grouped_sm90"  # takes few of the layers that are drawn for all
 HALO_SM90, POINTWISE = "halo_sm90", 0.15  # has a kernel of 1x1 layers: how many are drawn for it
 REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
 SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
+PRECISIONS = ("fp32", "tf32", "tf32x3", "fp16", "bf16", "fp64")
 KINDS = ("normal", "normal", "positive", "wide", "cancellation", "denormal", "special", "constant")
 PLAIN = (("contiguous", "nchw"), ("channels_last", "nhwc"))
 ARCHS = ("sm_90a", "sm_90a", "sm_90a", "sm_80", "sm_86", "sm_75", "sm_120")  # shared memory differs
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"tf32": torch.float32}
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | dict.fromkeys(("tf32", "tf32x3"), torch.float32)
 _FORMS = 2  # combinations of storages on a layer, about: a kernel is compiled for each
 _TRIES = 200  # layers drawn for a family before the next family has its turn
 
@@ -80,7 +80,7 @@ class Draw:
     @property
     def spec(self) -> ConvSpec:
         """What a caller would say; fp32 products are formed as ``precision`` says, whatever PyTorch's setting."""
-        precision = {"fp32": "ieee", "tf32": "tf32"}.get(self.precision)
+        precision = {"fp32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}.get(self.precision)
         family = "auto" if self.family in (AUTO, REDUCE) else self.family
         return ConvSpec(self.stride, self.padding, self.dilation, self.groups, precision, family)
 
@@ -284,7 +284,7 @@ def takes(layer: Draw, device: str) -> bool:
     if layer.epilogue and not getattr(FAMILIES.get(layer.family), "has_epilogue", False):
         return False
     if layer.family in (AUTO, REDUCE):
-        return layer.precision != "tf32" or layer.family == AUTO
+        return layer.precision not in ("tf32", "tf32x3") or layer.family == AUTO
     family = FAMILIES[layer.family]
     with machine(layer, device):
         return family.why_not(layer.problem(layer.layout), torch.device(device)) is None

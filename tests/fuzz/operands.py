@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from haloconv.reference import Oracle
+from haloconv.reference import Oracle, reduction_length
 from tests import oracle
 from tests.cases import DENORMAL_PARTNER, VALUES, Tensors, generator, store, with_special
-from tests.exact import integers
+from tests.exact import LARGEST, integers
 from tests.fuzz.draw import Draw
 from tests.specials import cut_to_tf32
 
+_EXACT_IN_TERMS = 2000  # products of 13 bits whose sums fp32 holds
+
 
 def exact_operands(draw: Draw, device: str) -> Tensors:
-    """Small integers, none of them zero: a missing or doubled product changes a sum."""
+    """Small integers, none of them zero: a missing or doubled product changes a sum.
+
+    Where values have two terms and sums stay exact, one operand has 13 bits: its low terms count.
+    """
     gen = generator(f"{draw} exact", device)
-    first, second = (integers(shape, draw.dtype, gen) for shape in draw.shapes)
+    splits = draw.precision == "tf32x3" and reduction_length(draw.problem(draw.layout)) < _EXACT_IN_TERMS
+    largest = ((1 << 13) - 1, 1) if splits else (LARGEST, LARGEST)
+    first, second = (integers(shape, draw.dtype, gen, most) for shape, most in zip(draw.shapes, largest, strict=True))
     bias = integers((draw.filters[0],), draw.dtype, gen) if draw.bias else None
     return _stored(draw, first, second, (bias, integers(draw.y_shape, draw.dtype, gen) if draw.has_residual else None))
 
@@ -31,7 +38,7 @@ def random_operands(draw: Draw, device: str) -> tuple[Tensors, Oracle]:
         _, cg, r, s = draw.w_shape
         second = (second.double() * max(1, cg * r * s) ** -0.5).to(draw.dtype)
     if draw.values == "denormal":  # lifted into the range of normal numbers, unless an input is taken as zero
-        first = cut_to_tf32(first) if draw.precision == "tf32" else first
+        first = cut_to_tf32(first) if draw.precision in ("tf32", "tf32x3") else first  # of which no bit is kept
         second, bias = second * DENORMAL_PARTNER[draw.dtype] / 32, None if bias is None else torch.zeros_like(bias)
     elif draw.values == "constant":
         first, second = (each.fill_(each.flatten()[0]) if each.numel() else each for each in (first, second))

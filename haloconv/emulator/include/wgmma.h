@@ -29,7 +29,8 @@ struct Operand {
 // Reads an operand as floats: element (line, k) goes to out[line * line_pitch + k * k_pitch].
 void read_operand(const Operand& operand, float* out, u32 line_pitch, u32 k_pitch, Site site);
 
-// sums[16][n] += a[16][depth] * b[depth][n], all row-major; one fp32 rounding for each k, k upwards.
+// sums[16][n] += a[16][depth] * b[depth][n], all row-major, as sm_90 adds: the exact products and the sum before are cut
+// toward zero behind the bits that the largest of them allows, added, and the result is cut to fp32.
 void multiply_rows(float* sums, const float* a, const float* b, u32 n, u32 depth);
 
 // Which 16-byte chunks of the shared window are touched; merged into ranges when walked.

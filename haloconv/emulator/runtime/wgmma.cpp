@@ -3,7 +3,7 @@
 // Issue only queues an instruction and fills d with NaN. A warp's quarter (16 rows) is computed when its own wait_group
 // forces it: only then are operands read and registers written. Shared memory counts as read from the commit to
 // that wait; the bytes are taken once, for the first warp that computes.
-// Sums are fp32: the old d (or 0), then each k upwards, product exact, one rounding; the hardware's order differs.
+// Sums are the hardware's to the bit (wgmma_operands.cpp): tests/conformance compares them with those of an H200.
 
 #include <algorithm>
 #include <deque>

@@ -2,9 +2,8 @@
 //
 // Addresses are formed without the swizzle and then swizzled as a whole, so that a tile may start at any of its rows.
 
-#pragma GCC optimize("fp-contract=fast")  // products are exact, so fusing changes no result, only speed
-
 #include <algorithm>
+#include <cmath>
 
 #include "wgmma.h"
 
@@ -12,46 +11,130 @@ namespace hc::emu {
 
 namespace {
 
-constexpr u32 CHUNK = 16;
+constexpr u32 CHUNK = 16, ROWS = 16, MAX_N = 256, MAX_DEPTH = 16;
 
-using Vector = float __attribute__((vector_size(32)));  // 8 floats
+// One operand's numbers as the tensor cores take them: sign (0 or -1), significand of 11 bits, exponent of its first bit
+// before the point. Zero has an exponent below all others.
+struct Parts {
+    int sign, significand, exponent;
+};
 
-// Four rows by 8 * VECTORS columns at a time, sums in registers.
-template <u32 VECTORS>
-inline __attribute__((always_inline)) void multiply_block(float* sums, const float* a, const float* b, u32 n,
-                                                          u32 depth) {
-    for (u32 row = 0; row < 16; row += 4)
-        for (u32 col = 0; col < n; col += 8 * VECTORS) {
-            Vector sum[4][VECTORS];
-            for (u32 i = 0; i < 4; ++i)
-                for (u32 v = 0; v < VECTORS; ++v)
-                    std::memcpy(&sum[i][v], sums + (row + i) * n + col + 8 * v, sizeof(Vector));
-            for (u32 k = 0; k < depth; ++k)
-                for (u32 v = 0; v < VECTORS; ++v) {
-                    Vector right;
-                    std::memcpy(&right, b + k * n + col + 8 * v, sizeof right);
-                    for (u32 i = 0; i < 4; ++i) sum[i][v] += a[(row + i) * depth + k] * right;
-                }
-            for (u32 i = 0; i < 4; ++i)
-                for (u32 v = 0; v < VECTORS; ++v)
-                    std::memcpy(sums + (row + i) * n + col + 8 * v, &sum[i][v], sizeof(Vector));
-        }
+constexpr int NO_EXPONENT = -2048, SMALLEST_NORMAL = -126;
+constexpr int FRACTION = 25;  // bits that aligned addends keep behind the point of the one with the largest exponent
+
+Parts parts_of(float value) {
+    u32 word;
+    std::memcpy(&word, &value, 4);
+    const int field = word >> 23 & 0xff, significand = (int(word & 0x7fffff) | (field ? 1 << 23 : 0)) >> 13;
+    return {int(word) >> 31, significand, significand ? (field ? field : 1) - 127 : NO_EXPONENT};
 }
 
+bool all_finite(const float* values, u32 count) {
+    u32 largest = 0;
+    for (u32 i = 0; i < count; ++i) {
+        u32 word;
+        std::memcpy(&word, values + i, 4);
+        largest = std::max(largest, word & 0x7fffffff);
+    }
+    return largest < 0x7f800000;
+}
+
+// The sum of aligned addends, in units of 2^(exponent - FRACTION), cut toward zero to fp32, where it may be subnormal.
+float cut_subnormal(double sum, int exponent) {
+    if (sum == 0) return 0;
+    const double value = std::ldexp(sum, exponent - FRACTION),
+                 unit = std::ldexp(1, std::max(std::ilogb(value) - 23, -149));
+    return float(std::trunc(value / unit) * unit);
+}
+
+constexpr u32 LANES = 8;  // columns at a time
+using Ints = int __attribute__((vector_size(32)));
+using Longs = long long __attribute__((vector_size(64)));
+using Doubles = double __attribute__((vector_size(64)));
+using Floats = float __attribute__((vector_size(32)));
+
+#define HC_EMU_INLINE inline __attribute__((always_inline))
+
+HC_EMU_INLINE void load(Ints& to, const void* from) { std::memcpy(&to, from, sizeof to); }
+
+HC_EMU_INLINE void align(Ints& value, const Ints& down) { value >>= down < 31 ? down : Ints{} + 31; }
+
+HC_EMU_INLINE void negate(Ints& value, const Ints& sign) { value = (value ^ sign) - sign; }
+
+// The sums of a row and 8 columns that are all finite, and the products of `depth` parts of a with those of b's columns,
+// `pitch` apart from k to k: all are aligned to the largest exponent, cut there, and added without further loss.
+HC_EMU_INLINE void multiply_eight(float* sums, const Parts* a, const int* signs, const int* significands,
+                                  const int* exponents, u32 pitch, u32 depth) {
+    Ints words, each;
+    load(words, sums);
+    const Ints fields = words >> 23 & 0xff, exponent = (fields > 1 ? fields : Ints{} + 1) - 127;
+    Ints significand = (words & 0x7fffff) | (fields > 0 ? Ints{} + (1 << 23) : Ints{});
+    Ints most = significand > 0 ? exponent : Ints{} + NO_EXPONENT;
+    for (u32 k = 0; k < depth; ++k) {
+        load(each, exponents + k * pitch);
+        each += a[k].exponent;
+        most = each > most ? each : most;
+    }
+    significand <<= FRACTION - 23;
+    align(significand, most - exponent);
+    negate(significand, words >> 31);
+    Ints total[2] = {significand, {}};  // of eight products each, which 32 bits hold
+    for (u32 k = 0; k < depth; ++k) {
+        Ints product, sign;
+        load(each, exponents + k * pitch);
+        load(product, significands + k * pitch);
+        load(sign, signs + k * pitch);
+        product *= a[k].significand << (FRACTION - 20);
+        align(product, most - a[k].exponent - each);
+        negate(product, sign ^ a[k].sign);
+        total[k / 8] += product;
+    }
+    const Doubles sum = __builtin_convertvector(total[0], Doubles) + __builtin_convertvector(total[1], Doubles);
+    const Ints tiny = (most > NO_EXPONENT / 2) & (most < SMALLEST_NORMAL + FRACTION);
+    bool any_tiny = false;
+    for (u32 i = 0; i < LANES; ++i) any_tiny |= tiny[i];
+    if (any_tiny) {
+        for (u32 i = 0; i < LANES; ++i) sums[i] = cut_subnormal(sum[i], most[i]);
+        return;
+    }
+    const Ints scale = (most > NO_EXPONENT / 2 ? most : Ints{}) + (1023 - FRACTION);
+    const Longs powers = __builtin_convertvector(scale, Longs) << 52;
+    const Longs cut = Longs(sum * Doubles(powers)) & ~0x1fffffffLL;
+    const Floats result = __builtin_convertvector(Doubles(cut), Floats);
+    std::memcpy(sums, &result, sizeof result);
+}
+
+HC_EMU_INLINE void multiply_all(float* sums, const Parts* a, const int* signs, const int* significands,
+                                const int* exponents, u32 n, u32 depth) {
+    for (u32 row = 0; row < ROWS; ++row)
+        for (u32 col = 0; col < n; col += LANES)
+            multiply_eight(sums + row * n + col, a + row * depth, signs + col, significands + col, exponents + col, n,
+                           depth);
+}
+
+void multiply_narrow(float* sums, const Parts* a, const int* signs, const int* significands, const int* exponents,
+                     u32 n, u32 depth) {
+    multiply_all(sums, a, signs, significands, exponents, n, depth);
+}
 #if defined(__x86_64__)
-#define HC_EMU_FMA __attribute__((target("avx2,fma")))
-HC_EMU_FMA void multiply_wide(float* sums, const float* a, const float* b, u32 n, u32 depth) {
-    multiply_block<2>(sums, a, b, n, depth);
+__attribute__((target("avx2"))) void multiply_wide(float* sums, const Parts* a, const int* signs,
+                                                   const int* significands, const int* exponents, u32 n, u32 depth) {
+    if (depth == 8)
+        multiply_all(sums, a, signs, significands, exponents, n, 8);
+    else
+        multiply_all(sums, a, signs, significands, exponents, n, 16);
 }
-HC_EMU_FMA void multiply_narrow(float* sums, const float* a, const float* b, u32 n, u32 depth) {
-    multiply_block<1>(sums, a, b, n, depth);
-}
-const bool has_fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+const auto multiply_finite = __builtin_cpu_supports("avx2") ? multiply_wide : multiply_narrow;
 #else
-const bool has_fma = false;
-void multiply_wide(float*, const float*, const float*, u32, u32) {}
-void multiply_narrow(float*, const float*, const float*, u32, u32) {}
+const auto multiply_finite = multiply_narrow;
 #endif
+
+// In fp32, for numbers that are not all finite: any order and rounding gives the same infinities and NaN.
+void multiply_any(float* sums, const float* a, const float* b, u32 n, u32 depth) {
+    for (u32 row = 0; row < ROWS; ++row)
+        for (u32 k = 0; k < depth; ++k)
+            for (u32 col = 0; col < n; ++col) sums[row * n + col] += a[row * depth + k] * b[k * n + col];
+}
 
 // Lowest and highest shared address of an operand's chunks, checked once; the host address of shared address 0.
 const u8* window_of(const Operand& operand, Site site) {
@@ -109,10 +192,16 @@ void read_operand(const Operand& operand, float* out, u32 line_pitch, u32 k_pitc
 }
 
 void multiply_rows(float* sums, const float* a, const float* b, u32 n, u32 depth) {
-    if (has_fma)
-        n % 16 ? multiply_narrow(sums, a, b, n, depth) : multiply_wide(sums, a, b, n, depth);
-    else
-        multiply_block<1>(sums, a, b, n, depth);
+    if (!all_finite(sums, ROWS * n) || !all_finite(a, ROWS * depth) || !all_finite(b, depth * n))
+        return multiply_any(sums, a, b, n, depth);
+    static int signs[MAX_DEPTH * MAX_N], significands[MAX_DEPTH * MAX_N], exponents[MAX_DEPTH * MAX_N];
+    for (u32 i = 0; i < depth * n; ++i) {
+        const Parts parts = parts_of(b[i]);
+        signs[i] = parts.sign, significands[i] = parts.significand, exponents[i] = parts.exponent;
+    }
+    Parts rows[ROWS * MAX_DEPTH];
+    for (u32 i = 0; i < ROWS * depth; ++i) rows[i] = parts_of(a[i]);
+    multiply_finite(sums, rows, signs, significands, exponents, n, depth);
 }
 
 void ChunkSet::add(const Operand& operand, u32 first_line, u32 lines) {

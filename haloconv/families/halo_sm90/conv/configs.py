@@ -11,10 +11,11 @@ from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
 from haloconv.families.halo_sm90.conv.tile import Tiling, tile
+from haloconv.precision import Precision
 from haloconv.problem import Request, TensorForm
 
-TERMS = {"tf32x3": 2}
-"""Precisions that multiply fp32 as several TF32 values. Three products of two each lose what is below 2^-22 of one."""
+TERMS: dict[Precision, int] = {"tf32x3": 2}
+"""Precisions that multiply fp32 as several TF32 values. Three products of two each lose at most 2^-20 of one."""
 
 _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)
@@ -73,6 +74,7 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
     chunk_bytes = next((size for size in (32, 64) if channel_bytes <= size), 128)
     packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 else [(1, 1)]
     result: dict[TileShape, None] = {}
+    sums = 1 if storage.terms == 1 else 2  # of a pixel, in registers
     for pack_h, pack_w in packs:
         cols = ceil_div(form.horizontal.out_extent, pack_w)
         sides = (False, True) if form.filters > BLOCK_M else (False,)
@@ -83,10 +85,12 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
             cut = (chunk_bytes, pack_h, pack_w)
             # Two blocks of filters in one tile, and the transpose of fp32 lines, need many registers each: not both.
             many = run == 256 and boxes and not storage.x_inner and storage.elem_bytes == 4
-            for keeps, shared in product((True, False), (False,) if many else sides):
+            # Nor loads of two rows in passing and both sums of several terms.
+            only_kept = storage.terms > 1 and runs == 2 and not boxes
+            for keeps, shared in product((True,) if only_kept else (True, False), (False,) if many else sides):
                 one = TileShape(False, run, runs, *cut, boxes=boxes, keeps=keeps, shared_tile=shared)
                 result[replace(one, splits=form.splits, terms=storage.terms)] = None
-            if boxes and not storage.x_inner and most * runs > 128:
+            if boxes and not storage.x_inner and most * runs * sums > 128:
                 continue  # flat tiles that are transposed leave too few registers
             for strips in sorted({ceil_div(cols, width) for width in (cols, 126, 62, 30)}):
                 strip_cols = 0 if strips == 1 else ceil_div(cols, strips)
@@ -117,7 +121,8 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     The tensor cores, each consumer, the L2 and the warps that stage work side by side. Rates are from probes on an
     H200. ``wgmma`` runs near its peak at 256 pixels with more than three stages; with fewer pixels it reads more of
     shared memory. It is slower in flat tiles and where few lines are staged ahead. A consumer loses 340 cycles between
-    two taps, most of them waiting for weights, and 600 a tile. The L2 gives weights and boxes at 30 bytes a cycle.
+    two taps, most of them waiting for weights, and 600 a tile. The L2 gives weights and boxes at 30 bytes a cycle. With
+    several terms it adds partial sums to a tile's, too, at a guess in 10 cycles for an addition of each thread.
     """
     shape = tiling.shape
     taps = tiling.taps * tiling.chunks
@@ -129,7 +134,8 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     # With one stream of weights the other consumer is ahead by its stages, and multiplies while this one writes.
     hidden = 0 if tiling.phases.first else tiling.memory.stages * tap
     multiply = 2 * taps * tap + (0 if shape.shared_tile else max(0, writing - hidden))
-    consumer = taps * (tap + 340) + writing + 600
+    promoting = 10 * shape.tile_px // 2 / shape.part_taps if shape.terms > 1 else 0
+    consumer = taps * (tap + 340 + promoting) + writing + 600
     streamed = taps * shape.streams * shape.stage_bytes + tiling.staged_lines * tiling.line.slot_px * shape.chunk_bytes
     units = tiling.line.boxes * tiling.line.box_units if shape.boxes else ceil_div(tiling.line.slot_px, UNIT_PX)
     staging = tiling.staged_lines * units * _unit_cycles(shape, storage)

@@ -79,10 +79,17 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
 // stage back, so that the warp need not meet.
 struct Taps {
     static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a pixel run and a tap
+    // TERMS > 1: taps of partial sums. wgmma cuts a sum toward zero each time that it adds to it, and of sums of one sign
+    // these losses add up: by 6.4e-8 of it a time, so that after 18 times the limit of fp32, 5e-7 sqrt(log2(L)), is
+    // passed. Promoted are sums of four steps of three products, 12 times (docs/precision.md derives both figures). An
+    // enum, because a constant would be a global of every kernel.
+    enum { PART_TAPS = TERMS > 1 ? 4 / STEPS : 0 };
 
     u64 stages, slots;  // descriptors of the first stage, of the first slot
     int slot_term;      // from one term of a slot to the next, in descriptor units
     int last_stage;     // of the tap before; in lane 0 alone, else -1
+    int part_taps;      // TERMS > 1: of the partial sums
+    Sums part;          // TERMS > 1: partial sums
 
     template <int FROM, int TO>
     __device__ __forceinline__ void multiply_steps(u64 weights, u64 pixels, const int (&run)[RUNS], Sums& sums,
@@ -90,17 +97,38 @@ struct Taps {
 #pragma unroll
         for (int k = FROM; k < TO; ++k)
 #pragma unroll
-            for (int i = 0; i < TERMS * TERMS; ++i) {  // products that are too small to count are left out
-                const int term = i / TERMS, px_term = i % TERMS;
-                if (term + px_term >= TERMS) continue;
+            for (int j = 0; j < RUNS; ++j)
+                hc::ptx::wgmma_ss<MULTIPLY, RUN>(sums[j], hc::ptx::moved(weights, 2 * k),
+                                                 hc::ptx::moved(pixels, run[j] + 2 * k), accumulate || k > 0);
+        hc::ptx::wgmma_commit_group();
+    }
+    // All products of terms that count, the smallest first: what wgmma cuts off is a fraction of the sum so far.
+    __device__ __forceinline__ void multiply_terms(u64 weights, u64 pixels, const int (&run)[RUNS]) {
+#pragma unroll
+        for (int i = 0; i < TERMS * TERMS; ++i) {
+            const int both = TERMS - 1 - i / TERMS, term = i % TERMS, px_term = both - term;
+            if (px_term < 0) continue;
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k)
 #pragma unroll
                 for (int j = 0; j < RUNS; ++j)
-                    hc::ptx::wgmma_ss<MULTIPLY, RUN>(
-                        sums[j], hc::ptx::moved(weights, term * (TERM_BYTES / 16) + 2 * k),
-                        hc::ptx::moved(pixels, run[j] + (TERMS > 1 ? px_term * slot_term : 0) + 2 * k),
-                        accumulate || k > 0 || i > 0);
-            }
+                    hc::ptx::wgmma_ss<MULTIPLY, RUN>(part[j], hc::ptx::moved(weights, term * (TERM_BYTES / 16) + 2 * k),
+                                                     hc::ptx::moved(pixels, run[j] + px_term * slot_term + 2 * k),
+                                                     (PART_TAPS > 1 && part_taps > 0) || i > 0 || k > 0);
+        }
         hc::ptx::wgmma_commit_group();
+    }
+    // Adds the partial sums to the tile's, rounded to nearest, and gives back the last stage that they are of.
+    __device__ __forceinline__ void promote(Consumer& self, Sums& sums) {
+        hc::ptx::wgmma_wait_group<0>();
+        release(self);
+        last_stage = -1, part_taps = 0;
+#pragma unroll
+        for (int j = 0; j < RUNS; ++j) {
+            hc::ptx::wgmma_hold(part[j]);
+#pragma unroll
+            for (int i = 0; i < RUN / 2; ++i) sums[j][i] += part[j][i];
+        }
     }
     __device__ __forceinline__ void multiply(const Params& p, Consumer& self, const int (&run)[RUNS], int px,
                                              Sums& sums, bool accumulate) {
@@ -108,12 +136,21 @@ struct Taps {
         hc::wait(&self.stage_full[self.stage.index], self.stage.parity);
         hc::ptx::wgmma_fence();
         const u64 weights = hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16));
-        multiply_steps<0, HALF>(weights, pixels, run, sums, accumulate);
-        hc::ptx::wgmma_wait_group<1>();
-        release(self);
+        if constexpr (TERMS > 1)
+            multiply_terms(weights, pixels, run);
+        else
+            multiply_steps<0, HALF>(weights, pixels, run, sums, accumulate);
+        if constexpr (PART_TAPS != 1) {
+            hc::ptx::wgmma_wait_group<1>();
+            release(self);
+        }
         if (threadIdx.x % 32 == 0) last_stage = self.stage.index;
         self.stage.advance(STAGES);
-        if constexpr (HALF < STEPS) multiply_steps<HALF, STEPS>(weights, pixels, run, sums, true);
+        if constexpr (TERMS > 1) {
+            if (++part_taps == PART_TAPS) promote(self, sums);
+        } else if constexpr (HALF < STEPS) {
+            multiply_steps<HALF, STEPS>(weights, pixels, run, sums, true);
+        }
     }
     __device__ __forceinline__ void release(Consumer& self) {
         if (last_stage >= 0) hc::ptx::mbarrier_arrive(&self.stage_empty[last_stage]);
@@ -128,6 +165,9 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
     Taps taps{hc::ptx::smem_descriptor(hc::ptx::shared_address(self.stages), 16, 8 * CHUNK_BYTES, CHUNK_BYTES),
               hc::ptx::smem_descriptor(hc::ptx::shared_address(smem.slots), 16, 8 * CHUNK_BYTES, CHUNK_BYTES),
               p.slot_bytes / TERMS / 16, -1};
+    if (TERMS > 1 && !accumulate)
+#pragma unroll
+        for (int i = 0; i < TILE_PX / 2; ++i) sums[i / (RUN / 2)][i % (RUN / 2)] = 0;
     Lines before{};  // of the chunk before, as far as they are still to be released
     for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
         Lines lines = lines_in_sight(p, self, phase, part, chunk, at);
@@ -149,10 +189,14 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
             release_lines(p, control, before, before.released_end);
         }
     }
-    hc::ptx::wgmma_wait_group<0>();
+    if constexpr (TERMS > 1) {
+        if (taps.part_taps > 0) taps.promote(self, sums);
+    } else {
+        hc::ptx::wgmma_wait_group<0>();
 #pragma unroll
-    for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);
-    if (!Y_IN_STAGE) taps.release(self);
+        for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);
+        if (!Y_IN_STAGE) taps.release(self);
+    }
     release_lines(p, control, before, before.released_end);
 }
 

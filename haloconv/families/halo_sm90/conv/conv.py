@@ -44,9 +44,7 @@ _FLAG_BYTES = 128  # before the packed weights, which keep their alignment
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
     problem, facts = request.problem, request.facts
-    reason = why_not_direction(problem, *DIRECTIONS)
-    if reason is None and problem.precision not in TERMS:
-        reason = support.why_no_tensor_cores(problem)
+    reason = why_not_direction(problem, *DIRECTIONS) or support.why_no_tensor_cores(problem, ("tf32", *TERMS))
     if reason is not None:
         return reason
     if facts.arch != _ARCH:

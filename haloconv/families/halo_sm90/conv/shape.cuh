@@ -34,7 +34,7 @@ constexpr int PLANES = X_JOINED > 1 ? X_JOINED : 1;  // of channels that boxes t
 constexpr int PRODUCER_WARPS = LINE_WARPS + 1, THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
 constexpr bool MANY = PRODUCER_WARPS == 8;  // two warpgroups of producers
 
-constexpr bool WIDE = RUN * RUNS > 128;  // sums fill the consumers' registers
+constexpr bool WIDE = RUN * RUNS * (TERMS > 1 ? 2 : 1) > 128;  // sums, with terms also partial ones, fill registers
 constexpr int PRODUCER_REGISTERS = MANY ? 104 : BOXED ? 56 : WIDE ? 88 : 152;
 constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168;  // what is left
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
@@ -58,7 +58,7 @@ constexpr bool NEEDS_FIXUP = PACKS > 1 || TERMS > 1;
 // sends a consumer's boxes, so that none of its warps waits for the other three or for a box.
 constexpr bool SENDERS = BOXED && Y_BOXES && Y_CHANNELS_INNER;
 
-static_assert(RUN * RUNS <= 256, "a thread's sums leave it room for the rest");
+static_assert(RUN * RUNS * (TERMS > 1 ? 2 : 1) <= 256, "a thread's sums leave it room for the rest");
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
 static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms on its way through registers");
 static_assert(PACKS == 1 || PACKS == 2, "an output of a pack has two warps' rows");

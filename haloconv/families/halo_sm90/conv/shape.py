@@ -15,6 +15,8 @@ _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
 _CONSUMERS, _CONSUMER_WARPS, UNIT_PX = 2, 8, 32
 _MAX_RAW_TILES = 14
 _ENOUGH_STAGES = 5
+SUM_REGISTERS = 128  # of a thread, which leave it room for the rest
+_PART_STEPS = 4
 _BARRIERS = 2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + _CONSUMERS + 2 * 2 * _CONSUMERS
 _CONTROL_BYTES = 8 * _BARRIERS + 4 * 2 * MAX_TAPS
 BLOCK_M = 64
@@ -82,6 +84,16 @@ class TileShape:
         return self.runs * self.run
 
     @property
+    def sum_registers(self) -> int:
+        """Registers of a thread that hold sums: a tile's, and with several terms as many partial sums."""
+        return self.tile_px // 2 * (2 if self.terms > 1 else 1)
+
+    @property
+    def part_taps(self) -> int:
+        """Taps of the partial sums of several terms (families/halo_sm90/conv/consume.cuh)."""
+        return _PART_STEPS * 32 // self.chunk_bytes
+
+    @property
     def tiles(self) -> int:
         """Tiles of a work tile."""
         return 1 if self.shared_tile else _CONSUMERS
@@ -137,7 +149,7 @@ class Memory(NamedTuple):
 
 def line_warps(shape: TileShape, storage: Storage) -> int:
     """Warps that stage lines: one where TMA fills slots, else as many as there are registers for."""
-    return 3 if shape.tile_px > 128 or (shape.boxes and storage.x_inner) else 7
+    return 3 if shape.sum_registers > 64 or (shape.boxes and storage.x_inner) else 7
 
 
 def threads(shape: TileShape, storage: Storage) -> int:

@@ -15,6 +15,7 @@ from haloconv.families.halo_sm90.conv.scheduler import Schedule, best_schedule
 from haloconv.families.halo_sm90.conv.shape import (
     BLOCK_M,
     MAX_TAPS,
+    SUM_REGISTERS,
     UNIT_PX,
     Memory,
     Storage,
@@ -231,6 +232,8 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
         return "outputs of a dilated axis do not share taps"
     if shape.shared_tile and (shape.packs > 1 or form.filters <= BLOCK_M):
         return f"{form.filters} filters are one block"
+    if shape.sum_registers > SUM_REGISTERS:
+        return f"{shape.sum_registers} sums of a thread leave no registers for the rest"
     vertical, across = _vertical(form.vertical, shape), _horizontal(form.horizontal, shape)
     if max(vertical.taps, across.taps) > MAX_TAPS:
         return f"a filter of {vertical.taps} x {across.taps} taps has more than {MAX_TAPS} along one axis"

@@ -1,0 +1,180 @@
+"""precision="tf32x3": within fp32's own error limits on every kind of values, who takes it, and what else is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import haloconv
+from haloconv import emulator, reference
+from haloconv.choose.buckets import layer_key, read_layer, size_of
+from haloconv.choose.measured import by_measured_rule
+from haloconv.emulator import emulated_device
+from haloconv.families import FAMILIES
+from haloconv.families.halo_sm90.conv.configs import storage_of, tilings
+from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.precision import convolution_precision, torch_precision
+from haloconv.problem import ConvSpec, Problem, dense_request
+from tests import oracle
+from tests.cases import Case, Tensors, case, case_id, make
+from tests.mutations.mutation import Mutation, planted
+from tools.fingerprint import recording
+
+CPU = torch.device("cpu")
+LONG = (  # what the sums are cut by: chunks of 128, 64 and 32 bytes, with promotion after one, two and four taps
+    case("products_4608", "512 channels of 9 taps", (1, 512, 3, 12), (16, 3, 3), padding=1),
+    case("products_1125", "5 channels of 225 taps", (1, 5, 15, 20), (8, 15, 15), padding=7),
+    case("products_400", "16 channels of 25 taps", (1, 16, 5, 20), (24, 5, 5), padding=2),
+    case("products_27", "an image of three channels", (2, 3, 9, 17), (16, 3, 3), padding=1),
+    case("products_3", "three channels, one tap", (1, 3, 9, 17), (16, 1, 1)),
+)  # fmt: skip
+
+
+def on_emulator(test: Callable) -> Callable:
+    """Skipped where there is none."""
+    reason = emulator.available()
+    return pytest.mark.usefixtures("emulator_cache")(pytest.mark.skipif(reason is not None, reason=str(reason))(test))
+
+
+def _forced(one: Case) -> Case:
+    return replace(one, spec=one.spec._replace(precision="tf32x3", family="halo_sm90", strict=True))
+
+
+def _error(result: str, t: Tensors, one: Case) -> tuple[reference.Error, reference.Limits, float]:
+    """The error, the limits of fp32 that nothing has raised, and the norm of the error by that of the scale."""
+    with emulated_device(seed=1, sm_count=2):
+        got = oracle.run(result, t, one)
+    want, limits = oracle.expected(result, t, one.spec), oracle.limits_of(result, t, one.spec)
+    length = reference.reduction_length(oracle.problem_of(result, t, one.spec))
+    assert limits.norm == reference.IEEE_NORM * math.sqrt(math.log2(max(2, length)))
+    norm = ((got.double() - want.value).norm() / want.scale.norm()).item()
+    return reference.measure_error(got, want, limits), limits, norm
+
+
+@pytest.mark.parametrize("result", ["fprop", "dgrad"])
+@pytest.mark.parametrize("one", LONG, ids=case_id)
+@on_emulator
+def test_errors_stay_below_the_limits_of_fp32(one: Case, result: str) -> None:
+    """Of every kind of values; those that cancel are held against the convolution of absolute values.
+
+    The emulator cuts sums as a GPU does, to the bit.
+    """
+    for kind in ("normal", "positive", "wide", "cancellation"):
+        error, limits, by_scale = _error(result, make(one, torch.float32, kind=kind), _forced(one))
+        norm = by_scale if kind == "cancellation" else error.norm
+        assert norm < limits.norm, f"{kind}: {norm:.2e}, {limits}"
+        assert error.worst < limits.element + limits.rounding, f"{kind}: {error}, {limits}"
+
+
+@on_emulator
+def test_sums_that_are_never_promoted_are_above_the_limits_of_fp32() -> None:
+    """What the limits above are worth: of 1125 products wgmma cuts off more than they allow."""
+    edits = (("++part_taps == PART_TAPS", "++part_taps == 1 << 20"),)
+    fault = Mutation("never promoted", "halo_sm90/conv", "wgmma cuts at each step", edits, LONG[1].name, "fprop")
+    with planted(fault):
+        error, limits, _ = _error("fprop", make(LONG[1], torch.float32, kind="positive"), _forced(LONG[1]))
+    assert error.norm > 2 * limits.norm
+
+
+@on_emulator
+def test_tiny_values_lose_bits_of_their_second_term() -> None:
+    """Below 2^-113 a value is kept to a multiple of 2^-136 alone: the sentence of docs/precision.md, to the bit."""
+    one = _forced(replace(LONG[3], bias=False))
+    t = make(one, torch.float32)
+    for power, kept in ((-112, True), (-120, False)):
+        x = (1 + t.x.abs() % 1) * 2.0**power
+        scaled = t._replace(x=x, w=t.w * 2.0**60)
+        error, limits, _ = _error("fprop", scaled, one)
+        assert (error.norm < limits.norm) == kept
+        ones = scaled._replace(x=torch.ones_like(x))
+        lost = oracle.expected("fprop", ones, one.spec).scale * (0 if kept else 2.0**-137)
+        want = oracle.expected("fprop", scaled, one.spec)
+        with emulated_device(seed=1):
+            got = oracle.run("fprop", scaled, one)
+        rounding = (limits.element + limits.rounding) * want.scale
+        assert ((got.double() - want.value).abs() <= rounding + lost).all()
+
+
+@on_emulator
+def test_the_largest_values_stay_finite_and_sums_beyond_them_are_infinite() -> None:
+    one = _forced(replace(LONG[3], bias=False))
+    t = make(one, torch.float32)
+    largest = torch.full_like(t.x, torch.finfo(torch.float32).max).copysign(t.x)  # whose rounding to TF32 is infinite
+    small = t._replace(x=largest, w=t.w * 2.0**-4)
+    error, limits, _ = _error("fprop", small, one)
+    assert error.norm < limits.norm
+    beyond = t._replace(x=largest.abs(), w=t.w.abs() * 2.0**8)
+    with emulated_device(seed=1):
+        assert (oracle.run("fprop", beyond, one) == math.inf).all()
+
+
+@on_emulator
+def test_a_layer_trains_in_it() -> None:
+    """dgrad by the same kernel; the weight gradient in full fp32, told once where the family was asked for by name."""
+    x = torch.randn(1, 8, 6, 9, requires_grad=True)
+    layer = haloconv.Conv2d(8, 16, 3, padding=1, precision="tf32x3", family="halo_sm90")
+    with emulated_device(), pytest.warns(RuntimeWarning, match="has precision='tf32x3', and no weight gradient"):
+        layer(x).sum().backward()
+        assert "precision=tf32x3, family=halo_sm90" in repr(layer)
+    spec = ConvSpec(padding=(1, 1, 1, 1), precision="tf32x3", family="halo_sm90")
+    t = Tensors(x.detach(), layer.weight.detach(), layer.bias.detach(), torch.ones(1, 16, 6, 9))
+    oracle.check("dgrad", x.grad, t, spec)
+    oracle.check("wgrad", layer.weight.grad, t, spec)
+
+
+@pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if each.tensor_cores])
+def test_families_on_tensor_cores_without_it_say_so(name: str) -> None:
+    family, reasons = FAMILIES[name], {}
+    for direction in family.directions:
+        problem = Problem(direction, 2, 32, 16, 16, 32, 3, 3, padding=(1, 1, 1, 1), precision="tf32x3")
+        with recording():
+            reasons[direction] = family.why_not(problem, CPU)
+    taken = {direction for direction, reason in reasons.items() if reason is None}
+    assert taken == ({"fprop", "dgrad"} if name == "halo_sm90" else set())
+    assert all(reason is None or "halo_sm90/conv alone has precision='tf32x3'" in reason for reason in reasons.values())
+
+
+def test_without_a_rule_it_gets_what_full_fp32_gets() -> None:
+    for groups, family in ((1, "aten"), (8, "direct")):
+        problem = Problem("fprop", 8, 32, 64, 64, 32, 3, 3, groups=groups, precision="tf32x3")
+        with recording():
+            full = by_measured_rule(replace(problem, precision="ieee"), CPU)
+            found, reason = by_measured_rule(problem, CPU)
+        assert found == full[0] == family and reason == f"{full[1]}; no rule for tf32x3 yet, so in full fp32"
+
+
+def test_pytorch_computes_it_in_full_fp32() -> None:
+    for before in ("tf32", "ieee"):
+        with convolution_precision(before):
+            with convolution_precision("tf32x3"):
+                assert torch_precision() == "ieee"
+            assert torch_precision() == before
+
+
+def test_records_and_limits_know_it() -> None:
+    problem = Problem("dgrad", 8, 32, 64, 64, 64, 5, 9, precision="tf32x3")
+    full = replace(problem, precision="ieee")
+    assert problem.precision_label == "tf32x3" and " tf32x3 nchw" in layer_key(problem)
+    assert read_layer(layer_key(problem), size_of(problem)) == problem
+    assert reference.error_limits(problem) == reference.error_limits(full)
+    assert layer_key(problem) != layer_key(full)
+
+
+def test_sums_and_partial_sums_fit_registers() -> None:
+    """No tile has more than 128 pixels, and of 8 channels partial sums are those of four taps."""
+    for channels, taps in ((64, 1), (16, 2), (8, 4)):
+        problem = Problem("fprop", 2, channels, 40, 200, 128, 3, 3, precision="tf32x3")
+        request = dense_request(problem, CPU)
+        (form,) = forms(problem)
+        shapes = [tiling.shape for tiling in tilings(form, storage_of(request))]
+        assert max(shape.tile_px for shape in shapes) == 128 and {shape.part_taps for shape in shapes} == {taps}
+        assert {shape.products for shape in shapes} == {3}
+
+
+def test_other_types_multiply_exactly_whatever_is_asked() -> None:
+    x, w = torch.randn(1, 4, 6, 6, dtype=torch.float64), torch.randn(8, 4, 3, 3, dtype=torch.float64)
+    assert torch.equal(haloconv.conv2d(x, w, precision="tf32x3"), torch.nn.functional.conv2d(x, w))
