@@ -10,6 +10,7 @@ import torch
 from haloconv.problem import Activation, Epilogue
 
 Tensor = torch.Tensor
+Call = Callable[..., Tensor]
 
 _functional = torch.nn.functional
 _APPLIED: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -77,3 +78,22 @@ def applied(y: Tensor, b: Tensor | None, epilogue: Epilogue, residual: Tensor | 
         assert b is not None
         y = scaled(y, b)
     return activated(y if residual is None else y + residual, epilogue.activation).to(dtype)
+
+
+def followed(fprop: Call, epilogue: Epilogue) -> Call:
+    """``fprop`` and then the epilogue, by PyTorch's kernels; an addition and ReLU in place."""
+    if epilogue.scale:
+        return lambda x, w, b, *residual: applied(fprop(x, w, None), b, epilogue, *residual)
+    rest = epilogue._replace(residual=False)
+    if rest.activation == "relu":
+        return lambda x, w, b, *residual: _added(fprop(x, w, b), *residual).relu_()
+    return lambda x, w, b, *residual: applied(_added(fprop(x, w, b), *residual), None, rest)
+
+
+def _added(y: Tensor, residual: Tensor | None = None) -> Tensor:
+    return y if residual is None else y.add_(residual)
+
+
+def biased(dgrad: Call) -> Call:
+    """``dgrad`` and then the bias, by PyTorch's kernel, in place."""
+    return lambda dy, w, b: dgrad(dy, w).add_(b.view(-1, 1, 1))

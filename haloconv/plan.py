@@ -20,7 +20,7 @@ from haloconv import env, logs, support
 from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be_measured
 from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import runs_kernels, stand_in, watched
-from haloconv.epilogue import applied
+from haloconv.epilogue import biased, followed
 from haloconv.families import FAMILIES
 from haloconv.families.aten import is_symmetric
 from haloconv.families.base import BoundCall, Config
@@ -335,9 +335,9 @@ def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
     config = config_of(choice, bare)
     run = watched(family.bind(request if family.has_epilogue else bare, config), request.device)
     if any(problem.epilogue) and not family.has_epilogue:
-        run = _followed(run, problem.epilogue)
+        run = followed(run, problem.epilogue)
     elif bare is not request and not family.has_epilogue:
-        run = _biased(run)
+        run = biased(run)
     return run, config
 
 
@@ -349,28 +349,9 @@ def _without_dgrad_bias(request: Request) -> Request:
     return replace(request, problem=replace(problem, bias=False))
 
 
-def _biased(dgrad: BoundCall) -> BoundCall:
-    """``dgrad`` and then the bias, by PyTorch's kernel, in place."""
-    return lambda dy, w, b: dgrad(dy, w).add_(b.view(-1, 1, 1))
-
-
 def _log_choice(problem: Problem, choice: Choice) -> None:
     layer, kernel = current_layer() or "a layer", " ".join(filter(None, (choice.kernel, choice.config)))
     logs.choice.info("%s: %s -> %s (%s): %s", layer, problem, choice.family, kernel, choice.reason)
-
-
-def _followed(fprop: BoundCall, epilogue: Epilogue) -> BoundCall:
-    """``fprop`` and then the epilogue, by PyTorch's kernels; an addition and ReLU in place."""
-    if epilogue.scale:
-        return lambda x, w, b, *residual: applied(fprop(x, w, None), b, epilogue, *residual)
-    rest = epilogue._replace(residual=False)
-    if rest.activation == "relu":
-        return lambda x, w, b, *residual: _added(fprop(x, w, b), *residual).relu_()
-    return lambda x, w, b, *residual: applied(_added(fprop(x, w, b), *residual), None, rest)
-
-
-def _added(y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    return y if residual is None else y.add_(residual)
 
 
 def _is_plain(problem: Problem, spec: ConvSpec) -> bool:

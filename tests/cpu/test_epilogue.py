@@ -250,8 +250,8 @@ def test_a_kernel_that_has_epilogues_needs_no_pass(
 ) -> None:
     x, w, b, _ = _tensors("padded", torch.float32)
     spec = ConvSpec(family=family, strict=True, precision="tf32" if family == "halo_sm90" else None)
-    made, followed = [], plan._followed
-    monkeypatch.setattr(plan, "_followed", lambda *args: made.append(args) or followed(*args))
+    made, followed = [], plan.followed
+    monkeypatch.setattr(plan, "followed", lambda *args: made.append(args) or followed(*args))
     plan.clear_plans()
     with emulated_device():
         assert (plan_fprop(x, w, b, spec, RELU).run(x, w, b) >= 0).all()

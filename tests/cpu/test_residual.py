@@ -165,8 +165,8 @@ KERNELS = {  # shapes of x and w
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_any_strides_in_kernels(kernel: str, emulator_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers, to the bit; a residual that lies as the result does is not copied, wherever it begins."""
-    passes, followed = [], plan._followed
-    monkeypatch.setattr(plan, "_followed", lambda *args: passes.append(args) or followed(*args))
+    passes, followed = [], plan.followed
+    monkeypatch.setattr(plan, "followed", lambda *args: passes.append(args) or followed(*args))
     (n, *_, h, w), (k, *_, s) = KERNELS[kernel]
     new = torch.Generator().manual_seed(0)
     shapes = (*KERNELS[kernel], (k,), (n, k, h, w))

@@ -25,8 +25,8 @@ ORDERS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 def additions(monkeypatch: pytest.MonkeyPatch) -> list[BoundCall]:
     """What is followed by an addition of PyTorch's."""
     seen: list[BoundCall] = []
-    followed = plan._biased
-    monkeypatch.setattr(plan, "_biased", lambda run: (seen.append(run), followed(run))[1])
+    followed = plan.biased
+    monkeypatch.setattr(plan, "biased", lambda run: (seen.append(run), followed(run))[1])
     return seen
 
 

@@ -14,7 +14,7 @@ import torch
 
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import in_order, why_not_direction
+from haloconv.families.common import dense_bias, in_order, why_not_direction
 from haloconv.families.halo_sm90.conv.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import forms
 from haloconv.families.halo_sm90.conv.launches import (
@@ -101,7 +101,7 @@ class _Bound:
 
     def _run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(self._shape, self._strides)
-        b = None if b is None else b.contiguous()
+        b = dense_bias(b)
         if self._has_gaps:
             y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no tap reaches
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)

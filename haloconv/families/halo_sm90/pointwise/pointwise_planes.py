@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, divisor, epilogue_constants, few_apart, in_order
+from haloconv.families.common import ELEMENTS, dense_bias, divisor, epilogue_constants, few_apart, in_order
 from haloconv.families.halo_sm90.pointwise import pointwise
 from haloconv.families.halo_sm90.pointwise.planes_tile import Planes, Side, Tile, planes_of, tiles
 from haloconv.families.halo_sm90.pointwise.tile import SPAN, why_no_product
@@ -96,7 +96,7 @@ def bind(request: Request, config: Config) -> BoundCall:
         residual = tuple(in_order(each, strides) for each in residual)
         others = [each.data_ptr() for each in residual]
         y, filters = x.new_empty_strided(shape, strides), w.data_ptr()
-        b = None if b is None else b.contiguous()
+        b = dense_bias(b)
         if pack is not None:
             packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
             filters = packed.data_ptr() + _FLAG_BYTES
