@@ -113,7 +113,7 @@ def _representative_problems() -> Iterator[Problem]:
         yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
     for dtype, layout, gathered, results in _THIN_LAYERS:
         yield _problem("dgrad", dtype, layout, results, gathered)
-    packed = _problem("fprop", torch.float16, "nhwc", 24, 16, bias=True)
+    packed = _problem("fprop", torch.float16, "nhwc", 16, 24, bias=True)
     yield replace(packed, epilogue=_RESIDUAL)  # with its nonfinite fix-up
     yield replace(_problem("fprop", torch.float32, "nchw", 32, 72), w=66, precision="tf32x3")  # in terms
 
