@@ -79,10 +79,10 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
 // stage back, so that the warp need not meet.
 struct Taps {
     static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a pixel run and a tap
-    // TERMS > 1: taps of partial sums. wgmma cuts a sum toward zero each time that it adds to it, and of sums of one sign
-    // these losses add up: by 6.4e-8 of it a time, so that after 18 times the limit of fp32, 5e-7 sqrt(log2(L)), is
-    // passed. Promoted are sums of four steps of three products, 12 times (docs/precision.md derives both figures). An
-    // enum, because a constant would be a global of every kernel.
+    // TERMS > 1: taps of partial sums. wgmma cuts a sum toward zero each time that it adds to it, and of sums of one
+    // sign these losses add up: by 6.4e-8 of it a time, so that after 18 times the limit of fp32, 5e-7 sqrt(log2(L)),
+    // is passed. Promoted are sums of four steps of three products, 12 times (docs/precision.md derives both figures).
+    // An enum, because a constant would be a global of every kernel.
     enum { PART_TAPS = TERMS > 1 ? 4 / STEPS : 0 };
 
     u64 stages, slots;  // descriptors of the first stage, of the first slot
