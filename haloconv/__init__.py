@@ -16,7 +16,7 @@ from haloconv.choose import measuring
 from haloconv.decompositions import decompositions
 from haloconv.fronts import Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from haloconv.functional import conv2d, functional_mode
-from haloconv.fuse import fuse
+from haloconv.fusion.fuse import fuse
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
 from haloconv.one_dimension import conv1d

@@ -17,7 +17,7 @@ import torch
 from haloconv import env
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
-from haloconv.fused_module import set_back
+from haloconv.fusion.module import set_back
 from haloconv.layer import OWN_NAMES, Layer
 from haloconv.precision import Precision
 from haloconv.precompile import Inputs, precompile

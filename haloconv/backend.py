@@ -3,7 +3,7 @@
 PyTorch finds the backend by an entry point of the package, without an import. Before AOTAutograd sees a graph, each 1-D
 or 2-D convolution, transposed ones too, for which `haloconv.choose` picks a kernel of ours becomes an operator of ours,
 which brings its gradients along; so do a batch norm, an addition and an activation behind it that our kernel applies
-(fusion.py).
+(fusion/graph.py).
 Everything else stays Inductor's. A call is replaced only where that is known to change nothing but who computes it:
 dtype, extents and strides of the result are compared with those that PyTorch's convolution has.
 """
@@ -26,7 +26,7 @@ from haloconv.arguments import Settings
 from haloconv.choose.choice import Choice, choose_now
 from haloconv.families import FAMILIES
 from haloconv.functional import make_spec
-from haloconv.fusion import Fused, behind, bias_and_scale_of_norm, norm_arguments
+from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.layout import Layout, is_channels_last, strides_of
 from haloconv.one_dimension import posed_row
 from haloconv.problem import ConvSpec, Problem, Request, TensorForm

@@ -72,7 +72,7 @@ def conv2d(
         dilation: pixels between neighbours of the filter, an int or (vertical, horizontal).
         groups: divides C and K.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"``, ``"circular"``, or a pair (vertical, horizontal).
-        precision: of fp32 products: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` (as accurate as fp32); None: PyTorch's setting.
+        precision: of fp32 products: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` (accurate as fp32); None: PyTorch's setting.
         family: ``"auto"`` for the choice by measurements and rules, ``"aten"`` for PyTorch's own convolution, or a
             family of ours: ``"direct"``, ``"halo_sm80"``, ``"halo_sm80_wgrad"``, ``"halo_sm90"``, ``"grouped_sm90"``,
             ``"depthwise"``, ``"depthwise_toeplitz"``, ``"depthwise_window"``. With a warning PyTorch runs all else.

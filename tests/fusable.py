@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from haloconv import fused_call
 from haloconv.choose.choice import Choice
+from haloconv.fusion import call as fused_call
 
 
 def settled(model: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 
 from haloconv import three_dimensions
 from haloconv.emulator import build
-from haloconv.fused_call import FusedCall
+from haloconv.fusion.call import FusedCall
 from haloconv.jit import nvrtc_info
 from tests.fusable import chosen
 

@@ -17,7 +17,7 @@ import haloconv
 from haloconv import env
 from haloconv.accelerate import accelerate, restore
 from haloconv.emulator import available, emulated_device
-from haloconv.fuse import Fusion, fuse
+from haloconv.fusion.fuse import Fusion, fuse
 from tests.fusable import (
     BasicBlock,
     BatchNormAct,

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 
 import haloconv
 from haloconv.accelerate import restore
-from haloconv.fuse import fuse
+from haloconv.fusion.fuse import fuse
 from tests.fusable import BasicBlock, ConvNormActivation, Written, chain, hooked, image, once, replaced, settled
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

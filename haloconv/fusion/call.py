@@ -15,13 +15,13 @@ from torch.overrides import _get_current_function_mode_stack
 
 from haloconv import autograd, logs
 from haloconv import plan as plans
-from haloconv.chains import HOOKS, Chain
 from haloconv.choose.choice import Choice, choose, choose_now
 from haloconv.device import is_capturing
 from haloconv.families import FAMILIES
-from haloconv.forwards import function_of
 from haloconv.functional import autocasted, cached_spec, functional_mode, goes_straight
-from haloconv.fusion import bias_and_scale_of_norm
+from haloconv.fusion.chains import HOOKS, Chain
+from haloconv.fusion.forwards import function_of
+from haloconv.fusion.graph import bias_and_scale_of_norm
 from haloconv.layout import strides_of
 from haloconv.module import Conv2d
 from haloconv.precision import torch_precision

@@ -1,6 +1,6 @@
 """Which calls of a module's forward are a convolution and what can be its epilogue, and why others are not.
 
-It is the pass of torch.compile's backend (fusion.py) on a graph in which what follows a convolution is spelled out as
+It is the pass of torch.compile's backend (graph.py) on a graph in which what follows a convolution is spelled out as
 calls of functions: each module there is replaced by the graph of its own forward.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from haloconv.forwards import graph_of
-from haloconv.fusion import Fused, behind, is_norm_of_batch, norm_arguments
+from haloconv.fusion.forwards import graph_of
+from haloconv.fusion.graph import Fused, behind, is_norm_of_batch, norm_arguments
 from haloconv.layer import OWN_NAMES
 from haloconv.module import Conv2d
 from haloconv.problem import Epilogue

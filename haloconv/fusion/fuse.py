@@ -15,8 +15,8 @@ import torch
 from haloconv import env, logs
 from haloconv.accelerate import TABLES, Left, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
-from haloconv.fused_call import FusedCall
-from haloconv.fused_module import Program, program_of, set_back, set_fused
+from haloconv.fusion.call import FusedCall
+from haloconv.fusion.module import Program, program_of, set_back, set_fused
 from haloconv.reclass import own_class
 
 _NO_FORWARD = (torch.nn.ModuleList, torch.nn.ModuleDict)

@@ -1,7 +1,7 @@
 """A module whose forward runs convolutions with what follows them as one call, wherever that is the same.
 
 Its class is one of ours above its own, and its forward the graph of its own forward, in which each chain of calls
-(chains.py) is one (fused_call.py). In training mode, with other arguments, and for whatever traces, compiles or
+(chains.py) is one (call.py). In training mode, with other arguments, and for whatever traces, compiles or
 transforms, its own forward runs; so it does for good once a module was put in or taken out, or an attribute assigned.
 """
 
@@ -15,10 +15,10 @@ from weakref import ref
 
 import torch
 
-from haloconv.chains import chains_of
-from haloconv.forwards import PLAIN, function_of, graph_of
 from haloconv.functional import is_plain_call
-from haloconv.fused_call import FusedCall
+from haloconv.fusion.call import FusedCall
+from haloconv.fusion.chains import chains_of
+from haloconv.fusion.forwards import PLAIN, function_of, graph_of
 from haloconv.layer import NOT_SCRIPTED
 from haloconv.reclass import change_class, name_of, own_class
 
