@@ -29,15 +29,30 @@ Parts parts_of(float value) {
     return {int(word) >> 31, significand, significand ? (field ? field : 1) - 127 : NO_EXPONENT};
 }
 
-bool all_finite(const float* values, u32 count) {
-    u32 largest = 0;
-    for (u32 i = 0; i < count; ++i) {
-        u32 word;
-        std::memcpy(&word, values + i, 4);
-        largest = std::max(largest, word & 0x7fffffff);
+// What is known of some numbers together: their largest magnitude, as bits, and whether all are integers below 2^24.
+struct Values {
+    u32 largest;
+    bool whole;
+
+    Values(const float* values, u32 count) : largest(0) {
+        int fractions = 0;
+        for (u32 i = 0; i < count; ++i) {
+            u32 word;
+            std::memcpy(&word, values + i, 4);
+            word &= 0x7fffffff;
+            largest = std::max(largest, word);
+            const float bounded = word < 0x4b800000 ? values[i] : 0.5f;
+            fractions |= float(int(bounded)) != bounded;
+        }
+        whole = !fractions;
     }
-    return largest < 0x7f800000;
-}
+    bool finite() const { return largest < 0x7f800000; }
+    double most() const {
+        float value;
+        std::memcpy(&value, &largest, 4);
+        return value;
+    }
+};
 
 // The sum of aligned addends, in units of 2^(exponent - FRACTION), cut toward zero to fp32, where it may be subnormal.
 float cut_subnormal(double sum, int exponent) {
@@ -129,7 +144,8 @@ const auto multiply_finite = __builtin_cpu_supports("avx2") ? multiply_wide : mu
 const auto multiply_finite = multiply_narrow;
 #endif
 
-// In fp32, for numbers that are not all finite: any order and rounding gives the same infinities and NaN.
+// In fp32, for integers of which every sum is exact, and for numbers that are not all finite: any order and rounding
+// gives the same sums, infinities and NaN.
 void multiply_any(float* sums, const float* a, const float* b, u32 n, u32 depth) {
     for (u32 row = 0; row < ROWS; ++row)
         for (u32 k = 0; k < depth; ++k)
@@ -192,7 +208,10 @@ void read_operand(const Operand& operand, float* out, u32 line_pitch, u32 k_pitc
 }
 
 void multiply_rows(float* sums, const float* a, const float* b, u32 n, u32 depth) {
-    if (!all_finite(sums, ROWS * n) || !all_finite(a, ROWS * depth) || !all_finite(b, depth * n))
+    const Values before(sums, ROWS * n), left(a, ROWS * depth), right(b, depth * n);
+    const bool finite = before.finite() && left.finite() && right.finite(),
+               whole = before.whole && left.whole && right.whole;
+    if (!finite || (whole && before.most() + depth * left.most() * right.most() < 0x1p24))
         return multiply_any(sums, a, b, n, depth);
     static int signs[MAX_DEPTH * MAX_N], significands[MAX_DEPTH * MAX_N], exponents[MAX_DEPTH * MAX_N];
     for (u32 i = 0; i < depth * n; ++i) {

@@ -71,11 +71,13 @@ def _order(tiling: Tiling, sm_count: int) -> tuple[float, bool]:
 def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
     """Every tile shape, with what fills M, and the cuts of rows and columns, that make sense for the form."""
     channel_bytes = form.channels * storage.elem_bytes
-    chunk_bytes = next((size for size in (32, 64) if channel_bytes <= size), 128)
+    widest_chunk = next((size for size in (32, 64) if channel_bytes <= size), 128)
+    # Pixels of several terms take so much shared memory that lines of 128 of them may fit in chunks of 64 bytes alone.
+    chunks = (128, 64) if widest_chunk == 128 and storage.terms > 1 else (widest_chunk,)
     packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 else [(1, 1)]
     result: dict[TileShape, None] = {}
     sums = 1 if storage.terms == 1 else 2  # of a pixel, in registers
-    for pack_h, pack_w in packs:
+    for chunk_bytes, (pack_h, pack_w) in product(chunks, packs):
         cols = ceil_div(form.horizontal.out_extent, pack_w)
         sides = (False, True) if form.filters > BLOCK_M else (False,)
         boxes = storage.x_whole or (storage.x_joined > 0 and chunk_bytes // storage.elem_bytes >= 8 * storage.x_joined)
