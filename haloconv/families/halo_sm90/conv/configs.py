@@ -36,8 +36,19 @@ def best_tilings(form: Form, storage: Storage, sm_count: int, may_split: bool = 
 
 def tilings(form: Form, storage: Storage) -> list[Tiling]:
     """Every tiling that fits, with all channels in one sum."""
-    found = (tile(form, shape, storage) for shape in all_shapes(form, storage))
+    shapes = (shape for shape in all_shapes(form, storage) if _leaves_registers(shape, storage))
+    found = (tile(form, shape, storage) for shape in shapes)
     return [each for each in found if isinstance(each, Tiling)]
+
+
+def _leaves_registers(shape: TileShape, storage: Storage) -> bool:
+    """Whether the sums of a tile leave a thread registers for where a residual is: larger tiles spill (sm_90a)."""
+    if not storage.residual:
+        return True
+    most = 256 if shape.boxes else 128
+    if shape.shared_tile and (not shape.boxes or (storage.elem_bytes == 4 and not storage.x_inner)):
+        most //= 2
+    return shape.tile_px <= most
 
 
 def split_tilings(form: Form, storage: Storage) -> list[Tiling]:
@@ -59,7 +70,7 @@ def partial_storage(form: Form, storage: Storage) -> Storage:
     rows, cols = form.vertical.out_extent, form.horizontal.out_extent
     whole = (form.filters if storage.y_inner else cols) % 4 == 0
     joined = not storage.y_inner and not whole and rows * cols % 4 == 0 and rows * cols < _COORDINATES
-    return replace(storage, partial=True, y_whole=whole, y_joined=joined)
+    return replace(storage, partial=True, y_whole=whole, y_joined=joined, residual=False)
 
 
 def _order(tiling: Tiling, sm_count: int) -> tuple[float, bool]:
@@ -204,7 +215,10 @@ def storage_of(request: Request) -> Storage:
     y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
     y_joined = y_joined and not y_whole and y[1] < _COORDINATES
     terms = TERMS.get(problem.precision, 1)
-    return Storage(problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined, terms=terms)
+    return Storage(
+        problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined,
+        terms=terms, residual=problem.epilogue.residual,
+    )  # fmt: skip
 
 
 def _joined(x: TensorForm, channels: int, group: int) -> int:

@@ -43,7 +43,7 @@ __device__ __forceinline__ int row_shift(const Params& p, int out_row) {
 
 // The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
 // no index: unrolled it compiles twice as long, or spills. Tiles that leave in boxes would get up to 13 % slower.
-constexpr bool ROLLED = !Y_BOXES && TILE_PX > (hc::IsLong<ACTIVATION>::VALUE ? 64 : 128);
+constexpr bool ROLLED = !Y_BOXES && TILE_PX > (hc::IsLong<ACTIVATION>::VALUE || RESIDUAL ? 64 : 128);
 
 // Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
 // each when it comes to it (renew).
@@ -175,35 +175,47 @@ __device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self)
     hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
 }
 
-// Adds the residual to the sums of a tile while they are in registers: an element for each output, wherever that goes.
-// Its address may be any, so elements come one by one, those of 32 pixels on their way at once. One loop body serves
-// all, as it does for the largest tiles' buffers.
-template <class P, class Finished>
-__device__ __forceinline__ void add_residual(const P& p, const WorkTile& column, const Filters& own, int tile,
-                                             const Finished& finish, Sums& sums) {
-    constexpr int PX = 32;
-    const int lane = threadIdx.x % 32, row = SPREAD ? hc::spread_row(lane / 4) : lane / 4;
-    const elem_t* const from = p.residual + ((i64)own.group * p.filters + own.first + row) * p.y_k;
+// Adds the residual to the sums of a tile, behind bias and scale, while they are in registers: an element for each
+// output, wherever that goes. Its address may be any, so elements come one by one. Registers are full of sums: those of
+// eight pixels are on their way at once, one loop body serves all, and what it needs is worked out anew in each turn.
+template <class P>
+__device__ __forceinline__ void add_residual(const P& p, int consumer, const WorkTile& of, int tile, Sums& sums) {
+    constexpr int PX = 8;
 #pragma unroll 1
     for (int px = 0; px < TILE_PX; px += PX) {
-        const int run = tile * RUNS + px / RUN, shift = row_shift(p, box_row(p, column, run, own.phase));
+        int run = tile * RUNS + px / RUN, thread = threadIdx.x % WARPGROUP;
+        WorkTile column = of;
+        hc::ptx::renew(run), hc::ptx::renew(thread);
+        hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+        const int lane = thread % 32, row = SPREAD ? hc::spread_row(lane / 4) : lane / 4;
+        const Filters own = filters_of(p, consumer, column, thread / 32 * hc::WARP_ROWS);
+        const int shift = row_shift(p, box_row(p, column, run, own.phase));
         const int first = (FLAT ? run * RUN : 0) + px % RUN - shift + lane % 4 * 2;
+        const i64 filter = (i64)own.group * p.filters + own.first + row;
         float values[PX / 2];
 #pragma unroll
-        for (int i = 0; i < PX / 2; ++i) {
-            const int half = i / 2 % 2;
-            const hc::Output at = hc::output_of<FLAT>(p, column, run, first + i / 4 * 8 + i % 2, own.phase);
+        for (int i = 0; i < PX / 4; ++i) {
+            int at_px = first + i / 2 * 8 + i % 2;
+            hc::ptx::renew(at_px);
+            const hc::Output at = hc::output_of<FLAT>(p, column, run, at_px, own.phase);
             const bool inside =
                 at.n < p.n && (unsigned)at.row < (unsigned)p.rows && (unsigned)at.col < (unsigned)p.cols;
-            const elem_t* const element = from + hc::place_of(p, at).offset + 8 * half * p.y_k;
-            values[i] = inside && row + 8 * half < own.count ? hc::to_acc(*element) : 0.f;
+            const elem_t* const element = p.residual + filter * p.y_k + hc::place_of(p, at).offset;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                values[i / 2 * 4 + 2 * half + i % 2] =
+                    inside && row + 8 * half < own.count ? hc::to_acc(element[8 * half * p.y_k]) : 0.f;
         }
+        hc::BiasAndScale both[2] = {};
+#pragma unroll
+        for (int half = 0; AFFINE != hc::Affine::NONE && half < 2; ++half)
+            if (row + 8 * half < own.count) both[half] = hc::bias_and_scale(p.bias[filter + 8 * half]);
 #pragma unroll
         for (int to = 0; to < TILE_PX; to += PX)
 #pragma unroll
             for (int i = 0; i < PX / 2; ++i) {
                 float& sum = sums[to / RUN][to % RUN / 2 + i];
-                if (to == px) sum = finish.added(sum, i / 2 % 2, values[i]);
+                if (to == px) sum = hc::finished<AFFINE, hc::Activation::NONE>(sum, both[i / 2 % 2]) + values[i];
             }
     }
 }
@@ -213,14 +225,14 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
                                            int tile, Sums& sums) {
     const int warp_row = threadIdx.x % WARPGROUP / 32 * hc::WARP_ROWS;
     const Filters own = filters_of(p, self.id, column, warp_row);
-    hc::Finish<AFFINE, ACTIVATION> finish{};
+    hc::Finish<RESIDUAL ? hc::Affine::NONE : AFFINE, ACTIVATION> finish{};
 #pragma unroll
-    for (int half = 0; AFFINE != hc::Affine::NONE && half < 2; ++half) {
+    for (int half = 0; !RESIDUAL && AFFINE != hc::Affine::NONE && half < 2; ++half) {
         const int own_row = threadIdx.x % 32 / 4, row = (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
         if (row < own.count)
             finish.own[half] = hc::bias_and_scale(p.bias[(i64)own.group * p.filters + own.first + row]);
     }
-    if constexpr (RESIDUAL) add_residual(p, column, own, tile, finish, sums);
+    if constexpr (RESIDUAL) add_residual(p, self.id, column, tile, sums);
     if constexpr (Y_CHANNELS_INNER) {
 #pragma unroll
         for (int run = 0; run < RUNS; ++run)

@@ -34,17 +34,13 @@ struct FilterBuffer {
     }
 };
 
-// What becomes of a sum before it is an output. `own` is what the filters of the lane's two rows have. A residual is
-// added before buffers are filled, behind bias and scale: the activation is left then.
+// What becomes of a sum before it is an output. `own` is what the filters of the lane's two rows have.
 template <Affine BEFORE, Activation KIND>
 struct Finish {
     BiasAndScale own[2];
 
     __device__ __forceinline__ float operator()(float sum, int half) const {
-        return finished<RESIDUAL ? Affine::NONE : BEFORE, KIND>(sum, own[half]);
-    }
-    __device__ __forceinline__ float added(float sum, int half, float residual) const {
-        return finished<BEFORE, Activation::NONE>(sum, own[half]) + residual;
+        return finished<BEFORE, KIND>(sum, own[half]);
     }
     // Two neighbouring pixels of a row as 16-bit elements.
     template <class Half, int COUNT>
