@@ -41,11 +41,6 @@ def in_order(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
-def dense_bias(b: torch.Tensor | None) -> torch.Tensor | None:
-    """The bias, or a copy of it whose elements are neighbours."""
-    return b if b is None or b.is_contiguous() else b.contiguous()
-
-
 def why_not_direction(problem: Problem, *directions: Direction) -> str | None:
     """None if a kernel for these directions is one for the problem's, else a sentence that says what it is for."""
     return None if problem.direction in directions else f"this is for {' and '.join(directions)}"

@@ -72,7 +72,8 @@ RINGS = (
           ("    __syncwarp();\n    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive",
            "    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive"), on="border_3x3"),
     fault("stages released before they are read", "a tap's weights are given back while wgmma reads them",
-          ("        release(self);\n" + _SET_LAST_STAGE, _SET_LAST_STAGE + "        release(self);\n"),
+          ("            release(self);\n        }\n" + _SET_LAST_STAGE,
+           "        }\n" + _SET_LAST_STAGE + "        release(self);\n"),
           on="large_3x3", shape="boxes in rows"),
     fault("a line released one tap row early", "a row of pixels is given back while wgmma reads it",
           ("p, control, lines, lines.own + r - phase.r)", "p, control, lines, lines.own + r - phase.r + 1)"),
@@ -172,10 +173,11 @@ ASYNCHRONOUS = (
     fault("no wait for the tap before", "its weights are given back while wgmma reads them",
           ("hc::ptx::wgmma_wait_group<1>();", ""), on="large_3x3", shape="boxes in rows"),
     fault("no wait for the last tap", "sums are written before they are there",
-          ("    }\n    hc::ptx::wgmma_wait_group<0>();", "    }"), on="rows_5x5", shape="rows kept"),
+          ("    } else {\n        hc::ptx::wgmma_wait_group<0>();", "    } else {"), on="rows_5x5", shape="rows kept"),
     fault("no wait for a chunk's last tap", "its lines are given back while wgmma reads them",
           ("            hc::ptx::wgmma_wait_group<0>();\n", ""), on="strips_3x5", shape="rows in passing"),
-    fault("no commit", "the wait has no group to wait for", ("hc::ptx::wgmma_commit_group();", ""),
+    fault("no commit", "the wait has no group to wait for",
+          ("accumulate || k > 0);\n        hc::ptx::wgmma_commit_group();", "accumulate || k > 0);"),
           on="large_3x3", shape="boxes in rows"),
 )  # fmt: skip
 

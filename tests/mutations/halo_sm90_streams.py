@@ -134,7 +134,7 @@ RELEASE = (
     fault("every lane gives back a stage", "the arrivals of 32 lanes count",
           ("if (threadIdx.x % 32 == 0) last_stage =", "last_stage ="), on="large_3x3", shape="boxes in rows"),
     fault("no lane gives back a stage", "the weights' producer waits for the consumers",
-          ("        release(self);\n        if (threadIdx", "        if (threadIdx"),
+          ("            release(self);\n        }\n        if (threadIdx", "        }\n        if (threadIdx"),
           on="large_3x3", shape="boxes in rows"),
     fault("a chunk's last stage is kept", "the weights' producer waits for the consumers",
           ("            taps.release(self);\n            taps.last", "            taps.last"), on="strips_3x5",
@@ -147,7 +147,7 @@ RELEASE = (
     fault("all taps at the first column", "the descriptor of the pixels leaves out the tap",
           ("hc::ptx::moved(slots, px * (CHUNK_BYTES / 16))", "slots"), on="large_3x3", shape="boxes in rows"),
     fault("all slices with the first pixels' channels", "the descriptor of the pixels leaves out the slice",
-          ("slot_term : 0) + 2 * k)", "slot_term : 0))"), on="aligned_3x5", shape="boxes in rows"),
+          ("moved(pixels, run[j] + 2 * k), accumulate", "moved(pixels, run[j]), accumulate"), on="aligned_3x5", shape="boxes in rows"),
 )  # fmt: skip
 
 MUTATIONS = (*STREAMS, *WORK_TILES, *TERMS, *HALF_WAY, *KEPT_STAGES, *RELEASE)

@@ -14,7 +14,7 @@ import torch
 
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import dense_bias, in_order, why_not_direction
+from haloconv.families.common import in_order, why_not_direction
 from haloconv.families.halo_sm90.conv.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import forms
 from haloconv.families.halo_sm90.conv.launches import (
@@ -71,8 +71,7 @@ def configs(request: Request) -> list[Config]:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y, or with a residual fprop(x, w, b, residual) -> y, or dgrad(dy, w) -> dx."""
-    bound = _Bound(request, config.derived)
-    return bound.fprop if request.problem.direction == "fprop" else bound.dgrad
+    return _Bound(request, config.derived).run
 
 
 class _Launches(NamedTuple):
@@ -99,14 +98,20 @@ class _Bound:
             self._packed_bytes += _FLAG_BYTES + tiling.packed_bytes
             self._partial_bytes = 4 * tiling.form.splits * prod(self._shape) if tiling.form.splits > 1 else 0
 
-    def _run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor
+    ) -> torch.Tensor:
+        """y of x, w, b or None, and a residual as y if there is one; or dx of dy and w, and of a (C,) that is added."""
         y = x.new_empty_strided(self._shape, self._strides)
-        b = dense_bias(b)
+        b = b if b is None or b.is_contiguous() else b.contiguous()
         if self._has_gaps:
             y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no tap reaches
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
-        bias, residual = 0 if b is None else b.data_ptr(), tuple(in_order(each, self._strides) for each in residual)
-        others = [each.data_ptr() for each in residual]
+        bias = 0 if b is None else b.data_ptr()
+        others: tuple[int, ...] = ()
+        if residual:
+            residual = (in_order(residual[0], self._strides),)  # which lives until all is launched
+            others = (residual[0].data_ptr(),)
         for pack, conv, fixup, add, offset in self._launches:
             flag = packed.data_ptr() + offset
             place = flag + _FLAG_BYTES
@@ -120,14 +125,6 @@ class _Bound:
             if fixup is not None:
                 fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag, *others)
         return y
-
-    def fprop(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *residual: torch.Tensor) -> torch.Tensor:
-        """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S), b (K,) or None, and a residual as y if there is one."""
-        return self._run(x, w, b, *residual)
-
-    def dgrad(self, dy: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
-        """dx (N, C, H, W) of dy (N, K, P, Q), w (K, C/G, R, S) and b (C,), which is added, or None."""
-        return self._run(dy, w, b)
 
 
 def _launches(request: Request, tiling: Tiling, operands: Operands, offset: int) -> _Launches:

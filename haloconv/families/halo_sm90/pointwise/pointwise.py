@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, dense_bias, divisor, epilogue_constants, few_apart, in_order
+from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, few_apart, in_order
 from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, Tile, product_of, tiles, why_not
 from haloconv.families.reduce.partials import Axis, Partials, bind_sum, followed
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
@@ -107,9 +107,11 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
 
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
-        b = dense_bias(b)
-        residual = tuple(in_order(each, strides) for each in residual)
-        others = [each.data_ptr() for each in residual]
+        b = b if b is None or b.is_contiguous() else b.contiguous()
+        others: tuple[int, ...] = ()
+        if residual:
+            residual = (in_order(residual[0], strides),)  # which lives until all is launched
+            others = (residual[0].data_ptr(),)
         if gaps:
             y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
         bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
