@@ -147,7 +147,8 @@ RELEASE = (
     fault("all taps at the first column", "the descriptor of the pixels leaves out the tap",
           ("hc::ptx::moved(slots, px * (CHUNK_BYTES / 16))", "slots"), on="large_3x3", shape="boxes in rows"),
     fault("all slices with the first pixels' channels", "the descriptor of the pixels leaves out the slice",
-          ("moved(pixels, run[j] + 2 * k), accumulate", "moved(pixels, run[j]), accumulate"), on="aligned_3x5", shape="boxes in rows"),
+          ("moved(pixels, run[j] + 2 * k), accumulate", "moved(pixels, run[j]), accumulate"),
+          on="aligned_3x5", shape="boxes in rows"),
 )  # fmt: skip
 
 MUTATIONS = (*STREAMS, *WORK_TILES, *TERMS, *HALF_WAY, *KEPT_STAGES, *RELEASE)
