@@ -117,15 +117,22 @@ def same_launches(run: str, then: Fingerprint, now: Fingerprint, names: dict[str
     return all(launched_by(then.root, was)[run] == launched_by(now.root, name)[run] for was, name in others)
 
 
-def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint) -> bool:
-    """Whether a .cu file and what it was called compile to the same code, source by source."""
-    return then.digests(old) == now.digests(file) or cubins_of(then, old) == cubins_of(now, file)
+def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint, grows: bool) -> bool:
+    """Whether a .cu file and what it was called compile to the same code, source by source.
+
+    If it ``grows`` there may be more sources now: what they add is launched by no run of then.
+    """
+    if then.digests(old) == now.digests(file):
+        return True
+    before, after = cubins_of(then, old), cubins_of(now, file)
+    return before <= after if grows else before == after
 
 
 def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> list[str]:
     """What a GPU would see of what changed in the runs that launch a kernel; empty if nothing.
 
-    Those are the runs that launched it then, too. The code of every .cu file that they launch must be the same.
+    Those are the runs that launched it then, too. The code of every .cu file that they launch must be the same; others
+    than the kernel's own may have got new sources.
     """
     before = {new: old for old, new in names.items()}
     if kernel not in before:
@@ -136,7 +143,8 @@ def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, s
     runs = [run for run in sorted(launched) if kernel in launched[run]]
     files = sorted({kernel, *(launch[0] for run in runs for launch in now.tapes.get(run, []))})
     found = [f"{file} is new" for file in files if file not in before]
-    changed = [file for file in files if file in before and not same_code(file, before[file], then, now)]
+    known = [file for file in files if file in before]
+    changed = [file for file in known if not same_code(file, before[file], then, now, grows=file != kernel)]
     found += [f"{file} compiles to other code" for file in changed]
     for run in runs:
         if run not in then.tapes or run not in now.tapes:
