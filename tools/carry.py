@@ -117,7 +117,7 @@ def same_launches(run: str, then: Fingerprint, now: Fingerprint, names: dict[str
     return all(launched_by(then.root, was)[run] == launched_by(now.root, name)[run] for was, name in others)
 
 
-def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint, grows: bool) -> bool:
+def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint, grows: bool = False) -> bool:
     """Whether a .cu file and what it was called compile to the same code, source by source.
 
     If it ``grows`` there may be more sources now: what they add is launched by no run of then.
