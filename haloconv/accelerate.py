@@ -63,8 +63,30 @@ class Left(NamedTuple):
         return self.names[0]
 
 
-@dataclass(frozen=True)
-class Acceleration(Sequence):
+class Told(Sequence):
+    """What was done to a model: a sequence that prints as a table of what changed and of all that was left, and why."""
+
+    @property
+    def summary(self) -> str:
+        """One line of counts."""
+        raise NotImplementedError
+
+    def _lines(self) -> Iterator[tuple[str, str, str, str]]:
+        """The table row by row: names, extents, state, reason."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary}>"
+
+    def __str__(self) -> str:
+        return import_module(TABLES).as_text(self.summary, self._lines())
+
+    def __rich__(self) -> object:
+        return import_module(TABLES).change_table(self.summary, self._lines())
+
+
+@dataclass(frozen=True, repr=False)
+class Acceleration(Told):
     """What ``accelerate`` did: a sequence of the swaps; ``print`` shows them with all that was left, and why.
 
     ``swaps`` are the layers that became ours, ``already`` those that were, ``left`` what stays PyTorch's.
@@ -89,15 +111,6 @@ class Acceleration(Sequence):
         parts += [f"{len(self.already)} were haloconv's already"] if self.already else []
         parts += [f"{others} of other kinds left"] if others else []
         return ", ".join(parts)
-
-    def __repr__(self) -> str:
-        return f"<Acceleration: {self.summary}>"
-
-    def __str__(self) -> str:
-        return import_module(TABLES).as_text(self.summary, self._lines())
-
-    def __rich__(self) -> object:
-        return import_module(TABLES).change_table(self.summary, self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str, str, str]]:
         """The table row by row: name, extents, state, reason."""

@@ -5,15 +5,14 @@ A module changes its class and stays the same object, as a layer does that haloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 
 from haloconv import env, logs
-from haloconv.accelerate import TABLES, Left, extents, shown, tell_disabled
+from haloconv.accelerate import Left, Told, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
 from haloconv.fusion.call import FusedCall
 from haloconv.fusion.module import Program, program_of, set_back, set_fused
@@ -46,8 +45,8 @@ class FusedChain(NamedTuple):
         return self.call.told()
 
 
-@dataclass(frozen=True)
-class Fusion(Sequence):
+@dataclass(frozen=True, repr=False)
+class Fusion(Told):
     """What ``fuse`` did: a sequence of the chains; ``print`` shows them with all 2-D convolutions left, and why."""
 
     chains: tuple[FusedChain, ...]
@@ -63,15 +62,6 @@ class Fusion(Sequence):
     def summary(self) -> str:
         """One line of counts."""
         return f"{len(self.chains)} of {len(self.chains) + len(self.left)} convolutions fused with what follows them"
-
-    def __repr__(self) -> str:
-        return f"<Fusion: {self.summary}>"
-
-    def __str__(self) -> str:
-        return import_module(TABLES).as_text(self.summary, self._lines())
-
-    def __rich__(self) -> object:
-        return import_module(TABLES).change_table(self.summary, self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str, str, str]]:
         """The table row by row: names, extents, what is fused, and what runs it or why nothing is."""
