@@ -132,17 +132,23 @@ def _tfloat32_specials() -> Setup:
 
 def _store(
     kind: DataType, shape: Sequence[int], box: Sequence[int], at: Sequence[int], swizzle: Swizzle, offset: int = 0,
+    beyond: int = 0,
 ) -> Setup:  # fmt: skip
+    """A store; the last elements of a row are ``beyond`` the map's extent, and the last chunk may write to them."""
     random = Random(f"store {kind} {tuple(shape)}")
     before = np.full(int(np.prod(shape)) * np.dtype(_NUMPY[kind]).itemsize, SENTINEL, np.uint8)
     tensor = before.view(_NUMPY[kind]).reshape(shape).copy()
     values = _tensor(random, kind, tuple(box)[::-1])
+    per = 16 // values.itemsize
+    written = (*shape[:-1], -(-(shape[-1] - beyond) // per) * per)  # whole chunks of 16 bytes
     for index in np.ndindex(*values.shape):
         place = tuple(at[len(at) - 1 - axis] + i for axis, i in enumerate(index))
-        if all(0 <= p < extent for p, extent in zip(place, shape, strict=True)):
+        if all(0 <= p < extent for p, extent in zip(place, written, strict=True)):
             tensor[place] = values[index]
     image = _scattered(values, offset, _SPANS[swizzle]).view(np.uint32)
-    spec = MapSpec("out0", _arguments(kind, tensor, box, swizzle))
+    arguments = _arguments(kind, tensor, box, swizzle)
+    arguments["extents"] = (shape[-1] - beyond, *arguments["extents"][1:])
+    spec = MapSpec("out0", arguments)
     scalars = (1, len(shape), image.nbytes, offset, *at, *[0] * (5 - len(at)))
     return Setup((np.zeros(4, np.uint32), image), (tensor,), scalars, (spec,))
 
@@ -237,6 +243,9 @@ def _tensor_cases() -> Iterator[tuple[str, Callable[[], Setup]]]:
     yield "none_store_4d", partial(_store, f32, (2, 5, 6, 16), (12, 4, 3, 2), (8, 3, 3, 1), none)
     yield "none_store_3d", partial(_store, f16, (4, 5, 16), (16, 4, 2), (0, 2, 3), none)
     yield "none_store_5d", partial(_store, f32, (2, 2, 3, 4, 8), (4, 3, 2, 2, 1), (4, 2, 2, 1, 1), none)
+    for beyond in (1, 3, 6):
+        yield f"128_store_{beyond}_beyond", partial(_store, f32, (40, 64), (32, 24), (32, 5), b128, beyond=beyond)
+        yield f"none_store_fp16_{beyond}_beyond", partial(_store, f16, (12, 64), (64, 9), (0, 2), none, beyond=beyond)
     # A 3x5 filter, padding (1, 2), at taps inside and at the edge; ends of rows, images and the batch.
     yield (
         "im2col_first",

@@ -71,6 +71,7 @@ def test_boxes_are_filled_by_whole_rows() -> None:
         (requested(replace(LAYER, h=14, w=14)), "multiples of 16 bytes"),
         (requested(replace(LAYER, k=12, layout="nhwc")), "multiples of 16 bytes"),
         (requested(replace(LAYER, stride=(1, 2))), "multiples of 16 bytes"),
+        (requested(replace(LAYER, direction="dgrad", n=1, c=20, h=1, w=1)), "multiples of 16 bytes"),  # one row of y
         (requested(replace(LAYER, n=64, h=2, w=8)), "most of a tile empty"),
         (requested(LAYER, first=TensorForm((64 * 448, 448, 28, 1), False)), "multiples of 16 bytes"),
         (requested(LAYER, first=TensorForm((0, 448, 28, 1), True)), "multiples of 16 bytes"),

@@ -138,9 +138,17 @@ void load_row(const EncodedMap& map, const Coordinates& at, u32 count, u8* smem,
         std::memcpy(chunk_place(smem, address, offset + chunk, map.swizzle_bytes), row + chunk, CHUNK);
 }
 
+// What a store writes of a row: whole 16-byte chunks, so also up to 15 bytes behind the innermost extent (seen on an
+// H200; github.com/triton-lang/triton/issues/11583 has it too).
+Row stored_row_of(const EncodedMap& map, const Coordinates& at, u32 count) {
+    Row row = row_of(map, at, count);
+    row.len = (row.len + CHUNK - 1) / CHUNK * CHUNK;
+    return row;
+}
+
 void store_row(const EncodedMap& map, const Coordinates& at, u32 count, const u8* dense) {
-    const Row inside = row_of(map, at, count);
-    if (inside.len) std::memcpy(inside.global, dense + inside.skip, inside.len);
+    const Row row = stored_row_of(map, at, count);
+    if (row.len) std::memcpy(row.global, dense + row.skip, row.len);
 }
 
 // Calls visit(coordinates, offset in the dense box) for every innermost row.
@@ -163,10 +171,10 @@ void for_each_row(const Box& box, const Coordinates& origin, Visit visit) {
 
 // Every byte that the rows take must belong to one registered tensor: checked at issue.
 void check_row(const EncodedMap& map, const Coordinates& at, u32 count, bool write, Site site) {
-    const Row inside = row_of(map, at, count);
-    if (!inside.len) return;
-    check_global(inside.global, inside.len, write, map.element_bytes, "tensor map", site);
-    if (write) written_by_block(inside.global, inside.len, site);
+    const Row row = write ? stored_row_of(map, at, count) : row_of(map, at, count);
+    if (!row.len) return;
+    check_global(row.global, row.len, write, map.element_bytes, "tensor map", site);
+    if (write) written_by_block(row.global, row.len, site);
 }
 
 // im2col: the pixels of the box in traversal order, as coordinates (c, w, h, n) with the tap's offsets added.
