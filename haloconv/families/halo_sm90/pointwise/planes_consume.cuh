@@ -130,10 +130,13 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& fragments,
     ptx::wgmma_commit_group();
 }
 
-// Lets copies write to a stage again, once the warp has read it.
+// Lets copies write to a stage again, once the thread, or its warp, has read it.
 __device__ __forceinline__ void give_back(const Smem& smem, int stage) {
     ptx::fence_proxy_async_shared();
-    arrive_warp(&smem.empty[stage]);
+    if constexpr (X_BOXES)
+        arrive_warp(&smem.empty[stage]);
+    else
+        ptx::mbarrier_arrive(&smem.empty[stage]);
 }
 
 // Multiplies the next stage. The stage before it goes back when its products are done, while those of this one run.

@@ -41,6 +41,9 @@ constexpr bool X_BOXES = BOXES != NO_BOXES, Y_BOXES = BOXES == BOXES_OF_BOTH;
 constexpr bool Y_PAIRS = X_PAIRS == ALL_PAIRS && !HAS_GAPS && Y_PLANE % 4 == 0;  // a lane's rows of M are a word of y
 constexpr int BUFFER_SETS = SPLIT_N ? CONSUMERS : 1;          // consumers of rows of M fill a buffer together
 constexpr int GROUP_THREADS = 128 * CONSUMERS / BUFFER_SETS;  // that fill a buffer
+// Who gives a stage back. To bulk copies each thread for itself: compute-sanitizer's racecheck sees their writes, and
+// follows an mbarrier but no __syncwarp before it. To boxes a lane for its warp.
+constexpr int READERS = (X_BOXES ? 4 : 128) * CONSUMERS;
 
 static_assert(SIZE == 2 || W_LOADS != W_COLUMNS, "TF32 operands in shared memory are K-major");
 static_assert(W_LOADS != W_PACKED || CHUNK_BYTES == 128, "filters are packed in chunks of 128 bytes");
@@ -114,7 +117,7 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             ptx::mbarrier_init(&smem.full[i], 1);
-            ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);  // a warp's lane each
+            ptx::mbarrier_init(&smem.empty[i], READERS);
         }
         ptx::fence_mbarrier_init();
     }
