@@ -1,4 +1,4 @@
-"""Whole networks as PyTorch compiles them: eager, compiled, compiled with a search, and the same on our kernels.
+"""Whole networks eager, compiled, and compiled with a search, by PyTorch and on our kernels, and fused on these.
 
 Each variant of a network is checked as whole.py checks a swapped model, against float64, and all are timed
 against each other in one process. Nothing is tuned: ours run by the records that there are.
@@ -28,6 +28,7 @@ from haloconv.bench.suite import PRECISIONS
 from haloconv.bench.targets import find_source
 from haloconv.bench.trial import UNTIMED, Budget, compared
 from haloconv.bench.values import forward_call, step_call, warmed
+from haloconv.fusion.fuse import fuse
 from haloconv.precision import Precision
 from haloconv.problem_file import how_it_ended
 
@@ -41,17 +42,23 @@ CALLS = {"forward": forward_call, "step": step_call}
 class Variant(NamedTuple):
     """How a network runs. ``mode`` is that of torch.compile, empty without it; ``ours`` on haloconv's kernels.
 
-    Eager layers of ours are swapped; compiled models are PyTorch's, given to the backend of haloconv.
+    Eager layers of ours are swapped, and with ``fused``, in inference alone, run with what follows them. Compiled
+    models are PyTorch's, given to the backend of haloconv.
     """
 
     ours: bool
     mode: str
+    fused: bool = False
 
     def __str__(self) -> str:
-        return f"{'haloconv' if self.ours else 'PyTorch'} {self.mode.replace('default', 'compiled') or 'eager'}"
+        eager = "fused" if self.fused else "eager"
+        return f"{'haloconv' if self.ours else 'PyTorch'} {self.mode.replace('default', 'compiled') or eager}"
 
 
-VARIANTS = tuple(Variant(ours, mode) for ours in (False, True) for mode in ("", "default", "max-autotune"))
+VARIANTS = (
+    *(Variant(ours, mode) for ours in (False, True) for mode in ("", "default", "max-autotune")),
+    Variant(True, "", fused=True),
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def try_piece(
     calls: dict[str, Callable[[], object]] = {}
     with baseline_flags(contest.precision):
         output, arguments = warmed(contest.theirs, contest.inputs)
-        for variant in VARIANTS:
+        for variant in (each for each in VARIANTS if not (each.fused and training)):
             announce(f"{piece}: {variant}")
             model = _made(variant, contest, training)
             call = _renewed(CALLS[piece.direction](model, output, arguments, contest.seed))
@@ -131,6 +138,8 @@ def _made(variant: Variant, contest: Contest, training: bool) -> torch.nn.Module
     inner = model.model if isinstance(model, Autocast) else model
     if variant.ours and not variant.mode:
         accelerate(inner)
+        if variant.fused:
+            fuse(inner)
     elif variant.mode:
         # not inner.compile(), which leaves a torch.nn.Sequential uncompiled without a word
         inner.forward = torch.compile(inner.forward, backend=backend if variant.ours else "inductor", mode=variant.mode)
