@@ -131,6 +131,32 @@ def test_wgmma_is_not_serialized(
     assert "Compiling entry function 'halo_sm90_pointwise'" in logs[0] and SERIALIZED not in logs[0]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clearing_gaps_spills_no_register(dtype: torch.dtype) -> None:
+    one = replace(LAYER, direction="dgrad", layout="nhwc", dtype=dtype, stride=(2, 2))
+    product = product_of(requested(one))
+    widest = next(tile for tile in tiles_of(requested(one)) if tile.n * tile.m_blocks == 256)
+    source = pointwise.source(product, widest)
+    assert ("HAS_GAPS", 1) in source.constants
+    assert compiler.compile_source(source, "sm_90a").spill_bytes == 0
+
+
+@pytest.mark.usefixtures("emulator_cache")
+@pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
+def test_zeros_between_outputs_come_in_the_same_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Problem("dgrad", 2, 40, 7, 40, 24, 1, 1, (2, 3), dtype=torch.float16, layout="nhwc")
+    dy, w = torch.ones(one.y_shape, dtype=torch.float16), torch.ones(one.w_shape, dtype=torch.float16)
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda _: pytest.fail("another kernel writes zeros"))
+    with emulated_device(sm_count=4):
+        request = requested(one)
+        call = watched(pointwise.bind(request, pointwise.configs(request)[0]), CPU)
+        dx = call(dy.contiguous(memory_format=torch.channels_last), w)
+    monkeypatch.undo()
+    expected = torch.zeros(one.x_shape, dtype=torch.float16)
+    expected[:, :, ::2, ::3] = 24
+    assert torch.equal(dx, expected)
+
+
 @pytest.mark.usefixtures("emulator_cache")
 @pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
 @pytest.mark.parametrize("direction", ["fprop", "dgrad"])

@@ -102,6 +102,11 @@ class Product:
         return self.problem.direction == "dgrad" and self.problem.stride != (1, 1)
 
     @property
+    def clears_gaps(self) -> bool:
+        """Whether the kernel writes zeros there. With a bias they are none."""
+        return self.has_gaps and not self.problem.bias
+
+    @property
     def chunks(self) -> int:
         """Of channels."""
         return ceil_div(self.channels * self.size, CHUNK_BYTES)
