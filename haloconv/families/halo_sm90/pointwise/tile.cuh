@@ -138,6 +138,11 @@ __device__ __forceinline__ void clear_places(const Params& p, const Smem& smem) 
 }
 
 __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
+    if (threadIdx.x == THREADS - 1) {  // while barriers are made
+        ptx::prefetch_tensormap(&p.x_map);
+        if (W_LOADS != W_PACKED) ptx::prefetch_tensormap(&p.w_map);
+        ptx::prefetch_tensormap(&p.y_map);
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             ptx::mbarrier_init(&smem.full[i], 1);
