@@ -40,6 +40,7 @@ _EVERY, _BOTH, _DENSE = (FP32, FP16, BF16), (FP32, FP16), ("fprop", "dgrad")
 
 SHAPES: dict[str, Callable[[Tile], bool]] = {
     "planes": lambda tile: True,
+    "planes, x in boxes": lambda tile: tile.x_cols > 0,
     "planes, rows shared": lambda tile: not tile.split_n and tile.m_blocks == 1,
     "planes, two blocks": lambda tile: not tile.split_n and tile.m_blocks == 2,
     "planes, columns shared": lambda tile: tile.split_n,
@@ -55,6 +56,7 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("planes", ("sm90_planes_even",), (FP16,), ("scale_residual",)),
     ("planes", ("sm90_planes_deep", "sm90_planes_many"), _BOTH, _DENSE),
     ("planes", ("sm90_planes_stride", "sm90_planes_uneven", "sm90_planes_large"), _BOTH, _DENSE),
+    ("planes, x in boxes", ("sm90_planes_rows",), _BOTH, ("fprop",)),
     ("planes", ("sm90_planes_rows", "sm90_planes_bands", "sm90_planes_bands_uneven"), _BOTH, _DENSE),
     ("planes", ("sm90_planes_bands",), (BF16,), ("relu", "residual_relu")),
     ("planes", ("sm90_planes_packed",), (FP16,), _DENSE),
@@ -73,6 +75,7 @@ SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_planes_stride", _DENSE, "planes, two blocks"),
     ("sm90_planes_large", _DENSE, "planes"),
     ("sm90_planes_rows", _DENSE, "planes"),
+    ("sm90_planes_rows", ("fprop",), "planes, x in boxes"),
     ("sm90_planes_bands", _DENSE, "planes"),
     ("sm90_planes_packed", _DENSE, "planes"),
 )

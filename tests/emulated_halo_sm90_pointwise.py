@@ -35,6 +35,10 @@ CASES = (
          (3, 40, 14, 28), (48, 1, 1), stride=2, storage="channels_last"),
     case("sm90_pointwise_stride_long", "rows that are longer than a box", (2, 40, 5, 150), (48, 1, 1), stride=(1, 2),
          storage="channels_last"),
+    case("sm90_pointwise_stride_rows", "every second row, where pixels are neighbours", (2, 16, 7, 48), (24, 1, 1),
+         stride=(2, 1)),
+    case("sm90_pointwise_stride_deep", "a stride, and more chunks of filters than stages", (1, 40, 7, 10), (680, 1, 1),
+         stride=(3, 2), storage="channels_last"),
     case("sm90_pointwise_column", "images of one column", (3, 24, 40, 1), (40, 1, 1)),
     case("sm90_pointwise_pixel", "one pixel", (1, 8, 1, 1), (8, 1, 1), storage="channels_last"),
 )  # fmt: skip
@@ -71,6 +75,7 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("pointwise 256 columns", _PAIR, _BOTH, _DENSE),
     ("pointwise split-K", ("sm90_pointwise_deep", "sm90_pointwise_deep_nhwc"), _BOTH, ("fprop", "relu")),
     ("pointwise split-K", ("sm90_pointwise_deep",), (FP32,), ("dgrad", "residual_relu")),
+    ("pointwise split-K", ("sm90_pointwise_stride_deep",), _BOTH, ("dgrad",)),
     ("pointwise split-K kept", ("sm90_pointwise_deep",), _BOTH, ("fprop",)),
 )  # fmt: skip
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see

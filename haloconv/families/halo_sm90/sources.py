@@ -68,11 +68,14 @@ def sources() -> list[KernelSource]:
 
 
 def _pointwise_requests() -> Iterator[Request]:
-    """1x1 layers in every direction, type and layout of x and of the result; the few tiles of one are split."""
+    """1x1 layers in every direction, type and layout of x and of the result; with gaps; the few tiles are split."""
     for dtype, layout, result in product((torch.float32, torch.float16), _LAYOUTS, _LAYOUTS):
         one = replace(_problem("fprop", dtype, layout, 160, 192, bias=True), h=16, r=1, s=1, epilogue=_RELU)
         for problem in (one, one.toward("dgrad"), *_epilogued(one)):
             yield replace(dense_request(problem, _NO_DEVICE), result_layout=result)
+    for dtype in (torch.float32, torch.float16):
+        one = replace(_problem("dgrad", dtype, "nhwc", 160, 192), h=16, r=1, s=1, stride=(2, 2))
+        yield dense_request(one, _NO_DEVICE)  # with gaps in its result
 
 
 def _planes_requests() -> Iterator[Request]:

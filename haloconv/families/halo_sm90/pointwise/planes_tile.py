@@ -11,6 +11,7 @@ from itertools import product as combinations
 from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
+from haloconv.families.halo_sm90.pointwise import costs
 from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, product_of
 from haloconv.problem import Request
 
@@ -25,10 +26,9 @@ _MOST_BUFFER_BYTES = 32 << 10
 _ALIGNMENT = 1024  # of a stage, for swizzled filters
 _BLOCK_ROWS, _BANKS, _WORD_BYTES = 64, 32, 4
 _MORE_UNITS = 4  # of 16 bytes that a box may have in a row, one less
-# The cost model, of an NVIDIA H200, for a multiprocessor: bytes in a cycle from the L2 and from memory; cycles to read
-# shared memory once for a warp, to begin a tile, and to begin at all.
-_L2_BYTES, _MEMORY_BYTES = 40, 20
-_ROUND_CYCLES, _TILE_CYCLES, _BEGIN_CYCLES = 1.75, 500, 2000
+# The cost model beside costs.py: cycles to read shared memory once for a warp, to store a column of a warp's sums, that
+# TMA takes for a row of a box, and of a tile besides.
+_ROUND_CYCLES, _STORE_CYCLES, _ROW_CYCLES, _TILE_CYCLES = 2.9, 5, 5, 750
 
 
 class Side(NamedTuple):
@@ -257,14 +257,17 @@ class Tile:
         loads = {"ALL_PAIRS": 4, "EVEN_PAIRS": 6, "NO_PAIRS": 8}[self.x_pairs(one)] if size == 2 else 4
         rounds = loads * 4 * self.x_rounds(one) * _ROUND_CYCLES
         multiply = self.m_blocks * self.chunk_bytes // 32 * CONSUMERS * max(self.n / 2, rounds)
-        stores = self.m_blocks * self.n * CONSUMERS * (1 if self.y_pairs(one) else 2)
-        outputs = self.images * self.filters * self.y(one).plane * size / _L2_BYTES
-        chunk = max(multiply, self.stage_bytes(one) / _L2_BYTES)
-        tile = self.chunks(one) * chunk + _TILE_CYCLES + max(stores, outputs)
+        x_rows = self.images * self.chunk(one) * self.x_rows if self.x_cols else 0
+        loaded = max(self.stage_bytes(one) / costs.L2_BYTES, costs.LATENCY_CYCLES / self.stages, x_rows * _ROW_CYCLES)
+        stores = self.m_blocks * self.n * CONSUMERS * (1 if self.y_pairs(one) else 2) * _STORE_CYCLES
+        outputs = self.images * self.filters * self.y(one).plane * size / costs.L2_BYTES
+        y_rows = self.filters * (1 if one.y.dense else self.band * one.y.down) if self.y_boxes else 0
+        tile = self.chunks(one) * costs.overlapped(multiply, loaded) + _TILE_CYCLES
+        tile += max(stores, outputs, y_rows * _ROW_CYCLES)
         x_plane = self.x(one).plane * self.bands(one)
         planes = product.problem.n * (product.channels * x_plane + product.filters * one.y.plane)
-        memory = (planes + product.channels * product.filters) * size / (_MEMORY_BYTES * sm_count)
-        return _BEGIN_CYCLES + max(ceil_div(self.count(one), sm_count) * tile, memory)
+        memory = (planes + product.channels * product.filters) * size / (costs.MEMORY_BYTES * sm_count)
+        return costs.BEGIN_CYCLES + costs.overlapped(ceil_div(self.count(one), sm_count) * tile, memory)
 
 
 @lru_cache(maxsize=256)
@@ -305,9 +308,11 @@ def _cuts(one: Planes, rows: int) -> Iterator[tuple[int, int, tuple[int, int], b
     if pixels <= rows:
         each = pixels if 2 * pixels <= _BLOCK_ROWS else ceil_div(pixels, _BLOCK_ROWS) * _BLOCK_ROWS
         images = min(rows // each, _MOST_IMAGES, product.problem.n)
-        x_boxes = x_reached and not one.x.dense  # fewer rows than a copy of whole planes
-        if (x_boxes or one.whole(product.channels * one.x.plane)) and one.whole(product.filters * one.y.plane):
-            yield images, one.rows, _x_box(one, one.rows) if x_boxes else (0, 0), False
+        if one.whole(product.filters * one.y.plane):
+            if one.whole(product.channels * one.x.plane):
+                yield images, one.rows, (0, 0), False
+            if x_reached and not one.x.dense:  # fewer rows than a copy of whole planes, but TMA takes them one by one
+                yield images, one.rows, _x_box(one, one.rows), False
     elif x_reached and y_reached and one.cols <= rows:
         most = rows // one.cols
         band = ceil_div(one.rows, ceil_div(one.rows, most))

@@ -7,8 +7,8 @@
 // K-major or MN-major, as they lie in memory. TF32 operands in shared memory must be K-major: where pixels are
 // neighbours in x, they are M and come from registers, and sums are transposed on their way out.
 //
-// Roles: two warpgroups consume; one thread of the third asks TMA, for tile after tile. Stages hold a chunk of channels
-// of a tile's pixels and filters; with KEEPS_W the filters stay for all tiles of a block of threads.
+// Roles: two warpgroups consume; one thread of the third asks TMA, for tile after tile; its other warps clear gaps.
+// Stages hold a chunk of channels of a tile's pixels and filters; with KEEPS_W filters stay for all tiles of a block.
 // Budget: M_BLOCKS * COLUMNS / 2 registers of a consumer for sums; stages and buffers of sums.
 #include "families/halo_sm90/pointwise/consume.cuh"
 #include "families/halo_sm90/pointwise/produce.cuh"
@@ -24,6 +24,7 @@
 //   SPLIT_N            1: the consumers share columns of N; 0: rows of M
 //   STAGES Y_BUFFERS   of the ring; slabs of sums of a consumer on their way out, 2 at least
 //   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE
+//   HAS_GAPS           the result has pixels that no output meets, which become zeros; defined only where it has
 extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)
     halo_sm90_pointwise(const __grid_constant__ hc::pointwise::Params p) {
     using namespace hc::pointwise;
@@ -37,5 +38,8 @@ extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)
     } else {
         hc::ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == THREADS / 32 - 1 && hc::ptx::elect_sync()) produce(p, smem);
+#ifdef HAS_GAPS
+        if (threadIdx.x / 32 < THREADS / 32 - 1) clear_gaps(p);
+#endif
     }
 }

@@ -64,6 +64,7 @@ def source(product: Product, tile: Tile) -> KernelSource:
         "SPLIT_N": int(tile.split_n),
         "STAGES": tile.stages,
         "Y_BUFFERS": tile.buffers,
+        **({"HAS_GAPS": 1} if product.clears_gaps else {}),
         **(epilogue_constants(problem.bias, problem.epilogue) if whole else epilogue_constants(False)),
     }
     return kernel_source(KERNEL, "halo_sm90_pointwise", constants)
@@ -100,7 +101,8 @@ def bind(request: Request, config: Config) -> BoundCall:
 
 
 def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -> BoundCall:
-    shape, strides, gaps = request.result_shape, request.result_strides, product.has_gaps
+    shape, strides, clears = request.result_shape, request.result_strides, product.clears_gaps
+    fills = product.has_gaps and not clears
     packed_bytes = _FLAG_BYTES + product.packed_bytes(tile)
     partials = tile.splits * product.outputs
     pack, multiply, add = launches
@@ -112,18 +114,19 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
         if residual:
             residual = (in_order(residual[0], strides),)  # which lives until all is launched
             others = (residual[0].data_ptr(),)
-        if gaps:
-            y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
+        if fills and b is not None:
+            y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
+        cleared = (y.data_ptr(),) if clears else ()
         bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
         if pack is not None:
             packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
             filters = packed.data_ptr() + _FLAG_BYTES
             pack(w.data_ptr(), filters, packed.data_ptr())
         if add is None:
-            multiply(x.data_ptr(), filters, y.data_ptr(), bias, *others)
+            multiply(x.data_ptr(), filters, y.data_ptr(), bias, *others, *cleared)
         else:
             sums = torch.empty(partials, dtype=torch.float32, device=x.device)
-            multiply(x.data_ptr(), filters, sums.data_ptr(), 0)
+            multiply(x.data_ptr(), filters, sums.data_ptr(), 0, *cleared)
             add(y.data_ptr(), sums.data_ptr(), bias, *others)
         return y
 
@@ -131,7 +134,7 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
 
 
 def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:
-    """``launch(x, w, y, bias)``, and a residual if there is one.
+    """``launch(x, w, y, bias)``, and a residual if there is one, and the result where the kernel clears its gaps.
 
     ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
     """
@@ -148,6 +151,7 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
     boxes = product.boxes
     return {
         **_residual_fields(product, tile),
+        **_gap_fields(product),
         "blocks": divisor(tile.blocks(product)),
         "splits": divisor(tile.splits),
         "across": divisor(boxes.across),
@@ -166,6 +170,19 @@ def _residual_fields(product: Product, tile: Tile) -> dict[str, Value]:
     return {
         **{"y_image": one.image_step, "y_row": one.row_step, "y_col": one.col_step, "y_filter": one.channel_step},
         **{"y_images": one.images, "y_rows": one.rows, "y_cols": one.cols, "box_line": divisor(product.boxes.cols)},
+    }
+
+
+def _gap_fields(product: Product) -> dict[str, Value]:
+    """Where the result has pixels that become zeros: in lines, which are neighbours in memory."""
+    if not product.clears_gaps:
+        return {}
+    one = product.problem
+    lines, pixel = (one.n * one.h, one.c) if product.y_inner else (one.n * one.c * one.h, 1)
+    pixel_bytes = pixel * product.size
+    return {
+        **{"all_lines": lines, "line_bytes": one.w * pixel_bytes, "pixel_bytes": pixel_bytes},
+        **{"height": one.h, "width": one.w, "y_down": one.stride[0], "y_across": one.stride[1]},
     }
 
 

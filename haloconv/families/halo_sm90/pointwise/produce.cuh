@@ -1,4 +1,5 @@
-// The producer of halo_sm90_pointwise: one thread that asks TMA for the boxes of x and of w, stage after stage.
+// The producer of halo_sm90_pointwise: one thread that asks TMA for the boxes of x and of w, stage after stage. The
+// other warps of its warpgroup write zeros where the result has pixels that no output meets.
 #pragma once
 
 #include "families/halo_sm90/pointwise/tile.cuh"
@@ -54,5 +55,27 @@ __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
         }
     }
 }
+
+#ifdef HAS_GAPS
+// Writes zeros, 16 bytes a lane.
+__device__ __forceinline__ void clear(char* to, i64 bytes) {
+    for (i64 at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16) *reinterpret_cast<Piece*>(to + at) = {};
+}
+
+// Clears the pixels that no output meets, a warp a line: all of most lines, those between outputs of the others.
+__device__ __forceinline__ void clear_gaps(const Params& p) {
+    constexpr int WARPS = 3;  // all of the warpgroup but the one that asks TMA
+    const int first = blockIdx.x * WARPS + threadIdx.x % 128 / 32, step = gridDim.x * WARPS;
+    int row = first % p.height;
+    for (i64 line = first; line < p.all_lines; line += step, row = (row + step) % p.height) {
+        char* const to = p.lines + line * p.line_bytes;
+        if (row % p.y_down > 0)
+            clear(to, p.line_bytes);
+        else if (p.y_across > 1)
+            for (int pixel = 1; pixel < p.width; pixel += p.y_across)
+                clear(to + (i64)pixel * p.pixel_bytes, (i64)min(p.y_across - 1, p.width - pixel) * p.pixel_bytes);
+    }
+}
+#endif
 
 }  // namespace hc::pointwise

@@ -28,7 +28,11 @@ constexpr int DEPTH = 32 / SIZE, STEPS = 4;            // channels of a wgmma: a
 constexpr bool X_IN_REGISTERS = SIZE == 4 && !X_INNER, PIXELS_M = Y_INNER || X_IN_REGISTERS;
 
 constexpr int CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
+#ifdef HAS_GAPS
+constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;  // of those who clear gaps, too
+#else
 constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;
+#endif
 constexpr int BLOCK_M = 64 * M_BLOCKS * (SPLIT_N ? 1 : CONSUMERS), BLOCK_N = COLUMNS * (SPLIT_N ? CONSUMERS : 1);
 constexpr int TILE_PX = PIXELS_M ? BLOCK_M : BLOCK_N, TILE_FILTERS = PIXELS_M ? BLOCK_N : BLOCK_M;
 
@@ -67,6 +71,14 @@ struct Params {
     i64 y_image, y_row, y_col, y_filter;  // elements of y from one to the next
     int y_images, y_rows, y_cols;         // of y
     Divisor box_line;                     // columns of a box that is whole
+#endif
+#ifdef HAS_GAPS
+    char* lines;           // of the result: rows of an image's pixels, or of a plane's, which follow one another
+    i64 all_lines;         // of the result
+    i64 line_bytes;        // of a line
+    int pixel_bytes;       // of a line, from a pixel to the next
+    int height, width;     // lines of an image, pixels of a line
+    int y_down, y_across;  // every so many lines, and pixels of such a line, an output is met
 #endif
     Divisor blocks, splits;    // blocks of filters of the layer; ranges of channels
     Divisor across, down;      // boxes of a row; rows of boxes of an image
@@ -126,6 +138,11 @@ __device__ __forceinline__ void clear_places(const Params& p, const Smem& smem) 
 }
 
 __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
+    if (threadIdx.x == THREADS - 1) {  // while barriers are made
+        ptx::prefetch_tensormap(&p.x_map);
+        if (W_LOADS != W_PACKED) ptx::prefetch_tensormap(&p.w_map);
+        ptx::prefetch_tensormap(&p.y_map);
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             ptx::mbarrier_init(&smem.full[i], 1);

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as combinations
+from math import prod
 from typing import NamedTuple
 
 import torch
 
 from haloconv import support
 from haloconv.families.common import ceil_div
+from haloconv.families.halo_sm90.pointwise import costs
 from haloconv.families.reduce.partials import applies
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import Problem, Request
@@ -27,11 +29,9 @@ _MOST_STAGES, _MOST_KEPT = 8, 32
 _MOST_SUMS = 256  # N of wgmma times blocks of M: 128 registers
 _MOST_PARTIAL_BYTES = 64 << 20
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
-# The cost model, of an NVIDIA H200, for a multiprocessor: bytes in a cycle to and from the L2, to and from memory,
-# and that wgmma reads; cycles of a tile besides, to write a slab, to begin, and to launch the sum of split-K. From data
-# sheets and other kernels: not fitted to times of this one yet.
-_L2_BYTES, _MEMORY_BYTES, _OPERAND_BYTES = 40, 20, 128
-_TILE_CYCLES, _SLAB_CYCLES, _BEGIN_CYCLES, _SUM_CYCLES = 500, 300, 2000, 4000
+# The cost model beside costs.py: bytes in a cycle that wgmma reads; cycles of a tile, of a slab, of the sum of split-K.
+_OPERAND_BYTES = 128
+_TILE_CYCLES, _SLAB_CYCLES, _SUM_CYCLES = 300, 100, 10000
 
 
 class Side(NamedTuple):
@@ -102,6 +102,11 @@ class Product:
         return self.problem.direction == "dgrad" and self.problem.stride != (1, 1)
 
     @property
+    def clears_gaps(self) -> bool:
+        """Whether the kernel writes zeros there. With a bias they are none."""
+        return self.has_gaps and not self.problem.bias
+
+    @property
     def chunks(self) -> int:
         """Of channels."""
         return ceil_div(self.channels * self.size, CHUNK_BYTES)
@@ -110,6 +115,11 @@ class Product:
     def outputs(self) -> int:
         """Elements that are computed."""
         return self.filters * self.y.cols * self.y.rows * self.y.images
+
+    @property
+    def gaps(self) -> int:
+        """Elements of the result that are none of these."""
+        return prod(self.problem.x_shape) - self.outputs if self.has_gaps else 0
 
     @property
     def box_px(self) -> int:
@@ -205,21 +215,20 @@ class Tile:
         wgmma = max(self.n / 2, operands / _OPERAND_BYTES)
         multiply = chunks * 4 * self.m_blocks * _CONSUMERS * wgmma
         write = self.m_blocks * ceil_div(self.n * y_size, CHUNK_BYTES) * _SLAB_CYCLES
-        loads = chunks * (self.pixels * CHUNK_BYTES + (0 if self.keeps_w else self.w_bytes(product)))
-        moved = (loads + self.pixels * self.filters * y_size) / _L2_BYTES
+        stage = self.pixels * CHUNK_BYTES + (0 if self.keeps_w else self.w_bytes(product))
+        loaded = chunks * max(stage / costs.L2_BYTES, costs.LATENCY_CYCLES / self.stages)
+        moved = loaded + self.pixels * self.filters * y_size / costs.L2_BYTES
         most = ceil_div(self.count(product), self.grid(product, sm_count))
-        kept = chunks * self.w_bytes(product) / _L2_BYTES if self.keeps_w else 0
-        blocks = most * _overlapped(_TILE_CYCLES + multiply + write, moved) + kept
+        kept = chunks * self.w_bytes(product) / costs.L2_BYTES if self.keeps_w else 0
+        blocks = most * costs.overlapped(_TILE_CYCLES + multiply + write, moved) + kept
         pixels = product.x.cols * product.x.rows * product.x.images
         traffic = size * product.channels * (pixels + product.filters) + y_size * self.splits * product.outputs
-        memory = traffic / (_MEMORY_BYTES * sm_count)
-        adding = _SUM_CYCLES + self.splits * product.outputs * 4 / (_MEMORY_BYTES * sm_count) if self.splits > 1 else 0
-        return _BEGIN_CYCLES + _overlapped(blocks, memory) + adding
-
-
-def _overlapped(one: float, other: float) -> float:
-    """Cycles of what happens at a time: the longer, and some of the other, by which it is disturbed."""
-    return max(one, other) + min(one, other) / 8
+        traffic += size * product.gaps
+        memory = traffic / (costs.MEMORY_BYTES * sm_count)
+        adding = (
+            _SUM_CYCLES + self.splits * product.outputs * 4 / (costs.MEMORY_BYTES * sm_count) if self.splits > 1 else 0
+        )
+        return costs.BEGIN_CYCLES + costs.overlapped(blocks, memory) + adding
 
 
 def why_no_product(request: Request) -> str | None:
