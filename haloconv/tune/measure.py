@@ -18,6 +18,7 @@ import torch
 
 from haloconv import reference
 from haloconv.choose.records import Record, make_record
+from haloconv.choose.whole import is_ahead
 from haloconv.device import watched
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, Config
@@ -28,8 +29,6 @@ from haloconv.tune.baseline import searched_again
 from haloconv.tune.judge import Judge, Verdict, on_poisoned_memory
 from haloconv.tune.timing import Timing, compare
 
-MARGIN = 1.03  # by which one of our families must be faster than PyTorch
-HOST_MS = 0.004  # by which it must be faster, too: a direction of ours costs the host more, as tiny layers show
 BUDGET_S = 0.3
 _FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
 _SCREENING_RUNS, _RUNS = 3, 10
@@ -86,11 +85,6 @@ class Outcome(NamedTuple):
     record: Record
     rejected: tuple[str, ...] = ()
     candidates: tuple[Measured, ...] = ()
-
-
-def is_ahead(own_ms: float, aten_ms: float) -> bool:
-    """Whether a kernel of ours is chosen over PyTorch."""
-    return aten_ms >= max(MARGIN * own_ms, own_ms + HOST_MS)
 
 
 def operands_of(problem: Problem, device: torch.device, seed: int = 0) -> Operands:
