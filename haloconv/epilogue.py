@@ -95,8 +95,8 @@ def in_one_pass(fprop: Call, epilogue: Epilogue) -> Call:
     for it in timing. Its values are others.
     """
     if epilogue.residual:
-        return lambda x, w, b, residual: fprop(x, w, b).add_(residual)
-    return lambda x, w, b: fprop(x, w, b).relu_()
+        return lambda x, w, b, residual: fprop(x, w, None if epilogue.scale else b).add_(residual)
+    return lambda x, w, b: fprop(x, w, None if epilogue.scale else b).relu_()
 
 
 def _added(y: Tensor, residual: Tensor | None = None) -> Tensor:
