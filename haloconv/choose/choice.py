@@ -16,8 +16,8 @@ from haloconv.choose import trust
 from haloconv.choose.buckets import size_of
 from haloconv.choose.measured import by_measured_rule
 from haloconv.choose.measuring import measuring, wanted
-from haloconv.choose.records import Record, shelf_of
-from haloconv.choose.whole import is_ahead, parts_of_it, saved_ms
+from haloconv.choose.records import Record, Shelf, shelf_of
+from haloconv.choose.whole import is_ahead, known_instead, saved_ms
 from haloconv.device import device_facts, has_facts, stand_in
 from haloconv.families import FAMILIES, check_family
 from haloconv.families.base import Config
@@ -102,44 +102,47 @@ def config_of(choice: Choice, request: Request) -> Config:
 def recorded(problem: Problem, device: torch.device, examines: bool = True) -> Choice | None:
     """The choice that records hold for a problem on a device, or None.
 
-    A problem with a bias or an epilogue that has no record is chosen by that of the convolution with less behind it, to
-    which the passes that are saved are added (choose/whole.py). A record of the user's own is believed because this
-    machine verified it before it timed it, one that came with the package if it is trusted.
+    A problem that has none is chosen by that of the same convolution with or without a bias, and the passes over y that
+    are saved beyond it (choose/whole.py). A record of the user's own is believed because this machine verified it
+    before it timed it, one that came with the package if it is trusted.
     """
     if problem.is_empty or not has_facts(device):
         return None
     shelf = shelf_of(device_facts(device.index))
-    known = ((part, shelf.find(part)) for part in (problem, *parts_of_it(problem)))
-    part, found = next(((part, found) for part, found in known if found is not None), (problem, None))
+    known = (_looked_up(shelf, problem, asked) for asked in (problem, *known_instead(problem)))
+    found = next((each for each in known if each is not None), None)
     if found is None:
         return None
-    record, shipped = found
-    why = record.why(size_of(problem), shipped)
-    if part is not problem:
-        record, more = _with_the_rest(record, problem, part)
-        why += more
-    if FAMILIES[record.family].why_not(problem, device) is not None:
+    record, shipped, choice = found
+    if FAMILIES[choice.family].why_not(problem, device) is not None:
         return None
-    choice = Choice(record.family, why, measured=part is problem, kernel=record.kernel, config=record.config)
     if shipped and examines and not trust.knows(record):
         request = dense_request(problem, device)
         return choice if trust.examine(record, request, config_of(choice, request)) else None
     return choice
 
 
-def _with_the_rest(record: Record, problem: Problem, part: Problem) -> tuple[Record, str]:
-    """The record of a ``part`` of the problem, of its fastest own kernel if the rest lets that win; and what to add to
-    its reason.
+def _looked_up(shelf: Shelf, problem: Problem, asked: Problem) -> tuple[Record, bool, Choice] | None:
+    """The record of what is asked in the problem's place, whether it was shipped, and what it chooses for the problem.
+
+    None if there is no record, or if what is saved beyond it is not known.
     """
-    if record.own is None or record.own_ms is None:
-        return record, ""
-    family, (n, h, w) = record.own.partition("/")[0], record.size
-    saved = saved_ms(replace(problem, n=n, h=h, w=w), replace(part, n=n, h=h, w=w), family, record.gpu)
-    if not saved:
-        return record, ""
-    more = f"; with what follows it {(record.aten_ms + saved) / record.own_ms:.2f}x, by passes saved at the copy rate"
-    wins = is_ahead(record.own_ms, record.aten_ms + saved)
-    return record if wins == (record.family != "aten") else _turned(record), more
+    found = shelf.find(asked)
+    if found is None:
+        return None
+    record, shipped = found
+    why = record.why(size_of(problem), shipped)
+    if asked is not problem and record.own is not None and record.own_ms is not None:
+        family, (n, h, w) = record.own.partition("/")[0], record.size
+        saved = saved_ms(replace(problem, n=n, h=h, w=w), replace(asked, n=n, h=h, w=w), family, record.gpu)
+        if saved is None:
+            return None
+        if saved:
+            aten_ms = record.aten_ms + saved
+            why += f"; as asked here {aten_ms / record.own_ms:.2f}x, with passes over the result at the copy rate"
+            wins = is_ahead(record.own_ms, aten_ms)
+            record = record if wins == (record.family != "aten") else _turned(record)
+    return record, shipped, Choice(record.family, why, False, asked is problem, record.kernel, record.config)
 
 
 @cache

@@ -259,8 +259,10 @@ def _wins_as_a_whole(problem: Problem, device: torch.device) -> bool:
         return False
     alone, gpu_name = bare(problem), device_facts(device.index).name
     limit, saved = limit_ms(alone, gpu_name), saved_ms(problem, alone, "halo_sm90", gpu_name)
-    aten_ms = 0.0 if limit is None else limit / 0.4
-    return saved > 0 and is_ahead(aten_ms / (0.87 if taps == 1 else 0.89), aten_ms + saved)
+    if not saved or limit is None:
+        return False
+    aten_ms = limit / 0.4
+    return is_ahead(aten_ms / (0.87 if taps == 1 else 0.89), aten_ms + saved)
 
 
 RULES = (

@@ -8,7 +8,6 @@ copy rate (haloconv/roofline.py); what a residual is read for counts on neither 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from haloconv.families import FAMILIES
@@ -29,24 +28,24 @@ def bare(problem: Problem) -> Problem:
     return replace(problem, bias=False, epilogue=NO_EPILOGUE)
 
 
-def parts_of_it(problem: Problem) -> Iterator[Problem]:
-    """The problem with less behind it, the most first, of which records may know what it takes."""
-    if any(problem.epilogue) and problem.bias:
-        yield replace(problem, epilogue=NO_EPILOGUE)
-    if any(problem.epilogue) or (problem.bias and problem.direction == "fprop"):
-        yield bare(problem)
+def known_instead(problem: Problem) -> list[Problem]:
+    """The same convolution without an epilogue, with and without a bias: what records may know in its place."""
+    alone = bare(problem)
+    if problem.direction != "fprop":
+        return []
+    both = [replace(alone, bias=problem.bias), replace(alone, bias=not problem.bias)]
+    return [each for each in both if each != problem]
 
 
-def saved_ms(problem: Problem, part: Problem, family: str, gpu_name: str) -> float:
-    """What a kernel of the family saves more for ``problem`` than for a part of it; less than nothing, if it is less.
+def saved_ms(problem: Problem, other: Problem, family: str, gpu_name: str) -> float | None:
+    """What a kernel of the family saves more for ``problem`` than for the other, or less, in ms.
 
-    Nothing on a GPU whose rates nobody measured.
+    On a GPU whose rates nobody measured nothing for more, and None for less: that is not known.
     """
-    ceilings = ceilings_of(gpu_name)
+    ceilings, passes = ceilings_of(gpu_name), _passes_saved(problem, family) - _passes_saved(other, family)
     if ceilings is None:
-        return 0.0
+        return 0.0 if passes >= 0 else None
     y_bytes = problem.n * problem.k * problem.p * problem.q * problem.dtype.itemsize
-    passes = _passes_saved(problem, family) - _passes_saved(part, family)
     return passes * 2 * y_bytes / ceilings.bytes_per_s * 1e3
 
 
