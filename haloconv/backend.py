@@ -61,7 +61,8 @@ class Convolution(NamedTuple):
 
     ``replaced`` if it runs as haloconv's operator, for which ``reason`` then names each direction that the graph needs,
     the family that runs it, and why; else ``reason`` says why it stays PyTorch's. ``problem`` is the forward pass, None
-    where it is not known; that of a transposed one is a ``dgrad``. ``fused`` names what behind it is part of it.
+    where it is not known, with what the choice was made for behind it; that of a transposed one is a ``dgrad``.
+    ``fused`` names what behind it is part of it.
     """
 
     layer: str

@@ -16,6 +16,7 @@ import torch
 import typer
 from rich.console import Console
 
+from haloconv.backend import backend
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.swapped import in_memory_format
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
@@ -211,7 +212,7 @@ def _wholes(model: torch.nn.Module, inputs: Inputs) -> list[Posed]:
     with evaluating(model):
         fused = copy.deepcopy(model)
         fuse(fused)
-        compiled: Any = torch.compile(model, backend="haloconv")
+        compiled: Any = torch.compile(model, backend=backend)
         return [*wholes_of(fused, inputs), *wholes_of(compiled, inputs)]
 
 

@@ -274,7 +274,7 @@ def _rows(group: list[Posed]) -> list[Row]:
         return []
     record, shipped = found
     row = Row(
-        case=_names([each.layer for each in group]),
+        case=_names([each.layer for each in group]) + (f" with {problem.epilogue}" if any(problem.epilogue) else ""),
         direction=problem.direction,
         precision=problem.precision_label,
         layout=problem.layout,
