@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from haloconv import logs
 from haloconv import plan as plans
 from haloconv.arguments import Settings
-from haloconv.choose.choice import Choice, choose_now
+from haloconv.choose.choice import choose_now
 from haloconv.families import FAMILIES
 from haloconv.functional import make_spec
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
@@ -50,6 +50,10 @@ _CALLS: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((_aten.convolution, _aten.convolution.default), _NAMES_OF_CONVOLUTION),
     **dict.fromkeys(_TRANSPOSED, _NAMES_OF_TRANSPOSED),
 }
+_PRODUCTS = (
+    *(torch.nn.functional.linear, torch._C._nn.linear, _aten.linear, _aten.linear.default, torch.matmul, "matmul"),
+    *(_aten.matmul, _aten.matmul.default, torch.mm, _aten.mm, _aten.mm.default, torch.bmm, _aten.bmm.default),
+)
 
 
 class Convolution(NamedTuple):
@@ -57,7 +61,8 @@ class Convolution(NamedTuple):
 
     ``replaced`` if it runs as haloconv's operator, for which ``reason`` then names each direction that the graph needs,
     the family that runs it, and why; else ``reason`` says why it stays PyTorch's. ``problem`` is the forward pass, None
-    where it is not known; that of a transposed one is a ``dgrad``. ``fused`` names what behind it is part of it.
+    where it is not known, with what the choice was made for behind it; that of a transposed one is a ``dgrad``.
+    ``fused`` names what behind it is part of it.
     """
 
     layer: str
@@ -187,20 +192,38 @@ def _settle(node: torch.fx.Node) -> Convolution:
     requests = _why_not(node, given) or _requests(node, given)
     if isinstance(requests, str):
         return Convolution(layer, False, requests)
+    fused = None if _is_transposed(node, given) else behind(node, _value(node).requires_grad, _value)
+    requests[0] = _whole(requests[0], node, fused)
     chosen = [(each.problem.direction, choose_now(each, "auto")) for each in requests]
     ours = any(choice.family != "aten" for _, choice in chosen)
-    fused = _fused(node, given, chosen[0][1])
+    if not FAMILIES[chosen[0][1].family].has_epilogue:
+        fused = None
     if ours:
         _replace(node, given, fused)
     told = "; ".join(f"{direction}: {choice.family}, {choice.reason}" for direction, choice in chosen)
     return Convolution(layer, ours, told, requests[0].problem, () if fused is None else fused.names)
 
 
-def _fused(node: torch.fx.Node, given: dict[str, Any], forward: Choice) -> Fused | None:
-    """What behind the convolution its kernel is to apply, if the forward pass runs on one that can."""
-    if _is_transposed(node, given) or not FAMILIES[forward.family].has_epilogue:
-        return None
-    return behind(node, _value(node).requires_grad, _value)
+def _whole(forward: Request, node: torch.fx.Node, fused: Fused | None) -> Request:
+    """What the choice is made for: the convolution, and what Inductor would need a kernel for that ours does not.
+
+    That is so where somebody reads the result who cannot be part of that kernel. Else Inductor does what follows, and a
+    bias too, in a kernel that it needs anyway: the convolution alone decides.
+    """
+    problem = forward.problem
+    if problem.direction != "fprop" or not (problem.bias or fused):
+        return forward
+    if not any(_reads_memory(each) for each in (node if fused is None else fused.last).users):
+        return replace(forward, problem=replace(problem, bias=False))
+    if fused is None:
+        return forward
+    bias = problem.bias and not fused.epilogue.scale
+    return replace(forward, problem=replace(problem, bias=bias, epilogue=fused.epilogue._replace(compiled=True)))
+
+
+def _reads_memory(node: torch.fx.Node) -> bool:
+    """Whether the node needs its operands in memory, so that Inductor's kernel for these ends with them."""
+    return node.op == "output" or node.target in _CALLS or node.target in _PRODUCTS
 
 
 def _layer_of(node: torch.fx.Node) -> str:

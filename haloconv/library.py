@@ -50,6 +50,7 @@ def _fprop_epilogue(
     x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, has_scale: bool, activation: Any, *values: Any
 ) -> Tensor:
     epilogue, more = Epilogue(has_scale, activation, residual is not None), () if residual is None else (residual,)
+    epilogue = epilogue._replace(compiled=any(epilogue))  # compilers alone make this call
     plan = plans.plan_fprop(x, w, b, _spec(*values), epilogue, residual)
     y = plan.traced(x, w, b, *more) if profiler._is_profiler_enabled else plan.run(x, w, b, *more)
     return y.contiguous(memory_format=torch.channels_last) if plan.layout == "nhwc" else y.contiguous()
@@ -152,7 +153,7 @@ def _keep_for_epilogue(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple:
     """Of ReLU by the result; of other activations by sums that are computed again, for none of them is kept."""
     x, w, third, *more = ctx.saved_tensors
-    (has_scale, activation, has_residual), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
+    (has_scale, activation, has_residual, _), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
     ops, db = torch.ops.haloconv, None
     if ctx.epilogue.is_known_from_y:
         dz = d_residual = activation_backward(dy, third, activation)

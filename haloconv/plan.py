@@ -193,8 +193,7 @@ _LATER = Choice("aten", "chosen after this call")
 def _run_for_now(request: Request, spec: ConvSpec) -> BoundCall:
     """PyTorch's convolution: with the plan that its later calls will have, if it is likely to be chosen."""
     run, _ = _run_of(_LATER, request)
-    problem = replace(request.problem, epilogue=NO_EPILOGUE)
-    if choose(problem, request.device, spec.family, examines=False).family == "aten":
+    if choose(request.problem, request.device, spec.family, examines=False).family == "aten":
         return run
 
     def unsearched_run(*tensors: torch.Tensor | None) -> torch.Tensor:

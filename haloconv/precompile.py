@@ -19,7 +19,7 @@ from haloconv.choose.choice import choose, may_be_measured
 from haloconv.choose.measuring import wanted
 from haloconv.layout import Layout, is_channels_last, strides_of
 from haloconv.plan import Noted, second_layout
-from haloconv.problem import DIRECTIONS, NO_EPILOGUE, ConvSpec, Direction, Request, TensorForm
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Request, TensorForm
 from haloconv.profiling import calls_of
 
 Inputs = torch.Tensor | Sequence[object] | Mapping[str, object]
@@ -131,8 +131,7 @@ def _is_measured_later(request: Request, spec: ConvSpec) -> bool:
     """Whether the first call measures: beside compilers, times would mean nothing."""
     if not wanted():
         return False
-    problem = replace(request.problem, epilogue=NO_EPILOGUE)
-    return may_be_measured(choose(problem, request.device, spec.family), spec.family)
+    return may_be_measured(choose(request.problem, request.device, spec.family), spec.family)
 
 
 def _side_by_side(tasks: Collection[_Task]) -> tuple[str, ...]:

@@ -30,15 +30,18 @@ class Epilogue(NamedTuple):
     """What becomes of a sum on its way out: y = activation(scale[k] * sum + bias[k] + residual), each part optional.
 
     With ``scale`` the third tensor of fprop is (K, 2) in fp32, bias and scale of each filter, in place of a bias (K,).
-    With ``residual`` there is a fourth, of y's shape and dtype.
+    With ``residual`` there is a fourth, of y's shape and dtype. ``compiled`` changes no result: it is set in compiled
+    graphs, where PyTorch's side of a choice is the convolution and one kernel for all that follows, a bias too.
     """
 
     scale: bool = False
     activation: Activation | None = None
     residual: bool = False
+    compiled: bool = False
 
     def __str__(self) -> str:
-        return " ".join(["scale"] * self.scale + ["residual"] * self.residual + [self.activation or ""]).strip()
+        parts = (self.scale and "scale", self.residual and "residual", self.activation, self.compiled and "compiled")
+        return " ".join(part for part in parts if part)
 
     @property
     def is_known_from_y(self) -> bool:

@@ -21,11 +21,12 @@ import torch
 from haloconv.choose import records
 from haloconv.choose.buckets import bucket_of, read_layer
 from haloconv.choose.records import Record, write_records
+from haloconv.choose.whole import HOST_MS, MARGIN, is_ahead
 from haloconv.device import DeviceFacts, arch_of
 from haloconv.families import FAMILIES
 from haloconv.families.files import device_hash
 from haloconv.problem import Problem, dense_request
-from haloconv.tune.measure import HOST_MS, MARGIN, Measured, is_ahead
+from haloconv.tune.measure import Measured
 from haloconv.tune.submission import Row, SubmissionError, read_rows
 from haloconv.version import __version__
 from tools.measured import stood_in

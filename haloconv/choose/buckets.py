@@ -9,15 +9,16 @@ import torch
 
 from haloconv.layout import Layout
 from haloconv.precision import Precision
-from haloconv.problem import DIRECTIONS, Direction, Problem
+from haloconv.problem import ACTIVATIONS, DIRECTIONS, Activation, Direction, Epilogue, Problem
 
 _PRODUCTS: dict[str, Precision] = {"tf32": "tf32", "tf32x3": "tf32x3"}
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16} | dict.fromkeys(("fp32", *_PRODUCTS), torch.float32)
 _LAYER = re.compile(
     r"(?P<direction>\w+) (?P<c>\d+)->(?P<k>\d+) (?P<r>\d+)x(?P<s>\d+) s(?P<down>\d+)x(?P<across>\d+) "
     r"p(?P<padding>\d+,\d+,\d+,\d+) d(?P<tall>\d+)x(?P<wide>\d+) g(?P<groups>\d+) "
-    rf"(?P<precision>{'|'.join(_DTYPES)}) (?P<layout>\w+)(?P<bias> bias)?"
+    rf"(?P<precision>{'|'.join(_DTYPES)}) (?P<layout>nchw|nhwc)(?P<bias> bias)?(?P<epilogue>(?: \w+)*)"
 )
+_EPILOGUE = re.compile(rf"( scale)?( residual)?(?: ({'|'.join(ACTIVATIONS)}))?( compiled)?")
 
 
 class Size(NamedTuple):
@@ -41,22 +42,24 @@ class Bucket(NamedTuple):
 def layer_key(problem: Problem) -> str:
     """Everything about a problem but its size, as one line: a record's name for it.
 
-    Precisions and layouts differ, and so does a bias: PyTorch adds it by a kernel of its own, which may take as long as
-    the convolution; ours add it to the sums.
+    Precisions and layouts differ, and so does what follows: a bias, or an epilogue. PyTorch does each part by a kernel
+    of its own, which may take as long as the convolution, and all by one in a compiled graph; ours apply it to sums.
     """
-    one = problem
+    one, forward = problem, problem.direction == "fprop"
     top, bottom, left, right = one.padding
     return (
         f"{one.direction} {one.c}->{one.k} {one.r}x{one.s} s{one.stride[0]}x{one.stride[1]} "
         f"p{top},{bottom},{left},{right} d{one.dilation[0]}x{one.dilation[1]} g{one.groups} "
-        f"{one.precision_label} {one.layout}{' bias' if one.bias and one.direction == 'fprop' else ''}"
+        f"{one.precision_label} {one.layout}{' bias' if one.bias and forward else ''}"
+        f"{f' {one.epilogue}' if any(one.epilogue) and forward else ''}"
     )
 
 
 def read_layer(layer: str, size: Size) -> Problem:
     """The problem of a size whose ``layer_key`` is ``layer``. Raises ValueError if there is none."""
     found = _LAYER.fullmatch(layer)
-    if found is None or found["direction"] not in DIRECTIONS or found["layout"] not in ("nchw", "nhwc"):
+    follows = None if found is None else _EPILOGUE.fullmatch(found["epilogue"])
+    if found is None or follows is None or found["direction"] not in DIRECTIONS:
         raise ValueError(f"no layer of a record: {layer!r}")
     c, k, r, s, *strides = (int(found[name]) for name in ("c", "k", "r", "s", "down", "across"))
     top, bottom, left, right = map(int, found["padding"].split(","))
@@ -64,11 +67,15 @@ def read_layer(layer: str, size: Size) -> Problem:
         cast("Direction", found["direction"]), size.n, c, size.h, size.w, k, r, s, (strides[0], strides[1]),
         (top, bottom, left, right), (int(found["tall"]), int(found["wide"])), int(found["groups"]),
         found["bias"] is not None, _DTYPES[found["precision"]], cast("Layout", found["layout"]),
-        _PRODUCTS.get(found["precision"], "ieee"),
+        _PRODUCTS.get(found["precision"], "ieee"), _epilogue_of(*follows.groups()),
     )  # fmt: skip
     if layer_key(problem) != layer:
         raise ValueError(f"no layer of a record: {layer!r}")
     return problem
+
+
+def _epilogue_of(scale: str | None, residual: str | None, activation: str | None, compiled: str | None) -> Epilogue:
+    return Epilogue(bool(scale), cast("Activation | None", activation), bool(residual), bool(compiled))
 
 
 def size_of(problem: Problem) -> Size:

@@ -6,6 +6,7 @@ Nothing is measured here. What must be run before a choice can be made, code abo
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,12 @@ from haloconv.choose import trust
 from haloconv.choose.buckets import size_of
 from haloconv.choose.measured import by_measured_rule
 from haloconv.choose.measuring import measuring, wanted
-from haloconv.choose.records import shelf_of
+from haloconv.choose.records import Record, Shelf, shelf_of
+from haloconv.choose.whole import is_ahead, known_instead, saved_ms
 from haloconv.device import device_facts, has_facts, stand_in
 from haloconv.families import FAMILIES, check_family
 from haloconv.families.base import Config
-from haloconv.problem import NO_EPILOGUE, Problem, Request, dense_request
+from haloconv.problem import Problem, Request, dense_request
 
 DISABLED = f"{env.DISABLE} is set, so that PyTorch's own convolution runs"
 
@@ -27,8 +29,8 @@ DISABLED = f"{env.DISABLE} is set, so that PyTorch's own convolution runs"
 class Choice(NamedTuple):
     """The family that runs a problem and why; ``refused`` if our kernels do not take the problem at all.
 
-    ``measured`` if a record made the choice; ``kernel`` and ``config`` (its key) are then those of the record, else
-    empty: the family's own choice. In a plan they are what runs.
+    ``measured`` if a record of the whole problem made the choice. ``kernel`` and ``config`` (its key) are those of a
+    record, else empty: the family's own choice. In a plan they are what runs.
     """
 
     family: str
@@ -70,14 +72,13 @@ def _choose_own(problem: Problem, device: torch.device) -> Choice:
 
 def choose_now(request: Request, family: str) -> Choice:
     """The choice for tensors of these forms: measured now if the user asked for it and there is no record."""
-    asked = replace(request, problem=replace(request.problem, epilogue=NO_EPILOGUE))  # what is measured and recorded
-    choice = choose(asked.problem, asked.device, family)
+    choice = choose(request.problem, request.device, family)
     code = measuring() if may_be_measured(choice, family) else None
     if code is None:
         return choice
-    obstacle = code.measure_now(asked)
+    obstacle = code.measure_now(request)
     if obstacle is None:
-        return choose(asked.problem, asked.device, family)
+        return choose(request.problem, request.device, family)
     return choice._replace(reason=f"{choice.reason}; {obstacle}")
 
 
@@ -101,18 +102,52 @@ def config_of(choice: Choice, request: Request) -> Config:
 def recorded(problem: Problem, device: torch.device, examines: bool = True) -> Choice | None:
     """The choice that records hold for a problem on a device, or None.
 
-    A record of the user's own is believed because this machine verified it before it timed it, one that came with the
-    package if it is trusted.
+    A problem that has none is chosen by that of the same convolution with or without a bias, and the passes over y that
+    are saved beyond it (choose/whole.py). A record of the user's own is believed because this machine verified it
+    before it timed it, one that came with the package if it is trusted.
     """
     if problem.is_empty or not has_facts(device):
         return None
-    found = shelf_of(device_facts(device.index)).find(problem)
-    if found is None or FAMILIES[found[0].family].why_not(problem, device) is not None:
+    shelf = shelf_of(device_facts(device.index))
+    known = (_looked_up(shelf, problem, asked) for asked in (problem, *known_instead(problem)))
+    found = next((each for each in known if each is not None), None)
+    if found is None:
         return None
-    record, shipped = found
-    why = record.why(size_of(problem), shipped)
-    choice = Choice(record.family, why, measured=True, kernel=record.kernel, config=record.config)
+    record, shipped, choice = found
+    if FAMILIES[choice.family].why_not(problem, device) is not None:
+        return None
     if shipped and examines and not trust.knows(record):
         request = dense_request(problem, device)
         return choice if trust.examine(record, request, config_of(choice, request)) else None
     return choice
+
+
+def _looked_up(shelf: Shelf, problem: Problem, asked: Problem) -> tuple[Record, bool, Choice] | None:
+    """The record of what is asked in the problem's place, whether it was shipped, and what it chooses for the problem.
+
+    None if there is no record, or if what is saved beyond it is not known.
+    """
+    found = shelf.find(asked)
+    if found is None:
+        return None
+    record, shipped = found
+    why = record.why(size_of(problem), shipped)
+    if asked is not problem and record.own is not None and record.own_ms is not None:
+        family, (n, h, w) = record.own.partition("/")[0], record.size
+        saved = saved_ms(replace(problem, n=n, h=h, w=w), replace(asked, n=n, h=h, w=w), family, record.gpu)
+        if saved is None:
+            return None
+        if saved:
+            aten_ms = record.aten_ms + saved
+            why += f"; as asked here {aten_ms / record.own_ms:.2f}x, with passes over the result at the copy rate"
+            wins = is_ahead(record.own_ms, aten_ms)
+            record = record if wins == (record.family != "aten") else _turned(record)
+    return record, shipped, Choice(record.family, why, False, asked is problem, record.kernel, record.config)
+
+
+@cache
+def _turned(record: Record) -> Record:
+    """The record with the other choice: the fastest of ours in place of PyTorch, or PyTorch."""
+    if record.family != "aten" or record.own is None or record.own_ms is None:
+        return replace(record, family="aten", kernel="aten", config="", ms=record.aten_ms)
+    return replace(record, family=record.own.partition("/")[0], kernel=record.own, ms=record.own_ms)

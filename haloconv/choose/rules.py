@@ -13,9 +13,11 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
+from haloconv.choose.whole import bare, is_ahead, saved_ms
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
 from haloconv.problem import Problem
+from haloconv.roofline import limit_ms
 
 _HOPPER = (9, 0)
 _MARCHED_TAPS = 49  # of one depthwise filter: what marches and small bands take
@@ -52,6 +54,8 @@ def by_rule(problem: Problem, device: torch.device) -> Ruling:
             continue
         if not rule.hopper or device_facts(device.index).capability == _HOPPER:
             return Ruling(rule.family, f"by rule: {rule.reason}", f"{rule.family} {rule.applies.__name__.strip('_')}")
+    if _wins_as_a_whole(problem, device) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
+        return Ruling("halo_sm90", f"by rule: {_AS_A_WHOLE}", "halo_sm90 wins_as_a_whole")
     family, reason = _by_cuda_cores(problem)
     return Ruling(family, reason, "" if family == "aten" else f"{family} by_cuda_cores")
 
@@ -234,6 +238,31 @@ def _has_few_pixels(problem: Problem) -> bool:
     if not nchw or pixels > (400 if tf32 else 200):
         return False
     return weights >= 1 << 18 if not tf32 else weights <= 1 << 18 or problem.q <= 7
+
+
+_AS_A_WHOLE = "halo_sm90 saves more passes over the result than its convolution is behind PyTorch's"
+
+
+def _wins_as_a_whole(problem: Problem, device: torch.device) -> bool:
+    """Whether ``halo_sm90`` saves more by its epilogue than the convolution alone was measured behind PyTorch's.
+
+    By rows of an NVIDIA H200 (2026-11-23 and 2026-11-24) of 64 channels and more with stride 1: it was at 0.89 of
+    PyTorch's speed or better on 3x3 layers from 2^14 pixels of all images on, and at 0.87 on 1x1 layers from 6272 on.
+    PyTorch's time is taken to be the roofline's over 0.4, about the least that it reached there where it was ahead.
+    """
+    if problem.direction != "fprop" or problem.precision_label not in ("tf32", "fp16", "bf16"):
+        return False
+    if problem.groups > 1 or max(problem.stride) > 1 or min(problem.c, problem.k) < 64:
+        return False
+    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
+    if taps not in (1, 9) or problem.c % 8 or problem.k % 8 or pixels < (6272 if taps == 1 else 1 << 14):
+        return False
+    alone, gpu_name = bare(problem), device_facts(device.index).name
+    limit, saved = limit_ms(alone, gpu_name), saved_ms(problem, alone, "halo_sm90", gpu_name)
+    if not saved or limit is None:
+        return False
+    aten_ms = limit / 0.4
+    return is_ahead(aten_ms / (0.87 if taps == 1 else 0.89), aten_ms + saved)
 
 
 RULES = (

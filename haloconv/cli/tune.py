@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -9,12 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 
+from haloconv.backend import backend
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.swapped import in_memory_format
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
@@ -24,22 +26,28 @@ from haloconv.cli.bench.command import choices, listed
 from haloconv.cli.live import INTERRUPTED, make_console, show
 from haloconv.cli.output import Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.device import device_facts
+from haloconv.fusion.fuse import fuse
 from haloconv.layout import Layout
 from haloconv.precision import convolution_precision
+from haloconv.precompile import Inputs, evaluating
 from haloconv.problem import DIRECTIONS, Direction
 from haloconv.problem_file import ProblemFileError, map_tensors
 from haloconv.report import Report
 from haloconv.tune.ahead import Options, tune_problems
 from haloconv.tune.measure import BUDGET_S
-from haloconv.tune.problems import Posed, problems_of
+from haloconv.tune.problems import Posed, problems_of, wholes_of
 from haloconv.tune.saved import save
 from haloconv.tune.submission import SubmissionError, read_rows
 
+_EVERY = ",".join(DIRECTIONS)
 Submit = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write every candidate's times to FILE, to contribute them.")
 ]
 Ship = Annotated[bool, typer.Option("--ship", help="Also write the records into the package, to be shipped.")]
 Stale = Annotated[bool, typer.Option("--stale", help="Also what has a record for kernels that have changed since.")]
+Fused = Annotated[
+    bool, typer.Option("--fused", help="Models: also with what follows, for haloconv.fuse and the compiler's backend.")
+]
 SaveKernels = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Also write kernels and records to DIR, for a container.")
 ]
@@ -52,9 +60,7 @@ def tune(
     suite: Annotated[Path | None, typer.Option(help="Tune the layers of this suite, too: a file or a name.")] = None,
     case: Annotated[str, typer.Option(help="Suite: names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Suite: only cases with one of these tags.")] = "",
-    direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad; fprop is enough for inference.")] = ",".join(
-        DIRECTIONS
-    ),
+    direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad; fprop is enough for inference.")] = _EVERY,
     precision: Annotated[
         str, typer.Option(help="Of fp32,tf32,fp16,bf16 (autocast for models); auto: as PyTorch is set.")
     ] = "auto",
@@ -65,6 +71,7 @@ def tune(
     limit: Annotated[float | None, typer.Option(help="Seconds after which nothing begins.", callback=positive)] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure what has a current record, too.")] = False,
     stale: Stale = False,
+    fused: Fused = False,
     ship: Ship = False,
     save_kernels: SaveKernels = None,
     submit: Submit = None,
@@ -94,6 +101,7 @@ def tune(
             batch=batch,
             pixels=pixels,
             stale=stale,
+            fused=fused,
         )
         read_rows(submit or Path(os.devnull))  # a file of another kind is refused before anything is measured
         posed = [*_of_suite(order, device), *_of_targets(order, device), *_of_stale_records(order, device)]
@@ -145,6 +153,7 @@ class Order:
     batch: int
     pixels: int
     stale: bool
+    fused: bool
 
     @property
     def title(self) -> str:
@@ -191,9 +200,20 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
                     stack.enter_context(torch.autocast(device.type, dtype))
                 elif products is not None:
                     stack.enter_context(convolution_precision(products))
-                for posed in problems_of(in_memory_format(model, memory_format), inputs, order.directions):
+                asked_of = in_memory_format(model, memory_format)
+                wholes = _wholes(asked_of, inputs) if order.fused else []
+                for posed in (*problems_of(asked_of, inputs, order.directions), *wholes):
                     yield _in_terms(posed) if products == "tf32x3" else posed
         del model, inputs
+
+
+def _wholes(model: torch.nn.Module, inputs: Inputs) -> list[Posed]:
+    """Forward passes in inference with what follows them: as one call in eager modules, and in compiled graphs."""
+    with evaluating(model):
+        fused = copy.deepcopy(model)
+        fuse(fused)
+        compiled: Any = torch.compile(model, backend=backend)
+        return [*wholes_of(fused, inputs), *wholes_of(compiled, inputs)]
 
 
 def _in_terms(posed: Posed) -> Posed:

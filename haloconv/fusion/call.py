@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -231,8 +232,9 @@ class FusedCall:
             check_tensors(x, w, b, spec)
         except (RuntimeError, TypeError, ValueError):
             return key, _REFUSED  # the calls of the forward say so in PyTorch's words
-        layout = plans.result_layout(x, w)
-        problem = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
+        layout, epilogue = plans.result_layout(x, w), self.chain.epilogue
+        plain = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
+        problem = replace(plain, bias=b is not None and not epilogue.scale, epilogue=epilogue)
         y_form = (Tensor, problem.y_shape, strides_of(problem.y_shape, layout), x.dtype, x.device)
         if plans.is_noting():
             return key, _Known(choose(problem, x.device, spec.family, examines=False), y_form)

@@ -68,7 +68,7 @@ class Fused(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         """What is fused, in words."""
-        scale, activation, residual = self.epilogue
+        scale, activation, residual, _ = self.epilogue
         return (*["batch norm"] * scale, *["addition"] * residual, *([activation] if activation else []))
 
 

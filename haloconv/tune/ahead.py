@@ -20,7 +20,7 @@ from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
 from haloconv.roofline import limit_ms
 from haloconv.tune.measure import BUDGET_S, measure, prepared
-from haloconv.tune.problems import Posed, problems_of
+from haloconv.tune.problems import Posed, problems_of, wholes_of
 from haloconv.tune.ranks import on_every_rank, own_rank
 from haloconv.tune.submission import append_row, read_rows, submission_of
 
@@ -72,10 +72,12 @@ def tune(
 ) -> Report:
     """Measure the convolutions of a model ahead of time, so that its layers run on what is fastest here.
 
-    Of every convolution that a forward pass meets, each direction is one problem. Each family's best few configs and
-    PyTorch are verified against float64 and timed against each other; one of ours is chosen if it is 3 % faster than
-    PyTorch. The choices are kept in a file of the user and hold for later processes, too. What has a record already is
-    not measured again. The model is not changed: ``haloconv.accelerate`` swaps its layers, before or after.
+    Of every convolution that a forward pass meets, each direction is one problem; so is each forward pass together with
+    what follows it, of a model that ``haloconv.fuse`` changed or ``torch.compile(model, backend="haloconv")`` gave.
+    Each family's best few configs and PyTorch are verified against float64 and timed against each other; one of ours is
+    chosen if it is 3 % faster than PyTorch. The choices are kept in a file of the user and hold for later processes,
+    too. What has a record already is not measured again. The model is not changed: ``haloconv.accelerate`` swaps its
+    layers, before or after.
 
     Under torch.distributed every rank must call this; rank 0 measures the problems of all, which need not be the same,
     and its choices hold on all. If one rank fails, all raise the same RuntimeError.
@@ -99,7 +101,12 @@ def tune(
             the process group.
     """
     title, options = f"haloconv tune: {type(model).__name__}", Options(budget_s, limit_s, again, progress)
-    return _tuned(title, lambda: problems_of(model, example_inputs, directions), options)
+
+    def pose() -> list[Posed]:
+        wholes = wholes_of(model, example_inputs) if "fprop" in directions else []
+        return [*problems_of(model, example_inputs, directions), *wholes]
+
+    return _tuned(title, pose, options)
 
 
 def tune_problems(title: str, posed: Sequence[Posed], options: Options = Options()) -> Report:
@@ -267,7 +274,7 @@ def _rows(group: list[Posed]) -> list[Row]:
         return []
     record, shipped = found
     row = Row(
-        case=_names([each.layer for each in group]),
+        case=_names([each.layer for each in group]) + (f" with {problem.epilogue}" if any(problem.epilogue) else ""),
         direction=problem.direction,
         precision=problem.precision_label,
         layout=problem.layout,

@@ -50,7 +50,8 @@ def measure_now(request: Request) -> str | None:
     if not _is_as_measured(request):
         return "activations are not dense, aligned and in one layout, as they are in measurements"
     with ONE_AT_A_TIME:
-        if recorded(problem, device) is not None:
+        found = recorded(problem, device)
+        if found is not None and found.measured:
             return None
         key = (layer_key(problem), size_of(problem))
         if key not in _untunable:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from haloconv import reference
-from haloconv.problem import ConvSpec, Problem
+from haloconv.epilogue import applied
+from haloconv.problem import ConvSpec, Epilogue, Problem
 from haloconv.reference import Error, Limits, Oracle
 
 UNLIMITED = Limits(float("inf"), float("inf"))
 _SAMPLE_ELEMS = 1 << 26  # of x and y together, that are upcast at a time
+_PASSES = 4  # over a result, at most: bias, scale, residual, activation
 _DIFFERENCE_FACTOR = 2.0  # times what both sides may err together
 
 
@@ -62,7 +64,8 @@ class Judge:
     fprop and dgrad are held against float64 on the first, the last and as many images between as are upcast quickly,
     wgrad on the sum over all; every element is held against PyTorch's result at the same precision.
 
-    ``operands`` are (x, w, b or None), (dy, w) or (dy, x); ``theirs`` is PyTorch's result for them.
+    ``operands`` are (x, w, b or None), (dy, w) or (dy, x), and those of an epilogue (problem.Epilogue); ``theirs`` is
+    PyTorch's result for them.
     """
 
     def __init__(self, problem: Problem, operands: tuple[torch.Tensor | None, ...], theirs: torch.Tensor) -> None:
@@ -73,12 +76,18 @@ class Judge:
         self.aten_error = self._measured(theirs, UNLIMITED)
         self.limits = reference.error_limits(problem, self.aten_error)
 
-    def verdict(self, result: torch.Tensor) -> Verdict:
-        """Raises ValueError if the result has another shape than PyTorch's."""
-        error = self._measured(result, self.limits)
+    def verdict(self, result: torch.Tensor, rounded_once: bool = True) -> Verdict:
+        """Raises ValueError if the result has another shape than PyTorch's.
+
+        Without ``rounded_once`` passes over y round in between, each relative to what it was given.
+        """
+        limits = self.limits
+        if not rounded_once:
+            limits = limits._replace(element=limits.element + _PASSES * limits.rounding)
+        error = self._measured(result, limits)
         difference = relative_difference(result, self.theirs)
-        allowed = _DIFFERENCE_FACTOR * (self.limits.norm + self.aten_error.norm)
-        complaint = complaint_about(error, self.limits)
+        allowed = _DIFFERENCE_FACTOR * (limits.norm + self.aten_error.norm)
+        complaint = complaint_about(error, limits)
         if complaint is None and not difference <= allowed:
             complaint = f"differs from PyTorch's result by {difference:.2e} of {allowed:.2e} allowed"
         return Verdict(error.norm, difference, complaint)
@@ -117,5 +126,17 @@ def _oracle(problem: Problem, operands: tuple[torch.Tensor | None, ...], images:
         return Oracle(*(torch.stack(each).sum(0) for each in zip(*sums, strict=True)))
     sample = first.index_select(0, images)
     if problem.direction == "fprop":
-        return reference.oracle_fprop(sample, second, operands[2], spec)
+        return _epilogued(problem.epilogue, sample, second, operands[2:], images, spec)
     return reference.oracle_dgrad(sample, second, (len(images), *problem.x_shape[1:]), spec)
+
+
+def _epilogued(
+    epilogue: Epilogue, x: torch.Tensor, w: torch.Tensor, more: tuple, images: torch.Tensor, spec: ConvSpec
+) -> Oracle:
+    """The answer of fprop behind the epilogue; ``more`` are the third tensor and, if something is added, that."""
+    b, *residual = more
+    value, scale = reference.oracle_fprop(x, w, None if epilogue.scale else b, spec)
+    third = None if b is None else b.to(torch.float64)
+    added = [each.index_select(0, images).to(torch.float64) for each in residual]
+    steps, sums = None if third is None else third.abs(), epilogue._replace(activation=None)
+    return Oracle(applied(value, third, epilogue, *added), applied(scale, steps, sums, *map(torch.abs, added)))

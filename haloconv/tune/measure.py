@@ -18,7 +18,9 @@ import torch
 
 from haloconv import reference
 from haloconv.choose.records import Record, make_record
+from haloconv.choose.whole import is_ahead
 from haloconv.device import watched
+from haloconv.epilogue import bias_and_scale, followed, in_one_pass
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, Config
 from haloconv.layout import strides_of
@@ -28,8 +30,6 @@ from haloconv.tune.baseline import searched_again
 from haloconv.tune.judge import Judge, Verdict, on_poisoned_memory
 from haloconv.tune.timing import Timing, compare
 
-MARGIN = 1.03  # by which one of our families must be faster than PyTorch
-HOST_MS = 0.004  # by which it must be faster, too: a direction of ours costs the host more, as tiny layers show
 BUDGET_S = 0.3
 _FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
 _SCREENING_RUNS, _RUNS = 3, 10
@@ -88,13 +88,8 @@ class Outcome(NamedTuple):
     candidates: tuple[Measured, ...] = ()
 
 
-def is_ahead(own_ms: float, aten_ms: float) -> bool:
-    """Whether a kernel of ours is chosen over PyTorch."""
-    return aten_ms >= max(MARGIN * own_ms, own_ms + HOST_MS)
-
-
 def operands_of(problem: Problem, device: torch.device, seed: int = 0) -> Operands:
-    """Dense standard normal operands in the problem's layout; weights are scaled so that y is about so, too."""
+    """Dense standard normal operands in the problem's layout; weights are scaled so that sums are about so, too."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(shape: tuple[int, ...], scale: float = 1.0) -> torch.Tensor:
@@ -107,7 +102,10 @@ def operands_of(problem: Problem, device: torch.device, seed: int = 0) -> Operan
     w_scale = (problem.c_per_group * problem.r * problem.s) ** -0.5
     if problem.direction == "dgrad":
         return normal(problem.y_shape), normal(problem.w_shape, w_scale)
-    return normal(problem.x_shape), normal(problem.w_shape, w_scale), normal((problem.k,)) if problem.bias else None
+    b = normal((problem.k,)) if problem.bias or problem.epilogue.scale else None
+    third = bias_and_scale(b, normal((problem.k,)), problem.dtype) if problem.epilogue.scale else b
+    residual = [normal(problem.y_shape)] if problem.epilogue.residual else []
+    return normal(problem.x_shape), normal(problem.w_shape, w_scale), third, *residual
 
 
 def candidates(request: Request) -> list[Candidate]:
@@ -127,11 +125,34 @@ def candidates(request: Request) -> list[Candidate]:
 
 def bind(request: Request, candidate: Candidate) -> BoundCall:
     """The candidate bound to the request's operands. Raises what compiling and loading raise."""
+    run = _bind_alone(request, candidate)
+    return run if applies_epilogue(request, candidate) else followed(run, request.problem.epilogue)
+
+
+def applies_epilogue(request: Request, candidate: Candidate) -> bool:
+    """Whether the candidate's kernels do all that is asked; else passes of PyTorch's over its result do the rest."""
+    return FAMILIES[candidate.family].has_epilogue or not any(request.problem.epilogue)
+
+
+def _bind_alone(request: Request, candidate: Candidate) -> BoundCall:
     device, family = request.device, FAMILIES[candidate.family]
     config = family.configs(request)[0] if candidate is ATEN else candidate.config
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         run = family.bind(request, config)
     return watched(run, device)
+
+
+def as_timed(request: Request, candidate: Candidate, run: BoundCall) -> BoundCall:
+    """What is timed of a bound candidate: ``run``, or what would run in its place in a compiled graph.
+
+    There one kernel does what follows a convolution, for PyTorch's also the bias.
+    """
+    if not request.problem.epilogue.compiled or applies_epilogue(request, candidate):
+        return run
+    alone = _bind_alone(request, candidate)
+    if candidate is not ATEN:
+        return in_one_pass(alone, request.problem.epilogue)
+    return in_one_pass(lambda x, w, b: alone(x, w, None), request.problem.epilogue)
 
 
 def prepared(problems: Iterable[Problem], device: torch.device) -> list[Prepared]:
@@ -182,14 +203,17 @@ def measure(entry: Prepared, budget_s: float = BUDGET_S, seed: int = 0) -> Outco
         calls = {candidate: _closed(run, operands) for candidate, run in entry.bound.items()}
         judge = Judge(problem, operands, calls[ATEN]())
         right = _verified(entry, calls, judge)
-        again = searched_again(entry.bound[ATEN], operands) if device.type == "cuda" else None
+        timed = {each: as_timed(entry.request, each, entry.bound[each]) for each in (ATEN, *right)}
+        again = searched_again(timed[ATEN], operands) if device.type == "cuda" else None
         screened: dict[Candidate, Timing] = {}
-        contest = {candidate: calls[candidate] for candidate in (ATEN, *right)}
+        contest = {candidate: _closed(run, operands) for candidate, run in timed.items()}
         timings = _timed(contest, again, device, budget_s, screened)
         own = min((each for each in timings if each is not ATEN), key=lambda each: timings[each].ms, default=None)
-        if own is not None and judge.verdict(on_poisoned_memory(calls[own], judge.theirs)).complaint is not None:
-            entry.rejected.append(f"{own} gave another, wrong result after timing")
-            own = None
+        if own is not None:
+            whole = applies_epilogue(entry.request, own)
+            if judge.verdict(on_poisoned_memory(calls[own], judge.theirs), whole).complaint is not None:
+                entry.rejected.append(f"{own} gave another, wrong result after timing")
+                own = None
     chosen = own if own is not None and is_ahead(timings[own].ms, timings[ATEN].ms) else ATEN
     verdict = right[chosen] if chosen in right else Verdict(judge.aten_error.norm, 0.0, None)
     return _outcome(entry, _Contest(own, chosen, timings, screened), verdict, judge)
@@ -247,7 +271,7 @@ def _verified(
         if candidate is ATEN:
             continue
         try:
-            verdict = judge.verdict(on_poisoned_memory(call, judge.theirs))
+            verdict = judge.verdict(on_poisoned_memory(call, judge.theirs), applies_epilogue(entry.request, candidate))
         except torch.cuda.OutOfMemoryError:
             raise  # says nothing about the candidate
         except Exception as error:  # whatever it raises: it is out; what harms PyTorch, too, is raised by its own calls

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from haloconv.backend import explain
 from haloconv.front import Front, Images
 from haloconv.functional import make_spec
+from haloconv.fusion.module import fused_calls
 from haloconv.layer import Layer
 from haloconv.library import autocast_dtype
 from haloconv.module import Conv2d
@@ -45,11 +47,12 @@ def problems_of(
     left as it was. Subclasses of torch.nn.Conv2d are ours to run where ``haloconv.accelerate`` has swapped them, or
     would without being asked; what one with a forward of its own convolves is not known. The gradient of an example
     input is a problem only if that input requires one. ``directions`` are those of layers: the forward pass of a
-    transposed one is the problem ``dgrad``.
+    transposed one is the problem ``dgrad``. Of what torch.compile gave, they are those of the model that it was given.
 
     Raises ValueError for a direction that is none, and what the model raises.
     """
     check_directions(directions)
+    model = _uncompiled(model)
     args, kwargs = arguments_of(example_inputs)
     frozen_inputs = {tensor.data_ptr() for tensor in tensors_in((args, kwargs)) if not tensor.requires_grad}
     found: list[Posed] = []
@@ -63,6 +66,48 @@ def problems_of(
     with noting(layers, note), evaluating(model), torch.no_grad(), unsearched():
         model(*args, **kwargs)
     return list(dict.fromkeys(found))
+
+
+def wholes_of(model: torch.nn.Module, example_inputs: Inputs) -> list[Posed]:
+    """The forward passes of convolutions with what follows them, as ``haloconv.fuse`` left them in the model.
+
+    Of a model that torch.compile gave they are those of its graphs, as its backend "haloconv" takes them: of inference
+    in evaluation mode; in training mode as where gradients are recorded. The model is traced for that, and called once
+    in evaluation mode.
+
+    Raises what the model raises.
+    """
+    (args, kwargs), inner = arguments_of(example_inputs), _uncompiled(model)
+    if inner is not model:
+        device = next((each.device for each in (*inner.parameters(), *inner.buffers())), torch.device("cpu"))
+        with torch.set_grad_enabled(inner.training), evaluating(inner), unsearched():
+            told = explain(inner, *args, **kwargs)
+        wholes = [each for each in told if each.problem is not None and any(each.problem.epilogue)]
+        return list(dict.fromkeys(Posed(each.layer, each.problem, device) for each in wholes if each.problem))
+    found: list[Posed] = []
+    calls, names = [*fused_calls(model)], {module: name for name, module in model.named_modules()}
+    layers = {names[call.conv]: call.conv for call in calls}
+
+    def note(name: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:
+        for problem in _problems(module, x, DIRECTIONS[:1]):
+            for epilogue in (each.chain.epilogue for each in calls if each.conv is module):
+                whole = replace(problem, bias=problem.bias and not epilogue.scale, epilogue=epilogue)
+                found.append(Posed(name, whole, x.device))
+
+    with (
+        noting(layers, note),
+        evaluating(model),
+        torch.no_grad(),
+        unsearched(),
+    ):
+        model(*args, **kwargs)
+    return list(dict.fromkeys(found))
+
+
+def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that torch.compile was given, if it gave this one."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, torch.nn.Module) else model
 
 
 def _problems(module: torch.nn.Conv2d, x: torch.Tensor, directions: Collection[Direction]) -> Iterator[Problem]:

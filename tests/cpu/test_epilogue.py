@@ -285,14 +285,14 @@ def _keys(problem: Problem) -> list[str]:
     return [config.key for config in FAMILIES["halo_sm90"].configs(dense_request(problem, CPU))]
 
 
-def test_the_choice_is_that_of_the_layer_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records and rules know layers as they were measured, without an epilogue."""
+def test_the_choice_is_made_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it saves may decide: tests/cpu/test_wholes.py."""
     x, w, b, _ = _tensors("padded")
     asked, choose = [], choice.choose
     monkeypatch.setattr(choice, "choose", lambda problem, *rest: asked.append(problem) or choose(problem, *rest))
     plan.clear_plans()
     bound = plan_fprop(x, w, b, ConvSpec(), RELU)
-    assert [each.epilogue for each in asked] == [NO_EPILOGUE] and bound.problem == replace(asked[0], epilogue=RELU)
+    assert asked == [bound.problem] and bound.problem.epilogue == RELU and bound.problem.bias
 
 
 @pytest.mark.parametrize("activation", ["relu6", "", 1, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from haloconv.bench.trial import AS_LARGE
-from haloconv.tune.measure import HOST_MS, MARGIN
+from haloconv.choose.whole import HOST_MS, MARGIN
 from tools.result_tables import TIE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -249,6 +249,25 @@ def test_the_verb_tunes_a_problem_file(verb: None, tmp_path: Path) -> None:
     assert "special (rows4): tuned: 2.00x PyTorch" in result.output and "records are in" in result.output
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_the_verb_tunes_what_follows_too(verb: None, tmp_path: Path) -> None:
+    """The file's layer alone, as an eager call with what follows it, and as a part of a graph with that."""
+    file = tmp_path / "followed.py"
+    file.write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.conv, self.relu = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()\n\n"
+        "    def forward(self, x):\n        return self.relu(self.conv(x))\n\n\n"
+        "def get_inputs():\n    return [torch.randn(2, 3, 8, 8)]\n\n\ndef get_init_inputs():\n    return []\n",
+        encoding="utf-8",
+    )
+    result = run(str(file), "--fused", "--direction", "fprop")
+    assert result.exit_code == 0 and "3 problems were measured" in result.output
+    assert "conv with relu" in result.output and "conv with relu compiled" in " ".join(result.output.split())
+    assert {each.layer.partition("nchw")[2] for each in read_records(records_path(FACTS.name))} == {
+        " bias", " bias relu", " bias relu compiled",
+    }  # fmt: skip
+
+
 def test_the_interrupted_verb_tells_what_it_measured(verb: None, clock: Clock, tmp_path: Path) -> None:
     """Ctrl-C lost the file of rows, and nothing said that the records are kept."""
     suite, found = tmp_path / "suite.toml", tmp_path / "out.json"

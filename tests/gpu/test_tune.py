@@ -15,8 +15,8 @@ from haloconv.bench.networks.swapped import Autocast
 from haloconv.bench.networks.whole import Contest, _step
 from haloconv.choose import records
 from haloconv.choose.records import read_records, records_path, write_records
+from haloconv.choose.whole import MARGIN
 from haloconv.device import device_facts
-from haloconv.tune import measure
 from haloconv.tune.problems import problems_of
 from haloconv.tune.timing import captured
 from tests import oracle
@@ -58,7 +58,7 @@ def test_a_tuned_choice_is_right_and_used(one: Case) -> None:
     assert not any("is not right" in note or "cannot be used" in note for note in report.notes), report.notes
     t = make(one, torch.float16, "cuda")
     for row in report.rows:
-        assert row.family == "aten" or row.aten_ms >= measure.MARGIN * row.haloconv_ms
+        assert row.family == "aten" or row.aten_ms >= MARGIN * row.haloconv_ms
         oracle.check(row.direction, oracle.run(row.direction, t, one), t, one.spec)
         (problem,) = (each.problem for each in problems_of(model, x) if each.problem.direction == row.direction)
         found = plan.choose(problem, x.device)
