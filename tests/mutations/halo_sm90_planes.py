@@ -43,7 +43,7 @@ MUTATIONS = (
     _fault("images of the first tile", "all tiles have the first images",
            ("image = images * p.images,", "image = 0,"), on="sm90_planes_many"),
     _fault("a barrier for one consumer", "a stage goes back when one of the consumers has read it",
-           ("ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);", "ptx::mbarrier_init(&smem.empty[i], 4);"),
+           ("constexpr int READERS = (X_BOXES ? 4 : 128) * CONSUMERS;", "constexpr int READERS = X_BOXES ? 4 : 128;"),
            on="sm90_planes_deep"),
     _fault("gaps are left as they are", "pixels that no output meets are what was in shared memory",
            ("if (HAS_GAPS) {", "if (false) {"), on="sm90_planes_stride", result="dgrad"),

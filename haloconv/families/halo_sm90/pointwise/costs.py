@@ -1,8 +1,8 @@
 """What the cost models of both kernels share: rates and delays of a multiprocessor of an NVIDIA H200.
 
 Fitted to 110 layers, of one tile each (2026-11-24). Where nothing else is launched beside the product, 61 of pointwise
-are 6 % off at 1.755 GHz, 15 % at most, and 18 of pointwise_planes 6 % and 12 %. Packing counts for nothing: all tiles of
-a layer have the same.
+are 6 % off at 1.755 GHz, 15 % at most, and 18 of pointwise_planes 6 % and 12 %. Packing counts for nothing: all tiles
+of a layer have the same.
 """
 
 from __future__ import annotations
