@@ -21,6 +21,7 @@
 //   CHANNELS FILTERS         of a warpgroup: 8 to 64 channels, N of wgmma
 //   COLUMN_GROUPS            of a warpgroup, of 64 / CHANNELS columns of taps each
 //   SPLIT_S SPLIT_C SPLIT_K SPLIT_P  parts into which the consumers divide columns of taps, channels, filters and steps
+//   SPREAD_ROWS              1: channels of neighbouring rows of M are in different banks
 //   STRIDE_W                 columns of x from one pixel of dy to the next
 //   STRIP                    pixels of a line of dy
 //   X_PITCH                  pixels of a line of x

@@ -181,7 +181,7 @@ def _classes(problem: Problem) -> int:
 def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
     constants = {
-        **_sum_order(problem, tile),
+        **_sum_order(problem, tile, stage),
         "SPLIT_P": tile.split[3],
         "STRIDE_W": problem.stride[1],
         "STRIP": stage.strip,
@@ -200,14 +200,15 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
 
 
-def sum_source(problem: Problem, tile: Tile, part_lanes: int) -> KernelSource:
+def sum_source(problem: Problem, tile: Tile, stage: Stage, part_lanes: int) -> KernelSource:
     """The source of the kernel that adds the parts."""
-    constants = {**_sum_order(problem, tile), "PART_LANES": part_lanes}
+    constants = {**_sum_order(problem, tile, stage), "PART_LANES": part_lanes}
     return kernel_source("halo_sm90/wgrad_sum", "halo_sm90_wgrad_sum", constants)
 
 
-def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
+def _sum_order(problem: Problem, tile: Tile, stage: Stage) -> dict[str, int | str]:
     """The constants that the order of partial sums depends on."""
+    reads_words = stage.x.inner and problem.dtype == torch.float32
     return {
         "ELEM": ELEMENTS[problem.dtype],
         "ROWS": tile.rows,
@@ -217,6 +218,7 @@ def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
         "SPLIT_S": tile.split[0],
         "SPLIT_C": tile.split[1],
         "SPLIT_K": tile.split[2],
+        "SPREAD_ROWS": int(reads_words and problem.stride[1] % 2 == 1),
     }
 
 
@@ -225,7 +227,7 @@ def sources(request: Request) -> Iterator[KernelSource]:
     request = joined(request)
     for each in _tilings(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
         yield source(request.problem, each.tile, each.stage)
-        yield sum_source(request.problem, each.tile, _PART_LANES)
+        yield sum_source(request.problem, each.tile, each.stage, _PART_LANES)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -245,7 +247,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     lanes = _PART_LANES if parts >= _PART_LANES else 1
     sum_shape = LaunchShape(part_sums * lanes // _SUM_THREADS, _SUM_THREADS)
     fields = _sum_fields(request, tile, part_sums, parts)
-    sum_parts = Launch(sum_source(problem, tile, lanes), request.device, sum_shape, fields, pdl=True)
+    sum_parts = Launch(sum_source(problem, tile, stage, lanes), request.device, sum_shape, fields, pdl=True)
     return _call(launch, sum_parts, request, parts * part_sums)
 
 

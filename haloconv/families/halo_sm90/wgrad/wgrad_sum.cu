@@ -7,7 +7,7 @@
 #include "kernels/ptx/fence.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
-//   ROWS CHANNELS FILTERS COLUMN_GROUPS SPLIT_S SPLIT_C SPLIT_K  of wgrad.cu
+//   ROWS CHANNELS FILTERS COLUMN_GROUPS SPLIT_S SPLIT_C SPLIT_K SPREAD_ROWS  of wgrad.cu
 //   PART_LANES  threads that share the parts of a sum
 namespace hc::wgrad {
 
