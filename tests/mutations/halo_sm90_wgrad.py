@@ -55,7 +55,7 @@ MUTATIONS = (
            ("filter = tile.group * p.filters + tile.filter, pixels", "filter = tile.filter, pixels"),
            on="sm90_wgrad_classes_nhwc", dtype=_FP16),
     _fault("no wait for an empty line", "lines are overwritten while they are multiplied",
-           ("    wait(&smem.y_empty[at.index], at.parity ^ 1);\n", ""),
+           ("            wait(&smem.y_empty[y_at.index], y_at.parity ^ 1);\n", ""),
            on="sm90_wgrad_classes", shape="wgrad one part"),
     _fault("no fence after loads", "wgmma reads dy before the loaded line is there for it",
            ("        ptx::fence_proxy_async_shared();\n        ptx::mbarrier_arrive(full);\n",

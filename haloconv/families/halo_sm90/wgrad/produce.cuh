@@ -177,13 +177,12 @@ __device__ __forceinline__ void shift_next(RawBoxes& boxes, const char* raw, ptx
 __device__ __forceinline__ bool has_rows(const Params& p, int row) { return row > -BOX_ROWS && row < p.rows; }
 
 // Brings a box, as TMA, loads or shifts do, that begins with a row; of one whose rows do not exist nothing but the news
-// that it is there. A box of x comes after the youngest box of dy that it meets: where that has room, so has it.
+// that it is there.
 __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
                                          const Place& place, int row, RawBoxes& raw) {
     char* const to = smem.y + at.index * (BOX_ROWS * Y_LINE);
     ptx::u64* const full = &smem.y_full[at.index];
     const bool there = has_rows(p, row);
-    wait(&smem.y_empty[at.index], at.parity ^ 1);
     if constexpr (Y_LOADS != 0) {
         if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
         ptx::fence_proxy_async_shared();
@@ -244,7 +243,8 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
             });
 }
 
-// All boxes, in the order in which the consumers read them: by one thread, or if there is anything to store by all.
+// All boxes, in the order in which the consumers read them: by one thread, or if there is anything to store by all. Where
+// a box of dy has room, so has the box of x that comes with it. TMA is asked for x before threads store dy.
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);
@@ -257,10 +257,12 @@ __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
         y_raw.next = x_raw.next = 0;
         for (int box = 0; box < run.bands + AHEAD; ++box, y_at.advance(Y_STAGES)) {
             ask_ahead(p, tile, smem, place, box, run.bands, y_raw, x_raw);
+            wait(&smem.y_empty[y_at.index], y_at.parity ^ 1);
+            if (box >= AHEAD) {
+                bring_x(p, tile, smem, x_at, place, place.row + (box - AHEAD) * BOX_ROWS * place.row_step, x_raw);
+                x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
+            }
             bring_dy(p, tile, smem, y_at, place, place.dy_row + box * BOX_ROWS * p.line_step, y_raw);
-            if (box < AHEAD) continue;
-            bring_x(p, tile, smem, x_at, place, place.row + (box - AHEAD) * BOX_ROWS * place.row_step, x_raw);
-            x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
         }
     }
 }
