@@ -21,7 +21,7 @@ constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element;
 constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
 constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_PLANES != 0;  // by threads
+constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS || Y_PLANES || Y_TRANSPOSED;  // by threads
 constexpr bool LOADS = X_STORED || Y_STORED;
 constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 208 : 240) : LOADS ? 144 : 160;  // what is left
@@ -60,6 +60,11 @@ struct RawBox {
 using RawX = RawBox<BLOCK_CHANNELS, X_PLANES, X_PITCH, X_RAW>;
 using RawY = RawBox<BLOCK_FILTERS, Y_PLANES, STRIP, Y_RAW>;
 
+// Raw boxes of dy before they are transposed: [span][line][Y_RAW pixels][32 filters], swizzled.
+constexpr int TRANSPOSED_SPANS = Y_TRANSPOSED ? BLOCK_FILTERS / 32 : 0, TRANSPOSED_SPAN = BOX_ROWS * Y_RAW * 128;
+constexpr int TRANSPOSED_BYTES = TRANSPOSED_SPANS * TRANSPOSED_SPAN;
+constexpr int Y_RAW_BYTES = Y_TRANSPOSED ? TRANSPOSED_BYTES : RawY::BYTES;
+
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
 static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
@@ -67,6 +72,8 @@ static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major
 static_assert(STRIP % (Y_INNER ? DEPTH : 128 / SIZE) == 0, "a strip is whole steps, or whole spans of pixels");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
+static_assert(!Y_TRANSPOSED || SIZE == 4 && BLOCK_FILTERS % 32 == 0 && Y_RAW % 8 == 0,
+              "whole swizzled rows of 32 filters");
 static_assert(!X_STORED || !X_INNER, "loaded lines have pixels as neighbours");
 static_assert(!Y_STORED || !Y_INNER, "loaded lines have pixels as neighbours");
 
@@ -133,8 +140,11 @@ struct Smem {
 
     ptx::u64 *y_raw_full, *y_raw_empty, *x_raw_full, *x_raw_empty;
 
-    __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_LINES * Y_BYTES) {
-        y_raw = x + X_LINES * X_BYTES, x_raw = y_raw + RAW_STAGES * RawY::BYTES;
+    // Swizzled boxes begin at multiples of 1024 bytes.
+    __device__ __forceinline__ explicit Smem(char* smem)
+        : y(smem), x(smem + Y_LINES * Y_BYTES + RAW_STAGES * TRANSPOSED_BYTES) {
+        y_raw = Y_TRANSPOSED ? y + Y_LINES * Y_BYTES : x + X_LINES * X_BYTES;
+        x_raw = x + X_LINES * X_BYTES + RAW_STAGES * RawY::BYTES;
         y_full = reinterpret_cast<ptx::u64*>(x_raw + RAW_STAGES * RawX::BYTES), y_empty = y_full + Y_STAGES;
         x_full = y_empty + Y_STAGES;
         y_raw_full = x_full + X_STAGES, y_raw_empty = y_raw_full + RAW_STAGES;
@@ -150,7 +160,8 @@ __device__ __forceinline__ void begin(const Smem& smem) {
         }
         for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
         for (int i = 0; i < RAW_STAGES; ++i) {
-            if (Y_PLANES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
+            if (Y_PLANES || Y_TRANSPOSED)
+                ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
             if (X_PLANES) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);
         }
         ptx::fence_mbarrier_init();

@@ -194,6 +194,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "Y_LOADS": stage.dy.loads,
         "X_PLANES": stage.x.planes,
         "Y_PLANES": stage.dy.planes,
+        "Y_TRANSPOSED": int(stage.dy.transposed),
         "X_RAW": stage.raw[0],
         "Y_RAW": stage.raw[1],
     }
@@ -338,9 +339,9 @@ def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     kind = _MAP_TYPES[problem.dtype]
     if one.planes:
         return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.raw[1]), _Y_POINTER)
-    if one.inner:
-        span = min(tile.filters, 128 // size)
-        extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, stage.strip, stage.box_rows, 1)
+    if one.inner or one.transposed:
+        span, pixels = (32, stage.raw[1]) if one.transposed else (min(tile.filters, 128 // size), stage.strip)
+        extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, pixels, stage.box_rows, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _Y_POINTER)
     filters = tile.split[2] * tile.filters
     extents, strides, box = (q, k, p, n), (y_k, y_p, y_n), (128 // size, filters, stage.box_rows, 1)
