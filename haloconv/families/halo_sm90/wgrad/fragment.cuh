@@ -27,6 +27,8 @@ struct Lanes {
     static constexpr int PLACES = MATRICES ? 1 : X_INNER ? 4 : 2;  // of a fragment's words
     static constexpr int STEP = STRIDE_W * (X_INNER ? DEPTH * X_ROW_BYTES : DEPTH * SIZE / 4);  // from step to step
 
+    static constexpr int STEP_BYTES = X_INNER ? STEP : 4 * STEP;
+
     int at[COLUMN_GROUPS][PLACES];
     bool odd[COLUMN_GROUPS][2];  // 16 bits, pixels are neighbours: the first of a pair is the second half of a word
 
