@@ -75,8 +75,8 @@ struct FragmentPair {
     bool is_odd = false;
 };
 
-// The steps of a consumer in four steps of a line that follow one another, one span of 128 bytes where dy is K-major: of
-// them the compiler knows what each is apart from the first. 0 where it does not.
+// A consumer's steps in four that follow one another in a line, a span of 128 bytes where dy is K-major: the compiler
+// knows how far apart they are. 0 where it does not.
 constexpr int SPAN_STEPS = BOX_ROWS == 1 && (SPLIT_P == 1 || SPLIT_P == 2) ? 4 / SPLIT_P : 0;
 
 // As many whole spans of a long line of x as there are before step `steps`. Returns the step behind them.

@@ -253,8 +253,8 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
             });
 }
 
-// All boxes, in the order in which the consumers read them: by one thread, or if there is anything to store by all. Where
-// a box of dy has room, so has the box of x that comes with it. TMA is asked for x before threads store dy.
+// All boxes, in the order in which the consumers read them: by one thread, or if there is anything to store by all.
+// Where a box of dy has room, so has the box of x that comes with it. TMA is asked for x before threads store dy.
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);

@@ -211,8 +211,7 @@ class Operand:
             return cls(False, 0, steps)
         inner = form.strides[1] == 1 and (problem.groups == 1 or channels % piece == 0)
         if inner and whole(n, h, w):
-            transposed = size == 4 and is_dy
-            return cls(not transposed, 0, steps, transposed=transposed)
+            return cls(size == 2 or not is_dy, 0, steps, transposed=size == 4 and is_dy)
         planes = _planes(form._replace(strides=(n, *form.strides[1:])), shape, channels, piece)
         return cls(False, 0 if planes else _load_width(problem, form, shape, channels), steps, planes)
 
@@ -223,21 +222,16 @@ class Operand:
     def raw_pixels(self, width: int, pixels: int, box_rows: int, size: int) -> int:
         """Of the lines of a box before they are shifted, of so many pixels and ``width`` apart; 0 if they are not.
 
-        They begin with the aligned piece in which the first one does. An odd number of pieces. Of a single line if they
-        are transposed.
+        They begin with the aligned piece in which the first one does. An odd number of pieces. Of a line if transposed.
         """
-        if self.transposed:
-            return pixels
         if not self.planes:
-            return 0
+            return pixels if self.transposed else 0
         return (ceil_div(((box_rows - 1) * width + pixels) * size, _PIECE_BYTES) + 1 | 1) * _PIECE_BYTES // size
 
     def raw_bytes(self, rows: int, raw_pixels: int, box_rows: int, size: int) -> int:
         """Of the boxes of so many channels under way before they are shifted."""
-        if self.transposed:
-            return _RAW_STAGES * box_rows * rows * raw_pixels * size
         if not self.planes:
-            return 0
+            return _RAW_STAGES * box_rows * rows * raw_pixels * size if self.transposed else 0
         plane_bytes = rows // self.planes * raw_pixels * size
         return _RAW_STAGES * self.planes * ceil_div(plane_bytes, _SPAN_BYTES) * _SPAN_BYTES
 

@@ -1,5 +1,5 @@
-// Lines of dy in fp32 nhwc: TMA brings and rounds them as [span][line][pixel][32 filters], swizzled, and warps transpose
-// them into the ring. wgmma multiplies TF32 only where pixels are neighbours.
+// Lines of dy in fp32 nhwc: TMA brings and rounds them as [span][line][pixel][32 filters], swizzled, and warps
+// transpose them into the ring. wgmma multiplies TF32 only where pixels are neighbours.
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
