@@ -76,8 +76,8 @@ struct FragmentPair {
 };
 
 // A consumer's steps in four that follow one another in a line, a span of 128 bytes where dy is K-major: the compiler
-// knows how far apart they are. 0 where it does not.
-constexpr int SPAN_STEPS = BOX_ROWS == 1 && (SPLIT_P == 1 || SPLIT_P == 2) ? 4 / SPLIT_P : 0;
+// knows how far apart they are. 0 where it does not, or where fragments of many column groups leave no registers.
+constexpr int SPAN_STEPS = BOX_ROWS == 1 && COLUMN_GROUPS <= 2 && (SPLIT_P == 1 || SPLIT_P == 2) ? 4 / SPLIT_P : 0;
 
 // As many whole spans of a long line of x as there are before step `steps`. Returns the step behind them.
 __device__ __forceinline__ int multiply_spans(Sums& sums, FragmentPair& pair, Lines lines, const char* x,
