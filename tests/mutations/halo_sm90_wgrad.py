@@ -96,7 +96,7 @@ MUTATIONS = (
            on="sm90_wgrad_rows_nhwc", shape="wgrad one part"),
     # wgrad/order.cuh
     _fault("rows of M in order", "the sum takes rows of M for the channels of as many",
-           ("    if (!SPREAD_ROWS) return row;\n", "    return row;\n"), on="sm90_wgrad_rows_nhwc",
+           ("    if (!spread) return row;\n", "    return row;\n"), on="sm90_wgrad_rows_nhwc",
            kernel="halo_sm90/wgrad_sum"),
     # wgrad/fragment.cuh
     _fault("the next column of taps", "a column of taps lies one pixel further on than it is dilated",

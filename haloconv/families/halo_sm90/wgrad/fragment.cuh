@@ -39,7 +39,7 @@ struct Lanes {
         for (int group = 0; group < COLUMN_GROUPS; ++group)
 #pragma unroll
             for (int i = 0; i < PLACES; ++i) {
-                const Row row(part, first_row + (MATRICES ? half * 8 : lane / 4 + i % 2 * 8));
+                const Row row(part, first_row + (MATRICES ? half * 8 : lane / 4 + i % 2 * 8), SPREAD_ROWS);
                 int column = (part.s * COLUMN_GROUPS + group) * GROUP_COLUMNS + row.column;
                 column = min(column, p.taps_s - 1 - tile.column);  // what is behind the last one is not written
                 const int pixel = lead(p, tile) + column * p.dil_w;

@@ -39,11 +39,11 @@ struct Part {
         : s(owner % SPLIT_S), c(owner / SPLIT_S % SPLIT_C), k(owner / (SPLIT_S * SPLIT_C)) {}
 };
 
-// The channel of a row of M. Where a lane reads words of a pixel (SPREAD_ROWS), rows 4 to 7 are half a row of shared
+// The channel of a row of M. Where a lane reads words of a pixel (`spread`), rows 4 to 7 are half a row of shared
 // memory, 128 bytes at most, further on: four neighbouring pixels of eight rows are in 32 different banks.
-__device__ __forceinline__ int channel_of(int row) {
+__device__ __forceinline__ int channel_of(int row, bool spread) {
     constexpr int SPREAD = CHANNELS < 32 ? CHANNELS : 32;
-    if (!SPREAD_ROWS) return row;
+    if (!spread) return row;
     return row / SPREAD * SPREAD + row / 4 % 2 * (SPREAD / 2) + row % SPREAD / 8 * 4 + row % 4;
 }
 
@@ -51,8 +51,8 @@ __device__ __forceinline__ int channel_of(int row) {
 struct Row {
     int channel, column;
 
-    __device__ __forceinline__ Row(const Part& part, int row)
-        : channel(part.c * CHANNELS + channel_of(row % CHANNELS)), column(row / CHANNELS) {}
+    __device__ __forceinline__ Row(const Part& part, int row, bool spread)
+        : channel(part.c * CHANNELS + channel_of(row % CHANNELS, spread)), column(row / CHANNELS) {}
 };
 
 }  // namespace hc::wgrad

@@ -188,7 +188,7 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
         if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
         ptx::fence_proxy_async_shared();
         ptx::mbarrier_arrive(full);
-    } else if constexpr (Y_PLANES || Y_TRANSPOSED) {
+    } else if constexpr (Y_PLANES != 0) {
         if (there)
             store_next(raw, smem.y_raw, Y_RAW_BYTES, smem.y_raw_full, smem.y_raw_empty, [&](const char* box) {
                 if constexpr (Y_TRANSPOSED)
@@ -232,7 +232,7 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
                                           int box, int bands, RawBoxes& y_raw, RawBoxes& x_raw) {
     const auto dy_row = [&](int box) { return place.dy_row + box * BOX_ROWS * p.line_step; };
     const auto x_row = [&](int box) { return place.row + box * BOX_ROWS * place.row_step; };
-    if constexpr (Y_PLANES || Y_TRANSPOSED)
+    if constexpr (Y_PLANES != 0)
         y_raw.ask_ahead(
             box, bands + AHEAD, smem.y_raw_empty, [&](int one) { return has_rows(p, dy_row(one)); },
             [&](int one, int at) {

@@ -21,7 +21,9 @@ constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element;
 constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
 constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS || Y_PLANES || Y_TRANSPOSED;  // by threads
+constexpr bool Y_TRANSPOSED = Y_PLANES < 0;
+constexpr bool SPREAD_ROWS = X_INNER && SIZE == 4 && STRIDE_W % 2 == 1;  // where two rows would share banks
+constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_PLANES != 0;  // by threads
 constexpr bool LOADS = X_STORED || Y_STORED;
 constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 208 : 240) : LOADS ? 144 : 160;  // what is left
@@ -58,7 +60,7 @@ struct RawBox {
     static_assert(PLANES == 0 || PITCH % 32 == 16, "rows begin in different banks");
 };
 using RawX = RawBox<BLOCK_CHANNELS, X_PLANES, X_PITCH, X_RAW>;
-using RawY = RawBox<BLOCK_FILTERS, Y_PLANES, STRIP, Y_RAW>;
+using RawY = RawBox<BLOCK_FILTERS, Y_TRANSPOSED ? 0 : Y_PLANES, STRIP, Y_RAW>;
 
 // Raw boxes of dy before they are transposed: [span][line][Y_RAW pixels][32 filters], swizzled.
 constexpr int TRANSPOSED_SPANS = Y_TRANSPOSED ? BLOCK_FILTERS / 32 : 0, TRANSPOSED_SPAN = BOX_ROWS * Y_RAW * 128;
@@ -160,8 +162,7 @@ __device__ __forceinline__ void begin(const Smem& smem) {
         }
         for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
         for (int i = 0; i < RAW_STAGES; ++i) {
-            if (Y_PLANES || Y_TRANSPOSED)
-                ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
+            if (Y_PLANES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
             if (X_PLANES) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);
         }
         ptx::fence_mbarrier_init();

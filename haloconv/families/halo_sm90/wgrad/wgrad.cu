@@ -10,7 +10,7 @@
 // Roles: two or three warpgroups consume: they share columns of taps, channels, filters or steps. The last one
 // produces: a thread asks TMA for boxes, or (X_LOADS, Y_LOADS) its warps load what TMA cannot take, and transpose it,
 // or (X_PLANES, Y_PLANES) they shift lines that TMA brings from the aligned piece on in which they begin, or
-// (Y_TRANSPOSED) they transpose what it brings.
+// (Y_PLANES -1) they transpose what it brings.
 // Budget: COLUMN_GROUPS * ROWS * FILTERS / 2 registers of a consumer for sums. wgmma cuts its sums, so that they are
 // added to those in memory every FLUSH_STEPS steps.
 #include "families/halo_sm90/wgrad/consume.cuh"
@@ -22,7 +22,6 @@
 //   CHANNELS FILTERS         of a warpgroup: 8 to 64 channels, N of wgmma
 //   COLUMN_GROUPS            of a warpgroup, of 64 / CHANNELS columns of taps each
 //   SPLIT_S SPLIT_C SPLIT_K SPLIT_P  parts into which the consumers divide columns of taps, channels, filters and steps
-//   SPREAD_ROWS              1: channels of neighbouring rows of M are in different banks
 //   STRIDE_W                 columns of x from one pixel of dy to the next
 //   STRIP                    pixels of a line of dy
 //   X_PITCH                  pixels of a line of x
@@ -31,7 +30,7 @@
 //   X_INNER Y_INNER          1: shared memory has [pixel][channels]; 0: [channel][pixels]
 //   X_LOADS Y_LOADS          0: TMA brings lines; V or -V: loads of V pixels or of V channels
 //   X_PLANES Y_PLANES        0, or rows begin anywhere, and every so many channels at a multiple of 16 bytes
-//   Y_TRANSPOSED             1: TMA brings [pixel][filters], and warps transpose it
+//                            Y_PLANES -1: TMA brings [pixel][filters], and warps transpose it
 //   X_RAW Y_RAW              pixels of a channel of a raw box then, or of a line of one that is transposed
 extern "C" __global__ void __launch_bounds__(hc::wgrad::THREADS, 1)
     halo_sm90_wgrad(const __grid_constant__ hc::wgrad::Params p) {

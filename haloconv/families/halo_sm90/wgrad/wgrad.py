@@ -181,7 +181,7 @@ def _classes(problem: Problem) -> int:
 def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
     constants = {
-        **_sum_order(problem, tile, stage),
+        **_sum_order(problem, tile),
         "SPLIT_P": tile.split[3],
         "STRIDE_W": problem.stride[1],
         "STRIP": stage.strip,
@@ -193,8 +193,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "X_LOADS": stage.x.loads,
         "Y_LOADS": stage.dy.loads,
         "X_PLANES": stage.x.planes,
-        "Y_PLANES": stage.dy.planes,
-        "Y_TRANSPOSED": int(stage.dy.transposed),
+        "Y_PLANES": -1 if stage.dy.transposed else stage.dy.planes,
         "X_RAW": stage.raw[0],
         "Y_RAW": stage.raw[1],
     }
@@ -203,13 +202,17 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
 
 def sum_source(problem: Problem, tile: Tile, stage: Stage, part_lanes: int) -> KernelSource:
     """The source of the kernel that adds the parts."""
-    constants = {**_sum_order(problem, tile, stage), "PART_LANES": part_lanes}
+    constants = {**_sum_order(problem, tile), "SPREAD_ROWS": _spreads_rows(problem, stage), "PART_LANES": part_lanes}
     return kernel_source("halo_sm90/wgrad_sum", "halo_sm90_wgrad_sum", constants)
 
 
-def _sum_order(problem: Problem, tile: Tile, stage: Stage) -> dict[str, int | str]:
+def _spreads_rows(problem: Problem, stage: Stage) -> int:
+    """Whether channels of neighbouring rows of M are in different banks, as wgrad.cu has it."""
+    return int(stage.x.inner and problem.dtype == torch.float32 and problem.stride[1] % 2 == 1)
+
+
+def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
     """The constants that the order of partial sums depends on."""
-    reads_words = stage.x.inner and problem.dtype == torch.float32
     return {
         "ELEM": ELEMENTS[problem.dtype],
         "ROWS": tile.rows,
@@ -219,7 +222,6 @@ def _sum_order(problem: Problem, tile: Tile, stage: Stage) -> dict[str, int | st
         "SPLIT_S": tile.split[0],
         "SPLIT_C": tile.split[1],
         "SPLIT_K": tile.split[2],
-        "SPREAD_ROWS": int(reads_words and problem.stride[1] % 2 == 1),
     }
 
 
