@@ -93,7 +93,7 @@ MUTATIONS = (
            ("ToDy to(box + line * Y_LINE, lane);", "ToDy to(box, lane);"), on="sm90_wgrad_fours_nhwc"),
     _fault("raw boxes are overwritten", "TMA brings the next raw box while threads transpose one",
            ("            wait(&empty[asked.index], asked.parity ^ 1);\n", ""),
-           on="sm90_wgrad_rows_nhwc", shape="wgrad one part"),
+           on="sm90_wgrad_rows_nhwc", shape="wgrad steps shared"),
     # wgrad/order.cuh
     _fault("rows of M in order", "the sum takes rows of M for the channels of as many",
            ("    if (!spread) return row;\n", "    return row;\n"), on="sm90_wgrad_rows_nhwc",
