@@ -49,7 +49,10 @@ CASES = (
     case("sm90_wgrad_valid", "aligned rows of x, rows of dy that are shifted", (1, 16, 9, 40), (40, 3, 3)),
     case("sm90_wgrad_odd_nhwc", "channels and filters that are no groups of 16 bytes", (2, 21, 7, 9), (13, 3, 3),
          padding=1, storage="channels_last"),
+    case("sm90_wgrad_fours_nhwc", "channels and filters that in 16 bits are loaded four at a time", (2, 20, 7, 9),
+         (44, 3, 3), padding=1, storage="channels_last"),
     case("sm90_wgrad_many_rows", "13 rows of taps: several blocks of them", (1, 8, 20, 24), (8, 13, 3), padding=(6, 1)),
+    case("sm90_wgrad_nine", "lines of two whole spans and a step", (1, 16, 5, 72), (40, 3, 3), padding=1),
     case("sm90_wgrad_beyond", "padding beyond the filter and the image", (1, 8, 4, 8), (8, 2, 2), padding=(3, 4, 6, 7)),
     case("sm90_wgrad_long_sum", "more steps than wgmma sums at a time", (1, 8, 300, 64), (8, 1, 1)),
     case("sm90_wgrad_sliced", "rows of a larger tensor", (2, 16, 6, 10), (24, 3, 3), padding=1, storage="sliced"),
@@ -62,6 +65,7 @@ CASES = (
     case("sm90_wgrad_loose_nhwc", "the same where channels are neighbours", (3, 8, 4, 24), (16, 1, 13),
          storage="channels_last"),
     case("sm90_wgrad_loose_halves", "the same in aligned rows of 16 bits", (3, 8, 4, 40), (16, 1, 17)),
+    case("sm90_wgrad_loose_span", "the same in a step that would make a span whole", (3, 8, 1, 40), (16, 1, 13)),
     case("sm90_wgrad_loose_odd", "the same in rows that are shifted", (3, 8, 4, 25), (16, 1, 13)),
     case("sm90_wgrad_loose_rows", "rows of x that some rows of taps meet no output with", (3, 8, 6, 16), (16, 3, 3),
          padding=(0, 0, 1, 1)),
@@ -75,7 +79,7 @@ _RUNS = (
       "sm90_wgrad_row_filter", "sm90_wgrad_wide", "sm90_wgrad_wide_nhwc", "sm90_wgrad_pointwise",
       "sm90_wgrad_stride", "sm90_wgrad_stride_nhwc", "sm90_wgrad_stride_classes", "sm90_wgrad_narrow",
       "sm90_wgrad_pairs", "sm90_wgrad_singles", "sm90_wgrad_valid", "sm90_wgrad_odd_nhwc",
-      "sm90_wgrad_many_rows", "sm90_wgrad_beyond",
+      "sm90_wgrad_fours_nhwc", "sm90_wgrad_many_rows", "sm90_wgrad_nine", "sm90_wgrad_beyond",
       "sm90_wgrad_every_other", "sm90_wgrad_expanded", "small_a", "one_pixel_image", "one_row", "one_column"), _BOTH),
     (("sm90_wgrad_sliced", "sm90_wgrad_pointwise_sliced"), (torch.float32,)),
     (("sm90_wgrad_unaligned_nhwc", "sm90_wgrad_pointwise_nhwc", "sm90_wgrad_stride_pointwise",
@@ -110,8 +114,8 @@ SHAPED = {
     "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_classes"),
 }
 NOT_FINITE = (
-    "sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_halves", "sm90_wgrad_loose_odd",
-    "sm90_wgrad_loose_rows",
+    "sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_halves", "sm90_wgrad_loose_span",
+    "sm90_wgrad_loose_odd", "sm90_wgrad_loose_rows",
 )  # fmt: skip
 
 

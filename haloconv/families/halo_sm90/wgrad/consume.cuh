@@ -75,11 +75,42 @@ struct FragmentPair {
     bool is_odd = false;
 };
 
-// One line of x.
+// A consumer's steps in four that follow one another in a line, a span of 128 bytes where dy is K-major: the compiler
+// knows how far apart they are. 0 where it does not, or where fragments of many column groups leave no registers.
+constexpr int SPAN_STEPS = BOX_ROWS == 1 && COLUMN_GROUPS <= 2 && (SPLIT_P == 1 || SPLIT_P == 2) ? 4 / SPLIT_P : 0;
+
+// As many whole spans of a long line of x as there are before step `steps`. Returns the step behind them.
+__device__ __forceinline__ int multiply_spans(Sums& sums, FragmentPair& pair, Lines lines, const char* x,
+                                              const Lanes& lanes, int step, int steps, const Smem& smem, Done& done) {
+    constexpr int LAST = 3 / SPLIT_P * SPLIT_P;  // from the first step of a span to the last one
+    if (step + LAST >= steps) return step;
+    if (pair.is_odd) ptx::wgmma_wait_group<0>();
+    pair.is_odd = false;
+    x += step * Lanes::STEP_BYTES;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) lines.dy[r] = ptx::moved(lines.dy[r], step_units(step));
+#pragma unroll 1
+    for (; step + LAST < steps; step += 4, x += 4 * Lanes::STEP_BYTES) {
+#pragma unroll
+        for (int i = 0; i < SPAN_STEPS; ++i) {
+            Fragments& a = i % 2 ? pair.odd : pair.even;
+#pragma unroll
+            for (int group = 0; group < COLUMN_GROUPS; ++group) lanes.load(a[group], x, group, i * SPLIT_P);
+            multiply_step<false>(sums, a, lines, i * SPLIT_P);
+            if (i == 0) done.release(smem);
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) lines.dy[r] = ptx::moved(lines.dy[r], step_units(4));
+    }
+    return step;
+}
+
+// One line of x, of whose steps `whole` have no pixel behind the last one that dy has.
 template <bool EDGE>
 __device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, const Lines& lines, const char* x,
-                                              const Lanes& lanes, int first_step, int steps, const Masks& masks,
+                                              const Lanes& lanes, int step, int steps, int whole, const Masks& masks,
                                               const Smem& smem, Done& done) {
+    if constexpr (!EDGE && SPAN_STEPS > 0) step = multiply_spans(sums, pair, lines, x, lanes, step, whole, smem, done);
     const auto multiply = [&](Fragments& a, int step) {
 #pragma unroll
         for (int group = 0; group < COLUMN_GROUPS; ++group) {
@@ -92,7 +123,7 @@ __device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, co
     };
     if (EDGE) ptx::wgmma_wait_group<0>();
 #pragma unroll 1
-    for (int step = first_step; step < steps; step += SPLIT_P) {
+    for (; step < steps; step += SPLIT_P) {
         if (EDGE || !pair.is_odd) {
             multiply(pair.even, step);
             done.release(smem);
@@ -202,8 +233,8 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             wait(&smem.x_full[x_at.index], x_at.parity);
             const int newest = oldest * BOX_ROWS + ROWS - 1;  // the line of dy that the first line meets, in the ring
             const auto multiply = [&](auto edge, const Lines& lines, const char* x) {
-                multiply_line<decltype(edge)::value>(sums, pair, lines, x, lanes, first_step, line_steps, masks, smem,
-                                                     done);
+                multiply_line<decltype(edge)::value>(sums, pair, lines, x, lanes, first_step, line_steps,
+                                                     pixels / DEPTH, masks, smem, done);
             };
             multiply_box(p, tile, place, inner, box, newest < Y_LINES ? newest : newest - Y_LINES, ring,
                          smem.x + x_at.index * (BOX_ROWS * X_LINE), multiply);

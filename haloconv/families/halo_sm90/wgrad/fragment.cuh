@@ -27,6 +27,8 @@ struct Lanes {
     static constexpr int PLACES = MATRICES ? 1 : X_INNER ? 4 : 2;  // of a fragment's words
     static constexpr int STEP = STRIDE_W * (X_INNER ? DEPTH * X_ROW_BYTES : DEPTH * SIZE / 4);  // from step to step
 
+    static constexpr int STEP_BYTES = X_INNER ? STEP : 4 * STEP;
+
     int at[COLUMN_GROUPS][PLACES];
     bool odd[COLUMN_GROUPS][2];  // 16 bits, pixels are neighbours: the first of a pair is the second half of a word
 
@@ -37,7 +39,7 @@ struct Lanes {
         for (int group = 0; group < COLUMN_GROUPS; ++group)
 #pragma unroll
             for (int i = 0; i < PLACES; ++i) {
-                const Row row(part, first_row + (MATRICES ? half * 8 : lane / 4 + i % 2 * 8));
+                const Row row(part, first_row + (MATRICES ? half * 8 : lane / 4 + i % 2 * 8), SPREAD_ROWS);
                 int column = (part.s * COLUMN_GROUPS + group) * GROUP_COLUMNS + row.column;
                 column = min(column, p.taps_s - 1 - tile.column);  // what is behind the last one is not written
                 const int pixel = lead(p, tile) + column * p.dil_w;

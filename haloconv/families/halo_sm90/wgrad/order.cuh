@@ -39,12 +39,20 @@ struct Part {
         : s(owner % SPLIT_S), c(owner / SPLIT_S % SPLIT_C), k(owner / (SPLIT_S * SPLIT_C)) {}
 };
 
+// The channel of a row of M. Where a lane reads words of a pixel (`spread`), rows 4 to 7 are half a row of shared
+// memory, 128 bytes at most, further on: four neighbouring pixels of eight rows are in 32 different banks.
+__device__ __forceinline__ int channel_of(int row, bool spread) {
+    constexpr int SPREAD = CHANNELS < 32 ? CHANNELS : 32;
+    if (!spread) return row;
+    return row / SPREAD * SPREAD + row / 4 % 2 * (SPREAD / 2) + row % SPREAD / 8 * 4 + row % 4;
+}
+
 // A row of a consumer's M: its channel of the tile, and its column of taps in a column group.
 struct Row {
     int channel, column;
 
-    __device__ __forceinline__ Row(const Part& part, int row)
-        : channel(part.c * CHANNELS + row % CHANNELS), column(row / CHANNELS) {}
+    __device__ __forceinline__ Row(const Part& part, int row, bool spread)
+        : channel(part.c * CHANNELS + channel_of(row % CHANNELS, spread)), column(row / CHANNELS) {}
 };
 
 }  // namespace hc::wgrad

@@ -1,8 +1,9 @@
-// The producers of halo_sm90_wgrad: lines of x and of dy, by TMA or by loads.
+// The producers of halo_sm90_wgrad: lines of x and of dy, by TMA or by loads, shifted or transposed.
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
 #include "families/halo_sm90/wgrad/shift.cuh"
+#include "families/halo_sm90/wgrad/transpose.cuh"
 #include "kernels/ptx/register.cuh"
 
 namespace hc::wgrad {
@@ -161,13 +162,13 @@ __device__ __forceinline__ Begin begin_of_dy(const Params& p, const Place& place
     return {row * p.cols + place.column, p.cols, int(p.y_k), 0, place.pixels(p)};
 }
 
-// Shifts the lines of the next raw box, when it is there, and gives it back.
-template <class Raw, int LINE, class To>
-__device__ __forceinline__ void shift_next(RawBoxes& boxes, const char* raw, ptx::u64* full, ptx::u64* empty,
-                                           const Begin& begin, int pieces, char* box) {
+// Stores the lines of the next raw box, when it is there, and gives it back. `store(raw)` shifts or transposes it.
+template <class Store>
+__device__ __forceinline__ void store_next(RawBoxes& boxes, const char* raw, int raw_bytes, ptx::u64* full,
+                                           ptx::u64* empty, const Store& store) {
     const int at = boxes.shifted.index;
     wait(&full[at], boxes.shifted.parity);
-    shift_box<Raw, LINE, To>(raw + at * Raw::BYTES, begin, pieces, box);
+    store(raw + at * raw_bytes);
     ptx::fence_proxy_async_shared();  // before TMA writes here again, and for wgmma
     ptx::mbarrier_arrive(&empty[at]);
     boxes.shifted.advance(RAW_STAGES);
@@ -177,21 +178,24 @@ __device__ __forceinline__ void shift_next(RawBoxes& boxes, const char* raw, ptx
 __device__ __forceinline__ bool has_rows(const Params& p, int row) { return row > -BOX_ROWS && row < p.rows; }
 
 // Brings a box, as TMA, loads or shifts do, that begins with a row; of one whose rows do not exist nothing but the news
-// that it is there. A box of x comes after the youngest box of dy that it meets: where that has room, so has it.
+// that it is there.
 __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
                                          const Place& place, int row, RawBoxes& raw) {
     char* const to = smem.y + at.index * (BOX_ROWS * Y_LINE);
     ptx::u64* const full = &smem.y_full[at.index];
     const bool there = has_rows(p, row);
-    wait(&smem.y_empty[at.index], at.parity ^ 1);
     if constexpr (Y_LOADS != 0) {
         if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
         ptx::fence_proxy_async_shared();
         ptx::mbarrier_arrive(full);
     } else if constexpr (Y_PLANES != 0) {
         if (there)
-            shift_next<RawY, Y_LINE, ToDy>(raw, smem.y_raw, smem.y_raw_full, smem.y_raw_empty,
-                                           begin_of_dy(p, place, row), read_pieces(p, place), to);
+            store_next(raw, smem.y_raw, Y_RAW_BYTES, smem.y_raw_full, smem.y_raw_empty, [&](const char* box) {
+                if constexpr (Y_TRANSPOSED)
+                    transpose_box(box, read_pieces(p, place) / 2, to);
+                else
+                    shift_box<RawY, Y_LINE, ToDy>(box, begin_of_dy(p, place, row), read_pieces(p, place), to);
+            });
         ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (there)
@@ -211,8 +215,9 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
         ptx::mbarrier_arrive(full);
     } else if constexpr (X_PLANES != 0) {
         if (row < p.h)
-            shift_next<RawX, X_LINE, ToX>(raw, smem.x_raw, smem.x_raw_full, smem.x_raw_empty,
-                                          begin_of_x(p, row, column), X_PITCH / PIECE, to);
+            store_next(raw, smem.x_raw, RawX::BYTES, smem.x_raw_full, smem.x_raw_empty, [&](const char* box) {
+                shift_box<RawX, X_LINE, ToX>(box, begin_of_x(p, row, column), X_PITCH / PIECE, to);
+            });
         ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (row < p.h)
@@ -222,7 +227,7 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
     }
 }
 
-// Asks for the raw boxes of dy and of x that are shifted next; box 0 of x comes with box AHEAD of dy.
+// Asks for the raw boxes of dy and of x that are stored next; box 0 of x comes with box AHEAD of dy.
 __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, const Smem& smem, const Place& place,
                                           int box, int bands, RawBoxes& y_raw, RawBoxes& x_raw) {
     const auto dy_row = [&](int box) { return place.dy_row + box * BOX_ROWS * p.line_step; };
@@ -231,8 +236,12 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
         y_raw.ask_ahead(
             box, bands + AHEAD, smem.y_raw_empty, [&](int one) { return has_rows(p, dy_row(one)); },
             [&](int one, int at) {
-                ask_for_raw<RawY>(p.y_map, begin_of_dy(p, place, dy_row(one)), smem.y_raw + at * RawY::BYTES,
-                                  &smem.y_raw_full[at], tile.group * p.filters + tile.filter, place.image);
+                char* const to = smem.y_raw + at * Y_RAW_BYTES;
+                if constexpr (Y_TRANSPOSED)
+                    ask_for_transposed(p, tile, to, &smem.y_raw_full[at], place, dy_row(one));
+                else
+                    ask_for_raw<RawY>(p.y_map, begin_of_dy(p, place, dy_row(one)), to, &smem.y_raw_full[at],
+                                      tile.group * p.filters + tile.filter, place.image);
             });
     if constexpr (X_PLANES != 0)
         x_raw.ask_ahead(
@@ -245,6 +254,7 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
 }
 
 // All boxes, in the order in which the consumers read them: by one thread, or if there is anything to store by all.
+// Where a box of dy has room, so has the box of x that comes with it. TMA is asked for x before threads store dy.
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);
@@ -257,10 +267,12 @@ __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
         y_raw.next = x_raw.next = 0;
         for (int box = 0; box < run.bands + AHEAD; ++box, y_at.advance(Y_STAGES)) {
             ask_ahead(p, tile, smem, place, box, run.bands, y_raw, x_raw);
+            wait(&smem.y_empty[y_at.index], y_at.parity ^ 1);
+            if (box >= AHEAD) {
+                bring_x(p, tile, smem, x_at, place, place.row + (box - AHEAD) * BOX_ROWS * place.row_step, x_raw);
+                x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
+            }
             bring_dy(p, tile, smem, y_at, place, place.dy_row + box * BOX_ROWS * p.line_step, y_raw);
-            if (box < AHEAD) continue;
-            bring_x(p, tile, smem, x_at, place, place.row + (box - AHEAD) * BOX_ROWS * place.row_step, x_raw);
-            x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
         }
     }
 }

@@ -21,6 +21,8 @@ constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element;
 constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
 constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr bool Y_TRANSPOSED = Y_PLANES < 0;
+constexpr bool SPREAD_ROWS = X_INNER && SIZE == 4 && STRIDE_W % 2 == 1;  // where two rows would share banks
 constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_PLANES != 0;  // by threads
 constexpr bool LOADS = X_STORED || Y_STORED;
 constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
@@ -58,7 +60,12 @@ struct RawBox {
     static_assert(PLANES == 0 || PITCH % 32 == 16, "rows begin in different banks");
 };
 using RawX = RawBox<BLOCK_CHANNELS, X_PLANES, X_PITCH, X_RAW>;
-using RawY = RawBox<BLOCK_FILTERS, Y_PLANES, STRIP, Y_RAW>;
+using RawY = RawBox<BLOCK_FILTERS, Y_TRANSPOSED ? 0 : Y_PLANES, STRIP, Y_RAW>;
+
+// Raw boxes of dy before they are transposed: [span][line][Y_RAW pixels][32 filters], swizzled.
+constexpr int TRANSPOSED_SPANS = Y_TRANSPOSED ? BLOCK_FILTERS / 32 : 0, TRANSPOSED_SPAN = BOX_ROWS * Y_RAW * 128;
+constexpr int TRANSPOSED_BYTES = TRANSPOSED_SPANS * TRANSPOSED_SPAN;
+constexpr int Y_RAW_BYTES = Y_TRANSPOSED ? TRANSPOSED_BYTES : RawY::BYTES;
 
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
@@ -67,6 +74,8 @@ static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major
 static_assert(STRIP % (Y_INNER ? DEPTH : 128 / SIZE) == 0, "a strip is whole steps, or whole spans of pixels");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
+static_assert(!Y_TRANSPOSED || SIZE == 4 && BLOCK_FILTERS % 32 == 0 && Y_RAW % 8 == 0,
+              "whole swizzled rows of 32 filters");
 static_assert(!X_STORED || !X_INNER, "loaded lines have pixels as neighbours");
 static_assert(!Y_STORED || !Y_INNER, "loaded lines have pixels as neighbours");
 
@@ -133,8 +142,11 @@ struct Smem {
 
     ptx::u64 *y_raw_full, *y_raw_empty, *x_raw_full, *x_raw_empty;
 
-    __device__ __forceinline__ explicit Smem(char* smem) : y(smem), x(smem + Y_LINES * Y_BYTES) {
-        y_raw = x + X_LINES * X_BYTES, x_raw = y_raw + RAW_STAGES * RawY::BYTES;
+    // Swizzled boxes begin at multiples of 1024 bytes.
+    __device__ __forceinline__ explicit Smem(char* smem)
+        : y(smem), x(smem + Y_LINES * Y_BYTES + RAW_STAGES * TRANSPOSED_BYTES) {
+        y_raw = Y_TRANSPOSED ? y + Y_LINES * Y_BYTES : x + X_LINES * X_BYTES;
+        x_raw = x + X_LINES * X_BYTES + RAW_STAGES * RawY::BYTES;
         y_full = reinterpret_cast<ptx::u64*>(x_raw + RAW_STAGES * RawX::BYTES), y_empty = y_full + Y_STAGES;
         x_full = y_empty + Y_STAGES;
         y_raw_full = x_full + X_STAGES, y_raw_empty = y_raw_full + RAW_STAGES;

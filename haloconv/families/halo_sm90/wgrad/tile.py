@@ -169,14 +169,21 @@ class Operand:
 
     ``inner``: as [pixel][channels], else as [channel][pixels]. ``loads`` is 0 where TMA brings it, V where loads of V
     pixels do, -V where loads of V channels do. ``planes``: TMA brings lines that begin anywhere, from planes end to end
-    of which every so many channels' begin at a multiple of 16 bytes (0: not so). ``steps`` are strides in elements;
-    where an extent is 1, any that TMA takes.
+    of which every so many channels' begin at a multiple of 16 bytes (0: not so). ``transposed``: TMA brings
+    [pixel][channels], and warps transpose it. ``steps`` are strides in elements; where an extent is 1, any that TMA
+    takes.
     """
 
     inner: bool
     loads: int
     steps: tuple[int, ...]
     planes: int = 0
+    transposed: bool = False
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether TMA brings boxes that warps shift or transpose."""
+        return self.planes > 0 or self.transposed
 
     def words(self, depth: int) -> int:
         """Reads of a fragment of x by a lane; pairs of pixels may begin in the middle of a word."""
@@ -203,28 +210,28 @@ class Operand:
         if (form.strides[3] == 1 or shape[3] == 1) and whole(n, c, h):
             return cls(False, 0, steps)
         inner = form.strides[1] == 1 and (problem.groups == 1 or channels % piece == 0)
-        if inner and whole(n, h, w) and (size == 2 or not is_dy):
-            return cls(True, 0, steps)
+        if inner and whole(n, h, w):
+            return cls(size == 2 or not is_dy, 0, steps, transposed=size == 4 and is_dy)
         planes = _planes(form._replace(strides=(n, *form.strides[1:])), shape, channels, piece)
         return cls(False, 0 if planes else _load_width(problem, form, shape, channels), steps, planes)
 
     def loaded(self, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
-        """The same without planes, which need room in shared memory."""
-        return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.planes else self
+        """The same without raw boxes, which need room in shared memory."""
+        return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.is_raw else self
 
     def raw_pixels(self, width: int, pixels: int, box_rows: int, size: int) -> int:
         """Of the lines of a box before they are shifted, of so many pixels and ``width`` apart; 0 if they are not.
 
-        They begin with the aligned piece in which the first one does. An odd number of pieces.
+        They begin with the aligned piece in which the first one does. An odd number of pieces. Of a line if transposed.
         """
         if not self.planes:
-            return 0
+            return pixels if self.transposed else 0
         return (ceil_div(((box_rows - 1) * width + pixels) * size, _PIECE_BYTES) + 1 | 1) * _PIECE_BYTES // size
 
-    def raw_bytes(self, rows: int, raw_pixels: int, size: int) -> int:
+    def raw_bytes(self, rows: int, raw_pixels: int, box_rows: int, size: int) -> int:
         """Of the boxes of so many channels under way before they are shifted."""
         if not self.planes:
-            return 0
+            return _RAW_STAGES * box_rows * rows * raw_pixels * size if self.transposed else 0
         plane_bytes = rows // self.planes * raw_pixels * size
         return _RAW_STAGES * self.planes * ceil_div(plane_bytes, _SPAN_BYTES) * _SPAN_BYTES
 
@@ -287,7 +294,7 @@ class Stage:
             if operand.loads:
                 word = 4 if abs(operand.loads) == 1 else 32 // self.depth  # bytes of a register that are used
                 batches += ceil_div(elems * word, _BATCH_BYTES)
-            elif operand.planes:
+            elif operand.is_raw:
                 shifts += ceil_div(elems * 32 // self.depth, 128 * _PIECE_BYTES)
         return batches * _BATCH_CYCLES + shifts * _SHIFT_CYCLES
 
@@ -347,7 +354,7 @@ class _Lines:
         """
         lines = lines_of(self.problem)
         counts = range(ceil_div(lines, self._tallest()), lines + 1)
-        wanted = 2 if self.x.planes or self.dy.planes else _MOST_STAGES  # raw ones are on their way, too
+        wanted = 2 if self.x.is_raw or self.dy.is_raw else _MOST_STAGES  # raw ones are on their way, too
         for rows in sorted({ceil_div(lines, count) for count in counts}, reverse=True):
             found = self._boxes_of(rows, max_smem_bytes)
             if found is not None and (rows == 1 or found.stages >= wanted):
@@ -370,7 +377,9 @@ class _Lines:
         raw = x.raw_pixels(problem.w, self.pitch, rows, size), dy.raw_pixels(problem.q, read, rows, size)
         if max(*raw, 0 if x.planes else self.pitch, channels, filters) > _BOX:
             return None
-        raw_bytes = x.raw_bytes(channels, raw[0], size) + dy.raw_bytes(filters, raw[1], size) + _RAW_BARRIER_BYTES
+        raw_bytes = (
+            x.raw_bytes(channels, raw[0], rows, size) + dy.raw_bytes(filters, raw[1], rows, size) + _RAW_BARRIER_BYTES
+        )
         of_x = rows * channels * self.pitch * size + _BARRIER_BYTES
         of_dy = rows * filters * self.strip * size + _BARRIER_BYTES
         ahead_bytes = ceil_div(self.tile.rows - 1, rows) * of_dy

@@ -9,7 +9,8 @@
 //
 // Roles: two or three warpgroups consume: they share columns of taps, channels, filters or steps. The last one
 // produces: a thread asks TMA for boxes, or (X_LOADS, Y_LOADS) its warps load what TMA cannot take, and transpose it,
-// or (X_PLANES, Y_PLANES) they shift lines that TMA brings from the aligned piece on in which they begin.
+// or (X_PLANES, Y_PLANES) they shift lines that TMA brings from the aligned piece on in which they begin, or
+// (Y_PLANES -1) they transpose what it brings.
 // Budget: COLUMN_GROUPS * ROWS * FILTERS / 2 registers of a consumer for sums. wgmma cuts its sums, so that they are
 // added to those in memory every FLUSH_STEPS steps.
 #include "families/halo_sm90/wgrad/consume.cuh"
@@ -29,7 +30,8 @@
 //   X_INNER Y_INNER          1: shared memory has [pixel][channels]; 0: [channel][pixels]
 //   X_LOADS Y_LOADS          0: TMA brings lines; V or -V: loads of V pixels or of V channels
 //   X_PLANES Y_PLANES        0, or rows begin anywhere, and every so many channels at a multiple of 16 bytes
-//   X_RAW Y_RAW              pixels of a channel of a raw box then
+//                            Y_PLANES -1: TMA brings [pixel][filters], and warps transpose it
+//   X_RAW Y_RAW              pixels of a channel of a raw box then, or of a line of one that is transposed
 extern "C" __global__ void __launch_bounds__(hc::wgrad::THREADS, 1)
     halo_sm90_wgrad(const __grid_constant__ hc::wgrad::Params p) {
     using namespace hc::wgrad;

@@ -193,17 +193,22 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "X_LOADS": stage.x.loads,
         "Y_LOADS": stage.dy.loads,
         "X_PLANES": stage.x.planes,
-        "Y_PLANES": stage.dy.planes,
+        "Y_PLANES": -1 if stage.dy.transposed else stage.dy.planes,
         "X_RAW": stage.raw[0],
         "Y_RAW": stage.raw[1],
     }
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
 
 
-def sum_source(problem: Problem, tile: Tile, part_lanes: int) -> KernelSource:
+def sum_source(problem: Problem, tile: Tile, stage: Stage, part_lanes: int) -> KernelSource:
     """The source of the kernel that adds the parts."""
-    constants = {**_sum_order(problem, tile), "PART_LANES": part_lanes}
+    constants = {**_sum_order(problem, tile), "SPREAD_ROWS": _spreads_rows(problem, stage), "PART_LANES": part_lanes}
     return kernel_source("halo_sm90/wgrad_sum", "halo_sm90_wgrad_sum", constants)
+
+
+def _spreads_rows(problem: Problem, stage: Stage) -> int:
+    """Whether channels of neighbouring rows of M are in different banks, as wgrad.cu has it."""
+    return int(stage.x.inner and problem.dtype == torch.float32 and problem.stride[1] % 2 == 1)
 
 
 def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
@@ -225,7 +230,7 @@ def sources(request: Request) -> Iterator[KernelSource]:
     request = joined(request)
     for each in _tilings(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
         yield source(request.problem, each.tile, each.stage)
-        yield sum_source(request.problem, each.tile, _PART_LANES)
+        yield sum_source(request.problem, each.tile, each.stage, _PART_LANES)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -245,7 +250,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     lanes = _PART_LANES if parts >= _PART_LANES else 1
     sum_shape = LaunchShape(part_sums * lanes // _SUM_THREADS, _SUM_THREADS)
     fields = _sum_fields(request, tile, part_sums, parts)
-    sum_parts = Launch(sum_source(problem, tile, lanes), request.device, sum_shape, fields, pdl=True)
+    sum_parts = Launch(sum_source(problem, tile, stage, lanes), request.device, sum_shape, fields, pdl=True)
     return _call(launch, sum_parts, request, parts * part_sums)
 
 
@@ -336,9 +341,9 @@ def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     kind = _MAP_TYPES[problem.dtype]
     if one.planes:
         return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.raw[1]), _Y_POINTER)
-    if one.inner:
-        span = min(tile.filters, 128 // size)
-        extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, stage.strip, stage.box_rows, 1)
+    if one.inner or one.transposed:
+        span, pixels = (32, stage.raw[1]) if one.transposed else (min(tile.filters, 128 // size), stage.strip)
+        extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, pixels, stage.box_rows, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _Y_POINTER)
     filters = tile.split[2] * tile.filters
     extents, strides, box = (q, k, p, n), (y_k, y_p, y_n), (128 // size, filters, stage.box_rows, 1)

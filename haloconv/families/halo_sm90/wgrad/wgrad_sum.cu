@@ -8,7 +8,8 @@
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
 //   ROWS CHANNELS FILTERS COLUMN_GROUPS SPLIT_S SPLIT_C SPLIT_K  of wgrad.cu
-//   PART_LANES  threads that share the parts of a sum
+//   SPREAD_ROWS  1: rows of M have channels in different banks
+//   PART_LANES   threads that share the parts of a sum
 namespace hc::wgrad {
 
 using elem_t = ELEM;
@@ -40,7 +41,7 @@ __device__ __forceinline__ void write(const SumParams& p, i64 index, float total
     const Tile tile(p.blocks, int(index / TILE_SUMS));
     const Part part(in_tile / OWNER_SUMS);
     const int in_wgmma = sum % (FILTERS / 2), lane = thread % 32;
-    const Row row(part, thread / 32 * 16 + lane / 4 + in_wgmma / 2 % 2 * 8);
+    const Row row(part, thread / 32 * 16 + lane / 4 + in_wgmma / 2 % 2 * 8, SPREAD_ROWS);
     const int channel = tile.channel + row.channel;
     const int filter = tile.filter + part.k * FILTERS + in_wgmma / 4 * 8 + lane % 4 * 2 + in_wgmma % 2;
     const int r = tile.row + sum / (FILTERS / 2) % ROWS * p.blocks.row_step;
