@@ -125,10 +125,10 @@ struct Taps {
         }
         hc::ptx::wgmma_commit_group();
     }
-    // Adds partial sums of COUNT taps, whose columns are at `col_px`, to the tile's, rounded to nearest: wgmma cuts toward
-    // zero, and what it cuts off sums of one sign adds up (docs/precision.md says how many taps that allows). No branch
-    // between the taps decides what is added: ptxas would wait after every wgmma. `meanwhile` is done while the first
-    // tap is multiplied.
+    // Adds partial sums of COUNT taps, whose columns are at `col_px`, to the tile's, rounded to nearest: wgmma cuts
+    // toward zero, and what it cuts off sums of one sign adds up (docs/precision.md says how many taps that allows).
+    // No branch between the taps decides what is added: ptxas would wait after every wgmma. `meanwhile` is done while
+    // the first tap is multiplied.
     template <int COUNT, class Meanwhile>
     __device__ __forceinline__ void multiply_part(Consumer& self, const int (&run)[RUNS], const int* col_px, Sums& sums,
                                                   const Meanwhile& meanwhile) {
