@@ -16,12 +16,13 @@ from tests.tilings import all_sources, chosen_sources
 
 MOST = 75  # five ways to stage (aligned rows; 1, 2, 4 and 8 planes end to end), by fifteen tile shapes and rings
 SERIALIZED = "wgmma.mma_async instructions are serialized"
-_WAIT = "hc::ptx::wgmma_wait_group<1>();"
+_WAIT = "accumulate);\n        next_stage(self);"
 REPRESENTATIVE = {  # layout, width of the image, dtype, and constants of the source; "loads" has a stride
     "planes": ("nchw", 62, torch.float16, {"X_BOXES": 1, "X_JOINED": 4, "RUN": 64, "RUNS": 2, "SHARED_TILE": 1}),
     "transposed": ("nchw", 64, torch.float32, {"X_BOXES": 1, "RUN": 128, "RUNS": 2, "FLAT": 0, "SHARED_TILE": 0}),
     "boxes": ("nhwc", 64, torch.float16, {"X_BOXES": 1, "RUN": 256, "FLAT": 0, "SHARED_TILE": 1}),
     "loads": ("nchw", 63, torch.float16, {"X_BOXES": 0, "RUN": 64, "RUNS": 1, "FLAT": 1, "SHARED_TILE": 0}),
+    "terms": ("nchw", 64, torch.float32, {"X_BOXES": 1, "RUN": 128, "RUNS": 1, "CHUNK_BYTES": 64, "OPERAND_TERMS": 2}),
 }
 
 
@@ -46,7 +47,8 @@ def test_many_image_sizes_need_few_kernels(direction: str, layout: str, filters:
 def _representative(layout: str, width: int, dtype: torch.dtype, constants: dict[str, int]) -> KernelSource:
     """The first source of a layer of 128 filters that has these constants. Wide strips need wide images."""
     width += 192 if constants["RUN"] > 64 else 0
-    precision = "tf32" if dtype == torch.float32 else "ieee"
+    several = constants.get("OPERAND_TERMS") == 2
+    precision = "tf32x3" if several else "tf32" if dtype == torch.float32 else "ieee"
     extents = {"n": 2, "c": 64, "h": 9, "w": width, "k": 128, "r": 3, "s": 3, "padding": (1, 1, 1, 1)}
     extents["stride"] = (1, 1) if constants["X_BOXES"] else (2, 2)
     problem = Problem("fprop", **extents, dtype=dtype, layout=layout, precision=precision)

@@ -25,7 +25,7 @@ from tests.mutations.mutation import Mutation, planted
 from tools.fingerprint import recording
 
 CPU = torch.device("cpu")
-LONG = (  # what the sums are cut by: chunks of 128, 64 and 32 bytes, with promotion after one, two and four taps
+LONG = (  # what the sums are cut by: chunks of 128, 64 and 32 bytes, with promotion after two, three and four taps
     case("products_4608", "512 channels of 9 taps", (1, 512, 3, 12), (16, 3, 3), padding=1),
     case("products_1125", "5 channels of 225 taps", (1, 5, 15, 20), (8, 15, 15), padding=7),
     case("products_400", "16 channels of 25 taps", (1, 16, 5, 20), (24, 5, 5), padding=2),
@@ -73,7 +73,13 @@ def test_errors_stay_below_the_limits_of_fp32(one: Case, result: str) -> None:
 @on_emulator
 def test_sums_that_are_never_promoted_are_above_the_limits_of_fp32() -> None:
     """What the limits above are worth: of 1125 products wgmma cuts off more than they allow."""
-    edits = (("++part_taps == PART_TAPS", "++part_taps == 1 << 20"),)
+    place = "[i / (RUN / 2)][i % (RUN / 2)]"
+    begin = f"if (TERMS > 1) for (int i = 0; i < TILE_PX / 2; ++i) taps.part{place} = accumulate ? sums{place} : 0;"
+    edits = (
+        ("TERMS / 16, -1};", "TERMS / 16, -1};\n" + begin),
+        ("weights, pixels, tap > 0);", "weights, pixels, true);"),
+        ("sums[j][i] += part[j][i];", "sums[j][i] = part[j][i];"),
+    )
     fault = Mutation("never promoted", "halo_sm90/conv", "wgmma cuts at each step", edits, LONG[1].name, "fprop")
     with planted(fault):
         error, limits, _ = _error("fprop", make(LONG[1], torch.float32, kind="positive"), _forced(LONG[1]))
@@ -165,11 +171,11 @@ def test_records_and_limits_know_it() -> None:
 
 
 def test_sums_and_partial_sums_fit_registers() -> None:
-    """No tile has more than 128 pixels; partial sums are those of one tap of 32 channels, of four taps of 8.
+    """No tile has more than 128 pixels; partial sums are those of two taps of 32 channels, of four taps of 8.
 
     Wide layers may take their channels by 16, so that lines of 128 pixels fit where filters are dilated.
     """
-    for channels, taps in ((64, {1, 2}), (16, {2}), (8, {4})):
+    for channels, taps in ((64, {2, 3}), (16, {3}), (8, {4})):
         problem = Problem("fprop", 2, channels, 40, 200, 128, 3, 3, precision="tf32x3")
         request = dense_request(problem, CPU)
         (form,) = forms(problem)

@@ -74,23 +74,39 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
     return {at, chunk, row + phase.r, first, end};
 }
 
+// A word that all lanes have, taken from lane 0, so that the compiler knows it to be one and keeps what follows from it
+// in uniform registers. wgmma takes descriptors from there: else four instructions bring each from a lane's registers.
+__device__ __forceinline__ unsigned uniform(unsigned word) { return __shfl_sync(~0u, word, 0); }
+
+// The same of a descriptor, whose upper half is constant.
+__device__ __forceinline__ u64 uniform_descriptor(u64 descriptor) {
+    return hc::ptx::moved(descriptor >> 32 << 32, uniform((unsigned)descriptor));
+}
+
 // Multiplies a tap, and half way through it gives back the stage of the one before, so that fewer instructions stand
 // between two taps. wgmma works on through those if the next tap's weights and lines are there. One lane gives the
 // stage back, so that the warp need not meet.
 struct Taps {
     static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a pixel run and a tap
-    // TERMS > 1: taps of partial sums. wgmma cuts a sum toward zero each time that it adds to it, and of sums of one
-    // sign these losses add up: by 6.4e-8 of it a time, so that after 18 times the limit of fp32, 5e-7 sqrt(log2(L)),
-    // is passed. Promoted are sums of four steps of three products, 12 times (docs/precision.md derives both figures).
-    // An enum, because a constant would be a global of every kernel.
-    enum { PART_TAPS = TERMS > 1 ? 4 / STEPS : 0 };
 
     u64 stages, slots;  // descriptors of the first stage, of the first slot
     int slot_term;      // from one term of a slot to the next, in descriptor units
     int last_stage;     // of the tap before; in lane 0 alone, else -1
-    int part_taps;      // TERMS > 1: of the partial sums
     Sums part;          // TERMS > 1: partial sums
 
+    // Waits for a tap's weights, and begins a tap.
+    __device__ __forceinline__ u64 wait_for_weights(const Consumer& self) const {
+        hc::wait(&self.stage_full[self.stage.index], self.stage.parity);
+        hc::ptx::wgmma_fence();
+        return hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16));
+    }
+    // Gives back the stage of the tap before, when the next one is under way.
+    __device__ __forceinline__ void next_stage(Consumer& self) {
+        hc::ptx::wgmma_wait_group<1>();
+        release(self);
+        if (threadIdx.x % 32 == 0) last_stage = self.stage.index;
+        self.stage.advance(STAGES);
+    }
     template <int FROM, int TO>
     __device__ __forceinline__ void multiply_steps(u64 weights, u64 pixels, const int (&run)[RUNS], Sums& sums,
                                                    bool accumulate) const {
@@ -103,7 +119,8 @@ struct Taps {
         hc::ptx::wgmma_commit_group();
     }
     // All products of terms that count, the smallest first: what wgmma cuts off is a fraction of the sum so far.
-    __device__ __forceinline__ void multiply_terms(u64 weights, u64 pixels, const int (&run)[RUNS]) {
+    __device__ __forceinline__ void multiply_terms(u64 weights, const u64 (&pixels)[RUNS], bool accumulate) {
+        const int pixel_term = uniform(slot_term);
 #pragma unroll
         for (int i = 0; i < TERMS * TERMS; ++i) {
             const int both = TERMS - 1 - i / TERMS, term = i % TERMS, px_term = both - term;
@@ -113,16 +130,32 @@ struct Taps {
 #pragma unroll
                 for (int j = 0; j < RUNS; ++j)
                     hc::ptx::wgmma_ss<MULTIPLY, RUN>(part[j], hc::ptx::moved(weights, term * (TERM_BYTES / 16) + 2 * k),
-                                                     hc::ptx::moved(pixels, run[j] + px_term * slot_term + 2 * k),
-                                                     (PART_TAPS > 1 && part_taps > 0) || i > 0 || k > 0);
+                                                     hc::ptx::moved(pixels[j], px_term * pixel_term + 2 * k),
+                                                     accumulate || i > 0 || k > 0);
         }
         hc::ptx::wgmma_commit_group();
     }
-    // Adds the partial sums to the tile's, rounded to nearest, and gives back the last stage that they are of.
-    __device__ __forceinline__ void promote(Consumer& self, Sums& sums) {
+    // Adds partial sums of COUNT taps, whose columns are at `col_px`, to the tile's, rounded to nearest: wgmma cuts
+    // toward zero, and what it cuts off sums of one sign adds up (docs/precision.md says how many taps that allows).
+    // No branch between the taps decides what is added: ptxas would wait after every wgmma. `meanwhile` is done while
+    // the first tap is multiplied.
+    template <int COUNT, class Meanwhile>
+    __device__ __forceinline__ void multiply_part(Consumer& self, const int (&run)[RUNS], const int* col_px, Sums& sums,
+                                                  const Meanwhile& meanwhile) {
+#pragma unroll
+        for (int tap = 0; tap < COUNT; ++tap) {
+            const u64 weights = uniform_descriptor(wait_for_weights(self));
+            u64 pixels[RUNS];
+#pragma unroll
+            for (int j = 0; j < RUNS; ++j)
+                pixels[j] = uniform_descriptor(hc::ptx::moved(slots, run[j] + col_px[tap] * (CHUNK_BYTES / 16)));
+            multiply_terms(weights, pixels, tap > 0);
+            if (tap == 0) meanwhile();
+            next_stage(self);
+        }
         hc::ptx::wgmma_wait_group<0>();
         release(self);
-        last_stage = -1, part_taps = 0;
+        last_stage = -1;
 #pragma unroll
         for (int j = 0; j < RUNS; ++j) {
             hc::ptx::wgmma_hold(part[j]);
@@ -130,27 +163,31 @@ struct Taps {
             for (int i = 0; i < RUN / 2; ++i) sums[j][i] += part[j][i];
         }
     }
-    __device__ __forceinline__ void multiply(const Params& p, Consumer& self, const int (&run)[RUNS], int px,
-                                             Sums& sums, bool accumulate) {
+    // The same of the `count` taps that PART_TAPS do not divide, fewer than LESS_THAN.
+    template <int LESS_THAN, class Meanwhile>
+    __device__ __forceinline__ void multiply_rest(Consumer& self, const int (&run)[RUNS], const int* col_px, int count,
+                                                  Sums& sums, const Meanwhile& meanwhile) {
+        if constexpr (LESS_THAN > 1) {
+            if (count == LESS_THAN - 1)
+                multiply_part<LESS_THAN - 1>(self, run, col_px, sums, meanwhile);
+            else
+                multiply_rest<LESS_THAN - 1>(self, run, col_px, count, sums, meanwhile);
+        }
+    }
+    // The taps of a row from column `s` to `s_end`, in partial sums of PART_TAPS and of what is left.
+    template <class Meanwhile>
+    __device__ __forceinline__ void multiply_parts(Consumer& self, const int (&run)[RUNS], const int* col_px, int s,
+                                                   int s_end, Sums& sums, const Meanwhile& meanwhile) {
+        for (; s + PART_TAPS <= s_end; s += PART_TAPS) multiply_part<PART_TAPS>(self, run, col_px + s, sums, meanwhile);
+        multiply_rest<PART_TAPS>(self, run, col_px + s, s_end - s, sums, meanwhile);
+    }
+    __device__ __forceinline__ void multiply(Consumer& self, const int (&run)[RUNS], int px, Sums& sums,
+                                             bool accumulate) {
         const u64 pixels = hc::ptx::moved(slots, px * (CHUNK_BYTES / 16));
-        hc::wait(&self.stage_full[self.stage.index], self.stage.parity);
-        hc::ptx::wgmma_fence();
-        const u64 weights = hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16));
-        if constexpr (TERMS > 1)
-            multiply_terms(weights, pixels, run);
-        else
-            multiply_steps<0, HALF>(weights, pixels, run, sums, accumulate);
-        if constexpr (PART_TAPS != 1) {
-            hc::ptx::wgmma_wait_group<1>();
-            release(self);
-        }
-        if (threadIdx.x % 32 == 0) last_stage = self.stage.index;
-        self.stage.advance(STAGES);
-        if constexpr (TERMS > 1) {
-            if (++part_taps == PART_TAPS) promote(self, sums);
-        } else if constexpr (HALF < STEPS) {
-            multiply_steps<HALF, STEPS>(weights, pixels, run, sums, true);
-        }
+        const u64 weights = wait_for_weights(self);
+        multiply_steps<0, HALF>(weights, pixels, run, sums, accumulate);
+        next_stage(self);
+        if constexpr (HALF < STEPS) multiply_steps<HALF, STEPS>(weights, pixels, run, sums, true);
     }
     __device__ __forceinline__ void release(Consumer& self) {
         if (last_stage >= 0) hc::ptx::mbarrier_arrive(&self.stage_empty[last_stage]);
@@ -175,11 +212,19 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
             if (SHARED_TILE && chunk == p.mid_chunk && r == p.mid_r) hc::arrive_warp(&control.half_way[self.id]);
             int run[RUNS];
             locate_runs(p, control, lines, r - phase.r, r, part.first_px, run);
-            taps.multiply(p, self, run, control.col_px[phase.s], sums, accumulate);
-            accumulate = true;
-            if (KEEPS && r == phase.r) release_lines(p, control, before, before.released_end);
-            if (!FLAT) release_lines(p, control, lines, lines.own + r - phase.r);
-            for (int s = phase.s + 1; s < phase.s_end; ++s) taps.multiply(p, self, run, control.col_px[s], sums, true);
+            if constexpr (TERMS > 1) {
+                const auto meanwhile = [&] {
+                    if (KEEPS && r == phase.r) release_lines(p, control, before, before.released_end);
+                    if (!FLAT) release_lines(p, control, lines, lines.own + r - phase.r);
+                };
+                taps.multiply_parts(self, run, control.col_px, phase.s, phase.s_end, sums, meanwhile);
+            } else {
+                taps.multiply(self, run, control.col_px[phase.s], sums, accumulate);
+                accumulate = true;
+                if (KEEPS && r == phase.r) release_lines(p, control, before, before.released_end);
+                if (!FLAT) release_lines(p, control, lines, lines.own + r - phase.r);
+                for (int s = phase.s + 1; s < phase.s_end; ++s) taps.multiply(self, run, control.col_px[s], sums, true);
+            }
         }
         before = lines;
         if (!KEEPS && chunk + 1 < phase.chunk_end) {
@@ -189,9 +234,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
             release_lines(p, control, before, before.released_end);
         }
     }
-    if constexpr (TERMS > 1) {
-        if (taps.part_taps > 0) taps.promote(self, sums);
-    } else {
+    if constexpr (TERMS == 1) {
         hc::ptx::wgmma_wait_group<0>();
 #pragma unroll
         for (int j = 0; j < RUNS; ++j) hc::ptx::wgmma_hold(sums[j]);

@@ -16,7 +16,7 @@ _CONSUMERS, _CONSUMER_WARPS, UNIT_PX = 2, 8, 32
 _MAX_RAW_TILES = 14
 _ENOUGH_STAGES = 5
 SUM_REGISTERS = 128  # of a thread, which leave it room for the rest
-_PART_STEPS = 4
+_PART_TAPS = {128: 2, 64: 3, 32: 4}  # by bytes of a chunk
 _BARRIERS = 2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + _CONSUMERS + 2 * 2 * _CONSUMERS
 _CONTROL_BYTES = 8 * _BARRIERS + 4 * 2 * MAX_TAPS
 BLOCK_M = 64
@@ -92,8 +92,8 @@ class TileShape:
 
     @property
     def part_taps(self) -> int:
-        """Taps of the partial sums of several terms (families/halo_sm90/conv/consume.cuh)."""
-        return _PART_STEPS * 32 // self.chunk_bytes
+        """Taps whose products are summed before the tile's sums take them, with several terms (docs/precision.md)."""
+        return _PART_TAPS[self.chunk_bytes] if self.terms > 1 else 0
 
     @property
     def tiles(self) -> int:
