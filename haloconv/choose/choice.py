@@ -140,7 +140,7 @@ def _looked_up(shelf: Shelf, problem: Problem, asked: Problem) -> tuple[Record, 
         if saved:
             aten_ms = record.aten_ms + saved
             why += f"; as asked here {aten_ms / record.own_ms:.2f}x, with passes over the result at the copy rate"
-            wins = is_ahead(record.own_ms, aten_ms)
+            wins = is_ahead(record.own_ms, aten_ms, problem.direction)
             record = record if wins == (record.family != "aten") else _turned(record)
     return record, shipped, Choice(record.family, why, False, asked is problem, record.kernel, record.config)
 

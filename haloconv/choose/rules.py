@@ -262,7 +262,7 @@ def _wins_as_a_whole(problem: Problem, device: torch.device) -> bool:
     if not saved or limit is None:
         return False
     aten_ms = limit / 0.4
-    return is_ahead(aten_ms / (0.87 if taps == 1 else 0.89), aten_ms + saved)
+    return is_ahead(aten_ms / (0.87 if taps == 1 else 0.89), aten_ms + saved, problem.direction)
 
 
 RULES = (

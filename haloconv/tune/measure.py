@@ -214,7 +214,8 @@ def measure(entry: Prepared, budget_s: float = BUDGET_S, seed: int = 0) -> Outco
             if judge.verdict(on_poisoned_memory(calls[own], judge.theirs), whole).complaint is not None:
                 entry.rejected.append(f"{own} gave another, wrong result after timing")
                 own = None
-    chosen = own if own is not None and is_ahead(timings[own].ms, timings[ATEN].ms) else ATEN
+    direction = entry.request.problem.direction
+    chosen = own if own is not None and is_ahead(timings[own].ms, timings[ATEN].ms, direction) else ATEN
     verdict = right[chosen] if chosen in right else Verdict(judge.aten_error.norm, 0.0, None)
     return _outcome(entry, _Contest(own, chosen, timings, screened), verdict, judge)
 

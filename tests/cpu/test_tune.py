@@ -104,9 +104,12 @@ def test_ties_and_little_go_to_pytorch(special: FakeFamily, clock: Clock, ms: fl
     assert found.ms == pytest.approx(1.0 if family == "aten" else ms, rel=1e-4)
 
 
-def test_what_gains_less_than_its_host_costs_goes_to_pytorch(special: FakeFamily, clock: Clock) -> None:
+@pytest.mark.parametrize(("direction", "family"), [("fprop", "special"), ("dgrad", "aten"), ("wgrad", "aten")])
+def test_a_gradient_that_gains_less_than_it_costs_the_host_goes_to_pytorch(
+    special: FakeFamily, clock: Clock, direction: str, family: str
+) -> None:
     clock.ms_of = lambda name: 0.0100 if name == "aten" else 0.0061
-    assert measured().record.family == "aten"
+    assert measured(replace(LAYER, direction=direction)).record.family == family
 
 
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
