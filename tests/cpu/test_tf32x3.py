@@ -77,7 +77,7 @@ def test_sums_that_are_never_promoted_are_above_the_limits_of_fp32() -> None:
     begin = f"if (TERMS > 1) for (int i = 0; i < TILE_PX / 2; ++i) taps.part{place} = accumulate ? sums{place} : 0;"
     edits = (
         ("TERMS / 16, -1};", "TERMS / 16, -1};\n" + begin),
-        ("weights, pixels, tap > 0);", "weights, pixels, true);"),
+        ("pixels, run, tap > 0);", "pixels, run, true);"),
         ("sums[j][i] += part[j][i];", "sums[j][i] = part[j][i];"),
     )
     fault = Mutation("never promoted", "halo_sm90/conv", "wgmma cuts at each step", edits, LONG[1].name, "fprop")
