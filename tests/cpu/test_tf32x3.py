@@ -11,14 +11,15 @@ import torch
 
 import haloconv
 from haloconv import emulator, reference
+from haloconv.bench.suite import SUITES, load_suite
 from haloconv.choose.buckets import layer_key, read_layer, size_of
 from haloconv.choose.measured import by_measured_rule
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.families.halo_sm90.conv.configs import storage_of, tilings
+from haloconv.families.halo_sm90.conv.configs import best_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import forms
 from haloconv.precision import convolution_precision, torch_precision
-from haloconv.problem import ConvSpec, Problem, dense_request
+from haloconv.problem import ConvSpec, Layout, Problem, dense_request
 from tests import oracle
 from tests.cases import Case, Tensors, case, case_id, make
 from tests.mutations.mutation import Mutation, planted
@@ -77,13 +78,42 @@ def test_sums_that_are_never_promoted_are_above_the_limits_of_fp32() -> None:
     begin = f"if (TERMS > 1) for (int i = 0; i < TILE_PX / 2; ++i) taps.part{place} = accumulate ? sums{place} : 0;"
     edits = (
         ("TERMS / 16, -1};", "TERMS / 16, -1};\n" + begin),
-        ("weights, pixels, tap > 0);", "weights, pixels, true);"),
+        ("pixels, run, tap > 0);", "pixels, run, true);"),
         ("sums[j][i] += part[j][i];", "sums[j][i] = part[j][i];"),
     )
     fault = Mutation("never promoted", "halo_sm90/conv", "wgmma cuts at each step", edits, LONG[1].name, "fprop")
     with planted(fault):
         error, limits, _ = _error("fprop", make(LONG[1], torch.float32, kind="positive"), _forced(LONG[1]))
     assert error.norm > 2 * limits.norm
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "fprop", "dgrad"),
+    [
+        ("A", "nchw", "128x1 64", "128x1 64 pack"),
+        ("A", "nhwc", "128x1 64", "128x1 64 pack"),
+        ("B", "nchw", "128x1 128", "128x1 64 pack"),
+        ("B", "nhwc", "64x2 128 keeps", "128x1 64 pack"),
+        ("C", "nchw", "128x1 128", "128x1 128"),
+        ("C", "nhwc", "64x1 128 keeps", "64x1 128"),
+        ("unet_3x3", "nchw", "128x1 128", "128x1 128"),
+        ("aspp_dil12", "nchw", "64x2 128 shared_tile", "64x2 128 shared_tile"),
+        ("row_1x15", "nchw", "128x1 128", "128x1 128"),
+        ("resnet_56", "nchw", "64x2 128", "64x2 128"),
+    ],
+)
+def test_the_cost_model_takes_the_tiles_that_a_gpu_found_fastest(
+    name: str, layout: Layout, fprop: str, dgrad: str
+) -> None:
+    """Pixels of a run and runs, bytes of a chunk, and what else tells a tile: of 4 to 7 that an H200 timed for each."""
+    layer = next(each for each in load_suite(SUITES / "suite.toml") if each.name == name)
+    for direction, want in (("fprop", fprop), ("dgrad", dgrad)):
+        request = dense_request(layer.problem(direction, "tf32x3", layout), CPU)
+        (form,) = [each for each in forms(request.problem) if each.taps]
+        best = best_tilings(form, storage_of(request), 132)[0].shape
+        marks = [mark for mark in ("keeps", "shared_tile") if getattr(best, mark)] + ["pack"] * (best.pack_h == 2)
+        assert " ".join([f"{best.run}x{best.runs} {best.chunk_bytes}", *marks]) == want
+        assert not best.flat
 
 
 @on_emulator

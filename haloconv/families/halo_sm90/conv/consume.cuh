@@ -74,15 +74,6 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
     return {at, chunk, row + phase.r, first, end};
 }
 
-// A word that all lanes have, taken from lane 0, so that the compiler knows it to be one and keeps what follows from it
-// in uniform registers. wgmma takes descriptors from there: else four instructions bring each from a lane's registers.
-__device__ __forceinline__ unsigned uniform(unsigned word) { return __shfl_sync(~0u, word, 0); }
-
-// The same of a descriptor, whose upper half is constant.
-__device__ __forceinline__ u64 uniform_descriptor(u64 descriptor) {
-    return hc::ptx::moved(descriptor >> 32 << 32, uniform((unsigned)descriptor));
-}
-
 // Multiplies a tap, and half way through it gives back the stage of the one before, so that fewer instructions stand
 // between two taps. wgmma works on through those if the next tap's weights and lines are there. One lane gives the
 // stage back, so that the warp need not meet.
@@ -119,8 +110,7 @@ struct Taps {
         hc::ptx::wgmma_commit_group();
     }
     // All products of terms that count, the smallest first: what wgmma cuts off is a fraction of the sum so far.
-    __device__ __forceinline__ void multiply_terms(u64 weights, const u64 (&pixels)[RUNS], bool accumulate) {
-        const int pixel_term = uniform(slot_term);
+    __device__ __forceinline__ void multiply_terms(u64 weights, u64 pixels, const int (&run)[RUNS], bool accumulate) {
 #pragma unroll
         for (int i = 0; i < TERMS * TERMS; ++i) {
             const int both = TERMS - 1 - i / TERMS, term = i % TERMS, px_term = both - term;
@@ -130,7 +120,7 @@ struct Taps {
 #pragma unroll
                 for (int j = 0; j < RUNS; ++j)
                     hc::ptx::wgmma_ss<MULTIPLY, RUN>(part[j], hc::ptx::moved(weights, term * (TERM_BYTES / 16) + 2 * k),
-                                                     hc::ptx::moved(pixels[j], px_term * pixel_term + 2 * k),
+                                                     hc::ptx::moved(pixels, run[j] + px_term * slot_term + 2 * k),
                                                      accumulate || i > 0 || k > 0);
         }
         hc::ptx::wgmma_commit_group();
@@ -144,12 +134,8 @@ struct Taps {
                                                   const Meanwhile& meanwhile) {
 #pragma unroll
         for (int tap = 0; tap < COUNT; ++tap) {
-            const u64 weights = uniform_descriptor(wait_for_weights(self));
-            u64 pixels[RUNS];
-#pragma unroll
-            for (int j = 0; j < RUNS; ++j)
-                pixels[j] = uniform_descriptor(hc::ptx::moved(slots, run[j] + col_px[tap] * (CHUNK_BYTES / 16)));
-            multiply_terms(weights, pixels, tap > 0);
+            const u64 pixels = hc::ptx::moved(slots, col_px[tap] * (CHUNK_BYTES / 16));
+            multiply_terms(wait_for_weights(self), pixels, run, tap > 0);
             if (tap == 0) meanwhile();
             next_stage(self);
         }
