@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from haloconv.bench.networks import compiled
-from haloconv.bench.networks.compiled import VARIANTS, Piece, left_to_do, try_piece
+from haloconv.bench.networks.compiled import VARIANTS, Piece, left_to_do, try_piece, variants_of
 from haloconv.bench.networks.network import Effort, NetworkCase, Setting
 from haloconv.bench.trial import Budget
 from haloconv.cli import app
@@ -27,6 +28,7 @@ from haloconv.tune.timing import Timing
 
 CPU = torch.device("cpu")
 BUDGET = Budget(seconds=0.0, min_runs=1)
+EFFORT = Effort(BUDGET)
 NET = """
 import torch
 from torch import nn
@@ -87,7 +89,7 @@ def piece(case: NetworkCase, direction: str, precision: str = "fp32") -> Piece:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("direction", ["forward", "step"])
 def test_every_way_is_checked_and_timed(case: NetworkCase, direction: str, precision: str) -> None:
-    row = try_piece(piece(case, direction, precision), BUDGET, CPU)
+    row = try_piece(piece(case, direction, precision), EFFORT, CPU)
     assert [row[name] for name in ("case", "direction", "precision", "layout")] == ["net", direction, precision, "nhwc"]
     of_both = VARIANTS[:-1] if direction == "step" else VARIANTS  # norms that are trained are not fused
     assert {name: variant["ms"] for name, variant in row["variants"].items()} == {str(x): MS[str(x)] for x in of_both}
@@ -106,7 +108,7 @@ def test_every_way_is_checked_and_timed(case: NetworkCase, direction: str, preci
 
 def test_a_way_that_computes_something_else_has_a_complaint(case: NetworkCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Inductor, "factor", 1.001)
-    variants = try_piece(piece(case, "forward"), BUDGET, CPU)["variants"]
+    variants = try_piece(piece(case, "forward"), EFFORT, CPU)["variants"]
     wrong = [name for name, variant in variants.items() if variant["complaint"]]
     assert wrong == ["PyTorch max-autotune", "haloconv max-autotune"]
 
@@ -116,7 +118,7 @@ def test_a_way_that_raises_is_not_timed_and_the_others_are(case: NetworkCase, mo
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(Inductor, "__call__", refuse)
-    variants = try_piece(piece(case, "forward"), BUDGET, CPU)["variants"]
+    variants = try_piece(piece(case, "forward"), EFFORT, CPU)["variants"]
     timed = {name for name, variant in variants.items() if "ms" in variant}
     assert timed == {"PyTorch eager", "haloconv eager", "haloconv fused"}
     assert all("no compiler here" in variants[name]["complaint"] for name in variants if "ms" not in variants[name])
@@ -125,9 +127,15 @@ def test_a_way_that_raises_is_not_timed_and_the_others_are(case: NetworkCase, mo
 def test_what_has_a_row_of_this_environment_is_not_run_again(case: NetworkCase) -> None:
     environment = {"gpu": "a", "commit": "b", "date": "2026-01-02"}
     pieces = [piece(case, direction) for direction in ("forward", "step")]
-    row = dict(zip(("case", "direction", "precision", "layout"), pieces[0].key, strict=True))
-    assert left_to_do(pieces, [{**row, **environment, "date": "2026-01-01"}], environment) == pieces[1:]
-    assert left_to_do(pieces, [{**row, **environment, "commit": "c"}], environment) == pieces
+    row = dict(zip(("case", "direction", "precision", "layout"), pieces[0].key, strict=True)) | environment
+    quick = replace(EFFORT, search=False)
+    variants = {str(each): {} for each in variants_of("forward", quick)}
+    assert {*MS} - {*variants} == {"PyTorch max-autotune", "haloconv max-autotune"}
+    for whole in (variants, dict.fromkeys(MS, {})):
+        done = [{**row, "date": "2026-01-01", "variants": whole}]
+        assert left_to_do(pieces, done, environment, quick) == pieces[1:]
+        assert left_to_do(pieces, done, environment, EFFORT) == (pieces if whole is variants else pieces[1:])
+    assert left_to_do(pieces, [{**row, "commit": "c", "variants": variants}], environment, quick) == pieces
 
 
 def test_the_verb_records_each_row_tells_both_sides_at_their_best_and_goes_on(
@@ -135,7 +143,7 @@ def test_the_verb_records_each_row_tells_both_sides_at_their_best_and_goes_on(
 ) -> None:
     def run(limit_s: float | None = None) -> tuple[bool, str]:
         console = Console(width=200, file=io.StringIO())
-        order = NetworkOrder([case], ["fp32"], ["nchw", "nhwc"], Effort(BUDGET), limit_s)
+        order = NetworkOrder([case], ["fp32"], ["nchw", "nhwc"], EFFORT, limit_s)
         return verb.bench_compiled(order, [CPU], tmp_path, console), " ".join(console.file.getvalue().split())
 
     tried = []

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from haloconv.accelerate import accelerate
 from haloconv.backend import backend
 from haloconv.bench.layer import baseline_flags
-from haloconv.bench.networks.network import Setting
+from haloconv.bench.networks.network import Effort, Setting
 from haloconv.bench.networks.swapped import Autocast, Options, layers_of, placed
 from haloconv.bench.networks.whole import Contest, try_model
 from haloconv.bench.results import ResultRow, key_of
@@ -34,6 +34,9 @@ from haloconv.problem_file import how_it_ended
 
 RECOMPILATIONS = 64
 """How often Dynamo may compile a function that all variants share before it gives up and runs it eagerly."""
+
+SEARCH = "max-autotune"
+"""The mode that searches, which takes minutes for a network."""
 
 CALLS = {"forward": forward_call, "step": step_call}
 """Inference in evaluation mode, and a training step without its optimiser."""
@@ -56,7 +59,7 @@ class Variant(NamedTuple):
 
 
 VARIANTS = (
-    *(Variant(ours, mode) for ours in (False, True) for mode in ("", "default", "max-autotune")),
+    *(Variant(ours, mode) for ours in (False, True) for mode in ("", "default", SEARCH)),
     Variant(True, "", fused=True),
 )
 
@@ -77,17 +80,31 @@ class Piece:
         return self.setting.case.name, self.direction, self.setting.precision, self.setting.layout
 
 
-def left_to_do(pieces: Iterable[Piece], rows: Iterable[ResultRow], environment: dict[str, str]) -> list[Piece]:
-    """The pieces without a row of this very environment: GPU, versions, commit."""
+def variants_of(direction: str, effort: Effort) -> list[Variant]:
+    """How the network is to run: without a search for the effort's sake, fused in inference alone."""
+    searched = (each for each in VARIANTS if effort.search or each.mode != SEARCH)
+    return [each for each in searched if direction == "forward" or not each.fused]
+
+
+def left_to_do(
+    pieces: Iterable[Piece], rows: Iterable[ResultRow], environment: dict[str, str], effort: Effort
+) -> list[Piece]:
+    """The pieces without a row of this very environment (GPU, versions, commit) that has all variants."""
     same = [row for row in rows if all(row.get(name) == environment[name] for name in environment if name != "date")]
-    done = {key_of(row) for row in same}
-    return [piece for piece in pieces if piece.key not in done]
+    known: dict[tuple, set[str]] = {}
+    for row in same:
+        known.setdefault(key_of(row), set()).update(cast("dict[str, Any]", row["variants"]))
+    return [
+        piece
+        for piece in pieces
+        if not known.get(piece.key, set()) >= {str(each) for each in variants_of(piece.direction, effort)}
+    ]
 
 
 def try_piece(
-    piece: Piece, budget: Budget, device: torch.device, announce: Callable[[str], None] = lambda what: None
+    piece: Piece, effort: Effort, device: torch.device, announce: Callable[[str], None] = lambda what: None
 ) -> ResultRow:
-    """The row of a piece: its key, and under ``variants`` what each of VARIANTS came to, by name.
+    """The row of a piece: its key, and under ``variants`` what each that the effort allows came to, by name.
 
     Of each ``ms`` (median) and ``spread``; ``first_call_s``, the first call with all that it compiles and searches,
     Inductor's folder being empty, and the ``graphs`` that it compiled; ``peak_bytes`` of device memory; ``error``
@@ -101,7 +118,7 @@ def try_piece(
     calls: dict[str, Callable[[], object]] = {}
     with baseline_flags(contest.precision):
         output, arguments = warmed(contest.theirs, contest.inputs)
-        for variant in (each for each in VARIANTS if not (each.fused and training)):
+        for variant in variants_of(piece.direction, effort):
             announce(f"{piece}: {variant}")
             model = _made(variant, contest, training)
             call = _renewed(CALLS[piece.direction](model, output, arguments, contest.seed))
@@ -110,7 +127,7 @@ def try_piece(
             if "first_call_s" in found[str(variant)]:
                 calls[str(variant)] = call
         announce(f"{piece}: timing")
-        for name, timing in compared(calls, device, budget).items():
+        for name, timing in compared(calls, device, effort.budget).items():
             found[name] |= {"ms": float(f"{timing.ms:.6g}"), "spread": float(f"{timing.spread:.6g}")}
     case, direction, precision, layout = piece.key
     return {"case": case, "direction": direction, "precision": precision, "layout": layout, "variants": found}
@@ -155,7 +172,7 @@ def _compiling(variant: Variant, training: bool) -> Iterator[None]:
     if not variant.mode:
         yield
         return
-    frozen = variant.mode == "max-autotune" and not training
+    frozen = variant.mode == SEARCH and not training
     config, utils = (import_module(f"torch._inductor.{name}") for name in ("config", "utils"))
     dynamo = import_module("torch._dynamo.config")
     with utils.fresh_inductor_cache(), config.patch(freezing=frozen), dynamo.patch(cache_size_limit=RECOMPILATIONS):

@@ -60,13 +60,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to do: the time of a row, whether to tune first and for how many seconds, whether to time layers."""
+    """How much to do: the time of a row, whether to tune first and for how many seconds, whether to time layers.
+
+    ``search``: whether compiled networks are compiled by ``max-autotune``, too.
+    """
 
     budget: Budget
     tune: bool = True
     tune_budget_s: float = 0.1
     tune_limit_s: float | None = None
     layers: bool = True
+    search: bool = True
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -63,6 +62,7 @@ def bench(
     seed: Annotated[int | None, typer.Option(help="Which random layers; a fresh seed, printed, by default.")] = None,
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     compiled: Annotated[bool, typer.Option("--compiled", help="Networks: eager and compiled, both sides.")] = False,
+    search: Annotated[bool, typer.Option(help="--compiled: also by max-autotune (minutes a network).")] = True,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
     gpus: Annotated[str, typer.Option(help="Networks: spread them over these GPUs, as 0,1; one by default.")] = "",
@@ -82,15 +82,14 @@ def bench(
         raise _without_gpu(host_cost, console)
     device = torch.device("cuda", torch.cuda.current_device())
     words = Words(case, tag, direction, precision, layout, family)
-    timing = Budget(budget, other_layout=other_layout, settle_s=SETTLE_S)
+    timing = Budget(budget, other_layout=other_layout and not models, settle_s=SETTLE_S)  # networks: both are settings
     try:
         suite = find_suite(suite or Path(NETWORKS if models or cold_start else MAIN_SUITE))
         folder = _folder_of_rows(results, suite, device)
         since = folder if stale else None
         if models:
-            effort = Effort(replace(timing, other_layout=False), tune, layers=layers)  # both layouts are settings
-            order, verb = _networks(suite, words, effort, limit, since), bench_compiled if compiled else bench_models
-            passed = verb(order, _gpus(gpus) or [device], folder, console)
+            order = _networks(suite, words, Effort(timing, tune, layers=layers, search=search), limit, since)
+            passed = (bench_compiled if compiled else bench_models)(order, _gpus(gpus) or [device], folder, console)
         elif cold_start:
             passed = bench_cold_start(_starts(suite, words, limit), str(device), folder, console)
         elif host_cost:

@@ -32,7 +32,7 @@ def bench_compiled(order: NetworkOrder, devices: Sequence[torch.device], folder:
     """
     environment, began = environment_stamp(), time.monotonic()
     wanted = [Piece(setting, direction) for setting in order.settings for direction in CALLS]
-    pieces = left_to_do(wanted, read_rows(folder / latest_name(SUITE)), environment)
+    pieces = left_to_do(wanted, read_rows(folder / latest_name(SUITE)), environment, order.effort)
     left: list[str] = []
     with make_progress(console) as progress:
         task = progress.add_task("compiled", total=len(pieces))
@@ -41,9 +41,7 @@ def bench_compiled(order: NetworkOrder, devices: Sequence[torch.device], folder:
                 left += [f"{each}: cut, --limit {order.limit_s:g} was used up" for each in pieces[i:]]
                 break
             try:
-                row = try_piece(
-                    piece, order.effort.budget, devices[0], lambda what: progress.update(task, description=what)
-                )
+                row = try_piece(piece, order.effort, devices[0], lambda what: progress.update(task, description=what))
             except (ModelError, ProblemFileError, TargetError) as error:
                 left.append(f"{piece}: {error}")
                 continue
