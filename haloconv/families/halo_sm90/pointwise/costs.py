@@ -1,7 +1,7 @@
 """What the cost models of both kernels share: rates and delays of a multiprocessor of an NVIDIA H200.
 
-Fitted to 1206 tiles of 66 layers of ResNet-50 with 32 images (2026-11-24). The model's first takes 1.1 % longer than the
-best one that was measured, 8 % at most. Where nothing else is launched beside the product, the model is 10 % off for
+Fitted to 1206 tiles of 66 layers of ResNet-50 with 32 images (2026-11-24). The model's first takes 1.1 % longer than
+the best that was measured, 8 % at most. Where nothing else is launched beside the product the model is 10 % off for
 tiles of pointwise at 1.755 GHz, 42 % at most, and 8 % and 28 % for those of pointwise_planes. Packing counts for
 nothing: all tiles of a layer have the same.
 """
