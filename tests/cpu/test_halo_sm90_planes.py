@@ -173,6 +173,14 @@ def test_lanes_of_a_load_meet_different_banks(changes: dict, rounds: int) -> Non
     assert tiles_of(request)[0].x_rounds(planes_of(request)) == rounds
 
 
+def test_rows_of_boxes_come_after_the_filters_of_their_stage() -> None:
+    """On an NVIDIA H200 boxes of seven short rows took 59.4 us beside 512 filters, copies of planes 40.8 beside 256."""
+    request = requested(Problem("fprop", 32, 1024, 14, 14, 2048, 1, 1, (2, 2), dtype=torch.float32))
+    one, (first, *others) = planes_of(request), tiles_of(request)
+    boxes = next(tile for tile in others if tile.x_cols and tile.filters == 512)
+    assert first.x_cols == 0 and boxes.cycles(one, SM_COUNT) > 1.2 * first.cycles(one, SM_COUNT)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_wgmma_is_not_serialized(dtype: torch.dtype, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:

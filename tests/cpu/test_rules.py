@@ -85,3 +85,42 @@ def test_weight_gradients_of_groups_of_24_have_a_kernel_on_hopper_in_nchw(
     monkeypatch.setattr(rules, "device_facts", lambda index: H200)
     monkeypatch.setattr(requests, "device_facts", lambda index: H200)
     assert by_rule(problem, torch.device("cuda", 0))[0] == family
+
+
+@pytest.mark.parametrize(
+    ("layer", "direction", "precision", "layout", "on_h200"),
+    [
+        ("256 -> 64 at 56", "fprop", "fp16", "nhwc", "halo_sm90"),
+        ("256 -> 64 at 56", "fprop", "bf16", "nhwc", "halo_sm90"),
+        ("512 -> 256 at 28", "fprop", "fp16", "nhwc", "aten"),  # cuDNN is fastest where it sums many channels
+        ("512 -> 256 at 28", "fprop", "tf32", "nhwc", "halo_sm90"),
+        ("512 -> 256 at 28", "fprop", "fp16", "nchw", "halo_sm90"),
+        ("512 -> 256 at 28", "dgrad", "fp16", "nhwc", "halo_sm90"),
+        ("512 -> 256 at 28", "wgrad", "fp16", "nhwc", "aten"),
+        ("512 -> 256 at 28", "fprop", "fp32", "nchw", "aten"),
+        ("512 -> 2048 at 7", "dgrad", "tf32", "nhwc", "aten"),
+        ("512 -> 2048 at 7", "dgrad", "tf32", "nchw", "halo_sm90"),
+        ("1024 -> 2048 at 14 / 2", "fprop", "fp16", "nhwc", "halo_sm90"),
+        ("1024 -> 2048 at 14 / 2", "dgrad", "tf32", "nhwc", "halo_sm90"),
+        ("1024 -> 2048 at 14 / 3", "fprop", "fp16", "nhwc", "aten"),
+        ("512 -> 256 at 30", "fprop", "fp16", "nchw", "aten"),  # planes that no kernel for 1x1 layers takes
+        ("512 -> 2048 at 6", "fprop", "fp16", "nchw", "aten"),  # fewer pixels than were measured
+        ("64 -> 64 at 14", "fprop", "fp16", "nchw", "aten"),  # fewer bytes
+        ("32 -> 64 at 112", "fprop", "fp16", "nchw", "aten"),  # fewer channels
+        ("256 -> 72 at 56", "fprop", "fp16", "nhwc", "aten"),
+    ],
+)
+def test_1x1_layers_of_many_pixels_and_channels_have_a_kernel_on_hopper(
+    layer: str, direction: str, precision: str, layout: str, on_h200: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c, _, k, _, extent, *stride = (int(word) if word.isdigit() else 0 for word in layer.split())
+    step = stride[-1] if stride else 1
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    problem = Problem(
+        direction, 32, c, extent, extent, k, 1, 1, (step, step), dtype=dtype, layout=layout,
+        precision="tf32" if precision == "tf32" else "ieee",
+    )  # fmt: skip
+    for facts, family in ((H200, on_h200), (A100, "aten")):
+        monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
+        monkeypatch.setattr(requests, "device_facts", lambda index, facts=facts: facts)
+        assert by_rule(problem, torch.device("cuda", 0))[0] == family

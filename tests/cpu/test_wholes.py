@@ -220,7 +220,7 @@ def test_a_shipped_record_that_is_turned_is_looked_at_first(h200: None, monkeypa
         ({"c": 512, "k": 512}, compiled(LONG), "aten"),  # a pass is little beside so many products
         ({"c": 256, "k": 256}, compiled(LONG), "aten"),
         ({"c": 256, "k": 256}, ALL, "halo_sm90"),
-        ({"r": 1, "s": 1, "padding": (0,) * 4, "c": 256, "k": 512}, compiled(RELU), "halo_sm90"),
+        ({"r": 1, "s": 1, "padding": (0,) * 4, "c": 512, "k": 1024}, compiled(RELU), "halo_sm90"),
         ({"r": 1, "s": 1, "padding": (0,) * 4, "c": 2048}, compiled(RELU), "aten"),  # x is most of what moves
         ({"stride": (2, 2)}, LONG, "aten"),
         ({"direction": "dgrad"}, Epilogue(), "aten"),

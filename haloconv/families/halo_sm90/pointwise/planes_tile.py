@@ -26,9 +26,9 @@ _MOST_BUFFER_BYTES = 32 << 10
 _ALIGNMENT = 1024  # of a stage, for swizzled filters
 _BLOCK_ROWS, _BANKS, _WORD_BYTES = 64, 32, 4
 _MORE_UNITS = 4  # of 16 bytes that a box may have in a row, one less
-# The cost model beside costs.py: cycles to read shared memory once for a warp, to store a column of a warp's sums, that
-# TMA takes for a row of a box, and of a tile besides.
-_ROUND_CYCLES, _STORE_CYCLES, _ROW_CYCLES, _TILE_CYCLES = 2.9, 5, 5, 750
+# The cost model beside costs.py: cycles to read shared memory once for a warp, that TMA takes for a row of a box of x,
+# and of a tile besides.
+_ROUND_CYCLES, _ROW_CYCLES, _TILE_CYCLES = 1.6, 3.9, 1500
 
 
 class Side(NamedTuple):
@@ -236,11 +236,15 @@ class Tile:
             Access(pixels, one.cols, y.row * size, one.y.across * size, 2 * y.plane * size),
         )
 
+    def filter_bytes(self, one: Planes) -> int:
+        """Of filters of a chunk, in a stage."""
+        filters = self.filters if one.product.w_loads == "W_ROWS" else ceil_div(self.filters, SPAN) * SPAN
+        return filters * self.chunk_bytes
+
     def stage_bytes(self, one: Planes) -> int:
         """Filters of a chunk, and planes of each image."""
-        filters = self.filters if one.product.w_loads == "W_ROWS" else ceil_div(self.filters, SPAN) * SPAN
         planes = self.images * self.chunk(one) * self.x(one).plane * one.size
-        return ceil_div(filters * self.chunk_bytes + planes, _ALIGNMENT) * _ALIGNMENT
+        return ceil_div(self.filter_bytes(one) + planes, _ALIGNMENT) * _ALIGNMENT
 
     def buffer_bytes(self, one: Planes) -> int:
         """Planes of a slab."""
@@ -258,12 +262,11 @@ class Tile:
         rounds = loads * 4 * self.x_rounds(one) * _ROUND_CYCLES
         multiply = self.m_blocks * self.chunk_bytes // 32 * CONSUMERS * max(self.n / 2, rounds)
         x_rows = self.images * self.chunk(one) * self.x_rows if self.x_cols else 0
-        loaded = max(self.stage_bytes(one) / costs.L2_BYTES, costs.LATENCY_CYCLES / self.stages, x_rows * _ROW_CYCLES)
-        stores = self.m_blocks * self.n * CONSUMERS * (1 if self.y_pairs(one) else 2) * _STORE_CYCLES
+        filters, stage = self.filter_bytes(one), self.stage_bytes(one)
+        loaded = filters / costs.L2_BYTES + max((stage - filters) / costs.L2_BYTES, x_rows * _ROW_CYCLES)
+        loaded = max(loaded, costs.LATENCY_CYCLES / self.stages)
         outputs = self.images * self.filters * self.y(one).plane * size / costs.L2_BYTES
-        y_rows = self.filters * (1 if one.y.dense else self.band * one.y.down) if self.y_boxes else 0
-        tile = self.chunks(one) * costs.overlapped(multiply, loaded) + _TILE_CYCLES
-        tile += max(stores, outputs, y_rows * _ROW_CYCLES)
+        tile = self.chunks(one) * costs.overlapped(multiply, loaded) + _TILE_CYCLES + outputs
         x_plane = self.x(one).plane * self.bands(one)
         planes = product.problem.n * (product.channels * x_plane + product.filters * one.y.plane)
         memory = (planes + product.channels * product.filters) * size / (costs.MEMORY_BYTES * sm_count)

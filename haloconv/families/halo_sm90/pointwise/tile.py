@@ -31,7 +31,7 @@ _MOST_PARTIAL_BYTES = 64 << 20
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 # The cost model beside costs.py: bytes in a cycle that wgmma reads; cycles of a tile, of a slab, of the sum of split-K.
 _OPERAND_BYTES = 128
-_TILE_CYCLES, _SLAB_CYCLES, _SUM_CYCLES = 300, 100, 10000
+_TILE_CYCLES, _SLAB_CYCLES, _SUM_CYCLES = 100, 200, 10000
 
 
 class Side(NamedTuple):
