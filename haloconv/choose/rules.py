@@ -267,6 +267,11 @@ def _is_a_large_product(problem: Problem, device: torch.device) -> bool:
         many = problem.direction == "fprop" and problem.dtype.itemsize == 2 and problem.c >= 512
         if many or pixels < 1 << 12:
             return False
+    return _has_a_product_kernel(problem, device)
+
+
+def _has_a_product_kernel(problem: Problem, device: torch.device) -> bool:
+    """Whether a kernel of 1x1 layers takes the problem: ``halo_sm90/conv`` was mostly behind PyTorch on them."""
     family = FAMILIES["halo_sm90"]
     taken = family.why_not(problem, device) is None
     return taken and family.configs(dense_request(problem, device))[0].kernel != "halo_sm90/conv"
@@ -290,6 +295,8 @@ def _wins_as_a_whole(problem: Problem, device: torch.device) -> bool:
     if taps not in (1, 9) or problem.c % 8 or problem.k % 8 or pixels < (6272 if taps == 1 else 1 << 14):
         return False
     alone, gpu_name = bare(problem), device_facts(device.index).name
+    if taps == 1 and not _has_a_product_kernel(alone, device):
+        return False
     limit, saved = limit_ms(alone, gpu_name), saved_ms(problem, alone, "halo_sm90", gpu_name)
     if not saved or limit is None:
         return False

@@ -222,6 +222,7 @@ def test_a_shipped_record_that_is_turned_is_looked_at_first(h200: None, monkeypa
         ({"c": 256, "k": 256}, ALL, "halo_sm90"),
         ({"r": 1, "s": 1, "padding": (0,) * 4, "c": 512, "k": 1024}, compiled(RELU), "halo_sm90"),
         ({"r": 1, "s": 1, "padding": (0,) * 4, "c": 2048}, compiled(RELU), "aten"),  # x is most of what moves
+        ({"r": 1, "s": 1, "padding": (0,) * 4, "c": 64, "h": 57, "w": 57, "layout": "nchw"}, ALL, "aten"),  # odd planes
         ({"stride": (2, 2)}, LONG, "aten"),
         ({"direction": "dgrad"}, Epilogue(), "aten"),
     ],
