@@ -101,6 +101,12 @@ struct Params {
     Cut cut;
 };
 
+// Boxes of several lines are of rows that follow one another in both tensors, and of one strip of columns: there the
+// compiler knows what is divided by.
+__device__ __forceinline__ int stride_h(const Params& p) { return BOX_ROWS > 1 ? 1 : p.stride_h; }
+__device__ __forceinline__ int line_step(const Params& p) { return BOX_ROWS > 1 ? 1 : p.line_step; }
+__device__ __forceinline__ int column_strips(const Params& p) { return BOX_ROWS > 1 ? 1 : p.column_strips; }
+
 // The column of x that a tile's first tap meets at column 0 of dy.
 __device__ __forceinline__ int first_column(const Params& p, const Tile& tile) {
     return tile.column * p.dil_w - p.pad_left;
@@ -120,13 +126,13 @@ struct Place {
     int dy_row;         // of line 0 of dy
 
     __device__ __forceinline__ Place(const Params& p, const Tile& tile, const Run& run) {
-        const int residue = run.strip / p.column_strips;
-        image = run.image, column = (run.strip - residue * p.column_strips) * STRIP;
+        const int residue = run.strip / column_strips(p);
+        image = run.image, column = (run.strip - residue * column_strips(p)) * STRIP;
         const int top = tile.row * p.dil_h - p.pad_top;  // of x, that the first tap meets with row 0 of dy
-        const int strides = top >= 0 ? top / p.stride_h : -((p.stride_h - 1 - top) / p.stride_h);  // rounded down
-        const int line = residue + run.first * BOX_ROWS * p.line_step;
-        row = line * p.stride_h + (top - strides * p.stride_h), row_step = p.line_step * p.stride_h;
-        dy_row = line - strides - (ROWS - 1) * p.line_step;
+        const int strides = top >= 0 ? top / stride_h(p) : -((stride_h(p) - 1 - top) / stride_h(p));  // rounded down
+        const int line = residue + run.first * BOX_ROWS * line_step(p);
+        row = line * stride_h(p) + (top - strides * stride_h(p)), row_step = line_step(p) * stride_h(p);
+        dy_row = line - strides - (ROWS - 1) * line_step(p);
     }
     __device__ __forceinline__ int pixels(const Params& p) const { return min(STRIP, p.cols - column); }
 };
