@@ -137,11 +137,10 @@ __device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, co
     }
 }
 
-// Steps of a line of a box of several, where the compiler knows them: lines of one span of 128 bytes of pixels that TMA
-// brings as [pixel][filters]. Else 0.
-constexpr int LINE_PIXELS = Y_TRANSPOSED ? Y_RAW : Y_INNER ? STRIP : 0;
-constexpr bool SHORT_LINES = BOX_ROWS > 1 && LINE_PIXELS* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS <= 2;
-constexpr int LINE_STEPS = SHORT_LINES ? LINE_PIXELS / DEPTH : 0;
+// Steps of a line of a box of several, of at most 128 bytes of pixels. 0 for others, and where fragments of many column
+// groups leave no registers.
+constexpr bool SHORT_LINES = BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS <= 2;
+constexpr int LINE_STEPS = SHORT_LINES ? STRIP / DEPTH : 0;
 
 // `count` lines of x that follow one another, as do those of dy, of LINE_STEPS steps each. If that is odd, in pairs: so
 // each step has a fragment of its own, and nothing is asked but how many lines are left.

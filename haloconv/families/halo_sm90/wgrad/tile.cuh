@@ -42,7 +42,8 @@ constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
 // [line][channel][X_PITCH pixels]. LINE: bytes from a line to the next one; RING: from a span to the next one.
 constexpr int X_SPAN = CHANNELS * SIZE < 128 ? CHANNELS : 128 / SIZE, X_ROW_BYTES = X_SPAN * SIZE;
 constexpr int Y_SPAN = !Y_INNER ? 128 / SIZE : FILTERS * SIZE < 128 ? FILTERS : 128 / SIZE, Y_ROW_BYTES = Y_SPAN * SIZE;
-constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * STRIP * SIZE;
+constexpr int Y_PIXELS = Y_INNER ? STRIP : (STRIP * SIZE + 127) / 128 * 128 / SIZE;  // that a line of dy has room for
+constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * Y_PIXELS * SIZE;
 constexpr int X_SPANS = X_INNER ? BLOCK_CHANNELS / X_SPAN : 1, X_LINE = X_BYTES / X_SPANS, X_RING = X_LINES * X_LINE;
 constexpr int Y_LINE = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128, Y_SPANS = Y_BYTES / Y_LINE;
 constexpr int Y_RING = Y_LINES * Y_LINE;
@@ -71,7 +72,7 @@ static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for the
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
 static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
 static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major");
-static_assert(STRIP % (Y_INNER ? DEPTH : 128 / SIZE) == 0, "a strip is whole steps, or whole spans of pixels");
+static_assert(STRIP % DEPTH == 0 && (BOX_ROWS > 1 || Y_PIXELS == STRIP), "a strip is whole steps; of several, spans");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
 static_assert(!Y_TRANSPOSED || SIZE == 4 && BLOCK_FILTERS % 32 == 0 && Y_RAW % 8 == 0,
