@@ -175,12 +175,17 @@ __device__ __forceinline__ void multiply_short_lines(Sums& sums, FragmentPair& p
 }
 
 // Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
-// threads is 512 bytes side by side. wgrad_sum.cu knows the order.
-__device__ __forceinline__ void write_sums(const Sums& sums, float* to, bool first) {
-    const float* const from = &sums[0][0][0];
+// threads is 512 bytes side by side. wgrad_sum.cu knows the order. Loads are on their way together: none stands behind a
+// question of its own.
+__device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
+    float* const own = &sums[0][0][0];
     to += threadIdx.x % 128;
+    if (!first) {
 #pragma unroll
-    for (int i = 0; i < SUMS; ++i) to[i * 128] = first ? from[i] : to[i * 128] + from[i];
+        for (int i = 0; i < SUMS; ++i) own[i] += to[i * 128];
+    }
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) to[i * 128] = own[i];
 }
 
 // The rows of taps that meet a line of dy with line `line` of a run, a bit each.
