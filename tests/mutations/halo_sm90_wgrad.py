@@ -172,7 +172,7 @@ MUTATIONS = (
            ("(&sums[0][0][0])[i] = 0;", "(&sums[0][0][0])[i] += 0;"), on="sm90_wgrad_long_sum",
            shape="wgrad one part"),
     _fault("sums replace sums", "later sums of a part overwrite the first ones",
-           ("to[i * 128] = first ? from[i] : to[i * 128] + from[i];", "to[i * 128] = from[i];"),
+           ("own[i] += to[i * 128];", "own[i] += 0;"),
            on="sm90_wgrad_long_sum", shape="wgrad one part"),
     _fault("parts of steps in one place", "two consumers that share steps write the same part",
            ("(i64)(walk.part * SPLIT_P + first_step)", "(i64)(walk.part * SPLIT_P)"), on="sm90_wgrad_classes",
