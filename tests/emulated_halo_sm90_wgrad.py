@@ -51,6 +51,8 @@ CASES = (
          padding=1, storage="channels_last"),
     case("sm90_wgrad_fours_nhwc", "channels and filters that in 16 bits are loaded four at a time", (2, 20, 7, 9),
          (44, 3, 3), padding=1, storage="channels_last"),
+    case("sm90_wgrad_short_nhwc", "lines of one step, an odd number of them inside a box", (1, 64, 20, 7), (40, 3, 3),
+         padding=1, storage="channels_last"),
     case("sm90_wgrad_many_rows", "13 rows of taps: several blocks of them", (1, 8, 20, 24), (8, 13, 3), padding=(6, 1)),
     case("sm90_wgrad_nine", "lines of two whole spans and a step", (1, 16, 5, 72), (40, 3, 3), padding=1),
     case("sm90_wgrad_beyond", "padding beyond the filter and the image", (1, 8, 4, 8), (8, 2, 2), padding=(3, 4, 6, 7)),
@@ -93,10 +95,11 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "wgrad steps shared": lambda each: each.tile.split[3] == 2 and each.tile.rows == 3,
     "wgrad columns in turn": lambda each: each.tile.column_groups > 1,
     "wgrad many filters": lambda each: each.tile.filters == 128,
+    "wgrad short lines": lambda each: each.tile.rows == each.tile.split[0] == 3,
     "wgrad one part": lambda each: True,
     "wgrad many parts": lambda each: True,
 }
-PARTS = {"wgrad one part": 1, "wgrad many parts": 9}  # of the shapes that are about them
+PARTS = {"wgrad short lines": 1, "wgrad one part": 1, "wgrad many parts": 9}  # of the shapes that are about them
 SHAPED = {
     "wgrad columns shared": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
     "wgrad channels shared": ("sm90_wgrad_rows", "sm90_wgrad_strips_nhwc"),
@@ -104,6 +107,7 @@ SHAPED = {
     "wgrad steps shared": ("sm90_wgrad_classes", "sm90_wgrad_rows_nhwc", "sm90_wgrad_narrow"),
     "wgrad columns in turn": ("sm90_wgrad_wide", "sm90_wgrad_row_filter"),
     "wgrad many filters": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
+    "wgrad short lines": ("sm90_wgrad_short_nhwc", "sm90_wgrad_wide_nhwc"),
     "wgrad one part": (
         "sm90_wgrad_long_sum",
         "sm90_wgrad_classes",

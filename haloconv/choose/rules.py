@@ -177,7 +177,8 @@ def _has_a_wide_filter_gradient(problem: Problem) -> bool:
 
     By probes of an NVIDIA H200 (2026-11-23): 3x3, 5x9 and 1x15 layers, ahead in ``nchw`` from rows of 28 pixels on in
     TF32 and of 56 in 16 bits; in 16-bit ``nhwc`` on rows of 512 of 64 filters (of 128 it was at 0.95), with 15 taps,
-    and dilated. Groups in TF32 ``nchw`` of 24 channels (NVIDIA H100); of fewer ``halo_sm80_wgrad`` was.
+    and dilated. In TF32 ``nhwc`` on rows of 496 and more of 3x3 and 5x9 layers (2026-11-24). Groups in TF32 ``nchw`` of
+    24 channels (NVIDIA H100); of fewer ``halo_sm80_wgrad`` was.
     """
     if problem.direction != "wgrad" or max(problem.stride) > 1:
         return False
@@ -194,8 +195,10 @@ def _has_a_wide_filter_gradient(problem: Problem) -> bool:
     if problem.layout == "nchw":
         aligned = problem.w % piece == problem.q % piece == 0
         return aligned and problem.q >= (28 if problem.dtype == torch.float32 else 48)
-    if problem.dtype == torch.float32 or problem.c % piece or problem.k % piece:
+    if problem.c % piece or problem.k % piece:
         return False
+    if problem.dtype == torch.float32:
+        return problem.q >= 496
     few_filters = problem.k_per_group <= 64
     return (problem.q >= 512 and few_filters) or taps >= 15 or max(problem.dilation) > 1
 

@@ -9,6 +9,7 @@ import torch
 
 from haloconv import emulator
 from haloconv.families.halo_sm90.wgrad import wgrad
+from haloconv.families.halo_sm90.wgrad.tile import Operand, Tile, stage_of
 from haloconv.problem import Problem, dense_request
 from tests.mutations.mutation import Mutation
 from tests.mutations.runner import judge
@@ -67,6 +68,19 @@ def test_lines_are_loaded_where_raw_ones_have_no_room() -> None:
     request = dense_request(replace(POINTWISE, h=65, w=191, r=3, s=3, dtype=torch.float16), CPU)
     much, little = (wgrad._tilings(request, smem_bytes, 132)[0].stage.x for smem_bytes in (227 << 10, 24 << 10))
     assert (much.planes, much.loads) == (8, 0) and (little.planes, little.loads) == (0, 1)
+
+
+@pytest.mark.parametrize("width, rows, strip", [(512, 1, 64), (14, 5, 32)])
+def test_transposed_lines_are_shorter_where_long_ones_have_room_for_two(width: int, rows: int, strip: int) -> None:
+    """Lines of 96 pixels have room for two; boxes of several short lines stay as tall as two of them may be."""
+    one = Problem("wgrad", 8, 64, width, width, 128, 3, 3, padding=(1, 1, 1, 1), layout="nhwc", precision="tf32")
+    tile = Tile(3, 64, 64, 1, (3, 1, 1, 1))
+    dense = dense_request(one, CPU)
+    x = Operand.of(one, dense.second, one.x_shape, one.c)
+    dy = Operand.of(one, dense.first, one.y_shape, one.k, is_dy=True)
+    stage = stage_of(one, tile, x, dy, 227 << 10)
+    assert stage is not None and dy.transposed
+    assert (stage.box_rows, stage.strip, stage.stages) == (rows, strip, 4 if rows == 1 else 2)
 
 
 @pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")

@@ -60,7 +60,9 @@ def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
         (torch.float16, "nhwc", 512, 64, "halo_sm90"),
         (torch.float16, "nhwc", 512, 128, "aten"),
         (torch.float16, "nhwc", 56, 64, "aten"),
-        (torch.float32, "nhwc", 512, 64, "aten"),
+        (torch.float32, "nhwc", 512, 64, "halo_sm90"),
+        (torch.float32, "nhwc", 512, 66, "aten"),
+        (torch.float32, "nhwc", 448, 128, "aten"),
     ],
 )
 def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_brings_long_rows(

@@ -137,13 +137,55 @@ __device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, co
     }
 }
 
-// Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
-// threads is 512 bytes side by side. wgrad_sum.cu knows the order.
-__device__ __forceinline__ void write_sums(const Sums& sums, float* to, bool first) {
-    const float* const from = &sums[0][0][0];
-    to += threadIdx.x % 128;
+// Steps of a line of a box of several, of at most 128 bytes of pixels. 0 for others, and where fragments of several
+// column groups leave too few registers: the compiler would wait for each product.
+constexpr bool SHORT_LINES = BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS == 1;
+constexpr int LINE_STEPS = SHORT_LINES ? STRIP / DEPTH : 0;
+
+// `count` lines of x that follow one another, as do those of dy, of LINE_STEPS steps each. If that is odd, in pairs: so
+// each step has a fragment of its own, and nothing is asked but how many lines are left.
+__device__ __forceinline__ void multiply_short_lines(Sums& sums, FragmentPair& pair, Lines lines, const char* x,
+                                                     const Lanes& lanes, int count, const Masks& masks,
+                                                     const Smem& smem, Done& done) {
+    const auto multiply = [&](Fragments& first, Fragments& second, bool may_release) {  // a line
 #pragma unroll
-    for (int i = 0; i < SUMS; ++i) to[i * 128] = first ? from[i] : to[i * 128] + from[i];
+        for (int step = 0; step < LINE_STEPS; ++step) {
+            Fragments& a = step % 2 ? second : first;
+#pragma unroll
+            for (int group = 0; group < COLUMN_GROUPS; ++group) {
+                lanes.load(a[group], x, group, step);
+                if (step + 1 == LINE_STEPS)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) a[group][i] &= masks[i / 2];
+            }
+            multiply_step<false>(sums, a, lines, step);
+            if (may_release && step == 0) done.release(smem);
+        }
+        x += X_LINE, next_lines(lines);
+    };
+    constexpr int AT_ONCE = LINE_STEPS % 2 + 1;
+    if (pair.is_odd) ptx::wgmma_wait_group<0>();  // the even fragment is loaded next
+    pair.is_odd = AT_ONCE == 2 && count % 2 == 1;
+#pragma unroll 1
+    for (; count >= AT_ONCE; count -= AT_ONCE) {
+        multiply(pair.even, pair.odd, true);
+        if (AT_ONCE == 2) multiply(pair.odd, pair.even, false);
+    }
+    if (AT_ONCE == 2 && count > 0) multiply(pair.even, pair.odd, true);
+}
+
+// Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
+// threads is 512 bytes side by side. wgrad_sum.cu knows the order. Loads are on their way together: none stands behind a
+// question of its own.
+__device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
+    float* const own = &sums[0][0][0];
+    to += threadIdx.x % 128;
+    if (!first) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) own[i] += to[i * 128];
+    }
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) to[i * 128] = own[i];
 }
 
 // The rows of taps that meet a line of dy with line `line` of a run, a bit each.
@@ -152,7 +194,7 @@ __device__ __forceinline__ unsigned met(const Params& p, const Tile& tile, const
     unsigned valid = 0;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const int row = place.dy_row + (line + ROWS - 1 - r) * p.line_step;
+        const int row = place.dy_row + (line + ROWS - 1 - r) * line_step(p);
         if (inside && (unsigned)row < (unsigned)p.rows && tile.row + r * p.blocks.row_step < p.taps_r) valid |= 1u << r;
     }
     return valid;
@@ -163,15 +205,15 @@ struct Inner {
     int first, last;
 
     __device__ __forceinline__ Inner(const Params& p, const Tile& tile, const Place& place) {
-        first = place.dy_row < 0 ? (p.line_step - 1 - place.dy_row) / p.line_step : 0;
+        first = place.dy_row < 0 ? (line_step(p) - 1 - place.dy_row) / line_step(p) : 0;
         const int of_x = (p.h - place.row + place.row_step - 1) / place.row_step;
-        const int of_dy = (p.rows - place.dy_row + p.line_step - 1) / p.line_step - (ROWS - 1);
+        const int of_dy = (p.rows - place.dy_row + line_step(p) - 1) / line_step(p) - (ROWS - 1);
         last = tile.row + (ROWS - 1) * p.blocks.row_step < p.taps_r ? min(of_x, of_dy) : 0;
     }
 };
 
 // The lines of a box of x. `newest` is the place in dy's ring of the youngest line that the first of them meets.
-// `multiply(edge, lines, x)` multiplies a line.
+// `multiply(edge, lines, x, count)` multiplies a line, or where the compiler knows its steps so many.
 template <class Multiply>
 __device__ __forceinline__ void multiply_box(const Params& p, const Tile& tile, const Place& place, const Inner& inner,
                                              int box, int newest, ptx::u64 ring, const char* x,
@@ -190,9 +232,13 @@ __device__ __forceinline__ void multiply_box(const Params& p, const Tile& tile, 
         }
         line += count, newest += count;
         newest = newest < Y_LINES ? newest : newest - Y_LINES;
-        for (; is_inner && count > 0; --count, x += X_LINE, next_lines(lines)) multiply(Edge<false>{}, lines, x);
+        if constexpr (LINE_STEPS > 0) {
+            if (is_inner) multiply(Edge<false>{}, lines, x, count), x += count * X_LINE;
+        } else {
+            for (; is_inner && count > 0; --count, x += X_LINE, next_lines(lines)) multiply(Edge<false>{}, lines, x, 1);
+        }
         if (is_inner) continue;
-        if (lines.valid) multiply(Edge<true>{}, lines, x);
+        if (lines.valid) multiply(Edge<true>{}, lines, x, 1);
         x += X_LINE;
     }
 }
@@ -232,9 +278,13 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             wait(&smem.y_full[y_at.index], y_at.parity);
             wait(&smem.x_full[x_at.index], x_at.parity);
             const int newest = oldest * BOX_ROWS + ROWS - 1;  // the line of dy that the first line meets, in the ring
-            const auto multiply = [&](auto edge, const Lines& lines, const char* x) {
-                multiply_line<decltype(edge)::value>(sums, pair, lines, x, lanes, first_step, line_steps,
-                                                     pixels / DEPTH, masks, smem, done);
+            const auto multiply = [&](auto edge, const Lines& lines, const char* x, int count) {
+                constexpr bool EDGE = decltype(edge)::value;
+                if constexpr (!EDGE && LINE_STEPS > 0)
+                    multiply_short_lines(sums, pair, lines, x, lanes, count, masks, smem, done);
+                else
+                    multiply_line<EDGE>(sums, pair, lines, x, lanes, first_step, line_steps, pixels / DEPTH, masks,
+                                        smem, done);
             };
             multiply_box(p, tile, place, inner, box, newest < Y_LINES ? newest : newest - Y_LINES, ring,
                          smem.x + x_at.index * (BOX_ROWS * X_LINE), multiply);

@@ -42,7 +42,8 @@ constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
 // [line][channel][X_PITCH pixels]. LINE: bytes from a line to the next one; RING: from a span to the next one.
 constexpr int X_SPAN = CHANNELS * SIZE < 128 ? CHANNELS : 128 / SIZE, X_ROW_BYTES = X_SPAN * SIZE;
 constexpr int Y_SPAN = !Y_INNER ? 128 / SIZE : FILTERS * SIZE < 128 ? FILTERS : 128 / SIZE, Y_ROW_BYTES = Y_SPAN * SIZE;
-constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * STRIP * SIZE;
+constexpr int Y_PIXELS = Y_INNER ? STRIP : (STRIP * SIZE + 127) / 128 * 128 / SIZE;  // that a line of dy has room for
+constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * Y_PIXELS * SIZE;
 constexpr int X_SPANS = X_INNER ? BLOCK_CHANNELS / X_SPAN : 1, X_LINE = X_BYTES / X_SPANS, X_RING = X_LINES * X_LINE;
 constexpr int Y_LINE = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128, Y_SPANS = Y_BYTES / Y_LINE;
 constexpr int Y_RING = Y_LINES * Y_LINE;
@@ -71,7 +72,7 @@ static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for the
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
 static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
 static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major");
-static_assert(STRIP % (Y_INNER ? DEPTH : 128 / SIZE) == 0, "a strip is whole steps, or whole spans of pixels");
+static_assert(STRIP % DEPTH == 0 && (BOX_ROWS > 1 || Y_PIXELS == STRIP), "a strip is whole steps; of several, spans");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
 static_assert(!Y_TRANSPOSED || SIZE == 4 && BLOCK_FILTERS % 32 == 0 && Y_RAW % 8 == 0,
@@ -101,6 +102,12 @@ struct Params {
     Cut cut;
 };
 
+// Boxes of several lines are of rows that follow one another in both tensors, and of one strip of columns: there the
+// compiler knows what is divided by.
+__device__ __forceinline__ int stride_h(const Params& p) { return BOX_ROWS > 1 ? 1 : p.stride_h; }
+__device__ __forceinline__ int line_step(const Params& p) { return BOX_ROWS > 1 ? 1 : p.line_step; }
+__device__ __forceinline__ int column_strips(const Params& p) { return BOX_ROWS > 1 ? 1 : p.column_strips; }
+
 // The column of x that a tile's first tap meets at column 0 of dy.
 __device__ __forceinline__ int first_column(const Params& p, const Tile& tile) {
     return tile.column * p.dil_w - p.pad_left;
@@ -120,13 +127,13 @@ struct Place {
     int dy_row;         // of line 0 of dy
 
     __device__ __forceinline__ Place(const Params& p, const Tile& tile, const Run& run) {
-        const int residue = run.strip / p.column_strips;
-        image = run.image, column = (run.strip - residue * p.column_strips) * STRIP;
+        const int residue = run.strip / column_strips(p);
+        image = run.image, column = (run.strip - residue * column_strips(p)) * STRIP;
         const int top = tile.row * p.dil_h - p.pad_top;  // of x, that the first tap meets with row 0 of dy
-        const int strides = top >= 0 ? top / p.stride_h : -((p.stride_h - 1 - top) / p.stride_h);  // rounded down
-        const int line = residue + run.first * BOX_ROWS * p.line_step;
-        row = line * p.stride_h + (top - strides * p.stride_h), row_step = p.line_step * p.stride_h;
-        dy_row = line - strides - (ROWS - 1) * p.line_step;
+        const int strides = top >= 0 ? top / stride_h(p) : -((stride_h(p) - 1 - top) / stride_h(p));  // rounded down
+        const int line = residue + run.first * BOX_ROWS * line_step(p);
+        row = line * stride_h(p) + (top - strides * stride_h(p)), row_step = line_step(p) * stride_h(p);
+        dy_row = line - strides - (ROWS - 1) * line_step(p);
     }
     __device__ __forceinline__ int pixels(const Params& p) const { return min(STRIP, p.cols - column); }
 };

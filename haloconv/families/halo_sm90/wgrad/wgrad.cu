@@ -23,7 +23,7 @@
 //   COLUMN_GROUPS            of a warpgroup, of 64 / CHANNELS columns of taps each
 //   SPLIT_S SPLIT_C SPLIT_K SPLIT_P  parts into which the consumers divide columns of taps, channels, filters and steps
 //   STRIDE_W                 columns of x from one pixel of dy to the next
-//   STRIP                    pixels of a line of dy
+//   STRIP                    pixels of a line of dy; with BOX_ROWS > 1 those of the steps that all lines have
 //   X_PITCH                  pixels of a line of x
 //   BOX_ROWS                 lines of x, and of dy, that come at a time
 //   STAGES                   boxes of x that are there at a time

@@ -184,7 +184,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         **_sum_order(problem, tile),
         "SPLIT_P": tile.split[3],
         "STRIDE_W": problem.stride[1],
-        "STRIP": stage.strip,
+        "STRIP": stage.strip if stage.box_rows == 1 else ceil_div(problem.q, stage.depth) * stage.depth,
         "X_PITCH": stage.x_pitch,
         "BOX_ROWS": stage.box_rows,
         "STAGES": stage.stages,
