@@ -87,7 +87,7 @@ def _of_candidates(row: Row, record: Record) -> Iterator[str]:
     if fastest is None or fastest.kernel != record.own or not _close(fastest.ms, record.own_ms):
         yield f"{record.own} is not the fastest candidate of ours"
         return
-    chosen = fastest if is_ahead(fastest.ms, aten[0].ms) else aten[0]
+    chosen = fastest if is_ahead(fastest.ms, aten[0].ms, record.layer.split()[0]) else aten[0]
     if (chosen.family, chosen.kernel, chosen.config) != (record.family, record.kernel, record.config):
         near = min(abs(aten[0].ms - MARGIN * fastest.ms), abs(aten[0].ms - fastest.ms - HOST_MS))
         if near > _ROUNDED * aten[0].ms:

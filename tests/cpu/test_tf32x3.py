@@ -201,16 +201,16 @@ def test_records_and_limits_know_it() -> None:
 
 
 def test_sums_and_partial_sums_fit_registers() -> None:
-    """No tile has more than 128 pixels; partial sums are those of two taps of 32 channels, of four taps of 8.
+    """No tile has more than 128 pixels.
 
     Wide layers may take their channels by 16, so that lines of 128 pixels fit where filters are dilated.
     """
-    for channels, taps in ((64, {2, 3}), (16, {3}), (8, {4})):
+    for channels, chunks in ((64, {128, 64}), (16, {64}), (8, {32})):
         problem = Problem("fprop", 2, channels, 40, 200, 128, 3, 3, precision="tf32x3")
         request = dense_request(problem, CPU)
         (form,) = forms(problem)
         shapes = [tiling.shape for tiling in tilings(form, storage_of(request))]
-        assert max(shape.tile_px for shape in shapes) == 128 and {shape.part_taps for shape in shapes} == taps
+        assert max(shape.tile_px for shape in shapes) == 128 and {shape.chunk_bytes for shape in shapes} == chunks
         assert {shape.products for shape in shapes} == {3}
 
 

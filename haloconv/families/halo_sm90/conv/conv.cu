@@ -37,7 +37,6 @@
 //   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
 //   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output
 //   OPERAND_TERMS      TF32 values that an fp32 value is a sum of: product (i, j) of them counts if i + j is less
-//   PART_TAPS          OPERAND_TERMS > 1: taps of a row whose products are summed before the tile's sums take them
 //   Y_ELEM             element of the output: ELEM, or float for partial sums of split-K
 //   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_constant__ Params p) {

@@ -55,7 +55,6 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         "STAGES": tiling.memory.stages,
         "CHUNK_BYTES": shape.chunk_bytes,
         "OPERAND_TERMS": shape.terms,
-        "PART_TAPS": shape.part_taps,
         "PACKS": shape.packs,
         "X_CHANNELS_INNER": int(storage.x_inner),
         "X_BOXES": int(shape.boxes),

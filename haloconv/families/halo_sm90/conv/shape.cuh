@@ -18,10 +18,12 @@ using bias_t = hc::BiasOf<y_elem_t, AFFINE>::type;
 using Params = hc::HaloParams<elem_t, y_elem_t, bias_t>;
 
 constexpr int CONSUMERS = 2, WARPGROUP = 128, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
-constexpr int BLOCK_M = 64, PACK_FILTERS = BLOCK_M / PACKS;    // filters of a block, of an output of an output pack
-constexpr int TILE_PX = RUN * RUNS;                            // pixels of a tile
-constexpr int CHUNK_ELEMS = CHUNK_BYTES / sizeof(elem_t);      // channels of a chunk
-constexpr int TERMS = OPERAND_TERMS;                           // of a value
+constexpr int BLOCK_M = 64, PACK_FILTERS = BLOCK_M / PACKS;  // filters of a block, of an output of an output pack
+constexpr int TILE_PX = RUN * RUNS;                          // pixels of a tile
+constexpr int CHUNK_ELEMS = CHUNK_BYTES / sizeof(elem_t);    // channels of a chunk
+constexpr int TERMS = OPERAND_TERMS;                         // of a value
+// TERMS > 1: taps of a row whose products are summed before the tile's sums take them (docs/precision.md).
+constexpr int PART_TAPS = CHUNK_BYTES == 128 ? 2 : CHUNK_BYTES == 64 ? 3 : 4;
 constexpr int TERM_BYTES = BLOCK_M * CHUNK_BYTES;              // one term of the weights of one tap
 constexpr int STAGE_BYTES = TERMS * TERM_BYTES;                // weights of one tap
 constexpr int STREAMS = SHARED_TILE ? CONSUMERS : 1;           // of weights, each with a ring of stages

@@ -16,7 +16,6 @@ _CONSUMERS, _CONSUMER_WARPS, UNIT_PX = 2, 8, 32
 _MAX_RAW_TILES = 14
 _ENOUGH_STAGES = 5
 SUM_REGISTERS = 128  # of a thread, which leave it room for the rest
-_PART_TAPS = {128: 2, 64: 3, 32: 4}  # by bytes of a chunk
 _BARRIERS = 2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + _CONSUMERS + 2 * 2 * _CONSUMERS
 _CONTROL_BYTES = 8 * _BARRIERS + 4 * 2 * MAX_TAPS
 BLOCK_M = 64
@@ -89,11 +88,6 @@ class TileShape:
     def sum_registers(self) -> int:
         """Registers of a thread that hold sums: a tile's, and with several terms as many partial sums."""
         return self.tile_px // 2 * (2 if self.terms > 1 else 1)
-
-    @property
-    def part_taps(self) -> int:
-        """Taps whose products are summed before the tile's sums take them, with several terms (docs/precision.md)."""
-        return _PART_TAPS[self.chunk_bytes] if self.terms > 1 else 0
 
     @property
     def tiles(self) -> int:

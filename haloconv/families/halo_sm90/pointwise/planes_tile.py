@@ -287,6 +287,12 @@ def planes_of(request: Request) -> Planes | None:
     return Planes(product_of(request), problem.p, problem.q, *sides)
 
 
+def _spills(one: Planes, tile: Tile) -> bool:
+    """Whether a residual's addresses and those of single pixels leave no room beside 128 registers of sums."""
+    single = one.size == 2 and tile.x_pairs(one) == "NO_PAIRS"
+    return one.product.problem.epilogue.residual and single and tile.m_blocks * tile.n == _MOST_SUMS
+
+
 @lru_cache(maxsize=256)
 def tiles(one: Planes, max_smem_bytes: int, sm_count: int) -> tuple[Tile, ...]:
     """Every tile that fits, best first by the cost model."""
@@ -300,7 +306,7 @@ def tiles(one: Planes, max_smem_bytes: int, sm_count: int) -> tuple[Tile, ...]:
         for images, band, (x_cols, x_rows), y_boxes in _cuts(one, rows):
             if 4 * images * band * one.cols >= rows:
                 tile = Tile(images, band, filters, n, split_n, m_blocks, x_cols, x_rows, y_boxes)
-                found += _staged(one, tile, max_smem_bytes)
+                found += () if _spills(one, tile) else _staged(one, tile, max_smem_bytes)
     return tuple(sorted(found, key=lambda tile: tile.cycles(one, sm_count)))
 
 
