@@ -23,7 +23,7 @@ from haloconv.device import Device, DeviceFacts, arch_of, gpu_stem, set_stand_in
 from tools.readme_results import family_of
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("suite", "few_images")
+NAMES = ("suite", "few_images", "pointwise")
 CPU = torch.device("cpu")
 
 
