@@ -55,12 +55,12 @@ def kind_of(rule: str, problem: Problem) -> str:
 def by_measured_rule(problem: Problem, device: torch.device) -> tuple[str, str]:
     """The family that runs ``problem`` on ``device``, and why; on a GPU model without results PyTorch, in doubt.
 
-    No result of tf32x3 is committed yet: it gets what full fp32 gets, which is no less accurate.
+    Where no rule names a family for tf32x3 it gets what full fp32 gets, which is no less accurate.
     """
-    if problem.precision == "tf32x3":
-        family, reason = by_measured_rule(replace(problem, precision="ieee"), device)
-        return family, f"{reason}; no rule for tf32x3 yet, so in full fp32"
     family, reason, rule = by_rule(problem, device)
+    if problem.precision == "tf32x3" and family == "aten":
+        family, reason = by_measured_rule(replace(problem, precision="ieee"), device)
+        return family, f"{reason}; no rule for tf32x3 here, so in full fp32"
     facts = device_facts(device.index)
     if family == "aten" or is_measured(facts):
         return family, reason

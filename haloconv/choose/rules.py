@@ -50,6 +50,8 @@ class Ruling(NamedTuple):
 
 def by_rule(problem: Problem, device: torch.device) -> Ruling:
     """The family that runs ``problem`` on ``device``, and why, as if the GPU model was one that was measured."""
+    if problem.precision == "tf32x3":
+        return _in_terms(problem, device)
     for rule in RULES:
         if not rule.applies(problem) or FAMILIES[rule.family].why_not(problem, device) is not None:
             continue
@@ -213,6 +215,22 @@ def _has_many_taps(problem: Problem) -> bool:
     if taps >= 15 and pixels >= 1 << 17:
         return True
     return taps >= 9 and pixels >= _enough_pixels(problem)
+
+
+def _in_terms(problem: Problem, device: torch.device) -> Ruling:
+    """``halo_sm90`` where three TF32 products were measured ahead of PyTorch's full fp32, else ``aten``.
+
+    By rows of A and B on an NVIDIA H200 (2026-11-24), and by a probe of C, U-Net's, ASPP's and ResNet's 3x3 layers and
+    of 1x15 there beside earlier rows of PyTorch's: all of 32 channels and more, 9 taps and more, and 2^16 pixels and
+    more were ahead, those of ResNet at 56 pixels by the least.
+    """
+    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
+    channels = min(problem.c_per_group, problem.k_per_group)
+    many = taps >= 9 and channels >= _DENSE_CHANNELS and pixels >= 1 << 16
+    if many and problem.stride == (1, 1) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
+        reason = "by rule: halo_sm90 is faster in three TF32 products than full fp32 on layers of many taps"
+        return Ruling("halo_sm90", reason, "halo_sm90 in_terms")
+    return Ruling("aten", "by rule: three TF32 products were not measured ahead on layers of the kind")
 
 
 def _enough_pixels(problem: Problem) -> int:

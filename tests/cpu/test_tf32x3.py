@@ -180,7 +180,18 @@ def test_without_a_rule_it_gets_what_full_fp32_gets() -> None:
         with recording():
             full = by_measured_rule(replace(problem, precision="ieee"), CPU)
             found, reason = by_measured_rule(problem, CPU)
-        assert found == full[0] == family and reason == f"{full[1]}; no rule for tf32x3 yet, so in full fp32"
+        assert found == full[0] == family and reason == f"{full[1]}; no rule for tf32x3 here, so in full fp32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [({}, "halo_sm90"), ({"direction": "dgrad"}, "halo_sm90"), ({"n": 15}, "aten"), ({"r": 1, "s": 1}, "aten"),
+     ({"k": 16}, "aten"), ({"stride": (2, 2), "n": 64}, "aten"), ({"direction": "wgrad"}, "aten")],
+)  # fmt: skip
+def test_the_rule_names_layers_of_many_taps_channels_and_pixels(changes: dict, family: str) -> None:
+    problem = Problem("fprop", 16, 32, 64, 64, 32, 3, 3, padding=(1, 1, 1, 1), precision="tf32x3")
+    with recording():
+        assert by_measured_rule(replace(problem, **changes), CPU)[0] == family
 
 
 def test_pytorch_computes_it_in_full_fp32() -> None:

@@ -175,7 +175,7 @@ __device__ __forceinline__ void multiply_short_lines(Sums& sums, FragmentPair& p
 }
 
 // Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
-// threads is 512 bytes side by side. wgrad_sum.cu knows the order. Loads are on their way together: none stands behind a
+// threads is 512 bytes side by side. wgrad_sum.cu knows the order. Loads are under way together: none stands behind a
 // question of its own.
 __device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
     float* const own = &sums[0][0][0];
