@@ -20,6 +20,7 @@ from tools.result_facts import (
     NO_RESULTS,
     costs_section,
     export_section,
+    modes_section,
     rates_section,
     refresh_latest_files,
     result_files,
@@ -243,6 +244,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "verified": lambda: verified_section(read_stamps(), pending()),
     },
     "docs/export.md": {"export": export_section},
+    "docs/precision.md": {"modes": modes_section},
     **{f"docs/kernels/{family}.md": {"rows": partial(family_section, family)} for family in OWN},
 }
 """Every page with generated sections, and who writes each section."""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from haloconv.bench.results import latest_name, newest_rows, refresh_latest
 from haloconv.bench.suite import SUITES, Case, load_suite
-from tools.result_tables import annotated, place_of, read_rows, span, summary, table, times
+from tools.result_tables import DIRECTIONS, annotated, number, place_of, read_rows, span, summary, table, times
 from tools.stamps import ROOT
 
 NETWORKS, COMPILED, COLD_START = "models", "compiled", "cold-start"
+MODE_CASES, MODES = ("A", "C"), ("fp32", "tf32x3", "tf32", "fp16", "bf16")
 NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine writes them."
 
 
@@ -84,6 +85,23 @@ def rates_section(root: Path = ROOT) -> str:
         ]  # fmt: skip
         header = ["precision", "TFLOP/s", "roofline TFLOP/s", "per cent", "row", "family"]
         lines += [f"**{span(rows, 'gpu')}**:", "", *table(header, body)]
+    return "\n".join(lines) or NO_RESULTS
+
+
+def modes_section(root: Path = ROOT) -> str:
+    """The Markdown between the modes markers: error and time of each precision on the same layers, in ``nchw``."""
+    lines = []
+    for path in result_files(root, "latest.jsonl"):
+        rows = [row for row in suite_rows(path.parent) if row["case"] in MODE_CASES and row["layout"] == "nchw"]
+        rows = [row for row in rows if row["family"] != "aten" and row["aten_ms"] is not None]
+        rows.sort(key=lambda row: (row["case"], DIRECTIONS.index(row["direction"]), MODES.index(row["precision"])))
+        body = [
+            [row["case"], row["direction"], row["precision"], f"`{row['family']}`", f"{row['error']:.1e}",
+             f"{row['aten_error']:.1e}", number(row["haloconv_ms"]), number(row["aten_ms"]), times(row["ratio"])]
+            for row in rows
+        ]  # fmt: skip
+        header = ["layer", "direction", "precision", "family", "error", "PyTorch's", "ms", "PyTorch's", "ratio"]
+        lines += [f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *table(header, body)]
     return "\n".join(lines) or NO_RESULTS
 
 
