@@ -115,7 +115,8 @@ MUTATIONS = (
     _fault("columns behind the last one", "a column of taps behind the filter reads beyond its line",
            ("column = min(column, p.taps_s - 1 - tile.column);", ""), on="sm90_wgrad_beyond", shape="wgrad one part"),
     # wgrad/consume.cuh
-    _fault("no fence", "wgmma reads fragments that are not there yet", ("    ptx::wgmma_fence();\n", ""),
+    _fault("no fence", "wgmma reads fragments that are not there yet",
+           ("    ptx::wgmma_fence();\n#pragma unroll\n    for (int group", "#pragma unroll\n    for (int group"),
            on="sm90_wgrad_rows"),
     _fault("two steps under way", "a fragment is loaded again while wgmma reads it",
            ("ptx::wgmma_wait_group<EDGE ? 0 : 1>();", ""), on="sm90_wgrad_rows"),

@@ -2,7 +2,6 @@
 // transpose them into the ring. wgmma multiplies TF32 only where pixels are neighbours.
 #pragma once
 
-#include "families/halo_sm90/piece.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "families/halo_sm90/wgrad/shift.cuh"
 
@@ -38,7 +37,9 @@ __device__ __forceinline__ void transpose_box(const char* raw, int steps, char* 
                     *reinterpret_cast<const unsigned*>(raw + span * TRANSPOSED_SPAN + item * (DEPTH * 128) + at);
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128)) = piece[i];
+            for (int i = 0; i < 2 * TERMS; ++i)
+                *reinterpret_cast<Piece*>(to.at(2 * step + i % 2) + span * (32 * 128) + i / 2 * Y_TERM) =
+                    term_of(piece[i % 2], i / 2);
         }
     }
 }
