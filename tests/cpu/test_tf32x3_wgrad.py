@@ -94,7 +94,7 @@ FAULTS = {  # name: case, edit
     "the first term twice": ("sm90_wgrad_rows", ("= term_of(piece, term);", "= term_of(piece, 0);")),
     "the first term transposed twice": (
         "sm90_wgrad_rows_nhwc",
-        ("term_of(piece[i % 2], i / 2);", "term_of(piece[i % 2], 0);"),
+        ("rest = term_of(piece[i], 1);", "rest = term_of(piece[i], 0);"),
     ),
     "x is rounded when it is loaded": ("sm90_wgrad_sliced", ("__float_as_uint(loaded[0])", "to_tf32(loaded[0])")),
     "steps of the line before": ("sm90_wgrad_nine", ("if (i < count) " + _SMALL, _SMALL)),

@@ -37,9 +37,14 @@ __device__ __forceinline__ void transpose_box(const char* raw, int steps, char* 
                     *reinterpret_cast<const unsigned*>(raw + span * TRANSPOSED_SPAN + item * (DEPTH * 128) + at);
             }
 #pragma unroll
-            for (int i = 0; i < 2 * TERMS; ++i)
-                *reinterpret_cast<Piece*>(to.at(2 * step + i % 2) + span * (32 * 128) + i / 2 * Y_TERM) =
-                    term_of(piece[i % 2], i / 2);
+            for (int i = 0; i < 2; ++i) {
+                if constexpr (TERMS > 1) {
+                    const Piece rest = term_of(piece[i], 1);
+                    *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128) + Y_TERM) = rest;
+                    piece[i] = term_of(piece[i], 0);
+                }
+                *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128)) = piece[i];
+            }
         }
     }
 }
