@@ -86,7 +86,7 @@ MUTATIONS = (
            ("in_plane * Raw::PLANE_COUNT + plane)", "plane * Raw::PLANE_ROWS + in_plane)"), on="sm90_wgrad_narrow"),
     # wgrad/transpose.cuh
     _fault("a span of filters in the place of the first", "filters from the 33rd on are transposed where the first are",
-           ("+ span * (32 * 128)", ""), on="sm90_wgrad_fours_nhwc"),
+           ("+ span * (32 * 128)) = piece[i];", ") = piece[i];"), on="sm90_wgrad_fours_nhwc"),
     _fault("pixels of one step", "all steps of a raw box are its first one",
            ("item * (DEPTH * 128) + at);", "at);"), on="sm90_wgrad_rows_nhwc"),
     _fault("lines in one place", "all lines of a raw box are transposed to where its first one belongs",
