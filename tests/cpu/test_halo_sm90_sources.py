@@ -55,7 +55,7 @@ def _representative(layout: str, width: int, dtype: torch.dtype, constants: dict
     return next(one for one in _sources(problem, True) if constants.items() <= dict(one.constants).items())
 
 
-def _log(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> str:
+def log_of(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> str:
     """What NVRTC and ptxas say about the source."""
     logs, parse = [], compiler.parse_resources
     with monkeypatch.context() as patch:
@@ -66,7 +66,7 @@ def _log(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_wgmma_is_not_serialized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = _log(_representative(*REPRESENTATIVE[name]), monkeypatch)
+    log = log_of(_representative(*REPRESENTATIVE[name]), monkeypatch)
     assert "Compiling entry function 'halo_sm90'" in log and SERIALIZED not in log
 
 
@@ -82,7 +82,7 @@ def test_wgmma_of_weight_gradients_is_not_serialized(
     constants, whole = dict(source.constants), dtype == torch.float32 and loads == 4
     assert constants["X_LOADS"] == (0 if whole else loads)
     assert (constants["X_PLANES"] > 0) == (width == 63 and loads == 0)
-    log = _log(source, monkeypatch)
+    log = log_of(source, monkeypatch)
     assert "Compiling entry function 'halo_sm90_wgrad'" in log and SERIALIZED not in log
 
 
@@ -91,4 +91,4 @@ def test_serialized_wgmma_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     source = _representative(*REPRESENTATIVE["loads"])
     assert source.text.count(_WAIT) == 1
     touched = replace(source, text=source.text.replace(_WAIT, _WAIT + " sums[0][0] += 1;"))
-    assert SERIALIZED in _log(touched, monkeypatch)
+    assert SERIALIZED in log_of(touched, monkeypatch)

@@ -9,7 +9,8 @@ import torch
 
 from haloconv import emulator
 from haloconv.families.halo_sm90.wgrad import wgrad
-from haloconv.families.halo_sm90.wgrad.tile import Operand, Tile, stage_of
+from haloconv.families.halo_sm90.wgrad.operand import Operand
+from haloconv.families.halo_sm90.wgrad.tile import Tile, stage_of
 from haloconv.problem import Problem, dense_request
 from tests.mutations.mutation import Mutation
 from tests.mutations.runner import judge

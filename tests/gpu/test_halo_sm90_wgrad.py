@@ -14,7 +14,7 @@ from tests import emulated_halo_sm90_wgrad, oracle
 from tests.cases import Case, case, make
 from tests.emulated import BY_NAME, Run
 from tests.exact import make_exact
-from tests.families import HALO_SM90_WGRAD, Subject, each_dtype, name_of, over
+from tests.families import HALO_SM90_WGRAD, Subject, each_dtype, each_subject, name_of, over
 from tests.gpu.runs import check_run
 from tests.launches import launched
 
@@ -72,6 +72,23 @@ def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, record: C
             got = run(exact.dy, exact.x)
         oracle.check_exact("wgrad", got, exact, spec)
         record(names, "wgrad", subject.label(dtype), kind="exact")
+
+
+@pytest.mark.parametrize("subject", each_subject((HALO_SM90_WGRAD,)), ids=name_of)
+@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
+def test_three_products_in_every_config(subject: Subject, one: Case) -> None:
+    """fp32 as two TF32 values each is within the limits of fp32, with the same bits twice."""
+    spec = subject.on(one, torch.float32).spec._replace(precision="tf32x3")
+    for kind in ("normal", "positive"):
+        t = make(one, torch.float32, "cuda", kind)
+        want, configs = oracle.expected("wgrad", t, spec), wgrad.configs(_request(one, t.x.dtype, t.dy, t.x, "tf32x3"))
+        assert configs
+        for config in configs:
+            run = wgrad.bind(_request(one, t.x.dtype, t.dy, t.x, "tf32x3"), config)
+            got, again = run(t.dy, t.x), run(t.dy, t.x)
+            error = oracle.check("wgrad", got, t, spec, want=want)
+            assert oracle.same_bits(got, again)
+            print(f"{one.name} {kind} tf32x3 {config.key}: norm {error.norm:.2e}")
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90_WGRAD,)), ids=name_of)

@@ -86,7 +86,7 @@ MUTATIONS = (
            ("in_plane * Raw::PLANE_COUNT + plane)", "plane * Raw::PLANE_ROWS + in_plane)"), on="sm90_wgrad_narrow"),
     # wgrad/transpose.cuh
     _fault("a span of filters in the place of the first", "filters from the 33rd on are transposed where the first are",
-           ("+ span * (32 * 128)", ""), on="sm90_wgrad_fours_nhwc"),
+           ("+ span * (32 * 128)) = piece[i];", ") = piece[i];"), on="sm90_wgrad_fours_nhwc"),
     _fault("pixels of one step", "all steps of a raw box are its first one",
            ("item * (DEPTH * 128) + at);", "at);"), on="sm90_wgrad_rows_nhwc"),
     _fault("lines in one place", "all lines of a raw box are transposed to where its first one belongs",
@@ -115,7 +115,8 @@ MUTATIONS = (
     _fault("columns behind the last one", "a column of taps behind the filter reads beyond its line",
            ("column = min(column, p.taps_s - 1 - tile.column);", ""), on="sm90_wgrad_beyond", shape="wgrad one part"),
     # wgrad/consume.cuh
-    _fault("no fence", "wgmma reads fragments that are not there yet", ("    ptx::wgmma_fence();\n", ""),
+    _fault("no fence", "wgmma reads fragments that are not there yet",
+           ("    ptx::wgmma_fence();\n#pragma unroll\n    for (int group", "#pragma unroll\n    for (int group"),
            on="sm90_wgrad_rows"),
     _fault("two steps under way", "a fragment is loaded again while wgmma reads it",
            ("ptx::wgmma_wait_group<EDGE ? 0 : 1>();", ""), on="sm90_wgrad_rows"),

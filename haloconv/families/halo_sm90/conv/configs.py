@@ -11,11 +11,8 @@ from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
 from haloconv.families.halo_sm90.conv.tile import Tiling, tile
-from haloconv.precision import Precision
+from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.problem import Request, TensorForm
-
-TERMS: dict[Precision, int] = {"tf32x3": 2}
-"""Precisions that multiply fp32 as several TF32 values. Three products of two each lose at most 2^-20 of one."""
 
 _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)

@@ -15,7 +15,7 @@ import torch
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import in_order, why_not_direction
-from haloconv.families.halo_sm90.conv.configs import TERMS, best_tilings, split_tilings, storage_of, tilings
+from haloconv.families.halo_sm90.conv.configs import best_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import forms
 from haloconv.families.halo_sm90.conv.launches import (
     conv_launch,
@@ -29,6 +29,7 @@ from haloconv.families.halo_sm90.conv.launches import (
 from haloconv.families.halo_sm90.conv.operands import Operands, operands_of
 from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.families.reduce.partials import applies, bind_sum
 from haloconv.families.reduce.partials import source as sum_source
 from haloconv.jit import KernelSource

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
+from haloconv.families.halo_sm90.terms import products_of
 
 _SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
 _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
@@ -111,7 +112,7 @@ class TileShape:
     @property
     def products(self) -> int:
         """Multiplies of a tap: of terms i and j with i + j below ``terms``."""
-        return self.terms * (self.terms + 1) // 2
+        return products_of(self.terms)
 
 
 @dataclass(frozen=True)

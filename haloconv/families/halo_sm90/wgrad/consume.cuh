@@ -3,6 +3,7 @@
 
 #include "families/halo_sm90/multiplied.cuh"
 #include "families/halo_sm90/wgrad/fragment.cuh"
+#include "families/halo_sm90/wgrad/split.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace hc::wgrad {
@@ -137,9 +138,72 @@ __device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, co
     }
 }
 
+// Several terms: wgmma sums PART_STEPS steps of a tap at a time, of three products each, and those partial sums are
+// added to the tile's, rounded to nearest: wgmma cuts toward zero, and what it cuts off sums of one sign adds up
+// (docs/precision.md).
+using Split = Fragment[TERMS];
+
+// Adds `count` steps of a tap. The small products come first, and count only where they are finite: the second term of
+// an infinity is none, so that the large ones alone say which sums are infinite and which are NaN.
+__device__ __forceinline__ void multiply_part(float (&sums)[FILTERS / 2], const Split (&x)[PART_STEPS], ptx::u64 dy,
+                                              int step, int count) {
+    float part[FILTERS / 2];
+    const auto multiply = [&](int i, int x_term, int dy_term, bool accumulate) {
+        const int units = step_units(step + i * SPLIT_P) + dy_term * (Y_TERM / 16);
+        ptx::wgmma_rs<multiply_t, FILTERS, false>(part, x[i][x_term], ptx::moved(dy, units), accumulate);
+    };
+    const auto settle = [&] {
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<0>();
+        ptx::wgmma_hold(part);
+    };
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < PART_STEPS; ++i)
+        if (i < count) multiply(i, TERMS - 1, 0, i > 0), multiply(i, 0, TERMS - 1, true);
+    settle();
+#pragma unroll
+    for (int i = 0; i < FILTERS / 2; ++i) part[i] = fabsf(part[i]) <= 3.402823466e38f ? part[i] : 0.f;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < PART_STEPS; ++i)
+        if (i < count) multiply(i, 0, 0, true);
+    settle();
+#pragma unroll
+    for (int i = 0; i < FILTERS / 2; ++i) sums[i] += part[i];
+}
+
+// One line of x in several terms. What is multiplied is read when this returns.
+template <bool EDGE>
+__device__ __forceinline__ void multiply_terms(Sums& sums, const Lines& lines, const char* x, const Lanes& lanes,
+                                               int step, int steps, const Masks& masks) {
+#pragma unroll 1
+    for (; step < steps; step += PART_STEPS * SPLIT_P) {
+        const int count = (steps - step + SPLIT_P - 1) / SPLIT_P;
+#pragma unroll
+        for (int group = 0; group < COLUMN_GROUPS; ++group) {
+            Split split[PART_STEPS];
+#pragma unroll
+            for (int i = 0; i < PART_STEPS; ++i) {
+                if (i >= count) break;
+                Fragment a;
+                lanes.load(a, x, group, step + i * SPLIT_P);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    if (step + i * SPLIT_P + 1 == steps) a[j] &= masks[j / 2];
+                    split[i][0][j] = term_of(a[j], 0), split[i][TERMS - 1][j] = term_of(a[j], TERMS - 1);
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                if (!EDGE || lines.valid >> r & 1) multiply_part(sums[group][r], split, lines.dy[r], step, count);
+        }
+    }
+}
+
 // Steps of a line of a box of several, of at most 128 bytes of pixels. 0 for others, and where fragments of several
 // column groups leave too few registers: the compiler would wait for each product.
-constexpr bool SHORT_LINES = BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS == 1;
+constexpr bool SHORT_LINES = TERMS == 1 && BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS == 1;
 constexpr int LINE_STEPS = SHORT_LINES ? STRIP / DEPTH : 0;
 
 // `count` lines of x that follow one another, as do those of dy, of LINE_STEPS steps each. If that is odd, in pairs: so
@@ -280,7 +344,9 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             const int newest = oldest * BOX_ROWS + ROWS - 1;  // the line of dy that the first line meets, in the ring
             const auto multiply = [&](auto edge, const Lines& lines, const char* x, int count) {
                 constexpr bool EDGE = decltype(edge)::value;
-                if constexpr (!EDGE && LINE_STEPS > 0)
+                if constexpr (TERMS > 1)
+                    multiply_terms<EDGE>(sums, lines, x, lanes, first_step, line_steps, masks);
+                else if constexpr (!EDGE && LINE_STEPS > 0)
                     multiply_short_lines(sums, pair, lines, x, lanes, count, masks, smem, done);
                 else
                     multiply_line<EDGE>(sums, pair, lines, x, lanes, first_step, line_steps, pixels / DEPTH, masks,

@@ -1,7 +1,6 @@
 // The producers of halo_sm90_wgrad: lines of x and of dy, by TMA or by loads, shifted or transposed.
 #pragma once
 
-#include "families/halo_sm90/piece.cuh"
 #include "families/halo_sm90/wgrad/shift.cuh"
 #include "families/halo_sm90/wgrad/transpose.cuh"
 #include "kernels/ptx/register.cuh"
@@ -114,7 +113,7 @@ __device__ __forceinline__ void load_box(const Source& source, int pieces, const
             if (item >= ITEMS || piece >= pieces) continue;
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j)
-                store(line_of(item), channel_of(item) + j, piece, to_piece(batch.loaded[i][j]));
+                store(line_of(item), channel_of(item) + j, piece, staged(batch.loaded[i][j]));
         }
     }
 }
@@ -124,10 +123,10 @@ __device__ __forceinline__ void load_x(const Params& p, const Tile& tile, char* 
     const int channel = tile.group * p.channels + tile.channel;
     const Source source{
         p.x + image * p.x_n + channel * p.x_c, p.x_c, p.x_h, p.x_w, p.channels - tile.channel, row, p.h, column, p.w};
-    load_box<WIDTH, BLOCK_CHANNELS, X_PITCH / PIECE>(
-        source, X_PITCH / PIECE, [&](int line, int channel, int piece, const Piece& loaded) {
-            *reinterpret_cast<Piece*>(ToX(to + line * X_LINE, channel).at(piece)) = loaded;
-        });
+    load_box<WIDTH, BLOCK_CHANNELS, X_PITCH / PIECE>(source, X_PITCH / PIECE,
+                                                     [&](int line, int channel, int piece, const Piece& loaded) {
+                                                         ToX::store(loaded, ToX(to + line * X_LINE, channel).at(piece));
+                                                     });
 }
 
 // Pieces of a line of dy that are multiplied: what is behind them is not read.
@@ -147,10 +146,10 @@ __device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, char*
                         p.rows,
                         place.column,
                         p.cols};
-    load_box<WIDTH, BLOCK_FILTERS, STRIP / PIECE>(
-        source, read_pieces(p, place), [&](int line, int filter, int piece, const Piece& loaded) {
-            *reinterpret_cast<Piece*>(ToDy(to + line * Y_LINE, filter).at(piece)) = loaded;
-        });
+    load_box<WIDTH, BLOCK_FILTERS, STRIP / PIECE>(source, read_pieces(p, place),
+                                                  [&](int line, int filter, int piece, const Piece& loaded) {
+                                                      ToDy::store(loaded, ToDy(to + line * Y_LINE, filter).at(piece));
+                                                  });
 }
 
 // Where raw boxes begin.
@@ -188,7 +187,7 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
         if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
         ptx::fence_proxy_async_shared();
         ptx::mbarrier_arrive(full);
-    } else if constexpr (Y_PLANES != 0) {
+    } else if constexpr (Y_RAW_BOXES) {
         if (there)
             store_next(raw, smem.y_raw, Y_RAW_BYTES, smem.y_raw_full, smem.y_raw_empty, [&](const char* box) {
                 if constexpr (Y_TRANSPOSED)
@@ -232,7 +231,7 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
                                           int box, int bands, RawBoxes& y_raw, RawBoxes& x_raw) {
     const auto dy_row = [&](int box) { return place.dy_row + box * BOX_ROWS * p.line_step; };
     const auto x_row = [&](int box) { return place.row + box * BOX_ROWS * place.row_step; };
-    if constexpr (Y_PLANES != 0)
+    if constexpr (Y_RAW_BOXES)
         y_raw.ask_ahead(
             box, bands + AHEAD, smem.y_raw_empty, [&](int one) { return has_rows(p, dy_row(one)); },
             [&](int one, int at) {

@@ -3,7 +3,7 @@
 // begins at a multiple of 16 bytes: a box has the rows of these channels, and PLANES boxes are a line.
 #pragma once
 
-#include "families/halo_sm90/piece.cuh"
+#include "families/halo_sm90/wgrad/split.cuh"
 #include "families/halo_sm90/wgrad/tile.cuh"
 
 namespace hc::wgrad {
@@ -56,12 +56,15 @@ __device__ __forceinline__ void clear_outside(Piece& piece, int from, int to) {
 }
 
 // Where pieces of a row go: of a channel's of x, of a filter's of dy. `at(piece, i)` is piece + i of an aligned four,
-// which costs one addition.
+// which costs one addition. `store` stores one there, of dy all of its terms.
 struct ToX {
     char* row;
 
     __device__ __forceinline__ ToX(char* line, int channel) : row(line + channel * X_PITCH * SIZE) {}
     __device__ __forceinline__ char* at(int piece, int i = 0) const { return row + (piece + i) * 16; }
+    static __device__ __forceinline__ void store(const Piece& piece, char* at) {
+        *reinterpret_cast<Piece*>(at) = piece;
+    }
 };
 
 struct ToDy {
@@ -74,6 +77,14 @@ struct ToDy {
     }
     __device__ __forceinline__ char* at(int piece, int i) const {
         return row + piece / 8 * Y_RING + (piece & 4 ^ swizzle & 4) * 16 + (i ^ swizzle & 3) * 16;
+    }
+    static __device__ __forceinline__ void store(const Piece& piece, char* at) {
+        if (TERMS == 1) {
+            *reinterpret_cast<Piece*>(at) = piece;
+            return;
+        }
+#pragma unroll
+        for (int term = 0; term < TERMS; ++term) *reinterpret_cast<Piece*>(at + term * Y_TERM) = term_of(piece, term);
     }
 };
 
@@ -103,7 +114,7 @@ __device__ __forceinline__ void shift_row(const char* row, int piece, int end, c
         for (int i = 0; i < 4; ++i) next[i] = from[i];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            *reinterpret_cast<Piece*>(to.at(piece, i)) = shifted<BYTES>(here, next[i]);
+            to.store(shifted<BYTES>(here, next[i]), to.at(piece, i));
             here = next[i];
         }
     }
@@ -112,7 +123,7 @@ __device__ __forceinline__ void shift_row(const char* row, int piece, int end, c
         const Piece next = *from++;
         Piece pixels = shifted<BYTES>(here, next);
         clear_outside(pixels, begin.from - piece * PIECE, begin.to - piece * PIECE);
-        *reinterpret_cast<Piece*>(to.at(piece)) = pixels;
+        to.store(pixels, to.at(piece));
         here = next;
     }
 }

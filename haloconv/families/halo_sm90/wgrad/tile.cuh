@@ -21,9 +21,15 @@ constexpr int SIZE = sizeof(elem_t), PIECE = 16 / SIZE;  // bytes of an element;
 constexpr int DEPTH = 32 / SIZE;                         // pixels of a wgmma: a step
 constexpr int CONSUMERS = OWNERS * SPLIT_P, CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr bool Y_TRANSPOSED = Y_PLANES < 0;
+constexpr bool Y_TRANSPOSED = Y_PLANES < 0 && SIZE == 4;
+enum {
+    TERMS = OPERAND_TERMS,  // TF32 values that a value is multiplied as
+    Y_INNER = Y_PLANES < 0 && SIZE == 2,
+    Y_RAW_BOXES = Y_PLANES > 0 || Y_TRANSPOSED,  // that threads shift or transpose
+    PART_STEPS = 4,                              // TERMS > 1: steps of a partial sum
+};
 constexpr bool SPREAD_ROWS = X_INNER && SIZE == 4 && STRIDE_W % 2 == 1;  // where two rows would share banks
-constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_PLANES != 0;  // by threads
+constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_RAW_BOXES;  // by threads
 constexpr bool LOADS = X_STORED || Y_STORED;
 constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 208 : 240) : LOADS ? 144 : 160;  // what is left
@@ -39,7 +45,8 @@ constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
 
 // Rings of lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][line][pixel][channels],
 // swizzled. Else dy is K-major in spans of 128 bytes of pixels, [span][line][filter][pixels], swizzled, and x is
-// [line][channel][X_PITCH pixels]. LINE: bytes from a line to the next one; RING: from a span to the next one.
+// [line][channel][X_PITCH pixels]. LINE: bytes from a line to the next one; RING: from a span to the next one. With
+// several terms x is as it comes, and dy has a ring for each term, Y_TERM bytes apart.
 constexpr int X_SPAN = CHANNELS * SIZE < 128 ? CHANNELS : 128 / SIZE, X_ROW_BYTES = X_SPAN * SIZE;
 constexpr int Y_SPAN = !Y_INNER ? 128 / SIZE : FILTERS * SIZE < 128 ? FILTERS : 128 / SIZE, Y_ROW_BYTES = Y_SPAN * SIZE;
 constexpr int Y_PIXELS = Y_INNER ? STRIP : (STRIP * SIZE + 127) / 128 * 128 / SIZE;  // that a line of dy has room for
@@ -47,6 +54,7 @@ constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS
 constexpr int X_SPANS = X_INNER ? BLOCK_CHANNELS / X_SPAN : 1, X_LINE = X_BYTES / X_SPANS, X_RING = X_LINES * X_LINE;
 constexpr int Y_LINE = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128, Y_SPANS = Y_BYTES / Y_LINE;
 constexpr int Y_RING = Y_LINES * Y_LINE;
+enum { Y_TERM = Y_SPANS * Y_RING };
 
 // Raw boxes, as TMA brings them before their lines are shifted: [plane][row of the plane][PIXELS]. A row has the lines
 // of a channel as they follow one another in memory, from the aligned piece on in which the first one begins. It has an
@@ -61,7 +69,7 @@ struct RawBox {
     static_assert(PLANES == 0 || PITCH % 32 == 16, "rows begin in different banks");
 };
 using RawX = RawBox<BLOCK_CHANNELS, X_PLANES, X_PITCH, X_RAW>;
-using RawY = RawBox<BLOCK_FILTERS, Y_TRANSPOSED ? 0 : Y_PLANES, STRIP, Y_RAW>;
+using RawY = RawBox < BLOCK_FILTERS, Y_PLANES<0 ? 0 : Y_PLANES, STRIP, Y_RAW>;
 
 // Raw boxes of dy before they are transposed: [span][line][Y_RAW pixels][32 filters], swizzled.
 constexpr int TRANSPOSED_SPANS = Y_TRANSPOSED ? BLOCK_FILTERS / 32 : 0, TRANSPOSED_SPAN = BOX_ROWS * Y_RAW * 128;
@@ -71,7 +79,7 @@ constexpr int Y_RAW_BYTES = Y_TRANSPOSED ? TRANSPOSED_BYTES : RawY::BYTES;
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for these");
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
 static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
-static_assert(!Y_INNER || SIZE == 2, "TF32 operands in shared memory are K-major");
+static_assert(TERMS == 1 || TERMS == 2 && SIZE == 4 && Y_STORED, "the second term of dy is stored by threads");
 static_assert(STRIP % DEPTH == 0 && (BOX_ROWS > 1 || Y_PIXELS == STRIP), "a strip is whole steps; of several, spans");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
@@ -151,8 +159,8 @@ struct Smem {
 
     // Swizzled boxes begin at multiples of 1024 bytes.
     __device__ __forceinline__ explicit Smem(char* smem)
-        : y(smem), x(smem + Y_LINES * Y_BYTES + RAW_STAGES * TRANSPOSED_BYTES) {
-        y_raw = Y_TRANSPOSED ? y + Y_LINES * Y_BYTES : x + X_LINES * X_BYTES;
+        : y(smem), x(smem + TERMS * Y_TERM + RAW_STAGES * TRANSPOSED_BYTES) {
+        y_raw = Y_TRANSPOSED ? y + TERMS * Y_TERM : x + X_LINES * X_BYTES;
         x_raw = x + X_LINES * X_BYTES + RAW_STAGES * RawY::BYTES;
         y_full = reinterpret_cast<ptx::u64*>(x_raw + RAW_STAGES * RawX::BYTES), y_empty = y_full + Y_STAGES;
         x_full = y_empty + Y_STAGES;
@@ -169,7 +177,7 @@ __device__ __forceinline__ void begin(const Smem& smem) {
         }
         for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
         for (int i = 0; i < RAW_STAGES; ++i) {
-            if (Y_PLANES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
+            if (Y_RAW_BOXES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
             if (X_PLANES) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);
         }
         ptx::fence_mbarrier_init();

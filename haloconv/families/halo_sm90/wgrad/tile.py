@@ -1,4 +1,4 @@
-"""Tiles of families/halo_sm90/wgrad/wgrad.cu, how tensors come into shared memory, and what fits there."""
+"""Tiles of families/halo_sm90/wgrad/wgrad.cu, and what fits shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from math import gcd
 from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
-from haloconv.problem import Problem, TensorForm
+from haloconv.families.halo_sm90.terms import TERMS, products_of
+from haloconv.families.halo_sm90.wgrad.operand import PIECE_BYTES, SPAN_BYTES, Operand
+from haloconv.problem import Problem
 
 _M = 64  # of wgmma: channels by columns of taps
 _CHANNELS = (8, 16, 32, 64)
@@ -27,16 +29,17 @@ _SPLITS = (
 _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
 _MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
 _REGISTERS = {2: 204, 3: 124}  # the same for sums, fragments and descriptors
+_REGISTERS_IN_TERMS = {2: 196, 3: 124}  # with several terms: above it ptxas spills
+_PART_STEPS = 4  # of a partial sum, with several terms
+_SPLIT_CYCLES, _ADD_CYCLES = 24, 0.375  # of instructions for a fragment's terms, for a filter's sum: not measured
 _LEAST_CYCLES = 28  # of a wgmma: below 56 filters reading its fragment of x takes longer than the product
 _UNHIDDEN = 0.25  # of the shorter of two times that overlap, what still counts: by a fit to times of an NVIDIA H100
 _BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
 _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
-_SPAN_BYTES, _PIECE_BYTES, _BOX = 128, 16, 256
+_BOX = 256
 _MOST_STAGES = 4  # boxes of x
 _TRANSPOSED_STAGES = 3  # of long lines, at least: on an NVIDIA H200 layers of 5x9 were 3 to 5 % slower with two
 _BOX_STEPS = 16  # of a line or a box of them, at most: longer boxes would save little
-_RAW_STAGES = 2  # boxes before they are shifted
-_MOST_POSITIONS = 1 << 31  # pixels of planes that are numbered by 32-bit integers
 _SHIFT_CYCLES = 100  # of a thread for 16 bytes: some seven instructions, while tensor cores work
 _BARRIER_BYTES = 16  # of a stage: its two barriers
 _RAW_BARRIER_BYTES = 4 * 2 * 8  # four for each stage of raw lines
@@ -96,9 +99,16 @@ class Tile:
         """Columns of taps of a block."""
         return self.split[0] * self.column_groups * _M // self.channels
 
-    def fits(self, words: int) -> bool:
-        """Whether a thread has registers for sums, fragments that are read from ``words`` words each, descriptors."""
+    def fits(self, words: int, terms: int) -> bool:
+        """Whether a thread has registers for sums, fragments that are read from ``words`` words each, descriptors.
+
+        With several terms for partial sums of a tap, too, and for the terms of the fragments of a column group.
+        """
         sums = self.column_groups * self.rows * self.filters // 2
+        if terms > 1:
+            parts = self.filters // 2 + 4 * _PART_STEPS * terms
+            places = words // 2 * self.column_groups
+            return sums + parts + places + 2 * self.rows <= _REGISTERS_IN_TERMS[self.consumers]
         all_registers = sums + (4 + 2 * words) * self.column_groups + 2 * self.rows
         return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
 
@@ -125,13 +135,16 @@ class Tile:
         of_k, of_c, of_r, of_s, _ = self.blocks_of(problem)
         return problem.groups * of_k * of_c * of_r * of_s
 
-    def step_cycles(self, read: int, bytes_: float) -> float:
+    def step_cycles(self, read: int, bytes_: float, products: int) -> float:
         """Of a multiprocessor, for a step: tensor cores, shared memory or what is behind it, whichever takes longest.
 
-        ``read`` are cycles of reading a fragment of x, ``bytes_`` what a step brings to shared memory.
+        ``read`` are cycles of reading a fragment of x, ``bytes_`` what a step brings to shared memory, ``products``
+        wgmmas of a tap.
         """
-        multiply = self.rows * max(self.filters / 2, _LEAST_CYCLES)
-        read_all = read + self.rows * self.filters / 4
+        multiply = products * self.rows * max(self.filters / 2, _LEAST_CYCLES)
+        read_all = read + products * self.rows * self.filters / 4
+        if products > 1:
+            read_all += _SPLIT_CYCLES + _ADD_CYCLES * self.rows * self.filters
         longer, shorter = max(multiply, read_all), min(multiply, read_all)
         at_once = self.consumers * self.column_groups / self.split[3]
         return max(at_once * (longer + _UNHIDDEN * shorter), bytes_ / _BYTES_OF_CYCLE)
@@ -165,108 +178,10 @@ def _is_of_use(tile: Tile, problem: Problem) -> bool:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """How x or dy comes into shared memory.
-
-    ``inner``: as [pixel][channels], else as [channel][pixels]. ``loads`` is 0 where TMA brings it, V where loads of V
-    pixels do, -V where loads of V channels do. ``planes``: TMA brings lines that begin anywhere, from planes end to end
-    of which every so many channels' begin at a multiple of 16 bytes (0: not so). ``transposed``: TMA brings
-    [pixel][channels], and warps transpose it. ``steps`` are strides in elements; where an extent is 1, any that TMA
-    takes.
-    """
-
-    inner: bool
-    loads: int
-    steps: tuple[int, ...]
-    planes: int = 0
-    transposed: bool = False
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether TMA brings boxes that warps shift or transpose."""
-        return self.planes > 0 or self.transposed
-
-    def words(self, depth: int) -> int:
-        """Reads of a fragment of x by a lane; pairs of pixels may begin in the middle of a word."""
-        if depth == 16:
-            return 4 if self.inner else 8
-        return 8 if self.inner else 4
-
-    @classmethod
-    def of(
-        cls, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int, is_dy: bool = False
-    ) -> Operand:
-        """``shape`` is (N, C, H, W), ``channels`` are those of a group. Of dy in fp32 pixels must be neighbours."""
-        size = problem.dtype.itemsize
-        piece = _PIECE_BYTES // size
-        steps = tuple(
-            step if extent > 1 else ceil_div(max(step, 1), piece) * piece
-            for extent, step in zip(shape, form.strides, strict=True)
-        )
-        n, c, h, w = steps
-
-        def whole(*others: int) -> bool:
-            return form.aligned and all(step > 0 and step % piece == 0 for step in others)
-
-        if (form.strides[3] == 1 or shape[3] == 1) and whole(n, c, h):
-            return cls(False, 0, steps)
-        inner = form.strides[1] == 1 and (problem.groups == 1 or channels % piece == 0)
-        if inner and whole(n, h, w):
-            return cls(size == 2 or not is_dy, 0, steps, transposed=size == 4 and is_dy)
-        planes = _planes(form._replace(strides=(n, *form.strides[1:])), shape, channels, piece)
-        return cls(False, 0 if planes else _load_width(problem, form, shape, channels), steps, planes)
-
-    def loaded(self, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
-        """The same without raw boxes, which need room in shared memory."""
-        return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.is_raw else self
-
-    def raw_pixels(self, width: int, pixels: int, box_rows: int, size: int) -> int:
-        """Of the lines of a box before they are shifted, of so many pixels and ``width`` apart; 0 if they are not.
-
-        They begin with the aligned piece in which the first one does. An odd number of pieces. Of a line if transposed.
-        """
-        if not self.planes:
-            return pixels if self.transposed else 0
-        return (ceil_div(((box_rows - 1) * width + pixels) * size, _PIECE_BYTES) + 1 | 1) * _PIECE_BYTES // size
-
-    def raw_bytes(self, rows: int, raw_pixels: int, box_rows: int, size: int) -> int:
-        """Of the boxes of so many channels under way before they are shifted."""
-        if not self.planes:
-            return _RAW_STAGES * box_rows * rows * raw_pixels * size if self.transposed else 0
-        plane_bytes = rows // self.planes * raw_pixels * size
-        return _RAW_STAGES * self.planes * ceil_div(plane_bytes, _SPAN_BYTES) * _SPAN_BYTES
-
-
-def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> int:
-    """Elements of a load: the most that its neighbours and the tensor's alignment allow."""
-    n, c, h, w = form.strides
-    widths = (4, 2, 1) if form.aligned else (1,)
-    if w == 1:
-        return next(each for each in widths if not any(value % each for value in (n, c, h, shape[3])))
-    if c == 1:
-        return -next(each for each in widths if not any(value % each for value in (n, h, w, channels)))
-    return -1
-
-
-def _planes(form: TensorForm, shape: tuple[int, ...], channels: int, piece: int) -> int:
-    """Of how many channels one begins at a multiple of 16 bytes, where rows and planes follow each other; else 0."""
-    _, _, h, w = shape
-    n_step, c_step, h_step, w_step = form.strides
-    ends = w_step == 1 and (h == 1 or h_step == w) and (c_step == h * w) and n_step % piece == 0
-    if not form.aligned or not ends or n_step <= 0 or piece * h * w >= _MOST_POSITIONS:
-        return 0
-    return next((each for each in (1, 2, 4, 8) if each <= piece and each * h * w % piece == channels % each == 0), 0)
-
-
-LOADED = Operand(False, -1, (0, 0, 0, 0))
-"""What any tensor can be; of all operands it needs most room."""
-
-
-@dataclass(frozen=True)
 class Stage:
     """Lines in shared memory: pixels of a line of dy and of x, lines of a box, boxes of x, how they come, all bytes.
 
-    ``raw`` are pixels of a box of x and of dy before its lines are shifted.
+    ``raw`` are pixels of a box of x and of dy before its lines are shifted, ``terms`` TF32 values of an fp32 value.
     """
 
     strip: int
@@ -278,11 +193,14 @@ class Stage:
     dy: Operand
     smem_bytes: int
     depth: int
+    terms: int
 
     def step_cycles(self, tile: Tile) -> float:
         """Of a multiprocessor for a step, by the model."""
         x_bytes = tile.split[1] * tile.channels * self.x_pitch / self.strip
-        return tile.step_cycles(4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters))
+        return tile.step_cycles(
+            4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters), products_of(self.terms)
+        )
 
     def load_cycles(self, tile: Tile) -> int:
         """That the loads of a line take, by the model: batch after batch of what the producers' registers hold."""
@@ -296,15 +214,16 @@ class Stage:
                 word = 4 if abs(operand.loads) == 1 else 32 // self.depth  # bytes of a register that are used
                 batches += ceil_div(elems * word, _BATCH_BYTES)
             elif operand.is_raw:
-                shifts += ceil_div(elems * 32 // self.depth, 128 * _PIECE_BYTES)
+                shifts += self.terms * ceil_div(elems * 32 // self.depth, 128 * PIECE_BYTES)
         return batches * _BATCH_CYCLES + shifts * _SHIFT_CYCLES
 
 
 def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_bytes: int) -> Stage | None:
     """The longest lines of which the rings have room for enough; None if there are none."""
     size = problem.dtype.itemsize
-    depth, span = 32 // size, _SPAN_BYTES // size
-    if not tile.fits(x.words(depth)) or (dy.inner and tile.filters > span and tile.filters % span):
+    depth, span = 32 // size, SPAN_BYTES // size
+    terms = TERMS.get(problem.precision, 1)
+    if not tile.fits(x.words(depth), terms) or (dy.inner and tile.filters > span and tile.filters % span):
         return None
     found = None
     for strip in _strips(problem, dy):
@@ -316,14 +235,14 @@ def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_byt
             break
         if found is not None and dy.transposed and boxes.rows == 1 and boxes.stages < _TRANSPOSED_STAGES:
             break
-        found = Stage(strip, pitch, boxes.rows, boxes.stages, boxes.raw, x, dy, boxes.smem_bytes, depth)
+        found = Stage(strip, pitch, boxes.rows, boxes.stages, boxes.raw, x, dy, boxes.smem_bytes, depth, terms)
     return found
 
 
 def _strips(problem: Problem, dy: Operand) -> Iterator[int]:
     """Pixels of a line of dy: whole spans of 128 bytes where pixels are neighbours; of short rows whole steps."""
     size = problem.dtype.itemsize
-    depth, span = 32 // size, _SPAN_BYTES // size
+    depth, span = 32 // size, SPAN_BYTES // size
     if dy.inner and problem.q < span:
         yield ceil_div(problem.q, depth) * depth
     else:
@@ -384,7 +303,7 @@ class _Lines:
             x.raw_bytes(channels, raw[0], rows, size) + dy.raw_bytes(filters, raw[1], rows, size) + _RAW_BARRIER_BYTES
         )
         of_x = rows * channels * self.pitch * size + _BARRIER_BYTES
-        of_dy = rows * filters * self.strip * size + _BARRIER_BYTES
+        of_dy = TERMS.get(problem.precision, 1) * rows * filters * self.strip * size + _BARRIER_BYTES
         ahead_bytes = ceil_div(self.tile.rows - 1, rows) * of_dy
         stages = min(_MOST_STAGES, (max_smem_bytes - raw_bytes - ahead_bytes) // (of_x + of_dy))
         return _Boxes(rows, stages, raw, stages * (of_x + of_dy) + ahead_bytes + raw_bytes) if stages >= 2 else None
@@ -392,7 +311,7 @@ class _Lines:
 
 def _x_pitch(problem: Problem, tile: Tile, x: Operand, pixels: int) -> int:
     """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on where pixels are neighbours."""
-    piece = _PIECE_BYTES // problem.dtype.itemsize
+    piece = PIECE_BYTES // problem.dtype.itemsize
     columns = (pixels - 1) * problem.stride[1] + (min(tile.columns, problem.s) - 1) * problem.dilation[1]
     if x.inner:
         return ceil_div(columns + 1, 8) * 8

@@ -2,7 +2,6 @@
 // transpose them into the ring. wgmma multiplies TF32 only where pixels are neighbours.
 #pragma once
 
-#include "families/halo_sm90/piece.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "families/halo_sm90/wgrad/shift.cuh"
 
@@ -38,7 +37,14 @@ __device__ __forceinline__ void transpose_box(const char* raw, int steps, char* 
                     *reinterpret_cast<const unsigned*>(raw + span * TRANSPOSED_SPAN + item * (DEPTH * 128) + at);
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128)) = piece[i];
+            for (int i = 0; i < 2; ++i) {
+                if constexpr (TERMS > 1) {
+                    const Piece rest = term_of(piece[i], 1);
+                    *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128) + Y_TERM) = rest;
+                    piece[i] = term_of(piece[i], 0);
+                }
+                *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128)) = piece[i];
+            }
         }
     }
 }

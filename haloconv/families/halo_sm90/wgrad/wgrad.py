@@ -1,7 +1,7 @@
 """Host half of families/halo_sm90/wgrad/wgrad.cu: the weight gradient on Hopper's tensor cores.
 
-fp32 tensors are multiplied in TF32, fp16 and bf16 in their own type; sums are fp32, in an order that the problem and
-the number of multiprocessors fix.
+fp32 tensors are multiplied in TF32, or as sums of two TF32 values, fp16 and bf16 in their own type; sums are fp32, in
+an order that the problem and the number of multiprocessors fix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_not_direction
-from haloconv.families.halo_sm90.wgrad.tile import LOADED, Operand, Stage, Tile, lines_of, row_steps, stage_of, tiles
+from haloconv.families.halo_sm90.terms import TERMS
+from haloconv.families.halo_sm90.wgrad.operand import LOADED, Operand
+from haloconv.families.halo_sm90.wgrad.tile import Stage, Tile, lines_of, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Direction, Problem, Request, TensorForm
@@ -53,7 +55,7 @@ class Cut(NamedTuple):
 def why_not(request: Request) -> str | None:
     """None if the kernel takes the request, whatever its tensors' forms, else a sentence that says why not."""
     problem, facts = request.problem, request.facts
-    reason = why_not_direction(problem, *DIRECTIONS) or support.why_no_tensor_core_products(problem)
+    reason = why_not_direction(problem, *DIRECTIONS) or support.why_no_tensor_core_products(problem, ("tf32", *TERMS))
     if reason is not None:
         return reason
     if facts.arch != _ARCH:
@@ -189,13 +191,13 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "BOX_ROWS": stage.box_rows,
         "STAGES": stage.stages,
         "X_INNER": int(stage.x.inner),
-        "Y_INNER": int(stage.dy.inner),
         "X_LOADS": stage.x.loads,
         "Y_LOADS": stage.dy.loads,
         "X_PLANES": stage.x.planes,
-        "Y_PLANES": -1 if stage.dy.transposed else stage.dy.planes,
+        "Y_PLANES": -1 if stage.dy.transposed or stage.dy.inner else stage.dy.planes,
         "X_RAW": stage.raw[0],
         "Y_RAW": stage.raw[1],
+        "OPERAND_TERMS": stage.terms,
     }
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
 
@@ -301,6 +303,11 @@ def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
     }
 
 
+def _map_type(problem: Problem) -> DataType:
+    """What TMA takes elements for. With several terms they come as they are."""
+    return DataType.FLOAT32 if problem.precision in TERMS else _MAP_TYPES[problem.dtype]
+
+
 def _x_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     problem, one = request.problem, stage.x
     if one.loads:
@@ -308,7 +315,7 @@ def _x_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     size = problem.dtype.itemsize
     n, c, h, w = problem.x_shape
     x_n, x_c, x_h, x_w = (step * size for step in one.steps)
-    kind, channels = _MAP_TYPES[problem.dtype], tile.split[1] * tile.channels
+    kind, channels = _map_type(problem), tile.split[1] * tile.channels
     if one.planes:
         return _raw_map(problem, one, problem.x_shape, (channels, stage.raw[0]), _X_POINTER)
     if one.inner:
@@ -328,7 +335,7 @@ def _raw_map(
     extents = (one.planes * h * w, c // one.planes, n)
     strides = (one.planes * h * w * size, one.steps[0] * size)
     box = (pixels, rows // one.planes, 1)
-    return BoxMap(_MAP_TYPES[problem.dtype], extents, strides, box, Swizzle.NONE, pointer)
+    return BoxMap(_map_type(problem), extents, strides, box, Swizzle.NONE, pointer)
 
 
 def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
@@ -338,7 +345,7 @@ def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     size = problem.dtype.itemsize
     n, k, p, q = problem.y_shape
     y_n, y_k, y_p, y_q = (step * size for step in one.steps)
-    kind = _MAP_TYPES[problem.dtype]
+    kind = _map_type(problem)
     if one.planes:
         return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.raw[1]), _Y_POINTER)
     if one.inner or one.transposed:
