@@ -104,6 +104,8 @@ def _weight_gradients() -> Iterator[Problem]:
         yield replace(one, c=64, r=1, s=15, padding=(0, 0, 7, 7))
         yield replace(one, c=256, r=1, s=1)
         yield replace(one, c=96, k=96, groups=4, padding=(1, 1, 1, 1))
+    for layout in _LAYOUTS:
+        yield replace(_problem("wgrad", torch.float32, layout, 32, 64), precision="tf32x3")  # in terms
 
 
 def _representative_problems() -> Iterator[Problem]:
