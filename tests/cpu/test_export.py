@@ -183,7 +183,11 @@ def test_kernels_are_the_library_s(name: str) -> None:
     module = load_text(text_of(name))
     for namespace, file, values in module.KERNELS:
         place = Path(file)
-        source = jit.kernel_source(f"{place.parts[1]}/{place.stem}", "any", values)
+        constants = {  # a negative number stands in brackets
+            each: int(value.strip("()")) if isinstance(value, str) and value.startswith("(") else value
+            for each, value in values.items()
+        }
+        source = jit.kernel_source(f"{place.parts[1]}/{place.stem}", "any", constants)
         first, *lines = plain(module.kernel_text(namespace, file, values))
         count = len(plain(source.text))
         assert first == f"namespace {namespace} {{" and lines[:count] == plain(source.text)
