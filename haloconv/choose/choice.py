@@ -141,12 +141,12 @@ def _looked_up(shelf: Shelf, problem: Problem, asked: Problem) -> tuple[Record, 
             aten_ms = record.aten_ms + saved
             why += f"; as asked here {aten_ms / record.own_ms:.2f}x, with passes over the result at the copy rate"
             wins = is_ahead(record.own_ms, aten_ms, problem.direction)
-            record = record if wins == (record.family != "aten") else _turned(record)
+            record = record if wins == (record.family != "aten") else _with_the_other_choice(record)
     return record, shipped, Choice(record.family, why, False, asked is problem, record.kernel, record.config)
 
 
 @cache
-def _turned(record: Record) -> Record:
+def _with_the_other_choice(record: Record) -> Record:
     """The record with the other choice: the fastest of ours in place of PyTorch, or PyTorch."""
     if record.family != "aten" or record.own is None or record.own_ms is None:
         return replace(record, family="aten", kernel="aten", config="", ms=record.aten_ms)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from haloconv.choose.buckets import layer_key, read_layer, size_of
 from haloconv.choose.measured import by_measured_rule
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
+from haloconv.families.halo_sm90.conv import launches
 from haloconv.families.halo_sm90.conv.configs import best_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import forms
 from haloconv.precision import convolution_precision, torch_precision
@@ -214,18 +216,25 @@ def test_records_and_limits_know_it() -> None:
     assert layer_key(problem) != layer_key(full)
 
 
+PART_TAPS = {128: 2, 64: 3, 32: 4}  # by bytes of a chunk
+
+
 def test_sums_and_partial_sums_fit_registers() -> None:
-    """No tile has more than 128 pixels.
+    """No tile has more than 128 pixels; partial sums are those of two taps of 32 channels, of four taps of 8.
 
     Wide layers may take their channels by 16, so that lines of 128 pixels fit where filters are dilated.
     """
-    for channels, chunks in ((64, {128, 64}), (16, {64}), (8, {32})):
+    for channels, taps in ((64, {2, 3}), (16, {3}), (8, {4})):
         problem = Problem("fprop", 2, channels, 40, 200, 128, 3, 3, precision="tf32x3")
         request = dense_request(problem, CPU)
         (form,) = forms(problem)
         shapes = [tiling.shape for tiling in tilings(form, storage_of(request))]
-        assert max(shape.tile_px for shape in shapes) == 128 and {shape.chunk_bytes for shape in shapes} == chunks
+        assert (
+            max(shape.tile_px for shape in shapes) == 128 and {PART_TAPS[shape.chunk_bytes] for shape in shapes} == taps
+        )
         assert {shape.products for shape in shapes} == {3}
+    shape_text = Path(launches.__file__).with_name("shape.cuh").read_text(encoding="utf-8")
+    assert "PART_TAPS = CHUNK_BYTES == 128 ? 2 : CHUNK_BYTES == 64 ? 3 : 4;" in shape_text
 
 
 def test_other_types_multiply_exactly_whatever_is_asked() -> None:
