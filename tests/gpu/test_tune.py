@@ -26,6 +26,7 @@ from tests.tuned import forget
 DEPTHWISE = case("depthwise", "ConvNeXt", (16, 96, 56, 56), (96, 7, 7), padding=3, groups=96)
 STEM = case("stem", "ResNet", (8, 3, 112, 112), (64, 7, 7), padding=3, stride=2)
 DENSE = case("dense", "three by three", (8, 64, 56, 56), (64, 3, 3), padding=1)
+NARROW = case("narrow", "PyTorch's by rule", (8, 16, 14, 14), (16, 3, 3), padding=1)
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +119,7 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch: pytest.Monke
     """A layer that was never tuned is captured on what the rules say; afterwards it is measured."""
     monkeypatch.setenv(env.TUNE, "first-use")
     forget()
-    model, x = layer_of(DENSE)
+    model, x = layer_of(NARROW)
     layer = haloconv.Conv2d.from_torch(model)
     side = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(side):
