@@ -1,0 +1,47 @@
+"""Which kernels rows show to be needed beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import keep_rule
+
+
+def row(case: str, kernel: str, ms: float | None, date: str = "2026-01-01T00:00:00Z") -> dict[str, object]:
+    """What the rule reads of a row."""
+    key = {"case": case, "direction": "fprop", "precision": "fp16", "layout": "nchw"}
+    return {**key, "kernel": kernel, "haloconv_ms": ms, "date": date}
+
+
+def test_a_kernel_is_ahead_by_five_percent_of_all_others() -> None:
+    layers = keep_rule.times_by_layer(
+        [
+            *(row("one", kernel, ms) for kernel, ms in (("f/a", 1.0), ("f/b", 1.05), ("f/c", 2.0))),
+            *(row("two", kernel, ms) for kernel, ms in (("f/a", 1.0), ("f/b", 1.04))),
+            row("alone", "f/c", 1.0),
+        ]
+    )
+    assert keep_rule.rows_ahead(layers) == {"f/a": 1, "f/b": 0, "f/c": 0}
+    assert keep_rule.table(layers)[1] == "one fprop fp16 nchw: 1000.0 us, a 1.00, b 1.05, c 2.00"
+
+
+def test_the_newest_row_of_a_kernel_counts_and_failed_ones_do_not() -> None:
+    rows = [
+        row("one", "f/a", 3.0, "2026-01-02T00:00:00Z"),
+        row("one", "f/a", 1.0),
+        row("one", "f/a", None, "2026-01-03T00:00:00Z"),
+    ]
+    assert list(keep_rule.times_by_layer(rows).values()) == [{"f/a": 3.0}]
+
+
+def test_a_kernel_that_no_row_needs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_rule, "FOLDER", tmp_path)
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "2026-01-01-depthwise.jsonl").write_text("")
+    assert keep_rule.main() == 0
+    rows = (row("one", "f/a", 1.0), row("one", "f/b", 2.0))
+    (tmp_path / "gpu" / "2026-01-01-depthwise.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert keep_rule.main() == 1
