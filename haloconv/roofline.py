@@ -26,6 +26,9 @@ A row between these and the data sheet says that they have to be measured again;
 """
 
 DATA_SHEETS = {
+    "H100 80GB HBM3": Ceilings(
+        3.35e12, {"fp32": 67e12, "tf32": 495e12, "fp16": 990e12, "bf16": 990e12, "tf32x3": 165e12, "bf16x6": 165e12}
+    ),
     "H200": Ceilings(
         4.8e12, {"fp32": 67e12, "tf32": 495e12, "fp16": 990e12, "bf16": 990e12, "tf32x3": 165e12, "bf16x6": 165e12}
     ),

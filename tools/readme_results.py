@@ -141,8 +141,10 @@ def family_of(row: dict) -> str:
 
 
 def family_section(family: str, root: Path = ROOT) -> str:
-    """The Markdown between the markers of a family's page: what its rows prove, a line a layer."""
-    found = []
+    """The Markdown between the markers of a family's page: what its rows prove, a line a layer.
+
+    Of the first GPU that has rows of it; those of others are on the page of results.
+    """
     for path in result_files(root, "latest.jsonl"):
         rows = [row for row in suite_rows(path.parent) if family_of(row) == family]
         if not rows:
@@ -159,8 +161,8 @@ def family_section(family: str, root: Path = ROOT) -> str:
             "",
             f"{summary(suite)}.",
         ]
-        found.append("\n".join([*lines, *([f"Suites of other layers: {summary(other)}."] if other else [])]))
-    return "\n\n".join(found) or NO_RESULTS
+        return "\n".join([*lines, *([f"Suites of other layers: {summary(other)}."] if other else [])])
+    return NO_RESULTS
 
 
 def models_section(root: Path = ROOT) -> str:
@@ -238,6 +240,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "results": results_section,
         "few_images": partial(results_section, name="latest-few_images.jsonl"),
         "pointwise": partial(results_section, name="latest-pointwise.jsonl"),
+        "fronts": partial(results_section, name="latest-fronts.jsonl"),
         "sample": sample_section,
         "rates": rates_section,
         "costs": costs_section,

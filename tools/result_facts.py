@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from haloconv.bench.results import latest_name, newest_rows, refresh_latest
+from haloconv.bench.results import MAIN_SUITE, latest_name, newest_rows, refresh_latest
 from haloconv.bench.suite import SUITES, Case, load_suite
 from tools.result_tables import DIRECTIONS, annotated, number, place_of, read_rows, span, summary, table, times
 from tools.stamps import ROOT
@@ -17,8 +17,14 @@ NO_RESULTS = "No measurements are committed yet: `make bench` on a GPU machine w
 
 
 def result_files(root: Path, name: str) -> list[Path]:
-    """The files of this name that have rows, one a GPU."""
-    return [path for path in sorted(root.glob(f"benchmarks/results/*/{name}")) if read_rows(path)]
+    """The files of this name that have rows, one a GPU; the GPU with most rows of the suite's layers is first."""
+    found = [path for path in sorted(root.glob(f"benchmarks/results/*/{name}")) if read_rows(path)]
+
+    def rows_of_suite(path: Path) -> int:
+        main = path.parent / latest_name(MAIN_SUITE)
+        return len(read_rows(main)) if main.exists() else 0
+
+    return sorted(found, key=rows_of_suite, reverse=True)
 
 
 def refresh_latest_files(root: Path = ROOT) -> list[Path]:
@@ -73,10 +79,15 @@ def sample_section(root: Path = ROOT) -> str:
 
 
 def rates_section(root: Path = ROOT) -> str:
-    """The Markdown between the rates markers: the fastest row of each precision, beside the rate of its roofline."""
+    """The Markdown between the rates markers: the fastest row of each precision, beside the rate of its roofline.
+
+    Of GPUs whose rates are known.
+    """
     lines = []
     for path in result_files(root, "latest.jsonl"):
         rows = [row for row in suite_rows(path.parent) if row.get("tflops") and row["share"]]
+        if not rows:
+            continue
         tops = {row["precision"]: row for row in sorted(rows, key=lambda row: row["tflops"])}
         body = [
             [label, *(f"{rate:.0f}" for rate in (row["tflops"], row["tflops"] / row["share"], 100 * row["share"])),

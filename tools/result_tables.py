@@ -175,7 +175,8 @@ def spread(values: Iterable[float], form: str) -> str:
 def ranges(rows: list[dict]) -> list[str]:
     """A line per case and layout, all precisions together: least and greatest ratio and roofline fraction.
 
-    In brackets the ratios to PyTorch's faster layout where that is another. Rows that do not count are left out.
+    In brackets the ratios to PyTorch's faster layout where that is another. Rows that do not count are left out, and
+    the fraction where the GPU's rates are not known.
     """
     cells: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -194,7 +195,8 @@ def ranges(rows: list[dict]) -> list[str]:
 def _range(rows: list[dict]) -> str:
     same, best = zip(*map(ratios_of, rows), strict=True)
     text = f"{spread(same, '.2f')}×" + (f" ({spread(best, '.2f')}×)" if best != same else "")
-    return f"{text}, {spread((100 * row['share'] for row in rows), '.0f')} %"
+    fractions = [row["share"] for row in rows if row["share"] is not None]
+    return f"{text}, {spread((100 * each for each in fractions), '.0f')} %" if fractions else text
 
 
 def counts(ratios: list[float]) -> tuple[int, int, int]:
