@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
+from haloconv.choose import rules_sm90
 from haloconv.choose.whole import bare, is_ahead, saved_ms
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
@@ -358,6 +359,7 @@ RULES = (
         _has_few_pixels,
         "halo_sm90 is faster on few small images of many channels on Hopper's tensor cores",
     ),
+    *(Rule("halo_sm90", applies, reason) for applies, reason in rules_sm90.KINDS),
 )
 
 

@@ -370,14 +370,25 @@ def test_auto_keeps_away_from_what_few_images_lost(monkeypatch: pytest.MonkeyPat
     assert len(won) > 40 and sum(won) > 0.8 * len(won)
 
 
-def ruled(suite: str, latest: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict, str]]:
-    """The H200's rows of our families, and the family that takes each by rule."""
+def test_auto_takes_other_convolutions_that_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows of an H100; none that lost there."""
+    rows = list(ruled("fronts", "latest-fronts", monkeypatch, "nvidia-h100-80gb-hbm3"))
+    assert [row["case"] for row, family in rows if row["ratio"] < 0.98 and family == row["family"]] == []
+    assert sum(row["ratio"] < 0.98 for row, _ in rows) > 20
+    won = [family == row["family"] for row, family in rows if row["ratio"] > 1.2]
+    assert len(won) > 50 and sum(won) > 0.9 * len(won)
+
+
+def ruled(
+    suite: str, latest: str, monkeypatch: pytest.MonkeyPatch, gpu: str = "nvidia-h200"
+) -> Iterator[tuple[dict, str]]:
+    """A GPU's rows of our families, and the family that takes each by rule on an H200."""
     h200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 1 << 37, 232_448, "none")
     for name, module in list(sys.modules.items()):
         if name.startswith("haloconv.") and hasattr(module, "device_facts"):
             monkeypatch.setattr(module, "device_facts", lambda index: h200)
     cases = {case.name: case for case in load_suite(SUITES / f"{suite}.toml")}
-    lines = (ROOT / "benchmarks" / "results" / "nvidia-h200" / f"{latest}.jsonl").read_text("utf-8").splitlines()
+    lines = (ROOT / "benchmarks" / "results" / gpu / f"{latest}.jsonl").read_text("utf-8").splitlines()
     for row in (row for row in map(json.loads, lines) if row["family"] != "aten"):
         problem = cases[row["case"]].problem(row["direction"], row["precision"], row["layout"])
         yield row | {"family": readme_results.family_of(row)}, rules.by_rule(problem, torch.device("cuda", 0))[0]

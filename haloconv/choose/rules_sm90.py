@@ -1,0 +1,60 @@
+"""Signals and strided layers on which ``halo_sm90`` was measured ahead: a part of haloconv/choose/rules.py.
+
+By rows of the suite ``fronts`` on an NVIDIA H100 (2026-11-26), in ``nchw``: half of them, as ``tools/judge_rules.py``
+halves them, gave the numbers, the other half judged them.
+"""
+
+from __future__ import annotations
+
+from haloconv.problem import Problem
+
+_ON_TENSOR_CORES = ("tf32", "fp16", "bf16")
+_LEAST_PIXELS = 1376  # of all signals: the least that was measured
+_LEAST_CHANNELS = 32
+
+
+def _is_of_signals(problem: Problem) -> bool:
+    """Dense layers of stride 1 over images of one row, of as many channels and pixels as were measured."""
+    if problem.precision_label not in _ON_TENSOR_CORES or problem.layout != "nchw" or problem.groups > 1:
+        return False
+    one_row = problem.h == problem.p == problem.r == 1 and problem.stride == (1, 1) and problem.s >= 3
+    enough = problem.n * problem.q >= _LEAST_PIXELS and min(problem.c, problem.k) >= _LEAST_CHANNELS
+    return one_row and enough
+
+
+def _is_long_or_wide(problem: Problem) -> bool:
+    """256 channels on lines of 256 pixels were behind PyTorch's, 512 on lines of 128 ahead."""
+    return problem.q >= 1024 or min(problem.c, problem.k) >= 512
+
+
+def convolves_signals(problem: Problem) -> bool:
+    """Signals whose ``fprop`` and ``dgrad`` were ahead: all in 16 bits, in TF32 long ones or of many channels."""
+    if problem.direction == "wgrad" or not _is_of_signals(problem):
+        return False
+    return problem.dtype.itemsize == 2 or _is_long_or_wide(problem)
+
+
+def has_a_filter_gradient_of_signals(problem: Problem) -> bool:
+    """Signals whose ``wgrad`` was ahead: all in TF32, in 16 bits long ones or of many channels."""
+    if problem.direction != "wgrad" or not _is_of_signals(problem):
+        return False
+    return problem.dtype.itemsize == 4 or _is_long_or_wide(problem)
+
+
+def has_a_strided_filter_gradient(problem: Problem) -> bool:
+    """``wgrad`` of stride 2 in TF32: ahead with 4 to 16 taps from rows of 32 results on; behind on rows of 8."""
+    if problem.direction != "wgrad" or problem.layout != "nchw" or problem.precision_label != "tf32":
+        return False
+    if problem.groups > 1 or max(problem.dilation) > 1:
+        return False
+    strided = problem.stride[1] == 2 and problem.stride[0] in (1, 2) and 4 <= problem.r * problem.s <= 16
+    enough = problem.q >= 32 and problem.n * problem.p * problem.q >= 1 << 12
+    return strided and enough and min(problem.c, problem.k) >= 16 and max(problem.c, problem.k) >= 64
+
+
+KINDS = (
+    (convolves_signals, "halo_sm90 is faster on signals of many channels on Hopper's tensor cores"),
+    (has_a_filter_gradient_of_signals, "halo_sm90 is faster on weight gradients of signals on Hopper's tensor cores"),
+    (has_a_strided_filter_gradient, "halo_sm90 is faster on weight gradients of stride 2 on Hopper's tensor cores"),
+)
+"""Each kind, and the reason that is told."""
