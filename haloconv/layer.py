@@ -189,7 +189,7 @@ class Layer(torch.nn.modules.conv._ConvNd):
 
     def settings(self) -> str:
         """Precision and family that are asked for, in words."""
-        precision = self.precision or f"{torch_precision()} (PyTorch's setting)"
+        precision = self.precision or f"{plans.default_precision()} (PyTorch's setting)"
         return f"precision={precision}, family={self.family}" + (", strict" if self.strict else "")
 
     def choice(self) -> Choice | None:

@@ -111,12 +111,17 @@ def problem_of(
     layout: Layout,
 ) -> Problem:
     """The problem of a call without bias and epilogue. ``x_shape`` is (N, C, H, W), ``w_shape`` is (K, C/G, R, S)."""
-    precision: Precision = "ieee" if dtype != torch.float32 else spec.precision or torch_precision()
+    precision: Precision = "ieee" if dtype != torch.float32 else spec.precision or default_precision()
     (n, c, h, w), (k, _, r, s) = x_shape, w_shape
     return Problem(
         direction, n, c, h, w, k, r, s, spec.stride, spec.padding, spec.dilation, spec.groups,
         dtype=dtype, layout=layout, precision=precision,
     )  # fmt: skip
+
+
+def default_precision() -> Precision:
+    """That of calls which say none: with TF32 off PyTorch keeps fp32's errors, and no form of products."""
+    return "tf32" if torch_precision() == "tf32" else "tf32x3"
 
 
 generation = 0
@@ -209,8 +214,7 @@ def _gradients_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> t
         return (), False
     dx: tuple[Direction, ...] = ("dgrad",) if x.requires_grad else ()
     dw: tuple[Direction, ...] = ("wgrad",) if w.requires_grad else ()
-    wanted = dx + dw
-    return wanted, b is not None and b.requires_grad
+    return dx + dw, b is not None and b.requires_grad
 
 
 def fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:

@@ -10,7 +10,7 @@ import json
 import random
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -32,7 +32,8 @@ BEHIND, FAR_BEHIND = 0.95, 0.85
 LAYERS = SUITES / "layers.jsonl"
 """The distinct convolutions of real networks; ``python -m tools.layer_tables`` writes it."""
 
-_DRAWN = ("fp32", "tf32", "fp16", "bf16")  # precisions; tf32x3 waits for a rule that could be judged
+DRAWN = ("fp32", "tf32", "fp16", "bf16")
+"""The precisions that are drawn where none is named: draws of earlier seeds stay what they were."""
 _ELEMENTS = 1 << 24  # of the larger of input and output, at most
 _LEAST_ELEMENTS = 1 << 19
 _PRODUCTS = 1 << 35  # multiplies, at most: the float64 reference computes them, too
@@ -64,7 +65,7 @@ class Drawn(NamedTuple):
         )  # fmt: skip
 
 
-def sample(count: int, seed: int) -> list[Drawn]:
+def sample(count: int, seed: int, precisions: Sequence[str] = DRAWN) -> list[Drawn]:
     """``count`` problems, of every kind in turns; the same for the same seed, and the first of more are those of fewer.
 
     Half are dense layers: of networks (``LAYERS``, a network first and then one of its layers, as
@@ -76,7 +77,7 @@ def sample(count: int, seed: int) -> list[Drawn]:
         Drawn(
             _reasonable(rng, kinds[i % len(kinds)]),
             rng.choice(DIRECTIONS),
-            rng.choice(_DRAWN),
+            rng.choice(precisions),
             rng.choice(tuple(LAYOUTS)),
         )
         for i in range(count)

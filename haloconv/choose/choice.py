@@ -40,6 +40,11 @@ class Choice(NamedTuple):
     kernel: str = ""
     config: str = ""
 
+    @property
+    def in_terms(self) -> bool:
+        """Whether it multiplies a problem of tf32x3 so: families without tensor cores multiply in full."""
+        return FAMILIES[self.family].tensor_cores
+
 
 def choose(problem: Problem, device: torch.device, family: str = "auto", examines: bool = True) -> Choice:
     """Which family runs ``problem`` on ``device``, and why. ``family`` is ``"auto"`` or the one asked for.
@@ -58,10 +63,24 @@ def choose(problem: Problem, device: torch.device, family: str = "auto", examine
         return Choice("aten", reason, refused=True)
     if family != "auto":
         return Choice(family, "asked for")
+    choice = _choose_measured(problem, device, examines)
+    if problem.precision != "tf32x3":
+        return choice
+    return choice._replace(reason=f"{choice.reason}; computed in {'tf32x3' if choice.in_terms else 'full fp32'}")
+
+
+def _choose_measured(problem: Problem, device: torch.device, examines: bool) -> Choice:
+    """By the records of the problem, else by rules. Where these name nothing in tf32x3, records of full fp32 count."""
     found = recorded(problem, device, examines)
     if found is not None:
         return found
-    return _choose_own(problem, device) if stand_in() is not None else Choice(*by_measured_rule(problem, device))
+    if stand_in() is not None:
+        return _choose_own(problem, device)
+    ruled = Choice(*by_measured_rule(problem, device))
+    if problem.precision != "tf32x3" or ruled.in_terms:
+        return ruled
+    in_full = recorded(replace(problem, precision="ieee"), device, examines)
+    return ruled if in_full is None else in_full._replace(measured=False)
 
 
 def _choose_own(problem: Problem, device: torch.device) -> Choice:

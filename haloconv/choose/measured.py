@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.choose.rules import bgrad_by_rule, by_rule
+from haloconv.choose.rules import Ruling, bgrad_by_rule, by_rule
 from haloconv.device import DeviceFacts, device_facts
 from haloconv.problem import Problem
 
@@ -55,13 +55,17 @@ def kind_of(rule: str, problem: Problem) -> str:
 def by_measured_rule(problem: Problem, device: torch.device) -> tuple[str, str]:
     """The family that runs ``problem`` on ``device``, and why; on a GPU model without results PyTorch, in doubt.
 
-    Where no rule names a family for tf32x3 it gets what full fp32 gets, which is no less accurate.
+    Where that leaves tf32x3 to PyTorch it gets what full fp32 gets.
     """
-    family, reason, rule = by_rule(problem, device)
-    if problem.precision == "tf32x3" and family == "aten":
-        family, reason = by_measured_rule(replace(problem, precision="ieee"), device)
-        return family, f"{reason}; no rule for tf32x3 here, so in full fp32"
-    facts = device_facts(device.index)
+    family, reason = _followed(by_rule(problem, device), problem, device)
+    if family == "aten" and problem.precision == "tf32x3":
+        return by_measured_rule(replace(problem, precision="ieee"), device)
+    return family, reason
+
+
+def _followed(ruling: Ruling, problem: Problem, device: torch.device) -> tuple[str, str]:
+    """What a rule says, where it may be followed on the device."""
+    (family, reason, rule), facts = ruling, device_facts(device.index)
     if family == "aten" or is_measured(facts):
         return family, reason
     unknown = f"by rule: nothing was measured on {facts.name}"

@@ -62,7 +62,7 @@ def tune(
     tag: Annotated[str, typer.Option(help="Suite: only cases with one of these tags.")] = "",
     direction: Annotated[str, typer.Option(help="Of fprop,dgrad,wgrad; fprop is enough for inference.")] = _EVERY,
     precision: Annotated[
-        str, typer.Option(help="Of fp32,tf32,fp16,bf16 (autocast for models); auto: as PyTorch is set.")
+        str, typer.Option(help="Of fp32,tf32x3 (models: TF32 off),tf32,fp16,bf16 (autocast); auto: as PyTorch is set.")
     ] = "auto",
     layout: Annotated[str, typer.Option(help="Of nchw,nhwc (channels_last).")] = "nchw",
     batch: Annotated[int, typer.Option(help="Models: images of a batch.", min=1)] = 32,
@@ -185,7 +185,10 @@ def _of_stale_records(order: Order, device: torch.device) -> Iterator[Posed]:
 
 
 def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
-    """The problems of models and problem files."""
+    """The problems of models and problem files. A layer that says a precision keeps it.
+
+    One that says none is posed as with PyTorch's TF32 on or off, which fp32 and tf32x3 do not tell apart.
+    """
     for text in order.targets:
         torch.manual_seed(0)
         target = load_target(text, order.batch, order.pixels)
@@ -202,8 +205,7 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
                     stack.enter_context(convolution_precision(products))
                 asked_of = in_memory_format(model, memory_format)
                 wholes = _wholes(asked_of, inputs) if order.fused else []
-                for posed in (*problems_of(asked_of, inputs, order.directions), *wholes):
-                    yield _in_terms(posed) if products == "tf32x3" else posed
+                yield from (*problems_of(asked_of, inputs, order.directions), *wholes)
         del model, inputs
 
 
@@ -214,13 +216,6 @@ def _wholes(model: torch.nn.Module, inputs: Inputs) -> list[Posed]:
         fuse(fused)
         compiled: Any = torch.compile(model, backend=backend)
         return [*wholes_of(fused, inputs), *wholes_of(compiled, inputs)]
-
-
-def _in_terms(posed: Posed) -> Posed:
-    """The same in tf32x3, which PyTorch's setting cannot say; other types than fp32 as they are."""
-    if posed.problem.dtype != torch.float32:
-        return posed
-    return posed._replace(problem=replace(posed.problem, precision="tf32x3"))
 
 
 def _stored(device: torch.device, memory_format: torch.memory_format, x: torch.Tensor) -> torch.Tensor:

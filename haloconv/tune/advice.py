@@ -126,6 +126,8 @@ def time_of(problem: Problem, device: torch.device) -> Time | None:
     if found is not None:
         record, (size, asked) = found[0], (found[0].size, size_of(problem))
         return Time(record.ms * (asked.n * asked.h * asked.w) / (size.n * size.h * size.w), True)
+    if problem.precision == "tf32x3" and not choose(problem, device).in_terms:
+        return time_of(replace(problem, precision="ieee"), device)
     limit = limit_ms(problem, facts.name)
     return None if limit is None else Time(limit, False)
 
@@ -160,7 +162,7 @@ def _tf32(times: Sequence[tuple[Problem, Time]], device: torch.device) -> Piece 
     if torch_precision() == "tf32":
         return None
     change: Callable[[Problem], Problem] = lambda problem: replace(problem, precision="tf32")  # noqa: E731
-    affected = [(problem, time) for problem, time in times if problem.precision_label == "fp32"]
+    affected = [(problem, time) for problem, time in times if problem.precision == "tf32x3"]
     changed = [(time, then) for problem, time in affected if (then := time_of(change(problem), device)) is not None]
     gained = sum(now.ms - then.ms for now, then in changed)
     whole = sum(time.ms for _, time in times)

@@ -266,20 +266,21 @@ def _grouped(posed: Sequence[Posed]) -> list[list[Posed]]:
 def _rows(group: list[Posed]) -> list[Row]:
     """The row of a problem, if there is a record for it."""
     problem, device = group[0].problem, group[0].device
-    if not choose(problem, device).measured:
+    choice = choose(problem, device)
+    if not choice.measured:
         return []
     facts = device_facts(device.index)
     found = shelf_of(facts).find(problem)
     if found is None:
         return []
-    record, shipped = found
+    record = found[0]
     row = Row(
         case=_names([each.layer for each in group]) + (f" with {problem.epilogue}" if any(problem.epilogue) else ""),
         direction=problem.direction,
         precision=problem.precision_label,
         layout=problem.layout,
         family=record.family,
-        reason=record.why(size_of(problem), shipped),
+        reason=choice.reason,
         error=record.error,
         aten_error=record.aten_error,
         error_limit=record.error_limit,

@@ -19,13 +19,13 @@ from haloconv.precision import convolution_precision
 from haloconv.problem import Problem
 from haloconv.roofline import Ceilings
 from haloconv.tune import advice
-from haloconv.tune.advice import NEEDS_A_GPU, advice_on, advise
+from haloconv.tune.advice import NEEDS_A_GPU, Time, advice_on, advise
 from haloconv.tune.problems import Posed
 from tests.tuned import FACTS, LAYER, fake_gpu, record
 
 CPU = torch.device("cpu")
 WGRAD = replace(LAYER, direction="wgrad")
-FP32 = replace(LAYER, dtype=torch.float32, precision="ieee")
+FP32 = replace(LAYER, dtype=torch.float32, precision="tf32x3")  # as layers that say no precision where TF32 is off
 
 
 @pytest.fixture
@@ -86,12 +86,22 @@ def test_a_record_of_another_size_is_carried_by_pixels(gpu: None) -> None:
 
 def test_tf32_is_advised_by_the_roofline(ceiling: None) -> None:
     with convolution_precision("ieee"):
-        found = asked(FP32)
+        found, exact = asked(FP32), asked(replace(FP32, precision="ieee"))
     (piece,) = [each for each in found.pieces if "TF32" in each.sentence]
     assert piece.figure == pytest.approx(4) and "4.00x, modelled by the roofline" in piece.sentence
     assert "torch.backends.cudnn.allow_tf32 = True" in piece.sentence
+    assert not [each for each in exact.pieces if "TF32" in each.sentence], "it says itself that it wants none"
     with convolution_precision("tf32"):
         assert not [each for each in asked(FP32).pieces if "TF32" in each.sentence]
+
+
+def test_what_runs_in_full_takes_the_time_of_full_fp32(ceiling: None) -> None:
+    """A layer may be computed in tf32x3 where TF32 is off, and it takes no less because it might."""
+    assert advice.time_of(FP32, CPU) == advice.time_of(replace(FP32, precision="ieee"), CPU)
+    known(replace(FP32, precision="ieee"), 3.0)
+    assert advice.time_of(FP32, CPU) == Time(3.0, True)
+    known(FP32, 2.0)
+    assert advice.time_of(FP32, CPU) == Time(2.0, True)
 
 
 def test_tf32_is_advised_by_records_where_there_are_any(ceiling: None) -> None:

@@ -157,12 +157,14 @@ def test_a_fresh_seed_is_printed_and_may_be_given(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
     monkeypatch.setattr(bench_verb, "bench_sample", lambda order, *rest: [orders.append(order), True][1])
-    for options in ([], [], ["--seed", "5"], ["--limit", "9"]):
+    for options in ([], [], ["--seed", "5"], ["--limit", "9"], ["--seed", "5", "--precision", "tf32x3"]):
         done = CliRunner().invoke(app, ["bench", "--sample", "4", "--results", str(tmp_path), *options])
         assert done.exit_code == 0, done.output
-    fresh, again, given, limited = orders
+    fresh, again, given, limited, in_terms = orders
     assert fresh.seed != again.seed and given.seed == 5 and limited.limit_s == 9
     assert given.drawn == sample.sample(4, 5) and fresh.drawn == sample.sample(4, fresh.seed)
+    assert in_terms.drawn == sample.sample(4, 5, ["tf32x3"])
+    assert {each.problem.precision for each in in_terms.drawn} == {"tf32x3"}
 
 
 def test_rules_are_judged_on_draws_that_they_were_not_drawn_from() -> None:

@@ -15,7 +15,7 @@ from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.network import Effort, NetworkCase, load_networks
 from haloconv.bench.one_kernel import check_asked
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
-from haloconv.bench.sample import fresh_seed
+from haloconv.bench.sample import DRAWN, fresh_seed
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_runs
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
@@ -51,7 +51,7 @@ def bench(
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
     direction: Annotated[str | None, typer.Option(help="Of fprop,dgrad,wgrad,step; by default all but step.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of fp32,tf32,fp16,bf16; by default fp32, and tf32,bf16 for networks.")
+        str | None, typer.Option(help="Of fp32,tf32x3,tf32,fp16,bf16; default fp32, networks tf32,bf16, --sample four.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help="Of nchw,nhwc; by default nchw, and both for networks.")] = None,
     family: Annotated[str, typer.Option(help="The family, or a kernel as depthwise/band.", callback=known)] = "auto",
@@ -95,7 +95,7 @@ def bench(
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
-            passed = bench_sample(_random_layers(sample, seed, timing, limit), device, folder, console)
+            passed = bench_sample(_random_layers(sample, seed, precision, timing, limit), device, folder, console)
         elif compile_time:
             passed = bench_compiling(select(load_suite(suite), SEED_CASES), family, device, folder, console)
         else:
@@ -120,10 +120,13 @@ def _folder_of_rows(results: Path | None, suite: Path, device: torch.device) -> 
     return folder
 
 
-def _random_layers(count: int, seed: int | None, budget: Budget, limit: float | None) -> SampleOrder:
+def _random_layers(
+    count: int, seed: int | None, precision: str | None, budget: Budget, limit: float | None
+) -> SampleOrder:
     """The order for random layers, of a fresh seed if none is given."""
     chosen = fresh_seed() if seed is None else seed
-    return SampleOrder(draw(count, chosen), budget, chosen, limit)
+    precisions = choices("--precision", ",".join(DRAWN) if precision is None else precision, PRECISIONS)
+    return SampleOrder(draw(count, chosen, precisions), budget, chosen, limit)
 
 
 class Words(NamedTuple):
