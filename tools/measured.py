@@ -23,7 +23,7 @@ from haloconv.device import Device, DeviceFacts, arch_of, gpu_stem, set_stand_in
 from tools.readme_results import family_of
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("suite", "few_images", "pointwise")
+NAMES = ("suite", "few_images", "pointwise", "fronts")
 CPU = torch.device("cpu")
 
 
@@ -64,7 +64,9 @@ def _entry(gpu: dict, root: Path) -> dict:
             if ruling.family == family_of(row) != "aten":
                 kind = kind_of(ruling.rule, problem)
                 least[kind] = min(least[kind], round(row["ratio"], 2))
-    return {"capability": gpu["capability"], "sm_count": gpu["sm_count"], "least": dict(sorted(least.items()))}
+    sampled = bool(newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample"))
+    known = {"capability": gpu["capability"], "sm_count": gpu["sm_count"], "sampled": sampled}
+    return known | {"least": dict(sorted(least.items()))}
 
 
 def _rows(root: Path, stem: str) -> Iterator[tuple[dict, Case]]:

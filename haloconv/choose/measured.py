@@ -2,7 +2,8 @@
 
 ``measured.json`` lists the models with committed results (``benchmarks/results``), each with the least ratio to
 PyTorch's speed of all rows that a rule takes, by direction, precision and layout; ``python -m tools.measured`` writes
-it. Elsewhere a rule is followed only where it was far ahead on the nearest measured model of the same architecture.
+it. On a model with a random sample of layers rules are followed. Elsewhere one is where its kind of layer was not
+behind on that very model, else where it was far ahead on the nearest sampled model of the same architecture.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ PATH = Path(__file__).resolve().with_suffix(".json")
 
 
 class Measured(NamedTuple):
-    """A GPU model with committed results; ``least`` is the least ratio of a kind's rows, by ``kind_of``."""
+    """A GPU model with committed results; ``least`` is the least ratio of a kind's rows, by ``kind_of``.
+
+    ``sampled``: with rows of random layers, so that it is known what ``auto`` does on layers that nobody chose.
+    """
 
     name: str
     capability: tuple[int, int]
     sm_count: int
+    sampled: bool
     least: dict[str, float]
 
 
@@ -43,8 +48,8 @@ def measured_models() -> tuple[Measured, ...]:
 
 
 def is_measured(facts: DeviceFacts) -> bool:
-    """Whether the rules were read off results of this GPU model."""
-    return any(each.name == facts.name for each in measured_models())
+    """Whether results of this GPU model vouch for the rules."""
+    return any(each.name == facts.name and each.sampled for each in measured_models())
 
 
 def kind_of(rule: str, problem: Problem) -> str:
@@ -68,12 +73,18 @@ def _followed(ruling: Ruling, problem: Problem, device: torch.device) -> tuple[s
     (family, reason, rule), facts = ruling, device_facts(device.index)
     if family == "aten" or is_measured(facts):
         return family, reason
-    unknown = f"by rule: nothing was measured on {facts.name}"
-    near = [each for each in measured_models() if each.capability == facts.capability]
+    kind = kind_of(rule, problem)
+    found = [each.least[kind] for each in measured_models() if each.name == facts.name and kind in each.least]
+    if found and found[0] >= 1:
+        return family, f"{reason}, at least {found[0]:.2f}x PyTorch on {facts.name}"
+    if found:
+        return "aten", f"by rule: {family} fell to {found[0]:.2f}x PyTorch on {facts.name}"
+    unknown = f"by rule: nothing of the kind was measured on {facts.name}"
+    near = [each for each in measured_models() if each.capability == facts.capability and each.sampled]
     if not near:
         return "aten", f"{unknown}, nor on another GPU of its architecture; haloconv.tune measures here"
     nearest = min(near, key=lambda each: abs(each.sm_count - facts.sm_count))
-    least = nearest.least.get(kind_of(rule, problem), 0.0)
+    least = nearest.least.get(kind, 0.0)
     if least < FAR_AHEAD:
         return "aten", f"{unknown}, and {family} is not far ahead on {nearest.name}; haloconv.tune measures here"
     return family, f"{reason}, at least {least:.2f}x PyTorch on {nearest.name}"

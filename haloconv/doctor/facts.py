@@ -116,7 +116,8 @@ def _held(index: int) -> str:
     if is_measured(gpu):
         return held
     return (
-        f"{held}; no results of this GPU model: without a record PyTorch runs what was not far ahead on a measured one"
+        f"{held}; this GPU model was not sampled: without a record PyTorch runs what was not ahead here, nor far ahead "
+        "on one that was"
     )
 
 
