@@ -7,21 +7,23 @@ from functools import lru_cache
 import torch
 
 from haloconv.layout import Layout
-from haloconv.rims import Piece, Place, Window
+from haloconv.rim_batch import Batch, transposed
+from haloconv.rims import Place, Window
 
 Tensor = torch.Tensor
 
 _MOST = 4096  # batches whose indices are kept
-Batch = tuple[Piece, ...]
 _indices: dict[tuple[Batch, Place, torch.device], tuple[Tensor, Tensor]] = {}
 
 
-def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout) -> Tensor | None:
+def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout, upright: bool) -> Tensor | None:
     """What pieces of one form read of x (N, C, H, W), the shard at ``place``: (N * pieces, C, h, w) in ``layout``.
 
-    The pieces of an image are neighbours. None if other shards have a part of it, or if indices would have to be
-    brought to the device while a CUDA graph is being captured.
+    Of ``upright`` pieces it is (N * pieces, C, w, h). The pieces of an image are neighbours. None if other shards have
+    a part of it, or if indices would have to be brought to the device while a CUDA graph is being captured.
     """
+    if upright:
+        x, batch, place = x.transpose(2, 3), transposed(batch), (place[1], place[0])
     found = _indices.get((batch, place, x.device)) or _brought(batch, place, x.device)
     if found is None:
         return None
@@ -43,9 +45,11 @@ def _counted(extent: int, dim: int, device: torch.device) -> Tensor:
 
 def _brought(batch: Batch, place: Place, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """The indices on the device: rows (pieces, h, 1) and columns (pieces, 1, w)."""
-    found = [[_pixels(*each) for each in zip((piece.rows, piece.columns), place, strict=True)] for piece in batch]
-    if any(None in each for each in found) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    windows = [list(zip((piece.rows, piece.columns), place, strict=True)) for piece in batch]
+    elsewhere = any(run.owner != owner for piece in windows for window, owner in piece for run in window.runs)
+    if elsewhere or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return None
+    found = [[_pixels(window) for window, _ in piece] for piece in windows]
     if len(_indices) >= _MOST:
         _indices.clear()
     with torch.inference_mode(False):
@@ -55,8 +59,6 @@ def _brought(batch: Batch, place: Place, device: torch.device) -> tuple[Tensor, 
     return made
 
 
-def _pixels(window: Window, owner: int) -> list[int] | None:
-    """The indices of what is read along one axis; None if another shard has some of it."""
-    if any(run.owner != owner for run in window.runs):
-        return None
+def _pixels(window: Window) -> list[int]:
+    """The indices of what is read along one axis."""
     return [run.start + run.step * at for run in window.runs for at in range(run.length)]

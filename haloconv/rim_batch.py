@@ -1,0 +1,142 @@
+"""A batch of rims as one small convolution: transposed where rims are upright, on the family that runs the interior.
+
+Kernels cut the output into rows of up to 256 pixels. An upright rim, one pixel wide and 510 high, say, would fill one
+pixel in 64; so rows and columns of its strip, filter and outputs change places. What is here says how, and who runs it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from haloconv import plan as plans
+from haloconv.choose.choice import choose
+from haloconv.families import FAMILIES
+from haloconv.layout import Layout, strides_of
+from haloconv.precision import torch_precision
+from haloconv.problem import ConvSpec, Direction, Problem
+from haloconv.rims import Cut, Piece
+
+Tensor = torch.Tensor
+Batch = tuple[Piece, ...]
+
+
+def is_upright(batch: Batch, cut: Cut) -> bool:
+    """Whether rows and columns change places: in rims that are higher than wide, beside an interior."""
+    rows, columns = batch[0].rows, batch[0].columns
+    return cut.padded is not None and rows.end - rows.begin > columns.end - columns.begin
+
+
+def spec_of(batch: Batch, spec: ConvSpec, upright: bool) -> ConvSpec:
+    """The convolution of a batch, as its tensors are given to it."""
+    top, bottom, left, right = batch[0].padding
+    if not upright:
+        return spec._replace(padding=(top, bottom, left, right))
+    stride, dilation = (spec.stride[1], spec.stride[0]), (spec.dilation[1], spec.dilation[0])
+    return spec._replace(stride=stride, padding=(left, right, top, bottom), dilation=dilation)
+
+
+@lru_cache(maxsize=4096)
+def transposed(batch: Batch) -> Batch:
+    """The pieces with rows and columns in each other's place."""
+    return tuple(Piece(piece.columns, piece.rows) for piece in batch)
+
+
+def oriented(tensor: Tensor, upright: bool) -> Tensor:
+    """(N, C, H, W) as (N, C, W, H), or a tensor back from there, for upright rims: a view."""
+    return tensor.transpose(2, 3) if upright else tensor
+
+
+def windows_of(y: Tensor, batch: Batch) -> Tensor:
+    """The outputs of a batch of rims, (N, rims, K, p, q): a view of y, so that one launch reads or writes all."""
+    piece = batch[0]
+    shape = (len(batch), piece.rows.end - piece.rows.begin, piece.columns.end - piece.columns.begin)
+    n, k, row, column = y.stride()
+    first, *others = (each.rows.begin * row + each.columns.begin * column for each in batch)
+    assert len(others) < 2
+    apart = others[0] - first if others else 0
+    return y.as_strided(
+        (y.shape[0], shape[0], y.shape[1], *shape[1:]), (n, apart, k, row, column), y.storage_offset() + first
+    )
+
+
+def packed_windows(dy: Tensor, batch: Batch, upright: bool) -> Tensor:
+    """A copy of the outputs of a batch of rims, (N * rims, K, p, q), or (N * rims, K, q, p) of upright ones.
+
+    It is stored in the order of dy, so that kernels may read it by TMA.
+    """
+    windows = windows_of(dy, batch)
+    windows = windows.transpose(3, 4) if upright else windows
+    shape = (windows.shape[0] * windows.shape[1], *windows.shape[2:])
+    packed = dy.new_empty_strided(shape, strides_of(shape, plans.layout_of(dy)))
+    packed.unflatten(0, windows.shape[:2]).copy_(windows)
+    return packed
+
+
+class Asked(NamedTuple):
+    """The rims of a shard in one direction: of ``images`` of so many ``channels``, and a filter (K, C/G, R, S).
+
+    ``layout`` is that of the problem. The last two stand for settings that the choice depends on.
+    """
+
+    direction: Direction
+    cut: Cut
+    spec: ConvSpec
+    images: int
+    channels: int
+    w_shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: Layout
+    device: torch.device
+    precision: str = ""
+    generation: int = 0
+
+
+class Posed(NamedTuple):
+    """A batch of rims as it is convolved: a strip (N * rims, C, h, w), or (N * rims, C, w, h) where it is upright."""
+
+    batch: Batch
+    upright: bool
+    strip_shape: tuple[int, ...]
+    spec: ConvSpec
+
+
+def posed(asked: Asked) -> tuple[Posed, ...]:
+    """Each batch, on the family that runs the interior if "auto" chooses and that family takes the strip.
+
+    Rims are too small for rules that were read off whole layers: these would leave them to PyTorch.
+    """
+    return _posed(asked._replace(precision=torch_precision(), generation=plans.generation))
+
+
+@lru_cache(maxsize=4096)
+def _posed(asked: Asked) -> tuple[Posed, ...]:
+    found, family, taps = [], _family_of_interior(asked), asked.w_shape[2:]
+    for batch in asked.cut.batches:
+        upright = is_upright(batch, asked.cut)
+        extents = (batch[0].rows.length, batch[0].columns.length)
+        shape = (asked.images * len(batch), asked.channels, *(extents[::-1] if upright else extents))
+        spec = spec_of(batch, asked.spec, upright)
+        if family != "auto":
+            problem = _problem(asked, shape, (*asked.w_shape[:2], *(taps[::-1] if upright else taps)), spec)
+            if FAMILIES[family].why_not(problem, asked.device) is None:
+                spec = spec._replace(family=family)
+        found.append(Posed(batch, upright, shape, spec))
+    return tuple(found)
+
+
+def _family_of_interior(asked: Asked) -> str:
+    """A family of ours, or "auto" where there is none, or the user named one."""
+    padded = asked.cut.padded
+    if asked.spec.family != "auto" or padded is None:
+        return "auto"
+    shape = (asked.images, asked.channels, padded.rows.length, padded.columns.length)
+    problem = _problem(asked, shape, asked.w_shape, asked.spec._replace(padding=padded.padding))
+    family = choose(problem, asked.device).family
+    return "auto" if family == "aten" else family
+
+
+def _problem(asked: Asked, x_shape: tuple[int, ...], w_shape: tuple[int, ...], spec: ConvSpec) -> Problem:
+    return plans.problem_of(asked.direction, x_shape, w_shape, spec, asked.dtype, asked.layout)

@@ -1,0 +1,107 @@
+"""How a batch of rims is convolved: on whose family, and with rows and columns in which place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from haloconv import rim_batch
+from haloconv.bench.suite import SUITES, Case, load_suite
+from haloconv.choose.choice import Choice
+from haloconv.choose.rules import by_rule
+from haloconv.families import FAMILIES
+from haloconv.padding import Posed as PosedPadding
+from haloconv.problem import DIRECTIONS, ConvSpec, Direction
+from haloconv.rim_batch import Asked, packed_windows, posed, windows_of
+from haloconv.rims import Cut, axis_of, cut_of
+from tools.measured import facts_of, gpus, stood_in
+
+CPU = torch.device("cpu")
+CASES = {case.name: case for case in load_suite(SUITES / "rims.toml")}
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors count as those of an NVIDIA H200, and "auto" goes by the rules that were read off it."""
+    monkeypatch.setattr(rim_batch, "choose", lambda problem, device: Choice(*by_rule(problem, device)[:2]))
+    rim_batch._posed.cache_clear()
+    with stood_in(next(facts_of(gpu) for gpu in gpus() if "H200" in gpu["name"])):
+        yield
+    rim_batch._posed.cache_clear()
+
+
+def asked(case: Case, direction: Direction, **spec: object) -> Asked:
+    """The rims of a case of one shard, in TF32."""
+    problem = case.problem(direction, "tf32", "nchw")
+    modes = case.padding_mode if isinstance(case.padding_mode, tuple) else (case.padding_mode,) * 2
+    given = ConvSpec(problem.stride, problem.padding, problem.dilation, precision="tf32")._replace(**spec)
+    cut = PosedPadding(problem.x_shape, problem.w_shape, torch.float32, "nchw", given, modes)._cut()
+    assert cut is not None
+    return Asked(direction, cut, given, problem.n, problem.c, problem.w_shape, torch.float32, "nchw", CPU)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", ["A_same_circular", "B_same_reflect", "C_same_replicate", "unet_256_circular"])
+def test_rims_run_on_the_family_of_their_interior(name: str, direction: Direction, h200: None) -> None:
+    """By themselves the rules would leave those of C and U-Net to PyTorch: they have fewer pixels than any layer."""
+    rows, columns = posed(asked(CASES[name], direction))
+    assert (rows.upright, columns.upright) == (False, True)
+    assert rows.spec.family == columns.spec.family == "halo_sm90"
+    assert min(columns.strip_shape[2:]) == columns.strip_shape[2], "rows of columns"
+
+
+def test_rules_alone_would_leave_rims_to_pytorch(h200: None) -> None:
+    question = asked(CASES["C_same_circular"], "fprop")
+    for rims in posed(question):
+        taps = (*question.w_shape[:2], 3, 3)
+        problem = rim_batch.plans.problem_of("fprop", rims.strip_shape, taps, rims.spec, torch.float32, "nchw")
+        assert by_rule(problem, CPU).family == "aten"
+
+
+def test_auto_chooses_for_rims_that_the_family_does_not_take(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = lambda self, problem, device: "too thin" if problem.h < 100 else None  # noqa: E731
+    monkeypatch.setattr(type(FAMILIES["halo_sm90"]), "why_not", refusal)
+    assert [rims.spec.family for rims in posed(asked(CASES["C_same_circular"], "fprop"))] == ["auto", "auto"]
+
+
+def test_a_family_that_was_named_is_kept(h200: None) -> None:
+    found = posed(asked(CASES["C_same_circular"], "fprop", family="direct", strict=True))
+    assert all(rims.spec.family == "direct" and rims.spec.strict for rims in found)
+
+
+def test_where_pytorch_runs_the_interior_auto_chooses(h200: None) -> None:
+    assert {rims.spec.family for rims in posed(asked(CASES["unet_64_circular"], "fprop"))} == {"auto"}
+
+
+def cut_of_axes() -> Cut:
+    axes = (axis_of(12, 3, 1, 2, (2, 2), "circular"), axis_of(9, 4, 2, 1, (3, 0), "reflect"))
+    return cut_of(axes, ((0, 12), (0, 9)), tuple((0, axis.outputs) for axis in axes), (0, 0))
+
+
+def test_upright_rims_are_a_transposed_convolution() -> None:
+    """Stride, dilation, padding and taps change places; what is read and computed is the same."""
+    spec, w = ConvSpec((1, 2), (2, 2, 3, 0), (2, 1)), torch.randint(-3, 4, (2, 3, 3, 4)).double()
+    rows, columns = posed(Asked("fprop", cut_of_axes(), spec, 2, 3, (2, 3, 3, 4), torch.float64, "nchw", CPU))
+    assert columns.upright and (columns.spec.stride, columns.spec.dilation) == ((2, 1), (1, 2))
+    assert not rows.upright and (rows.spec.stride, rows.spec.dilation) == ((1, 2), (2, 1))
+    strip = torch.randint(-3, 4, columns.strip_shape).double()
+    piece = columns.batch[0]
+    lying = torch.conv2d(strip, w.transpose(2, 3), None, columns.spec.stride, 0, columns.spec.dilation)
+    upright = torch.conv2d(strip.transpose(2, 3), w, None, spec.stride, 0, spec.dilation)
+    assert torch.equal(lying.transpose(2, 3), upright)
+    assert upright.shape[2:] == (piece.rows.end - piece.rows.begin, piece.columns.end - piece.columns.begin)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_windows_are_those_of_each_rim(order: torch.memory_format) -> None:
+    """Also of y that is a part of a larger tensor; upright ones are packed transposed."""
+    y = torch.randn(2, 5, 14, 9).contiguous(memory_format=order)[:, :, 1:13]
+    for upright, batch in zip((False, True), cut_of_axes().batches, strict=True):
+        views = [y[:, :, each.rows.begin : each.rows.end, each.columns.begin : each.columns.end] for each in batch]
+        wanted = torch.stack(views, 1)
+        assert torch.equal(windows_of(y, batch), wanted) and windows_of(y, batch)._base is not None
+        packed = packed_windows(y, batch, upright)
+        assert torch.equal(packed, (wanted.transpose(3, 4) if upright else wanted).flatten(0, 1))
+        assert packed.is_contiguous(memory_format=order)
