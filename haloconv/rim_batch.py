@@ -16,7 +16,7 @@ from haloconv.choose.choice import choose
 from haloconv.families import FAMILIES
 from haloconv.layout import Layout, strides_of
 from haloconv.precision import torch_precision
-from haloconv.problem import ConvSpec, Direction, Problem
+from haloconv.problem import ConvSpec, Direction, FourSides, Pair, Problem
 from haloconv.rims import Cut, Piece
 
 Tensor = torch.Tensor
@@ -31,7 +31,7 @@ def is_upright(batch: Batch, cut: Cut) -> bool:
 
 def spec_of(batch: Batch, spec: ConvSpec, upright: bool) -> ConvSpec:
     """The convolution of a batch, as its tensors are given to it."""
-    top, bottom, left, right = batch[0].padding
+    top, bottom, left, right = padding_of(batch)
     if not upright:
         return spec._replace(padding=(top, bottom, left, right))
     stride, dilation = (spec.stride[1], spec.stride[0]), (spec.dilation[1], spec.dilation[0])
@@ -49,29 +49,53 @@ def oriented(tensor: Tensor, upright: bool) -> Tensor:
     return tensor.transpose(2, 3) if upright else tensor
 
 
+def padding_of(batch: Batch) -> FourSides:
+    """The zeros around all pieces of a batch: where these differ (Cut.outside), as many as the one with most has."""
+    top, bottom, left, right = (max(sides) for sides in zip(*(piece.padding for piece in batch), strict=True))
+    return top, bottom, left, right
+
+
 def windows_of(y: Tensor, batch: Batch) -> Tensor:
     """The outputs of a batch of rims, (N, rims, K, p, q): a view of y, so that one launch reads or writes all."""
-    piece = batch[0]
-    shape = (len(batch), piece.rows.end - piece.rows.begin, piece.columns.end - piece.columns.begin)
+    places = [(piece.rows.begin, piece.columns.begin) for piece in batch]
     n, k, row, column = y.stride()
-    first, *others = (each.rows.begin * row + each.columns.begin * column for each in batch)
+    return _strided(y, (n, 0, k, row, column), places, (y.shape[0], y.shape[1], *_outputs(batch)))
+
+
+def _outputs(batch: Batch) -> Pair:
+    rows, columns = batch[0].rows, batch[0].columns
+    return rows.end - rows.begin, columns.end - columns.begin
+
+
+def _strided(tensor: Tensor, strides: tuple[int, ...], places: list[Pair], shape: tuple[int, ...]) -> Tensor:
+    """Windows (N, windows, K, p, q) that begin at these rows and columns, one or two of them: of strides, a view."""
+    n, apart, k, row, column = strides
+    first, *others = (down * row + across * column for down, across in places)
     assert len(others) < 2
-    apart = others[0] - first if others else 0
-    return y.as_strided(
-        (y.shape[0], shape[0], y.shape[1], *shape[1:]), (n, apart, k, row, column), y.storage_offset() + first
-    )
+    apart += others[0] - first if others else 0
+    size = (shape[0], len(places), *shape[1:])
+    return tensor.as_strided(size, (n, apart, k, row, column), tensor.storage_offset() + first)
 
 
 def packed_windows(dy: Tensor, batch: Batch, upright: bool) -> Tensor:
     """A copy of the outputs of a batch of rims, (N * rims, K, p, q), or (N * rims, K, q, p) of upright ones.
 
-    It is stored in the order of dy, so that kernels may read it by TMA.
+    It is stored in the order of dy, so that kernels may read it by TMA. Where pieces have fewer zeros before or behind
+    them than the batch, outputs that these would give are zeros, too.
     """
     windows = windows_of(dy, batch)
-    windows = windows.transpose(3, 4) if upright else windows
-    shape = (windows.shape[0] * windows.shape[1], *windows.shape[2:])
+    n, count, k, p, q = windows.shape
+    top, bottom, left, right = padding_of(batch)
+    own = batch[0].padding
+    p, q = p + top - own[0] + bottom - own[1], q + left - own[2] + right - own[3]
+    shape = (n * count, k, *((q, p) if upright else (p, q)))
     packed = dy.new_empty_strided(shape, strides_of(shape, plans.layout_of(dy)))
-    packed.unflatten(0, windows.shape[:2]).copy_(windows)
+    view = oriented(packed, upright).unflatten(0, (n, count))
+    if view.shape != windows.shape:
+        packed.zero_()
+        places = [(top - piece.padding[0], left - piece.padding[2]) for piece in batch]
+        view = _strided(packed, view.stride(), places, (n, k, *windows.shape[3:]))
+    view.copy_(windows)
     return packed
 
 
@@ -104,8 +128,9 @@ class Posed(NamedTuple):
 
 
 def posed(asked: Asked) -> tuple[Posed, ...]:
-    """Each batch, on the family that runs the interior if "auto" chooses and that family takes the strip.
+    """Each batch, in dgrad those of what is outside.
 
+    It is on the family that runs the interior, if "auto" chooses and that family takes the strip.
     Rims are too small for rules that were read off whole layers: these would leave them to PyTorch.
     """
     return _posed(asked._replace(precision=torch_precision(), generation=plans.generation))
@@ -114,7 +139,7 @@ def posed(asked: Asked) -> tuple[Posed, ...]:
 @lru_cache(maxsize=4096)
 def _posed(asked: Asked) -> tuple[Posed, ...]:
     found, family, taps = [], _family_of_interior(asked), asked.w_shape[2:]
-    for batch in asked.cut.batches:
+    for batch in asked.cut.outside if asked.direction == "dgrad" else asked.cut.batches:
         upright = is_upright(batch, asked.cut)
         extents = (batch[0].rows.length, batch[0].columns.length)
         shape = (asked.images * len(batch), asked.channels, *(extents[::-1] if upright else extents))

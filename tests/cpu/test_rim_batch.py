@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
+from haloconv import plan as plans
 from haloconv import rim_batch
 from haloconv.bench.suite import SUITES, Case, load_suite
 from haloconv.choose.choice import Choice
@@ -16,6 +20,8 @@ from haloconv.padding import Posed as PosedPadding
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction
 from haloconv.rim_batch import Asked, packed_windows, posed, windows_of
 from haloconv.rims import Cut, axis_of, cut_of
+from haloconv.strips import Job, convolve_cut
+from tests.spatial_problems import draw
 from tools.measured import facts_of, gpus, stood_in
 
 CPU = torch.device("cpu")
@@ -56,7 +62,7 @@ def test_rules_alone_would_leave_rims_to_pytorch(h200: None) -> None:
     question = asked(CASES["C_same_circular"], "fprop")
     for rims in posed(question):
         taps = (*question.w_shape[:2], 3, 3)
-        problem = rim_batch.plans.problem_of("fprop", rims.strip_shape, taps, rims.spec, torch.float32, "nchw")
+        problem = plans.problem_of("fprop", rims.strip_shape, taps, rims.spec, torch.float32, "nchw")
         assert by_rule(problem, CPU).family == "aten"
 
 
@@ -105,3 +111,37 @@ def test_windows_are_those_of_each_rim(order: torch.memory_format) -> None:
         packed = packed_windows(y, batch, upright)
         assert torch.equal(packed, (wanted.transpose(3, 4) if upright else wanted).flatten(0, 1))
         assert packed.is_contiguous(memory_format=order)
+
+
+def test_gradients_of_strips_are_of_what_is_outside_alone(h200: None) -> None:
+    """Of A's rims 4 rows and 12 columns, where strips have 12 and 36; pieces of a batch differ in where zeros are."""
+    rows, columns = posed(asked(CASES["A_same_circular"], "dgrad"))
+    assert (rows.strip_shape, columns.strip_shape) == ((16, 32, 4, 536), (16, 32, 12, 512))
+    assert [piece.padding for piece in rows.batch] == [(0, 8, 0, 0), (8, 0, 0, 0)]
+    assert rows.spec.padding == (8, 8, 0, 0) and columns.spec.padding == (24, 24, 4, 4)
+    (only,) = posed(asked(CASES["A_same_zeros_by_circular"], "dgrad"))
+    assert only.strip_shape == columns.strip_shape
+
+
+def test_fuzzed_gradients_are_those_of_a_padded_copy() -> None:
+    """Of 300 random images that are one shard, with rims at one side, at two, and at two of unequal width."""
+    random, kinds = Random(2), Counter()
+    for number in range(300):
+        case = draw(random)
+        if number % 3:
+            top, bottom, left, right = (max(each, 1) for each in case.sides)
+            sides = (min(top, bottom),) * 2 + (min(left, right),) * 2
+            x_shape = (*case.x[:2], case.x[2] + 9, case.x[3] + 8)
+            case = replace(case, stride=(1, 1), sides=sides, x=x_shape)
+        x, w, b = case.tensors()
+        spec = ConvSpec(case.stride, case.sides, case.dilation, case.groups)
+        given = PosedPadding(case.x, case.w, x.dtype, plans.result_layout(x, w), spec, case.modes)
+        cut = given._cut()
+        if cut is None:
+            continue
+        kinds.update(len(batch) for batch in cut.outside)
+        y, expected = convolve_cut(x, w, b, Job(cut, (0, 0), spec)), case.in_one_process(x, w, b)
+        dy = torch.randint_like(expected, -3, 4)
+        found, wanted = (torch.autograd.grad(each, (x, w, b), dy) for each in (y, expected))
+        assert torch.equal(y, expected) and all(map(torch.equal, found, wanted)), case
+    assert kinds[1] > 20 and kinds[2] > 20, kinds
