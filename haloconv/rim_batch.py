@@ -38,12 +38,6 @@ def spec_of(batch: Batch, spec: ConvSpec, upright: bool) -> ConvSpec:
     return spec._replace(stride=stride, padding=(left, right, top, bottom), dilation=dilation)
 
 
-@lru_cache(maxsize=4096)
-def transposed(batch: Batch) -> Batch:
-    """The pieces with rows and columns in each other's place."""
-    return tuple(Piece(piece.columns, piece.rows) for piece in batch)
-
-
 def oriented(tensor: Tensor, upright: bool) -> Tensor:
     """(N, C, H, W) as (N, C, W, H), or a tensor back from there, for upright rims: a view."""
     return tensor.transpose(2, 3) if upright else tensor

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -135,8 +136,9 @@ def owner_of(block: Block) -> Place | None:
     return None if NOBODY in (down.owner, across.owner) else (down.owner, across.owner)
 
 
+@lru_cache(maxsize=4096)
 def needed(cut: Cut, place: Place) -> dict[Place, list[Block]]:
-    """For each other shard, the blocks of it that the rims of a shard need, in order."""
+    """For each other shard, the blocks of it that the rims of a shard need, in order; not to be changed."""
     found: dict[Place, list[Block]] = defaultdict(list)
     for piece in cut.rims:
         for *_, down, across in piece.blocks():
@@ -154,7 +156,7 @@ def split(message: Tensor, blocks: list[Block], like: Tensor) -> list[Tensor]:
 
 
 def _received(messages: Messages, job: Job, like: Tensor) -> dict[Place, Iterator[Tensor]]:
-    blocks = needed(job.cut, job.place)
+    blocks = needed(job.cut, job.place) if messages else {}
     return {owner: iter(split(message, blocks.get(owner, []), like)) for owner, message in messages.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 
@@ -11,17 +12,18 @@ import pytest
 import torch
 
 from haloconv import plan as plans
-from haloconv import rim_batch
+from haloconv import rim_batch, strips
 from haloconv.bench.suite import SUITES, Case, load_suite
 from haloconv.choose.choice import Choice
 from haloconv.choose.rules import by_rule
 from haloconv.families import FAMILIES
+from haloconv.gathered import gathered
 from haloconv.padding import Posed as PosedPadding
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction
 from haloconv.rim_batch import Asked, packed_windows, posed, windows_of
 from haloconv.rims import Cut, axis_of, cut_of
 from haloconv.strips import Job, convolve_cut
-from tests.spatial_problems import draw
+from tests.spatial_problems import draw, integers
 from tools.measured import facts_of, gpus, stood_in
 
 CPU = torch.device("cpu")
@@ -145,3 +147,27 @@ def test_fuzzed_gradients_are_those_of_a_padded_copy() -> None:
         found, wanted = (torch.autograd.grad(each, (x, w, b), dy) for each in (y, expected))
         assert torch.equal(y, expected) and all(map(torch.equal, found, wanted)), case
     assert kinds[1] > 20 and kinds[2] > 20, kinds
+
+
+def test_strips_are_gathered_where_rows_lie_end_to_end() -> None:
+    """And else, of a part of an image, put together of blocks."""
+    cut, x = cut_of_axes(), torch.randn(2, 3, 12, 11)
+    batch, whole = cut.batches[1], x[..., :9].contiguous()
+    expected = gathered(whole, batch, (0, 0), "nchw", True)
+    assert expected is not None and gathered(x[..., :9], batch, (0, 0), "nchw", True) is None
+    job = Job(cut, (0, 0), ConvSpec((1, 2), (2, 2, 3, 0), (2, 1)))
+    assert torch.equal(strips._strips(x[..., :9], {}, job)[1], expected)
+    part = whole[:, 1:]
+    assert torch.equal(gathered(part, batch, (0, 0), "nchw", True), expected[:, 1:])
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_gradients_while_convolutions_are_noted(order: torch.memory_format) -> None:
+    """Then PyTorch's convolutions run, and autograd records what strips are put together of."""
+    x, w = integers(2, 3, 12, 9).detach().contiguous(memory_format=order).requires_grad_(), integers(2, 3, 3, 4)
+    spec, found = ConvSpec((1, 2), (2, 2, 3, 0), (2, 1)), []
+    for about in (plans.noting(), nullcontext()):
+        with about:
+            y = convolve_cut(x, w, None, Job(cut_of_axes(), (0, 0), spec))
+            found.append((y.detach(), *torch.autograd.grad(y.square().sum(), (x, w))))
+    assert all(map(torch.equal, *found))
