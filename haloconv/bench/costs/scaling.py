@@ -18,10 +18,11 @@ from haloconv.bench.costs.kernels import Cost
 RANKS = (1, 2, 4)
 EFFICIENCY_BARS = {2: 0.92, 4: 0.85}
 """The least efficiency by ranks: ms of one rank over ms of that many, each with as many rows."""
-ERROR_LIMITS = {"tf32": 1e-2, "fp32": 1e-4}
-"""The most that gradients of the small image may be off, relative to their norm, in a model of seven convolutions: a
-convolution in TF32 is off by 5e-4 at most, norms and activations between them carry that on. On images of so few rows
-a rank a halo that is missing is off by far more: tests/cpu/test_scaling.py."""
+PRECISIONS = ("tf32", "fp32")
+ERROR_LIMIT = 1e-3
+"""The most that gradients of the small image may be off in full fp32, relative to their norm. Where max pooling has two
+pixels that are nearly equal another one may be taken: in TF32 that would move them by 1e-2 now and then. A halo that is
+missing moves them by far more, on images of so few rows a rank: tests/cpu/test_scaling.py."""
 TIME_LIMIT_S = 300
 POLL_S = 0.05
 
@@ -75,7 +76,7 @@ class Scaling(Cost):
     @property
     def within_budget(self) -> bool:
         """Whether gradients are right, and the efficiency is at its bar."""
-        return self.error <= ERROR_LIMITS[self.precision] and self.efficiency >= (self.efficiency_bar or 0)
+        return self.error <= ERROR_LIMIT and self.efficiency >= (self.efficiency_bar or 0)
 
 
 def scaling(workload: Workload, precision: str, devices: Sequence[str], ranks: Sequence[int] = RANKS) -> list[Scaling]:

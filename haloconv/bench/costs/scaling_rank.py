@@ -135,15 +135,19 @@ def _image(rows: Tensor, mesh: DeviceMesh | None) -> Tensor:
 
 
 def gradient_error(variables: int, device: torch.device, mesh: DeviceMesh | None) -> float:
-    """The norm of what gradients of weights differ by from PyTorch's of a whole small image, over the norm of these."""
+    """The norm of what gradients of weights differ by from PyTorch's of a whole small image, over the norm of these.
+
+    In full fp32, on the kernels for that.
+    """
     torch.manual_seed(2)
     plain = UNet(variables, CHECKED_CHANNELS).to(device)
     served = _served(copy.deepcopy(plain), mesh)
     ranks, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
     whole = torch.randn(2, 1, variables, CHECKED_ROWS * ranks, CHECKED_COLUMNS, device=device)
     mine = whole.narrow(3, CHECKED_ROWS * rank, CHECKED_ROWS)
-    _loss(plain, *whole).backward()
-    _loss(served, *(_image(each.contiguous(), mesh) for each in mine)).backward()
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+        _loss(plain, *whole).backward()
+        _loss(served, *(_image(each.contiguous(), mesh) for each in mine)).backward()
     wanted, got = (
         torch.cat([each.grad.reshape(-1) for each in model.parameters() if each.grad is not None])
         for model in (plain, served)

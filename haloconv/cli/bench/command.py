@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from haloconv.bench.costs.cold_start import NETWORKS as COLD_NETWORKS
-from haloconv.bench.costs.scaling import ERROR_LIMITS, Workload
+from haloconv.bench.costs.scaling import PRECISIONS as SCALED_PRECISIONS
+from haloconv.bench.costs.scaling import Workload
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.network import Effort, NetworkCase, load_networks
 from haloconv.bench.one_kernel import check_asked
@@ -184,7 +185,7 @@ def _starts(suite: Path, words: Words, limit: float | None) -> ColdStartOrder:
 
 def _divided(words: Words, gpus: str) -> ScalingOrder:
     """The order for images divided over GPUs: by default over all of them, in TF32."""
-    precisions = choices("--precision", words.precision or "tf32", tuple(ERROR_LIMITS))
+    precisions = choices("--precision", words.precision or "tf32", SCALED_PRECISIONS)
     every = ",".join(str(index) for index in range(torch.cuda.device_count()))
     return ScalingOrder(Workload(), precisions, [str(each) for each in _gpus(gpus or every)])
 
