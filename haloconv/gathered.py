@@ -1,62 +1,65 @@
-"""The input of rims whose pixels are all in one image, by one launch: indices name their rows and their columns."""
+"""The input of rims whose pixels are all in one image, by one launch: an index names the pixel of each of theirs."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from haloconv.layout import Layout
-from haloconv.rims import Piece, Place, Window
+from haloconv.layout import Layout, strides_of
+from haloconv.rim_batch import Batch
+from haloconv.rims import Place, Window
 
 Tensor = torch.Tensor
 
-_MOST = 4096  # batches whose indices are kept
-Batch = tuple[Piece, ...]
-_indices: dict[tuple[Batch, Place, torch.device], tuple[Tensor, Tensor]] = {}
+_MOST = 256  # batches whose indices are kept, each 8 bytes a pixel of its strips
+_indices: dict[tuple[Batch, Place, bool, int, torch.device], Tensor] = {}
 
 
-def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout) -> Tensor | None:
+def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout, upright: bool) -> Tensor | None:
     """What pieces of one form read of x (N, C, H, W), the shard at ``place``: (N * pieces, C, h, w) in ``layout``.
 
-    The pieces of an image are neighbours. None if other shards have a part of it, or if indices would have to be
-    brought to the device while a CUDA graph is being captured.
+    Of ``upright`` pieces it is (N * pieces, C, w, h). The pieces of an image are neighbours. None if other shards have
+    a part of it, if the rows of x do not lie end to end, or if the index would have to be brought to the device while a
+    CUDA graph is being captured.
     """
-    found = _indices.get((batch, place, x.device)) or _brought(batch, place, x.device)
-    if found is None:
+    n, c, height, width = x.shape
+    if x.stride(2) != width * x.stride(3):
         return None
-    rows, columns = found
+    key = (batch, place, upright, width, x.device)
+    index = _indices.get(key)
+    if index is None:
+        index = _brought(batch, place, upright, width, x.device)
+        if index is None:
+            return None
+        if len(_indices) >= _MOST:
+            _indices.clear()
+        _indices[key] = index
+    pixels = x.as_strided((n, c, height * width), x.stride()[:2] + x.stride()[3:])
+    if x.requires_grad and torch.is_grad_enabled():  # what is written into a tensor autograd does not see
+        if layout == "nhwc":
+            return pixels.transpose(1, 2)[:, index].flatten(0, 1).permute(0, 3, 1, 2)
+        return pixels[:, :, index].transpose(1, 2).flatten(0, 1)
+    shape = (n * len(batch), c, *index.shape[1:])
+    strip = x.new_empty_strided(shape, strides_of(shape, layout))
+    parts = strip.unflatten(0, (n, len(batch)))
     if layout == "nhwc":
-        return x.permute(0, 2, 3, 1)[:, rows, columns].flatten(0, 1).permute(0, 3, 1, 2)
-    if len(batch) == 1:
-        return x[:, :, rows[0], columns[0]]
-    images, channels = (_counted(extent, dim, x.device) for dim, extent in enumerate(x.shape[:2]))
-    return x[images, channels, rows.unsqueeze(1), columns.unsqueeze(1)].flatten(0, 1)
+        torch.ops.aten.index.Tensor_out(pixels.transpose(1, 2), [None, index], out=parts.permute(0, 1, 3, 4, 2))
+    else:
+        torch.ops.aten.index.Tensor_out(pixels, [None, None, index], out=parts.transpose(1, 2))
+    return strip
 
 
-@lru_cache(maxsize=64)
-def _counted(extent: int, dim: int, device: torch.device) -> Tensor:
-    """The numbers of all images, or of all channels, beside pieces, rows and columns."""
-    with torch.inference_mode(False):
-        return torch.arange(extent, device=device).view(-1, *(1,) * (4 - 2 * dim))
-
-
-def _brought(batch: Batch, place: Place, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """The indices on the device: rows (pieces, h, 1) and columns (pieces, 1, w)."""
-    found = [[_pixels(*each) for each in zip((piece.rows, piece.columns), place, strict=True)] for piece in batch]
-    if any(None in each for each in found) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+def _brought(batch: Batch, place: Place, upright: bool, width: int, device: torch.device) -> Tensor | None:
+    """The index on the device: (pieces, h, w), or (pieces, w, h), of pixels counted row by row."""
+    windows = [list(zip((piece.rows, piece.columns), place, strict=True)) for piece in batch]
+    elsewhere = any(run.owner != owner for piece in windows for window, owner in piece for run in window.runs)
+    if elsewhere or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return None
-    if len(_indices) >= _MOST:
-        _indices.clear()
     with torch.inference_mode(False):
-        rows, columns = (torch.tensor(each, device=device) for each in zip(*found, strict=True))
-        made = rows.unsqueeze(2), columns.unsqueeze(1)
-    _indices[batch, place, device] = made
-    return made
+        rows, columns = (torch.tensor([_pixels(piece[axis][0]) for piece in windows]) for axis in (0, 1))
+        index = rows.unsqueeze(2) * width + columns.unsqueeze(1)
+        return (index.transpose(1, 2) if upright else index).contiguous().to(device)
 
 
-def _pixels(window: Window, owner: int) -> list[int] | None:
-    """The indices of what is read along one axis; None if another shard has some of it."""
-    if any(run.owner != owner for run in window.runs):
-        return None
+def _pixels(window: Window) -> list[int]:
+    """The indices of what is read along one axis."""
     return [run.start + run.step * at for run in window.runs for at in range(run.length)]

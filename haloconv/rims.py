@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from typing import Literal, NamedTuple, get_args
 
 from haloconv.problem import FourSides, Pair, output_extent
@@ -119,12 +119,17 @@ class Cut(NamedTuple):
     ``interior`` are the outputs that are right in the result of ``padded``, a convolution of the shard alone. What the
     others lack there is what their rims read elsewhere than ``inside`` the shard. Rims of a batch read and compute as
     many rows and columns, as those above and below mostly do: one convolution of a batch of images serves them.
+
+    Gradients of strips are those of ``outside``: of an image that is one shard, pieces that read what is not ``inside``
+    alone, with zeros in the place of that. Pieces of a batch there differ in where these zeros are: ``padding``. Where
+    other shards have a part of the strips, whose gradients they get as they sent them, it is ``batches``.
     """
 
     outputs: Pair
     interior: Piece | None
     padded: Piece | None
     batches: tuple[tuple[Piece, ...], ...]
+    outside: tuple[tuple[Piece, ...], ...]
 
     @property
     def rims(self) -> Iterator[Piece]:
@@ -186,13 +191,56 @@ def cut_of(axes: tuple[Axis, Axis], inputs: tuple[Bounds, Bounds], outputs: tupl
     rows, columns = (sides_of(*each) for each in zip(axes, inputs, outputs, place, strict=True))
     extents = (rows.all.end, columns.all.end)
     if 0 in extents:
-        return Cut(extents, None, None, ())
+        return Cut(extents, None, None, (), ())
     if not (_is_one_run(rows.interior, place[0]) and _is_one_run(columns.interior, place[1])):
-        return Cut(extents, None, None, ((Piece(rows.all, columns.all),),))
+        whole = ((Piece(rows.all, columns.all),),)
+        return Cut(extents, None, None, whole, whole)
     assert rows.interior and rows.padded and columns.interior and columns.padded
     across = _batches([Piece(each, columns.all) for each in (rows.before, rows.after) if each is not None])
     down = _batches([Piece(rows.interior, each) for each in (columns.before, columns.after) if each is not None])
-    return Cut(extents, Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded), (*across, *down))
+    inner, padded = Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded)
+    batches = (*across, *down)
+    return Cut(extents, inner, padded, batches, batches if _asks(batches, place) else _outside(axes, rows, columns))
+
+
+def _asks(batches: tuple[tuple[Piece, ...], ...], place: Place) -> bool:
+    """Whether other shards have some of what rims read."""
+    runs = (
+        (run, at) for rim in chain(*batches) for window, at in zip(rim[:2], place, strict=True) for run in window.runs
+    )
+    return any(run.owner not in (at, NOBODY) for run, at in runs)
+
+
+def _outside(axes: tuple[Axis, Axis], rows: Sides, columns: Sides) -> tuple[tuple[Piece, ...], ...]:
+    """Rows that are not inside, of all columns; then columns that are not, of rows that are."""
+    assert rows.padded is not None
+    above, beside = (
+        [each for side in (of.before, of.after) if side for each in _elsewhere(side)] for of in (rows, columns)
+    )
+    across = [Piece(each, columns.all) for each in above]
+    down = [Piece(rows.padded, each) for each in beside]
+    return (*_aligned(across, axes[0].stride), *_aligned(down, axes[1].stride))
+
+
+def _elsewhere(window: Window) -> Iterator[Window]:
+    """What a window reads beside its shard's own: parts of it, each with zeros in the place of all else."""
+    at, length = 0, window.length
+    for inside, runs in groupby(window.runs, lambda run: run.inside or run.owner == NOBODY):
+        part = tuple(runs)
+        end = at + sum(run.length for run in part)
+        if not inside:
+            before, after = window.padding
+            yield Window(window.begin, window.end, part, (before + at, after + length - end))
+        at = end
+
+
+def _aligned(pieces: list[Piece], stride: int) -> list[tuple[Piece, ...]]:
+    """Pieces at two sides as one batch, if they read and compute as much and outputs can be shifted by pixels."""
+    forms = {
+        (*(len(range(each.begin, each.end)) for each in piece), piece.rows.length, piece.columns.length)
+        for piece in pieces
+    }
+    return [tuple(pieces)] if len(pieces) == 2 and len(forms) == stride == 1 else [(each,) for each in pieces]
 
 
 def _batches(rims: list[Piece]) -> list[tuple[Piece, ...]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -20,8 +21,9 @@ from haloconv import autograd, logs
 from haloconv import plan as plans
 from haloconv.gathered import gathered
 from haloconv.layout import Layout, strides_of
-from haloconv.problem import ConvSpec, output_extent
+from haloconv.problem import ConvSpec, Direction, output_extent
 from haloconv.profiling import calls_of, current_layer, profiler
+from haloconv.rim_batch import Asked, Batch, Posed, is_upright, oriented, packed_windows, posed, windows_of
 from haloconv.rims import NOBODY, Cut, Piece, Place, Run
 
 Tensor = torch.Tensor
@@ -134,8 +136,9 @@ def owner_of(block: Block) -> Place | None:
     return None if NOBODY in (down.owner, across.owner) else (down.owner, across.owner)
 
 
+@lru_cache(maxsize=4096)
 def needed(cut: Cut, place: Place) -> dict[Place, list[Block]]:
-    """For each other shard, the blocks of it that the rims of a shard need, in order."""
+    """For each other shard, the blocks of it that the rims of a shard need, in order; not to be changed."""
     found: dict[Place, list[Block]] = defaultdict(list)
     for piece in cut.rims:
         for *_, down, across in piece.blocks():
@@ -153,7 +156,7 @@ def split(message: Tensor, blocks: list[Block], like: Tensor) -> list[Tensor]:
 
 
 def _received(messages: Messages, job: Job, like: Tensor) -> dict[Place, Iterator[Tensor]]:
-    blocks = needed(job.cut, job.place)
+    blocks = needed(job.cut, job.place) if messages else {}
     return {owner: iter(split(message, blocks.get(owner, []), like)) for owner, message in messages.items()}
 
 
@@ -165,14 +168,16 @@ def _pixels(x: Tensor, block: Block, received: dict[Place, Iterator[Tensor]], pl
 
 
 def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
-    """The input of each batch of rims, (N * rims, C, h, w) stored in the order of x."""
+    """The input of each batch of rims, (N * rims, C, h, w), or of upright ones (N * rims, C, w, h), in x's order."""
     received, layout, strips = _received(messages, job, x), plans.layout_of(x), []
     for batch in job.cut.batches:
-        strip = gathered(x, batch, job.place, layout)
+        upright = is_upright(batch, job.cut)
+        strip = gathered(x, batch, job.place, layout, upright)
         if strip is None:
-            shape = (x.shape[0] * len(batch), x.shape[1], batch[0].rows.length, batch[0].columns.length)
+            extents = (batch[0].columns.length, batch[0].rows.length) if upright else _extents(batch)
+            shape = (x.shape[0] * len(batch), x.shape[1], *extents)
             strip = x.new_empty_strided(shape, strides_of(shape, layout))
-            for piece, part in _parts(strip, batch):
+            for piece, part in _parts(oriented(strip, upright), batch):
                 for top, left, *block in piece.blocks():
                     pixels = _pixels(x, (block[0], block[1]), received, job.place)
                     part[:, :, top : top + pixels.shape[2], left : left + pixels.shape[3]].copy_(pixels)
@@ -180,23 +185,17 @@ def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
     return strips
 
 
-def _parts(strip: Tensor, batch: tuple[Piece, ...]) -> list[tuple[Piece, Tensor]]:
+def _extents(batch: Batch) -> tuple[int, int]:
+    """Rows and columns that each rim of a batch reads."""
+    return batch[0].rows.length, batch[0].columns.length
+
+
+def _parts(strip: Tensor, batch: Batch) -> list[tuple[Piece, Tensor]]:
     """Each rim of a batch, and its part (N, ...) of a tensor (N * rims, ...): a view."""
     return list(zip(batch, strip.unflatten(0, (-1, len(batch))).unbind(1), strict=True))
 
 
 # --- fprop and its gradients, unseen by autograd
-
-
-def _window(y: Tensor, piece: Piece) -> Tensor:
-    """The outputs of a piece: a view."""
-    return y[:, :, piece.rows.begin : piece.rows.end, piece.columns.begin : piece.columns.end]
-
-
-def _windows(y: Tensor, batch: tuple[Piece, ...]) -> Tensor:
-    """The outputs of a batch of rims, (N * rims, K, p, q): a view of one rim, else a copy."""
-    windows = [_window(y, piece) for piece in batch]
-    return windows[0] if len(windows) == 1 else torch.stack(windows, 1).flatten(0, 1)
 
 
 def _block(piece: Piece) -> Block:
@@ -221,6 +220,12 @@ def _own(x: Tensor, w_shape: tuple[int, ...], piece: Piece, job: Job) -> Tensor:
     return x if block is None else take(x, block)
 
 
+def _rims(direction: Direction, x: Tensor, w: Tensor, layout: Layout, job: Job) -> tuple[Posed, ...]:
+    """The batches of rims, of a shard x, or of its size (N, C, ...)."""
+    n, c, *_ = x.shape
+    return posed(Asked(direction, job.cut, job.spec, n, c, tuple(w.shape), w.dtype, layout, w.device))
+
+
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, list[Tensor]]:
     """y, and the strips of its batches of rims."""
     cut, arrive = job.cut, job.exchange.start(x)
@@ -228,21 +233,23 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, li
     if cut.padded is not None:
         y = plans.fprop(_own(x, tuple(w.shape), cut.padded, job), w, b, job.spec_of(cut.padded))
     strips = _strips(x, arrive(), job)
-    for batch, strip in zip(cut.batches, strips, strict=True):
-        rims = plans.fprop(strip, w, b, job.spec_of(batch[0]))
+    for rims, strip in zip(_rims("fprop", x, w, plans.result_layout(x, w), job), strips, strict=True):
+        outputs = plans.fprop(strip, oriented(w, rims.upright), b, rims.spec)
         if y is None:
-            y = rims  # the rim is the whole
+            y = outputs  # the rim is the whole
             continue
-        for piece, rim in _parts(rims, batch):
-            _window(y, piece).copy_(rim)
+        windows = windows_of(y, rims.batch)
+        windows.copy_(oriented(outputs, rims.upright).unflatten(0, windows.shape[:2]))
     return x.new_empty(x.shape[0], w.shape[0], *cut.outputs) if y is None else y, strips
 
 
 def _keep_what_is_outside(strips: list[Tensor], job: Job) -> None:
     """Zeros in the strips for what the convolution of the shard alone reads, too, so that gradients count it once."""
     if job.cut.padded is not None:
-        batches = zip(job.cut.batches, strips, strict=True)
-        for piece, strip in chain.from_iterable(_parts(strip, batch) for batch, strip in batches):
+        views = [
+            oriented(each, is_upright(batch, job.cut)) for each, batch in zip(strips, job.cut.batches, strict=True)
+        ]
+        for piece, strip in chain.from_iterable(map(_parts, views, job.cut.batches)):
             for top, left, down, across in piece.blocks():
                 if down.inside and across.inside:
                     strip[:, :, top : top + down.length, left : left + across.length].zero_()
@@ -268,14 +275,13 @@ def _format(layout: Layout) -> torch.memory_format:
 
 def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> Tensor:
     """dw: the sum over the shard alone and its rims, in that order."""
-    padded, layout, shape = job.cut.padded, plans.layout_of(w), tuple(w.shape)
-    parts = [
-        plans.wgrad(_windows(dy, batch), strip, shape, layout, job.spec_of(batch[0]))
-        for batch, strip in zip(job.cut.batches, strips, strict=True)
-    ]
+    padded, layout, shape, parts = job.cut.padded, plans.layout_of(w), tuple(w.shape), []
     if padded is not None:
-        own = plans.wgrad(dy, _own(x, shape, padded, job), shape, layout, job.spec_of(padded))
-        parts.insert(0, own)
+        parts.append(plans.wgrad(dy, _own(x, shape, padded, job), shape, layout, job.spec_of(padded)))
+    for rims, strip in zip(_rims("wgrad", x, w, plans.layout_of(x), job), strips, strict=True):
+        windows = packed_windows(dy, rims.batch, rims.upright)
+        filter_shape = tuple(oriented(w, rims.upright).shape)
+        parts.append(oriented(plans.wgrad(windows, strip, filter_shape, layout, rims.spec), rims.upright))
     if len(parts) < 2:
         return parts[0] if parts else torch.zeros_like(w)
     total = parts[0].to(torch.promote_types(w.dtype, torch.float32))
@@ -284,14 +290,12 @@ def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> 
     return total.to(w.dtype)
 
 
-def _gradients_of_strips(
-    dy: Tensor, w: Tensor, channels: int, layout: Layout, job: Job
-) -> Iterator[tuple[Piece, Tensor]]:
+def _gradients_of_strips(dy: Tensor, x: Tensor, w: Tensor, layout: Layout, job: Job) -> Iterator[tuple[Piece, Tensor]]:
     """Each rim, and the gradient of its strip."""
-    for batch in job.cut.batches:
-        rims = _windows(dy, batch)
-        shape = (rims.shape[0], channels, batch[0].rows.length, batch[0].columns.length)
-        yield from _parts(plans.dgrad(rims, w, shape, layout, job.spec_of(batch[0])), batch)
+    for rims in _rims("dgrad", x, w, layout, job):
+        windows = packed_windows(dy, rims.batch, rims.upright)
+        gradient = plans.dgrad(windows, oriented(w, rims.upright), rims.strip_shape, layout, rims.spec)
+        yield from _parts(oriented(gradient, rims.upright), rims.batch)
 
 
 def _by_owner(gradients: Iterable[tuple[Piece, Tensor]], job: Job) -> tuple[list[tuple[Block, Tensor]], Messages]:
@@ -337,7 +341,7 @@ class _Convolve(torch.autograd.Function):
         own: list[tuple[Block, Tensor]] = []
         arrive = dx = None
         if wanted[0]:
-            own, sent = _by_owner(_gradients_of_strips(dy, w, x.shape[1], layout, job), job)
+            own, sent = _by_owner(_gradients_of_strips(dy, x, w, layout, job), job)
             arrive = exchange.start_back(sent, x)
         dw = _wgrad(dy, x, w, strips, job) if wanted[1] else None
         db = plans.bgrad(dy, job.spec) if wanted[2] else None

@@ -75,7 +75,8 @@ def window_traffic(
     for row, column in _places(inputs):
         piece = Piece(windows[0][row], windows[1][column])
         extents = (piece.rows.end, piece.columns.end)
-        cuts[row, column] = Cut(extents, None, None, () if 0 in extents else ((piece,),))
+        batches = () if 0 in extents else ((piece,),)
+        cuts[row, column] = Cut(extents, None, None, batches, batches)
     return _traffic(cuts, place)
 
 

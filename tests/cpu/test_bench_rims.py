@@ -48,14 +48,14 @@ def test_every_direction_is_right_and_timed(case: suite.Case, layout: Any) -> No
     assert (case.shards > 1) == any("MB of others" in note for note in layer.notes)
 
 
-@pytest.mark.parametrize(("what", "direction"), [("give", "dgrad"), ("_window", "wgrad"), ("gathered", "fprop")])
+@pytest.mark.parametrize(("what", "direction"), [("give", "dgrad"), ("packed_windows", "wgrad"), ("gathered", "fprop")])
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
 def test_a_wrong_rim_is_found(case: suite.Case, what: str, direction: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not given to pixels, outputs of another place, pixels of zeros."""
     of_others = strips._pixels
     wrong = {
         "give": lambda dx, *_: dx,
-        "_window": lambda y, piece: real(y.flip(2), piece),
+        "packed_windows": lambda dy, *rest: real(dy.flip(2), *rest),
         "gathered": lambda *args: None,
     }
     real = getattr(strips, what)

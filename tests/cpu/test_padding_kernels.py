@@ -50,6 +50,7 @@ def test_our_kernels_run_it_without_a_copy(
     ("args", "options", "family"),
     [
         ((3, 16, 3), {"padding": 1, "padding_mode": "circular", "stride": 2}, "halo_sm90"),
+        ((8, 16, (3, 5)), {"padding": (1, 2), "padding_mode": "reflect"}, "halo_sm90"),
         ((32, 32, 5), {"padding": 2, "padding_mode": "replicate", "groups": 32}, "depthwise"),
     ],
 )

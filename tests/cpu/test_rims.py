@@ -166,7 +166,7 @@ def test_strips_by_indices_are_those_by_blocks(order: torch.memory_format, monke
         monkeypatch.undo()
         assert sum(map(len, found)) == 4 * len(x) and all(each.is_contiguous(memory_format=order) for each in found)
         assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
-    assert strips.gathered(x, job.cut.batches[0], (1, 0), "nchw") is None
+    assert strips.gathered(x, job.cut.batches[0], (1, 0), "nchw", False) is None
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])

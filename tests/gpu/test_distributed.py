@@ -34,9 +34,10 @@ def test_the_stride_warning_would_be_seen(tmp_path: Path) -> None:
     assert STRIDE_WARNING in run_ranks("other_strides", "cuda", "auto", tmp_path / "meeting", LIMIT_S)
 
 
-def test_images_that_are_larger_than_a_gpu(tmp_path: Path) -> None:
-    """Halos through NCCL, on a stream of their own: exact integers, gradients of gradients, too."""
-    run_ranks("spatial_ranks.on_gpus", "cuda", "auto", tmp_path / "meeting", LIMIT_S)
+@pytest.mark.parametrize("family", ["auto", "direct"])
+def test_images_that_are_larger_than_a_gpu(family: str, tmp_path: Path) -> None:
+    """Halos through NCCL, on a stream of their own: integers, gradients of gradients, too; exact on our kernels."""
+    run_ranks("spatial_ranks.on_gpus", "cuda", family, tmp_path / "meeting", 2 * LIMIT_S)
 
 
 def test_data_parallel() -> None:

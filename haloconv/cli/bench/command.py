@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from haloconv.bench.costs.cold_start import NETWORKS as COLD_NETWORKS
+from haloconv.bench.costs.scaling import PRECISIONS as SCALED_PRECISIONS
+from haloconv.bench.costs.scaling import Workload
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.network import Effort, NetworkCase, load_networks
 from haloconv.bench.one_kernel import check_asked
@@ -25,6 +27,7 @@ from haloconv.cli.bench.compiled import bench_compiled
 from haloconv.cli.bench.costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench.models import SUITE as NETWORKS
 from haloconv.cli.bench.models import NetworkOrder, bench_models
+from haloconv.cli.bench.scaling import ScalingOrder, bench_scaling
 from haloconv.cli.bench.suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
 from haloconv.cli.live import make_console
 from haloconv.cli.output import check_folder, positive, refusal
@@ -44,9 +47,7 @@ def known(name: str) -> str:
 
 
 def bench(
-    suite: Annotated[
-        Path | None, typer.Option(help="A file; suite (default), few_images, fronts, pointwise, rims, or models.")
-    ] = None,
+    suite: Annotated[Path | None, typer.Option(help="A file, or few_images, fronts, pointwise, rims, models.")] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
     direction: Annotated[str | None, typer.Option(help="Of fprop,dgrad,wgrad,step; by default all but step.")] = None,
@@ -71,6 +72,7 @@ def bench(
     host_cost: Annotated[bool, typer.Option("--host-cost", help="Time the host's side of calls instead.")] = False,
     compile_time: Annotated[bool, typer.Option("--compile-time", help="Time compiling A, B, C or --family.")] = False,
     cold_start: Annotated[bool, typer.Option("--cold-start", help="Time first steps of networks instead.")] = False,
+    scaling: Annotated[bool, typer.Option("--scaling", help="Time images divided over --gpus, or all.")] = False,
 ) -> None:
     """Time the suite's layers against PyTorch at equal precision, checking every output before and after.
     With --models whole networks (resnet50, convnext_tiny, ...): inference, a training step, every layer, memory.
@@ -78,9 +80,7 @@ def bench(
     Exit code 0: every check passed, every budget and bar was met. 1: not. 2: no GPU, or an option cannot be used.
     """
     console = make_console()
-    if not torch.cuda.is_available():
-        raise _without_gpu(host_cost, console)
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = _device(host_cost, console)
     words = Words(case, tag, direction, precision, layout, family)
     timing = Budget(budget, other_layout=other_layout and not models, settle_s=SETTLE_S)  # networks: both are settings
     try:
@@ -92,6 +92,8 @@ def bench(
             passed = (bench_compiled if compiled else bench_models)(order, _gpus(gpus) or [device], folder, console)
         elif cold_start:
             passed = bench_cold_start(_starts(suite, words, limit), str(device), folder, console)
+        elif scaling:
+            passed = bench_scaling(_divided(words, gpus), folder, console)
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
@@ -105,12 +107,14 @@ def bench(
     raise typer.Exit(0 if passed else 1)
 
 
-def _without_gpu(host_cost: bool, console: Console) -> typer.Exit:
-    """What to end with: our side of the host's time can be told without a GPU, nothing else can."""
+def _device(host_cost: bool, console: Console) -> torch.device:
+    """Where to time. Raises typer.Exit without a GPU: then our side of the host's time can be told, nothing else."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
     if not host_cost:
-        return refusal("bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
+        raise refusal("bench needs an NVIDIA GPU; `haloconv doctor` says why there is none")
     show_own_host_cost(console)
-    return typer.Exit(0)
+    raise typer.Exit(0)
 
 
 def _folder_of_rows(results: Path | None, suite: Path, device: torch.device) -> Path:
@@ -180,6 +184,13 @@ def _starts(suite: Path, words: Words, limit: float | None) -> ColdStartOrder:
     precisions = choices("--precision", words.precision or "bf16", PRECISIONS)
     layouts = choices("--layout", words.layout or "nhwc,nchw", LAYOUTS)
     return ColdStartOrder(_named(cases, listed(words.case) or usual), precisions, layouts, limit)
+
+
+def _divided(words: Words, gpus: str) -> ScalingOrder:
+    """The order for images divided over GPUs: by default over all of them, in TF32."""
+    precisions = choices("--precision", words.precision or "tf32", SCALED_PRECISIONS)
+    every = ",".join(str(index) for index in range(torch.cuda.device_count()))
+    return ScalingOrder(Workload(), precisions, [str(each) for each in _gpus(gpus or every)])
 
 
 def _named(cases: list[NetworkCase], names: list[str]) -> list[NetworkCase]:

@@ -1,0 +1,98 @@
+"""``haloconv bench --scaling`` on processes that talk through gloo; of tiny images, whose times mean nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import runpy
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch.distributed.device_mesh import init_device_mesh
+
+from haloconv import strips
+from haloconv.bench.costs import scaling as costs
+from haloconv.bench.costs import scaling_rank
+from haloconv.bench.costs.scaling import ERROR_LIMIT, Scaling, ScalingError, Workload, scaling
+from haloconv.cli.bench.scaling import ScalingOrder, bench_scaling
+from tests.ranks import fork_ranks
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this PyTorch has no gloo to talk through"
+)
+TINY = Workload(rows=8, columns=16, variables=4, channels=8, batch=1, warm_up=1, steps=3)
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_the_model_is_that_of_the_example() -> None:
+    theirs = runpy.run_path(str(ROOT / "examples" / "sharded_unet.py"))["UNet"]
+    found = []
+    for model_of in (scaling_rank.UNet, theirs):
+        torch.manual_seed(0)
+        found.append(model_of(4, 8)(torch.randn(1, 4, 8, 16)))
+    assert torch.equal(*found)
+
+
+def test_rows_of_one_and_of_two_ranks(tmp_path: Path) -> None:
+    out = Console(file=io.StringIO(), width=200)
+    bench_scaling(ScalingOrder(TINY, ["fp32"], ["cpu"] * 3), tmp_path, out)
+    (path,) = tmp_path.glob("*-scaling.jsonl")
+    one, two = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (one["ranks"], one["efficiency"], one["messages"], one["error"]) == (1, 1.0, 0, 0.0)
+    assert two["ranks"] == 2 and two["efficiency"] == one["ms"] / two["ms"] and two["peak_bytes"] is None
+    assert 0 < two["error"] < ERROR_LIMIT
+    a_row_of_each = 4 * 18 + 8 * 10 + 16 * 6 + 48 * 10 + 24 * 18  # channels by columns, circular padding among them
+    assert (two["messages"], two["halo_bytes"]) == (5, 4 * a_row_of_each)
+    assert two["torch"] == torch.__version__ and two["case"] == "unet_8_of_1x4x8x16"
+    assert "LEFT 4 ranks: not measured, there are 3 GPUs" in out.file.getvalue()
+
+
+def test_a_rank_that_fails_ends_all_with_its_sentence(tmp_path: Path) -> None:
+    out, began = Console(file=io.StringIO(), width=200), time.monotonic()
+    assert not bench_scaling(ScalingOrder(TINY, ["fp32"], ["cpu", "nowhere"]), tmp_path, out)
+    assert "FAILED fp32: rank 1 of 2 exited with 1: RuntimeError: " in out.file.getvalue()
+    assert "nowhere" in out.file.getvalue() and not list(tmp_path.iterdir())
+    assert time.monotonic() - began < 90  # the other one would wait for two minutes
+
+
+def test_a_rank_that_is_never_done_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "TIME_LIMIT_S", 0)
+    with pytest.raises(ScalingError, match="^rank 0 of 1 was not done after 0 s$"):
+        scaling(TINY, "fp32", ["cpu"], [1])
+
+
+@pytest.mark.parametrize("ranks, efficiency, error, within", [
+    (1, 1.0, 1e-4, True), (2, 0.93, 1e-4, True), (2, 0.91, 1e-4, False), (4, 0.86, 1e-4, True), (4, 0.84, 1e-4, False),
+    (4, 0.99, 2e-2, False),
+])  # fmt: skip
+def test_bars(ranks: int, efficiency: float, error: float, within: bool) -> None:
+    bar = costs.EFFICIENCY_BARS.get(ranks)
+    assert Scaling("unet", "tf32", ranks, 1.0, 0.0, efficiency, bar, None, error, 0, 0, 0).within_budget is within
+
+
+def _error_without_halos(folder: str) -> None:
+    """On each rank, the error where what arrives of others is taken for zeros."""
+    mesh, own = init_device_mesh("cpu", (2,)), strips.split
+
+    def zeros(message: torch.Tensor, *rest: object) -> list[torch.Tensor]:
+        return own(torch.zeros_like(message), *rest)
+
+    with patch.object(strips, "split", zeros):
+        error = scaling_rank.gradient_error(4, CPU, mesh)
+    (Path(folder) / str(dist.get_rank())).write_text(str(error))
+
+
+def test_a_missing_halo_is_far_above_the_limit(tmp_path: Path) -> None:
+    fork_ranks(_error_without_halos, (str(tmp_path),), tmp_path / "meet", 60, 2)
+    assert min(float((tmp_path / str(rank)).read_text()) for rank in range(2)) > 50 * ERROR_LIMIT
