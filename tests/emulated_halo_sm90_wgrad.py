@@ -94,7 +94,18 @@ _CELLS = (
     "sm90_wgrad_cells_sliced",
 )  # fmt: skip
 _LOOSE_CELLS = ("sm90_wgrad_cells_loose", "sm90_wgrad_cells_loose_of_14", "sm90_wgrad_cells_loose_span")
-_SIDE_BY_SIDE, _ONE_IN_A_ROW = "wgrad side by side", "wgrad one in a row"
+_SIDE_BY_SIDE, _ONE_IN_A_ROW, _STEPS_OF_CELLS = (
+    "wgrad side by side",
+    "wgrad one in a row",
+    "wgrad steps of cells shared",
+)
+_OF_COPIES = (_SIDE_BY_SIDE, _ONE_IN_A_ROW, _STEPS_OF_CELLS)  # other shapes multiply tensors as they are
+AS_THEY_ARE = "wgrad as they are"
+SHORT = (
+    "sm90_wgrad_narrow", "sm90_wgrad_pairs", "sm90_wgrad_singles", "sm90_wgrad_odd_nhwc", "sm90_wgrad_fours_nhwc",
+    "sm90_wgrad_sliced", "sm90_wgrad_every_other", "sm90_wgrad_pointwise_sliced",
+)  # fmt: skip
+"""Cases about how lines come, of which the cost model would take copies."""
 _EVERY = (torch.float32, torch.float16, torch.bfloat16)
 _BOTH = (torch.float32, torch.float16)
 _RUNS = (
@@ -123,7 +134,8 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "wgrad many parts": lambda each: True,
     _SIDE_BY_SIDE: lambda each: each.arrangement is not None and each.arrangement.images > 1,
     _ONE_IN_A_ROW: lambda each: each.arrangement is not None and each.arrangement.images == 1,
-    "wgrad steps of cells shared": lambda each: each.arrangement is not None and each.tile.split[3] == 2,
+    _STEPS_OF_CELLS: lambda each: each.arrangement is not None and each.tile.split[3] == 2,
+    AS_THEY_ARE: lambda each: True,
 }
 PARTS = {"wgrad short lines": 1, "wgrad one part": 1, "wgrad many parts": 9}  # of the shapes that are about them
 SHAPED = {
@@ -144,7 +156,7 @@ SHAPED = {
     "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_classes"),
     _SIDE_BY_SIDE: _CELLS,
     _ONE_IN_A_ROW: ("sm90_wgrad_cells_of_27", "sm90_wgrad_pointwise"),
-    "wgrad steps of cells shared": ("sm90_wgrad_cells", "sm90_wgrad_cells_of_14"),
+    _STEPS_OF_CELLS: ("sm90_wgrad_cells", "sm90_wgrad_cells_of_14"),
 }
 NOT_FINITE = (
     "sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_halves", "sm90_wgrad_loose_span",
@@ -155,7 +167,9 @@ NOT_FINITE = (
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape, and whether all inputs are finite."""
     for names, dtypes in _RUNS:
-        yield from ((name, dtype, "wgrad", "", True) for name in names for dtype in dtypes)
+        for name in names:
+            shape = AS_THEY_ARE if name in SHORT else ""
+            yield from ((name, dtype, "wgrad", shape, True) for dtype in dtypes)
     for shape, names in SHAPED.items():
         yield from ((name, dtype, "wgrad", shape, True) for name in names for dtype in _BOTH)
     yield from ((name, dtype, "wgrad", "", False) for name in NOT_FINITE for dtype in _BOTH)
@@ -174,7 +188,8 @@ def forced(shape: str) -> Iterator[None]:
     tilings = wgrad.tilings
 
     def only(request: Request) -> list[Tiling]:
-        found = [each for each in tilings(request) if SHAPES[shape](each)][:1]
+        allowed = [each for each in tilings(request) if (each.arrangement is not None) == (shape in _OF_COPIES)]
+        found = [each for each in allowed if SHAPES[shape](each)][:1]
         return [each._replace(cut=_in_parts(each, request, PARTS.get(shape, each.cut.parts))) for each in found]
 
     with MonkeyPatch.context() as patch:

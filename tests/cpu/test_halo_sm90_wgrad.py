@@ -12,6 +12,7 @@ from haloconv.families.halo_sm90.wgrad import arrange, wgrad
 from haloconv.families.halo_sm90.wgrad.operand import Operand
 from haloconv.families.halo_sm90.wgrad.tile import Tile, stage_of
 from haloconv.problem import Layout, Problem, dense_request
+from tests.emulated_halo_sm90_wgrad import AS_THEY_ARE
 from tests.mutations.mutation import Mutation
 from tests.mutations.runner import judge
 
@@ -89,7 +90,8 @@ def test_transposed_lines_are_shorter_where_long_ones_have_room_for_two(width: i
 def test_loaded_lines_are_ordered_by_mbarriers_alone() -> None:
     """compute-sanitizer's racecheck does not see what __syncwarp orders before one lane's arrival for its warp."""
     edit = ("    __syncwarp();\n" + ONE_LANE, ONE_LANE)
-    without = Mutation("no __syncwarp", "halo_sm90/wgrad", "", (edit,), "sm90_wgrad_pairs", "wgrad", family="halo_sm90")
+    where = {"family": "halo_sm90", "shape": AS_THEY_ARE}
+    without = Mutation("no __syncwarp", "halo_sm90/wgrad", "", (edit,), "sm90_wgrad_pairs", "wgrad", **where)
     verdict = judge(without)
     assert not verdict.caught and verdict.how.startswith("clean"), verdict
 

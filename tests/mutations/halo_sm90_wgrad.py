@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.emulated_halo_sm90_wgrad import AS_THEY_ARE, SHORT
 from tests.mutations.mutation import Mutation
 
 _FP16 = torch.float16
@@ -14,6 +15,7 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, dtype: torch.dtype = torch.float32, shape: str = "",
     finite: bool = True, kernel: str = "halo_sm90/wgrad",
 ) -> Mutation:  # fmt: skip
+    shape = shape or (AS_THEY_ARE if on in SHORT else "")
     return Mutation(f"sm90 wgrad: {name}", kernel, fault, edits, on, "wgrad", dtype, "halo_sm90", shape, finite)
 
 
