@@ -71,8 +71,41 @@ CASES = (
     case("sm90_wgrad_loose_odd", "the same in rows that are shifted", (3, 8, 4, 25), (16, 1, 13)),
     case("sm90_wgrad_loose_rows", "rows of x that some rows of taps meet no output with", (3, 8, 6, 16), (16, 3, 3),
          padding=(0, 0, 1, 1)),
+    case("sm90_wgrad_cells", "images of 7 columns side by side, a number of them that fills no line", (3, 24, 7, 7),
+         (48, 3, 3), padding=1),
+    case("sm90_wgrad_cells_nhwc", "the same where channels are neighbours, no groups of 16 bytes", (5, 21, 7, 7),
+         (43, 3, 3), padding=1, storage="channels_last"),
+    case("sm90_wgrad_cells_of_14", "images of 14 columns side by side, rows one by one", (4, 16, 9, 14), (40, 3, 3),
+         padding=(2, 1), dilation=(2, 1)),
+    case("sm90_wgrad_cells_of_27", "columns of dy that are fewer than those of x, padding on one side, dilation",
+         (2, 16, 5, 28), (40, 3, 2), padding=(1, 2, 1, 0), dilation=(1, 2)),
+    case("sm90_wgrad_cells_sliced", "rows of a larger tensor, five columns of taps", (4, 8, 6, 6), (24, 3, 5),
+         padding=(1, 2), storage="sliced"),
+    case("sm90_wgrad_cells_loose", "pixels of neighbours, and of the image, that meet the gap of dy", (3, 16, 7, 7),
+         (24, 3, 3), padding=(0, 0, 1, 1)),
+    case("sm90_wgrad_cells_loose_of_14", "the same in cells of 16 pixels", (3, 8, 4, 14), (16, 3, 3),
+         padding=(0, 0, 1, 1)),
+    case("sm90_wgrad_cells_loose_span", "the same in rows that come one by one", (7, 8, 19, 7), (16, 3, 3),
+         padding=(0, 0, 1, 1), dilation=(2, 1)),
 )  # fmt: skip
 
+_CELLS = (
+    "sm90_wgrad_cells", "sm90_wgrad_cells_nhwc", "sm90_wgrad_cells_of_14", "sm90_wgrad_cells_of_27",
+    "sm90_wgrad_cells_sliced",
+)  # fmt: skip
+_LOOSE_CELLS = ("sm90_wgrad_cells_loose", "sm90_wgrad_cells_loose_of_14", "sm90_wgrad_cells_loose_span")
+_SIDE_BY_SIDE, _ONE_IN_A_ROW, _STEPS_OF_CELLS = (
+    "wgrad side by side",
+    "wgrad one in a row",
+    "wgrad steps of cells shared",
+)
+_OF_COPIES = (_SIDE_BY_SIDE, _ONE_IN_A_ROW, _STEPS_OF_CELLS)  # other shapes multiply tensors as they are
+AS_THEY_ARE = "wgrad as they are"
+SHORT = (
+    "sm90_wgrad_narrow", "sm90_wgrad_pairs", "sm90_wgrad_singles", "sm90_wgrad_odd_nhwc", "sm90_wgrad_fours_nhwc",
+    "sm90_wgrad_sliced", "sm90_wgrad_every_other", "sm90_wgrad_pointwise_sliced",
+)  # fmt: skip
+"""Cases about how lines come, of which the cost model would take copies."""
 _EVERY = (torch.float32, torch.float16, torch.bfloat16)
 _BOTH = (torch.float32, torch.float16)
 _RUNS = (
@@ -84,6 +117,7 @@ _RUNS = (
       "sm90_wgrad_fours_nhwc", "sm90_wgrad_many_rows", "sm90_wgrad_nine", "sm90_wgrad_beyond",
       "sm90_wgrad_every_other", "sm90_wgrad_expanded", "small_a", "one_pixel_image", "one_row", "one_column"), _BOTH),
     (("sm90_wgrad_sliced", "sm90_wgrad_pointwise_sliced"), (torch.float32,)),
+    (_CELLS, _BOTH),
     (("sm90_wgrad_unaligned_nhwc", "sm90_wgrad_pointwise_nhwc", "sm90_wgrad_stride_pointwise",
       "sm90_wgrad_stride_pointwise_nhwc"), (torch.float16,)),
 )  # fmt: skip
@@ -98,6 +132,10 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "wgrad short lines": lambda each: each.tile.rows == each.tile.split[0] == 3,
     "wgrad one part": lambda each: True,
     "wgrad many parts": lambda each: True,
+    _SIDE_BY_SIDE: lambda each: each.arrangement is not None and each.arrangement.images > 1,
+    _ONE_IN_A_ROW: lambda each: each.arrangement is not None and each.arrangement.images == 1,
+    _STEPS_OF_CELLS: lambda each: each.arrangement is not None and each.tile.split[3] == 2,
+    AS_THEY_ARE: lambda each: True,
 }
 PARTS = {"wgrad short lines": 1, "wgrad one part": 1, "wgrad many parts": 9}  # of the shapes that are about them
 SHAPED = {
@@ -116,6 +154,9 @@ SHAPED = {
         "sm90_wgrad_rows",
     ),
     "wgrad many parts": ("sm90_wgrad_rows", "sm90_wgrad_classes"),
+    _SIDE_BY_SIDE: _CELLS,
+    _ONE_IN_A_ROW: ("sm90_wgrad_cells_of_27", "sm90_wgrad_pointwise"),
+    _STEPS_OF_CELLS: ("sm90_wgrad_cells", "sm90_wgrad_cells_of_14"),
 }
 NOT_FINITE = (
     "sm90_wgrad_loose", "sm90_wgrad_loose_nhwc", "sm90_wgrad_loose_halves", "sm90_wgrad_loose_span",
@@ -126,15 +167,19 @@ NOT_FINITE = (
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape, and whether all inputs are finite."""
     for names, dtypes in _RUNS:
-        yield from ((name, dtype, "wgrad", "", True) for name in names for dtype in dtypes)
+        for name in names:
+            shape = AS_THEY_ARE if name in SHORT else ""
+            yield from ((name, dtype, "wgrad", shape, True) for dtype in dtypes)
     for shape, names in SHAPED.items():
         yield from ((name, dtype, "wgrad", shape, True) for name in names for dtype in _BOTH)
     yield from ((name, dtype, "wgrad", "", False) for name in NOT_FINITE for dtype in _BOTH)
+    yield from ((name, dtype, "wgrad", _SIDE_BY_SIDE, False) for name in _LOOSE_CELLS for dtype in _BOTH)
 
 
-def _in_parts(cut: Cut, request: Request, parts: int) -> Cut:
+def _in_parts(one: Tiling, request: Request, parts: int) -> Cut:
     """So many parts, if there are as many boxes."""
-    return cut._replace(parts=min(parts, request.problem.n * cut.column_strips * cut.bands))
+    rows = -(-request.problem.n // (one.arrangement.images if one.arrangement else 1))
+    return one.cut._replace(parts=min(parts, rows * one.cut.column_strips * one.cut.bands))
 
 
 @contextmanager
@@ -143,8 +188,9 @@ def forced(shape: str) -> Iterator[None]:
     tilings = wgrad.tilings
 
     def only(request: Request) -> list[Tiling]:
-        found = [each for each in tilings(request) if SHAPES[shape](each)][:1]
-        return [each._replace(cut=_in_parts(each.cut, request, PARTS.get(shape, each.cut.parts))) for each in found]
+        allowed = [each for each in tilings(request) if (each.arrangement is not None) == (shape in _OF_COPIES)]
+        found = [each for each in allowed if SHAPES[shape](each)][:1]
+        return [each._replace(cut=_in_parts(each, request, PARTS.get(shape, each.cut.parts))) for each in found]
 
     with MonkeyPatch.context() as patch:
         patch.setattr(wgrad, "tilings", only)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from haloconv import emulator
-from haloconv.families.halo_sm90.wgrad import wgrad
+from haloconv.families.halo_sm90.wgrad import arrange, wgrad
 from haloconv.families.halo_sm90.wgrad.operand import Operand
 from haloconv.families.halo_sm90.wgrad.tile import Tile, stage_of
-from haloconv.problem import Problem, dense_request
+from haloconv.problem import Layout, Problem, dense_request
+from tests.emulated_halo_sm90_wgrad import AS_THEY_ARE
 from tests.mutations.mutation import Mutation
 from tests.mutations.runner import judge
 
@@ -89,6 +90,45 @@ def test_transposed_lines_are_shorter_where_long_ones_have_room_for_two(width: i
 def test_loaded_lines_are_ordered_by_mbarriers_alone() -> None:
     """compute-sanitizer's racecheck does not see what __syncwarp orders before one lane's arrival for its warp."""
     edit = ("    __syncwarp();\n" + ONE_LANE, ONE_LANE)
-    without = Mutation("no __syncwarp", "halo_sm90/wgrad", "", (edit,), "sm90_wgrad_pairs", "wgrad", family="halo_sm90")
+    where = {"family": "halo_sm90", "shape": AS_THEY_ARE}
+    without = Mutation("no __syncwarp", "halo_sm90/wgrad", "", (edit,), "sm90_wgrad_pairs", "wgrad", **where)
     verdict = judge(without)
     assert not verdict.caught and verdict.how.startswith("clean"), verdict
+
+
+SMALL = Problem("wgrad", 32, 512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), dtype=torch.float16)
+
+
+@pytest.mark.parametrize("pixels, images", [(7, [8, 4]), (14, [4, 2]), (28, [2, 1]), (8, []), (40, [])])
+def test_small_images_lie_side_by_side(pixels: int, images: list[int]) -> None:
+    """Rows of 8 pixels begin at multiples of 16 bytes, and with their padding no cell of 8 has room for them."""
+    one = replace(SMALL, h=pixels, w=pixels)
+    assert [each.images for each in arrange.arrangements(one)] == images
+    assert not list(arrange.arrangements(replace(one, stride=(2, 2))))
+    for how in arrange.arrangements(one):
+        request = arrange.arranged(dense_request(one, CPU), how)
+        assert (request.problem.n * how.images, request.problem.q) == (32, how.images * how.cell)
+        assert request.second.strides[1] == 1 and request.problem.p == pixels
+
+
+def test_copies_are_at_most_64_mb() -> None:
+    batches = [n for n in (512, 1024) if list(arrange.arrangements(replace(SMALL, n=n)))]
+    assert batches == [512]  # 29.4 MB each, with the gaps, and twice as many
+
+
+@pytest.mark.parametrize("dtype, pixel", [(torch.float32, 1), (torch.float16, 64)])
+def test_a_copy_of_a_pointwise_layer_is_one_row(dtype: torch.dtype, pixel: int) -> None:
+    one = replace(POINTWISE, h=7, w=7, dtype=dtype)
+    (how,) = arrange.arrangements(one)
+    request = wgrad._multiplied(dense_request(one, CPU), how)
+    assert (request.problem.n, request.problem.h, request.problem.w) == (1, 1, 4 * 7 * 7)
+    assert request.second.strides[3] == pixel
+
+
+@pytest.mark.parametrize("layout, pixels", [("nchw", 14), ("nchw", 7), ("nhwc", 7)])
+def test_copies_are_multiplied_where_short_rows_are_slow(layout: Layout, pixels: int) -> None:
+    one = replace(SMALL, h=pixels, w=pixels, layout=layout)
+    best, *_ = wgrad._every_tiling(dense_request(one, CPU), 227 << 10, 132)
+    assert best.arrangement is not None and str(best).endswith(f"images{best.arrangement.images}")
+    aligned, *_ = wgrad._every_tiling(dense_request(replace(one, h=56, w=56), CPU), 227 << 10, 132)
+    assert aligned.arrangement is None

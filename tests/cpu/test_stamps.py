@@ -61,6 +61,7 @@ HOST_AND_DEVICE = {
         "halo_sm90/conv.cu", "halo_sm90/pack.cu", "halo_sm90/fixup.cu", "reduce/partials.cu", "conv/form.py",
         "conv/tile.py", "wgmma.cuh",
     },
+    "halo_sm90/wgrad": {"wgrad/wgrad.cu", "wgrad/wgrad_sum.cu", "wgrad/arrange.cu", "wgrad/arrange.py", "wgmma.cuh"},
     "depthwise_window/window": {"depthwise_window/window.cu", "depthwise_window/axes.py", "depthwise_window/cut.py"},
     "depthwise_window/wgrad": {"depthwise_window/wgrad.cu", "depthwise_window/windows.cuh", "reduce/partials.cu"},
     "depthwise_toeplitz/toeplitz": {"depthwise_toeplitz/toeplitz.cu", "depthwise_toeplitz/planes.py", "mma.cuh"},

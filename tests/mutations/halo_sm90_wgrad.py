@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from tests.emulated_halo_sm90_wgrad import AS_THEY_ARE, SHORT
 from tests.mutations.mutation import Mutation
 
 _FP16 = torch.float16
+_CELLS, _ARRANGE = "wgrad side by side", "halo_sm90/arrange"
 
 
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str, dtype: torch.dtype = torch.float32, shape: str = "",
     finite: bool = True, kernel: str = "halo_sm90/wgrad",
 ) -> Mutation:  # fmt: skip
+    shape = shape or (AS_THEY_ARE if on in SHORT else "")
     return Mutation(f"sm90 wgrad: {name}", kernel, fault, edits, on, "wgrad", dtype, "halo_sm90", shape, finite)
 
 
@@ -155,7 +158,7 @@ MUTATIONS = (
            ("x += X_LINE, next_lines(lines);", "x += X_LINE;"), on="sm90_wgrad_short_nhwc", dtype=_FP16,
            shape="wgrad short lines"),
     _fault("a step that no short line has", "last steps of short lines are multiplied without their masks",
-           ("if (step + 1 == LINE_STEPS)", "if (step == LINE_STEPS)"), on="sm90_wgrad_loose_nhwc", finite=False),
+           ("if (is_masked(step, LINE_STEPS))", "if (step == LINE_STEPS)"), on="sm90_wgrad_loose_nhwc", finite=False),
     _fault("lines that do not exist", "a row of taps meets a line that nobody brought",
            ("if (inside && (unsigned)row < (unsigned)p.rows && tile.row", "if (inside && tile.row"),
            on="sm90_wgrad_rows"),
@@ -198,4 +201,25 @@ MUTATIONS = (
     _fault("no barrier before the sum of sums", "the first threads add sums that others have not written yet",
            ("    __syncthreads();\n    if (lane > 0)", "    if (lane > 0)"), on="sm90_wgrad_classes",
            shape="wgrad many parts", kernel="halo_sm90/wgrad_sum"),
+    # images side by side
+    _fault("gaps of dy are multiplied", "zeros of dy behind an image meet pixels that may be infinite",
+           ("? IMAGE_COLUMNS - in_cell", "? CELL - in_cell"), on="sm90_wgrad_cells_loose", shape=_CELLS, finite=False),
+    _fault("gaps in long lines are multiplied", "the same in steps that come four at a time",
+           ("if (IMAGE_COLUMNS > 0 && is_masked(", "if (false && is_masked("), on="sm90_wgrad_cells_loose_span",
+           shape=_CELLS, finite=False),
+    _fault("every step of a cell is masked", "pixels in the middle of an image are left out",
+           ("? (step + 1) % CELL_STEPS == 0", "? true"), on="sm90_wgrad_cells_of_14", shape=_CELLS),
+    _fault("no padding on the left", "images begin with their cells", ("in_group * p.cell - one.shift;",
+           "in_group * p.cell;"), on="sm90_wgrad_cells", shape=_CELLS, kernel=_ARRANGE),
+    _fault("images behind the last one", "what is behind the last image is copied",
+           ("image < p.images && row", "row"), on="sm90_wgrad_cells", shape=_CELLS, kernel=_ARRANGE),
+    _fault("pixels behind a row", "gaps have the pixels of the next row",
+           ("&& (unsigned)column < (unsigned)one.cols;", "&& column >= 0;"), on="sm90_wgrad_cells", shape=_CELLS,
+           kernel=_ARRANGE),
+    _fault("no barrier before the copy", "elements are written before others have brought them",
+           ("    __syncthreads();\n#pragma unroll\n    for", "#pragma unroll\n    for"), on="sm90_wgrad_cells",
+           shape=_CELLS, dtype=_FP16, kernel=_ARRANGE),
+    _fault("channels behind the last one", "channels that do not exist are written",
+           ("if (item.pixel >= pixels || item.channel >= channels) continue;", "if (item.pixel >= pixels) continue;"),
+           on="sm90_wgrad_cells", shape=_CELLS, kernel=_ARRANGE),
 )  # fmt: skip

@@ -106,6 +106,9 @@ def _weight_gradients() -> Iterator[Problem]:
         yield replace(one, c=96, k=96, groups=4, padding=(1, 1, 1, 1))
     for layout in _LAYOUTS:
         yield replace(_problem("wgrad", torch.float32, layout, 32, 64), precision="tf32x3")  # in terms
+    for dtype, width in product((torch.float32, torch.float16, torch.bfloat16), (7, 14)):  # images side by side
+        one = _problem("wgrad", dtype, "nchw", 512, 512)
+        yield replace(one, n=32, h=width, w=width, padding=(1, 1, 1, 1))
 
 
 def _representative_problems() -> Iterator[Problem]:

@@ -82,7 +82,8 @@ constexpr int SPAN_STEPS = BOX_ROWS == 1 && COLUMN_GROUPS <= 2 && (SPLIT_P == 1 
 
 // As many whole spans of a long line of x as there are before step `steps`. Returns the step behind them.
 __device__ __forceinline__ int multiply_spans(Sums& sums, FragmentPair& pair, Lines lines, const char* x,
-                                              const Lanes& lanes, int step, int steps, const Smem& smem, Done& done) {
+                                              const Lanes& lanes, int step, int steps, const Masks& masks,
+                                              const Smem& smem, Done& done) {
     constexpr int LAST = 3 / SPLIT_P * SPLIT_P;  // from the first step of a span to the last one
     if (step + LAST >= steps) return step;
     if (pair.is_odd) ptx::wgmma_wait_group<0>();
@@ -96,7 +97,10 @@ __device__ __forceinline__ int multiply_spans(Sums& sums, FragmentPair& pair, Li
         for (int i = 0; i < SPAN_STEPS; ++i) {
             Fragments& a = i % 2 ? pair.odd : pair.even;
 #pragma unroll
-            for (int group = 0; group < COLUMN_GROUPS; ++group) lanes.load(a[group], x, group, i * SPLIT_P);
+            for (int group = 0; group < COLUMN_GROUPS; ++group) {
+                lanes.load(a[group], x, group, i * SPLIT_P);
+                if (IMAGE_COLUMNS > 0 && is_masked(SPLIT_P == 1 ? i : step + i * SPLIT_P, steps)) mask(a[group], masks);
+            }
             multiply_step<false>(sums, a, lines, i * SPLIT_P);
             if (i == 0) done.release(smem);
         }
@@ -111,14 +115,13 @@ template <bool EDGE>
 __device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, const Lines& lines, const char* x,
                                               const Lanes& lanes, int step, int steps, int whole, const Masks& masks,
                                               const Smem& smem, Done& done) {
-    if constexpr (!EDGE && SPAN_STEPS > 0) step = multiply_spans(sums, pair, lines, x, lanes, step, whole, smem, done);
+    if constexpr (!EDGE && SPAN_STEPS > 0)
+        step = multiply_spans(sums, pair, lines, x, lanes, step, whole, masks, smem, done);
     const auto multiply = [&](Fragments& a, int step) {
 #pragma unroll
         for (int group = 0; group < COLUMN_GROUPS; ++group) {
             lanes.load(a[group], x, group, step);
-            if (step + 1 == steps)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) a[group][i] &= masks[i / 2];
+            if (is_masked(step, steps)) mask(a[group], masks);
         }
         multiply_step<EDGE>(sums, a, lines, step);
     };
@@ -218,9 +221,7 @@ __device__ __forceinline__ void multiply_short_lines(Sums& sums, FragmentPair& p
 #pragma unroll
             for (int group = 0; group < COLUMN_GROUPS; ++group) {
                 lanes.load(a[group], x, group, step);
-                if (step + 1 == LINE_STEPS)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) a[group][i] &= masks[i / 2];
+                if (is_masked(step, LINE_STEPS)) mask(a[group], masks);
             }
             multiply_step<false>(sums, a, lines, step);
             if (may_release && step == 0) done.release(smem);

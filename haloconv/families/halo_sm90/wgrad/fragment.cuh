@@ -10,15 +10,27 @@ namespace hc::wgrad {
 
 using Fragment = unsigned[4];
 using Fragments = Fragment[COLUMN_GROUPS];
-using Masks = unsigned[2];  // of a lane's words in a last step: those of pixels that dy has
+using Masks = unsigned[2];  // of a lane's words in a last step, of a line or of each cell: those of pixels that dy has
 
 __device__ __forceinline__ void mask_pixels(Masks& masks, int pixels) {
     constexpr int EACH = 4 / SIZE;  // pixels of a word
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int left = (pixels - 1) % DEPTH + 1 - (i * 4 + threadIdx.x % 4) * EACH;
+        const unsigned pixel = (i * 4 + threadIdx.x % 4) * EACH;  // of the step
+        const unsigned in_cell = (pixel + CELL_STEPS * DEPTH - DEPTH) % CELL;
+        const int left = IMAGE_COLUMNS > 0 ? IMAGE_COLUMNS - in_cell : (pixels - 1) % DEPTH + 1 - pixel;
         masks[i] = left >= EACH ? ~0u : left == 1 ? 0xffffu : 0u;
     }
+}
+
+// Whether a line's step, of so many, is masked: its last one, or the last one of each cell.
+__device__ __forceinline__ constexpr bool is_masked(int step, int steps) {
+    return IMAGE_COLUMNS > 0 ? (step + 1) % CELL_STEPS == 0 : step + 1 == steps;
+}
+
+__device__ __forceinline__ void mask(Fragment& a, const Masks& masks) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] &= masks[i / 2];
 }
 
 // Where a lane reads: from the start of a line, for each column group. In bytes (X_INNER), else in words.

@@ -212,7 +212,7 @@ __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const
     if constexpr (X_LOADS != 0) {
         if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
         ptx::mbarrier_arrive(full);
-    } else if constexpr (X_PLANES != 0) {
+    } else if constexpr (X_PLANES > 0) {
         if (row < p.h)
             store_next(raw, smem.x_raw, RawX::BYTES, smem.x_raw_full, smem.x_raw_empty, [&](const char* box) {
                 shift_box<RawX, X_LINE, ToX>(box, begin_of_x(p, row, column), X_PITCH / PIECE, to);
@@ -242,7 +242,7 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
                     ask_for_raw<RawY>(p.y_map, begin_of_dy(p, place, dy_row(one)), to, &smem.y_raw_full[at],
                                       tile.group * p.filters + tile.filter, place.image);
             });
-    if constexpr (X_PLANES != 0)
+    if constexpr (X_PLANES > 0)
         x_raw.ask_ahead(
             box - AHEAD, bands, smem.x_raw_empty, [&](int one) { return x_row(one) < p.h; },
             [&](int one, int at) {

@@ -24,12 +24,13 @@ constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr bool Y_TRANSPOSED = Y_PLANES < 0 && SIZE == 4;
 enum {
     TERMS = OPERAND_TERMS,  // TF32 values that a value is multiplied as
+    X_INNER = X_PLANES < 0,
     Y_INNER = Y_PLANES < 0 && SIZE == 2,
     Y_RAW_BOXES = Y_PLANES > 0 || Y_TRANSPOSED,  // that threads shift or transpose
     PART_STEPS = 4,                              // TERMS > 1: steps of a partial sum
 };
 constexpr bool SPREAD_ROWS = X_INNER && SIZE == 4 && STRIDE_W % 2 == 1;  // where two rows would share banks
-constexpr bool X_STORED = X_LOADS != 0 || X_PLANES != 0, Y_STORED = Y_LOADS != 0 || Y_RAW_BOXES;  // by threads
+constexpr bool X_STORED = X_LOADS != 0 || X_PLANES > 0, Y_STORED = Y_LOADS != 0 || Y_RAW_BOXES;  // by threads
 constexpr bool LOADS = X_STORED || Y_STORED;
 constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 208 : 240) : LOADS ? 144 : 160;  // what is left
@@ -42,6 +43,12 @@ constexpr int EMPTY_ARRIVALS = X_STORED ? 128 * CONSUMERS : CONSUMER_WARPS;
 // Boxes in the rings. A box of x meets as many boxes of dy, the one that came with it and those AHEAD of it.
 constexpr int AHEAD = (ROWS - 1 + BOX_ROWS - 1) / BOX_ROWS, X_STAGES = STAGES, Y_STAGES = STAGES + AHEAD;
 constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
+
+// Images side by side: pixels of one's cell, the power of two that its columns of dy and a gap fit, and its steps.
+enum {
+    CELL = 8 << (IMAGE_COLUMNS > 8) + (IMAGE_COLUMNS > 16),
+    CELL_STEPS = CELL > DEPTH ? CELL / DEPTH : 1,
+};
 
 // Rings of lines in shared memory. INNER: spans of at most 128 bytes of channels, [span][line][pixel][channels],
 // swizzled. Else dy is K-major in spans of 128 bytes of pixels, [span][line][filter][pixels], swizzled, and x is
@@ -68,7 +75,7 @@ struct RawBox {
     static_assert(PLANES == 0 || ROWS_ % PLANES == 0, "planes have as many rows");
     static_assert(PLANES == 0 || PITCH % 32 == 16, "rows begin in different banks");
 };
-using RawX = RawBox<BLOCK_CHANNELS, X_PLANES, X_PITCH, X_RAW>;
+using RawX = RawBox < BLOCK_CHANNELS, X_PLANES<0 ? 0 : X_PLANES, X_PITCH, X_RAW>;
 using RawY = RawBox < BLOCK_FILTERS, Y_PLANES<0 ? 0 : Y_PLANES, STRIP, Y_RAW>;
 
 // Raw boxes of dy before they are transposed: [span][line][Y_RAW pixels][32 filters], swizzled.
@@ -85,6 +92,8 @@ static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes 
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");
 static_assert(!Y_TRANSPOSED || SIZE == 4 && BLOCK_FILTERS % 32 == 0 && Y_RAW % 8 == 0,
               "whole swizzled rows of 32 filters");
+static_assert(IMAGE_COLUMNS <= CELL && (CELL < DEPTH || IMAGE_COLUMNS > CELL - DEPTH || IMAGE_COLUMNS == 0),
+              "only the last step of a cell has pixels that dy lacks");
 static_assert(!X_STORED || !X_INNER, "loaded lines have pixels as neighbours");
 static_assert(!Y_STORED || !Y_INNER, "loaded lines have pixels as neighbours");
 
@@ -178,7 +187,7 @@ __device__ __forceinline__ void begin(const Smem& smem) {
         for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
         for (int i = 0; i < RAW_STAGES; ++i) {
             if (Y_RAW_BOXES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
-            if (X_PLANES) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);
+            if (X_PLANES > 0) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);
         }
         ptx::fence_mbarrier_init();
     }

@@ -41,6 +41,7 @@ _MOST_STAGES = 4  # boxes of x
 _TRANSPOSED_STAGES = 3  # of long lines, at least: on an NVIDIA H200 layers of 5x9 were 3 to 5 % slower with two
 _BOX_STEPS = 16  # of a line or a box of them, at most: longer boxes would save little
 _SHIFT_CYCLES = 100  # of a thread for 16 bytes: some seven instructions, while tensor cores work
+_ROW_CYCLES = 450  # of a thread for a row, and again for each plane that a warp has rows of: by the notebook's table
 _BARRIER_BYTES = 16  # of a stage: its two barriers
 _RAW_BARRIER_BYTES = 4 * 2 * 8  # four for each stage of raw lines
 
@@ -181,7 +182,8 @@ def _is_of_use(tile: Tile, problem: Problem) -> bool:
 class Stage:
     """Lines in shared memory: pixels of a line of dy and of x, lines of a box, boxes of x, how they come, all bytes.
 
-    ``raw`` are pixels of a box of x and of dy before its lines are shifted, ``terms`` TF32 values of an fp32 value.
+    ``raw`` are pixels of a box of x and of dy before its lines are shifted, ``terms`` TF32 values of an fp32 value,
+    ``image_columns`` those of dy of an image if images are side by side in a row, else 0.
     """
 
     strip: int
@@ -194,6 +196,7 @@ class Stage:
     smem_bytes: int
     depth: int
     terms: int
+    image_columns: int = 0
 
     def step_cycles(self, tile: Tile) -> float:
         """Of a multiprocessor for a step, by the model."""
@@ -202,20 +205,27 @@ class Stage:
             4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters), products_of(self.terms)
         )
 
-    def load_cycles(self, tile: Tile) -> int:
-        """That the loads of a line take, by the model: batch after batch of what the producers' registers hold."""
+    def load_cycles(self, tile: Tile, with_rows: bool) -> int:
+        """That the loads of a line take, by the model: batch after batch of what the producers' registers hold.
+
+        ``with_rows``: what each shifted row costs counts, too, which decides whether copies are multiplied instead.
+        """
         lines = (
-            (self.x, tile.split[1] * tile.channels * self.x_pitch),
-            (self.dy, tile.split[2] * tile.filters * self.strip),
+            (self.x, tile.split[1] * tile.channels, self.x_pitch),
+            (self.dy, tile.split[2] * tile.filters, self.strip),
         )
-        batches = shifts = 0
-        for operand, elems in lines:
+        batches = shifts = row_cycles = 0
+        for operand, rows, pixels in lines:
+            elems = rows * pixels
             if operand.loads:
                 word = 4 if abs(operand.loads) == 1 else 32 // self.depth  # bytes of a register that are used
                 batches += ceil_div(elems * word, _BATCH_BYTES)
             elif operand.is_raw:
                 shifts += self.terms * ceil_div(elems * 32 // self.depth, 128 * PIECE_BYTES)
-        return batches * _BATCH_CYCLES + shifts * _SHIFT_CYCLES
+            if operand.planes and with_rows:
+                warp_planes = ceil_div(32 * operand.planes, rows)  # that shift by as much each, one after the other
+                row_cycles += _ROW_CYCLES * rows * (1 + warp_planes) // 128
+        return batches * _BATCH_CYCLES + shifts * _SHIFT_CYCLES + row_cycles
 
 
 def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_bytes: int) -> Stage | None:

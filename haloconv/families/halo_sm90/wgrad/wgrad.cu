@@ -27,11 +27,11 @@
 //   X_PITCH                  pixels of a line of x
 //   BOX_ROWS                 lines of x, and of dy, that come at a time
 //   STAGES                   boxes of x that are there at a time
-//   X_INNER                  1: shared memory has [pixel][channels] of x; 0: [channel][pixels]
 //   X_LOADS Y_LOADS          0: TMA brings lines; V or -V: loads of V pixels or of V channels
 //   X_PLANES Y_PLANES        0, or rows begin anywhere, and every so many channels at a multiple of 16 bytes
-//                            Y_PLANES -1: TMA brings [pixel][filters], and warps transpose it, but in 16 bits
+//                            -1: TMA brings [pixel][channels]; dy, but in 16 bits, is transposed by warps
 //   X_RAW Y_RAW              pixels of a channel of a raw box then, or of a line of one that is transposed
+//   IMAGE_COLUMNS            0, or images are side by side in a row: columns of dy of each
 //   OPERAND_TERMS            TF32 values that an fp32 value is multiplied as; 2: x is split in registers, dy by the
 //                            threads that store it
 extern "C" __global__ void __launch_bounds__(hc::wgrad::THREADS, 1)

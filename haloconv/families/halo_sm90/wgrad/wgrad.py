@@ -13,9 +13,11 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_not_direction
 from haloconv.families.halo_sm90.terms import TERMS
+from haloconv.families.halo_sm90.wgrad import arrange
+from haloconv.families.halo_sm90.wgrad.arrange import Arrangement, Copies
 from haloconv.families.halo_sm90.wgrad.operand import LOADED, Operand
 from haloconv.families.halo_sm90.wgrad.tile import Stage, Tile, lines_of, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
@@ -68,26 +70,54 @@ def why_not(request: Request) -> str | None:
 
 
 class Tiling(NamedTuple):
-    """A layer's tiles: what a block sums, how lines come, how they are dealt out; and the cost model's cycles."""
+    """A layer's tiles: what a block sums, how lines come, how they are dealt out; and the cost model's cycles.
+
+    ``arrangement`` is that of the copies of x and dy that are multiplied in their place, None if there are none.
+    """
 
     tile: Tile
     stage: Stage
     cut: Cut
     cycles: float
+    arrangement: Arrangement | None = None
+
+    def __str__(self) -> str:
+        return str(self.tile) if self.arrangement is None else f"{self.tile} {self.arrangement}"
 
 
 def configs(request: Request) -> list[Config]:
     """The best tilings by the cost model, best first, that differ by more than how warpgroups share a tile."""
-    return [Config(KERNEL, config_key(each.tile), each) for each in _best(tilings(request))]
+    return [Config(KERNEL, str(each), each) for each in _best(tilings(request))]
 
 
 def _best(found: list[Tiling]) -> list[Tiling]:
-    return few_apart(found, lambda each: (each.tile.rows, each.tile.filters, each.tile.columns), MOST_CONFIGS)
+    return few_apart(found, _kind, MOST_CONFIGS)
+
+
+def _kind(one: Tiling) -> tuple[int, int, int, bool]:
+    return one.tile.rows, one.tile.filters, one.tile.columns, one.arrangement is None
 
 
 def tilings(request: Request) -> list[Tiling]:
     """All of them, best first."""
-    return _tilings(joined(request), request.facts.max_smem_bytes, request.facts.sm_count)
+    return _every_tiling(request, request.facts.max_smem_bytes, request.facts.sm_count)
+
+
+def _every_tiling(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
+    """Those of x and dy as they are, and of copies of them."""
+    problem = request.problem
+    found = _tilings(joined(request), max_smem_bytes, sm_count)
+    for how in arrange.arrangements(problem):
+        more = arrange.cycles(problem, how)
+        for each in _tilings(_multiplied(request, how), max_smem_bytes, sm_count):
+            stage = replace(each.stage, image_columns=how.columns)
+            found.append(Tiling(each.tile, stage, each.cut, each.cycles + more, how))
+    return sorted(found, key=lambda each: each.cycles)
+
+
+def _multiplied(request: Request, how: Arrangement | None) -> Request:
+    """The request of what is multiplied: of copies if there are any, of rows end to end."""
+    return joined(request if how is None else arrange.arranged(request, how))
 
 
 def joined(request: Request) -> Request:
@@ -151,18 +181,22 @@ def _tilings(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tilin
 def _staged(problem: Problem, x: Operand, dy: Operand, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
     """Every tile whose lines fit shared memory when x and dy come like this."""
     stages = ((tile, stage_of(problem, tile, x, dy, max_smem_bytes)) for tile in tiles(problem))
-    return [Tiling(tile, stage, *_cut(problem, tile, stage, sm_count)) for tile, stage in stages if stage is not None]
+    short = any(True for _ in arrange.arrangements(problem))
+    return [Tiling(tile, stage, *_cut(problem, tile, stage, sm_count, short)) for tile, stage in stages if stage]
 
 
-def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int) -> tuple[Cut, float]:
-    """The parts of a tile that take least time by the model, and that time in cycles of a multiprocessor."""
+def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int, short: bool) -> tuple[Cut, float]:
+    """The parts of a tile that take least time by the model, and that time in cycles of a multiprocessor.
+
+    ``short``: copies of x and dy may be multiplied instead.
+    """
     lines = ceil_div(lines_of(problem), row_steps(problem)[1])
     bands, strips = ceil_div(lines, stage.box_rows), ceil_div(problem.q, stage.strip)
     boxes, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
     steps = ceil_div(problem.q, stage.depth) / strips
     whole = tile.blocks_of(problem).r * tile.rows == problem.r
     partial = 1 if whole else _PARTIAL_ROWS  # rows of taps that are none are asked for at each step
-    line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile))
+    line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile, short))
     box_cycles, ahead = max(stage.box_rows * line_cycles, _BOX_CYCLES), ceil_div(tile.rows - 1, stage.box_rows)
     elems = tile.sums(problem)
     most = max(1, min(boxes, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
@@ -190,13 +224,13 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "X_PITCH": stage.x_pitch,
         "BOX_ROWS": stage.box_rows,
         "STAGES": stage.stages,
-        "X_INNER": int(stage.x.inner),
         "X_LOADS": stage.x.loads,
         "Y_LOADS": stage.dy.loads,
-        "X_PLANES": stage.x.planes,
+        "X_PLANES": -1 if stage.x.inner else stage.x.planes,
         "Y_PLANES": -1 if stage.dy.transposed or stage.dy.inner else stage.dy.planes,
         "X_RAW": stage.raw[0],
         "Y_RAW": stage.raw[1],
+        "IMAGE_COLUMNS": stage.image_columns,
         "OPERAND_TERMS": stage.terms,
     }
     return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
@@ -229,16 +263,20 @@ def _sum_order(problem: Problem, tile: Tile) -> dict[str, int | str]:
 
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources that the request would choose on an NVIDIA H200."""
-    request = joined(request)
-    for each in _tilings(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
-        yield source(request.problem, each.tile, each.stage)
-        yield sum_source(request.problem, each.tile, each.stage, _PART_LANES)
+    for each in _every_tiling(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
+        problem = _multiplied(request, each.arrangement).problem
+        yield source(problem, each.tile, each.stage)
+        yield sum_source(problem, each.tile, each.stage, _PART_LANES)
+        if each.arrangement is not None:
+            yield arrange.source(problem)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
-    request = joined(request)
-    problem, (tile, stage, cut, _) = request.problem, config.derived
+    tile, stage, cut, _, arrangement = config.derived
+    copies = None if arrangement is None else arrange.bind(request, arrangement)
+    request = _multiplied(request, arrangement)
+    problem = request.problem
     maps = {"x_map": _x_map(request, tile, stage), "y_map": _y_map(request, tile, stage)}
     shape = LaunchShape(tile.blocks(problem) * cut.parts, tile.threads, stage.smem_bytes)
     launch = Launch(
@@ -253,16 +291,20 @@ def bind(request: Request, config: Config) -> BoundCall:
     sum_shape = LaunchShape(part_sums * lanes // _SUM_THREADS, _SUM_THREADS)
     fields = _sum_fields(request, tile, part_sums, parts)
     sum_parts = Launch(sum_source(problem, tile, stage, lanes), request.device, sum_shape, fields, pdl=True)
-    return _call(launch, sum_parts, request, parts * part_sums)
+    return _call(launch, sum_parts, request, parts * part_sums, copies)
 
 
-def _call(launch: Launch, sum_parts: Launch, request: Request, partials: int) -> BoundCall:
-    """wgrad(dy, x) -> dw of a launch that writes so many partial sums, and of one that adds them up."""
+def _call(launch: Launch, sum_parts: Launch, request: Request, partials: int, copies: Copies | None) -> BoundCall:
+    """wgrad(dy, x) -> dw of a launch that writes so many partial sums, and of one that adds them up.
+
+    It reads the copies, if there are any. Their room is PyTorch's again when the launches are in the stream.
+    """
     shape, strides = request.result_shape, request.result_strides
 
     def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        x_from, dy_from, _room = (x.data_ptr(), dy.data_ptr(), None) if copies is None else copies(dy, x)
         sums = x.new_empty(partials, dtype=torch.float32)
-        launch(x.data_ptr(), dy.data_ptr(), sums.data_ptr())
+        launch(x_from, dy_from, sums.data_ptr())
         dw = x.new_empty_strided(shape, strides)
         sum_parts(dw.data_ptr(), sums.data_ptr())
         return dw
