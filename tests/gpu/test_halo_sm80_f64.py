@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import haloconv
 from tests import oracle
 from tests.cases import Case, case, make
 from tests.emulated import Run, module_runs
@@ -45,3 +46,21 @@ def test_layer(subject: Subject, result: str, one: Case, record: Callable) -> No
     zones.check()
     record(names, result, subject.label(dtype), error.norm)
     check_integers(subject, result, special, dtype, record)
+
+
+@pytest.mark.parametrize("subject", over((HALO_SM80_F64,)), ids=str)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_images_are_farther_apart_than_32_bits_count(subject: Subject, layout: str) -> None:
+    """The second image begins 2^31 elements behind the first: the same bits as where they are neighbours."""
+    if torch.cuda.mem_get_info()[0] < 20 << 30:
+        pytest.skip("needs 20 GiB of free GPU memory")
+    order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    near = torch.randn(2, 16, 9, 12, dtype=torch.float64, device="cuda").to(memory_format=order)
+    w = torch.randn(24, 16, 3, 3, dtype=torch.float64, device="cuda", requires_grad=True)
+    room = torch.empty((1 << 31) + near[0].numel(), dtype=torch.float64, device="cuda")
+    far = room.as_strided(near.shape, (1 << 31, *near.stride()[1:])).copy_(near)
+    results = []
+    for x in (near, far):
+        y = haloconv.conv2d(x, w, padding=1, family=subject.name, strict=True)
+        results.append((y.detach(), *torch.autograd.grad(y, w, y.detach())))
+    assert all(map(oracle.same_bits, *results))
