@@ -73,8 +73,8 @@ def conv2d(
         groups: divides C and K.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"``, ``"circular"``, or a pair (vertical, horizontal).
         precision: of fp32 products: ``"ieee"``, ``"tf32"``, ``"tf32x3"`` (accurate as fp32); None: PyTorch's setting.
-        family: ``"auto"`` for the choice by measurements and rules, ``"aten"`` for PyTorch's own convolution, or a
-            family of ours: ``"direct"``, ``"halo_sm80"``, ``"halo_sm80_wgrad"``, ``"halo_sm90"``, ``"grouped_sm90"``,
+        family: ``"auto"`` by measurements and rules, ``"aten"`` for PyTorch's own convolution, or ours: ``"direct"``,
+            ``"halo_sm80"``, ``"halo_sm80_wgrad"``, ``"halo_sm80_f64"``, ``"halo_sm90"``, ``"grouped_sm90"``,
             ``"depthwise"``, ``"depthwise_toeplitz"``, ``"depthwise_window"``. With a warning PyTorch runs all else.
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
         scale: (K,) or None: what sums are multiplied by before the bias is added, in fp32.

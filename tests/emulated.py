@@ -30,6 +30,7 @@ from tests import (
     emulated_depthwise_window,
     emulated_grouped_sm90,
     emulated_halo_sm80,
+    emulated_halo_sm80_f64,
     emulated_halo_sm80_wgrad,
     emulated_halo_sm90_planes,
     emulated_halo_sm90_pointwise,
@@ -125,6 +126,7 @@ ON_EMULATOR = (*(one for one in CASES if one.name not in LEFT_OUT), *EXTRA)
 # Families whose runs have a module of their own: CASES, runs() and forced(shape).
 MODULES = {
     "halo_sm80": emulated_halo_sm80,
+    "halo_sm80_f64": emulated_halo_sm80_f64,
     "halo_sm80_wgrad": emulated_halo_sm80_wgrad,
     "grouped_sm90": emulated_grouped_sm90,
     "depthwise_window": emulated_depthwise_window,

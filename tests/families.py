@@ -65,11 +65,12 @@ HALO_SM80 = _subject("halo_sm80")
 HALO_SM90 = _subject("halo_sm90", ("fprop", "dgrad"))
 HALO_SM90_WGRAD = replace(HALO_SM90, results=("wgrad",))  # not of groups of few channels
 HALO_SM80_WGRAD = _subject("halo_sm80_wgrad")
+HALO_SM80_F64 = _subject("halo_sm80_f64")  # not of groups of few channels
 GROUPED_SM90 = _subject("grouped_sm90")  # of fp32 no filter gradient
 DEPTHWISE, DEPTHWISE_WINDOW = _subject("depthwise"), _subject("depthwise_window")
 DEPTHWISE_TOEPLITZ = _subject("depthwise_toeplitz")
 # Families that take problems of their own alone.
-SPECIALS = (GROUPED_SM90, DEPTHWISE, DEPTHWISE_WINDOW, DEPTHWISE_TOEPLITZ)
+SPECIALS = (HALO_SM80_F64, GROUPED_SM90, DEPTHWISE, DEPTHWISE_WINDOW, DEPTHWISE_TOEPLITZ)
 SUBJECTS = (DIRECT, HALO_SM80, HALO_SM80_WGRAD, HALO_SM90)  # those that take every problem of their dtypes and results
 
 

@@ -13,6 +13,7 @@ from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
 from haloconv.families.direct.family import DirectFamily
 from haloconv.families.grouped_sm90.family import GroupedSm90Family
 from haloconv.families.halo_sm80.family import HaloSm80Family
+from haloconv.families.halo_sm80_f64.family import HaloSm80F64Family
 from haloconv.families.halo_sm80_wgrad.family import HaloSm80WgradFamily
 from haloconv.families.halo_sm90.family import HaloSm90Family
 
@@ -20,6 +21,7 @@ _ALL: tuple[Family, ...] = (
     AtenFamily(),
     HaloSm80WgradFamily(),
     DirectFamily(),
+    HaloSm80F64Family(),
     HaloSm80Family(),
     HaloSm90Family(),
     GroupedSm90Family(),

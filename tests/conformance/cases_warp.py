@@ -139,6 +139,28 @@ def _mma(kind: str, exact: bool, half: bool = False) -> Setup:
     return Setup(inputs, (np.concatenate(sums),), (formats.TYPES.index(kind), products), tolerance=tolerance)
 
 
+def _mma_f64(depth: int, exact: bool) -> Setup:
+    """Products in fp64; ``exact``: integers of 24 bits, whose sums no order of additions can change."""
+    random, products = Random(f"mma fp64 {depth} {exact}"), 8
+    places = formats.mma_f64(depth)
+    rows = 8 if depth == 4 else 16
+    words = [np.zeros((products, room, 32)) for room in (8, 4, 4)]
+    expected, bounds = np.zeros((products, 4, 32)), np.zeros((products, 4, 32))
+    for product in range(products):
+        shapes = ((rows, depth), (depth, 8), (rows, 8))
+        if exact:
+            matrices = [random.integers(-(1 << 23), 1 << 23, *shape).astype(np.float64) for shape in shapes]
+        else:  # all bits of the fraction in use
+            matrices = [random.floats(*shape) + random.floats(*shape).astype(np.float64) * 2.0**-26 for shape in shapes]
+        for register, matrix, place in zip(words, matrices, places, strict=True):
+            register[product, : len(place[0])] = matrix[place]
+        a, b, d = (matrix.astype(np.longdouble) for matrix in matrices)
+        used = len(places[2][0])
+        expected[product, :used] = (a @ b + d)[places[2]]
+        bounds[product, :used] = ((depth + 2) * 2.0**-52 * (abs(a) @ abs(b) + abs(d)))[places[2]]
+    return Setup(tuple(words), (expected,), (depth, products), tolerance=None if exact else bounds)
+
+
 def cases() -> Iterator[Case]:
     """The cases of this file."""
     yield Case("cvt_rn_f16_f32", "cvt", 128, _to_fp16, digest_only=True)
@@ -154,3 +176,6 @@ def cases() -> Iterator[Case]:
         yield Case(f"mma_{kind}_floats", "mma", 32, partial(_mma, kind, False))
         yield Case(f"mma_half_k_{kind}_integers", "mma_half_k", 32, partial(_mma, kind, True, True))
         yield Case(f"mma_half_k_{kind}_floats", "mma_half_k", 32, partial(_mma, kind, False, True))
+    for depth in (4, 8, 16):
+        yield Case(f"mma_fp64_k{depth}_integers", "mma_f64", 32, partial(_mma_f64, depth, True))
+        yield Case(f"mma_fp64_k{depth}_floats", "mma_f64", 32, partial(_mma_f64, depth, False))

@@ -94,6 +94,15 @@ def mma_d() -> tuple[np.ndarray, np.ndarray]:
     )
 
 
+def mma_f64(depth: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """(rows, k) of a's elements, (k, columns) of b's and (rows, columns) of d's in fp64; k = 4 has 8 rows."""
+    halves, steps = (1 if depth == 4 else 2), depth // 4
+    a = [(_LANES // 4 + 8 * half, _LANES % 4 + 4 * step) for step in range(steps) for half in range(halves)]
+    b = [(_LANES % 4 + 4 * step, _LANES // 4) for step in range(steps)]
+    d = [(_LANES // 4 + 8 * half, _LANES % 4 * 2 + e) for half in range(halves) for e in range(2)]
+    return tuple((np.array([first for first, _ in each]), np.array([last for _, last in each])) for each in (a, b, d))
+
+
 def wgmma_d(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of d's elements, [thread of the warpgroup][register]."""
     thread, register = np.meshgrid(np.arange(128), np.arange(n // 2), indexing="ij")

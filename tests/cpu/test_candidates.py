@@ -29,6 +29,7 @@ TAKES = {
     "direct": (DENSE, DIRECTIONS),
     "halo_sm80": (DENSE, ("fprop", "dgrad")),
     "halo_sm80_wgrad": (DENSE, ("wgrad",)),
+    "halo_sm80_f64": (STRIDED, DIRECTIONS),
     "halo_sm90": (STRIDED, ("fprop", "dgrad")),
     "grouped_sm90": (GROUPED, DIRECTIONS),
     "depthwise": (DEPTHWISE, DIRECTIONS),
@@ -40,21 +41,22 @@ RUNS = [(family, direction) for family, (_, directions) in TAKES.items() for dir
 
 @dataclass(frozen=True)
 class Bindable:
-    """The request for one direction of a case in fp16, and its operands."""
+    """The request for one direction of a case in a dtype, and its operands."""
 
     one: Case
     direction: str
+    dtype: torch.dtype
 
     @property
     def operands(self) -> tuple[torch.Tensor | None, ...]:
-        t = make(self.one, torch.float16)
+        t = make(self.one, self.dtype)
         return {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[self.direction]
 
     def request(self) -> Request:
-        t = make(self.one, torch.float16)
+        t = make(self.one, self.dtype)
         bias = self.direction == "fprop"
         layout = oracle.layout_of(self.one.storage)
-        problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, torch.float16, layout)
+        problem = problem_of(self.direction, t.x.shape, t.w.shape, self.one.spec, self.dtype, layout)
         first, second = (TensorForm(each.stride(), True) for each in self.operands[:2])
         return Request(replace(problem, bias=bias), first, second, layout, torch.device("cpu"))
 
@@ -67,8 +69,9 @@ def test_every_family_is_asked() -> None:
 @pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
 @pytest.mark.parametrize(("family", "direction"), RUNS)
 def test_every_candidate_is_right(family: str, direction: str) -> None:
-    one = Bindable(TAKES[family][0], direction)
-    t = make(one.one, torch.float16)
+    dtypes = FAMILIES[family].dtypes
+    one = Bindable(TAKES[family][0], direction, torch.float16 if torch.float16 in dtypes else dtypes[0])
+    t = make(one.one, one.dtype)
     with emulated_device(sm_count=2) as device:
         request = one.request()
         assert FAMILIES[family].why_not(request.problem, request.device) is None

@@ -25,6 +25,12 @@ DENSE = Problem("fprop", 2, 32, 24, 24, 32, 3, 3, padding=(1, 1, 1, 1), precisio
 GROUPED = replace(DENSE, c=64, k=64, groups=8, layout="nhwc")
 DEPTHWISE = replace(DENSE, groups=32)
 HALF = {"dtype": torch.float16, "precision": "ieee"}
+DOUBLE = {"dtype": torch.float64, "precision": "ieee"}
+
+
+def narrow(name: str) -> dict[str, object]:
+    """What a family is asked in: fp16 where it takes that."""
+    return HALF if torch.float16 in FAMILIES[name].dtypes else DOUBLE
 
 
 def takes(name: str, layers: tuple[Problem, ...] = (DENSE, GROUPED, DEPTHWISE), **changes: object) -> bool:
@@ -44,7 +50,7 @@ def test_names_are_those_of_folders() -> None:
 def test_a_family_takes_its_directions_and_dtypes_alone(name: str) -> None:
     family = FAMILIES[name]
     with emulated_device():
-        assert tuple(each for each in DIRECTIONS if takes(name, direction=each, **HALF)) == family.directions
+        assert tuple(each for each in DIRECTIONS if takes(name, direction=each, **narrow(name))) == family.directions
         for dtype in KERNEL_DTYPES:
             precision = "tf32" if dtype == torch.float32 else "ieee"
             assert takes(name, dtype=dtype, precision=precision) == (dtype in family.dtypes), dtype
@@ -53,8 +59,8 @@ def test_a_family_takes_its_directions_and_dtypes_alone(name: str) -> None:
 @pytest.mark.parametrize("name", OWN)
 def test_depthwise_families_take_one_channel_a_group(name: str) -> None:
     with emulated_device():
-        assert takes(name, (DENSE, GROUPED), **HALF) != FAMILIES[name].depthwise
-        assert takes(name, (DEPTHWISE,), **HALF) >= FAMILIES[name].depthwise
+        assert takes(name, (DENSE, GROUPED), **narrow(name)) != FAMILIES[name].depthwise
+        assert takes(name, (DEPTHWISE,), **narrow(name)) >= FAMILIES[name].depthwise
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -64,10 +70,10 @@ def test_a_family_runs_on_its_gpus_alone(name: str) -> None:
         with emulated_device(arch=arch) as device:
             found = device.facts.capability
             expected = found == family.capability or (family.newer and found > family.capability)
-            assert takes(name, **HALF) == expected, arch
+            assert takes(name, **narrow(name)) == expected, arch
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [name for name in OWN if torch.float32 in FAMILIES[name].dtypes])
 def test_fp32_goes_to_tensor_cores_only_where_tf32_is_allowed(name: str) -> None:
     with emulated_device():
         assert takes(name) and takes(name, precision="ieee") != FAMILIES[name].tensor_cores
@@ -115,7 +121,7 @@ def test_why_not_has_one_signature_in_the_files_of_kernels() -> None:
 def requests(direction: Direction) -> Iterator[Request]:
     layers = [replace(layer, layout=layout) for layer in (DENSE, GROUPED, DEPTHWISE) for layout in ("nchw", "nhwc")]
     layers += [replace(layer, r=taps, s=taps, padding=(taps // 2,) * 4) for layer in layers for taps in (1, 9)]
-    for layer, changes in product(layers, ({}, HALF)):
+    for layer, changes in product(layers, ({}, HALF, DOUBLE)):
         yield dense_request(replace(layer.toward(direction), **changes), CPU)
 
 

@@ -9,7 +9,9 @@ from haloconv import problem as requests
 from haloconv.choose import rules
 from haloconv.choose.rules import bgrad_by_rule, by_rule
 from haloconv.device import DeviceFacts
-from haloconv.problem import Problem
+from haloconv.emulator import emulated_device
+from haloconv.problem import Direction, Problem, dense_request
+from haloconv.tune.measure import candidates
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
 A100 = DeviceFacts("NVIDIA A100", "sm_80", 108, (8, 0), 80 << 30, 166_912, "none")
@@ -126,3 +128,15 @@ def test_1x1_layers_of_many_pixels_and_channels_have_a_kernel_on_hopper(
         monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
         monkeypatch.setattr(requests, "device_facts", lambda index, facts=facts: facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family
+
+
+@pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
+def test_fp64_has_tensor_cores_by_records_alone(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule is drawn from what nobody measured; tuning measures it."""
+    problem = Problem(direction, 8, 64, 128, 128, 128, 3, 3, dtype=torch.float64)
+    for module in (rules, requests):
+        monkeypatch.setattr(module, "device_facts", lambda index: H200)
+    assert by_rule(problem, torch.device("cuda", 0))[0] in ("aten", "direct")
+    with emulated_device():
+        tried = [each.family for each in candidates(dense_request(problem, torch.device("cpu")))]
+    assert {"aten", "direct", "halo_sm80_f64"} == set(tried)

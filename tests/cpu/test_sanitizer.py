@@ -52,6 +52,7 @@ MAIN = {
     "halo_sm80": "halo_sm80/conv",
     "halo_sm80_wgrad": "halo_sm80_wgrad/wgrad",
     "halo_sm90": "halo_sm90/conv",
+    "halo_sm80_f64": "halo_sm80_f64/conv",
     "grouped_sm90": "grouped_sm90/conv",
     "depthwise_window": "depthwise_window/window",
     "depthwise_toeplitz": "depthwise_toeplitz/toeplitz",

@@ -33,6 +33,7 @@ VERIFIED = {
     "grouped_sm90": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", *HALVES}),
     "halo_sm80_wgrad": ({"wgrad"}, {"tf32", *HALVES}),
+    "halo_sm80_f64": ({"fprop", "dgrad", "wgrad"}, {"fp64"}),
     "halo_sm90": ({"fprop", "dgrad", "wgrad", "relu", "scale_relu"}, {"tf32", *HALVES}),
     "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
     "depthwise_toeplitz": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
@@ -55,6 +56,10 @@ HOST_AND_DEVICE = {
         "halo_sm80_wgrad/wgrad.cu", "halo_sm80_wgrad/layer.py", "halo_sm80_wgrad/blocks.py",
         "reduce/partials.cu", "mma.cuh",
     },
+    "halo_sm80_f64/conv": {
+        "halo_sm80_f64/conv.cu", "halo_sm80_f64/pack.cu", "halo_sm80_f64/tile.py", "geometry.cuh", "mma_f64.cuh",
+    },
+    "halo_sm80_f64/wgrad": {"halo_sm80_f64/wgrad.cu", "halo_sm80_f64/tile.py", "reduce/partials.cu", "mma_f64.cuh"},
     "grouped_sm90/conv": {"grouped_sm90/conv.cu", "grouped_sm90/slab.cuh", "grouped_sm90/slab.py"},
     "grouped_sm90/wgrad": {"grouped_sm90/wgrad.cu", "reduce/partials.cu", "grouped_sm90/slab.py"},
     "halo_sm90/conv": {

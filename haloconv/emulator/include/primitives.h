@@ -36,6 +36,7 @@ void hc_emu_cp_async_commit_group();
 void hc_emu_cp_async_wait_group(int youngest);
 void hc_emu_cp_async_mbarrier_arrive_noinc(void* bar);
 void hc_emu_mma(float* d, const unsigned* a, const unsigned* b, int type);
+void hc_emu_mma_f64(double* d, const double* a, const double* b, int rows, int depth);
 void hc_emu_ldmatrix(unsigned* r, const void* smem, int matrices, bool transpose);
 void hc_emu_stmatrix(void* smem, const unsigned* r, int matrices, bool transpose);
 void hc_emu_wgmma_fence();
@@ -229,6 +230,13 @@ __device__ __forceinline__ void mma_m16n8k8_fp16(float (&d)[4], const u32 (&a)[2
 }
 __device__ __forceinline__ void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b) {
     mma_m16n8k16_bf16(d, {a[0], a[1], 0, 0}, {b, 0});
+}
+__device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double b) { hc_emu_mma_f64(d, &a, &b, 8, 4); }
+__device__ __forceinline__ void mma_m16n8k8_f64(double (&d)[4], const double (&a)[4], const double (&b)[2]) {
+    hc_emu_mma_f64(d, a, b, 16, 8);
+}
+__device__ __forceinline__ void mma_m16n8k16_f64(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
+    hc_emu_mma_f64(d, a, b, 16, 16);
 }
 __device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], const void* smem) { hc_emu_ldmatrix(r, smem, 1, false); }
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], const void* smem) { hc_emu_ldmatrix(r, smem, 2, false); }

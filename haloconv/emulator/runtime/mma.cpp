@@ -1,7 +1,7 @@
 // Warp-wide tensor-core products (mma.sync) and 8x8 matrix moves (ldmatrix, stmatrix), and number formats.
 //
-// The lanes of a warp meet, and the last of them does the work of all. Sums are fp32, from k = 0 upwards on top of d,
-// each product exact and each addition rounded to nearest (fused); the hardware's order and rounding differ.
+// The lanes of a warp meet, and the last of them does the work of all. Sums are fp32, or fp64 of fp64, from k = 0 upwards
+// on top of d, each product exact and each addition rounded to nearest (fused); the hardware's order and rounding differ.
 
 #include <cmath>
 
@@ -19,8 +19,15 @@ struct Lane {
     const void* row;
 };
 
+// The same of a product in fp64.
+struct LaneF64 {
+    double* d;
+    const double *a, *b;
+};
+
 constexpr u32 MAX_WARPS = 32;
 Lane lanes[MAX_WARPS][32];
+LaneF64 lanes_f64[MAX_WARPS][32];
 
 Lane* own_warp() { return lanes[warp_id()]; }
 
@@ -48,6 +55,25 @@ void multiply(const Lane* warp, MatrixType type) {
             warp[lane].d[i] = sum;
         }
     count(MULTIPLIES, 16 * 8 * depth);
+}
+
+void multiply_f64(const LaneF64* warp, u32 rows, u32 depth) {
+    const u32 halves = rows / 8;
+    double a[16][16], b[16][8];
+    for (u32 lane = 0; lane < 32; ++lane)
+        for (u32 i = 0; i < depth / 4; ++i) {
+            const u32 k = lane % 4 + 4 * i;
+            for (u32 half = 0; half < halves; ++half) a[lane / 4 + 8 * half][k] = warp[lane].a[i * halves + half];
+            b[k][lane / 4] = warp[lane].b[i];
+        }
+    for (u32 lane = 0; lane < 32; ++lane)
+        for (u32 i = 0; i < 2 * halves; ++i) {
+            const u32 row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+            double sum = warp[lane].d[i];
+            for (u32 k = 0; k < depth; ++k) sum = std::fma(a[row][k], b[k][col], sum);
+            warp[lane].d[i] = sum;
+        }
+    count(MULTIPLIES, rows * 8 * depth);
 }
 
 void load_matrices(const Lane* warp, u32 matrices, bool transpose) {
@@ -121,6 +147,14 @@ void hc_emu_mma(float* d, const unsigned* a, const unsigned* b, int type) {
     Lane* const warp = own_warp();
     warp[lane_id()] = {d, a, b, nullptr, nullptr};
     meet_warp("mma.sync", site, [=] { multiply(warp, MatrixType(type)); });
+}
+
+void hc_emu_mma_f64(double* d, const double* a, const double* b, int rows, int depth) {
+    const Site site = HC_EMU_SITE;
+    check_whole_warp("mma.sync", site);
+    LaneF64* const warp = lanes_f64[warp_id()];
+    warp[lane_id()] = {d, a, b};
+    meet_warp("mma.sync", site, [=] { multiply_f64(warp, rows, depth); });
 }
 
 void hc_emu_ldmatrix(unsigned* r, const void* smem, int matrices, bool transpose) {
