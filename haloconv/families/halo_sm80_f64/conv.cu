@@ -100,6 +100,7 @@ __device__ __forceinline__ void write(const Sums& sums, const Params& p, const W
 }
 
 __device__ __forceinline__ void convolve(const Params& p, char* smem) {
+    static_assert(sizeof(Work) <= 256, "the host leaves WORK_BYTES for it");
     __shared__ Work shared_work;  // read where copies are asked for: registers are for sums
     if (threadIdx.x == 0) shared_work = this_work(p);
     __syncthreads();

@@ -13,12 +13,16 @@ from haloconv.problem import TensorForm
 PLANE = 8  # channels of a plane, filters of an eight
 _PIXEL_BYTES = 8 * PLANE
 _REGISTERS = 65536  # of a multiprocessor
+WORK_BYTES = 256  # of a block, at most: its Work, which is no part of the dynamic shared memory
 _SMEM_RESERVED = 1024  # of a block, by the system
 _SM_EXTRA_SMEM = 1024  # that a multiprocessor has beyond what one block may take
 _MOST_STRIPS = 64
 _LEAST_STRIP = 8  # columns
 # The model: cycles of a multiprocessor.
 _FMA_RATE = 128  # fp64 multiply-adds of the tensor cores a cycle
+_TALL_WARP = (
+    1.14  # times as long with fragments of 64 pixels as with 32: so it orders blocks as a probe of an NVIDIA H200 does
+)
 _SMEM_RATE = 128  # bytes a cycle
 _COPY_RATE = 16  # bytes a cycle from the second-level cache
 _SHORT_BYTES = 32  # what a row of one channel costs beyond its bytes
@@ -189,15 +193,20 @@ class Tiling:
     def smem_bytes(self) -> int:
         return self.x_buffers * self.x_bytes + self.shape.stages * self.shape.weight_bytes
 
+    def fits(self, max_smem_bytes: int) -> bool:
+        """Whether a block's shared memory is there, its Work beside what is staged."""
+        return self.smem_bytes + WORK_BYTES <= max_smem_bytes
+
     def resident(self, max_smem_bytes: int) -> int:
         """Blocks of a multiprocessor."""
-        by_smem = (max_smem_bytes + _SM_EXTRA_SMEM) // (self.smem_bytes + _SMEM_RESERVED)
+        by_smem = (max_smem_bytes + _SM_EXTRA_SMEM) // (self.smem_bytes + WORK_BYTES + _SMEM_RESERVED)
         return min(by_smem, self.shape.min_blocks)
 
     def cycles(self, sm_count: int, max_smem_bytes: int) -> float:
         """How long the layer takes by the model, in cycles: blocks of a multiprocessor add up, and the last wave."""
         shape, resident = self.shape, self.resident(max_smem_bytes)
         products = shape.pixels * shape.filters * shape.channels / _FMA_RATE
+        products *= _TALL_WARP if shape.m_tiles == 4 else 1
         warp_bytes = 8 * shape.channels * (16 * shape.m_tiles + 8 * shape.n_tiles)
         read = shape.warps_m * shape.warps_n * warp_bytes / _SMEM_RATE
         step = max(products, read, shape.weight_bytes / _COPY_RATE) + _STEP_CYCLES / resident
@@ -230,11 +239,11 @@ def fitting_shapes(layer: Layer) -> list[Shape]:
 def tilings(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
     """The tilings that fit a device, best first by the model; those of whole rows first among equals."""
     found = (Tiling(layer, *each) for each in product(fitting_shapes(layer), _strips(layer.cols)))
-    fitting = [each for each in found if each.smem_bytes <= max_smem_bytes]
+    fitting = [each for each in found if each.fits(max_smem_bytes)]
     return tuple(sorted(fitting, key=lambda each: (each.cycles(sm_count, max_smem_bytes), each.strips)))
 
 
 def fits(layer: Layer, max_smem_bytes: int) -> bool:
     """Whether some tiling fits a device."""
     found = (Tiling(layer, *each) for each in product(fitting_shapes(layer), reversed(_strips(layer.cols))))
-    return any(each.smem_bytes <= max_smem_bytes for each in found)
+    return any(each.fits(max_smem_bytes) for each in found)
