@@ -34,7 +34,10 @@ VERIFIED = {
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", *HALVES}),
     "halo_sm80_wgrad": ({"wgrad"}, {"tf32", *HALVES}),
     "halo_sm80_f64": ({"fprop", "dgrad", "wgrad"}, {"fp64"}),
-    "halo_sm90": ({"fprop", "dgrad", "wgrad", "relu", "scale_relu"}, {"tf32", *HALVES}),
+    "halo_sm90": (
+        {"fprop", "dgrad", "wgrad", "relu", "scale_relu", "residual_relu", "scale_residual"},
+        {"tf32", *HALVES},
+    ),
     "depthwise_window": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
     "depthwise_toeplitz": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
     "depthwise": ({"fprop", "dgrad", "wgrad"}, {"fp32", *HALVES}),
