@@ -18,6 +18,7 @@ from haloconv.report import Network, Row, networks_of
 from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR, WHOLE
 from tools.result_facts import (
     NO_RESULTS,
+    compiled_section,
     costs_section,
     export_section,
     modes_section,
@@ -25,6 +26,7 @@ from tools.result_facts import (
     refresh_latest_files,
     result_files,
     sample_section,
+    scaling_section,
     suite_cases,
     suite_rows,
     where_from,
@@ -241,6 +243,9 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "few_images": partial(results_section, name="latest-few_images.jsonl"),
         "pointwise": partial(results_section, name="latest-pointwise.jsonl"),
         "fronts": partial(results_section, name="latest-fronts.jsonl"),
+        "rims": partial(results_section, name="latest-rims.jsonl"),
+        "scaling": scaling_section,
+        "compiled": compiled_section,
         "sample": sample_section,
         "rates": rates_section,
         "costs": costs_section,

@@ -148,3 +148,55 @@ def export_section(root: Path = ROOT) -> str:
             body.append([name, line[0][2], *cells, f"`{files[-1].name}`"])
     header = ["exported", "PyTorch in", "forward, ms", "forward and backward, ms", "file"]
     return "\n".join(table(header, body)) if body else NO_RESULTS
+
+
+def scaling_section(root: Path = ROOT) -> str:
+    """The Markdown between the scaling markers: the newest training step of each number of GPUs."""
+    lines = []
+    for folder in sorted(root.glob("benchmarks/results/*")):
+        newest: dict[tuple, dict] = {}
+        for path in sorted(folder.glob("????-??-??-scaling.jsonl")):
+            newest |= {(row["case"], row["precision"], row["ranks"]): row for row in read_rows(path)}
+        body = [
+            [
+                f"`{row['case']}`",
+                row["precision"],
+                str(row["ranks"]),
+                f"{row['ms']:.1f}",
+                f"{100 * row['efficiency']:.1f} %",
+                "–" if row["efficiency_bar"] is None else f"{100 * row['efficiency_bar']:.0f} %",
+                f"{row['peak_bytes'] / 1e9:.2f}",
+            ]
+            for _, row in sorted(newest.items())
+        ]
+        if body:
+            header = ["images a GPU", "precision", "GPUs", "ms", "efficiency", "bar", "GB a GPU"]
+            lines += [
+                f"**{span([*newest.values()], 'gpu')}**, {span([*newest.values()], 'date')}:",
+                "",
+                *table(header, body),
+            ]
+    return "\n".join(lines) or NO_RESULTS
+
+
+def compiled_section(root: Path = ROOT) -> str:
+    """The Markdown between the compiled markers: networks, each side by the fastest of its variants in the row."""
+    lines = []
+    for path in result_files(root, "latest-compiled.jsonl"):
+        rows = read_rows(path)
+        body = [[*place_of(row)[:3], row["direction"], *_fastest(row["variants"])] for row in rows]
+        header = ["network", "precision", "layout", "call", "PyTorch", "haloconv", "ratio", "memory"]
+        lines += [f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *table(header, body)]
+    return "\n".join(lines) or NO_RESULTS
+
+
+def _fastest(variants: dict[str, dict]) -> list[str]:
+    """Of each side the variant and its ms; PyTorch's ms over ours, our memory over PyTorch's."""
+    timed = {name: found for name, found in variants.items() if found.get("ms")}
+    name, our = (min((each for each in timed if each.startswith(side)), key=lambda each: timed[each]["ms"], default="")
+                 for side in ("PyTorch", "haloconv"))  # fmt: skip
+    if not name or not our:
+        return ["–"] * 4
+    sides = [f"{timed[each]['ms']:.2f} {each.partition(' ')[2]}" for each in (name, our)]
+    ratio, memory = timed[name]["ms"] / timed[our]["ms"], timed[our]["peak_bytes"] / timed[name]["peak_bytes"]
+    return [*sides, f"{ratio:.2f}×", f"{memory:.2f}×"]
