@@ -217,9 +217,9 @@ MUTATIONS = (
            ("&& (unsigned)column < (unsigned)one.cols;", "&& column >= 0;"), on="sm90_wgrad_cells", shape=_CELLS,
            kernel=_ARRANGE),
     _fault("no barrier before the copy", "elements are written before others have brought them",
-           ("    __syncthreads();\n#pragma unroll\n    for", "#pragma unroll\n    for"), on="sm90_wgrad_cells",
+           ("    __syncthreads();\n    elem_t* const block_to", "    elem_t* const block_to"), on="sm90_wgrad_cells",
            shape=_CELLS, dtype=_FP16, kernel=_ARRANGE),
     _fault("channels behind the last one", "channels that do not exist are written",
-           ("if (item.pixel >= pixels || item.channel >= channels) continue;", "if (item.pixel >= pixels) continue;"),
+           ("pixels || Mine::channel(i) >= channels) continue;", "pixels) continue;"),
            on="sm90_wgrad_cells", shape=_CELLS, kernel=_ARRANGE),
 )  # fmt: skip

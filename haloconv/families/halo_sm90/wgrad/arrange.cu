@@ -41,14 +41,46 @@ __device__ __forceinline__ i64 place_of(const Params& p, const Tensor& one, int 
     return there ? image * one.n + row * one.h + column * one.w : -1;
 }
 
-// An item's pixel and channel of the block: whichever are neighbours in memory follow one another.
-struct Item {
-    int pixel, channel;
+// What a thread moves of a block: of one pixel every STEP-th channel, or of one channel every STEP-th pixel, so that
+// neighbouring lanes have neighbours in memory and a thread's addresses are one step apart.
+template <bool BY_CHANNELS>
+struct Items {
+    static constexpr int LANES = BY_CHANNELS ? CHANNELS : PIXELS, STEP = THREADS / LANES;
 
-    __device__ __forceinline__ Item(int index, bool by_channels)
-        : pixel(by_channels ? index / CHANNELS : index % PIXELS),
-          channel(by_channels ? index % CHANNELS : index / PIXELS) {}
+    static __device__ __forceinline__ int lane() { return threadIdx.x % LANES; }
+    static __device__ __forceinline__ int other(int item) { return threadIdx.x / LANES + item * STEP; }
+    static __device__ __forceinline__ int pixel(int item) { return BY_CHANNELS ? other(item) : lane(); }
+    static __device__ __forceinline__ int channel(int item) { return BY_CHANNELS ? lane() : other(item); }
 };
+
+template <bool BY_CHANNELS>
+__device__ __forceinline__ void load(const elem_t* from, i64 channel_stride, int channels, const i64* places,
+                                     elem_t* block_smem) {
+    using Mine = Items<BY_CHANNELS>;
+    elem_t loaded[ITEMS];
+    from += Mine::channel(0) * channel_stride;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const i64 place = places[Mine::pixel(i)];
+        const i64 step = BY_CHANNELS ? 0 : i * (Mine::STEP * channel_stride);
+        loaded[i] = place >= 0 && Mine::channel(i) < channels ? from[place + step] : elem_t{};
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) block_smem[Mine::channel(i) * PITCH + Mine::pixel(i)] = loaded[i];
+}
+
+template <bool BY_CHANNELS>
+__device__ __forceinline__ void store(elem_t* to, i64 pixel_stride, i64 channel_stride, int pixels, int channels,
+                                      const elem_t* block_smem) {
+    using Mine = Items<BY_CHANNELS>;
+    to += Mine::pixel(0) * pixel_stride + Mine::channel(0) * channel_stride;
+    const i64 step = Mine::STEP * (BY_CHANNELS ? pixel_stride : channel_stride);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        if (Mine::pixel(i) >= pixels || Mine::channel(i) >= channels) continue;
+        to[i * step] = block_smem[Mine::channel(i) * PITCH + Mine::pixel(i)];
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_arrange(const __grid_constant__ Params p) {
     __shared__ elem_t block_smem[CHANNELS * PITCH];
@@ -64,25 +96,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_arrange(const __
     const int pixels = one.rows * p.side_by_side * p.cell - first_pixel, channels = one.channels - first_channel;
     if (threadIdx.x < PIXELS) places[threadIdx.x] = place_of(p, one, group, first_pixel + threadIdx.x);
     __syncthreads();
-    elem_t loaded[ITEMS];
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const Item item(threadIdx.x + i * THREADS, one.c == 1);
-        const i64 place = places[item.pixel];
-        const bool there = place >= 0 && item.channel < channels;
-        loaded[i] = there ? from[place + (first_channel + item.channel) * one.c] : elem_t{};
-    }
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const Item item(threadIdx.x + i * THREADS, one.c == 1);
-        block_smem[item.channel * PITCH + item.pixel] = loaded[i];
+    const elem_t* const block_from = from + first_channel * one.c;
+    if (one.c == 1) {
+        load<true>(block_from, 1, channels, places, block_smem);
+    } else {
+        load<false>(block_from, one.c, channels, places, block_smem);
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-        const Item item(threadIdx.x + i * THREADS, one.to_c == 1);
-        if (item.pixel >= pixels || item.channel >= channels) continue;
-        to[group * one.to_group + (first_pixel + item.pixel) * one.to_pixel +
-           (first_channel + item.channel) * one.to_c] = block_smem[item.channel * PITCH + item.pixel];
+    elem_t* const block_to = to + group * one.to_group + first_pixel * one.to_pixel + first_channel * one.to_c;
+    if (one.to_c == 1) {
+        store<true>(block_to, one.to_pixel, 1, pixels, channels, block_smem);
+    } else {
+        store<false>(block_to, one.to_pixel, one.to_c, pixels, channels, block_smem);
     }
 }
