@@ -227,11 +227,14 @@ def _in_terms(problem: Problem, device: torch.device) -> Ruling | None:
 
     By rows of A and B on an NVIDIA H200 (2026-11-24), and by a probe of C, U-Net's, ASPP's and ResNet's 3x3 layers and
     of 1x15 there beside earlier rows of PyTorch's: all of 32 channels and more, 9 taps and more, and 2^16 pixels and
-    more were ahead, those of ResNet at 56 pixels by the least. Weight gradients were not measured.
+    more were ahead, those of ResNet at 56 pixels by the least. Of weight gradients those of A and B in ``nchw`` were
+    measured (NVIDIA H100, 2026-11-26), of 45 taps: others are left alone.
     """
     taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
     channels = min(problem.c_per_group, problem.k_per_group)
-    many = taps >= 9 and channels >= _DENSE_CHANNELS and pixels >= 1 << 16 and problem.direction != "wgrad"
+    many = taps >= 9 and channels >= _DENSE_CHANNELS and pixels >= 1 << 16
+    if problem.direction == "wgrad":
+        many = many and taps >= 45 and pixels >= 1 << 20 and problem.layout == "nchw"
     if many and problem.stride == (1, 1) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
         reason = "by rule: halo_sm90 is faster in three TF32 products than full fp32 on layers of many taps"
         return Ruling("halo_sm90", reason, "halo_sm90 in_terms")
