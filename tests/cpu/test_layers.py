@@ -42,6 +42,7 @@ LAYERS = (
         "precompile",
         "reclass",
         "rims",
+        "rim_batch",
         "strips",
         "subclasses",
         "three_dimensions",

@@ -219,7 +219,7 @@ MUTATIONS = (
     _fault("no barrier before the copy", "elements are written before others have brought them",
            ("    __syncthreads();\n    elem_t* const block_to", "    elem_t* const block_to"), on="sm90_wgrad_cells",
            shape=_CELLS, dtype=_FP16, kernel=_ARRANGE),
-    _fault("channels behind the last one", "channels that do not exist are written",
+    _fault("channels behind the last one of a copy", "channels that do not exist are written",
            ("pixels || Mine::channel(i) >= channels) continue;", "pixels) continue;"),
            on="sm90_wgrad_cells", shape=_CELLS, kernel=_ARRANGE),
 )  # fmt: skip
