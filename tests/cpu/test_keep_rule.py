@@ -13,7 +13,7 @@ from tools import keep_rule
 def row(case: str, kernel: str, ms: float | None, date: str = "2026-01-01T00:00:00Z") -> dict[str, object]:
     """What the rule reads of a row."""
     key = {"case": case, "direction": "fprop", "precision": "fp16", "layout": "nchw"}
-    return {**key, "kernel": kernel, "haloconv_ms": ms, "date": date}
+    return {**key, "kernel": kernel, "haloconv_ms": ms, "date": date, "passed": ms is not None}
 
 
 def test_a_kernel_is_ahead_by_five_percent_of_all_others() -> None:
@@ -44,4 +44,25 @@ def test_a_kernel_that_no_row_needs_is_an_error(tmp_path: Path, monkeypatch: pyt
     assert keep_rule.main() == 0
     rows = (row("one", "f/a", 1.0), row("one", "f/b", 2.0))
     (tmp_path / "gpu" / "2026-01-01-depthwise.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert keep_rule.main() == 1
+
+
+def test_a_kernel_is_needed_by_rows_of_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is ahead on no row of another GPU is not in the way; rows of two GPUs do not add up."""
+    monkeypatch.setattr(keep_rule, "FOLDER", tmp_path)
+
+    def write(gpu: str, **ahead: int) -> None:
+        (tmp_path / gpu).mkdir(exist_ok=True)
+        rows = [
+            row(f"{first} {number}", kernel, 1.0 if kernel == f"f/{first}" else 2.0)
+            for first, count in ahead.items()
+            for number in range(count)
+            for kernel in ("f/a", "f/b")
+        ]
+        (tmp_path / gpu / "2026-01-01-depthwise.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    write("one", a=2, b=1)
+    write("other", a=0, b=2)
+    assert keep_rule.main() == 0
+    write("other", a=1, b=1)
     assert keep_rule.main() == 1
