@@ -97,22 +97,12 @@ def same(ours: Tensor, whole: Tensor) -> bool:
     return off_by(ours, whole) == 0
 
 
-def limit_of(on: Place) -> float:
-    """How far results may be off: not at all, but where PyTorch's own convolution on a GPU may have its part.
-
-    Of integers all sums here are far below 2^53, so that on a CPU, and in our kernels, each of them is exact. cuDNN may
-    transform them first (FFT, Winograd), which rounds even where products and sums are integers: there results must be
-    as near as 2^53 to 2^30, and so the only integers within a half.
-    """
-    return 1e-9 if on.device == "cuda" and on.family == "auto" else 0.0
-
-
 def assert_equal(case: Case, mesh: DeviceMesh, placements: Placements, second: bool, on: Place = CPU) -> None:
     """fprop, dx, dw, db are those of one process on a CPU; with ``second`` their gradients, too."""
 
     def near(name: str, ours: Tensor, wanted: Tensor) -> None:
         off = off_by(ours, wanted)
-        assert off <= limit_of(on), f"{name} is off by {off:.3g}, at most {limit_of(on):g} is right: {case} on {on}"
+        assert off == 0, f"{name} is off by {off:.3g}: {case} on {on}"
 
     def placed(each: Tensor) -> Tensor:
         return each.detach().to(mesh.device_type).requires_grad_()
