@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from haloconv.distributed.exchange import MeshExchange, convolution_traffic
 from haloconv.distributed.group import RankError, agree
-from haloconv.distributed.image import COLUMNS, ROWS, Image, gathered, image_of
+from haloconv.distributed.image import COLUMNS, ROWS, Image, gathered, image_of, to_local
 from haloconv.functional import autocasted, make_spec
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, Pair, check_tensors
@@ -94,7 +94,7 @@ def _checked(
 ) -> _Call:
     """The call of this rank's shard. Raises as conv2d."""
     weight, bias = gathered(w, image), None if b is None else gathered(b, image)
-    local, weight, bias = autocasted(x.to_local(), weight, bias)
+    local, weight, bias = autocasted(to_local(x), weight, bias)
     whole = local.new_empty(1).expand(x.shape)  # for the checks: no memory
     check_tensors(whole, weight, bias, spec)
     top, bottom, left, right = spec.padding

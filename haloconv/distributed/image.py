@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -72,12 +72,35 @@ class Image(NamedTuple):
         return tuple(high - low for low, high in pieces)
 
     def closed(self, local: Tensor, shape: Sequence[int]) -> DTensor:
-        """The DTensor of these extents whose shard here is ``local``."""
-        layout: Layout = "nhwc" if is_channels_last(tuple(local.shape), local.stride()) else "nchw"
-        strides = strides_of(tuple(shape), layout)
+        """The DTensor of these extents whose shard here is ``local``; memory order of the whole as of the shard."""
+        strides = torch.empty(shape, device="meta").stride()
+        if local.dim() == 4:
+            layout: Layout = "nhwc" if is_channels_last(tuple(local.shape), local.stride()) else "nchw"
+            strides = strides_of(tuple(shape), layout)
         return DTensor.from_local(
             local, self.mesh, self.placements, run_check=False, shape=torch.Size(shape), stride=strides
         )
+
+
+def to_local(x: DTensor) -> Tensor:
+    """This rank's shard, with gradients of any order.
+
+    In PyTorch 2.11 (not in 2.13) those of ``DTensor.to_local`` end at the first order: its backward makes a DTensor
+    that autograd does not connect with the gradient of the shard, and what crosses shards is then missing.
+    """
+    return _ToLocal.apply(x)
+
+
+class _ToLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> Tensor:
+        ctx.image, ctx.shape = Image(x.device_mesh, tuple(x.placements)), x.shape
+        local = x.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> DTensor:
+        return ctx.image.closed(gradient, ctx.shape)
 
 
 @lru_cache(maxsize=4096)
@@ -127,4 +150,4 @@ def gathered(weight: Tensor, image: Image) -> Tensor:
             f"haloconv.distributed: the image is on {image.mesh} and a weight on {weight.device_mesh}; both must be on "
             "one mesh, or the weight a plain tensor"
         )
-    return weight.redistribute(placements=[Replicate()] * image.mesh.ndim).to_local()
+    return to_local(weight.redistribute(placements=[Replicate()] * image.mesh.ndim))

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from haloconv.distributed import norms, pixels
 from haloconv.distributed.convolution import conv2d
 from haloconv.distributed.group import RankError, agree
-from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of
+from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of, to_local
 
 Tensor = torch.Tensor
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -104,7 +104,7 @@ class _SpatialMode(TorchFunctionMode):
         if image is None or self._keeps_pixels_apart(func, args, kwargs):
             if image is not None:
                 if _is_on_shards(func, args, kwargs, image):
-                    args, kwargs = tree_map_only(DTensor, DTensor.to_local, (args, kwargs))
+                    args, kwargs = tree_map_only(DTensor, to_local, (args, kwargs))
                     at = Image(image.device_mesh, tuple(image.placements))
                     return at.closed(func(*args, **kwargs), image.shape)
                 args, kwargs = tree_map_only(Tensor, partial(_beside, image), (args, kwargs))

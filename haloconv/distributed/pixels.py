@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
 from haloconv.distributed.exchange import Interval, MeshExchange, summed, tied, window_traffic
-from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of
+from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of, to_local
 from haloconv.problem import ConvSpec, FourSides, Pair, as_pair
 from haloconv.rims import PADDING_MODES, Axis, axis_of
 from haloconv.strips import Job, recorded_strips
@@ -45,7 +45,7 @@ def _windows(x: DTensor, axes: tuple[Axis, Axis], run: Callable[[Tensor, FourSid
     x, image = image_of(x)
     outputs = (image.bounds(axes[0].outputs, ROWS), image.bounds(axes[1].outputs, COLUMNS))
     intervals = (tuple(pairwise(outputs[0])), tuple(pairwise(outputs[1])))
-    pixels, sides = rectangle(x.to_local(), image, axes, intervals, words)
+    pixels, sides = rectangle(to_local(x), image, axes, intervals, words)
     shape = (*x.shape[:2], axes[0].outputs, axes[1].outputs)
     here = image.shape_here(shape)
     return image.closed(pixels.reshape(here) if 0 in here[2:] else run(pixels, sides), shape)
@@ -186,7 +186,7 @@ def interpolate(
         )
     axes = (Axis(extents[0], 1), Axis(extents[1], 1))
     words = f"interpolate of {list(x.shape)} to {list(wanted)}, {mode}"
-    pixels, _ = rectangle(x.to_local(), image, axes, (intervals[0], intervals[1]), words)
+    pixels, _ = rectangle(to_local(x), image, axes, (intervals[0], intervals[1]), words)
     shape = (*x.shape[:2], *wanted)
     here = image.shape_here(shape)
     if 0 in here[2:]:
@@ -210,7 +210,7 @@ def adaptive_avg_pool2d(input: DTensor, output_size: Pairs) -> DTensor:
     x, image = image_of(input)
     dtype = torch.promote_types(x.dtype, torch.float32)
     words = f"adaptive_avg_pool2d of {list(x.shape)}"
-    total = summed(x.to_local().sum((2, 3), keepdim=True, dtype=dtype), image.spatial_ranks(), words)
+    total = summed(to_local(x).sum((2, 3), keepdim=True, dtype=dtype), image.spatial_ranks(), words)
     mean = (total / (x.shape[2] * x.shape[3])).to(x.dtype)
     whole = image.mesh_dims(ROWS, COLUMNS)
     kept = tuple(Replicate() if at in whole else each for at, each in enumerate(image.placements))
