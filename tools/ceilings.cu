@@ -32,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) wgmma_rate(const __grid_con
         wgmma_hold(d);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 4; ++step) wgmma_ss<TYPE, 256>(d, moved(a, 2 * step), moved(b, 2 * step), round | step);
+        for (int step = 0; step < 16; ++step)
+            wgmma_ss<TYPE, 256>(d, moved(a, 2 * (step % 4)), moved(b, 2 * (step % 4)), round | step);
         wgmma_commit_group();
         wgmma_wait_group<0>();
         wgmma_hold(d);
