@@ -16,6 +16,7 @@ from tests.cpu.test_halo_sm90_sources import SERIALIZED, log_of
 from tests.cpu.test_tf32x3 import error_of, forced, on_emulator
 from tests.emulated import with_every_not_finite
 from tests.emulated_halo_sm90_wgrad import CASES
+from tests.emulated_halo_sm90_wgrad import forced as forced_shape
 from tests.exact import integers
 from tests.mutations.mutation import Mutation, planted
 
@@ -34,6 +35,18 @@ EXACT = (
     "sm90_wgrad_pairs", "sm90_wgrad_fours_nhwc", "sm90_wgrad_stride_classes", "sm90_wgrad_nine", "sm90_wgrad_sliced",
     "sm90_wgrad_pointwise", "sm90_wgrad_beyond", "sm90_wgrad_row_filter",
 )  # fmt: skip
+
+
+SHAPED = {  # tiles that the model does not take for small layers, as tests.emulated_halo_sm90_wgrad names them
+    "wgrad columns shared": "sm90_wgrad_wide",
+    "wgrad channels shared": "sm90_wgrad_strips_nhwc",
+    "wgrad filters shared": "sm90_wgrad_wide_nhwc",
+    "wgrad steps shared": "sm90_wgrad_narrow",
+    "wgrad columns in turn": "sm90_wgrad_row_filter",
+    "wgrad short lines": "sm90_wgrad_short_nhwc",
+    "wgrad one part": "sm90_wgrad_classes",
+    "wgrad many parts": "sm90_wgrad_classes_nhwc",
+}
 
 
 def _exact(one: Case, splits_x: bool) -> Tensors:
@@ -59,6 +72,13 @@ def _check_exact(one: Case, seed: int = 0) -> None:
 @on_emulator
 def test_integers_of_13_bits_are_summed_exactly(name: str) -> None:
     _check_exact(BY_NAME[name])
+
+
+@pytest.mark.parametrize("shape", SHAPED)
+@on_emulator
+def test_they_are_in_tiles_of_every_kind(shape: str) -> None:
+    with forced_shape(shape):
+        _check_exact(BY_NAME[SHAPED[shape]], seed=1)
 
 
 @pytest.mark.parametrize("one", SUMS, ids=case_id)
