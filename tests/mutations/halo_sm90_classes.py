@@ -19,7 +19,7 @@ def _fault(
 _PACK, _FIXUP = {"kernel": "halo_sm90/pack"}, {"kernel": "halo_sm90/fixup", "finite": False}
 
 MUTATIONS = (
-    _fault("one for all", "classes of rows have the same taps",
+    _fault("one for all", "all residues of rows have the same taps",
            ("p.step_r * r + at.phase_h,", "p.step_r * r,"), on="classes_3x3", **_PACK),
     _fault("taps between filter rows", "a tap that a class has not gets the one before",
            ("index >= 0 && index % dil == 0 && index / dil < count ?", "index >= 0 && index / dil < count ?"),

@@ -17,7 +17,7 @@
 // Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row;
 // OPERAND_TERMS values in TF32 stand for an fp32 weight; PLANES is 1, or X_JOINED of conv.cu; SPREAD is 1 where
 // fp32 sums leave by pixels. CLASSES_ACROSS, where the rows of a group are those of residue classes of dx, run after
-// run: 1 if a run is a class; else so many classes of columns, of which each 16 rows have all, rows i and i + 8
+// run: 1 if a run is a class; else so many residues of columns, of which each 16 rows have all, rows i and i + 8
 // neighbours.
 using hc::i64;
 using elem_t = ELEM;

@@ -108,7 +108,7 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
     }
 }
 
-// The same where a warp's rows have ACROSS classes of columns: its buffer has pieces of rows of dx.
+// The same where a warp's rows have ACROSS residues of columns: its buffer has pieces of rows of dx.
 template <class Finished>
 __device__ __forceinline__ void write_across(const Params& p, Consumer& self, WorkTile column, const Filters& filters,
                                              int tile, const Sums& sums, const Finished& finish) {

@@ -41,7 +41,7 @@ constexpr int PRODUCER_REGISTERS = MANY ? 104 : BOXED ? 56 : WIDE ? 88 : 152;
 constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168;  // what is left
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
 
-enum { ACROSS = Y_NEIGHBOURS > 1 ? Y_NEIGHBOURS : 1 };  // classes of columns whose pixels alternate in a row of dx
+enum { ACROSS = Y_NEIGHBOURS > 1 ? Y_NEIGHBOURS : 1 };  // residues of columns whose pixels alternate in a row of dx
 constexpr bool SPREAD = sizeof(y_elem_t) == 4 && !Y_CHANNELS_INNER && ACROSS == 1;  // which filter a row of M is
 
 using PixelBuffer = hc::PixelBuffer<y_elem_t>;

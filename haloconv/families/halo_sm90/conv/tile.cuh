@@ -49,7 +49,7 @@ struct HaloParams {
     int stride_h, stride_w;               // input lines (columns) from one output row (column) of the tile to the next
     int taps_r, taps_s, dil_h, dil_w;  // taps, and pixels between them; a line of ROWS is one row, so dil_h is 1 there
     int class_move, line_move;         // input rows per residue class of output rows, per line
-    int pack_h, pack_w;                // output rows, columns that one row of M stands for; pack_w: classes of columns
+    int pack_h, pack_w;                // output rows, columns that one row of M stands for; pack_w: column residues
     int strip_cols;                    // output columns of a strip
     int lead;                          // pixels by which a line begins before its strip (Y_JOINED)
     Divisor pitch;                     // pixels from row to row of a line (FLAT)
