@@ -3,8 +3,8 @@
 // A place i of an axis has a pixel of each class a: i * step + a - before. All of them gather the same pixels of dy, so
 // a class is nothing but further filters. The rows of M of a group are runs of `class_rows`. Where neighbours in memory
 // are filters, a run is one class, a multiple of 16 rows, and blocks of CLASS_ROWS of them are neighbours in dx. Where
-// pixels are, every 16 rows, a warp's, have ACROSS residues of columns of 16 / ACROSS filters: rows i and i + 8, which a
-// lane holds, are neighbouring classes, and a warp's buffer has whole pieces of rows of dx.
+// pixels are, every 16 rows, a warp's, have ACROSS residues of columns of 16 / ACROSS filters: rows i and i + 8, which
+// a lane holds, are neighbouring classes, and a warp's buffer has whole pieces of rows of dx.
 #pragma once
 
 #include "families/halo_sm90/conv/shape.cuh"
