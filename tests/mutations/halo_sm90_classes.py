@@ -63,7 +63,7 @@ MUTATIONS = (
     _fault("the first part for all", "lanes store all classes of a block at the first one's place",
            ("if (part == own) offset =", "if (part == 0) offset ="), on="classes_nhwc_odd"),
     _fault("nothing is noted", "no fix-up follows although classes have zero taps",
-           ("PACKS > 1 || TERMS > 1 || CLASSES;", "TERMS > 1;"), on="classes_3x3", finite=False),
+           ("NEEDS_FIXUP = CLASSES || PACKS > 1 ||", "NEEDS_FIXUP ="), on="classes_3x3", finite=False),
     _fault("the fix-up of one class", "outputs are summed anew over the first class's taps",
            ("= class_h + p.first_r", "= p.first_r"), on="classes_3x3", **_FIXUP),
     _fault("the fix-up between filter rows", "a class gets taps that it has not",

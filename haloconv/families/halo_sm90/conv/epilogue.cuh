@@ -122,12 +122,11 @@ __device__ __forceinline__ void write_across(const Params& p, Consumer& self, Wo
         const int first_px = (FLAT ? run * RUN : 0) + px % RUN;
         const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.phase);
         const int shift = aligned ? at.col & PIECE_PX - 1 : 0;
-        char* buffer = self.buffer + self.next_buffer.index * PixelBuffer::BYTES;
-        self.next_buffer.advance(BUFFERS);
+        char* buffer = self.buffer;
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < TILE_PX; i += PX)
-            if (i == px) hc::fill_across<y_elem_t, ACROSS>(buffer, lane, sums[i / RUN], i % RUN / 8, shift, finish);
+            if (px == i) hc::fill_across<y_elem_t, ACROSS>(buffer, lane, sums[i / RUN], i % RUN / 8, shift, finish);
         if (Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();
         __syncwarp();
         hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
@@ -205,7 +204,7 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Control& contr
                     for (int part = 0; part < PACKS; ++part) {
                         const Filters own = filters_of(p, self.id, column, part * PACK_FILTERS);
                         const hc::Output at = hc::output_of<FLAT>(
-                            p, column, row, (FLAT ? row * RUN : 0) + first_px + px + lane, own.phase);
+                            p, column, row, first_px + px + lane + (FLAT ? row * RUN : 0), own.phase);
                         offsets[part] = hc::place_of(p, at).offset + ((i64)own.group * p.filters + own.first) * p.y_k;
                         counts[part] = at.inside ? own.count : 0;
                     }

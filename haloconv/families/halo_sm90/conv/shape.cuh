@@ -42,7 +42,7 @@ constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168; 
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
 
 enum { ACROSS = Y_NEIGHBOURS > 1 ? Y_NEIGHBOURS : 1 };  // residues of columns whose pixels alternate in a row of dx
-constexpr bool SPREAD = sizeof(y_elem_t) == 4 && !Y_CHANNELS_INNER && ACROSS == 1;  // which filter a row of M is
+constexpr bool SPREAD = sizeof(y_elem_t) == 4 && ACROSS == 1 && !Y_CHANNELS_INNER;  // which filter a row of M is
 
 using PixelBuffer = hc::PixelBuffer<y_elem_t>;
 constexpr int FILTER_ROW_BYTES = PACK_FILTERS * sizeof(y_elem_t) < 128 ? PACK_FILTERS * sizeof(y_elem_t) : 128;
@@ -56,7 +56,7 @@ constexpr int WARP_BUFFER_BYTES =
 // Sums that an infinity or a NaN has met may be NaN where the output is none: outputs of an output pack are multiplied
 // by zeros of others, and those of residue classes that have fewer taps; and an infinity has more than one term. The
 // nonfinite fix-up (fixup.cu) sums them once more.
-constexpr bool NEEDS_FIXUP = PACKS > 1 || TERMS > 1 || CLASSES;
+constexpr bool NEEDS_FIXUP = CLASSES || PACKS > 1 || TERMS > 1;
 
 // Where channels are neighbours on both sides TMA does all that line warps do elsewhere, and two of them are free: each
 // sends a consumer's boxes, so that none of its warps waits for the other three or for a box.
