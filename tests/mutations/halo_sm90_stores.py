@@ -187,7 +187,7 @@ SUMS = (
     fault("the bias of rows in order", "rows take other filters' bias",
           ("SPREAD ? hc::spread_row(own_row) : own_row", "own_row"), on="large_3x3", shape="boxes in rows"),
     fault("fp32 by filters takes rows as spread", "rows take other filters' bias",
-          ("SPREAD = sizeof(y_elem_t) == 4 && !Y_CHANNELS_INNER;", "SPREAD = sizeof(y_elem_t) == 4;"), on="large_nhwc",
+          ("ACROSS == 1 && !Y_CHANNELS_INNER;", "ACROSS == 1;"), on="large_nhwc",
           shape="flat"),
     fault("pixels in plain order", "groups of pixels are added to an address that is swizzled",
           ("(to ^ group << 5)", "(to + (group << 5))"), on="border_3x3"),
