@@ -19,7 +19,6 @@ def _fault(
 
 
 _WAITS_FOR_KEPT = "            if (KEEPS_W && index == blockIdx.x) wait(&smem.kept_full[chunk], 0);\n"
-_FROM_PIXELS = "Y_INNER ? at.column : filter,\n" + " " * 55 + "at.row, at.image, "
 _NEXT_STAGE = "            multiply_stage(smem, self, at, chunk, sums, even);\n"
 
 MUTATIONS = (
@@ -115,6 +114,6 @@ MUTATIONS = (
            ("at.column + n % BOX_PX, tile.filter + m", "at.column, tile.filter + m"), on="sm90_pointwise_deep",
            shape="pointwise split-K", dtype=_FP16),
     _fault("partial sums of one range", "all ranges write over the first one's sums",
-           (_FROM_PIXELS + "tile.split);", _FROM_PIXELS + "0);"),
+           ("tile.split);", "0);"),
            on="sm90_pointwise_deep_nhwc", shape="pointwise split-K"),
 )  # fmt: skip

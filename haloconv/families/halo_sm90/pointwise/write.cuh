@@ -125,8 +125,8 @@ __device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
     return bias_and_scale(p.bias[filter]);
 }
 
-// Applies bias and scale, or what follows them, to the sums of a slab, in place. `filter` is the one with which the slab
-// begins.
+// Applies bias and scale, or what follows them, to the sums of a slab, in place. `filter` is the one that it begins
+// with.
 template <Affine STEP, Activation FUNCTION, int COUNT>
 __device__ __forceinline__ void finish(const Params& p, float (&sums)[COUNT], int first, int filter) {
 #pragma unroll
