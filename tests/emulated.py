@@ -37,6 +37,7 @@ from tests import (
     emulated_halo_sm90_wgrad,
     oracle,
 )
+from tests import emulated_halo_sm90_joined as joined
 from tests import emulated_halo_sm90_residual as residuals
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
@@ -133,7 +134,7 @@ MODULES = {
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
-OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, residuals)
+OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, joined, residuals)
 BY_NAME = {
     one.name: one
     for one in (

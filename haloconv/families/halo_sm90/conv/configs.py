@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -12,7 +13,7 @@ from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
 from haloconv.families.halo_sm90.conv.tile import Tiling, tile
 from haloconv.families.halo_sm90.terms import TERMS
-from haloconv.problem import Request, TensorForm
+from haloconv.problem import Request
 
 _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)
@@ -28,13 +29,23 @@ def best_tilings(form: Form, storage: Storage, sm_count: int, may_split: bool = 
     # with two work tiles a multiprocessor split-K has nothing to gain
     if may_split and found and found[0].total < 2 * sm_count:
         found = sorted([*found, *split_tilings(form, storage)], key=lambda each: _order(each, sm_count))
-    return tuple(found[:_CANDIDATES])
+    best: dict[TileShape, Tiling] = {}
+    for each in found:  # a shape is named once
+        best.setdefault(each.shape, each)
+    return tuple(best.values())[:_CANDIDATES]
 
 
 def tilings(form: Form, storage: Storage) -> list[Tiling]:
-    """Every tiling that fits, with all channels in one sum."""
-    shapes = (shape for shape in all_shapes(form, storage) if _leaves_registers(shape, storage))
-    found = (tile(form, shape, storage) for shape in shapes)
+    """Every tiling that fits, with all channels in one sum.
+
+    Boxes that begin at aligned places may take one more strip: where filters are dealt out to blocks for them, lanes
+    may store the same tiles.
+    """
+    shapes = [shape for shape in all_shapes(form, storage) if _leaves_registers(shape, storage)]
+    found = [tile(form, shape, storage) for shape in shapes]
+    if storage.y_joined > 1:
+        by_lanes = replace(storage, y_joined=0)
+        found += [tile(form, each.shape, by_lanes) for each in found if isinstance(each, Tiling) and each.lead]
     return [each for each in found if isinstance(each, Tiling)]
 
 
@@ -66,7 +77,7 @@ def partial_storage(form: Form, storage: Storage) -> Storage:
     """The storage with a dense fp32 tensor of partial sums as the result."""
     rows, cols = form.vertical.out_extent, form.horizontal.out_extent
     whole = (form.filters if storage.y_inner else cols) % 4 == 0
-    joined = not storage.y_inner and not whole and rows * cols % 4 == 0 and rows * cols < _COORDINATES
+    joined = int(not storage.y_inner and not whole and rows * cols % 4 == 0 and rows * cols < _COORDINATES)
     return replace(storage, partial=True, y_whole=whole, y_joined=joined, residual=False)
 
 
@@ -254,9 +265,9 @@ def storage_of(request: Request) -> Storage:
     y_inner = request.result_layout == "nhwc"
     x_whole = x.aligned and whole(x.strides, x_inner, channels)
     width = problem.w if forward else problem.q
-    x_joined = 0 if x_inner or x_whole or x.strides[2] != width else _joined(x, channels, group)
-    y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
-    y_joined = y_joined and not y_whole and y[1] < _COORDINATES
+    in_rows = x.aligned and not (x_inner or x_whole) and x.strides[2] == width
+    x_joined, y_whole = _joined(x.strides, channels, group) if in_rows else 0, whole(y, y_inner, filters)
+    y_joined = 0 if y_inner or y_whole else _joined(y, filters, group)
     terms = TERMS.get(problem.precision, 1)
     return Storage(
         problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined,
@@ -264,9 +275,9 @@ def storage_of(request: Request) -> Storage:
     )  # fmt: skip
 
 
-def _joined(x: TensorForm, channels: int, group: int) -> int:
-    """``Storage.x_joined`` of a tensor whose rows follow each other without a gap; ``group`` pixels are 16 bytes."""
-    image, plane, _, pixel = x.strides
+def _joined(strides: Sequence[int], channels: int, group: int) -> int:
+    """``x_joined`` or ``y_joined`` of a tensor whose rows have no gap between them; ``group`` pixels are 16 bytes."""
+    image, plane, _, pixel = strides
     planes = group // gcd(plane, group)
-    aligned = x.aligned and pixel == 1 and image % group == 0 and channels % planes == 0
+    aligned = pixel == 1 and image % group == 0 and channels % planes == 0
     return planes if aligned and planes * plane < _COORDINATES else 0

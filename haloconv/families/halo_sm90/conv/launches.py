@@ -5,6 +5,8 @@ For each its source, with the constants that it is compiled with, and the fields
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, named
@@ -64,7 +66,7 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         "X_VECTOR": int(storage.x_inner and storage.x_whole and not shape.boxes),
         "Y_CHANNELS_INNER": int(storage.y_inner),
         "Y_BOXES": int(tiling.y_boxes),
-        "Y_JOINED": int(tiling.lead > 0),
+        "Y_JOINED": storage.y_joined if tiling.lead > 0 else 0,
         "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
         "Y_BUFFERS": tiling.memory.y_buffers,
         "Y_NEIGHBOURS": int(
@@ -125,6 +127,7 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
 
 
 def _filter_fields(operands: Operands) -> Fields:
+    """The filter's strides."""
     names = ("w_filter", "w_channel", "w_r", "w_s", "w_group")
     return dict(zip(names, (*operands.w, operands.w_group), strict=True))
 
@@ -138,9 +141,12 @@ def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
     shape, form, vertical, across = tiling.shape, tiling.form, tiling.vertical, tiling.horizontal
     rows, cols = form.vertical, form.horizontal
     pieces = tiling.chunks * tiling.taps * shape.stage_bytes // shape.terms // 16
+    planes, w_filter = tiling.y_planes, operands.w[0]
+    if planes > 1:  # every few filters of the one group are a group to the kernel
+        operands = replace(operands, w=(planes * w_filter, *operands.w[1:]), w_group=w_filter)
     fields: Fields = {
         **_filter_fields(operands),
-        **{"filters": form.filters, "channels": form.channels, "blocks": tiling.packed_blocks},
+        **{"filters": form.filters // planes, "channels": form.channels, "blocks": tiling.packed_blocks // planes},
         **{"chunks": tiling.chunks, "taps_r": vertical.taps, "taps_s": across.taps},
         **{"first_r": rows.filter_first, "step_r": rows.filter_step, "count_r": rows.taps},
         **{"first_s": cols.filter_first, "step_s": cols.filter_step, "count_s": cols.taps},

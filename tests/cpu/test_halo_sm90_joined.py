@@ -1,0 +1,74 @@
+"""Outputs of halo_sm90 in nchw whose planes are no multiple of 16 bytes: where TMA writes them, and where lanes do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from haloconv.families.halo_sm90.conv.configs import best_tilings, cost, storage_of, tilings
+from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.operands import operands_of, tensor_maps
+from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.problem import Problem, Request, dense_request
+
+CPU = torch.device("cpu")
+H200 = 132  # multiprocessors
+
+
+def _request(dtype: torch.dtype, filters: int, rows: int, cols: int, groups: int = 1) -> Request:
+    """A 3x3 layer without padding that has so many rows and columns of outputs."""
+    precision = "tf32" if dtype == torch.float32 else "ieee"
+    extents = {"n": 8, "c": 64 * groups, "h": rows + 2, "w": cols + 2, "k": filters, "r": 3, "s": 3, "groups": groups}
+    return dense_request(Problem("fprop", **extents, dtype=dtype, precision=precision), CPU)
+
+
+def _best(request: Request) -> Tiling:
+    return best_tilings(forms(request.problem)[0], storage_of(request), H200)[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "filters", "rows", "cols", "planes"),
+    [
+        (torch.float32, 128, 255, 1022, 2),  # C in two shards
+        (torch.float32, 128, 128, 1022, 1),
+        (torch.float32, 128, 127, 1022, 2),  # C in four
+        (torch.float16, 128, 510, 1022, 2),  # C
+        (torch.bfloat16, 512, 255, 1021, 8),
+        (torch.float32, 256, 249, 253, 4),
+    ],
+)
+def test_blocks_have_every_few_filters(dtype: torch.dtype, filters: int, rows: int, cols: int, planes: int) -> None:
+    """TMA writes large layers, in no more blocks than neighbours make, from 16 aligned bytes in each plane."""
+    request = _request(dtype, filters, rows, cols)
+    tiling, aligned = _best(request), 16 // dtype.itemsize
+    assert tiling.y_boxes and tiling.y_planes == storage_of(request).y_joined == planes
+    assert tiling.blocks * tiling.shape.streams == filters // 64
+    shifts = {(plane * rows * cols + row * cols) % aligned for plane in range(planes) for row in range(rows)}
+    assert tiling.lead == max(shifts)
+    y_map = tensor_maps(dtype, tiling, operands_of(request))["y_map"]
+    assert all(stride % 16 == 0 for stride in y_map.strides)
+    assert y_map.extents == (planes * rows * cols, 1, filters // planes, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("filters", "cols", "groups", "planes"),
+    [(64, 1022, 1, 0), (128, 1021, 1, 0), (130, 1021, 1, 0), (256, 1021, 1, 4), (256, 1022, 2, 0), (129, 1022, 1, 0)],
+)
+def test_lanes_store_where_that_took_more_blocks(filters: int, cols: int, groups: int, planes: int) -> None:
+    """Two or four classes of planes (TF32, an odd number of rows) of 64 filters, filters they do not divide, groups."""
+    tiling = _best(_request(torch.float32, filters, 255, cols, groups))
+    assert (tiling.y_planes if tiling.y_boxes else 0) == planes
+
+
+def test_a_strip_more_for_boxes_is_weighed_against_stores_of_lanes() -> None:
+    """Both are offered, and the better one has the name of their shape."""
+    request = _request(torch.float16, 128, 510, 1022)
+    form, storage = forms(request.problem)[0], storage_of(request)
+    found = tilings(form, storage)
+    wide = [each for each in found if each.shape.run == 256 and each.shape.keeps and each.shape.shared_tile]
+    assert {(each.columns.strips, each.y_boxes) for each in wide} == {(5, True), (4, False)}
+    best = best_tilings(form, storage, H200)
+    assert len({each.shape for each in best}) == len(best) == 8
+    costs = {each.shape: cost(each, each.storage, H200) for each in best}
+    for each in found:
+        assert each.shape not in costs or cost(each, each.storage, H200) >= costs[each.shape]
