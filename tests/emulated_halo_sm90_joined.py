@@ -25,6 +25,8 @@ CASES = (
          padding=(0, 1)),
     case("filters_gradient", "the same of the gradient of the input", (2, 200, 5, 66), (40, 3, 3), padding=1),
     case("filters_dilated", "residue classes of rows", (1, 8, 11, 152), (200, 3, 3), dilation=(2, 3)),
+    case("filters_cut", "8 columns (fp32: 4) behind a strip of 128 are left to a launch of their own; every second "
+         "plane in 16 bits, every one in fp32", (2, 72, 6, 130), (72, 3, 3), padding=1),
 )  # fmt: skip
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -36,6 +38,7 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "every few filters, a shared tile": lambda tiling: tiling.shape.shared_tile,
     "every few filters, two runs": lambda tiling: tiling.shape.runs == 2,
     "every few filters, runs of 256": lambda tiling: tiling.shape.run == 256,
+    "rows cut": lambda tiling: tiling.rest is not None,
     "every few filters, one buffer": lambda tiling: tiling.memory.y_buffers == 1 and not tiling.shape.shared_tile,
 }
 # shape, cases, dtypes, results
@@ -51,6 +54,8 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("every few filters, two runs", ("filters_by_two", "filters_by_eight"), _BOTH, ("fprop",)),
     ("every few filters, runs of 256", ("filters_by_two", "filters_by_eight"), _BOTH, ("fprop",)),
     ("every few filters, one buffer", ("filters_gradient",), (FP32,), ("dgrad",)),
+    ("rows cut", ("filters_cut",), _BOTH, ("fprop", "dgrad", "scale_residual")),
+    ("rows cut", ("filters_cut",), (BF16,), ("fprop",)),
 )
 
 
@@ -71,7 +76,8 @@ def forced(shape: str) -> Iterator[None]:
     def only(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
         if not storage.y_joined:
             return best_tilings(form, storage, sm_count, may_split)
-        found = (each for each in tilings(form, storage) if each.y_planes > 1)
+        found = (each for each in tilings(form, storage) if each.rest or each.y_planes > 1)
+        found = (each for each in found if (each.rest is None) == (shape != "rows cut"))
         return tuple(sorted(filter(SHAPES[shape], found), key=lambda each: cost(each, each.storage, sm_count)))
 
     with MonkeyPatch.context() as patch:

@@ -59,7 +59,7 @@ def chosen_sources(request: Request) -> list[KernelSource]:
     """The sources of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
     storage, may_split = storage_of(request), applies(request.problem.epilogue)
     best = [best_tilings(form, storage, 132, may_split)[0] for form in forms(request.problem) if form.taps]
-    return [conv_source(request.problem, tiling) for tiling in best]
+    return [conv_source(request.problem, launch) for tiling in best for launch in tiling.launches]
 
 
 def all_sources(request: Request) -> list[KernelSource]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,7 +49,8 @@ def test_blocks_have_every_few_filters(dtype: torch.dtype, filters: int, rows: i
     assert tiling.lead == max(shifts)
     y_map = tensor_maps(dtype, tiling, operands_of(request))["y_map"]
     assert all(stride % 16 == 0 for stride in y_map.strides)
-    assert y_map.extents == (planes * rows * cols, 1, filters // planes, 1, 8)
+    left = tiling.rest.form.horizontal.out_extent if tiling.rest else 0
+    assert y_map.extents == (planes * rows * cols - left, 1, filters // planes, 1, 8)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +63,38 @@ def test_lanes_store_where_that_took_more_blocks(filters: int, cols: int, groups
     assert (tiling.y_planes if tiling.y_boxes else 0) == planes
 
 
-def test_a_strip_more_for_boxes_is_weighed_against_stores_of_lanes() -> None:
-    """Both are offered, and the better one has the name of their shape."""
+def test_a_strip_more_for_boxes_is_weighed_against_what_is_without_it() -> None:
+    """Or lanes store, or the last columns have a launch of their own. The best has the name of their shape."""
     request = _request(torch.float16, 128, 510, 1022)
     form, storage = forms(request.problem)[0], storage_of(request)
     found = tilings(form, storage)
     wide = [each for each in found if each.shape.run == 256 and each.shape.keeps and each.shape.shared_tile]
-    assert {(each.columns.strips, each.y_boxes) for each in wide} == {(5, True), (4, False)}
+    assert [(each.columns.strips, each.y_boxes, each.rest is None) for each in wide] == [
+        (5, True, True), (4, False, True), (4, True, False)
+    ]  # fmt: skip
     best = best_tilings(form, storage, H200)
     assert len({each.shape for each in best}) == len(best) == 8
     costs = {each.shape: cost(each, each.storage, H200) for each in best}
     for each in found:
         assert each.shape not in costs or cost(each, each.storage, H200) >= costs[each.shape]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_launches_of_a_cut_row_compute_each_column_once(stride: int) -> None:
+    form = forms(_request(torch.float16, 128, 510, 1022).problem)[0]
+    form = replace(form, horizontal=replace(form.horizontal, stride=stride, pad=3))
+    for cols in (1, 1018, 1021):
+        gathered = []
+        for axis in (part.horizontal for part in form.cut(cols)):
+            places = range(axis.out_extent)
+            gathered += [(axis.out_first + i, i * axis.stride - axis.pad) for i in places]
+        assert gathered == [(i, i * stride - 3) for i in range(1022)]
+
+
+def test_a_launch_of_its_own_is_for_few_columns() -> None:
+    """At most twice as many as the pixels by which a tile begins early."""
+    for cols, rest in ((1018, 0), (1019, 2), (1022, 4), (1030, 12), (1031, 14), (1034, 0)):
+        request = _request(torch.float16, 512, 510, cols)
+        found = tilings(forms(request.problem)[0], storage_of(request))
+        left = {each.rest.form.horizontal.out_extent for each in found if each.rest and each.shape.run == 256}
+        assert left == ({rest} if rest else set()), cols

@@ -179,6 +179,8 @@ JOINED_FILTERS = (
           ("plane += block >= next * blocks;", "plane += block >= next;"), **_TWO_BLOCKS),
     fault("blocks of the first filter for all", "blocks are written where those of the first filter are",
           ("plane += block >= next * blocks;", "plane += 0;"), **_TWO),
+    fault("rows as long as a launch computes of them", "boxes of a launch that leaves columns drift to the left",
+          ("return out_row * int(p.y_row) +", "return out_row * p.cols +"), on="filters_cut", shape="rows cut"),
     fault("boxes to every filter", "planes are counted as if each began a row",
           ("unsigned(filters.first) / Y_PLANES,", "filters.first,"), **_TWO),
     fault("ends of rows go to neighbouring filters", "lanes store a block as if it had all filters",

@@ -31,7 +31,7 @@ def modelled(problem: Problem, gathered: torch.Tensor) -> Modelled:
     form = TensorForm(gathered.stride(), gathered.data_ptr() % 16 == 0)
     request = replace(dense_request(problem, gathered.device), first=form)
     multiplies = copied_bytes = 0
-    for tiling in conv.configs(request)[0].derived:
+    for tiling in (launch for each in conv.configs(request)[0].derived for launch in each.launches):
         shape, taps = tiling.shape, tiling.taps * tiling.chunks
         chunk_elems = shape.chunk_bytes // tiling.storage.elem_bytes
         multiplies += 2 * tiling.total * taps * BLOCK_M * shape.tile_px * chunk_elems

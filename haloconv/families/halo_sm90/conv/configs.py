@@ -19,6 +19,8 @@ _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)
 _RUNS = (64, 128, 256)
 _ENOUGH_AHEAD = 7000.0  # cycles
+_LAUNCH = 4000  # cycles
+_SM_COUNT = 132  # of an H200, for which few columns are cut
 _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
 
 
@@ -38,15 +40,33 @@ def best_tilings(form: Form, storage: Storage, sm_count: int, may_split: bool = 
 def tilings(form: Form, storage: Storage) -> list[Tiling]:
     """Every tiling that fits, with all channels in one sum.
 
-    Boxes that begin at aligned places may take one more strip: where filters are dealt out to blocks for them, lanes
-    may store the same tiles.
+    Boxes that begin at aligned places may take one more strip. Where it has few columns these may have a launch of
+    their own, and where filters are dealt out to blocks for boxes, lanes may store the same tiles.
     """
     shapes = [shape for shape in all_shapes(form, storage) if _leaves_registers(shape, storage)]
     found = [tile(form, shape, storage) for shape in shapes]
+    by_lanes = replace(storage, y_joined=0)
     if storage.y_joined > 1:
-        by_lanes = replace(storage, y_joined=0)
         found += [tile(form, each.shape, by_lanes) for each in found if isinstance(each, Tiling) and each.lead]
-    return [each for each in found if isinstance(each, Tiling)]
+    fitting = [each for each in found if isinstance(each, Tiling)]
+    return [*fitting, *(cut for each in fitting if (cut := _cut(each)))]
+
+
+def _cut(tiling: Tiling) -> Tiling | None:
+    """Tiles of the same shape without the last strip if it has few columns, which a launch of their own computes."""
+    form, storage, lead = tiling.form, tiling.storage, tiling.lead
+    cols = (tiling.columns.strips - 1) * tiling.columns.strip_cols - lead
+    if not 0 < cols < form.horizontal.out_extent <= cols + 2 * lead or storage.partial:
+        return None
+    first, left = form.cut(cols)
+    cut, rest = tile(first, tiling.shape, storage), _best_by_lanes(left, replace(storage, y_joined=0))
+    return replace(cut, rest=rest) if isinstance(cut, Tiling) and rest else None
+
+
+@lru_cache(maxsize=256)
+def _best_by_lanes(form: Form, storage: Storage) -> Tiling | None:
+    found = tilings(form, storage)
+    return min(found, key=lambda each: _order(each, _SM_COUNT), default=None)
 
 
 def _leaves_registers(shape: TileShape, storage: Storage) -> bool:
@@ -146,7 +166,9 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     shared memory. It is slower in flat tiles and where few lines are staged ahead. A consumer loses 340 cycles between
     two taps, most of them waiting for weights, and 600 a tile. The L2 gives weights and boxes at 30 bytes a cycle.
     """
-    shape = tiling.shape
+    shape, rest = tiling.shape, tiling.rest
+    if rest:
+        return cost(replace(tiling, rest=None), storage, sm_count) + cost(rest, rest.storage, sm_count) + 2 * _LAUNCH
     if shape.terms > 1:
         return tiling.schedule(sm_count).most * _cycles_of_terms(tiling, storage)
     taps = tiling.taps * tiling.chunks
@@ -214,7 +236,7 @@ def _adding(tiling: Tiling) -> float:
     """Cycles of all multiprocessors to add partial sums: a launch, and 4 bytes of each split at 8 a cycle."""
     form = tiling.form
     outputs = form.n * form.filters * form.vertical.out_extent * form.horizontal.out_extent
-    return 132 * 4000 + outputs * form.splits / 2
+    return 132 * _LAUNCH + outputs * form.splits / 2
 
 
 def _sharing(tiling: Tiling) -> float:

@@ -60,7 +60,7 @@ def why_not(request: Request) -> str | None:
 def configs(request: Request) -> list[Config]:
     """A tiling for each launch: the best of all launches, the second best of all, and so on.
 
-    ``derived`` are the tilings, one for each residue class that some tap reaches.
+    ``derived`` are the tilings, one for each residue class that some tap reaches, with what they leave to others.
     """
     storage, problem, sm_count = storage_of(request), request.problem, request.facts.sm_count
     may_split = applies(problem.epilogue)
@@ -94,7 +94,7 @@ class _Bound:
         self._launches: list[_Launches] = []
         self._packed_bytes, self._partial_bytes = 0, 0
         operands = operands_of(request)
-        for tiling in chosen:
+        for tiling in (launch for each in chosen for launch in each.launches):
             self._launches.append(_launches(request, tiling, operands, self._packed_bytes))
             self._packed_bytes += _FLAG_BYTES + tiling.packed_bytes
             self._partial_bytes = 4 * tiling.form.splits * prod(self._shape) if tiling.form.splits > 1 else 0
@@ -144,7 +144,7 @@ def sources(request: Request) -> Iterator[KernelSource]:
     """The sources of every tile shape that the request's launches choose from, and of their packing."""
     problem, storage = request.problem, storage_of(request)
     for form in (each for each in forms(problem) if each.taps):
-        for tiling in tilings(form, storage):
+        for tiling in (launch for each in tilings(form, storage) for launch in each.launches):
             yield pack_source(problem, tiling)
             yield conv_source(problem, tiling)
             if tiling.shape.needs_fixup:

@@ -44,7 +44,7 @@ __device__ __forceinline__ int box_row(const Params& p, const WorkTile& column, 
 
 // Pixels from an aligned place to row `out_row` of filter `filter`, over the planes before it that are not aligned.
 __device__ __forceinline__ int row_begin(const Params& p, int filter, int out_row) {
-    return out_row * p.cols + int(unsigned(filter) % Y_PLANES) * int(p.y_k);
+    return out_row * int(p.y_row) + int(unsigned(filter) % Y_PLANES) * int(p.y_k);
 }
 
 // Pixels by which a tile begins before its strip in that row, where TMA writes rows whose length is no multiple of 16

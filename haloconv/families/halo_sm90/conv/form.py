@@ -54,6 +54,15 @@ class Form:
         """The same layer of one group with its channels in so many ranges."""
         return replace(self, groups=splits, channels=self.channels // splits, splits=splits)
 
+    def cut(self, cols: int) -> tuple[Form, Form]:
+        """The launch of the first ``cols`` columns of outputs, and that of those that are left."""
+        axis = self.horizontal
+        left = replace(
+            axis, out_extent=axis.out_extent - cols, pad=axis.pad - cols * axis.stride,
+            out_first=axis.out_first + cols * axis.out_step,
+        )  # fmt: skip
+        return replace(self, horizontal=replace(axis, out_extent=cols)), replace(self, horizontal=left)
+
     @property
     def taps(self) -> int:
         return self.vertical.taps * self.horizontal.taps

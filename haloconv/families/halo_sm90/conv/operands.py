@@ -100,7 +100,7 @@ def _y_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | N
     else:
         planes = tiling.y_planes
         if tiling.lead:  # one row: of as many filters as it takes until one is aligned again
-            rows, cols, y_row = 1, (planes - 1) * y_k // size + rows * cols, 16
+            rows, cols, y_row = 1, ((planes - 1) * y_k + (rows - 1) * y_row) // size + cols, 16
         extents = (cols, rows, form.filters // planes, form.groups, form.n)
         strides = (y_row, planes * y_k, form.filters * y_k, y_n)
         box, swizzle = (128 // size, 1, 16, 1, 1), _SWIZZLES[128]

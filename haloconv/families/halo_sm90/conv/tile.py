@@ -118,6 +118,12 @@ class Tiling:
     chunks: int
     lead: int
     y_boxes: bool
+    rest: Tiling | None = None  # of the last columns, which a launch of their own computes
+
+    @property
+    def launches(self) -> tuple[Tiling, ...]:
+        """It, and what computes the columns that it leaves."""
+        return (self,) if self.rest is None else (self, self.rest)
 
     @property
     def slot_bytes(self) -> int:
@@ -323,6 +329,7 @@ def _lead(form: Form, shape: TileShape, storage: Storage, blocks: int) -> int:
     than ``blocks``.
     """
     whole = form.vertical.out_step == form.horizontal.out_step == shape.packs == 1
+    whole = whole and form.horizontal.out_first == 0
     if not (storage.y_joined and whole) or shape.flat or (storage.y_joined > 1 and form.groups > 1):
         return 0
     of_planes = storage.y_joined * ceil_div(form.filters // storage.y_joined, BLOCK_M)
