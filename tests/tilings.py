@@ -10,7 +10,7 @@ from pytest import MonkeyPatch
 from haloconv import plan
 from haloconv.families.halo_sm90.conv import conv as halo_sm90
 from haloconv.families.halo_sm90.conv.configs import best_tilings, split_tilings, storage_of, tilings
-from haloconv.families.halo_sm90.conv.form import Form, forms
+from haloconv.families.halo_sm90.conv.form import Form, form_of
 from haloconv.families.halo_sm90.conv.launches import conv_source
 from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
@@ -56,10 +56,10 @@ def sources_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
 
 
 def chosen_sources(request: Request) -> list[KernelSource]:
-    """The sources of the tilings that the cost model puts first on a GPU of 132 multiprocessors."""
+    """The sources of the tiling that the cost model puts first on a GPU of 132 multiprocessors."""
     storage, may_split = storage_of(request), applies(request.problem.epilogue)
-    best = [best_tilings(form, storage, 132, may_split)[0] for form in forms(request.problem) if form.taps]
-    return [conv_source(request.problem, launch) for tiling in best for launch in tiling.launches]
+    best = best_tilings(form_of(request.problem), storage, 132, may_split)[0]
+    return [conv_source(request.problem, launch) for launch in best.launches]
 
 
 def all_sources(request: Request) -> list[KernelSource]:

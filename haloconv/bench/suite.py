@@ -31,6 +31,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, Precision]] = {
     "tf32x3": (torch.float32, "tf32x3"),
     "fp16": (torch.float16, "ieee"),
     "bf16": (torch.bfloat16, "ieee"),
+    "fp64": (torch.float64, "ieee"),
 }
 """The tensors' dtype and how fp32 products are formed, by precision label."""
 
@@ -87,7 +88,7 @@ class Case:
             raise TypeError("of fronts only conv1d may be padded more on one side, its left")
 
     def problem(self, direction: Direction, precision: str, layout: Layout) -> Problem:
-        """One direction of the layer, without bias. ``precision`` is fp32, tf32, fp16 or bf16."""
+        """One direction of the layer, without bias. ``precision`` is a key of PRECISIONS."""
         dtype, products = PRECISIONS[precision]
         return Problem(
             direction, *self.input, self.filters, *self.filter, self.stride, self._sides, self.dilation, self.groups,
@@ -100,7 +101,7 @@ class Case:
         return (rows, columns, others[0], others[1]) if others else (rows, rows, columns, columns)
 
     def layer(self, precision: str, layout: Layout, family: str, device: torch.device, seed: int = 0) -> Layer:
-        """The layer with standard normal tensors, without bias. ``precision`` is fp32, tf32, fp16 or bf16.
+        """The layer with standard normal tensors, without bias. ``precision`` is a key of PRECISIONS.
 
         The weights are scaled so that outputs have about the variance of the inputs.
         """
@@ -116,7 +117,8 @@ class Case:
         )
 
         def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+            drawn = torch.promote_types(dtype, torch.float32)
+            return torch.randn(*shape, generator=generator, device=device, dtype=drawn)
 
         x, dy = normal(n, c, h, w).to(dtype), normal(n, self.filters, p, q).to(dtype)
         weight = (normal(self.filters, c // self.groups, *self.filter) * fan_in**-0.5).to(dtype)

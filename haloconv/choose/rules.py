@@ -15,6 +15,7 @@ import torch
 
 from haloconv import support
 from haloconv.choose import rules_sm90
+from haloconv.choose.rules_fp64 import is_dense_in_fp64
 from haloconv.choose.whole import bare, is_ahead, saved_ms
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
@@ -366,6 +367,7 @@ RULES = (
         _has_few_pixels,
         "halo_sm90 is faster on few small images of many channels on Hopper's tensor cores",
     ),
+    Rule("halo_sm80_f64", is_dense_in_fp64, "halo_sm80_f64 is faster on dense fp64 layers on tensor cores"),
     *(Rule("halo_sm90", applies, reason) for applies, reason in rules_sm90.KINDS),
 )
 

@@ -189,7 +189,7 @@ def test_rows_of_another_suite_have_files_of_their_own(tmp_path):
     assert latest == "latest-few_images.jsonl" and daily[len("2026-11-23") :] == "-few_images.jsonl"
 
 
-@pytest.mark.parametrize("precision, limit", [("tf32", 5e-4), ("fp16", 1e-3), ("bf16", 8e-3)])
+@pytest.mark.parametrize("precision, limit", [("tf32", 5e-4), ("fp16", 1e-3), ("bf16", 8e-3), ("fp64", 1e-13)])
 def test_every_precision_has_its_limit(tmp_path, precision, limit):
     steps = ["fprop", "dgrad", "wgrad", "step"]
     assert bench_suite.bench_suite(order(precisions=[precision], directions=steps), CPU, tmp_path, console())
@@ -263,6 +263,12 @@ def test_layer_of_a_case():
     assert layer.dy.shape == layer.problem("fprop").y_shape and layer.spec.padding == (1, 1, 0, 0)
     assert torch.equal(layer.x, SMALL.layer("fp16", "nchw", "direct", CPU, seed=3).x)
     assert layer.steps == ("fprop", "dgrad", "wgrad")
+
+
+def test_fp64_layers_have_values_that_fp32_has_not():
+    layer = SMALL.layer("fp64", "nchw", "direct", CPU)
+    for each in (layer.x, layer.w, layer.dy):
+        assert each.dtype == torch.float64 and not torch.equal(each, each.float().double())
 
 
 @pytest.mark.parametrize(

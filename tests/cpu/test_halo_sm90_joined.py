@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from haloconv.families.halo_sm90.conv.configs import best_tilings, cost, storage_of, tilings
-from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.form import form_of
 from haloconv.families.halo_sm90.conv.operands import operands_of, tensor_maps
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.problem import Problem, Request, dense_request
@@ -25,7 +25,7 @@ def _request(dtype: torch.dtype, filters: int, rows: int, cols: int, groups: int
 
 
 def _best(request: Request) -> Tiling:
-    return best_tilings(forms(request.problem)[0], storage_of(request), H200)[0]
+    return best_tilings(form_of(request.problem), storage_of(request), H200)[0]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_lanes_store_where_that_took_more_blocks(filters: int, cols: int, groups
 def test_a_strip_more_for_boxes_is_weighed_against_what_is_without_it() -> None:
     """Or lanes store, or the last columns have a launch of their own. The best has the name of their shape."""
     request = _request(torch.float16, 128, 510, 1022)
-    form, storage = forms(request.problem)[0], storage_of(request)
+    form, storage = form_of(request.problem), storage_of(request)
     found = tilings(form, storage)
     wide = [each for each in found if each.shape.run == 256 and each.shape.keeps and each.shape.shared_tile]
     assert [(each.columns.strips, each.y_boxes, each.rest is None) for each in wide] == [
@@ -81,7 +81,7 @@ def test_a_strip_more_for_boxes_is_weighed_against_what_is_without_it() -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_launches_of_a_cut_row_compute_each_column_once(stride: int) -> None:
-    form = forms(_request(torch.float16, 128, 510, 1022).problem)[0]
+    form = form_of(_request(torch.float16, 128, 510, 1022).problem)
     form = replace(form, horizontal=replace(form.horizontal, stride=stride, pad=3))
     for cols in (1, 1018, 1021):
         gathered = []
@@ -95,6 +95,6 @@ def test_a_launch_of_its_own_is_for_few_columns() -> None:
     """At most twice as many as the pixels by which a tile begins early."""
     for cols, rest in ((1018, 0), (1019, 2), (1022, 4), (1030, 12), (1031, 14), (1034, 0)):
         request = _request(torch.float16, 512, 510, cols)
-        found = tilings(forms(request.problem)[0], storage_of(request))
+        found = tilings(form_of(request.problem), storage_of(request))
         left = {each.rest.form.horizontal.out_extent for each in found if each.rest and each.shape.run == 256}
         assert left == ({rest} if rest else set()), cols

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from haloconv import conv2d
 from haloconv.emulator import emulated_device
 from haloconv.families.halo_sm90.conv.configs import storage_of
-from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.form import form_of
 from haloconv.families.halo_sm90.conv.scheduler import best_schedule, cuts, divisor
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.problem import Problem, dense_request
@@ -26,7 +26,7 @@ def _tilings(n: int, height: int, width: int, groups: int = 1) -> list[Tiling]:
     """Every tiling of a 3x3 layer without padding, in TF32 and nchw."""
     extents = {"n": n, "c": 64 * groups, "h": height, "w": width, "k": 128 * groups, "r": 3, "s": 3, "groups": groups}
     problem = Problem("fprop", **extents, dtype=torch.float32, layout="nchw", precision="tf32")
-    return all_tilings(forms(problem)[0], storage_of(dense_request(problem, torch.device("cpu"))))
+    return all_tilings(form_of(problem), storage_of(dense_request(problem, torch.device("cpu"))))
 
 
 @pytest.mark.parametrize(

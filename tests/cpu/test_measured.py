@@ -22,6 +22,7 @@ from tools import measured as tool
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
 H100 = replace(H200, name="NVIDIA H100 80GB HBM3")
+GH200 = replace(H200, name="NVIDIA GH200 480GB")
 A100 = DeviceFacts("NVIDIA A100", "sm_80", 108, (8, 0), 80 << 30, 166_912, "none")
 CPU = torch.device("cpu")
 FAR = Problem("fprop", 16, 96, 56, 56, 96, 31, 31, (1, 1), (15, 15, 15, 15), (1, 1), 96, False, torch.float16, "nchw")
@@ -59,11 +60,11 @@ def test_a_measured_model_follows_every_rule(on) -> None:
 
 
 def test_another_model_of_the_architecture_follows_what_is_far_ahead(on) -> None:
-    family, reason = on(H100)(FAR)
+    family, reason = on(GH200)(FAR)
     assert family == "depthwise_toeplitz" and "x PyTorch on NVIDIA H200" in reason
-    family, reason = on(H100)(NEAR)
+    family, reason = on(GH200)(NEAR)
     assert (
-        family == "aten" and "nothing of the kind was measured on NVIDIA H100" in reason and "haloconv.tune" in reason
+        family == "aten" and "nothing of the kind was measured on NVIDIA GH200" in reason and "haloconv.tune" in reason
     )
     least = measured_models()[0].least
     assert least[kind_of(rules.by_rule(FAR, CPU).rule, FAR)] >= measured.FAR_AHEAD

@@ -12,6 +12,7 @@ from haloconv.device import DeviceFacts
 from haloconv.emulator import emulated_device
 from haloconv.problem import Direction, Problem, dense_request
 from haloconv.tune.measure import candidates
+from tools.measured import stood_in
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
 A100 = DeviceFacts("NVIDIA A100", "sm_80", 108, (8, 0), 80 << 30, 166_912, "none")
@@ -131,12 +132,23 @@ def test_1x1_layers_of_many_pixels_and_channels_have_a_kernel_on_hopper(
 
 
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
-def test_fp64_has_tensor_cores_by_records_alone(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rule is drawn from what nobody measured; tuning measures it."""
-    problem = Problem(direction, 8, 64, 128, 128, 128, 3, 3, dtype=torch.float64)
-    for module in (rules, requests):
-        monkeypatch.setattr(module, "device_facts", lambda index: H200)
-    assert by_rule(problem, torch.device("cuda", 0))[0] in ("aten", "direct")
+@pytest.mark.parametrize(
+    "layer, family",
+    [
+        ((8, 64, 128, 128, 128, 3, 3), "halo_sm80_f64"),
+        ((8, 32, 128, 128, 128, 3, 3), "aten"),
+        ((8, 64, 128, 128, 128, 5, 5), "aten"),
+        ((1, 64, 32, 32, 128, 3, 3), "aten"),
+    ],
+    ids=["as measured", "fewer channels", "more taps", "fewer pixels"],
+)
+def test_fp64_has_tensor_cores_where_they_were_measured(
+    direction: Direction, layer: tuple[int, ...], family: str
+) -> None:
+    """Tuning measures it on all layers that it takes."""
+    problem = Problem(direction, *layer, dtype=torch.float64)
+    with stood_in(H200):
+        assert by_rule(problem, torch.device("cpu")).family == family
     with emulated_device():
         tried = [each.family for each in candidates(dense_request(problem, torch.device("cpu")))]
     assert {"aten", "direct", "halo_sm80_f64"} == set(tried)

@@ -20,7 +20,7 @@ from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.halo_sm90.conv import launches
 from haloconv.families.halo_sm90.conv.configs import best_tilings, storage_of, tilings
-from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.form import form_of
 from haloconv.precision import convolution_precision, torch_precision
 from haloconv.problem import ConvSpec, Layout, Problem, dense_request
 from tests import oracle
@@ -112,8 +112,7 @@ def test_the_cost_model_takes_the_tiles_that_a_gpu_found_fastest(
     layer = next(each for each in load_suite(SUITES / "suite.toml") if each.name == name)
     for direction, want in (("fprop", fprop), ("dgrad", dgrad)):
         request = dense_request(layer.problem(direction, "tf32x3", layout), CPU)
-        (form,) = [each for each in forms(request.problem) if each.taps]
-        best = best_tilings(form, storage_of(request), 132)[0].shape
+        best = best_tilings(form_of(request.problem), storage_of(request), 132)[0].shape
         marks = [mark for mark in ("keeps", "shared_tile") if getattr(best, mark)] + ["pack"] * (best.pack_h == 2)
         assert " ".join([f"{best.run}x{best.runs} {best.chunk_bytes}", *marks]) == want
         assert not best.flat
@@ -226,8 +225,7 @@ def test_sums_and_partial_sums_fit_registers() -> None:
     for channels, taps in ((64, {2, 3}), (16, {3}), (8, {4})):
         problem = Problem("fprop", 2, channels, 40, 200, 128, 3, 3, precision="tf32x3")
         request = dense_request(problem, CPU)
-        (form,) = forms(problem)
-        shapes = [tiling.shape for tiling in tilings(form, storage_of(request))]
+        shapes = [tiling.shape for tiling in tilings(form_of(problem), storage_of(request))]
         assert (
             max(shape.tile_px for shape in shapes) == 128 and {PART_TAPS[shape.chunk_bytes] for shape in shapes} == taps
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from haloconv.bench.suite import SUITES, load_suite
 from haloconv.emulator import EmulatorError, emulated_device
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import compile as compiler
@@ -15,6 +16,7 @@ from tests.cpu.test_halo_sm90_sources import SERIALIZED, log_of
 from tests.cpu.test_tf32x3 import error_of, forced, on_emulator
 from tests.emulated import with_every_not_finite
 from tests.emulated_halo_sm90_wgrad import CASES
+from tests.emulated_halo_sm90_wgrad import forced as forced_shape
 from tests.exact import integers
 from tests.mutations.mutation import Mutation, planted
 
@@ -33,6 +35,18 @@ EXACT = (
     "sm90_wgrad_pairs", "sm90_wgrad_fours_nhwc", "sm90_wgrad_stride_classes", "sm90_wgrad_nine", "sm90_wgrad_sliced",
     "sm90_wgrad_pointwise", "sm90_wgrad_beyond", "sm90_wgrad_row_filter",
 )  # fmt: skip
+
+
+SHAPED = {  # tiles that the model does not take for small layers, as tests.emulated_halo_sm90_wgrad names them
+    "wgrad columns shared": "sm90_wgrad_wide",
+    "wgrad channels shared": "sm90_wgrad_strips_nhwc",
+    "wgrad filters shared": "sm90_wgrad_wide_nhwc",
+    "wgrad steps shared": "sm90_wgrad_narrow",
+    "wgrad columns in turn": "sm90_wgrad_row_filter",
+    "wgrad short lines": "sm90_wgrad_short_nhwc",
+    "wgrad one part": "sm90_wgrad_classes",
+    "wgrad many parts": "sm90_wgrad_classes_nhwc",
+}
 
 
 def _exact(one: Case, splits_x: bool) -> Tensors:
@@ -60,6 +74,13 @@ def test_integers_of_13_bits_are_summed_exactly(name: str) -> None:
     _check_exact(BY_NAME[name])
 
 
+@pytest.mark.parametrize("shape", SHAPED)
+@on_emulator
+def test_they_are_in_tiles_of_every_kind(shape: str) -> None:
+    with forced_shape(shape):
+        _check_exact(BY_NAME[SHAPED[shape]], seed=1)
+
+
 @pytest.mark.parametrize("one", SUMS, ids=case_id)
 @on_emulator
 def test_errors_stay_below_the_limits_of_fp32(one: Case) -> None:
@@ -85,21 +106,36 @@ def test_infinities_and_nan_stand_where_fp32_has_them(name: str) -> None:
     _check_not_finite(name)
 
 
-_SMALL = "multiply(i, TERMS - 1, 0, i > 0), multiply(i, 0, TERMS - 1, true);"
+_SMALL = "multiply(x.second[i], i, 0, i > 0), multiply(x.first[i], i, 1, true);"
 _NEXT = "accumulate);\n    };\n    const auto settle"
 FAULTS = {  # name: case, edit
-    "no second term of x": ("sm90_wgrad_rows", (_SMALL, "multiply(i, 0, TERMS - 1, i > 0);")),
-    "no second term of dy": ("sm90_wgrad_rows", (_SMALL, "multiply(i, TERMS - 1, 0, i > 0);")),
-    "no large product": ("sm90_wgrad_rows", ("if (i < count) multiply(i, 0, 0, true);", "")),
-    "the first term twice": ("sm90_wgrad_rows", ("= term_of(piece, term);", "= term_of(piece, 0);")),
-    "the first term transposed twice": (
-        "sm90_wgrad_rows_nhwc",
-        ("rest = term_of(piece[i], 1);", "rest = term_of(piece[i], 0);"),
-    ),
+    "no second term of x": ("sm90_wgrad_rows", (_SMALL, "multiply(x.first[i], i, 1, i > 0);")),
+    "no second term of dy": ("sm90_wgrad_rows", (_SMALL, "multiply(x.second[i], i, 0, i > 0);")),
+    "no large product": ("sm90_wgrad_rows", ("multiply(x.first[i], i, 0, true);", "")),
+    "the first term twice": ("sm90_wgrad_rows", ("second = second_term(piece);", "second = first;")),
+    "the second term of x is the value": ("sm90_wgrad_rows", ("= second_term(a[j]);", "= a[j];")),
     "x is rounded when it is loaded": ("sm90_wgrad_sliced", ("__float_as_uint(loaded[0])", "to_tf32(loaded[0])")),
-    "steps of the line before": ("sm90_wgrad_nine", ("if (i < count) " + _SMALL, _SMALL)),
-    "a partial sum of the tap before": ("sm90_wgrad_rows", ("TERMS - 1, 0, i > 0)", "TERMS - 1, 0, true)")),
+    "steps of the line before": (
+        "sm90_wgrad_nine",
+        ("for (; step + (PART_STEPS - 1) * SPLIT_P < steps;", "for (; step < steps;"),
+    ),
+    "no single steps": (
+        "sm90_wgrad_nine",
+        ("for (; PART_STEPS > 1 && step < steps;", "for (; false;"),
+    ),
+    "a partial sum of the tap before": ("sm90_wgrad_rows", ("i, 0, i > 0)", "i, 0, true)")),
     "pixels of the first part": ("sm90_wgrad_nine", ("units), " + _NEXT, "units - step_units(step)), " + _NEXT)),
+    "no line behind the ring": ("sm90_wgrad_rows", ("        if (!twice) return;\n", "        return;\n")),
+    "a line too few behind the ring": ("sm90_wgrad_rows", ("twice(line < Y_COPIES)", "twice(line < Y_COPIES - 1)")),
+    "one term behind the ring": (
+        "sm90_wgrad_rows_nhwc",
+        ("at += Y_LINES * Y_LINE;\n        *reinterpret_cast<Piece*>(at) = first,", "at += Y_LINES * Y_LINE;\n       "),
+    ),
+    "rows of taps in the order of lines": (
+        "sm90_wgrad_rows",
+        ("[R + COUNT - 1 - i / (FILTERS / 2)]", "[R + i / (FILTERS / 2)]"),
+    ),
+    "the youngest line first": ("sm90_wgrad_rows", ("lines.dy[ROWS - 1], step);", "lines.dy[0], step);")),
 }
 
 
@@ -125,11 +161,11 @@ def test_second_terms_of_infinities_would_make_nan() -> None:
 @on_emulator
 def test_sums_that_are_never_promoted_are_above_the_limits_of_fp32() -> None:
     """What the partial sums are worth: wgmma cuts off more of 19,200 products than the limits allow."""
-    copy = "#pragma unroll\n    for (int i = 0; i < FILTERS / 2; ++i) "
+    copy = "#pragma unroll\n    for (int i = 0; i < N / 2; ++i) "  # of one row of taps
     edits = (
-        ("    float part[FILTERS / 2];\n", f"    float part[FILTERS / 2];\n{copy}part[i] = sums[i];\n"),
-        ("multiply(i, TERMS - 1, 0, i > 0)", "multiply(i, TERMS - 1, 0, true)"),
-        ("sums[i] += part[i];", "sums[i] = part[i];"),
+        ("    float part[N / 2];\n", f"    float part[N / 2];\n{copy}part[i] = sums[R][i];\n"),
+        ("multiply(x.second[i], i, 0, i > 0)", "multiply(x.second[i], i, 0, true)"),
+        ("[i % (FILTERS / 2)] += part[i];", "[i % (FILTERS / 2)] = part[i];"),
     )
     one = SUMS[0]
     with planted(Mutation("never promoted", "halo_sm90/wgrad", "", edits, one.name, "wgrad")):
@@ -137,10 +173,20 @@ def test_sums_that_are_never_promoted_are_above_the_limits_of_fp32() -> None:
     assert error.norm > 2 * limits.norm
 
 
+@pytest.mark.parametrize(("name", "rows"), [("A", 5), ("B", 5), ("C", 3), ("aspp_dil12", 3), ("resnet_56", 3)])
+def test_a_product_takes_all_rows_of_taps(name: str, rows: int) -> None:
+    """One wgmma has the filters of as many lines as the filter has rows, so blocks have few filters."""
+    layer = next(each for each in load_suite(SUITES / "suite.toml") if each.name == name)
+    found = wgrad._every_tiling(dense_request(layer.problem("wgrad", "tf32x3", "nchw"), CPU), 227 << 10, 132)
+    assert all(each.tile.rows * each.tile.filters <= 256 for each in found)
+    assert all(1 in (each.tile.rows, each.tile.split[2]) for each in found)
+    assert (found[0].tile.rows, found[0].tile.filters) == (rows, 32)
+
+
 @pytest.mark.parametrize(
     ("layout", "channels", "filters", "width", "r", "s", "split"),
-    [("nchw", 32, 64, 512, 5, 9, (1, 1, 2, 1)), ("nhwc", 128, 128, 512, 3, 3, (1, 1, 2, 1)),
-     ("nchw", 64, 64, 65, 3, 3, (3, 1, 1, 1))],
+    [("nchw", 32, 64, 512, 5, 9, (1, 1, 1, 2)), ("nhwc", 32, 64, 512, 5, 9, (1, 1, 1, 2)),
+     ("nhwc", 128, 128, 512, 3, 3, (1, 1, 2, 1)), ("nchw", 64, 64, 65, 3, 3, (3, 1, 1, 1))],
 )  # fmt: skip
 def test_tiles_of_most_registers_do_not_spill(
     layout: Layout, channels: int, filters: int, width: int, r: int, s: int, split: tuple[int, ...],
@@ -153,7 +199,7 @@ def test_tiles_of_most_registers_do_not_spill(
     )  # fmt: skip
     request = dense_request(one, CPU)
     found = [each for each in wgrad._tilings(request, 227 << 10, 132) if each.tile.split == split]
-    most = max(found, key=lambda each: each.tile.column_groups * each.tile.rows * each.tile.filters)
+    most = max(found, key=lambda each: (each.tile.column_groups + 1) * each.tile.rows * each.tile.filters)
     source = wgrad.source(one, most.tile, most.stage)
     assert dict(source.constants)["OPERAND_TERMS"] == 2
     assert compiler.compile_source(source, "sm_90a").spill_bytes == 0

@@ -201,7 +201,9 @@ def test_no_measured_ceiling_is_above_the_data_sheet():
 
 
 def test_unknown_gpu_or_precision_has_no_limit():
-    problem = Problem("fprop", 1, 1, 8, 8, 1, 3, 3, dtype=torch.float64)
+    double = Problem("fprop", 1, 1, 8, 8, 1, 3, 3, dtype=torch.float64)  # no ceiling was measured
+    assert limits.limit_ms(double, "NVIDIA H200") is None and limits.least_ms(double, "NVIDIA H200") > 0
+    problem = Problem("fprop", 1, 1, 8, 8, 1, 3, 3, dtype=torch.complex64)
     assert limits.limit_ms(problem, "NVIDIA H200") is None
     assert limits.least_ms(problem, "NVIDIA H200") is None and limits.least_memory_ms(problem, "NVIDIA H200") > 0
     for limit in (limits.limit_ms, limits.least_ms, limits.least_memory_ms):

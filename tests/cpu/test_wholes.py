@@ -257,7 +257,7 @@ class Calls(TorchDispatchMode):
     [
         (True, RELU, ["convolution with a bias", "relu_"]),
         (False, LONG, ["convolution", "addcmul", "silu"]),
-        (False, ALL, ["convolution", "addcmul", "add", "relu"]),
+        (False, ALL, ["convolution", "addcmul", "add", "relu_"]),
         (True, compiled(RELU), ["convolution", "relu_"]),
         (False, compiled(LONG), ["convolution", "relu_"]),
         (False, compiled(ALL), ["convolution", "add_"]),

@@ -107,7 +107,7 @@ MUTATIONS = (
     _fault("slabs of one warp", "a slab goes when the first warp has filled its part",
            ("            ptx::bar_sync(self.barrier, 128);\n", "")),
     _fault("buffers are not waited for", "a slab is filled while TMA takes it",
-           ("            if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 2>();\n", ""),
+           ("            if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 1 - AHEAD>();\n", ""),
            shape="pointwise 256 columns"),
     _fault("sums of the first slab", "all slabs of a tile are its first one",
            ("fill(buffer, sums[block], slab * GROUPS);", "fill(buffer, sums[block], 0);")),

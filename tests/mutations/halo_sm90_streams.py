@@ -99,7 +99,7 @@ TERMS = (
     fault("the second term is the first", "what TF32 leaves of a value is never formed",
           ("value -= __uint_as_float(cut);", ""), on="large_3x3", shape="three products"),
     fault("infinities in terms are not noted", "sums that met one stay NaN",
-          ("NEEDS_FIXUP = PACKS > 1 || TERMS > 1;", "NEEDS_FIXUP = PACKS > 1;"), on="shared_odd_nhwc",
+          ("|| PACKS > 1 || TERMS > 1;", "|| PACKS > 1;"), on="shared_odd_nhwc",
           shape="three products", finite=False),
     fault("the second term keeps what is left of a row", "padding of rows end to end is zero in its first term alone",
           ("X_JOINED && term < TERMS", "X_JOINED && term < 1"), on="joined_rows", shape="three products in boxes"),

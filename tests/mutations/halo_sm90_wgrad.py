@@ -89,11 +89,11 @@ MUTATIONS = (
            ("in_plane * Raw::PLANE_COUNT + plane)", "plane * Raw::PLANE_ROWS + in_plane)"), on="sm90_wgrad_narrow"),
     # wgrad/transpose.cuh
     _fault("a span of filters in the place of the first", "filters from the 33rd on are transposed where the first are",
-           ("+ span * (32 * 128)) = piece[i];", ") = piece[i];"), on="sm90_wgrad_fours_nhwc"),
+           ("2 * step + i) + span * (32 * 128));", "2 * step + i));"), on="sm90_wgrad_fours_nhwc"),
     _fault("pixels of one step", "all steps of a raw box are its first one",
            ("item * (DEPTH * 128) + at);", "at);"), on="sm90_wgrad_rows_nhwc"),
     _fault("lines in one place", "all lines of a raw box are transposed to where its first one belongs",
-           ("ToDy to(box + line * Y_LINE, lane);", "ToDy to(box, lane);"), on="sm90_wgrad_fours_nhwc"),
+           ("ToDy to(ring, to_line + line, lane);", "ToDy to(ring, to_line, lane);"), on="sm90_wgrad_fours_nhwc"),
     _fault("raw boxes are overwritten", "TMA brings the next raw box while threads transpose one",
            ("            wait(&empty[asked.index], asked.parity ^ 1);\n", ""),
            on="sm90_wgrad_rows_nhwc", shape="wgrad steps shared"),

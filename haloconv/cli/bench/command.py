@@ -52,7 +52,7 @@ def bench(
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
     direction: Annotated[str | None, typer.Option(help="Of fprop,dgrad,wgrad,step; by default all but step.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of fp32,tf32x3,tf32,fp16,bf16; default fp32, networks tf32,bf16, --sample four.")
+        str | None, typer.Option(help="Of fp64,fp32,tf32x3,tf32,fp16,bf16; by default fp32, networks tf32,bf16.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help="Of nchw,nhwc; by default nchw, and both for networks.")] = None,
     family: Annotated[str, typer.Option(help="The family, or a kernel as depthwise/band.", callback=known)] = "auto",

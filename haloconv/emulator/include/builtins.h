@@ -148,7 +148,11 @@ double sqrt(double), fabs(double), floor(double), ceil(double), exp(double), log
 HC_EMU_INLINE float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 HC_EMU_INLINE float __expf(float a) { return expf(a); }
 HC_EMU_INLINE float __fdividef(float a, float b) { return a / b; }
-HC_EMU_INLINE float __fadd_rn(float a, float b) { return a + b; }
+// A NaN is the GPU's one, whatever the payload of an operand's: g++ takes a + -0 for a.
+HC_EMU_INLINE float __fadd_rn(float a, float b) {
+    const float sum = a + b;
+    return sum != sum ? __uint_as_float(0x7fffffffu) : sum;
+}
 HC_EMU_INLINE float __fmul_rn(float a, float b) { return a * b; }
 
 #define HC_EMU_MIN_MAX(T)                                   \

@@ -16,7 +16,9 @@
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row;
 // OPERAND_TERMS values in TF32 stand for an fp32 weight; PLANES is 1, or X_JOINED of conv.cu; SPREAD is 1 where
-// fp32 sums leave by pixels.
+// fp32 sums leave by pixels. CLASSES_ACROSS, where the rows of a group are those of residue classes of dx, run after
+// run: 1 if a run is a class; else so many residues of columns, of which each 16 rows have all, rows i and i + 8
+// neighbours.
 using hc::i64;
 using elem_t = ELEM;
 
@@ -37,7 +39,37 @@ struct Params {
     int first_s, step_s, count_s, shift_s, pack_w;
     int pack_filters;
     int pieces_per_block;  // 16-byte pieces of a block of rows, all chunks and taps, of one term
+#ifdef CLASSES_ACROSS
+    int class_rows, class_runs;      // rows of a run, runs of a group
+    int filter_dil_r, filter_dil_s;  // tap r of class a is filter row (first + step * r + a) / filter_dil
+#endif
 };
+
+#ifdef CLASSES_ACROSS
+// The filter and the class that a row of M stands for.
+struct Row {
+    int filter, phase_h, phase_w;
+    bool there;
+};
+
+template <class P>
+__device__ __forceinline__ Row row_at(const P& p, int block, int row) {
+    const int at = block * BLOCK_M + row, run = at / p.class_rows, in_run = at - run * p.class_rows;
+    int filter = in_run, phase = run;
+    if (CLASSES_ACROSS > 1) {
+        constexpr int PAIRS = CLASSES_ACROSS > 1 ? CLASSES_ACROSS / 2 : 1;
+        const int m = in_run % 16, pair = m % 8 % PAIRS;
+        filter = in_run / 16 * (16 / CLASSES_ACROSS) + m % 8 / PAIRS;
+        phase = run * CLASSES_ACROSS + 2 * pair + m / 8;
+    }
+    return {filter, phase / p.pack_w, phase % p.pack_w, run < p.class_runs && filter < p.filters};
+}
+
+// The filter's tap of index / dil; below 0 if it has none there.
+__device__ __forceinline__ int tap_at(int index, int dil, int count) {
+    return index >= 0 && index % dil == 0 && index / dil < count ? index / dil : -1;
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __grid_constant__ Params p) {
     hc::ptx::griddepcontrol_launch_dependents();  // halo_sm90 waits where it reads what is written here
@@ -48,16 +80,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
     const int piece = index % PIECES, m = index / PIECES % BLOCK_M;
     const int tap = index / (PIECES * BLOCK_M);
     const int s = tap % p.taps_s, r = tap / p.taps_s % p.taps_r, chunk = tap / (p.taps_s * p.taps_r);
+#ifdef CLASSES_ACROSS
+    const Row at = row_at(p, int(block % p.blocks), SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m);
+    const int filter = at.filter;
+    const int tap_r = tap_at(p.first_r + p.step_r * r + at.phase_h, p.filter_dil_r, p.count_r);
+    const int tap_s = tap_at(p.first_s + p.step_s * s + at.phase_w, p.filter_dil_s, p.count_s);
+    const bool there = at.there && tap_r >= 0 && tap_s >= 0;
+    const i64 tap_elems = tap_r * p.w_r + tap_s * p.w_s;
+#else
     const bool packs = p.pack_h * p.pack_w > 1;
     const int phase = packs ? m / p.pack_filters : 0, row = SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;
     const int filter = packs ? row % p.pack_filters : int(block % p.blocks) * BLOCK_M + row;
     const int tap_r = r - p.shift_r * (phase / p.pack_w), tap_s = s - p.shift_s * (phase % p.pack_w);
     const bool there = filter < p.filters && phase < p.pack_h * p.pack_w && (unsigned)tap_r < (unsigned)p.count_r &&
                        (unsigned)tap_s < (unsigned)p.count_s;
+#endif
     const int in_chunk = piece * ELEMS;
     const int first_channel = chunk * PIECES * ELEMS + in_chunk % PLANE_ELEMS * PLANES + in_chunk / PLANE_ELEMS;
+#ifdef CLASSES_ACROSS
+    const elem_t* from =
+        p.w + block / p.blocks * p.w_group + filter * p.w_filter + first_channel * p.w_channel + tap_elems;
+#else
     const elem_t* from = p.w + block / p.blocks * p.w_group + filter * p.w_filter + first_channel * p.w_channel +
                          (p.first_r + p.step_r * tap_r) * p.w_r + (p.first_s + p.step_s * tap_s) * p.w_s;
+#endif
     elem_t channel[ELEMS];
 #pragma unroll
     for (int i = 0; i < ELEMS; ++i)

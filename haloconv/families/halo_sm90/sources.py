@@ -45,6 +45,14 @@ _SPLIT_LAYERS: tuple[_Layer, ...] = (  # split-K of two
 )
 
 
+_STRIDED_LAYERS: tuple[tuple[_Layer, int, int], ...] = (  # gradients: filter and stride, a square's
+    ((torch.float32, "nchw", *_WIDE), 4, 2),
+    ((torch.float16, "nchw", 16, 24), 8, 4),
+    ((torch.float16, "nhwc", *_WIDE), 3, 2),
+    ((torch.float32, "nhwc", 20, 16), 3, 3),
+)
+
+
 _RELU = Epilogue(activation="relu")
 _LONG = Epilogue(scale=True, activation="silu")
 _RESIDUAL = Epilogue(activation="relu", residual=True)
@@ -121,6 +129,8 @@ def _representative_problems() -> Iterator[Problem]:
         yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
     for dtype, layout, gathered, results in _THIN_LAYERS:
         yield _problem("dgrad", dtype, layout, results, gathered)
+    for layer, taps, stride in _STRIDED_LAYERS:
+        yield replace(_problem("dgrad", *layer, bias=True), r=taps, s=taps, stride=(stride, stride))
     packed = _problem("fprop", torch.float16, "nhwc", 16, 24, bias=True)
     yield replace(packed, epilogue=_RESIDUAL)  # with its nonfinite fix-up
     yield replace(_problem("fprop", torch.float32, "nchw", 32, 72), w=66, precision="tf32x3")  # in terms

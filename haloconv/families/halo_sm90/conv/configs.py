@@ -9,6 +9,7 @@ from itertools import product
 from math import gcd
 
 from haloconv.families.common import ceil_div
+from haloconv.families.halo_sm90.conv.classes import classes_of, rows_of_m
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
 from haloconv.families.halo_sm90.conv.tile import Tiling, tile
@@ -43,7 +44,7 @@ def tilings(form: Form, storage: Storage) -> list[Tiling]:
     Boxes that begin at aligned places may take one more strip. Where it has few columns these may have a launch of
     their own, and where filters are dealt out to blocks for boxes, lanes may store the same tiles.
     """
-    shapes = [shape for shape in all_shapes(form, storage) if _leaves_registers(shape, storage)]
+    shapes = [shape for shape in all_shapes(form, storage) if _leaves_registers(form, shape, storage)]
     found = [tile(form, shape, storage) for shape in shapes]
     by_lanes = replace(storage, y_joined=0)
     if storage.y_joined > 1:
@@ -69,8 +70,10 @@ def _best_by_lanes(form: Form, storage: Storage) -> Tiling | None:
     return min(found, key=lambda each: _order(each, _SM_COUNT), default=None)
 
 
-def _leaves_registers(shape: TileShape, storage: Storage) -> bool:
-    """Whether the sums of a tile leave a thread registers for where a residual is: larger tiles spill (sm_90a)."""
+def _leaves_registers(form: Form, shape: TileShape, storage: Storage) -> bool:
+    """Whether the sums of a tile leave a thread registers for where they or a residual are: others spill (sm_90a)."""
+    if form.interleaves and shape.run == 256 and classes_of(form, storage).across > 1:
+        return False
     if not storage.residual:
         return True
     most = 256 if shape.boxes else 128
@@ -85,8 +88,7 @@ def split_tilings(form: Form, storage: Storage) -> list[Tiling]:
     Not for output packs and for several terms, whose outputs may need the nonfinite fix-up. Tiles are small, because
     split-K is for layers of which few work tiles can be made.
     """
-    steps = (form.vertical.out_step, form.horizontal.out_step)
-    if form.groups > 1 or steps != (1, 1) or form.filters <= BLOCK_M // 2 or storage.terms > 1:
+    if form.groups > 1 or form.interleaves or form.filters <= BLOCK_M // 2 or storage.terms > 1:
         return []
     whole = [splits for splits in _SPLITS if form.channels * storage.elem_bytes % (128 * splits) == 0]
     found = (each for splits in whole for each in tilings(form.split(splits), partial_storage(form, storage)))
@@ -115,12 +117,12 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
     widest_chunk = next((size for size in (32, 64) if channel_bytes <= size), 128)
     # Pixels of several terms take so much shared memory that lines of 128 of them may fit in chunks of 64 bytes alone.
     chunks = (128, 64) if widest_chunk == 128 and storage.terms > 1 else (widest_chunk,)
-    packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 else [(1, 1)]
+    packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 and not form.interleaves else [(1, 1)]
     result: dict[TileShape, None] = {}
     sums = 1 if storage.terms == 1 else 2  # of a pixel, in registers
     for chunk_bytes, (pack_h, pack_w) in product(chunks, packs):
-        cols = ceil_div(form.horizontal.out_extent, pack_w)
-        sides = (False, True) if form.filters > BLOCK_M else (False,)
+        cols = ceil_div(form.horizontal.places, pack_w)
+        sides = (False, True) if rows_of_m(form, storage) > BLOCK_M else (False,)
         boxes = storage.x_whole or (storage.x_joined > 0 and chunk_bytes // storage.elem_bytes >= 8 * storage.x_joined)
         boxes = boxes and pack_w * form.horizontal.stride == 1 and (storage.terms == 1 or not storage.x_inner)
         for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):

@@ -24,7 +24,8 @@
 //   FIRST_PHASE        0, or 1 if all taps are in phase 1 (see tile.cuh)
 //   RING STAGES        slots of a ring; stages of a stream of weights: between two taps a division would cost 5 %
 //   CHUNK_BYTES        channels of a chunk: bytes of a staged pixel
-//   PACKS              outputs of an output pack, which share the rows of M: 1 or 2
+//   PACKS              outputs of an output pack, which share the rows of M: 1 or 2; or in its place
+//   CLASS_ROWS         rows of M that are of one residue class of a strided dgrad (classes.cuh)
 //   X_CHANNELS_INNER   1: neighbours in memory are channels, 0: pixels
 //   X_BOXES            TMA boxes bring the input
 //   X_JOINED           0; else boxes are cut from a channel's rows end to end, whose starts are not aligned, and
@@ -36,7 +37,8 @@
 //   Y_JOINED           0; else boxes go to a filter's rows end to end, whose starts are not aligned, and every
 //                      Y_JOINED-th filter begins at a multiple of 16 bytes
 //   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
-//   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output
+//   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output; if more than 1, with those of so many
+//                      classes between them
 //   OPERAND_TERMS      TF32 values that an fp32 value is a sum of: product (i, j) of them counts if i + j is less
 //   Y_ELEM             element of the output: ELEM, or float for partial sums of split-K
 //   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE

@@ -16,7 +16,7 @@ from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import in_order, why_not_direction
 from haloconv.families.halo_sm90.conv.configs import best_tilings, split_tilings, storage_of, tilings
-from haloconv.families.halo_sm90.conv.form import forms
+from haloconv.families.halo_sm90.conv.form import form_of
 from haloconv.families.halo_sm90.conv.launches import (
     conv_launch,
     conv_source,
@@ -26,7 +26,7 @@ from haloconv.families.halo_sm90.conv.launches import (
     pack_source,
     split_sums,
 )
-from haloconv.families.halo_sm90.conv.operands import Operands, operands_of
+from haloconv.families.halo_sm90.conv.operands import operands_of
 from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.families.halo_sm90.terms import TERMS
@@ -52,22 +52,16 @@ def why_not(request: Request) -> str | None:
         return "the device is no Hopper GPU (compute capability 9.0)"
     inner = problem.layout == "nhwc"
     storage = Storage(problem.dtype.itemsize, inner, False, inner, False, terms=TERMS.get(problem.precision, 1))
-    if any(form.taps and not best_tilings(form, storage, facts.sm_count) for form in forms(problem)):
+    if not best_tilings(form_of(problem), storage, facts.sm_count):
         return "no tile of halo_sm90 fits shared memory"
     return None
 
 
 def configs(request: Request) -> list[Config]:
-    """A tiling for each launch: the best of all launches, the second best of all, and so on.
-
-    ``derived`` are the tilings, one for each residue class that some tap reaches, with what they leave to others.
-    """
+    """The best tilings by the cost model. What one leaves to another launch comes with it."""
     storage, problem, sm_count = storage_of(request), request.problem, request.facts.sm_count
-    may_split = applies(problem.epilogue)
-    found = [best_tilings(form, storage, sm_count, may_split) for form in forms(problem) if form.taps]
-    ranks = range(min(MOST_CONFIGS, max(map(len, found), default=1)))
-    chosen = [tuple(each[min(rank, len(each) - 1)] for each in found) for rank in ranks]
-    return [Config(KERNEL, config_key(tuple(tiling.shape for tiling in each)), each) for each in chosen]
+    found = best_tilings(form_of(problem), storage, sm_count, applies(problem.epilogue))[:MOST_CONFIGS]
+    return [Config(KERNEL, config_key(tiling.shape), tiling) for tiling in found]
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -86,18 +80,16 @@ class _Launches(NamedTuple):
 
 
 class _Bound:
-    """A request bound to its launches: for each residue class pack the filter, convolve, fix up or sum."""
+    """A request bound to its launches: pack the filter, convolve, fix up or sum, and the same of columns left over."""
 
-    def __init__(self, request: Request, chosen: tuple[Tiling, ...]) -> None:
+    def __init__(self, request: Request, tiling: Tiling) -> None:
         self._shape, self._strides = request.result_shape, request.result_strides
-        self._has_gaps = any(form.taps == 0 for form in forms(request.problem))
+        self._has_gaps = tiling.form.has_gaps
         self._launches: list[_Launches] = []
-        self._packed_bytes, self._partial_bytes = 0, 0
-        operands = operands_of(request)
-        for tiling in (launch for each in chosen for launch in each.launches):
-            self._launches.append(_launches(request, tiling, operands, self._packed_bytes))
-            self._packed_bytes += _FLAG_BYTES + tiling.packed_bytes
-            self._partial_bytes = 4 * tiling.form.splits * prod(self._shape) if tiling.form.splits > 1 else 0
+        self._packed_bytes, self._partial_bytes = 0, 4 * tiling.form.splits * prod(self._shape)
+        for one in tiling.launches:
+            self._launches.append(_launches(request, one, self._packed_bytes))
+            self._packed_bytes += _FLAG_BYTES + one.packed_bytes
 
     def run(
         self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor
@@ -128,13 +120,13 @@ class _Bound:
         return y
 
 
-def _launches(request: Request, tiling: Tiling, operands: Operands, offset: int) -> _Launches:
-    splits = tiling.form.splits > 1
+def _launches(request: Request, tiling: Tiling, offset: int) -> _Launches:
+    form, operands, splits = tiling.form, operands_of(request), tiling.form.splits > 1
     own = operands.split_k(tiling, request.result_layout) if splits else operands
     return _Launches(
         pack_launch(request, tiling, own),
         conv_launch(request, tiling, own),
-        fixup_launch(request, tiling.form, operands) if tiling.shape.needs_fixup else None,
+        fixup_launch(request, form, operands) if tiling.needs_fixup else None,
         bind_sum(split_sums(request.problem, tiling), request.device) if splits else None,
         offset,
     )
@@ -143,19 +135,18 @@ def _launches(request: Request, tiling: Tiling, operands: Operands, offset: int)
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources of every tile shape that the request's launches choose from, and of their packing."""
     problem, storage = request.problem, storage_of(request)
-    for form in (each for each in forms(problem) if each.taps):
-        for tiling in (launch for each in tilings(form, storage) for launch in each.launches):
-            yield pack_source(problem, tiling)
-            yield conv_source(problem, tiling)
-            if tiling.shape.needs_fixup:
-                yield fixup_source(problem)
+    for tiling in (launch for each in tilings(form_of(problem), storage) for launch in each.launches):
+        yield pack_source(problem, tiling)
+        yield conv_source(problem, tiling)
+        if tiling.needs_fixup:
+            yield fixup_source(problem, tiling.form)
 
 
 def split_sources(request: Request) -> Iterator[KernelSource]:
     """The same with split-K of two, and the source that adds the partial sums."""
-    problem, storage = request.problem, storage_of(request)
-    for form in (each for each in forms(problem) if each.taps):
-        for tiling in (each for each in split_tilings(form, storage) if each.shape.splits == 2):
+    problem = request.problem
+    for tiling in split_tilings(form_of(problem), storage_of(request)):
+        if tiling.shape.splits == 2:
             yield pack_source(problem, tiling)
             yield conv_source(problem, tiling)
             yield sum_source(split_sums(problem, tiling))

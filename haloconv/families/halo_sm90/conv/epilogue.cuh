@@ -1,6 +1,7 @@
 // The end of a tile in halo_sm90: from a consumer's sums to the output, through halo_sm90/write.cuh.
 #pragma once
 
+#include "families/halo_sm90/conv/classes.cuh"
 #include "families/halo_sm90/conv/shape.cuh"
 #include "kernels/ceil_div.cuh"
 #include "kernels/ptx/barrier.cuh"
@@ -20,21 +21,29 @@ struct Consumer {
     int barrier;         // of the consumer's warps
 };
 
-// Filters from row `row` of M on: their group, the first, how many, and which output of an output pack they are of.
-// They are Y_PLANES apart, so that all planes of a block begin equally far behind an aligned place: the first blocks
-// have those from the first filter on, the next ones as many from the second filter on, and so forth.
+// Filters from row `row` of M on: their group, the first, how many, and which output of an output pack, or (first)
+// class, they are of. They are Y_PLANES apart, so that all planes of a block begin equally far behind an aligned place:
+// the first blocks have those from the first filter on, the next ones as many from the second filter on, and so forth.
 struct Filters {
     int group, first, count, phase;
 };
 
 __device__ __forceinline__ Filters filters_of(const Params& p, int consumer, const WorkTile& column, int row) {
     const int block = column.block * STREAMS + (SHARED_TILE ? consumer : 0);
-    const int filters = p.filters / Y_PLANES, blocks = hc::ceil_div(filters, PACK_FILTERS);
+    if constexpr (CLASSES) {
+        const hc::ClassRows own = hc::class_rows_at<ACROSS>(p, block * BLOCK_M + row);
+        return {column.group, own.first, own.count, own.phase};
+    }
+    if constexpr (Y_PLANES == 1) {
+        const int first = block * PACK_FILTERS + row % PACK_FILTERS;
+        return {column.group, first, p.filters - first, row / PACK_FILTERS};
+    }
+    const int filters = p.filters / Y_PLANES, blocks = hc::ceil_div(filters, BLOCK_M);
     int plane = 0;  // of the first filter
 #pragma unroll
     for (int next = 1; next < Y_PLANES; ++next) plane += block >= next * blocks;
-    const int own = (block - plane * blocks) * PACK_FILTERS + row % PACK_FILTERS;
-    return {column.group, own * Y_PLANES + plane, filters - own, row / PACK_FILTERS};
+    const int own = (block - plane * blocks) * BLOCK_M + row;
+    return {column.group, own * Y_PLANES + plane, filters - own, 0};
 }
 
 // Row of the output where TMA puts boxes of pixel run `run` of a tile column (ROWS), for output `phase` of a pack.
@@ -115,11 +124,56 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
     }
 }
 
-// Sends part `part` of a consumer's buffer, whose first pixel is `first_px` of pixel run `run`.
+// The same where a warp's rows have ACROSS residues of columns: its buffer has pieces of rows of dx.
+template <class Finished>
+__device__ __forceinline__ void write_across(const Params& p, Consumer& self, WorkTile column, const Filters& filters,
+                                             int tile, const Sums& sums, const Finished& finish) {
+    constexpr int PX = PixelBuffer::PIXELS, PIECE_PX = 8 / sizeof(y_elem_t);
+    if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+    const bool aligned = !FLAT && (((unsigned)p.y_n | (unsigned)p.y_k | (unsigned)p.y_row) % PIECE_PX == 0);
+#pragma unroll(ROLLED ? 1 : TILE_PX / PX)
+    for (int px = 0; px < TILE_PX; px += PX) {
+        int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
+        hc::ptx::renew(run), hc::ptx::renew(lane);
+        const int first_px = (FLAT ? run * RUN : 0) + px % RUN;
+        const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.phase);
+        const int shift = aligned ? at.col & PIECE_PX - 1 : 0;
+        char* buffer = self.buffer;
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < TILE_PX; i += PX)
+            if (px == i) hc::fill_across<y_elem_t, ACROSS>(buffer, lane, sums[i / RUN], i % RUN / 8, shift, finish);
+        if (Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();
+        __syncwarp();
+        hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
+                                min(hc::WARP_ROWS / ACROSS, filters.count)};
+        if (aligned) {
+            rows.y += at.n * p.y_n + at.row * p.y_row;
+            if ((unsigned)at.row < (unsigned)p.rows)
+                hc::store_lines<y_elem_t, ACROSS>(buffer, lane, at.col, shift, p.cols, rows);
+        } else {
+            const auto place_of = [&](int i, int phase) {
+                return hc::place_of(p, hc::output_of<FLAT>(p, column, run, first_px + i, filters.phase + phase));
+            };
+            hc::store_line_elements<y_elem_t, ACROSS>(buffer, lane, place_of, rows);
+        }
+    }
+}
+
+// Sends part `part` of a consumer's buffer, whose first pixel is `first_px` of pixel run `run`. `filters` are the
+// block's, or of classes the part's.
 __device__ __forceinline__ void send_part(const Params& p, const char* buffer, const WorkTile& column,
                                           const Filters& filters, int run, int first_px, int part) {
     constexpr int PART_FILTERS = FILTER_ROW_BYTES / sizeof(y_elem_t);
     static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
+    if constexpr (CLASSES) {
+        const int row = hc::class_row(p, column, run, filters.phase);
+        if (row >= 0)  // a negative coordinate of a store is an illegal instruction
+            hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + part * FilterBuffer::PART_BYTES,
+                                                           filters.first, filters.phase % p.pack_w,
+                                                           column.strip * p.strip_cols + first_px, row, column.band);
+        return;
+    }
     hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + part * FilterBuffer::PART_BYTES,
                                                    filters.first + (PACKS == 1 ? part * PART_FILTERS : 0),
                                                    filters.group, column.strip * p.strip_cols + first_px,
@@ -151,13 +205,28 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Control& contr
             if (sends) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 2>();  // the next buffer is free
             hc::ptx::bar_sync(self.barrier, WARPGROUP);
             if (sends) {
-                send_part(p, buffer, column, filters, run, first_px, warp);
+                send_part(p, buffer, column, CLASSES ? filters_of(p, self.id, column, warp * PACK_FILTERS) : filters,
+                          run, first_px, warp);
                 hc::ptx::cp_async_bulk_commit_group();
             }
         } else {
             hc::ptx::bar_sync(self.barrier, WARPGROUP);
 #pragma unroll
             for (int px = 0; px < PX; px += 32) {
+                if constexpr (CLASSES) {
+                    i64 offsets[PACKS];
+                    int counts[PACKS];
+#pragma unroll
+                    for (int part = 0; part < PACKS; ++part) {
+                        const Filters own = filters_of(p, self.id, column, part * PACK_FILTERS);
+                        const hc::Output at = hc::output_of<FLAT>(
+                            p, column, row, first_px + px + lane + (FLAT ? row * RUN : 0), own.phase);
+                        offsets[part] = hc::place_of(p, at).offset + ((i64)own.group * p.filters + own.first) * p.y_k;
+                        counts[part] = at.inside ? own.count : 0;
+                    }
+                    hc::store_by_class<y_elem_t, FILTER_ROW_BYTES, Y_VECTOR>(buffer, warp, px, offsets, counts, p.y);
+                    continue;
+                }
                 hc::Place places[PACKS];
 #pragma unroll
                 for (int phase = 0; phase < PACKS; ++phase)
@@ -241,7 +310,8 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
     hc::Finish<RESIDUAL ? hc::Affine::NONE : AFFINE, ACTIVATION> finish{};
 #pragma unroll
     for (int half = 0; !RESIDUAL && AFFINE != hc::Affine::NONE && half < 2; ++half) {
-        const int own_row = threadIdx.x % 32 / 4, row = (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
+        const int own_row = threadIdx.x % 32 / 4;
+        const int row = ACROSS > 1 ? own_row / (ACROSS / 2) : (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
         if (row < own.count)
             finish.own[half] = hc::bias_and_scale(p.bias[(i64)own.group * p.filters + own.first + Y_PLANES * row]);
     }
@@ -252,7 +322,10 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
             write_by_filters(p, control, self, column, filters_of(p, self.id, column, 0), tile * RUNS + run, sums[run],
                              finish);
     } else if (own.count > 0) {
-        write_by_pixels(p, self, column, own, tile, sums, finish);
+        if constexpr (ACROSS > 1)
+            write_across(p, self, column, own, tile, sums, finish);
+        else
+            write_by_pixels(p, self, column, own, tile, sums, finish);
     }
 }
 
@@ -271,7 +344,8 @@ __device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, in
                 hc::ptx::cp_async_bulk_wait_group_read<0>();
                 if (has_before) hc::ptx::mbarrier_arrive(&empty[before.index]);
                 for (int part = 0; part < FilterBuffer::PARTS; ++part)
-                    send_part(p, buffers + at.index * FilterBuffer::BYTES, segment.first, filters,
+                    send_part(p, buffers + at.index * FilterBuffer::BYTES, segment.first,
+                              CLASSES ? filters_of(p, consumer, segment.first, part * PACK_FILTERS) : filters,
                               first_run + own * RUNS + px / RUN, px % RUN, part);
                 hc::ptx::cp_async_bulk_commit_group();
                 before = at, has_before = true;

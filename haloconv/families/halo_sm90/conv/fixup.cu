@@ -1,14 +1,15 @@
 // halo_sm90_fixup: the nonfinite fix-up. Outputs that are not finite are summed once more.
 //
-// Outputs of an output pack meet pixels outside their own filter with weight zero, and zero times an infinity or a NaN
-// is a NaN. halo_sm90 notes whether any of its sums was not finite; if none was, this kernel ends at once. Else it sums
-// each output that is not finite over its own taps alone, in fp32 from the tensors as they are. That is slow, and only
-// tensors with such values pay. One thread an output, a grid's stride apart.
+// Outputs of an output pack, and of residue classes with fewer taps than others, meet pixels outside their own filter
+// with weight zero, and zero times an infinity or a NaN is a NaN. halo_sm90 notes whether any of its sums was not
+// finite; if none was, this kernel ends at once. Else it sums each output that is not finite over its own taps alone,
+// in fp32 from the tensors as they are. That is slow, and only tensors with such values pay. One thread an output, a
+// grid's stride apart.
 #include "kernels/activation.cuh"
 #include "kernels/numeric.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; AFFINE (or AFFINE_AND_RESIDUAL) and ACTIVATION: what becomes of a sum
-// (activation.cuh).
+// (activation.cuh); CLASSES where the outputs are those of all residue classes of a strided dgrad.
 using hc::i64;
 using elem_t = ELEM;
 using bias_t = hc::BiasOf<elem_t, AFFINE>::type;
@@ -31,6 +32,10 @@ struct Params {
     int h, w_extent, channels, filters, groups;
     int rows, cols, pad_top, pad_left, stride_h, stride_w, dil_h, dil_w;
     int taps_r, first_r, step_r, taps_s, first_s, step_s;
+#ifdef CLASSES
+    int step_h, before_h, step_w, before_w;            // output pixel of place i: i * step + class - before
+    int count_r, filter_dil_r, count_s, filter_dil_s;  // taps of the filter; filter_dil of them apart
+#endif
 };
 
 struct Output {
@@ -46,12 +51,23 @@ __device__ __forceinline__ Output output_at(const Params& p, i64 index) {
     return at;
 }
 
+#ifdef CLASSES
+// Whether a class has a tap, which then is tap index / dil of the filter.
+__device__ __forceinline__ bool has_tap(int index, int dil, int count) {
+    return index >= 0 && index % dil == 0 && index / dil < count;
+}
+#endif
+
 // The output whose place in memory, and the residual's, is `place`.
 template <class P>
 __device__ __forceinline__ float value_of(const P& p, Output at, i64 place) {
     const int group = at.filter / p.filters;
     const elem_t* x = p.x + at.n * p.x_n + (i64)group * p.channels * p.x_c;
     const elem_t* w = p.w + group * p.w_group + (at.filter - group * p.filters) * p.w_filter;
+#ifdef CLASSES
+    const int class_h = (at.row + p.before_h) % p.step_h, class_w = (at.col + p.before_w) % p.step_w;
+    at.row = (at.row + p.before_h) / p.step_h, at.col = (at.col + p.before_w) / p.step_w;  // the place
+#endif
     float sum = 0.f;
     for (int r = 0; r < p.taps_r; ++r)
         for (int s = 0; s < p.taps_s; ++s) {
@@ -59,7 +75,13 @@ __device__ __forceinline__ float value_of(const P& p, Output at, i64 place) {
             const int col = at.col * p.stride_w + s * p.dil_w - p.pad_left;
             if ((unsigned)h >= (unsigned)p.h || (unsigned)col >= (unsigned)p.w_extent) continue;
             const elem_t* pixel = x + h * p.x_h + col * p.x_w;
+#ifdef CLASSES
+            const int index_r = class_h + p.first_r + r * p.step_r, index_s = class_w + p.first_s + s * p.step_s;
+            if (!has_tap(index_r, p.filter_dil_r, p.count_r) || !has_tap(index_s, p.filter_dil_s, p.count_s)) continue;
+            const elem_t* tap = w + index_r / p.filter_dil_r * p.w_r + index_s / p.filter_dil_s * p.w_s;
+#else
             const elem_t* tap = w + (p.first_r + r * p.step_r) * p.w_r + (p.first_s + s * p.step_s) * p.w_s;
+#endif
             for (int c = 0; c < p.channels; ++c) sum += hc::to_acc(pixel[c * p.x_c]) * hc::to_acc(tap[c * p.w_channel]);
         }
     hc::BiasAndScale own{};

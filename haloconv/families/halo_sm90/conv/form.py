@@ -1,14 +1,15 @@
-"""What one launch of halo_sm90 computes: fprop, and every residue class of dgrad, as one form.
+"""What a launch of halo_sm90 computes: fprop and dgrad as one form.
 
 Output pixel ``i`` of an axis gathers input pixel ``i * stride + j * dil - pad`` at tap ``j``. dgrad is of that form
-with flipped taps; with a stride, the output pixels of one residue form a dense problem of their own that meets only
-some of the taps (as in geometry.cuh), so nothing is multiplied by inserted zeros.
+with flipped taps. With a stride ``s`` one launch computes all residue classes of dx: a filter ``r`` taps from the pixel
+of dy that it is multiplied with adds to dx pixel ``p * s + r * dil - pad``. So counted from the padded image's first
+pixel on, dx pixel ``i * s + a`` of class ``a`` meets the taps with ``r * dil = q * s + a``, each at dy pixel ``i - q``.
+All classes of ``i`` gather the same neighbours of dy: they are further filters, and a tap that a class has not is zero.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from math import gcd
 
 from haloconv.problem import Problem
@@ -16,10 +17,11 @@ from haloconv.problem import Problem
 
 @dataclass(frozen=True)
 class Axis:
-    """One image axis of a launch.
+    """One image axis of a launch, whose extents and distances are pixels.
 
-    Output pixel ``i`` stands at ``out_first + i * out_step`` of the output; tap ``j`` is filter index
-    ``filter_first + j * filter_step``. Extents and distances are pixels.
+    Class ``a`` of ``classes`` of place ``i`` is output pixel ``i * out_step + a - out_before``. Its tap ``j`` is filter
+    index ``(filter_first + j * filter_step + a) / filter_dil`` where that is one of the ``filter_taps``, else zero.
+    Output pixels are counted from ``out_first`` on.
     """
 
     taps: int
@@ -28,10 +30,30 @@ class Axis:
     pad: int
     in_extent: int
     out_extent: int
-    out_first: int = 0
     out_step: int = 1
+    out_before: int = 0
+    classes: int = 1
     filter_first: int = 0
     filter_step: int = 1
+    filter_dil: int = 1
+    filter_taps: int = 0
+    out_first: int = 0
+
+    @property
+    def places(self) -> int:
+        """Places, whose pixels of all classes are the output."""
+        return -(-(self.out_extent + self.out_before) // self.out_step)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the output has pixels of none of the classes."""
+        first = range(min(self.out_step, self.out_extent))
+        return any((pixel + self.out_before) % self.out_step >= self.classes for pixel in first)
+
+    @property
+    def zero_taps(self) -> int:
+        """Taps of all classes that are zero, because the filter has none there."""
+        return self.taps * self.classes - self.filter_taps
 
 
 @dataclass(frozen=True)
@@ -55,62 +77,80 @@ class Form:
         return replace(self, groups=splits, channels=self.channels // splits, splits=splits)
 
     def cut(self, cols: int) -> tuple[Form, Form]:
-        """The launch of the first ``cols`` columns of outputs, and that of those that are left."""
+        """The launch of the first ``cols`` columns of all outputs, and that of the others; without residue classes."""
         axis = self.horizontal
-        left = replace(
-            axis, out_extent=axis.out_extent - cols, pad=axis.pad - cols * axis.stride,
-            out_first=axis.out_first + cols * axis.out_step,
-        )  # fmt: skip
+        left = replace(axis, out_extent=axis.out_extent - cols, pad=axis.pad - cols * axis.stride, out_first=cols)
         return replace(self, horizontal=replace(axis, out_extent=cols)), replace(self, horizontal=left)
 
     @property
-    def taps(self) -> int:
-        return self.vertical.taps * self.horizontal.taps
+    def classes(self) -> int:
+        """Residue classes of the output, 1 without a stride of it."""
+        return self.vertical.classes * self.horizontal.classes
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether the rows of M are those of residue classes of the output."""
+        return max(self.vertical.out_step, self.horizontal.out_step) > 1
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether no tap reaches some residue classes of the output."""
+        return self.vertical.has_gaps or self.horizontal.has_gaps
+
+    @property
+    def has_zero_taps(self) -> bool:
+        return self.vertical.zero_taps + self.horizontal.zero_taps > 0
 
 
-def forms(problem: Problem) -> list[Form]:
-    """The launches of an fprop or dgrad problem; a residue of dgrad that no tap reaches has 0 taps."""
+def form_of(problem: Problem) -> Form:
+    """The launch of an fprop or dgrad problem."""
     top, _, left, _ = problem.padding
+    (stride_h, stride_w), (dil_h, dil_w) = problem.stride, problem.dilation
     if problem.direction == "fprop":
-        vertical = Axis(problem.r, problem.stride[0], _dil(problem.r, problem.dilation[0]), top, problem.h, problem.p)
-        horizontal = Axis(
-            problem.s, problem.stride[1], _dil(problem.s, problem.dilation[1]), left, problem.w, problem.q
-        )
-        return [Form(vertical, horizontal, problem.n, problem.groups, problem.c_per_group, problem.k_per_group)]
-    rows = _dgrad_axes(problem.r, problem.stride[0], problem.dilation[0], top, problem.p, problem.h)
-    cols = _dgrad_axes(problem.s, problem.stride[1], problem.dilation[1], left, problem.q, problem.w)
-    channels, filters = problem.k_per_group, problem.c_per_group
-    return [Form(row, col, problem.n, problem.groups, channels, filters) for row, col in product(rows, cols)]
+        vertical = _fprop_axis(problem.r, stride_h, dil_h, top, problem.h, problem.p)
+        horizontal = _fprop_axis(problem.s, stride_w, dil_w, left, problem.w, problem.q)
+        return Form(vertical, horizontal, problem.n, problem.groups, problem.c_per_group, problem.k_per_group)
+    vertical = _dgrad_axis(problem.r, stride_h, dil_h, top, problem.p, problem.h)
+    horizontal = _dgrad_axis(problem.s, stride_w, dil_w, left, problem.q, problem.w)
+    return Form(vertical, horizontal, problem.n, problem.groups, problem.k_per_group, problem.c_per_group)
 
 
 def _dil(taps: int, dil: int) -> int:
     return dil if taps > 1 else 1
 
 
-def _dgrad_axes(taps: int, stride: int, dil: int, pad: int, dy_extent: int, dx_extent: int) -> list[Axis]:
-    """One axis per residue of the input pixel modulo the stride, without residues that have no pixel."""
-    step = stride // gcd(stride, dil)  # between filter taps that reach one residue
-    axes = []
-    for residue in range(min(stride, dx_extent)):
-        reached = [tap for tap in range(taps) if (residue + pad - tap * dil) % stride == 0]
-        move = step * dil // stride  # output pixels from one of these taps to the next
-        extent = -(-(dx_extent - residue) // stride)
-        if not reached:
-            axes.append(Axis(0, 1, 1, 0, dy_extent, extent, residue, stride))
-            continue
-        last_base = (residue + pad - reached[-1] * dil) // stride
-        axes.append(
-            Axis(
-                len(reached),
-                1,
-                _dil(len(reached), move),
-                -last_base,
-                dy_extent,
-                extent,
-                residue,
-                stride,
-                filter_first=reached[-1],
-                filter_step=-step,
-            )  # fmt: skip
-        )
-    return axes
+def _fprop_axis(taps: int, stride: int, dil: int, pad: int, x_extent: int, y_extent: int) -> Axis:
+    return Axis(taps, stride, _dil(taps, dil), pad, x_extent, y_extent, filter_taps=taps)
+
+
+def _dgrad_axis(taps: int, stride: int, dil: int, pad: int, dy_extent: int, dx_extent: int) -> Axis:
+    """All residue classes modulo the stride up to the last one that a tap reaches.
+
+    Which place a class is counted to is free: the first pixel is of any class. The one with the least taps of all
+    classes is taken, if it can be so that all places are whole.
+    """
+    if stride == 1:
+        pad, reach = (taps - 1) * dil - pad, _dil(taps, dil)
+        return Axis(taps, 1, reach, pad, dy_extent, dx_extent, filter_first=taps - 1, filter_step=-1, filter_taps=taps)
+    found = (_class_axis(taps, stride, dil, pad, (dy_extent, dx_extent), before) for before in range(stride))
+    return min(found, key=lambda axis: (axis.taps * axis.classes, axis.out_before))
+
+
+def _class_axis(taps: int, stride: int, dil: int, pad: int, extents: tuple[int, int], before: int) -> Axis:
+    reached = [divmod(tap * dil - pad + before, stride) for tap in range(taps)]  # pixels of dy before the place, class
+    first, last = reached[0][0], reached[-1][0]
+    step = gcd(*(behind - first for behind, _ in reached)) or 1
+    return Axis(
+        (last - first) // step + 1,
+        1,
+        step,
+        last,
+        *extents,
+        stride,
+        before,
+        1 + max(residue for _, residue in reached),
+        filter_first=last * stride + pad - before,
+        filter_step=-step * stride,
+        filter_dil=dil,
+        filter_taps=taps,
+    )

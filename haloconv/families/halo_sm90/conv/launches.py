@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, named
+from haloconv.families.halo_sm90.conv.classes import Classes, classes_of
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.operands import Operands, tensor_maps
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, joined_planes, line_warps, threads
@@ -28,20 +29,27 @@ Fields = dict[str, Value]
 def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The source that packs the filter, for one block height, chunk, order of channels and type."""
     shape, storage = tiling.shape, tiling.storage
+    classes = _classes(tiling)
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         "BLOCK_M": BLOCK_M,
         "CHUNK_BYTES": shape.chunk_bytes,
         "OPERAND_TERMS": shape.terms,
         "PLANES": joined_planes(shape, storage),
-        "SPREAD": int(storage.y_bytes == 4 and not storage.y_inner),
+        "SPREAD": int(storage.y_bytes == 4 and not storage.y_inner and not (classes and classes.across > 1)),
+        **({"CLASSES_ACROSS": classes.across} if classes else {}),
     }
     return kernel_source("halo_sm90/pack", "halo_sm90_pack", constants)
 
 
+def _classes(tiling: Tiling) -> Classes | None:
+    """What the rows of M are in a strided dgrad."""
+    return classes_of(tiling.form, tiling.storage) if tiling.form.interleaves else None
+
+
 def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The source of the convolution for one tiling, type and layout: image and filter extents are run-time values."""
-    shape, storage = tiling.shape, tiling.storage
+    shape, storage, classes = tiling.shape, tiling.storage, _classes(tiling)
     element = ELEMENTS[problem.dtype]
     constants: dict[str, int | str] = {
         "ELEM": element,
@@ -57,7 +65,7 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         "STAGES": tiling.memory.stages,
         "CHUNK_BYTES": shape.chunk_bytes,
         "OPERAND_TERMS": shape.terms,
-        "PACKS": shape.packs,
+        **({"CLASS_ROWS": classes.alike} if classes else {"PACKS": shape.packs}),
         "X_CHANNELS_INNER": int(storage.x_inner),
         "X_BOXES": int(shape.boxes),
         "X_JOINED": storage.x_joined if shape.boxes else 0,
@@ -69,17 +77,19 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         "Y_JOINED": storage.y_joined if tiling.lead > 0 else 0,
         "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
         "Y_BUFFERS": tiling.memory.y_buffers,
-        "Y_NEIGHBOURS": int(
-            not (storage.y_inner or shape.flat) and shape.pack_w == tiling.form.horizontal.out_step == 1
-        ),
+        "Y_NEIGHBOURS": classes.across
+        if classes and classes.across > 1
+        else int(not (storage.y_inner or shape.flat) and shape.pack_w == tiling.form.horizontal.out_step == 1),
         **(epilogue_constants(False) if storage.partial else _epilogue(problem)),
     }
     return kernel_source("halo_sm90/conv", "halo_sm90", constants)
 
 
-def fixup_source(problem: Problem) -> KernelSource:
+def fixup_source(problem: Problem, form: Form) -> KernelSource:
     """The source of the nonfinite fix-up."""
     constants: dict[str, int | str] = {"ELEM": ELEMENTS[problem.dtype], **_epilogue(problem)}
+    if form.interleaves:
+        constants["CLASSES"] = 1
     return kernel_source("halo_sm90/fixup", "halo_sm90_fixup", constants)
 
 
@@ -108,13 +118,14 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
     return {
         **named("x", "nchw", operands.x),
         **_result_fields(form, operands),
+        **_class_fields(tiling),
         **{"n": form.n, "h": rows.in_extent, "w": cols.in_extent, "channels": form.channels},
         **{"rows": rows.out_extent, "cols": cols.out_extent, "filters": form.filters},
         **{"pad_top": rows.pad, "pad_left": cols.pad + tiling.lead, "lead": tiling.lead},
         **{"stride_h": vertical.stride, "stride_w": across.stride},
         **{"taps_r": vertical.taps, "taps_s": across.taps, "dil_h": vertical.dil, "dil_w": across.dil},
         **{"class_move": vertical.class_move, "line_move": vertical.line_move},
-        **{"pack_h": shape.pack_h, "pack_w": shape.pack_w, "strip_cols": columns.strip_cols},
+        **{"pack_h": shape.pack_h, "pack_w": shape.pack_w * cols.classes, "strip_cols": columns.strip_cols},
         **{"pitch": divisor(columns.pitch), "wrap": divisor(columns.wrap), "plane_px": divisor(columns.plane_px)},
         **{"planes_w": across.planes, "slot_px": line.slot_px, "slot_bytes": tiling.slot_bytes},
         **{"boxes": line.boxes, "single_boxes": line.single_boxes, "box_px": line.box_px},
@@ -133,7 +144,20 @@ def _filter_fields(operands: Operands) -> Fields:
 
 
 def _result_fields(form: Form, operands: Operands) -> Fields:
-    return dict(zip(("y_n", "y_k", "y_row", "y_col", "y_first"), operands.results(form), strict=True))
+    strides = dict(zip(("y_n", "y_k", "y_row", "y_col"), operands.y, strict=True))
+    return {**strides, "y_first": form.horizontal.out_first * operands.y[3]}
+
+
+def _class_fields(tiling: Tiling) -> Fields:
+    """The fields of conv.cu behind the schedule, which a strided dgrad has."""
+    classes, rows, cols = _classes(tiling), tiling.form.vertical, tiling.form.horizontal
+    if classes is None:
+        return {}
+    return {
+        **{"class_rows": divisor(classes.rows), "class_runs": classes.runs},
+        **{"step_h": rows.out_step, "step_w": cols.out_step},
+        **{"before_h": rows.out_before, "before_w": cols.out_before},
+    }
 
 
 def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
@@ -148,16 +172,14 @@ def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
         **_filter_fields(operands),
         **{"filters": form.filters // planes, "channels": form.channels, "blocks": tiling.packed_blocks // planes},
         **{"chunks": tiling.chunks, "taps_r": vertical.taps, "taps_s": across.taps},
-        **{"first_r": rows.filter_first, "step_r": rows.filter_step, "count_r": rows.taps},
-        **{"first_s": cols.filter_first, "step_s": cols.filter_step, "count_s": cols.taps},
-        **{
-            "shift_r": vertical.shift,
-            "shift_s": across.shift,
-            "pack_h": shape.pack_h,
-            "pack_w": shape.pack_w,
-        },
-        **{"pack_filters": BLOCK_M // shape.packs, "pieces_per_block": pieces},
+        **{"first_r": rows.filter_first, "step_r": rows.filter_step, "count_r": rows.filter_taps},
+        **{"first_s": cols.filter_first, "step_s": cols.filter_step, "count_s": cols.filter_taps},
+        **{"shift_r": vertical.shift, "shift_s": across.shift, "pack_h": shape.pack_h},
+        **{"pack_w": shape.pack_w * cols.classes, "pack_filters": BLOCK_M // shape.packs, "pieces_per_block": pieces},
     }
+    if (classes := _classes(tiling)) is not None:
+        fields |= {"class_rows": classes.rows, "class_runs": classes.runs}
+        fields |= {"filter_dil_r": rows.filter_dil, "filter_dil_s": cols.filter_dil}
     grid = form.groups * tiling.packed_blocks * ceil_div(pieces, _THREADS)
     return Launch(pack_source(request.problem, tiling), request.device, LaunchShape(grid, _THREADS), fields)
 
@@ -178,8 +200,12 @@ def fixup_launch(request: Request, form: Form, operands: Operands) -> Launch:
         **{"taps_r": rows.taps, "first_r": rows.filter_first, "step_r": rows.filter_step},
         **{"taps_s": cols.taps, "first_s": cols.filter_first, "step_s": cols.filter_step},
     }
+    if form.interleaves:
+        fields |= {"step_h": rows.out_step, "before_h": rows.out_before, "step_w": cols.out_step}
+        fields |= {"before_w": cols.out_before, "count_r": rows.filter_taps, "count_s": cols.filter_taps}
+        fields |= {"filter_dil_r": rows.filter_dil, "filter_dil_s": cols.filter_dil}
     shape = LaunchShape(min(_FIXUP_BLOCKS, ceil_div(outputs, _THREADS)), _THREADS)
-    return Launch(fixup_source(request.problem), request.device, shape, fields)
+    return Launch(fixup_source(request.problem, form), request.device, shape, fields)
 
 
 def split_sums(problem: Problem, tiling: Tiling) -> Partials:

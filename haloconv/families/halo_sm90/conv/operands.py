@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from haloconv.families.halo_sm90.conv.form import Form
+from haloconv.families.halo_sm90.conv.classes import classes_of
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, joined_planes
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.jit import BoxMap, DataType, Swizzle
@@ -41,12 +41,6 @@ class Operands:
         form = tiling.form
         shape = (form.n, form.splits * form.filters, form.vertical.out_extent, form.horizontal.out_extent)
         return replace(self, w_group=form.channels * self.w[1], y=strides_of(shape, layout))
-
-    def results(self, form: Form) -> tuple[int, int, int, int, int]:
-        """Strides of image, filter, output row and column of a launch, and the element where it begins."""
-        rows, cols = form.vertical, form.horizontal
-        y_n, y_k, y_h, y_w = self.y
-        return (y_n, y_k, y_h * rows.out_step, y_w * cols.out_step, y_h * rows.out_first + y_w * cols.out_first)
 
 
 def operands_of(request: Request) -> Operands:
@@ -91,11 +85,14 @@ def _y_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | N
     if not tiling.y_boxes:
         return None
     size = storage.y_bytes
-    y_n, y_k, y_row, y_col, y_first = (stride * size for stride in operands.results(form))
+    y_n, y_k, y_row, y_col = (stride * size for stride in operands.y)
     rows, cols = form.vertical.out_extent, form.horizontal.out_extent
     if storage.y_inner:
         row_bytes = min(128, BLOCK_M // tiling.shape.packs * size)
         extents, strides = (form.filters, form.groups, cols, rows, form.n), (form.filters * size, y_col, y_row, y_n)
+        if form.interleaves:
+            row_bytes, step = classes_of(form, storage).alike * size, form.horizontal.out_step
+            extents, strides = (form.filters, step, cols // step, rows, form.n), (y_col, step * y_col, y_row, y_n)
         box, swizzle = (row_bytes // size, 1, 128 // size, 1, 1), _SWIZZLES[row_bytes]
     else:
         planes = tiling.y_planes
@@ -105,4 +102,4 @@ def _y_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | N
         strides = (y_row, planes * y_k, form.filters * y_k, y_n)
         box, swizzle = (128 // size, 1, 16, 1, 1), _SWIZZLES[128]
     stored = DataType.FLOAT32 if size == 4 else _MAP_TYPES[dtype]
-    return BoxMap(stored, extents, strides, box, swizzle, pointer=_Y_POINTER, offset=y_first)
+    return BoxMap(stored, extents, strides, box, swizzle, pointer=_Y_POINTER)

@@ -32,8 +32,8 @@ constexpr int MAX_SLOTS = 32, MAX_STAGES = 32, MAX_TAPS = 64;  // of a ring; alo
 constexpr bool BOXED = X_BOXES && X_CHANNELS_INNER, TRANSPOSED = X_BOXES && !X_CHANNELS_INNER;
 constexpr bool COPIED = !X_BOXES && X_CHANNELS_INNER && X_VECTOR && sizeof(elem_t) == 2;  // no registers wait for them
 constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_TILES = LINE_WARPS * RAW_DEPTH;
-constexpr int PLANES = X_JOINED > 1 ? X_JOINED : 1;    // of channels that boxes take as one long row
-constexpr int Y_PLANES = Y_JOINED > 1 ? Y_JOINED : 1;  // a block's filters are so far apart
+constexpr int PLANES = X_JOINED > 1 ? X_JOINED : 1;  // of channels that boxes take as one long row
+enum { Y_PLANES = Y_JOINED > 1 ? Y_JOINED : 1 };     // a block's filters are so far apart
 constexpr int PRODUCER_WARPS = LINE_WARPS + 1, THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
 constexpr bool MANY = PRODUCER_WARPS == 8;  // two warpgroups of producers
 
@@ -42,7 +42,8 @@ constexpr int PRODUCER_REGISTERS = MANY ? 104 : BOXED ? 56 : WIDE ? 88 : 152;
 constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168;  // what is left
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
 
-constexpr bool SPREAD = sizeof(y_elem_t) == 4 && !Y_CHANNELS_INNER;  // which filter a row of M is
+enum { ACROSS = Y_NEIGHBOURS > 1 ? Y_NEIGHBOURS : 1 };  // residues of columns whose pixels alternate in a row of dx
+constexpr bool SPREAD = sizeof(y_elem_t) == 4 && ACROSS == 1 && !Y_CHANNELS_INNER;  // which filter a row of M is
 
 using PixelBuffer = hc::PixelBuffer<y_elem_t>;
 constexpr int FILTER_ROW_BYTES = PACK_FILTERS * sizeof(y_elem_t) < 128 ? PACK_FILTERS * sizeof(y_elem_t) : 128;
@@ -54,8 +55,9 @@ constexpr int WARP_BUFFER_BYTES =
     Y_IN_STAGE ? 0 : BUFFERS * (Y_CHANNELS_INNER ? FilterBuffer::BYTES / 4 : PixelBuffer::BYTES);
 
 // Sums that an infinity or a NaN has met may be NaN where the output is none: outputs of an output pack are multiplied
-// by zeros of others, and an infinity has more than one term. The nonfinite fix-up (fixup.cu) sums them once more.
-constexpr bool NEEDS_FIXUP = PACKS > 1 || TERMS > 1;
+// by zeros of others, and those of residue classes that have fewer taps; and an infinity has more than one term. The
+// nonfinite fix-up (fixup.cu) sums them once more.
+constexpr bool NEEDS_FIXUP = CLASSES || PACKS > 1 || TERMS > 1;
 
 // Where channels are neighbours on both sides TMA does all that line warps do elsewhere, and two of them are free: each
 // sends a consumer's boxes, so that none of its warps waits for the other three or for a box.
@@ -64,8 +66,8 @@ constexpr bool SENDERS = BOXED && Y_BOXES && Y_CHANNELS_INNER;
 static_assert(RUN * RUNS * (TERMS > 1 ? 2 : 1) <= 256, "a thread's sums leave it room for the rest");
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
 static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms on its way through registers");
-static_assert(PACKS == 1 || PACKS == 2, "an output of a pack has two warps' rows");
-static_assert(PACKS == 1 || Y_PLANES == 1, "a pack has one block of filters");
+static_assert(PACKS == 1 || PACKS == 2 || (CLASSES && PACKS == 4), "an output of a pack has two warps' rows or one's");
+static_assert((PACKS == 1 && !CLASSES) || Y_PLANES == 1, "packs and classes have blocks of filters of their own");
 static_assert(TRANSPOSED ? RAW_DEPTH == 1 || RAW_DEPTH == 2 : RAW_DEPTH == 0, "raw tiles are transposed");
 static_assert(CHUNK_ELEMS / PLANES >= 8 || PLANES == 1, "the boxes of a raw tile begin where its swizzle does");
 static_assert(BUFFERS == 2 || (BUFFERS == 1 && !Y_CHANNELS_INNER), "by filters one is filled while one is sent");

@@ -105,11 +105,6 @@ class TileShape:
         return self.terms * BLOCK_M * self.chunk_bytes
 
     @property
-    def needs_fixup(self) -> bool:
-        """Whether the nonfinite fix-up follows (families/halo_sm90/conv/fixup.cu)."""
-        return self.packs > 1 or self.terms > 1
-
-    @property
     def products(self) -> int:
         """Multiplies of a tap: of terms i and j with i + j below ``terms``."""
         return products_of(self.terms)

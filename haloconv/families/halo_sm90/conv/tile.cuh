@@ -16,6 +16,15 @@
 #include "kernels/numeric.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
+// Where the rows of M are those of residue classes of dx, the constant CLASS_ROWS stands in the place of PACKS, and
+// structs have fields more: no source without a stride of its output changes.
+#ifdef CLASS_ROWS
+#define CLASSES 1
+#define PACKS (64 / CLASS_ROWS)
+#else
+#define CLASSES 0
+#endif
+
 namespace hc {
 
 constexpr int TILES = SHARED_TILE ? 1 : 2;  // of a work tile
@@ -40,7 +49,7 @@ struct HaloParams {
     int stride_h, stride_w;               // input lines (columns) from one output row (column) of the tile to the next
     int taps_r, taps_s, dil_h, dil_w;  // taps, and pixels between them; a line of ROWS is one row, so dil_h is 1 there
     int class_move, line_move;         // input rows per residue class of output rows, per line
-    int pack_h, pack_w;                // output rows, columns that one row of M stands for
+    int pack_h, pack_w;                // output rows, columns that one row of M stands for; pack_w: column residues
     int strip_cols;                    // output columns of a strip
     int lead;                          // pixels by which a line begins before its strip (Y_JOINED)
     Divisor pitch;                     // pixels from row to row of a line (FLAT)
@@ -56,6 +65,12 @@ struct HaloParams {
     int blocks, chunks;                    // blocks (SHARED_TILE: pairs of them) in a group; chunks of channels
     int slot_bytes;                        // of a slot
     Schedule schedule;
+#ifdef CLASS_ROWS
+    Divisor class_rows;      // rows of M of a run (classes.cuh)
+    int class_runs;          // of a group
+    int step_h, step_w;      // output pixels from one place to the next
+    int before_h, before_w;  // of the first place that are none
+#endif
 };
 
 // One phase of a work tile of a segment: its taps, and which of the segment's tiles it takes, counted from the
@@ -145,7 +160,7 @@ struct Output {
 };
 
 // The output pixel of row `row` and its pixel `px` (ROWS), or of pixel `px` (FLAT) of a tile column, for output `phase`
-// of an output pack.
+// of an output pack, or class.
 template <bool IS_FLAT, class P>
 __device__ __forceinline__ Output output_of(const P& p, const WorkTile& column, int row, int px, int phase) {
     int n = column.band, col = px;
@@ -155,6 +170,13 @@ __device__ __forceinline__ Output output_of(const P& p, const WorkTile& column, 
         n = at.n, row = at.row, col = px - down * p.pitch.value;
     }
     const int phase_row = p.pack_w == 1 ? phase : phase / p.pack_w, phase_col = phase - phase_row * p.pack_w;
+    if constexpr (CLASSES) {
+        const int out_row = (column.cls + p.schedule.classes.value * row) * p.step_h + phase_row - p.before_h;
+        const int out_col = (column.strip * p.strip_cols + col) * p.step_w + phase_col - p.before_w;
+        return {n, out_row, out_col,
+                n < p.n && col < p.strip_cols && (unsigned)out_row < (unsigned)p.rows &&
+                    (unsigned)out_col < (unsigned)p.cols};
+    }
     const int out_row = column.cls + p.schedule.classes.value * (row * p.pack_h + phase_row);
     const int out_col = (column.strip * p.strip_cols + col) * p.pack_w + phase_col;
     return {n, out_row, out_col,

@@ -10,6 +10,7 @@ from math import gcd
 from typing import NamedTuple
 
 from haloconv.families.common import ceil_div, divisor
+from haloconv.families.halo_sm90.conv.classes import rows_of_m
 from haloconv.families.halo_sm90.conv.form import Axis, Form
 from haloconv.families.halo_sm90.conv.scheduler import Schedule, best_schedule
 from haloconv.families.halo_sm90.conv.shape import (
@@ -38,7 +39,7 @@ def _vertical(axis: Axis, shape: TileShape) -> Vertical:
     stride = shift * shape.pack_h
     taps = axis.taps + (shape.pack_h - 1) * shift
     dil = axis.dil if shape.flat else 1
-    rows = ceil_div(ceil_div(axis.out_extent, classes), shape.pack_h)
+    rows = ceil_div(ceil_div(axis.places, classes), shape.pack_h)
     planes = 1 + max(tap * dil % stride for tap in range(taps)) if shape.flat else 1
     line_move = 1 if shape.flat else axis.dil
     return Vertical(
@@ -137,6 +138,11 @@ class Tiling:
     def y_planes(self) -> int:
         """Filters whose planes boxes take as one long row, of which a block of filters has one."""
         return self.storage.y_joined if self.lead > 0 else 1
+
+    @property
+    def needs_fixup(self) -> bool:
+        """Whether the nonfinite fix-up follows (families/halo_sm90/conv/fixup.cu): a value meets weights of zero."""
+        return self.shape.packs > 1 or self.shape.terms > 1 or (self.form.interleaves and self.form.has_zero_taps)
 
     @property
     def middle_tap(self) -> int:
@@ -241,8 +247,9 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
         return f"{form.filters} filters do not fit {BLOCK_M // shape.packs} rows of a pack"
     if (shape.pack_w > 1 and form.horizontal.dil > 1) or (shape.pack_h > 1 and shape.flat and form.vertical.dil > 1):
         return "outputs of a dilated axis do not share taps"
-    if shape.shared_tile and (shape.packs > 1 or form.filters <= BLOCK_M):
-        return f"{form.filters} filters are one block"
+    rows_m = rows_of_m(form, storage)
+    if shape.shared_tile and (shape.packs > 1 or rows_m <= BLOCK_M):
+        return f"{rows_m} filters are one block"
     if shape.sum_registers > SUM_REGISTERS:
         return f"{shape.sum_registers} sums of a thread leave no registers for the rest"
     vertical, across = _vertical(form.vertical, shape), _horizontal(form.horizontal, shape)
@@ -253,7 +260,7 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
         return "TMA takes aligned rows, and no strides across them"
     if shape.boxes and shape.chunk_bytes // storage.elem_bytes < 8 * storage.x_joined:
         return f"a chunk of {shape.chunk_bytes} bytes has fewer than 8 channels in every {storage.x_joined}-th plane"
-    blocks = ceil_div(form.filters, BLOCK_M // shape.packs * shape.streams)
+    blocks = ceil_div(rows_m, BLOCK_M // shape.packs * shape.streams)
     lead = _lead(form, shape, storage, blocks) if planes == across.stride == 1 else 0
     columns = (_flat if shape.flat else _rows)(form, shape, vertical, across, lead)
     line = _line(form.horizontal.pad + lead, shape, storage, planes, columns)
@@ -275,7 +282,7 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
 def _rows(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
     """Strips of single rows: a line is a row of a strip, a band an image."""
     pitch = shape.run + across.halo + lead
-    strips = ceil_div(ceil_div(form.horizontal.out_extent, shape.pack_w) + lead, shape.run)
+    strips = ceil_div(ceil_div(form.horizontal.places, shape.pack_w) + lead, shape.run)
     work_tiles = ceil_div(vertical.rows, shape.tiles * shape.runs)
     return Columns(pitch, _NEVER, strips, shape.run, pitch, form.n, vertical.rows, work_tiles)
 
@@ -283,7 +290,7 @@ def _rows(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, 
 def _flat(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
     """Rows end to end: a band is an image, or all of them one after the other if that leaves fewer work tiles."""
     axis, halo = form.horizontal, across.halo + lead
-    cols = ceil_div(axis.out_extent, shape.pack_w) + lead
+    cols = ceil_div(axis.places, shape.pack_w) + lead
     strip_cols = shape.strip_cols or cols
     pitch = strip_cols + halo
     if not shape.strip_cols:
@@ -325,12 +332,12 @@ def _line(pad: int, shape: TileShape, storage: Storage, planes: int, columns: Co
 def _lead(form: Form, shape: TileShape, storage: Storage, blocks: int) -> int:
     """Pixels by which tiles begin before their strips, so that boxes begin at multiples of 16 bytes in every row.
 
-    0 where lanes store rows end to end, too: blocks of every ``y_joined``-th filter are those of one group, and no more
-    than ``blocks``.
+    0 where lanes store rows end to end, too: no residue classes are the rows of M, and blocks of every ``y_joined``-th
+    filter are those of one group, and no more than ``blocks``.
     """
-    whole = form.vertical.out_step == form.horizontal.out_step == shape.packs == 1
-    whole = whole and form.horizontal.out_first == 0
-    if not (storage.y_joined and whole) or shape.flat or (storage.y_joined > 1 and form.groups > 1):
+    if not storage.y_joined or form.interleaves or shape.packs > 1 or shape.flat:
+        return 0
+    if storage.y_joined > 1 and form.groups > 1:
         return 0
     of_planes = storage.y_joined * ceil_div(form.filters // storage.y_joined, BLOCK_M)
     aligned = 16 // storage.y_bytes
@@ -338,7 +345,13 @@ def _lead(form: Form, shape: TileShape, storage: Storage, blocks: int) -> int:
 
 
 def _y_boxes(form: Form, shape: TileShape, storage: Storage) -> bool:
-    """Whether TMA writes the output: strips of rows whose boxes hold no other tile's pixels."""
+    """Whether TMA writes the output: strips of rows whose boxes hold no other tile's pixels.
+
+    Those of residue classes have a coordinate more, and none left for groups; none of theirs may be below zero.
+    """
     if shape.flat or shape.pack_w > 1 or not storage.y_whole:
         return False
-    return storage.y_inner or form.horizontal.out_step == 1
+    if not form.interleaves:
+        return True
+    cols = form.horizontal
+    return storage.y_inner and form.groups == 1 and cols.out_before == cols.out_extent % cols.out_step == 0

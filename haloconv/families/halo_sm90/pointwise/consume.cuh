@@ -84,6 +84,9 @@ __device__ __forceinline__ void multiply_stage(const Smem& smem, const Consumer&
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
     Consumer self(smem, warpgroup);
     Cursor at;
+#ifdef AFFINE_AND_RESIDUAL
+    for (int i = 0; self.sends && i < AHEAD; ++i) self.residual.ask(p);
+#endif
     for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
         const Tile tile(p, index);
         Sums sums;

@@ -7,6 +7,8 @@ or pixels are neighbours in memory, everything else is a multiple of 16 bytes ap
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -25,8 +27,9 @@ KERNEL = "halo_sm90/pointwise"
 DIRECTIONS = ("fprop", "dgrad")
 _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 _THREADS, _PACK_THREADS = 384, 256  # of a block that multiplies, that packs
+_SLAB_ROWS = 64  # of M
 _FLAG_BYTES = 128  # before packed filters, which keep their alignment
-_X_POINTER, _W_POINTER, _Y_POINTER = 0, 1, 2  # of a launch
+_X_POINTER, _W_POINTER, _Y_POINTER, _RESIDUAL_POINTER = 0, 1, 2, 4  # of a launch
 _Axes = tuple[int, ...]  # innermost first
 LOADED = {  # fp32 is rounded on its way into shared memory
     torch.float32: DataType.TFLOAT32,
@@ -112,7 +115,7 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
         b = b if b is None or b.is_contiguous() else b.contiguous()
         others: tuple[int, ...] = ()
         if residual:
-            residual = (in_order(residual[0], strides),)  # which lives until all is launched
+            residual = (_aligned(in_order(residual[0], strides)),)  # which lives until all is launched
             others = (residual[0].data_ptr(),)
         if fills and b is not None:
             y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
@@ -133,6 +136,13 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
     return run
 
 
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, where TMA takes it from."""
+    if tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
 def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:
     """``launch(x, w, y, bias)``, and a residual if there is one, and the result where the kernel clears its gaps.
 
@@ -141,6 +151,8 @@ def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:
     maps = {"x_map": _x_map(product), "y_map": _y_map(product, tile)}
     if not product.packs:
         maps["w_map"] = _w_map(product, tile)
+    if _adds_residual(product, tile):
+        maps["residual_map"] = replace(maps["y_map"], pointer=_RESIDUAL_POINTER)
     shape = LaunchShape(tile.grid(product, request.facts.sm_count), _THREADS, tile.smem_bytes(product))
     fields = _fields(product, tile)
     return Launch(source(product, tile), request.device, shape, fields, maps, pdl=product.packs)
@@ -162,15 +174,17 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
     }
 
 
+def _adds_residual(product: Product, tile: Tile) -> bool:
+    """Whether the kernel itself adds a residual: the sums of split-K do not get one."""
+    return product.problem.epilogue.residual and tile.splits == 1
+
+
 def _residual_fields(product: Product, tile: Tile) -> dict[str, Value]:
-    """Where the residual is, which the sums of split-K do not get."""
-    if not product.problem.epilogue.residual or tile.splits > 1:
+    """What TMA brings of it for a slab: the boxes that the slab leaves in."""
+    if not _adds_residual(product, tile):
         return {}
-    one = product.y
-    return {
-        **{"y_image": one.image_step, "y_row": one.row_step, "y_col": one.col_step, "y_filter": one.channel_step},
-        **{"y_images": one.images, "y_rows": one.rows, "y_cols": one.cols, "box_line": divisor(product.boxes.cols)},
-    }
+    boxes = _SLAB_ROWS // product.box_px if product.pixels_m else 1
+    return {"residual_bytes": boxes * prod(_y_map(product, tile).box) * product.size}
 
 
 def _gap_fields(product: Product) -> dict[str, Value]:

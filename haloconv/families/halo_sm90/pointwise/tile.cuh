@@ -62,15 +62,15 @@ static_assert(M_BLOCKS * COLUMNS <= 256, "sums of 128 registers at most");
 
 struct Params {
     TensorMap x_map, w_map, y_map;
+#ifdef AFFINE_AND_RESIDUAL
+    TensorMap residual_map;  // as y_map
+#endif
     const elem_t* x;
     const char* w;  // filters, or what pack.cu made of them
     y_elem_t* y;
     const bias_t* bias;
 #ifdef AFFINE_AND_RESIDUAL
-    const elem_t* residual;               // as y
-    i64 y_image, y_row, y_col, y_filter;  // elements of y from one to the next
-    int y_images, y_rows, y_cols;         // of y
-    Divisor box_line;                     // columns of a box that is whole
+    const elem_t* residual;  // as y
 #endif
 #ifdef HAS_GAPS
     char* lines;           // of the result: rows of an image's pixels, or of a plane's, which follow one another
@@ -79,6 +79,9 @@ struct Params {
     int pixel_bytes;       // of a line, from a pixel to the next
     int height, width;     // lines of an image, pixels of a line
     int y_down, y_across;  // every so many lines, and pixels of such a line, an output is met
+#endif
+#ifdef AFFINE_AND_RESIDUAL
+    int residual_bytes;  // that TMA brings for a slab
 #endif
     Divisor blocks, splits;    // blocks of filters of the layer; ranges of channels
     Divisor across, down;      // boxes of a row; rows of boxes of an image
@@ -113,12 +116,12 @@ struct Place {
 
 struct Smem {
     char *kept, *stages, *buffers;
-    ptx::u64 *full, *empty, *kept_full;
+    ptx::u64 *full, *empty, *kept_full, *residual_full;  // the last are those of all consumers' buffers
 
     __device__ __forceinline__ Smem(const Params& p, char* smem) : kept(smem) {
         stages = kept + (KEEPS_W ? p.range_chunks * W_BYTES : 0), buffers = stages + STAGES * STAGE_BYTES;
         full = reinterpret_cast<ptx::u64*>(buffers + CONSUMERS * Y_BUFFERS * SLAB_BYTES), empty = full + STAGES;
-        kept_full = empty + STAGES;
+        kept_full = empty + STAGES, residual_full = kept_full + (KEEPS_W ? MOST_KEPT : 0);
     }
     __device__ __forceinline__ char* x(int stage) const { return stages + stage * STAGE_BYTES; }
     __device__ __forceinline__ char* w(int stage, int chunk) const {
@@ -126,7 +129,8 @@ struct Smem {
     }
 };
 
-// Places behind the last pixel of a box are multiplied, into sums that are not written: they are zeros.
+// Places behind the last pixel of a box are multiplied, into sums that are not written: they are zeros. So is what a
+// residual would add to them.
 __device__ __forceinline__ void clear_places(const Params& p, const Smem& smem) {
     const int rest = (BOX_BYTES - p.box_bytes) / 16;  // of a box, 16 bytes each
     for (int i = threadIdx.x; i < STAGES * BOXES * rest; i += THREADS) {
@@ -134,6 +138,8 @@ __device__ __forceinline__ void clear_places(const Params& p, const Smem& smem) 
         char* const from = smem.x(box / BOXES) + box % BOXES * BOX_BYTES + p.box_bytes;
         *reinterpret_cast<Piece*>(from + i % rest * 16) = {};
     }
+    for (int i = threadIdx.x; RESIDUAL && i < CONSUMERS * Y_BUFFERS * rest; i += THREADS)
+        *reinterpret_cast<Piece*>(smem.buffers + i / rest * SLAB_BYTES + p.box_bytes + i % rest * 16) = {};
     ptx::fence_proxy_async_shared();
 }
 
@@ -142,6 +148,9 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
         ptx::prefetch_tensormap(&p.x_map);
         if (W_LOADS != W_PACKED) ptx::prefetch_tensormap(&p.w_map);
         ptx::prefetch_tensormap(&p.y_map);
+#ifdef AFFINE_AND_RESIDUAL
+        ptx::prefetch_tensormap(&p.residual_map);
+#endif
     }
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
@@ -149,6 +158,7 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
             ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);  // a warp's lane each
         }
         for (int i = 0; KEEPS_W && i < MOST_KEPT; ++i) ptx::mbarrier_init(&smem.kept_full[i], 1);
+        for (int i = 0; RESIDUAL && i < CONSUMERS * Y_BUFFERS; ++i) ptx::mbarrier_init(&smem.residual_full[i], 1);
         ptx::fence_mbarrier_init();
     }
     if (X_INNER && Y_INNER && p.box_bytes < BOX_BYTES) clear_places(p, smem);

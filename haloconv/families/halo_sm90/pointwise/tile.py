@@ -204,7 +204,8 @@ class Tile:
         """Of a block of threads: kept filters, stages, buffers of sums and barriers."""
         kept = self.range_chunks(product) * self.w_bytes(product) if self.keeps_w else 0
         stage = self.pixels * CHUNK_BYTES + (0 if self.keeps_w else self.w_bytes(product))
-        barriers = 8 * (2 * self.stages + (_MOST_KEPT if self.keeps_w else 0))
+        residual = _CONSUMERS * self.buffers if product.problem.epilogue.residual else 0
+        barriers = 8 * (2 * self.stages + (_MOST_KEPT if self.keeps_w else 0) + residual)
         return kept + self.stages * stage + _CONSUMERS * self.buffers * _SLAB_BYTES + barriers
 
     def cycles(self, product: Product, sm_count: int) -> float:

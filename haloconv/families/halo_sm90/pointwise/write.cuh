@@ -17,7 +17,8 @@ using Sums = float[M_BLOCKS][COLUMNS / 2];
 
 constexpr bool TRANSPOSES = PIXELS_M && !Y_INNER;
 static_assert(!TRANSPOSES || SIZE == 4, "16-bit pixels are N where they are neighbours in the result");
-constexpr int GROUPS = SLAB / 8;  // columns of a slab, eight each
+constexpr int GROUPS = SLAB / 8;                     // columns of a slab, eight each
+constexpr int AHEAD = RESIDUAL ? Y_BUFFERS / 2 : 1;  // slabs whose buffers are free when a slab goes
 
 // X_IN_REGISTERS: which pixel of its consumer's block of 64 is a lane's row of M, the one of the first or of the second
 // eight: a box of 32, one of its eight units of 4 pixels, a pixel of that. Rows 0 to 3 and 4 to 7 are four units apart:
@@ -38,6 +39,57 @@ __device__ __forceinline__ int row_of(int half) {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
 }
 
+// The boxes of a slab that begins in row `m` and column `n` of its tile: where each is in the buffer and in the result.
+template <class Copy>
+__device__ __forceinline__ void for_boxes(const Params& p, const Tile& tile, int m, int n, Copy copy) {
+    if constexpr (PIXELS_M) {
+#pragma unroll
+        for (int i = 0; i < 64 / BOX_PX; ++i) {
+            const Place at(p, tile.box + m / BOX_PX + i);
+            const int filter = tile.filter + n;
+            copy(i * (SLAB_BYTES / (64 / BOX_PX)), Y_INNER ? filter : at.column, Y_INNER ? at.column : filter, at);
+        }
+    } else {
+        const Place at(p, tile.box + n / BOX_PX);
+        copy(0, at.column + n % BOX_PX, tile.filter + m, at);
+    }
+}
+
+#ifdef AFFINE_AND_RESIDUAL
+// The residual on its way in: before a slab is made, TMA brings what is to be added into its buffer, as the slab will
+// lie there. It is asked for AHEAD slabs before, of the next tile, too, whose products hide its way.
+struct Residual {
+    int m, n;  // the consumer's first row and column of a tile
+    char* buffers;
+    ptx::u64* full;         // of the buffers
+    Cursor arrives, asked;  // the slab that is added next, the one that is asked for next
+    int tile, slab = 0;     // that is asked for next
+
+    __device__ __forceinline__ Residual(const Smem& smem, int id, int m, int n, char* buffers)
+        : m(m), n(n), buffers(buffers), full(smem.residual_full + id * Y_BUFFERS), tile(blockIdx.x) {}
+
+    // For one thread, once TMA has read the slab whose buffer this is.
+    __device__ __forceinline__ void ask(const Params& p) {
+        if (tile >= p.tiles) return;
+        char* const buffer = buffers + asked.index * SLAB_BYTES;
+        ptx::u64* const barrier = &full[asked.index];
+        ptx::mbarrier_arrive_expect_tx(barrier, p.residual_bytes);
+        for_boxes(p, Tile(p, tile), m + slab / SLABS * 64, n + slab % SLABS * SLAB,
+                  [&](int offset, int inner, int outer, const Place& at) {
+                      ptx::cp_async_bulk_tensor_5d_shared_global(buffer + offset, &p.residual_map, barrier, inner,
+                                                                 outer, at.row, at.image, 0);
+                  });
+        asked.advance(Y_BUFFERS);
+        if (++slab == M_BLOCKS * SLABS) slab = 0, tile += gridDim.x;
+    }
+
+    __device__ __forceinline__ void wait_for_slab() {
+        wait(&full[arrives.index], arrives.parity);
+        arrives.advance(Y_BUFFERS);
+    }
+};
+#endif
+
 // A consumer: its first row and column of the tile, and its buffers.
 struct Consumer {
     int m, n;
@@ -45,13 +97,22 @@ struct Consumer {
     int next = 0;  // buffer
     int barrier;
     bool sends;  // the thread that asks TMA
+#ifdef AFFINE_AND_RESIDUAL
+    Residual residual;
+#endif
 
     __device__ __forceinline__ Consumer(const Smem& smem, int id)
         : m(SPLIT_N ? 0 : id * 64 * M_BLOCKS),
           n(SPLIT_N ? id * COLUMNS : 0),
           buffers(smem.buffers + id * Y_BUFFERS * SLAB_BYTES),
           barrier(1 + id),
-          sends(threadIdx.x % 128 / 32 == 0 && ptx::elect_sync()) {}
+          sends(threadIdx.x % 128 / 32 == 0 && ptx::elect_sync())
+#ifdef AFFINE_AND_RESIDUAL
+          ,
+          residual(smem, id, m, n, buffers)
+#endif
+    {
+    }
 
     // Waits until TMA has read the buffers.
     __device__ __forceinline__ void settle() const {
@@ -64,46 +125,16 @@ __device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
     return bias_and_scale(p.bias[filter]);
 }
 
-// Where in the result place `px` of a box is, in elements behind the pixel's first filter; -1: outside.
-template <class P>
-__device__ __forceinline__ i64 place_of(const P& p, int box, int px) {
-    const Place at(p, box);
-    const int down = p.box_line.quotient(px), row = at.row + down, column = at.column + px - down * p.box_cols;
-    const bool inside = down < p.box_rows && row < p.y_rows && column < p.y_cols && at.image < p.y_images;
-    return inside ? at.image * p.y_image + row * p.y_row + column * p.y_col : -1;
-}
-
-// Adds the residual to the sums of a slab behind bias and scale: an element for each output, wherever that goes. Its
-// address may be any, so elements come one by one, all of them on their way at once. The slab begins in row `m` and
-// column `n` of its tile.
-template <class P, int COUNT>
-__device__ __forceinline__ void add_residual(const P& p, const Tile& tile, float (&sums)[COUNT], int first, int m,
-                                             int n) {
-    float values[4 * GROUPS];
-#pragma unroll
-    for (int i = 0; i < 4 * GROUPS; ++i) {
-        const int row = m + row_of(i / 2 % 2), column = n + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-        const int px = PIXELS_M ? row : column, filter = tile.filter + (PIXELS_M ? column : row);
-        const i64 place = place_of(p, tile.box + px / BOX_PX, px % BOX_PX);
-        values[i] = place >= 0 && filter < p.filters ? to_acc(p.residual[place + filter * p.y_filter]) : 0.f;
-    }
-#pragma unroll
-    for (int i = 0; i < 4 * GROUPS; ++i) {
-        const int own = tile.filter + (PIXELS_M ? n + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 : m + row_of(i / 2 % 2));
-        float& sum = sums[4 * first + i];
-        sum = finished<AFFINE, Activation::NONE>(sum, own_of(p, own)) + values[i];
-    }
-}
-
-// Makes outputs of the sums of a slab, in place. `filter` is the one with which the slab begins.
-template <int COUNT>
+// Applies bias and scale, or what follows them, to the sums of a slab, in place. `filter` is the one with which the slab
+// begins.
+template <Affine STEP, Activation FUNCTION, int COUNT>
 __device__ __forceinline__ void finish(const Params& p, float (&sums)[COUNT], int first, int filter) {
 #pragma unroll
     for (int i = 0; i < 4 * GROUPS; ++i) {
         float& sum = sums[4 * first + i];
         const int half = i / 2 % 2;
         const int own = filter + (PIXELS_M ? i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2 : row_of(half));
-        sum = finished<RESIDUAL ? Affine::NONE : AFFINE, ACTIVATION>(sum, own_of(p, own));
+        sum = finished<STEP, FUNCTION>(sum, own_of(p, own));
     }
 }
 
@@ -152,39 +183,92 @@ __device__ __forceinline__ void fill(char* buffer, const float (&sums)[COUNT], i
 
 // Sends a slab that begins in row `m` and column `n` of its tile.
 __device__ __forceinline__ void send(const Params& p, const Tile& tile, const char* buffer, int m, int n) {
-    if constexpr (PIXELS_M) {
-#pragma unroll
-        for (int i = 0; i < 64 / BOX_PX; ++i) {
-            const Place at(p, tile.box + m / BOX_PX + i);
-            const int filter = tile.filter + n;
-            ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + i * (SLAB_BYTES / (64 / BOX_PX)),
-                                                       Y_INNER ? filter : at.column, Y_INNER ? at.column : filter,
-                                                       at.row, at.image, tile.split);
-        }
-    } else {
-        const Place at(p, tile.box + n / BOX_PX);
-        ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer, at.column + n % BOX_PX, tile.filter + m, at.row,
-                                                   at.image, tile.split);
-    }
+    for_boxes(p, tile, m, n, [&](int offset, int inner, int outer, const Place& at) {
+        ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + offset, inner, outer, at.row, at.image,
+                                                   tile.split);
+    });
     ptx::cp_async_bulk_commit_group();
 }
 
-// Writes the sums of a tile. When a slab goes, TMA has read the slab whose buffer is the next one's.
+#ifdef AFFINE_AND_RESIDUAL
+// The neighbours that a word is of.
+template <class Half>
+__device__ __forceinline__ float low_of(unsigned word) {
+    return to_acc(Half{(unsigned short)word});
+}
+template <class Half>
+__device__ __forceinline__ float high_of(unsigned word) {
+    return to_acc(Half{(unsigned short)(word >> 16)});
+}
+
+// Adds what a buffer holds to the sums of a slab: each lane reads what it writes in `fill`.
+template <int COUNT>
+__device__ __forceinline__ void add(float (&sums)[COUNT], int first, const char* buffer) {
+    const int lane = threadIdx.x % 32, column = lane % 4;
+    if constexpr (TRANSPOSES) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const RowPlace at(i / 2);
+            const char* const from = buffer + at.box * (SLAB * ROW_BYTES) +
+                                     unit_offset<ROW_BYTES>(2 * column + i % 2, at.unit) + at.word * 4;
+#pragma unroll
+            for (int j = 0; j < GROUPS; ++j)
+                sums[4 * (first + j) + i] += *reinterpret_cast<const float*>(from + j * (8 * ROW_BYTES));
+        }
+    } else if constexpr (sizeof(y_elem_t) == 4) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int from = unit_offset<ROW_BYTES>(row_of(half), column / 2) + column % 2 * 8;
+#pragma unroll
+            for (int j = 0; j < GROUPS; ++j) {
+                const FloatPair pair = *reinterpret_cast<const FloatPair*>(buffer + (from ^ j << 5));
+                const int to = 4 * (first + j) + 2 * half;
+                sums[to] += pair.of[0], sums[to + 1] += pair.of[1];
+            }
+        }
+    } else {
+        const int row = threadIdx.x % 128 / 32 * 16 + lane % 16, from = unit_offset<ROW_BYTES>(row, lane / 16);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j += 2) {
+            unsigned matrices[4];
+            ptx::ldmatrix_x4(matrices, buffer + (from ^ j << 4));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int to = 4 * (first + j + i / 2) + 2 * (i % 2);
+                sums[to] += low_of<y_elem_t>(matrices[i]), sums[to + 1] += high_of<y_elem_t>(matrices[i]);
+            }
+        }
+    }
+}
+#endif
+
+// Writes the sums of a tile. When a slab goes, TMA has read the slab whose buffer is AHEAD buffers after it.
 __device__ __forceinline__ void write(const Params& p, Consumer& self, const Tile& tile, Sums& sums) {
 #pragma unroll
     for (int block = 0; block < M_BLOCKS; ++block)
 #pragma unroll
         for (int slab = 0; slab < SLABS; ++slab) {
-            const int m = self.m + 64 * block, n = self.n + slab * SLAB;
+            const int m = self.m + 64 * block, n = self.n + slab * SLAB, filter = tile.filter + (PIXELS_M ? n : m);
             char* const buffer = self.buffers + self.next * SLAB_BYTES;
             self.next = self.next + 1 == Y_BUFFERS ? 0 : self.next + 1;
-            if constexpr (RESIDUAL) add_residual(p, tile, sums[block], slab * GROUPS, m, n);
-            finish(p, sums[block], slab * GROUPS, tile.filter + (PIXELS_M ? n : m));
+#ifdef AFFINE_AND_RESIDUAL
+            finish<AFFINE, Activation::NONE>(p, sums[block], slab * GROUPS, filter);
+            self.residual.wait_for_slab();
+            add(sums[block], slab * GROUPS, buffer);
+            finish<Affine::NONE, ACTIVATION>(p, sums[block], slab * GROUPS, filter);
+#else
+            finish<AFFINE, ACTIVATION>(p, sums[block], slab * GROUPS, filter);
+#endif
             fill(buffer, sums[block], slab * GROUPS);
             ptx::fence_proxy_async_shared();
-            if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 2>();
+            if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 1 - AHEAD>();
             ptx::bar_sync(self.barrier, 128);
-            if (self.sends) send(p, tile, buffer, m, n);
+            if (self.sends) {
+                send(p, tile, buffer, m, n);
+#ifdef AFFINE_AND_RESIDUAL
+                self.residual.ask(p);
+#endif
+            }
         }
 }
 

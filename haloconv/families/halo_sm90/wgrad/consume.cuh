@@ -141,39 +141,76 @@ __device__ __forceinline__ void multiply_line(Sums& sums, FragmentPair& pair, co
     }
 }
 
-// Several terms: wgmma sums PART_STEPS steps of a tap at a time, of three products each, and those partial sums are
-// added to the tile's, rounded to nearest: wgmma cuts toward zero, and what it cuts off sums of one sign adds up
-// (docs/precision.md).
-using Split = Fragment[TERMS];
+// Several terms: wgmma sums PART_STEPS steps at a time, of three products each, and those partial sums are added to
+// the tile's, rounded to nearest: wgmma cuts toward zero, and what it cuts off sums of one sign adds up.
+template <int STEPS>
+struct Split {
+    Fragment first[STEPS], second[STEPS];
+};
 
-// Adds `count` steps of a tap. The small products come first, and count only where they are finite: the second term of
-// an infinity is none, so that the large ones alone say which sums are infinite and which are NaN.
-__device__ __forceinline__ void multiply_part(float (&sums)[FILTERS / 2], const Split (&x)[PART_STEPS], ptx::u64 dy,
-                                              int step, int count) {
-    float part[FILTERS / 2];
-    const auto multiply = [&](int i, int x_term, int dy_term, bool accumulate) {
+// Adds STEPS steps of COUNT rows of taps from row R on, whose lines of dy follow one another: `dy` is the oldest, that
+// of the last row. The small products come first, and count only where they are finite: the second term of an infinity
+// is none, so that the large ones say which sums are infinite or NaN. The compiler knows STEPS, or it would spill.
+template <int R, int COUNT, int STEPS>
+__device__ __forceinline__ void multiply_part(float (&sums)[ROWS][FILTERS / 2], const Split<STEPS>& x, ptx::u64 dy,
+                                              int step) {
+    constexpr int N = COUNT * FILTERS;
+    float part[N / 2];
+    const auto multiply = [&](const Fragment& a, int i, int dy_term, bool accumulate) {
         const int units = step_units(step + i * SPLIT_P) + dy_term * (Y_TERM / 16);
-        ptx::wgmma_rs<multiply_t, FILTERS, false>(part, x[i][x_term], ptx::moved(dy, units), accumulate);
+        ptx::wgmma_rs<multiply_t, N, false>(part, a, ptx::moved(dy, units), accumulate);
     };
     const auto settle = [&] {
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<0>();
+        ptx::wgmma_commit_group(), ptx::wgmma_wait_group<0>();
         ptx::wgmma_hold(part);
     };
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < PART_STEPS; ++i)
-        if (i < count) multiply(i, TERMS - 1, 0, i > 0), multiply(i, 0, TERMS - 1, true);
+    for (int i = 0; i < STEPS; ++i) multiply(x.second[i], i, 0, i > 0), multiply(x.first[i], i, 1, true);
     settle();
+    float none[4] = {};  // stays zero if all are numbers
 #pragma unroll
-    for (int i = 0; i < FILTERS / 2; ++i) part[i] = fabsf(part[i]) <= 3.402823466e38f ? part[i] : 0.f;
+    for (int i = 0; i < N / 2; ++i) none[i % 4] = fmaf(part[i], 0.f, none[i % 4]);
+    if (__any_sync(~0u, none[0] + none[1] + (none[2] + none[3]) != 0)) {
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) part[i] = fabsf(part[i]) <= 3.402823466e38f ? part[i] : 0.f;
+    }
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < PART_STEPS; ++i)
-        if (i < count) multiply(i, 0, 0, true);
+    for (int i = 0; i < STEPS; ++i) multiply(x.first[i], i, 0, true);
     settle();
 #pragma unroll
-    for (int i = 0; i < FILTERS / 2; ++i) sums[i] += part[i];
+    for (int i = 0; i < N / 2; ++i) sums[R + COUNT - 1 - i / (FILTERS / 2)][i % (FILTERS / 2)] += part[i];
+}
+
+// The same of the rows of taps from R on that have a line.
+template <int R, int STEPS>
+__device__ __forceinline__ void multiply_met_rows(float (&sums)[ROWS][FILTERS / 2], const Split<STEPS>& x,
+                                                  const Lines& lines, int step) {
+    if (lines.valid >> R & 1) multiply_part<R, 1>(sums, x, lines.dy[R], step);
+    if constexpr (R + 1 < ROWS) multiply_met_rows<R + 1>(sums, x, lines, step);
+}
+
+// STEPS steps of a line of `steps`.
+template <bool EDGE, int STEPS>
+__device__ __forceinline__ void multiply_steps(Sums& sums, const Lines& lines, const char* x, const Lanes& lanes,
+                                               int step, int steps, const Masks& masks) {
+#pragma unroll
+    for (int group = 0; group < COLUMN_GROUPS; ++group) {
+        Split<STEPS> split;
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) {
+            Fragment a;
+            lanes.load(a, x, group, step + i * SPLIT_P);
+            if (step + i * SPLIT_P + 1 == steps) mask(a, masks);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) split.first[i][j] = first_term(a[j]), split.second[i][j] = second_term(a[j]);
+        }
+        if constexpr (EDGE)
+            multiply_met_rows<0>(sums[group], split, lines, step);
+        else
+            multiply_part<0, ROWS>(sums[group], split, lines.dy[ROWS - 1], step);
+    }
 }
 
 // One line of x in several terms. What is multiplied is read when this returns.
@@ -181,27 +218,11 @@ template <bool EDGE>
 __device__ __forceinline__ void multiply_terms(Sums& sums, const Lines& lines, const char* x, const Lanes& lanes,
                                                int step, int steps, const Masks& masks) {
 #pragma unroll 1
-    for (; step < steps; step += PART_STEPS * SPLIT_P) {
-        const int count = (steps - step + SPLIT_P - 1) / SPLIT_P;
-#pragma unroll
-        for (int group = 0; group < COLUMN_GROUPS; ++group) {
-            Split split[PART_STEPS];
-#pragma unroll
-            for (int i = 0; i < PART_STEPS; ++i) {
-                if (i >= count) break;
-                Fragment a;
-                lanes.load(a, x, group, step + i * SPLIT_P);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (step + i * SPLIT_P + 1 == steps) a[j] &= masks[j / 2];
-                    split[i][0][j] = term_of(a[j], 0), split[i][TERMS - 1][j] = term_of(a[j], TERMS - 1);
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                if (!EDGE || lines.valid >> r & 1) multiply_part(sums[group][r], split, lines.dy[r], step, count);
-        }
-    }
+    for (; step + (PART_STEPS - 1) * SPLIT_P < steps; step += PART_STEPS * SPLIT_P)
+        multiply_steps<EDGE, PART_STEPS>(sums, lines, x, lanes, step, steps, masks);
+#pragma unroll 1
+    for (; PART_STEPS > 1 && step < steps; step += SPLIT_P)
+        multiply_steps<EDGE, 1>(sums, lines, x, lanes, step, steps, masks);
 }
 
 // Steps of a line of a box of several, of at most 128 bytes of pixels. 0 for others, and where fragments of several

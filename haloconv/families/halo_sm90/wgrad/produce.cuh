@@ -119,13 +119,15 @@ __device__ __forceinline__ void load_box(const Source& source, int pieces, const
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void load_x(const Params& p, const Tile& tile, char* to, int image, int row, int column) {
+__device__ __forceinline__ void load_x(const Params& p, const Tile& tile, const Smem& smem, int to_line, int image,
+                                       int row, int column) {
     const int channel = tile.group * p.channels + tile.channel;
     const Source source{
         p.x + image * p.x_n + channel * p.x_c, p.x_c, p.x_h, p.x_w, p.channels - tile.channel, row, p.h, column, p.w};
     load_box<WIDTH, BLOCK_CHANNELS, X_PITCH / PIECE>(source, X_PITCH / PIECE,
                                                      [&](int line, int channel, int piece, const Piece& loaded) {
-                                                         ToX::store(loaded, ToX(to + line * X_LINE, channel).at(piece));
+                                                         const ToX to(smem.x, to_line + line, channel);
+                                                         to.store(loaded, to.at(piece));
                                                      });
 }
 
@@ -135,7 +137,8 @@ __device__ __forceinline__ int read_pieces(const Params& p, const Place& place) 
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, char* to, const Place& place, int row) {
+__device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, const Smem& smem, int to_line,
+                                        const Place& place, int row) {
     const int filter = tile.group * p.filters + tile.filter;
     const Source source{p.dy + place.image * p.y_n + filter * p.y_k,
                         p.y_k,
@@ -148,7 +151,8 @@ __device__ __forceinline__ void load_dy(const Params& p, const Tile& tile, char*
                         p.cols};
     load_box<WIDTH, BLOCK_FILTERS, STRIP / PIECE>(source, read_pieces(p, place),
                                                   [&](int line, int filter, int piece, const Piece& loaded) {
-                                                      ToDy::store(loaded, ToDy(to + line * Y_LINE, filter).at(piece));
+                                                      const ToDy to(smem.y, to_line + line, filter);
+                                                      to.store(loaded, to.at(piece));
                                                   });
 }
 
@@ -180,25 +184,25 @@ __device__ __forceinline__ bool has_rows(const Params& p, int row) { return row 
 // that it is there.
 __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, const Smem& smem, const Cursor& at,
                                          const Place& place, int row, RawBoxes& raw) {
-    char* const to = smem.y + at.index * (BOX_ROWS * Y_LINE);
+    const int to_line = at.index * BOX_ROWS;
     ptx::u64* const full = &smem.y_full[at.index];
     const bool there = has_rows(p, row);
     if constexpr (Y_LOADS != 0) {
-        if (there) load_dy<Y_LOADS>(p, tile, to, place, row);
+        if (there) load_dy<Y_LOADS>(p, tile, smem, to_line, place, row);
         ptx::fence_proxy_async_shared();
         ptx::mbarrier_arrive(full);
     } else if constexpr (Y_RAW_BOXES) {
         if (there)
             store_next(raw, smem.y_raw, Y_RAW_BYTES, smem.y_raw_full, smem.y_raw_empty, [&](const char* box) {
                 if constexpr (Y_TRANSPOSED)
-                    transpose_box(box, read_pieces(p, place) / 2, to);
+                    transpose_box(box, read_pieces(p, place) / 2, smem.y, to_line);
                 else
-                    shift_box<RawY, Y_LINE, ToDy>(box, begin_of_dy(p, place, row), read_pieces(p, place), to);
+                    shift_box<RawY, ToDy>(box, begin_of_dy(p, place, row), read_pieces(p, place), smem.y, to_line);
             });
         ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (there)
-            ask_for_dy(p, tile, to, full, place, row);
+            ask_for_dy(p, tile, smem.y + to_line * Y_LINE, full, place, row);
         else
             ptx::mbarrier_arrive(full);
     }
@@ -206,21 +210,21 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
 
 __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const Smem& smem, int at, const Place& place,
                                         int row, RawBoxes& raw) {
-    char* const to = smem.x + at * (BOX_ROWS * X_LINE);
+    const int to_line = at * BOX_ROWS;
     ptx::u64* const full = &smem.x_full[at];
     const int column = column_of_x(p, tile, place);
     if constexpr (X_LOADS != 0) {
-        if (row < p.h) load_x<X_LOADS>(p, tile, to, place.image, row, column);
+        if (row < p.h) load_x<X_LOADS>(p, tile, smem, to_line, place.image, row, column);
         ptx::mbarrier_arrive(full);
     } else if constexpr (X_PLANES > 0) {
         if (row < p.h)
             store_next(raw, smem.x_raw, RawX::BYTES, smem.x_raw_full, smem.x_raw_empty, [&](const char* box) {
-                shift_box<RawX, X_LINE, ToX>(box, begin_of_x(p, row, column), X_PITCH / PIECE, to);
+                shift_box<RawX, ToX>(box, begin_of_x(p, row, column), X_PITCH / PIECE, smem.x, to_line);
             });
         ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
         if (row < p.h)
-            ask_for_x(p, tile, to, full, place.image, row, column);
+            ask_for_x(p, tile, smem.x + to_line * X_LINE, full, place.image, row, column);
         else
             ptx::mbarrier_arrive(full);
     }

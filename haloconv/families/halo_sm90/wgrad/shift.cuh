@@ -55,36 +55,40 @@ __device__ __forceinline__ void clear_outside(Piece& piece, int from, int to) {
     }
 }
 
-// Where pieces of a row go: of a channel's of x, of a filter's of dy. `at(piece, i)` is piece + i of an aligned four,
-// which costs one addition. `store` stores one there, of dy all of its terms.
+// Where pieces of a row go in a ring: of a channel's of line `line` of x, of a filter's of dy. `at(piece, i)` is
+// piece + i of an aligned four, which costs one addition. `store` stores one there, of dy all of its terms.
 struct ToX {
     char* row;
 
-    __device__ __forceinline__ ToX(char* line, int channel) : row(line + channel * X_PITCH * SIZE) {}
+    __device__ __forceinline__ ToX(char* ring, int line, int channel)
+        : row(ring + line * X_LINE + channel * X_PITCH * SIZE) {}
     __device__ __forceinline__ char* at(int piece, int i = 0) const { return row + (piece + i) * 16; }
-    static __device__ __forceinline__ void store(const Piece& piece, char* at) {
-        *reinterpret_cast<Piece*>(at) = piece;
-    }
+    __device__ __forceinline__ void store(const Piece& piece, char* at) const { *reinterpret_cast<Piece*>(at) = piece; }
 };
 
 struct ToDy {
     char* row;
     int swizzle;
+    bool twice;  // the line stands behind the ring's last one, too
 
-    __device__ __forceinline__ ToDy(char* line, int filter) : row(line + filter * 128), swizzle(filter % 8) {}
+    __device__ __forceinline__ ToDy(char* ring, int line, int filter)
+        : row(ring + line * Y_LINE + filter * 128), swizzle(filter % 8), twice(line < Y_COPIES) {}
     __device__ __forceinline__ char* at(int piece) const {
         return row + piece / 8 * Y_RING + (piece % 8 ^ swizzle) * 16;
     }
     __device__ __forceinline__ char* at(int piece, int i) const {
         return row + piece / 8 * Y_RING + (piece & 4 ^ swizzle & 4) * 16 + (i ^ swizzle & 3) * 16;
     }
-    static __device__ __forceinline__ void store(const Piece& piece, char* at) {
+    __device__ __forceinline__ void store(const Piece& piece, char* at) const {
         if (TERMS == 1) {
             *reinterpret_cast<Piece*>(at) = piece;
             return;
         }
-#pragma unroll
-        for (int term = 0; term < TERMS; ++term) *reinterpret_cast<Piece*>(at + term * Y_TERM) = term_of(piece, term);
+        const Piece first = first_term(piece), second = second_term(piece);
+        *reinterpret_cast<Piece*>(at) = first, *reinterpret_cast<Piece*>(at + Y_TERM) = second;
+        if (!twice) return;
+        at += Y_LINES * Y_LINE;
+        *reinterpret_cast<Piece*>(at) = first, *reinterpret_cast<Piece*>(at + Y_TERM) = second;
     }
 };
 
@@ -140,10 +144,10 @@ __device__ __forceinline__ void shift_row_by(int bytes, const char* row, int pie
     }
 }
 
-// The warpgroup moves the first `pieces` pieces of the lines of a box from where TMA brought them to rows of `box`,
-// whose lines are LINE bytes apart. Neighbouring lanes have neighbouring rows of a plane: they shift by as much.
-template <class Raw, int LINE, class To>
-__device__ __forceinline__ void shift_box(const char* raw, const Begin& begin, int pieces, char* box) {
+// The warpgroup moves the first `pieces` pieces of the lines of a box from where TMA brought them to a ring's lines
+// from `to_line` on. Neighbouring lanes have neighbouring rows of a plane: they shift by as much.
+template <class Raw, class To>
+__device__ __forceinline__ void shift_box(const char* raw, const Begin& begin, int pieces, char* ring, int to_line) {
     constexpr int ITEMS = BOX_ROWS * Raw::COUNT, PARTS = ITEMS < 128 ? 128 / ITEMS : 1;
     constexpr int EACH = ((Raw::LINE_PIECES + PARTS - 1) / PARTS + 3) / 4 * 4;
     const int own = threadIdx.x % 128, part = own / ITEMS, end = min(pieces, (part + 1) * EACH);
@@ -154,7 +158,7 @@ __device__ __forceinline__ void shift_box(const char* raw, const Begin& begin, i
         const int plane = at / Raw::PLANE_ROWS, in_plane = at - plane * Raw::PLANE_ROWS;
         const int first = begin.first + plane * begin.plane, pixel = first + line * begin.line;
         const char* const row = raw + plane * Raw::PLANE_BYTES + in_plane * Raw::PITCH;
-        const To to(box + line * LINE, in_plane * Raw::PLANE_COUNT + plane);
+        const To to(ring, to_line + line, in_plane * Raw::PLANE_COUNT + plane);
         shift_row_by<0>((pixel & PIECE - 1) * SIZE, row + ((pixel & -PIECE) - (first & -PIECE)) * SIZE, part * EACH,
                         end, begin, to);
     }

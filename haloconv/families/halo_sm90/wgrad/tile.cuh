@@ -27,7 +27,10 @@ enum {
     X_INNER = X_PLANES < 0,
     Y_INNER = Y_PLANES < 0 && SIZE == 2,
     Y_RAW_BOXES = Y_PLANES > 0 || Y_TRANSPOSED,  // that threads shift or transpose
-    PART_STEPS = 4,                              // TERMS > 1: steps of a partial sum
+    LINE_PARTS = STRIP / DEPTH / SPLIT_P,        // a consumer's steps of a line
+    PART_STEPS = LINE_PARTS > 4 ? 4
+    : LINE_PARTS < 1            ? 1
+                                : LINE_PARTS,  // TERMS > 1: of a partial sum
 };
 constexpr bool SPREAD_ROWS = X_INNER && SIZE == 4 && STRIDE_W % 2 == 1;  // where two rows would share banks
 constexpr bool X_STORED = X_LOADS != 0 || X_PLANES > 0, Y_STORED = Y_LOADS != 0 || Y_RAW_BOXES;  // by threads
@@ -43,6 +46,9 @@ constexpr int EMPTY_ARRIVALS = X_STORED ? 128 * CONSUMERS : CONSUMER_WARPS;
 // Boxes in the rings. A box of x meets as many boxes of dy, the one that came with it and those AHEAD of it.
 constexpr int AHEAD = (ROWS - 1 + BOX_ROWS - 1) / BOX_ROWS, X_STAGES = STAGES, Y_STAGES = STAGES + AHEAD;
 constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
+// With several terms a wgmma takes the lines of all rows of taps, one after the other, as its N. So that they follow
+// one another at the ring's end, too, its first lines stand there once more.
+constexpr int Y_COPIES = TERMS > 1 ? ROWS - 1 : 0;
 
 // Images side by side: pixels of one's cell, the power of two that its columns of dy and a gap fit, and its steps.
 enum {
@@ -60,7 +66,7 @@ constexpr int Y_PIXELS = Y_INNER ? STRIP : (STRIP * SIZE + 127) / 128 * 128 / SI
 constexpr int X_BYTES = BLOCK_CHANNELS * X_PITCH * SIZE, Y_BYTES = BLOCK_FILTERS * Y_PIXELS * SIZE;
 constexpr int X_SPANS = X_INNER ? BLOCK_CHANNELS / X_SPAN : 1, X_LINE = X_BYTES / X_SPANS, X_RING = X_LINES * X_LINE;
 constexpr int Y_LINE = Y_INNER ? STRIP * Y_ROW_BYTES : BLOCK_FILTERS * 128, Y_SPANS = Y_BYTES / Y_LINE;
-constexpr int Y_RING = Y_LINES * Y_LINE;
+constexpr int Y_RING = (Y_LINES + Y_COPIES) * Y_LINE;
 enum { Y_TERM = Y_SPANS * Y_RING };
 
 // Raw boxes, as TMA brings them before their lines are shifted: [plane][row of the plane][PIXELS]. A row has the lines
@@ -87,6 +93,7 @@ static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are dealt out for the
 static_assert(64 % CHANNELS == 0 && CHANNELS >= 8, "a wgmma has whole columns of taps");
 static_assert(STAGES > 1, "a line goes back while the next one is multiplied");
 static_assert(TERMS == 1 || TERMS == 2 && SIZE == 4 && Y_STORED, "the second term of dy is stored by threads");
+static_assert(TERMS == 1 || ROWS == 1 || SPLIT_K == 1, "the filters of a wgmma's lines follow one another");
 static_assert(STRIP % DEPTH == 0 && (BOX_ROWS > 1 || Y_PIXELS == STRIP), "a strip is whole steps; of several, spans");
 static_assert(X_BYTES % 128 == 0 && (!X_INNER || X_PITCH % 8 == 0), "TMA writes at multiples of 128 bytes");
 static_assert(X_INNER || (X_PITCH * SIZE) % 32 == 16, "rows of x in different banks");

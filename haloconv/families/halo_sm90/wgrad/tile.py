@@ -14,6 +14,7 @@ from haloconv.families.halo_sm90.wgrad.operand import PIECE_BYTES, SPAN_BYTES, O
 from haloconv.problem import Problem
 
 _M = 64  # of wgmma: channels by columns of taps
+_MOST_N = 256
 _CHANNELS = (8, 16, 32, 64)
 _FILTERS = (32, 64, 128, 192, 256)
 _SPLITS = (
@@ -29,9 +30,11 @@ _SPLITS = (
 _MOST_ROWS, _MOST_COLUMN_GROUPS = 7, 5
 _MOST_SUMS = {2: 160, 3: 96}  # registers of a thread, by the number of consumers
 _REGISTERS = {2: 204, 3: 124}  # the same for sums, fragments and descriptors
-_REGISTERS_IN_TERMS = {2: 196, 3: 124}  # with several terms: above it ptxas spills
-_PART_STEPS = 4  # of a partial sum, with several terms
-_SPLIT_CYCLES, _ADD_CYCLES = 24, 0.375  # of instructions for a fragment's terms, for a filter's sum: not measured
+_REGISTERS_IN_TERMS = {2: 196, 3: 132}  # with several terms: above it ptxas spills
+_PART_STEPS = 4  # of a partial sum, with several terms, at most
+# With several terms, by counted instructions: of a fragment's terms, of a partial sum for each column of N, and of what
+# a consumer waits for, twice in each. Not measured.
+_SPLIT_CYCLES, _ADD_CYCLES, _PART_CYCLES = 40, 1, 300
 _LEAST_CYCLES = 28  # of a wgmma: below 56 filters reading its fragment of x takes longer than the product
 _UNHIDDEN = 0.25  # of the shorter of two times that overlap, what still counts: by a fit to times of an NVIDIA H100
 _BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
@@ -103,13 +106,15 @@ class Tile:
     def fits(self, words: int, terms: int) -> bool:
         """Whether a thread has registers for sums, fragments that are read from ``words`` words each, descriptors.
 
-        With several terms for partial sums of a tap, too, and for the terms of the fragments of a column group.
+        With several terms for partial sums of a column group, too, and for the terms of its fragments: one wgmma takes
+        the filters of all rows of taps.
         """
         sums = self.column_groups * self.rows * self.filters // 2
         if terms > 1:
-            parts = self.filters // 2 + 4 * _PART_STEPS * terms
-            places = words // 2 * self.column_groups
-            return sums + parts + places + 2 * self.rows <= _REGISTERS_IN_TERMS[self.consumers]
+            n = self.rows * self.filters
+            parts = n // 2 + 4 * _PART_STEPS * terms + words // 2 * self.column_groups
+            one_after_the_other = n <= _MOST_N and 1 in (self.rows, self.split[2])
+            return one_after_the_other and sums + parts <= _REGISTERS_IN_TERMS[self.consumers]
         all_registers = sums + (4 + 2 * words) * self.column_groups + 2 * self.rows
         return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
 
@@ -136,19 +141,27 @@ class Tile:
         of_k, of_c, of_r, of_s, _ = self.blocks_of(problem)
         return problem.groups * of_k * of_c * of_r * of_s
 
-    def step_cycles(self, read: int, bytes_: float, products: int) -> float:
+    def step_cycles(self, read: int, bytes_: float) -> float:
         """Of a multiprocessor, for a step: tensor cores, shared memory or what is behind it, whichever takes longest.
 
-        ``read`` are cycles of reading a fragment of x, ``bytes_`` what a step brings to shared memory, ``products``
-        wgmmas of a tap.
+        ``read`` are cycles of reading a fragment of x, ``bytes_`` what a step brings to shared memory.
         """
-        multiply = products * self.rows * max(self.filters / 2, _LEAST_CYCLES)
-        read_all = read + products * self.rows * self.filters / 4
-        if products > 1:
-            read_all += _SPLIT_CYCLES + _ADD_CYCLES * self.rows * self.filters
-        longer, shorter = max(multiply, read_all), min(multiply, read_all)
-        at_once = self.consumers * self.column_groups / self.split[3]
-        return max(at_once * (longer + _UNHIDDEN * shorter), bytes_ / _BYTES_OF_CYCLE)
+        multiply = self.rows * max(self.filters / 2, _LEAST_CYCLES)
+        cycles = self.consumers * _overlapped(multiply, read + self.rows * self.filters / 4)
+        return max(cycles * self.column_groups / self.split[3], bytes_ / _BYTES_OF_CYCLE)
+
+    def step_cycles_in_terms(self, read: int, bytes_: float, terms: int, part_steps: int) -> float:
+        """The same of several terms, with so many steps of a partial sum: of all consumers, or of one by itself."""
+        products, n = products_of(terms), self.rows * self.filters
+        multiply = products * max(n / 2, _LEAST_CYCLES)
+        others = read + _SPLIT_CYCLES + _ADD_CYCLES * n / part_steps
+        alone = multiply + others + _PART_CYCLES / part_steps
+        cycles = max(self.consumers * _overlapped(multiply, others + products * n / 4), alone)
+        return max(cycles * self.column_groups / self.split[3], bytes_ / _BYTES_OF_CYCLE)
+
+
+def _overlapped(one: float, other: float) -> float:
+    return max(one, other) + _UNHIDDEN * min(one, other)
 
 
 def tiles(problem: Problem) -> Iterator[Tile]:
@@ -201,9 +214,11 @@ class Stage:
     def step_cycles(self, tile: Tile) -> float:
         """Of a multiprocessor for a step, by the model."""
         x_bytes = tile.split[1] * tile.channels * self.x_pitch / self.strip
-        return tile.step_cycles(
-            4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters), products_of(self.terms)
-        )
+        read, bytes_ = 4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters)
+        if self.terms == 1:
+            return tile.step_cycles(read, bytes_)
+        part_steps = min(_PART_STEPS, max(1, self.strip // self.depth // tile.split[3]))
+        return tile.step_cycles_in_terms(read, bytes_, self.terms, part_steps)
 
     def load_cycles(self, tile: Tile, with_rows: bool) -> int:
         """That the loads of a line take, by the model: batch after batch of what the producers' registers hold.
@@ -313,8 +328,10 @@ class _Lines:
             x.raw_bytes(channels, raw[0], rows, size) + dy.raw_bytes(filters, raw[1], rows, size) + _RAW_BARRIER_BYTES
         )
         of_x = rows * channels * self.pitch * size + _BARRIER_BYTES
-        of_dy = TERMS.get(problem.precision, 1) * rows * filters * self.strip * size + _BARRIER_BYTES
-        ahead_bytes = ceil_div(self.tile.rows - 1, rows) * of_dy
+        terms = TERMS.get(problem.precision, 1)
+        of_dy = terms * rows * filters * self.strip * size + _BARRIER_BYTES
+        copies = terms * (self.tile.rows - 1) * filters * self.strip * size if terms > 1 else 0
+        ahead_bytes = ceil_div(self.tile.rows - 1, rows) * of_dy + copies
         stages = min(_MOST_STAGES, (max_smem_bytes - raw_bytes - ahead_bytes) // (of_x + of_dy))
         return _Boxes(rows, stages, raw, stages * (of_x + of_dy) + ahead_bytes + raw_bytes) if stages >= 2 else None
 

@@ -17,16 +17,17 @@ __device__ __forceinline__ void ask_for_transposed(const Params& p, const Tile& 
                                                    place.column, row, place.image);
 }
 
-// The warpgroup transposes the first `steps` steps of the lines of a raw box. A lane has a filter of each span: a warp
-// reads a pixel of 32 filters, 128 bytes, four times for a piece of each, and eight lanes store to different banks.
-__device__ __forceinline__ void transpose_box(const char* raw, int steps, char* box) {
+// The warpgroup transposes the first `steps` steps of the lines of a raw box to the ring's lines from `to_line` on. A
+// lane has a filter of each span: a warp reads a pixel of 32 filters, 128 bytes, four times for a piece of each, and
+// eight lanes store to different banks.
+__device__ __forceinline__ void transpose_box(const char* raw, int steps, char* ring, int to_line) {
     constexpr int LINE_STEPS = Y_RAW / DEPTH, ITEMS = BOX_ROWS * LINE_STEPS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int first = 0; first < ITEMS; first += 4) {
         const int item = first + warp, line = BOX_ROWS == 1 ? 0 : item / LINE_STEPS, step = item - line * LINE_STEPS;
         if (item >= ITEMS || step >= steps) continue;
-        const ToDy to(box + line * Y_LINE, lane);
+        const ToDy to(ring, to_line + line, lane);
 #pragma unroll
         for (int span = 0; span < TRANSPOSED_SPANS; ++span) {
             Piece piece[2];
@@ -37,14 +38,7 @@ __device__ __forceinline__ void transpose_box(const char* raw, int steps, char* 
                     *reinterpret_cast<const unsigned*>(raw + span * TRANSPOSED_SPAN + item * (DEPTH * 128) + at);
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                if constexpr (TERMS > 1) {
-                    const Piece rest = term_of(piece[i], 1);
-                    *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128) + Y_TERM) = rest;
-                    piece[i] = term_of(piece[i], 0);
-                }
-                *reinterpret_cast<Piece*>(to.at(2 * step + i) + span * (32 * 128)) = piece[i];
-            }
+            for (int i = 0; i < 2; ++i) to.store(piece[i], to.at(2 * step + i) + span * (32 * 128));
         }
     }
 }
