@@ -30,7 +30,7 @@ GPU_EXTRA := import torch; print("gpu-cu12" if str(torch.version.cuda).startswit
 HAS_BROWSER := import sys; from tests.browser import BROWSER; sys.exit(BROWSER is None)
 SITE_PATHS := import sys; print("\n".join(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))))
 
-.PHONY: help venv browser demo demo-cpu demo-cuda test lint fuzz gpu sanitize bench package matrix docs clean
+.PHONY: help venv browser demo demo-cpu demo-cuda test only-in-ci lint fuzz gpu sanitize bench package matrix docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -70,15 +70,19 @@ demo-cuda:
 	else $(MAKE) --no-print-directory $(VENV_GPU)/.package && \
 	set -x && $(VENV_GPU)/bin/haloconv run --precision ieee $(PROBLEMS); fi
 
+# The tests take every core; what comes before them has parts that need not wait for each other.
+test:
+	$(MAKE) --no-print-directory -j $(JOBS) lint $(VENV)/.nvrtc only-in-ci
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/cpu -n $(JOBS) $(PYTEST_ARGS)
+
 # CI looks at pages in a browser where one can be installed, and builds the site and the files of a release (15 s with
 # their environment); on other machines `make browser docs package` does so when it is asked.
-test: lint $(VENV)/.nvrtc
+only-in-ci:
 	@if [ "$$CI" = true ]; then timeout 90 $(MAKE) --no-print-directory browser || \
 	echo 'No headless Chromium could be installed: the tests that need a browser are left out.'; fi
-	@if [ "$$CI" = true ]; then if timeout 120 $(MAKE) --no-print-directory $(VENV_PACKAGE)/.docs; \
+	@if [ "$$CI" = true ]; then if timeout 180 $(MAKE) --no-print-directory $(VENV_PACKAGE)/.docs; \
 	then $(MAKE) --no-print-directory docs package; \
 	else echo 'The tools of the site and the package could not be installed: neither is checked.'; fi; fi
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/cpu -n $(JOBS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.develop
 	$(VENV)/bin/ruff check .

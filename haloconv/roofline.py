@@ -16,11 +16,26 @@ class Ceilings(NamedTuple):
 
 
 CEILINGS = {
+    "H100 80GB HBM3": Ceilings(
+        2.98e12,
+        {
+            "fp64": 66.6e12,
+            "fp32": 64e12,
+            "tf32": 464e12,
+            "fp16": 866e12,
+            "bf16": 896e12,
+            "tf32x3": 155e12,
+            "bf16x6": 149e12,
+        },
+    ),
     "H200": Ceilings(
         4.3e12, {"fp32": 51e12, "tf32": 490e12, "fp16": 907e12, "bf16": 907e12, "tf32x3": 163e12, "bf16x6": 151e12}
     ),
 }
 """Measured, by the part of the GPU's name that identifies it: a device-to-device copy, wgmma from shared memory, FFMA.
+
+Those of the H100 are tools/ceilings.py's of random numbers, whose products need power (2026-11-26; of zeros tf32 had
+501, fp16 922, bf16 978 TFLOP/s).
 
 A row between these and the data sheet says that they have to be measured again; they are raised for all rows then.
 """

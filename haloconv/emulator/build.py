@@ -103,10 +103,13 @@ def available() -> str | None:
 
 
 @contextmanager
-def unoptimised() -> Iterator[None]:
-    """Inside, kernels are built in 0.6 of the time and run for 1.6 times as long: for those that run once or twice."""
+def optimisation(level: tuple[str, ...]) -> Iterator[None]:
+    """Inside, kernels are built with the flags of ``level``: OPTIMISED, as without it, or UNOPTIMISED.
+
+    Unoptimised, they are built in 0.6 of the time and run for 1.6 times as long: for those that run once or twice.
+    """
     global _level
-    before, _level = _level, UNOPTIMISED
+    before, _level = _level, level
     try:
         yield
     finally:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ MAX_THREADS = 1024
 _MARK = re.compile(r"<<([0-9a-f]+)>>")  # a place in the kernel, inside a sentence of the runtime
 _DIVERGENT = b"divergent barrier"
 _one_at_a_time = threading.RLock()  # the runtime holds the state of one launch
+_one_finding = False
 
 
 class Region(NamedTuple):
@@ -103,7 +105,7 @@ class _Request(ctypes.Structure):
         ("region_count", ctypes.c_uint64),
         ("seed", ctypes.c_uint64),
         ("limit_s", ctypes.c_double),
-        *((name, ctypes.c_uint64) for name in ("grid", "threads", "dynamic_bytes", "want_statistics")),
+        *((name, ctypes.c_uint64) for name in ("grid", "threads", "dynamic_bytes", "want_statistics", "one_finding")),
     ]
 
 
@@ -119,6 +121,17 @@ class _Site(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in ("offset", "write", "accesses", "bytes", "warp_accesses", "passes", "best_passes", "worst_milli")
     ]
+
+
+@contextmanager
+def one_finding() -> Iterator[None]:
+    """Inside, a launch ends at its first fault: for what only asks whether there is one."""
+    global _one_finding
+    before, _one_finding = _one_finding, True
+    try:
+        yield
+    finally:
+        _one_finding = before
 
 
 class Module:
@@ -143,7 +156,7 @@ class Module:
         limit_s: float = 60.0,
         statistics: bool = False,
     ) -> LaunchStatistics | None:
-        """Run the blocks to the end; the statistics if they are asked for.
+        """Run the blocks to the end, inside ``one_finding`` to the first fault; the statistics if they are asked for.
 
         ``params_address`` is that of an array with the address of each by-value parameter. Raises EmulatorError for
         what was found, ValueError for a geometry that no device takes.
@@ -154,7 +167,7 @@ class Module:
         array = (_Region * len(regions))(*(_Region(*each) for each in regions))
         request = _Request(
             self._entry, params_address, ctypes.addressof(array), len(regions), seed, limit_s, grid, threads,
-            smem_bytes, statistics,
+            smem_bytes, statistics, _one_finding,
         )  # fmt: skip
         with _one_at_a_time:
             self._runtime.hc_emu_run.restype = ctypes.c_uint64

@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from haloconv.jit import nvrtc_info
 from tests.fusable import chosen
 
 PENDING_ON_A_GPU = "PENDING on a GPU"
+SLOWEST_FILES = 12
 MAY_BE_SKIPPED = (
     PENDING_ON_A_GPU,
     "no Chromium on this machine",
@@ -77,10 +79,29 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-@contextmanager
-def _builds_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="session")
+def _built_quickly() -> Iterator[None]:
+    """Most kernels run once or twice here; what runs for long is built with optimisation, as without tests."""
+    with build.optimisation(build.UNOPTIMISED):
+        yield
+
+
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """Kernels are built as they are outside of tests."""
+    with build.optimisation(build.OPTIMISED):
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes of this test run: pytest-xdist gives each one of its own."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-gw") else base  # pytest-xdist gives each process its own folder
+    return base.parent if base.name.startswith("popen-gw") else base
+
+
+@contextmanager
+def _builds_shared(shared: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HALOCONV_CACHE_DIR", str(shared / "emulator"))
         patch.delenv("HALOCONV_CACHE", raising=False)
@@ -88,16 +109,16 @@ def _builds_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def emulator_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def emulator_cache(shared_folder: Path) -> Iterator[None]:
     """Builds go to a folder that starts empty and that all processes of this test run share."""
-    with _builds_shared(tmp_path_factory):
+    with _builds_shared(shared_folder):
         yield
 
 
 @pytest.fixture
-def emulator_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+def emulator_loaded(shared_folder: Path) -> None:
     """The emulator's runtime, which takes ten seconds to build, from that folder; the test's own cache is another."""
-    with _builds_shared(tmp_path_factory):
+    with _builds_shared(shared_folder):
         build.runtime_library()
 
 
@@ -131,8 +152,19 @@ def _properties(reporter: pytest.TerminalReporter, name: str) -> Iterator[tuple]
                     yield value
 
 
+def _slowest_files(reporter: pytest.TerminalReporter) -> str:
+    """Where the time of the tests went: seconds of all processes by file, and of all files."""
+    seconds: dict[str, float] = defaultdict(float)
+    for report in (each for reports in reporter.stats.values() for each in reports if hasattr(each, "duration")):
+        seconds[report.nodeid.partition("::")[0].rpartition("/")[2]] += report.duration
+    slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST_FILES]
+    listed = ", ".join(f"{file} {seconds[file]:.0f}" for file in slowest)
+    return f"seconds by file: {listed}, all {len(seconds)} files {sum(seconds.values()):.0f}"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The emulator's throughput per family, and the planted faults with the catch rate."""
+    """Where the time went, the emulator's throughput per family, and the planted faults with the catch rate."""
+    terminalreporter.write_line(_slowest_files(terminalreporter))
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for family, outputs, seconds in _properties(terminalreporter, "emulated"):
         totals[family][0] += outputs

@@ -17,7 +17,7 @@ from haloconv.jit.launch import LaunchShape
 MISSING = emulator.available()
 pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
-    pytest.mark.usefixtures("emulator_cache"),
+    pytest.mark.usefixtures("emulator_cache", "optimised"),
 ]
 OUT = 64  # elements of the output of a toy kernel
 

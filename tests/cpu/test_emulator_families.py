@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from haloconv.families import FAMILIES
 from tests import oracle
 from tests.cases import CASES, Tensors
 from tests.covering import covering
-from tests.emulated import FAMILY_RUNS, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR, Run, execute
+from tests.emulated import FAMILY_RUNS, HUGE, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR, TENSOR_CORES, Run, execute
 from tests.exact import make_exact
 from tests.mutations import MUTATIONS
 from tests.mutations.runner import run_of
@@ -27,6 +26,9 @@ from tests.mutations.runner import run_of
 MISSING = emulator.available()
 RUNS = [run for runs in FAMILY_RUNS.values() for run in runs()]
 JUDGES = {run_of(mutation) for mutation in MUTATIONS}  # what a planted fault is judged by is right without it
+
+LONG_FLOPS, LONG_FLOPS_ON_TENSOR_CORES = 2_000_000, 80_000_000  # from there on optimising a kernel pays
+"""What tensor cores multiply is the runtime's work, which is always optimised."""
 
 pytestmark = [
     pytest.mark.usefixtures("emulator_cache"),
@@ -49,7 +51,7 @@ def test_run(run: Run, emulator_seeds: tuple[int, ...], replay: Callable, record
 
     Small integers take the last seed, where the bits must be the reference's. Random values take the others, and the
     last one too in runs that judge a planted fault or have no exact sums: there the bits are the same each time.
-    Runs that judge a planted fault are built as the faults are.
+    Runs that judge a planted fault are built as the faults are, others as they end soonest.
     """
     several = run.finite and run not in JUDGES and len(emulator_seeds) > 1
     results = []
@@ -70,9 +72,15 @@ def test_run(run: Run, emulator_seeds: tuple[int, ...], replay: Callable, record
 
 def emulated(run: Run, tensors: Tensors, seed: int, replay: Callable) -> torch.Tensor:
     """The result under one schedule; no byte of the operands may change."""
-    level = build.unoptimised() if run in JUDGES else nullcontext()
-    with replay(seed), oracle.Unchanged(tensors), level:
+    level = build.OPTIMISED if runs_long(run) and run not in JUDGES else build.UNOPTIMISED
+    with replay(seed), oracle.Unchanged(tensors), build.optimisation(level):
         return execute(run, tensors, seed)
+
+
+def runs_long(run: Run) -> bool:
+    """Whether time lost in running a kernel that is not optimised is more than the time won in building it."""
+    long = LONG_FLOPS_ON_TENSOR_CORES if run.family in TENSOR_CORES else LONG_FLOPS
+    return run.case.name in HUGE or run.case.problem().flops >= long
 
 
 def test_the_list_reaches_everything() -> None:

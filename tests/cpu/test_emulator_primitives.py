@@ -20,7 +20,7 @@ from tests.conformance.on_emulator import aligned, encode
 
 pytestmark = [
     pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available())),
-    pytest.mark.usefixtures("emulator_cache"),
+    pytest.mark.usefixtures("emulator_cache", "optimised"),
 ]
 
 WORDS = 8192

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import haloconv
 from haloconv import plan
-from haloconv.emulator import available, build, emulated_device
+from haloconv.emulator import available, emulated_device
 from haloconv.epilogue import bias_and_scale
 from haloconv.families.common import in_order
 from haloconv.jit import kernel_source
@@ -173,7 +173,7 @@ def test_any_strides_in_kernels(kernel: str, emulator_cache: None, monkeypatch: 
     x, filters, b, dense = (torch.randint(-3, 4, shape, generator=new).float() for shape in shapes)
     spec = ConvSpec(padding=(s // 2,) * 4, family="halo_sm90", strict=True, precision="tf32")
     plan.clear_plans()
-    with emulated_device(), build.unoptimised():
+    with emulated_device():
         for name, form in STRIDED.items():
             residual = form(dense)
             bound = plan_fprop(x, filters, b, spec, Epilogue(activation="relu", residual=True), residual)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from haloconv.emulator import EmulatorError, build
+from haloconv.emulator import EmulatorError, build, runtime
 from tests import oracle
 from tests.cases import EMULATOR_SEEDS
 from tests.emulated import BY_NAME, Run, execute
@@ -57,7 +57,7 @@ def judge(mutation: Mutation, seeds: tuple[int, ...] = EMULATOR_SEEDS) -> Verdic
 def _exposed(mutation: Mutation, run: Run, seed: int) -> str | None:
     """How the fault shows under the seed, in one line, or None."""
     tensors = run.tensors
-    with planted(mutation), build.unoptimised():
+    with planted(mutation), build.optimisation(build.UNOPTIMISED), runtime.one_finding():
         try:
             got = execute(run, tensors, seed)
         except EmulatorError as error:

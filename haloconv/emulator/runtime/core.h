@@ -75,7 +75,7 @@ namespace core __attribute__((visibility("hidden"))) {
         u64 seed;
         double limit_s;
         u64 grid, threads, dynamic_bytes;
-        u64 want_statistics;
+        u64 want_statistics, one_finding;
     };
 
     struct Range {

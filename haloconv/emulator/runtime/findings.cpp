@@ -18,6 +18,7 @@ struct Finding {
 };
 std::deque<Finding> findings;
 constexpr size_t FINDING_LIMIT = 64;
+constexpr const char* DIVERGENT = "divergent barrier";  // Python drops it where both places are one line
 
 u64 offset_of(Site site) { return launch.module.holds((u64)site) ? (u64)site - launch.module.begin - 1 : 0; }
 
@@ -27,6 +28,7 @@ void add(const char* kind, Site site, const std::string& text) {
         if (known.kind == kind && known.offset == offset) return void(++known.count);
     if (findings.size() == FINDING_LIMIT) return;
     findings.push_back({kind, text, offset, current ? current->id : 0, launch.block, 1});
+    if (launch.request.one_finding && findings.back().kind != DIVERGENT) leave_launch();
 }
 
 std::string formatted(const char* format, va_list arguments) {
