@@ -32,17 +32,17 @@ from tests import (
     emulated_halo_sm80,
     emulated_halo_sm80_f64,
     emulated_halo_sm80_wgrad,
-    emulated_halo_sm90_planes,
     emulated_halo_sm90_pointwise,
     emulated_halo_sm90_wgrad,
     oracle,
 )
 from tests import emulated_halo_sm90_classes as classes
+from tests import emulated_halo_sm90_joined as joined
+from tests import emulated_halo_sm90_planes as planes
 from tests import emulated_halo_sm90_residual as residuals
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, case, generator, make
 
-SM_COUNT = 4
-LARGE_OUTPUTS = 10_000
+SM_COUNT, LARGE_OUTPUTS = 4, 10_000
 # Families that form fp32 products in TF32.
 TENSOR_CORES = tuple(name for name, family in FAMILIES.items() if family.tensor_cores)
 
@@ -134,7 +134,7 @@ MODULES = {
     "depthwise_toeplitz": emulated_depthwise_toeplitz,
     "depthwise": emulated_depthwise,
 }
-OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, classes, residuals)
+OF_HALO_SM90 = (emulated_halo_sm90_wgrad, emulated_halo_sm90_pointwise, planes, classes, joined, residuals)
 BY_NAME = {
     one.name: one
     for one in (

@@ -56,10 +56,10 @@ def sources_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
 
 
 def chosen_sources(request: Request) -> list[KernelSource]:
-    """The source of the tiling that the cost model puts first on a GPU of 132 multiprocessors."""
+    """The sources of the tiling that the cost model puts first on a GPU of 132 multiprocessors."""
     storage, may_split = storage_of(request), applies(request.problem.epilogue)
     best = best_tilings(form_of(request.problem), storage, 132, may_split)[0]
-    return [conv_source(request.problem, best)]
+    return [conv_source(request.problem, launch) for launch in best.launches]
 
 
 def all_sources(request: Request) -> list[KernelSource]:

@@ -68,4 +68,4 @@ def test_planes_of_2_to_the_31_pixels_are_not_numbered_end_to_end() -> None:
         problem = Problem("fprop", h=height + 2, w=2048 + 6, **extents)
         request = dense_request(problem, CPU)
         assert problem.q % 8 and request.result_strides[1] % 8 == 0
-        assert storage_of(request).y_joined is wanted
+        assert storage_of(request).y_joined == wanted

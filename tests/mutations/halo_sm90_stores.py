@@ -36,9 +36,9 @@ BOXES = (
     fault("boxes to the first residue class", "rows of a dilated filter's other classes are written to the first",
           ("return column.cls + p.schedule.classes", "return p.schedule.classes"), on="small_a"),
     fault("boxes to the first filters", "all warps write the first warp's filters",
-          ("Y_JOINED ? 0 : out_row, filters.first,", "Y_JOINED ? 0 : out_row, 0,"), on="small_a"),
+          ("unsigned(filters.first) / Y_PLANES, filters.group", "0, filters.group"), on="small_a"),
     fault("boxes to the first group", "all groups are written to the first",
-          ("                    filters.group, column.band);", "                    0, column.band);"),
+          (" / Y_PLANES, filters.group, column.band);", " / Y_PLANES, 0, column.band);"),
           on="aligned_dilated", result="dgrad", shape="boxes in rows"),
     fault("a buffer for four warps", "a consumer's warps fill each other's buffer",
           ("(Y_CHANNELS_INNER ? warp / 4 * 4 : warp)", "(warp / 4 * 4)"), on="large_3x3", shape="boxes in rows"),
@@ -143,15 +143,15 @@ SENDERS = (
 
 JOINED = (
     fault("a box across the start of a row", "it holds pixels of the row above",
-          ("(col >= 0 && col + PX <= p.cols)", "(col + PX <= p.cols)"), **_JOINED),
+          ("(col >= 0 && col + PX <= p.cols &&", "(col + PX <= p.cols &&"), **_JOINED),
     fault("a box across the end of a row", "it holds pixels of the row below",
-          ("(col >= 0 && col + PX <= p.cols)", "(col >= 0)"), **_JOINED),
+          ("(col >= 0 && col + PX <= p.cols &&", "(col >= 0 &&"), **_JOINED),
     fault("rows end to end in one place", "all rows are written to the first",
-          ("Y_JOINED ? out_row * p.cols + col : col", "col"), **_JOINED),
+          ("Y_JOINED ? row_begin(p, filters.first, out_row) + col : col", "col"), **_JOINED),
     fault("rows end to end written without their shift", "a tile is written where its strip begins",
-          ("shift = row_shift(p, out_row), col", "shift = 0, col"), **_JOINED),
+          ("shift = row_shift(p, filters.first, out_row), col", "shift = 0, col"), **_JOINED),
     fault("rows end to end multiplied without their shift", "a tile's pixels are those before its strip in every row",
-          ("p.lead - row_shift(p, box_row", "p.lead + 0 * row_shift(p, box_row"), **_JOINED),
+          ("p.lead - row_shift(p, Y_PLANES", "p.lead + 0 * row_shift(p, Y_PLANES"), **_JOINED),
     fault("ends of rows end to end without their shift", "what is no box is stored where its strip begins",
           ("(p, {column.band, out_row, col})", "(p, {column.band, out_row, col + shift})"), **_JOINED),
     fault("pixels before a row of rows end to end", "they are written to the row above",
@@ -164,6 +164,48 @@ JOINED = (
           ("(first | end | (int)rows.stride) % PIECE == 0", "true"), **_JOINED),
     fault("all filters of a row of rows end to end", "16 rows go out although the result has fewer",
           ("% PIECE == 0 && rows.count == WARP_ROWS)", "% PIECE == 0)"), on="joined_pairs", shape="rows without packs"),
+)  # fmt: skip
+
+_TWO = {"on": "filters_by_two", "shape": "every few filters"}
+_TWO_BLOCKS = {"on": "filters_by_two", "shape": "every few filters, two tiles"}
+_SHARED = {"on": "filters_by_eight", "shape": "every few filters, a shared tile", "dtype": torch.float16}
+_EIGHT = {"on": "filters_by_eight", "shape": "every few filters", "dtype": torch.float16}
+_ADDED = {"on": "filters_by_two", "shape": "every few filters", "result": "scale_residual"}
+
+JOINED_FILTERS = (
+    fault("all planes are aligned", "planes begin where the first one does",
+          (" + int(unsigned(filter) % Y_PLANES) * int(p.y_k);", ";"), **_EIGHT),
+    fault("blocks dealt out by turns", "the second block is taken for the second filter's, although the first has two",
+          ("plane += block >= next * blocks;", "plane += block >= next;"), **_TWO_BLOCKS),
+    fault("blocks of the first filter for all", "blocks are written where those of the first filter are",
+          ("plane += block >= next * blocks;", "plane += 0;"), **_TWO),
+    fault("rows as long as a launch computes of them", "boxes of a launch that leaves columns drift to the left",
+          ("return out_row * int(p.y_row) +", "return out_row * p.cols +"), on="filters_cut", shape="rows cut"),
+    fault("boxes to every filter", "planes are counted as if each began a row",
+          ("unsigned(filters.first) / Y_PLANES,", "filters.first,"), **_TWO),
+    fault("ends of rows go to neighbouring filters", "lanes store a block as if it had all filters",
+          ("Y_PLANES * p.y_k,\n", "p.y_k,\n"), **_TWO),
+    fault("rows below a plane", "a box below the last row is written over the next plane's first",
+          ("(Y_PLANES == 1 || out_row < p.rows)", "true"), **_TWO),
+    fault("a block has all filters that are left", "ends of rows are stored behind the last filter",
+          ("own * Y_PLANES + plane, filters - own", "own * Y_PLANES + plane, p.filters - own"), **_EIGHT),
+    fault("blocks are multiplied as the first plane begins", "a tile's pixels are the first plane's",
+          ("filters_of(p, consumer, segment.first, 0).first : 0,", "0 : 0,"), **_EIGHT),
+    fault("consumers multiply as the first one's planes begin", "the second one's pixels are the first one's",
+          ("filters_of(p, consumer, segment.first, 0).first", "filters_of(p, 0, segment.first, 0).first"), **_SHARED),
+    fault("blocks are written as the first plane begins", "boxes begin at places that are not aligned",
+          ("row_shift(p, filters.first, out_row), col", "row_shift(p, 0, out_row), col"), **_TWO),
+    fault("the bias of neighbouring filters", "a block takes the bias as if it had all filters",
+          ("own.first + Y_PLANES * row]);", "own.first + row]);"), on="filters_by_two", shape="every few filters",
+          result="relu"),
+    fault("the residual of neighbouring filters", "a block takes it as if it had all filters",
+          ("own.first + Y_PLANES * row;", "own.first + row;"), **_ADDED),
+    fault("the residual of the next eight filters", "a block's lower rows take it as if it had all filters",
+          ("element[8 * half * Y_PLANES * p.y_k]", "element[8 * half * p.y_k]"), **_ADDED),
+    fault("the bias beside a residual of the next eight filters", "lower rows take it as if a block had all filters",
+          ("p.bias[filter + 8 * half * Y_PLANES]", "p.bias[filter + 8 * half]"), **_ADDED),
+    fault("the residual as the first plane begins", "blocks get that of other pixels",
+          ("row_shift(p, own.first, box_row", "row_shift(p, 0, box_row"), **_ADDED),
 )  # fmt: skip
 
 _STRIPS = {"on": "joined_rows", "shape": "two runs of 64"}
@@ -227,4 +269,4 @@ SUMS = (
           ("if (i == px)", "if (i == 0)"), on="large_3x3", shape="two runs of 128", result="relu"),
 )  # fmt: skip
 
-MUTATIONS = (*BOXES, *STORES, *SENDERS, *JOINED, *STRIPS, *SUMS)
+MUTATIONS = (*BOXES, *STORES, *SENDERS, *JOINED, *JOINED_FILTERS, *STRIPS, *SUMS)

@@ -17,7 +17,7 @@ MODELLED_KERNEL = conv.KERNEL
 
 
 class Modelled(NamedTuple):
-    """Of the launch of one direction: multiplies on tensor cores, and bytes that TMA brings.
+    """Of the launches of one direction: multiplies on tensor cores, and bytes that TMA brings.
 
     These are packed weights and boxes of the input, with what of a box is outside the tensor.
     """
@@ -30,11 +30,12 @@ def modelled(problem: Problem, gathered: torch.Tensor) -> Modelled:
     """The model's figures for the tiling that ``problem`` gets. ``gathered`` is x in fprop, dy in dgrad."""
     form = TensorForm(gathered.stride(), gathered.data_ptr() % 16 == 0)
     request = replace(dense_request(problem, gathered.device), first=form)
-    tiling: Tiling = conv.configs(request)[0].derived
-    shape, taps = tiling.shape, tiling.taps * tiling.chunks
-    chunk_elems = shape.chunk_bytes // tiling.storage.elem_bytes
-    multiplies = 2 * tiling.total * taps * BLOCK_M * shape.tile_px * chunk_elems
-    copied_bytes = sum(_copied(tiling, work_tiles) for work_tiles in _segments(tiling, request.facts.sm_count))
+    multiplies = copied_bytes = 0
+    for tiling in conv.configs(request)[0].derived.launches:
+        shape, taps = tiling.shape, tiling.taps * tiling.chunks
+        chunk_elems = shape.chunk_bytes // tiling.storage.elem_bytes
+        multiplies += 2 * tiling.total * taps * BLOCK_M * shape.tile_px * chunk_elems
+        copied_bytes += sum(_copied(tiling, work_tiles) for work_tiles in _segments(tiling, request.facts.sm_count))
     return Modelled(multiplies, copied_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -13,12 +14,14 @@ from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
 from haloconv.families.halo_sm90.conv.tile import Tiling, tile
 from haloconv.families.halo_sm90.terms import TERMS
-from haloconv.problem import Request, TensorForm
+from haloconv.problem import Request
 
 _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)
 _RUNS = (64, 128, 256)
 _ENOUGH_AHEAD = 7000.0  # cycles
+_LAUNCH = 4000  # cycles
+_SM_COUNT = 132  # of an H200, for which few columns are cut
 _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
 
 
@@ -29,14 +32,42 @@ def best_tilings(form: Form, storage: Storage, sm_count: int, may_split: bool = 
     # with two work tiles a multiprocessor split-K has nothing to gain
     if may_split and found and found[0].total < 2 * sm_count:
         found = sorted([*found, *split_tilings(form, storage)], key=lambda each: _order(each, sm_count))
-    return tuple(found[:_CANDIDATES])
+    best: dict[TileShape, Tiling] = {}
+    for each in found:  # a shape is named once
+        best.setdefault(each.shape, each)
+    return tuple(best.values())[:_CANDIDATES]
 
 
 def tilings(form: Form, storage: Storage) -> list[Tiling]:
-    """Every tiling that fits, with all channels in one sum."""
-    shapes = (shape for shape in all_shapes(form, storage) if _leaves_registers(form, shape, storage))
-    found = (tile(form, shape, storage) for shape in shapes)
-    return [each for each in found if isinstance(each, Tiling)]
+    """Every tiling that fits, with all channels in one sum.
+
+    Boxes that begin at aligned places may take one more strip. Where it has few columns these may have a launch of
+    their own, and where filters are dealt out to blocks for boxes, lanes may store the same tiles.
+    """
+    shapes = [shape for shape in all_shapes(form, storage) if _leaves_registers(form, shape, storage)]
+    found = [tile(form, shape, storage) for shape in shapes]
+    by_lanes = replace(storage, y_joined=0)
+    if storage.y_joined > 1:
+        found += [tile(form, each.shape, by_lanes) for each in found if isinstance(each, Tiling) and each.lead]
+    fitting = [each for each in found if isinstance(each, Tiling)]
+    return [*fitting, *(cut for each in fitting if (cut := _cut(each)))]
+
+
+def _cut(tiling: Tiling) -> Tiling | None:
+    """Tiles of the same shape without the last strip if it has few columns, which a launch of their own computes."""
+    form, storage, lead = tiling.form, tiling.storage, tiling.lead
+    cols = (tiling.columns.strips - 1) * tiling.columns.strip_cols - lead
+    if not 0 < cols < form.horizontal.out_extent <= cols + 2 * lead or storage.partial:
+        return None
+    first, left = form.cut(cols)
+    cut, rest = tile(first, tiling.shape, storage), _best_by_lanes(left, replace(storage, y_joined=0))
+    return replace(cut, rest=rest) if isinstance(cut, Tiling) and rest else None
+
+
+@lru_cache(maxsize=256)
+def _best_by_lanes(form: Form, storage: Storage) -> Tiling | None:
+    found = tilings(form, storage)
+    return min(found, key=lambda each: _order(each, _SM_COUNT), default=None)
 
 
 def _leaves_registers(form: Form, shape: TileShape, storage: Storage) -> bool:
@@ -68,7 +99,7 @@ def partial_storage(form: Form, storage: Storage) -> Storage:
     """The storage with a dense fp32 tensor of partial sums as the result."""
     rows, cols = form.vertical.out_extent, form.horizontal.out_extent
     whole = (form.filters if storage.y_inner else cols) % 4 == 0
-    joined = not storage.y_inner and not whole and rows * cols % 4 == 0 and rows * cols < _COORDINATES
+    joined = int(not storage.y_inner and not whole and rows * cols % 4 == 0 and rows * cols < _COORDINATES)
     return replace(storage, partial=True, y_whole=whole, y_joined=joined, residual=False)
 
 
@@ -137,7 +168,9 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     shared memory. It is slower in flat tiles and where few lines are staged ahead. A consumer loses 340 cycles between
     two taps, most of them waiting for weights, and 600 a tile. The L2 gives weights and boxes at 30 bytes a cycle.
     """
-    shape = tiling.shape
+    shape, rest = tiling.shape, tiling.rest
+    if rest:
+        return cost(replace(tiling, rest=None), storage, sm_count) + cost(rest, rest.storage, sm_count) + 2 * _LAUNCH
     if shape.terms > 1:
         return tiling.schedule(sm_count).most * _cycles_of_terms(tiling, storage)
     taps = tiling.taps * tiling.chunks
@@ -205,7 +238,7 @@ def _adding(tiling: Tiling) -> float:
     """Cycles of all multiprocessors to add partial sums: a launch, and 4 bytes of each split at 8 a cycle."""
     form = tiling.form
     outputs = form.n * form.filters * form.vertical.out_extent * form.horizontal.out_extent
-    return 132 * 4000 + outputs * form.splits / 2
+    return 132 * _LAUNCH + outputs * form.splits / 2
 
 
 def _sharing(tiling: Tiling) -> float:
@@ -256,9 +289,9 @@ def storage_of(request: Request) -> Storage:
     y_inner = request.result_layout == "nhwc"
     x_whole = x.aligned and whole(x.strides, x_inner, channels)
     width = problem.w if forward else problem.q
-    x_joined = 0 if x_inner or x_whole or x.strides[2] != width else _joined(x, channels, group)
-    y_whole, y_joined = whole(y, y_inner, filters), not y_inner and whole((y[0], y[1], group, y[3]), False, filters)
-    y_joined = y_joined and not y_whole and y[1] < _COORDINATES
+    in_rows = x.aligned and not (x_inner or x_whole) and x.strides[2] == width
+    x_joined, y_whole = _joined(x.strides, channels, group) if in_rows else 0, whole(y, y_inner, filters)
+    y_joined = 0 if y_inner or y_whole else _joined(y, filters, group)
     terms = TERMS.get(problem.precision, 1)
     return Storage(
         problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined,
@@ -266,9 +299,9 @@ def storage_of(request: Request) -> Storage:
     )  # fmt: skip
 
 
-def _joined(x: TensorForm, channels: int, group: int) -> int:
-    """``Storage.x_joined`` of a tensor whose rows follow each other without a gap; ``group`` pixels are 16 bytes."""
-    image, plane, _, pixel = x.strides
+def _joined(strides: Sequence[int], channels: int, group: int) -> int:
+    """``x_joined`` or ``y_joined`` of a tensor whose rows have no gap between them; ``group`` pixels are 16 bytes."""
+    image, plane, _, pixel = strides
     planes = group // gcd(plane, group)
-    aligned = x.aligned and pixel == 1 and image % group == 0 and channels % planes == 0
+    aligned = pixel == 1 and image % group == 0 and channels % planes == 0
     return planes if aligned and planes * plane < _COORDINATES else 0

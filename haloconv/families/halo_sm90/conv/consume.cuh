@@ -275,7 +275,8 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int c
                     part.first_px[run] =
                         FLAT ? (own - phase.first_tile) * TILE_PX + line_px -
                                    p.pitch.quotient(line_px) * p.pitch.value + run * RUN
-                             : p.lead - row_shift(p, box_row(p, segment.first, (first_tile + own) * RUNS + run, 0));
+                             : p.lead - row_shift(p, Y_PLANES > 1 ? filters_of(p, consumer, segment.first, 0).first : 0,
+                                                  box_row(p, segment.first, (first_tile + own) * RUNS + run, 0));
                 // Half a tile apart: each begins a tile when the other is half way through its own.
                 if (SHARED_TILE) hc::wait(&smem.control->half_way[consumer ^ 1], tile_parity ^ consumer ^ 1);
                 if (active)

@@ -34,7 +34,8 @@
 //   LINE_WARPS         warps that stage lines
 //   X_VECTOR           if it does not: channels come in aligned groups of 16 bytes
 //   Y_CHANNELS_INNER Y_BOXES Y_VECTOR  the same for the output, in groups of 8 bytes
-//   Y_JOINED           boxes go to a filter's rows end to end, whose starts are not aligned
+//   Y_JOINED           0; else boxes go to a filter's rows end to end, whose starts are not aligned, and every
+//                      Y_JOINED-th filter begins at a multiple of 16 bytes
 //   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
 //   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output; if more than 1, with those of so many
 //                      classes between them

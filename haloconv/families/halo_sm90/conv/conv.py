@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -32,6 +33,7 @@ from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.families.reduce.partials import applies, bind_sum
 from haloconv.families.reduce.partials import source as sum_source
 from haloconv.jit import KernelSource
+from haloconv.jit.launch import Launch
 from haloconv.problem import Direction, Request
 
 KERNEL = "halo_sm90/conv"
@@ -56,7 +58,7 @@ def why_not(request: Request) -> str | None:
 
 
 def configs(request: Request) -> list[Config]:
-    """The best tilings by the cost model."""
+    """The best tilings by the cost model. What one leaves to another launch comes with it."""
     storage, problem, sm_count = storage_of(request), request.problem, request.facts.sm_count
     found = best_tilings(form_of(problem), storage, sm_count, applies(problem.epilogue))[:MOST_CONFIGS]
     return [Config(KERNEL, config_key(tiling.shape), tiling) for tiling in found]
@@ -67,20 +69,27 @@ def bind(request: Request, config: Config) -> BoundCall:
     return _Bound(request, config.derived).run
 
 
+class _Launches(NamedTuple):
+    """Of one tiling. ``offset`` is where its flag and packed weights begin in the workspace, in bytes."""
+
+    pack: Launch
+    conv: Launch
+    fixup: Launch | None
+    add: Launch | None
+    offset: int
+
+
 class _Bound:
-    """A request bound to its launches: pack the filter, convolve, fix up or sum."""
+    """A request bound to its launches: pack the filter, convolve, fix up or sum, and the same of columns left over."""
 
     def __init__(self, request: Request, tiling: Tiling) -> None:
         self._shape, self._strides = request.result_shape, request.result_strides
-        form, operands, splits = tiling.form, operands_of(request), tiling.form.splits
-        own = operands.split_k(tiling, request.result_layout) if splits > 1 else operands
-        self._has_gaps = form.has_gaps
-        self._packed_bytes = _FLAG_BYTES + tiling.packed_bytes
-        self._partial_bytes = 4 * splits * prod(self._shape)
-        self._pack = pack_launch(request, tiling, own)
-        self._conv = conv_launch(request, tiling, own)
-        self._fixup = fixup_launch(request, form, operands) if tiling.needs_fixup else None
-        self._add = bind_sum(split_sums(request.problem, tiling), request.device) if splits > 1 else None
+        self._has_gaps = tiling.form.has_gaps
+        self._launches: list[_Launches] = []
+        self._packed_bytes, self._partial_bytes = 0, 4 * tiling.form.splits * prod(self._shape)
+        for one in tiling.launches:
+            self._launches.append(_launches(request, one, self._packed_bytes))
+            self._packed_bytes += _FLAG_BYTES + one.packed_bytes
 
     def run(
         self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor
@@ -96,24 +105,37 @@ class _Bound:
         if residual:
             residual = (in_order(residual[0], self._strides),)  # which lives until all is launched
             others = (residual[0].data_ptr(),)
-        flag = packed.data_ptr()
-        place = flag + _FLAG_BYTES
-        self._pack(w.data_ptr(), place, flag)
-        if self._add is not None:
-            partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
-            self._conv(x.data_ptr(), place, partial.data_ptr(), 0, flag)
-            self._add(y.data_ptr(), partial.data_ptr(), bias, *others)
-            return y
-        self._conv(x.data_ptr(), place, y.data_ptr(), bias, flag, *others)
-        if self._fixup is not None:
-            self._fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag, *others)
+        for pack, conv, fixup, add, offset in self._launches:
+            flag = packed.data_ptr() + offset
+            place = flag + _FLAG_BYTES
+            pack(w.data_ptr(), place, flag)
+            if add is not None:
+                partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
+                conv(x.data_ptr(), place, partial.data_ptr(), 0, flag)
+                add(y.data_ptr(), partial.data_ptr(), bias, *others)
+                continue
+            conv(x.data_ptr(), place, y.data_ptr(), bias, flag, *others)
+            if fixup is not None:
+                fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag, *others)
         return y
+
+
+def _launches(request: Request, tiling: Tiling, offset: int) -> _Launches:
+    form, operands, splits = tiling.form, operands_of(request), tiling.form.splits > 1
+    own = operands.split_k(tiling, request.result_layout) if splits else operands
+    return _Launches(
+        pack_launch(request, tiling, own),
+        conv_launch(request, tiling, own),
+        fixup_launch(request, form, operands) if tiling.needs_fixup else None,
+        bind_sum(split_sums(request.problem, tiling), request.device) if splits else None,
+        offset,
+    )
 
 
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources of every tile shape that the request's launches choose from, and of their packing."""
     problem, storage = request.problem, storage_of(request)
-    for tiling in tilings(form_of(problem), storage):
+    for tiling in (launch for each in tilings(form_of(problem), storage) for launch in each.launches):
         yield pack_source(problem, tiling)
         yield conv_source(problem, tiling)
         if tiling.needs_fixup:

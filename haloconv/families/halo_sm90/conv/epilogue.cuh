@@ -3,6 +3,7 @@
 
 #include "families/halo_sm90/conv/classes.cuh"
 #include "families/halo_sm90/conv/shape.cuh"
+#include "kernels/ceil_div.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/register.cuh"
@@ -21,7 +22,8 @@ struct Consumer {
 };
 
 // Filters from row `row` of M on: their group, the first, how many, and which output of an output pack, or (first)
-// class, they are of.
+// class, they are of. They are Y_PLANES apart, so that all planes of a block begin equally far behind an aligned place:
+// the first blocks have those from the first filter on, the next ones as many from the second filter on, and so forth.
 struct Filters {
     int group, first, count, phase;
 };
@@ -32,8 +34,16 @@ __device__ __forceinline__ Filters filters_of(const Params& p, int consumer, con
         const hc::ClassRows own = hc::class_rows_at<ACROSS>(p, block * BLOCK_M + row);
         return {column.group, own.first, own.count, own.phase};
     }
-    const int first = block * PACK_FILTERS + row % PACK_FILTERS;
-    return {column.group, first, p.filters - first, row / PACK_FILTERS};
+    if constexpr (Y_PLANES == 1) {
+        const int first = block * PACK_FILTERS + row % PACK_FILTERS;
+        return {column.group, first, p.filters - first, row / PACK_FILTERS};
+    }
+    const int filters = p.filters / Y_PLANES, blocks = hc::ceil_div(filters, BLOCK_M);
+    int plane = 0;  // of the first filter
+#pragma unroll
+    for (int next = 1; next < Y_PLANES; ++next) plane += block >= next * blocks;
+    const int own = (block - plane * blocks) * BLOCK_M + row;
+    return {column.group, own * Y_PLANES + plane, filters - own, 0};
 }
 
 // Row of the output where TMA puts boxes of pixel run `run` of a tile column (ROWS), for output `phase` of a pack.
@@ -41,10 +51,15 @@ __device__ __forceinline__ int box_row(const Params& p, const WorkTile& column, 
     return column.cls + p.schedule.classes.value * (run * p.pack_h + phase);
 }
 
-// Pixels by which a tile begins before its strip in row `out_row`, where TMA writes rows whose length is no multiple of
-// 16 bytes: there it finds 16 aligned bytes.
-__device__ __forceinline__ int row_shift(const Params& p, int out_row) {
-    return Y_JOINED ? out_row * p.cols & (16 / int(sizeof(y_elem_t)) - 1) : 0;
+// Pixels from an aligned place to row `out_row` of filter `filter`, over the planes before it that are not aligned.
+__device__ __forceinline__ int row_begin(const Params& p, int filter, int out_row) {
+    return out_row * int(p.y_row) + int(unsigned(filter) % Y_PLANES) * int(p.y_k);
+}
+
+// Pixels by which a tile begins before its strip in that row, where TMA writes rows whose length is no multiple of 16
+// bytes: there it finds 16 aligned bytes.
+__device__ __forceinline__ int row_shift(const Params& p, int filter, int out_row) {
+    return Y_JOINED ? row_begin(p, filter, out_row) & (16 / int(sizeof(y_elem_t)) - 1) : 0;
 }
 
 // The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
@@ -65,8 +80,9 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
         if (!Y_BOXES) hc::ptx::renew(run);
         hc::ptx::renew(lane);
         const int first_px = px % RUN, out_row = box_row(p, column, run, filters.phase);
-        const int shift = row_shift(p, out_row), col = column.strip * p.strip_cols - shift + first_px;
-        const bool sends = Y_BOXES && (!Y_JOINED || (col >= 0 && col + PX <= p.cols));  // no pixels of other rows
+        const int shift = row_shift(p, filters.first, out_row), col = column.strip * p.strip_cols - shift + first_px;
+        const bool sends =  // no pixels of other rows or planes
+            Y_BOXES && (!Y_JOINED || (col >= 0 && col + PX <= p.cols && (Y_PLANES == 1 || out_row < p.rows)));
         char* buffer = self.buffer + self.next_buffer.index * PixelBuffer::BYTES;
         if (Y_BOXES && hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<BUFFERS - 1>();
         self.next_buffer.advance(BUFFERS);
@@ -79,11 +95,11 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
         if (Y_BOXES && hc::ptx::elect_sync()) {
             if (sends)
                 hc::ptx::cp_async_bulk_tensor_5d_global_shared(
-                    &p.y_map, buffer, Y_JOINED ? out_row * p.cols + col : col, Y_JOINED ? 0 : out_row, filters.first,
-                    filters.group, column.band);
+                    &p.y_map, buffer, Y_JOINED ? row_begin(p, filters.first, out_row) + col : col,
+                    Y_JOINED ? 0 : out_row, unsigned(filters.first) / Y_PLANES, filters.group, column.band);
             hc::ptx::cp_async_bulk_commit_group();
         }
-        const hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
+        const hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, Y_PLANES * p.y_k,
                                       min(hc::WARP_ROWS, filters.count)};
         if constexpr (Y_JOINED) {
             if (!sends && out_row < p.rows)
@@ -255,9 +271,9 @@ __device__ __forceinline__ void add_residual(const P& p, int consumer, const Wor
         hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
         const int lane = thread % 32, row = SPREAD ? hc::spread_row(lane / 4) : lane / 4;
         const Filters own = filters_of(p, consumer, column, thread / 32 * hc::WARP_ROWS);
-        const int shift = row_shift(p, box_row(p, column, run, own.phase));
+        const int shift = row_shift(p, own.first, box_row(p, column, run, own.phase));
         const int first = (FLAT ? run * RUN : 0) + px % RUN - shift + lane % 4 * 2;
-        const i64 filter = (i64)own.group * p.filters + own.first + row;
+        const i64 filter = (i64)own.group * p.filters + own.first + Y_PLANES * row;
         float values[PX / 2];
 #pragma unroll
         for (int i = 0; i < PX / 4; ++i) {
@@ -270,12 +286,12 @@ __device__ __forceinline__ void add_residual(const P& p, int consumer, const Wor
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 values[i / 2 * 4 + 2 * half + i % 2] =
-                    inside && row + 8 * half < own.count ? hc::to_acc(element[8 * half * p.y_k]) : 0.f;
+                    inside && row + 8 * half < own.count ? hc::to_acc(element[8 * half * Y_PLANES * p.y_k]) : 0.f;
         }
         hc::BiasAndScale both[2] = {};
 #pragma unroll
         for (int half = 0; AFFINE != hc::Affine::NONE && half < 2; ++half)
-            if (row + 8 * half < own.count) both[half] = hc::bias_and_scale(p.bias[filter + 8 * half]);
+            if (row + 8 * half < own.count) both[half] = hc::bias_and_scale(p.bias[filter + 8 * half * Y_PLANES]);
 #pragma unroll
         for (int to = 0; to < TILE_PX; to += PX)
 #pragma unroll
@@ -297,7 +313,7 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
         const int own_row = threadIdx.x % 32 / 4;
         const int row = ACROSS > 1 ? own_row / (ACROSS / 2) : (SPREAD ? hc::spread_row(own_row) : own_row) + 8 * half;
         if (row < own.count)
-            finish.own[half] = hc::bias_and_scale(p.bias[(i64)own.group * p.filters + own.first + row]);
+            finish.own[half] = hc::bias_and_scale(p.bias[(i64)own.group * p.filters + own.first + Y_PLANES * row]);
     }
     if constexpr (RESIDUAL) add_residual(p, self.id, column, tile, sums);
     if constexpr (Y_CHANNELS_INNER) {

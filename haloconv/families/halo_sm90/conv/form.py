@@ -21,6 +21,7 @@ class Axis:
 
     Class ``a`` of ``classes`` of place ``i`` is output pixel ``i * out_step + a - out_before``. Its tap ``j`` is filter
     index ``(filter_first + j * filter_step + a) / filter_dil`` where that is one of the ``filter_taps``, else zero.
+    Output pixels are counted from ``out_first`` on.
     """
 
     taps: int
@@ -36,6 +37,7 @@ class Axis:
     filter_step: int = 1
     filter_dil: int = 1
     filter_taps: int = 0
+    out_first: int = 0
 
     @property
     def places(self) -> int:
@@ -73,6 +75,12 @@ class Form:
     def split(self, splits: int) -> Form:
         """The same layer of one group with its channels in so many ranges."""
         return replace(self, groups=splits, channels=self.channels // splits, splits=splits)
+
+    def cut(self, cols: int) -> tuple[Form, Form]:
+        """The launch of the first ``cols`` columns of all outputs, and that of the others; without residue classes."""
+        axis = self.horizontal
+        left = replace(axis, out_extent=axis.out_extent - cols, pad=axis.pad - cols * axis.stride, out_first=cols)
+        return replace(self, horizontal=replace(axis, out_extent=cols)), replace(self, horizontal=left)
 
     @property
     def classes(self) -> int:

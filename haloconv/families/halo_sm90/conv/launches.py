@@ -5,6 +5,8 @@ For each its source, with the constants that it is compiled with, and the fields
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, named
@@ -72,7 +74,7 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         "X_VECTOR": int(storage.x_inner and storage.x_whole and not shape.boxes),
         "Y_CHANNELS_INNER": int(storage.y_inner),
         "Y_BOXES": int(tiling.y_boxes),
-        "Y_JOINED": int(tiling.lead > 0),
+        "Y_JOINED": storage.y_joined if tiling.lead > 0 else 0,
         "Y_VECTOR": int(storage.y_inner and storage.y_whole and not tiling.y_boxes),
         "Y_BUFFERS": tiling.memory.y_buffers,
         "Y_NEIGHBOURS": classes.across
@@ -115,7 +117,7 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
     rows, cols = form.vertical, form.horizontal
     return {
         **named("x", "nchw", operands.x),
-        **_result_fields(operands),
+        **_result_fields(form, operands),
         **_class_fields(tiling),
         **{"n": form.n, "h": rows.in_extent, "w": cols.in_extent, "channels": form.channels},
         **{"rows": rows.out_extent, "cols": cols.out_extent, "filters": form.filters},
@@ -136,12 +138,14 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
 
 
 def _filter_fields(operands: Operands) -> Fields:
+    """The filter's strides."""
     names = ("w_filter", "w_channel", "w_r", "w_s", "w_group")
     return dict(zip(names, (*operands.w, operands.w_group), strict=True))
 
 
-def _result_fields(operands: Operands) -> Fields:
-    return {**dict(zip(("y_n", "y_k", "y_row", "y_col"), operands.y, strict=True)), "y_first": 0}
+def _result_fields(form: Form, operands: Operands) -> Fields:
+    strides = dict(zip(("y_n", "y_k", "y_row", "y_col"), operands.y, strict=True))
+    return {**strides, "y_first": form.horizontal.out_first * operands.y[3]}
 
 
 def _class_fields(tiling: Tiling) -> Fields:
@@ -161,9 +165,12 @@ def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
     shape, form, vertical, across = tiling.shape, tiling.form, tiling.vertical, tiling.horizontal
     rows, cols = form.vertical, form.horizontal
     pieces = tiling.chunks * tiling.taps * shape.stage_bytes // shape.terms // 16
+    planes, w_filter = tiling.y_planes, operands.w[0]
+    if planes > 1:  # every few filters of the one group are a group to the kernel
+        operands = replace(operands, w=(planes * w_filter, *operands.w[1:]), w_group=w_filter)
     fields: Fields = {
         **_filter_fields(operands),
-        **{"filters": form.filters, "channels": form.channels, "blocks": tiling.packed_blocks},
+        **{"filters": form.filters // planes, "channels": form.channels, "blocks": tiling.packed_blocks // planes},
         **{"chunks": tiling.chunks, "taps_r": vertical.taps, "taps_s": across.taps},
         **{"first_r": rows.filter_first, "step_r": rows.filter_step, "count_r": rows.filter_taps},
         **{"first_s": cols.filter_first, "step_s": cols.filter_step, "count_s": cols.filter_taps},
@@ -184,7 +191,7 @@ def fixup_launch(request: Request, form: Form, operands: Operands) -> Launch:
     fields: Fields = {
         **named("x", "nchw", operands.x),
         **_filter_fields(operands),
-        **_result_fields(operands),
+        **_result_fields(form, operands),
         "outputs": outputs,
         **{"h": rows.in_extent, "w_extent": cols.in_extent, "channels": form.channels},
         **{"filters": form.filters, "groups": form.groups, "rows": rows.out_extent, "cols": cols.out_extent},

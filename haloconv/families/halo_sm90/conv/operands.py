@@ -95,9 +95,11 @@ def _y_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | N
             extents, strides = (form.filters, step, cols // step, rows, form.n), (y_col, step * y_col, y_row, y_n)
         box, swizzle = (row_bytes // size, 1, 128 // size, 1, 1), _SWIZZLES[row_bytes]
     else:
-        if tiling.lead:
-            rows, cols, y_row = 1, rows * cols, 16
-        extents, strides = (cols, rows, form.filters, form.groups, form.n), (y_row, y_k, form.filters * y_k, y_n)
+        planes = tiling.y_planes
+        if tiling.lead:  # one row: of as many filters as it takes until one is aligned again
+            rows, cols, y_row = 1, ((planes - 1) * y_k + (rows - 1) * y_row) // size + cols, 16
+        extents = (cols, rows, form.filters // planes, form.groups, form.n)
+        strides = (y_row, planes * y_k, form.filters * y_k, y_n)
         box, swizzle = (128 // size, 1, 16, 1, 1), _SWIZZLES[128]
     stored = DataType.FLOAT32 if size == 4 else _MAP_TYPES[dtype]
     return BoxMap(stored, extents, strides, box, swizzle, pointer=_Y_POINTER)

@@ -33,6 +33,7 @@ constexpr bool BOXED = X_BOXES && X_CHANNELS_INNER, TRANSPOSED = X_BOXES && !X_C
 constexpr bool COPIED = !X_BOXES && X_CHANNELS_INNER && X_VECTOR && sizeof(elem_t) == 2;  // no registers wait for them
 constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_TILES = LINE_WARPS * RAW_DEPTH;
 constexpr int PLANES = X_JOINED > 1 ? X_JOINED : 1;  // of channels that boxes take as one long row
+enum { Y_PLANES = Y_JOINED > 1 ? Y_JOINED : 1 };     // a block's filters are so far apart
 constexpr int PRODUCER_WARPS = LINE_WARPS + 1, THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
 constexpr bool MANY = PRODUCER_WARPS == 8;  // two warpgroups of producers
 
@@ -66,6 +67,7 @@ static_assert(RUN * RUNS * (TERMS > 1 ? 2 : 1) <= 256, "a thread's sums leave it
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
 static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms on its way through registers");
 static_assert(PACKS == 1 || PACKS == 2 || (CLASSES && PACKS == 4), "an output of a pack has two warps' rows or one's");
+static_assert((PACKS == 1 && !CLASSES) || Y_PLANES == 1, "packs and classes have blocks of filters of their own");
 static_assert(TRANSPOSED ? RAW_DEPTH == 1 || RAW_DEPTH == 2 : RAW_DEPTH == 0, "raw tiles are transposed");
 static_assert(CHUNK_ELEMS / PLANES >= 8 || PLANES == 1, "the boxes of a raw tile begin where its swizzle does");
 static_assert(BUFFERS == 2 || (BUFFERS == 1 && !Y_CHANNELS_INNER), "by filters one is filled while one is sent");

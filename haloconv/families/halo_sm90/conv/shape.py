@@ -29,9 +29,9 @@ class Storage:
     ``x_inner`` and ``y_inner``: neighbours are channels (filters), not pixels. ``x_whole`` and ``y_whole``: addresses
     and strides are multiples of 16 bytes, and so are the channels (filters) of a group where they are neighbours.
     ``x_joined``: 0, or rows follow each other without a gap, and every ``x_joined``-th channel (1, 2, 4 or 8) begins at
-    a multiple of 16 bytes. ``y_joined``: the same of every filter. ``partial``: the result is fp32 partial sums of
-    split-K. ``terms``: TF32 values that an fp32 value is multiplied as (1: rounded to one). ``residual``: one is
-    added to the result, and its addresses need registers.
+    a multiple of 16 bytes. ``y_joined``: the same of every ``y_joined``-th filter. ``partial``: the result is fp32
+    partial sums of split-K. ``terms``: TF32 values that an fp32 value is multiplied as (1: rounded to one).
+    ``residual``: one is added to the result, and its addresses need registers.
     """
 
     elem_bytes: int
@@ -40,7 +40,7 @@ class Storage:
     y_inner: bool
     y_whole: bool
     x_joined: int = 0
-    y_joined: bool = False
+    y_joined: int = 0
     partial: bool = False
     terms: int = 1
     residual: bool = False

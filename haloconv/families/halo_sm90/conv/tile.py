@@ -119,6 +119,12 @@ class Tiling:
     chunks: int
     lead: int
     y_boxes: bool
+    rest: Tiling | None = None  # of the last columns, which a launch of their own computes
+
+    @property
+    def launches(self) -> tuple[Tiling, ...]:
+        """It, and what computes the columns that it leaves."""
+        return (self,) if self.rest is None else (self, self.rest)
 
     @property
     def slot_bytes(self) -> int:
@@ -127,6 +133,11 @@ class Tiling:
     @property
     def taps(self) -> int:
         return self.vertical.taps * self.horizontal.taps
+
+    @property
+    def y_planes(self) -> int:
+        """Filters whose planes boxes take as one long row, of which a block of filters has one."""
+        return self.storage.y_joined if self.lead > 0 else 1
 
     @property
     def needs_fixup(self) -> bool:
@@ -249,7 +260,8 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
         return "TMA takes aligned rows, and no strides across them"
     if shape.boxes and shape.chunk_bytes // storage.elem_bytes < 8 * storage.x_joined:
         return f"a chunk of {shape.chunk_bytes} bytes has fewer than 8 channels in every {storage.x_joined}-th plane"
-    lead = _lead(form, shape, storage) if planes == across.stride == 1 else 0
+    blocks = ceil_div(rows_m, BLOCK_M // shape.packs * shape.streams)
+    lead = _lead(form, shape, storage, blocks) if planes == across.stride == 1 else 0
     columns = (_flat if shape.flat else _rows)(form, shape, vertical, across, lead)
     line = _line(form.horizontal.pad + lead, shape, storage, planes, columns)
     if isinstance(line, str):
@@ -260,7 +272,6 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
     if isinstance(memory, str):
         return memory
     phases = _phases(chunks, vertical, across.taps, shape, memory.ring)
-    blocks = ceil_div(rows_m, BLOCK_M // shape.packs * shape.streams)
     parts = (form, shape, storage, vertical, across, columns, line, memory, phases, blocks, chunks, lead, y_boxes)
     result = Tiling(*parts)
     if max(result.total, (columns.rows + vertical.halo + 2) * columns.pitch) >= _VIRTUAL_PIXELS:
@@ -318,10 +329,19 @@ def _line(pad: int, shape: TileShape, storage: Storage, planes: int, columns: Co
     return Line(boxes * box_px, boxes, single, box_px, ceil_div(box_px + shift, UNIT_PX))
 
 
-def _lead(form: Form, shape: TileShape, storage: Storage) -> int:
-    """Pixels by which tiles begin before their strips, so that boxes begin at multiples of 16 bytes in every row."""
-    aligned, whole = 16 // storage.y_bytes, not form.interleaves and shape.packs == 1
-    return aligned - gcd(form.horizontal.out_extent, aligned) if storage.y_joined and whole and not shape.flat else 0
+def _lead(form: Form, shape: TileShape, storage: Storage, blocks: int) -> int:
+    """Pixels by which tiles begin before their strips, so that boxes begin at multiples of 16 bytes in every row.
+
+    0 where lanes store rows end to end, too: no residue classes are the rows of M, and blocks of every ``y_joined``-th
+    filter are those of one group, and no more than ``blocks``.
+    """
+    if not storage.y_joined or form.interleaves or shape.packs > 1 or shape.flat:
+        return 0
+    if storage.y_joined > 1 and form.groups > 1:
+        return 0
+    of_planes = storage.y_joined * ceil_div(form.filters // storage.y_joined, BLOCK_M)
+    aligned = 16 // storage.y_bytes
+    return aligned - gcd(form.horizontal.out_extent, aligned) if ceil_div(of_planes, shape.streams) <= blocks else 0
 
 
 def _y_boxes(form: Form, shape: TileShape, storage: Storage) -> bool:
