@@ -29,7 +29,7 @@ STAMPS = stamps.read_stamps()
 HALVES = {"fp16", "bf16"}
 VERIFIED = {
     "direct": ({"fprop", "dgrad", "wgrad", "bgrad"}, {"fp32", "fp64", *HALVES}),
-    "reduce": ({"fprop", "dgrad", "wgrad", "bgrad", "relu"}, {"fp32", "fp64", *HALVES}),
+    "reduce": ({"fprop", "dgrad", "wgrad", "bgrad", "relu", "residual_relu"}, {"fp32", "fp64", *HALVES}),
     "grouped_sm90": ({"fprop", "dgrad", "wgrad"}, {"tf32", *HALVES}),
     "halo_sm80": ({"fprop", "dgrad"}, {"tf32", *HALVES}),
     "halo_sm80_wgrad": ({"wgrad"}, {"tf32", *HALVES}),
