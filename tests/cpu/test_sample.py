@@ -38,7 +38,7 @@ def test_a_hundred_problems_have_every_kind_direction_precision_and_layout() -> 
     drawn = sample.sample(100, 0)
     assert {each.case.name.split()[0] for each in drawn} == {"depthwise", "grouped", "stem", "dense", "network"}
     assert {each.direction for each in drawn} == set(DIRECTIONS)
-    assert {each.precision for each in drawn} == set(suite.PRECISIONS) - {"tf32x3"}
+    assert {each.precision for each in drawn} == set(suite.PRECISIONS) - {"tf32x3", "fp64"}
     assert {each.layout for each in drawn} == set(LAYOUTS)
     assert len({each.case.name for each in drawn}) > 95
 

@@ -98,7 +98,7 @@ STORES = (
           ("if constexpr (Y_NEIGHBOURS)", "if constexpr (true)"), on="packed_columns", shape="packed columns in rows"),
     fault("strided columns as neighbours", "the pixels of a residue are a stride apart",
           ("if constexpr (Y_NEIGHBOURS)", "if constexpr (true)"),
-          on="strided_gradient", shape="rows", result="dgrad"),
+          on="classes_by_3", shape="rows", result="dgrad"),
     fault("pieces across the end of a row", "a piece is stored whole if its first pixel is inside",
           ("same &= next.inside == first.inside, ", ""), on="rows_5x5", shape="flat strips"),
     fault("outputs of a pack by filters in one place", "both outputs of a pack are stored to the first",
