@@ -1,7 +1,7 @@
 """Signals and strided layers on which ``halo_sm90`` was measured ahead: a part of haloconv/choose/rules.py.
 
 By rows of the suite ``fronts`` on an NVIDIA H100 (2026-11-26), in ``nchw``: half of them, as ``tools/judge_rules.py``
-halves them, gave the numbers, the other half judged them.
+halves them, gave the numbers, the other half judged them, but for ``upsamples_by_two``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def has_a_strided_filter_gradient(problem: Problem) -> bool:
 def upsamples_by_two(problem: Problem) -> bool:
     """``dgrad`` of stride 2, the forward pass of transposed layers, to at most 64 channels and 2^17 pixels or more.
 
-    Only where taps are a multiple of the stride, so that none is multiplied for nothing. A probe (2026-11-26) gave the
-    numbers; of the rows, which judged them, it names four, of 1.18 to 1.68 times PyTorch's speed.
+    Only where taps are a multiple of the stride, so that none is multiplied for nothing. Drawn from a probe and all of
+    the rows (2026-11-26), so that none judged it: it names four rows, of 1.18 to 1.68 times PyTorch's speed.
     """
     if problem.direction != "dgrad" or problem.layout != "nchw" or problem.precision_label not in _ON_TENSOR_CORES:
         return False

@@ -73,10 +73,11 @@ class Image(NamedTuple):
 
     def closed(self, local: Tensor, shape: Sequence[int]) -> DTensor:
         """The DTensor of these extents whose shard here is ``local``; memory order of the whole as of the shard."""
-        strides = torch.empty(shape, device="meta").stride()
         if local.dim() == 4:
             layout: Layout = "nhwc" if is_channels_last(tuple(local.shape), local.stride()) else "nchw"
-            strides = strides_of(tuple(shape), layout)
+            strides: tuple[int, ...] = strides_of(tuple(shape), layout)
+        else:
+            strides = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(
             local, self.mesh, self.placements, run_check=False, shape=torch.Size(shape), stride=strides
         )
