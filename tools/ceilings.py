@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel
-from haloconv.jit.source import _INCLUDE, _inlined
+from tests.conformance.case import joined
 
 FILE = Path(__file__).with_suffix(".cu")
 ARCH = "sm_90a"
@@ -48,12 +48,7 @@ RATES = {
 
 def source(rate: Rate) -> KernelSource:
     """The file with its headers joined in."""
-    seen: set[str] = set()
-    lines = [f"#define TYPE {rate.type}", "namespace hc { struct fp16; struct bf16; struct tf32; }"]
-    for line in FILE.read_text(encoding="utf-8").splitlines():
-        include = _INCLUDE.match(line)
-        lines += [line] if include is None else [] if include["header"] in seen else _inlined(include["header"], seen)
-    return KernelSource("ceilings", rate.entry, (("TYPE", rate.type),), "\n".join(lines) + "\n")
+    return joined("ceilings", rate.entry, (("TYPE", rate.type),), (FILE,))
 
 
 def values(rate: Rate, largest: float) -> torch.Tensor:

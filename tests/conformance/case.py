@@ -23,6 +23,7 @@ MAX_INPUTS, MAX_OUTPUTS, MAX_MAPS, MAX_SCALARS = 4, 2, 2, 16
 SENTINEL = 0xA5
 """Every byte of an output before the kernel runs."""
 
+Constants = tuple[tuple[str, int | str], ...]
 _INCLUDE = re.compile(r'#include "(.+)"')
 
 
@@ -105,20 +106,25 @@ class Case:
 
 
 @lru_cache(maxsize=64)
-def _source(kernel: str, constants: tuple[tuple[str, int | str], ...]) -> KernelSource:
+def _source(kernel: str, constants: Constants) -> KernelSource:
     """The constants, the headers that the prelude includes, the prelude, the kernel."""
+    return joined(kernel, ENTRY, constants, (FOLDER / "prelude.cuh", FOLDER / f"{kernel}.cu"))
+
+
+def joined(kernel: str, entry: str, constants: Constants, files: tuple[Path, ...]) -> KernelSource:
+    """The constants and the files, which lie outside the package, with the package's headers that they include."""
     seen: set[str] = set()
     lines = [f"#define {name} {value}" for name, value in constants]
-    for file in ("prelude.cuh", f"{kernel}.cu"):
-        lines.append(f"//@ begin {file}")
-        for line in (FOLDER / file).read_text(encoding="utf-8").splitlines():
+    for file in files:
+        lines.append(f"//@ begin {file.name}")
+        for line in file.read_text(encoding="utf-8").splitlines():
             include = _INCLUDE.match(line)
             if include is None:
                 lines.append(line)
             elif include[1] not in seen:
                 lines.extend(_inlined(include[1], seen))
-        lines.append(f"//@ end {file}")
-    return KernelSource(kernel, ENTRY, constants, "\n".join(lines) + "\n")
+        lines.append(f"//@ end {file.name}")
+    return KernelSource(kernel, entry, constants, "\n".join(lines) + "\n")
 
 
 def mismatch(setup: Setup, outputs: tuple[np.ndarray, ...]) -> str:
