@@ -202,7 +202,7 @@ def _is_for_kernels(
 
 
 def _check_epilogue(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], scale: object, activation: object, residual: object
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], scale: Any, activation: object, residual: Any
 ) -> None:
     """Refuse what is no epilogue of these tensors, but for the residual's shape. Raises as conv2d."""
     x, weight, bias = tensors
@@ -259,7 +259,8 @@ def autocasted(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tupl
     """The tensors of a convolution as the autocast in force has them."""
     device_type = x.device.type
     if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
-        return cast_for_autocast(device_type, x, w, b)
+        image, weight, bias = cast_for_autocast(device_type, x, w, b)
+        return image, weight, bias
     return x, w, b
 
 
@@ -358,10 +359,10 @@ class functional_mode(TorchFunctionMode):
         return other is None
 
 
-def _takes_any_function(cls: type) -> bool:
+def _takes_any_function(cls: Any) -> bool:
     """Whether torch's functions treat a subclass of torch.Tensor as they treat torch.Tensor itself."""
-    own = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)
-    return own in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+    own, usual = (getattr(each, "__func__", each) for each in (cls.__torch_function__, torch.Tensor.__torch_function__))
+    return own in (usual, torch._C._disabled_torch_function_impl)
 
 
 def check_names(precision: Precision | None, family: str) -> None:

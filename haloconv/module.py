@@ -77,8 +77,9 @@ class Conv2d(Layer, torch.nn.Conv2d):
     ) -> None:
         check_names(precision, family)
         sides = tuple(padding) if isinstance(padding, (tuple, list)) and len(padding) == 4 else None
-        inherited = padding if sides is None else 0
+        inherited: Any = padding if sides is None else 0
         mode: Any = mode_of_layer(padding_mode)
+        own_mode: Any = mode if isinstance(mode, str) else "zeros"
         super().__init__(
             in_channels,
             out_channels,
@@ -88,7 +89,7 @@ class Conv2d(Layer, torch.nn.Conv2d):
             dilation,
             groups,
             bias,
-            mode if isinstance(mode, str) else "zeros",
+            own_mode,
             device,
             dtype,
         )

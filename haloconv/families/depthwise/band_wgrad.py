@@ -64,6 +64,7 @@ def configs(request: Request) -> list[Config]:
     if _refused(request) is not None:
         return []
     tiling = best_tiling(request.problem)
+    assert tiling is not None  # else it was refused
     cut = _cut(request, tiling)
     return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
 

@@ -44,7 +44,7 @@ def configs(request: Request) -> list[Config]:
 class Strips(NamedTuple):
     """How the rows of a class are cut: into how many strips, of how many rows."""
 
-    count: int
+    number: int
     rows: int
 
 
@@ -83,7 +83,7 @@ def strips(form: Form, tiling: Tiling, blocks: int, sm_count: int) -> Strips:
     slots = sm_count * tiling.min_blocks
 
     def cost(cut: Strips) -> float:
-        waves = blocks * cut.count * form.problem.dilation[0] / slots
+        waves = blocks * cut.number * form.problem.dilation[0] / slots
         return (max(1.0, waves) + _LAST_WAVE) * (cut.rows + form.problem.r - 1 + _START_ROWS)
 
     cuts = []
@@ -127,8 +127,8 @@ def bind(request: Request, config: Config) -> BoundCall:
         **{"in_rows": in_rows, "in_cols": in_cols, "out_rows": rows, "out_cols": cols},
         **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "dil_h": dil},
         **{"channel_groups": channel_groups, "col_groups": col_groups},
-        **{"strips": cut.count, "strip_rows": cut.rows},
+        **{"strips": cut.number, "strip_rows": cut.rows},
     }
-    shape = LaunchShape(blocks * cut.count * dil, THREADS)
+    shape = LaunchShape(blocks * cut.number * dil, THREADS)
     launch = Launch(source(form, tiling), request.device, shape, fields)
     return dense_call(launch, problem, request.result_shape, request.result_strides)

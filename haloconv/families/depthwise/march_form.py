@@ -230,12 +230,11 @@ def _measured(form: Form) -> tuple[Tiling, ...]:
 def tilings(form: Form) -> tuple[Tiling, ...]:
     """Those that fit, best first. They depend on filter, dtype and alignment only: new image sizes never compile."""
     strided = form.scatters and form.problem.stride[1] > 1
+    others: tuple[Tiling, ...] = _FEW_COLUMNS
     if form.channel_lanes:
         others = (*_CHANNELS, *_FEW_COLUMNS)
     elif form.problem.dtype.itemsize == 2 or strided:
         others = (*_MANY_COLUMNS, *_FEW_COLUMNS)
-    else:
-        others = _FEW_COLUMNS
     step = form.problem.stride[1]
     if strided and (4 if form.channel_lanes else 8) % step:  # columns are multiples of the stride
         others = (Tiling(step, 4, 2, 3), Tiling(step, 2, 2, 4), Tiling(2 * step, 1, 2, 4), Tiling(step, 1, 1, 2))
@@ -264,8 +263,8 @@ def why_not(request: Request) -> str | None:
         return "an axis has both a stride and a dilation"
     if problem.direction == "dgrad" and problem.k_per_group > 1:
         return "a channel has several filters, whose input gradients would have to be summed"
-    sides = (TensorForm(strides_of(shape, "nchw"), False) for shape in (problem.x_shape, problem.y_shape))
-    if not tilings(Form(problem, *sides, False)):
+    x, y = (TensorForm(strides_of(shape, "nchw"), False) for shape in (problem.x_shape, problem.y_shape))
+    if not tilings(Form(problem, x, y, False)):
         axis = f"{problem.s} columns of taps with stride {problem.stride[1]} and dilation {problem.dilation[1]}"
         return f"{axis} are too many for the registers of a thread"
     return None

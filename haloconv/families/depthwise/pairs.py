@@ -239,7 +239,7 @@ def bind(request: Request, config: Config) -> BoundCall:
 
 
 def _box_map(
-    problem: Problem, tiling: Tiling, tensor: tuple[Extents, Extents], box: tuple[int, int], pointer: int
+    problem: Problem, tiling: Tiling, tensor: tuple[Extents, tuple[int, ...]], box: tuple[int, int], pointer: int
 ) -> BoxMap:
     """Boxes of a slab of a tensor of a shape and strides, ``box`` columns and rows."""
     (n, c, h, w), strides = tensor

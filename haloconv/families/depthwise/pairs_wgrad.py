@@ -12,7 +12,7 @@ from haloconv.families.common import ELEMENTS, ceil_div, named
 from haloconv.families.depthwise.layer import HOPPER, NO_HOPPER, by_channel_blocks, in_pieces, is_hopper
 from haloconv.families.reduce.partials import wgrad_call
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request
 
 KERNEL = "depthwise/pairs_wgrad"
@@ -194,7 +194,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     block_channels = _EIGHT * tiling.eights
     channel_blocks = ceil_div(problem.k, block_channels)
     cut = _cut(problem, tiling, channel_blocks, max(1, request.facts.sm_count // channel_blocks))
-    fields = {
+    fields: dict[str, Value] = {
         **named("x", "n.hw", request.second.strides),
         **named("dy", "n.hw", request.first.strides),
         "cut": cut._asdict(),

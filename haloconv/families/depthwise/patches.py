@@ -67,7 +67,8 @@ def side(form: TensorForm, shape: Extents, rows: int, row_pieces: int, pads: tup
     width, before = shape[3] // EDGE, pads[1] // EDGE
     first = min(max(before, 0), row_pieces - 1)
     pieces = max(1, min(row_pieces, before + width + (pads[1] % EDGE > 0)) - first)
-    planes = Planes(*form.strides[:2], shape[2], width, rows, pads[0])
+    image, channel, _, _ = form.strides
+    planes = Planes(image, channel, shape[2], width, rows, pads[0])
     return Side(planes, row_pieces * PIECE_BYTES, before, pieces, THREADS // pieces)
 
 

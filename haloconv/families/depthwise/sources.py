@@ -28,14 +28,17 @@ from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, Direction, Problem, dense_request
 
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
-_FPROP, _DENSE, _WGRAD = ("fprop",), ("fprop", "dgrad"), ("wgrad",)
-_MARCHED = (  # dtype, layout, taps along an axis, stride, directions
-    (torch.float32, "nchw", 3, 1, DIRECTIONS),
-    (torch.float16, "nhwc", 3, 2, DIRECTIONS),
-    (torch.bfloat16, "nchw", 5, 2, DIRECTIONS),
-    (torch.float32, "nhwc", 5, 1, ("dgrad",)),
-    (torch.float32, "nchw", 7, 1, ("fprop", "wgrad")),
-    (torch.float16, "nhwc", 7, 1, _FPROP),
+_FPROP: tuple[Direction, ...] = ("fprop",)
+_DENSE: tuple[Direction, ...] = ("fprop", "dgrad")
+_WGRAD: tuple[Direction, ...] = ("wgrad",)
+_Layer = tuple[torch.dtype, Layout, int, int]
+_MARCHED: tuple[tuple[_Layer, tuple[Direction, ...]], ...] = (  # dtype, layout, taps along an axis, stride, directions
+    ((torch.float32, "nchw", 3, 1), DIRECTIONS),
+    ((torch.float16, "nhwc", 3, 2), DIRECTIONS),
+    ((torch.bfloat16, "nchw", 5, 2), DIRECTIONS),
+    ((torch.float32, "nhwc", 5, 1), ("dgrad",)),
+    ((torch.float32, "nchw", 7, 1), ("fprop", "wgrad")),
+    ((torch.float16, "nhwc", 7, 1), _FPROP),
 )
 _HALVES = ((torch.float16, 3), (torch.bfloat16, 5), (torch.float16, 7))
 _OTHERS: tuple[tuple[ModuleType, Layout, tuple], ...] = (  # dtype, taps along an axis, directions; no stride
@@ -57,7 +60,7 @@ _OTHERS: tuple[tuple[ModuleType, Layout, tuple], ...] = (  # dtype, taps along a
 
 def sources() -> list[KernelSource]:
     """One source for each layer of each kernel, none twice."""
-    found = [_march_source(_layer(direction, *layer)) for *layer, directions in _MARCHED for direction in directions]
+    found = [_march_source(_layer(direction, *layer)) for layer, directions in _MARCHED for direction in directions]
     for twin, layout, layers in _OTHERS:
         problems = (
             _layer(direction, dtype, layout, taps) for dtype, taps, directions in layers for direction in directions

@@ -10,7 +10,7 @@ from haloconv.families.base import BoundCall
 from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.families.depthwise.layer import Extents, activations
 from haloconv.jit import KernelSource
-from haloconv.jit.launch import Launch, LaunchShape
+from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request, TensorForm
 
 PIECE_BYTES = 16  # of one copy
@@ -101,8 +101,9 @@ def staged(side: TensorForm, shape: Extents, window: Window, elem_bytes: int) ->
     copied = shape[3] // piece
     pieces = max(window.left + copied, ceil_div(window.width, piece)) | 1
     spare = window.spare_rows + ceil_div(max(0, ceil_div(window.read, piece) - pieces), pieces)
+    image, channel, row, _ = side.strides
     rows = (shape[2], window.pad_top, window.rows, spare)
-    return Staged(*side.strides[:3], *rows, pieces * PIECE_BYTES, window.left, copied)
+    return Staged(image, channel, row, *rows, pieces * PIECE_BYTES, window.left, copied)
 
 
 def cut_rows(rows: int, most: int, step: int) -> tuple[int, int]:
@@ -137,7 +138,7 @@ def bind(source: KernelSource, request: Request, cut: Cut, threads: int, own: Ma
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel of ``threads`` a block, with fields of its ``own``."""
     n, channels, _, _ = request.result_shape
     divided = partition(channels, n, cut.strips, cut.side.buffer_bytes, cut.slots)
-    fields = {
+    fields: dict[str, Value] = {
         **named("w", "k.rs", request.second.strides),
         **named("out", "nch.", request.result_strides),
         "staged": cut.side._asdict(),

@@ -82,7 +82,8 @@ def _cut(request: Request, tiling: Tiling) -> _Cut:
     (_, _, extent, cols), (_, _, out_rows, _) = shapes(problem)
     halo = problem.r - 1
     count, rows = cut_rows(out_rows, tiling.buffer_bytes // (cols * 4) - halo, tiling.rows)
-    planes = Planes(*side.strides[:2], extent, cols // COLS, rows + halo, padding(problem)[0])
+    image, channel, _, _ = side.strides
+    planes = Planes(image, channel, extent, cols // COLS, rows + halo, padding(problem)[0])
     smem = tiling.buffers * planes.landing_bytes
     return _Cut(count, rows, planes, smem, slots(request.facts, smem + 64, tiling.min_blocks))
 

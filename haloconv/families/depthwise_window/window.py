@@ -172,10 +172,14 @@ class DepthwiseWindowFamily:
 
     def sources(self) -> list[KernelSource]:
         """Every block: in fprop in fp32 and `nchw`, in dgrad in fp16 and `nhwc`, in wgrad in fp32."""
-        stored = {"fprop": (torch.float32, "nchw"), "dgrad": (torch.float16, "nhwc"), "wgrad": (torch.float32, "nchw")}
+        sizes = (1, 8, 8, 8, 8, 3, 3)
+        layers = (
+            Problem("fprop", *sizes, groups=8),
+            Problem("dgrad", *sizes, groups=8, dtype=torch.float16, layout="nhwc"),
+            Problem("wgrad", *sizes, groups=8),
+        )
         found = []
-        for (direction, (dtype, order)), block in product(stored.items(), BLOCKS):
-            layer = Problem(direction, 1, 8, 8, 8, 8, 3, 3, groups=8, dtype=dtype, layout=order)
-            make = wgrad.source if direction == "wgrad" else source
+        for layer, block in product(layers, BLOCKS):
+            make = wgrad.source if layer.direction == "wgrad" else source
             found.append(make(dense_request(layer, _ANY_DEVICE), block))
         return found

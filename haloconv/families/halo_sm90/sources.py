@@ -13,6 +13,7 @@ from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
+from haloconv.precision import Precision
 from haloconv.problem import Direction, Epilogue, Problem, Request, dense_request
 
 _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
@@ -139,7 +140,7 @@ def _representative_problems() -> Iterator[Problem]:
 def _problem(
     direction: Direction, dtype: torch.dtype, layout: Layout, channels: int, filters: int, bias: bool = False
 ) -> Problem:
-    precision = "tf32" if dtype == torch.float32 else "ieee"
+    precision: Precision = "tf32" if dtype == torch.float32 else "ieee"
     return Problem(
         direction, 2, channels, 64, 64, filters, 3, 3, bias=bias, dtype=dtype, layout=layout, precision=precision
     )
