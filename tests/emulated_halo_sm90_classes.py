@@ -48,7 +48,7 @@ CASES = (
     case("classes_nhwc_wide", "the same where channels are neighbours", (1, 72, 6, 40), (40, 4, 4), stride=2, padding=1,
          storage="channels_last"),
 )  # fmt: skip
-SHAPES: dict[str, object] = {}  # those of tests.emulated
+SHAPES: dict[str, object] = {}  # those of tests.emulated_halo_sm90
 _SHAPED = {
     "rows": ("classes_4x4", "classes_3x3", "classes_odd", "classes_1x7_by_4", "classes_by_3", "classes_dilated",
              "classes_groups", "classes_rows_only", "classes_nhwc_3x3", "classes_nhwc_4x4", "classes_nhwc_few",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 CASES = ()
-SHAPES: dict[str, object] = {}  # those of tests.emulated
+SHAPES: dict[str, object] = {}  # those of tests.emulated_halo_sm90
 FP32, FP16 = torch.float32, torch.float16
 _RUNS = (  # case, dtype, result, shape: sums leave by pixels and by filters, in boxes and by lanes, packed and not
     ("border_3x3", FP16, "scale_residual", ""),

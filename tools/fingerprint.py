@@ -27,7 +27,7 @@ from haloconv.families.files import canonical_device, device_hash, kernels_of
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel
 from haloconv.jit.params import params_of, size_of, unpacked
 from tests import oracle
-from tests.emulated import FAMILY_RUNS, MODULES, SM_COUNT, Run, tiles_of
+from tests.emulated import FAMILY_RUNS, SM_COUNT, Run, forced
 from tests.texts import compile_all
 from tools.stamps import all_hashes
 
@@ -139,8 +139,7 @@ def recording() -> Iterator[TapeDevice]:
 def recorded(run: Run) -> TapeDevice:
     """Every launch of a run of the emulator's tests: kernel, constants, grid, threads, shared memory, arguments."""
     tensors = run.tensors
-    forced = MODULES[run.family].forced if run.family in MODULES else tiles_of
-    with recording() as device, forced(run.shape):
+    with recording() as device, forced(run.family, run.shape):
         oracle.run(run.result, tensors, run.forced)
     return device
 

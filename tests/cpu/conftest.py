@@ -163,16 +163,8 @@ def _slowest_files(reporter: pytest.TerminalReporter) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where the time went, the emulator's throughput per family, and the planted faults with the catch rate."""
+    """Where the time went, and the planted faults with the catch rate."""
     terminalreporter.write_line(_slowest_files(terminalreporter))
-    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for family, outputs, seconds in _properties(terminalreporter, "emulated"):
-        totals[family][0] += outputs
-        totals[family][1] += seconds
-    for family, (outputs, seconds) in totals.items():
-        terminalreporter.write_line(
-            f"emulator, {family}: {outputs} outputs in {seconds:.1f} s, {outputs / max(seconds, 1e-9):.3g} outputs/s"
-        )
     verdicts = list(_properties(terminalreporter, "mutation"))
     if verdicts:
         terminalreporter.write_sep("-", "planted faults")

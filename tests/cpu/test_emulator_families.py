@@ -1,29 +1,35 @@
 """Every family on the emulator: its real kernels, under several schedules, against float64. No GPU takes part.
 
-Without ``--every-run`` a case that the list has in several dtypes and with several results runs with each of them, but
-not with each pair of them.
+Without ``--every-run`` a part: of families that have a kernel without a stamp, runs in which each case has each of its
+dtypes, each result and each way to be cut; of others, whose kernels a GPU has seen as they are, each case of the shared
+list with each result. Each way to be cut has each dtype with each result in both.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import cache
+from zlib import crc32
 
 import pytest
 import torch
 
 from haloconv import emulator
+from haloconv.choose.trust import stamped
 from haloconv.emulator import build
-from haloconv.families import FAMILIES
+from haloconv.families import FAMILIES, OWN
+from haloconv.families.files import kernels_of
 from tests import oracle
 from tests.cases import CASES, Tensors
 from tests.covering import covering
-from tests.emulated import FAMILY_RUNS, HUGE, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR, TENSOR_CORES, Run, execute
+from tests.emulated import FAMILY_RUNS, TENSOR_CORES, Run, execute
+from tests.emulated_cases import HUGE, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR
 from tests.exact import make_exact
 from tests.mutations import MUTATIONS
 from tests.mutations.runner import run_of
 
 MISSING = emulator.available()
+VERIFIED = {name for name in OWN if set(kernels_of(name)) <= set(stamped())}
 RUNS = [run for runs in FAMILY_RUNS.values() for run in runs()]
 JUDGES = {run_of(mutation) for mutation in MUTATIONS}  # what a planted fault is judged by is right without it
 
@@ -38,7 +44,13 @@ pytestmark = [
 
 def part() -> list[Run]:
     """The runs that are enough without being asked for all."""
-    return covering(RUNS, lambda run: run.pairs, JUDGES)
+    return covering(RUNS, lambda run: run.shown if run.family in VERIFIED else run.pairs, JUDGES)
+
+
+@cache
+def rounded() -> set[Run]:
+    """Those of the part that also take random values: each way to be cut with each dtype and result."""
+    return set(covering(part(), lambda run: {(run.family, run.cut, run.dtype, run.result)}, JUDGES))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,16 +58,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("run", RUNS if metafunc.config.getoption("--every-run") else part(), ids=str)
 
 
-def test_run(run: Run, emulator_seeds: tuple[int, ...], replay: Callable, record_property: Callable) -> None:
+def test_run(run: Run, request: pytest.FixtureRequest, replay: Callable, record_property: Callable) -> None:
     """Right under every seed, without a finding; no input changed.
 
-    Small integers take the last seed, where the bits must be the reference's. Random values take the others, and the
-    last one too in runs that judge a planted fault or have no exact sums: there the bits are the same each time.
+    Small integers take the last seed, where the bits must be the reference's, and random values the others: roundings
+    are those of a way to be cut, so one case of each shows them, and the other cases take one of the seeds. Values
+    that are not finite have no exact sums: they take every seed, and the bits are the same each time.
     Runs that judge a planted fault are built as the faults are, others as they end soonest.
     """
-    several = run.finite and run not in JUDGES and len(emulator_seeds) > 1
+    seeds = request.config.getoption("--emulator-seeds")
+    every = request.config.getoption("--every-run") or len(seeds) == 1
+    integers = seeds[-1] if every or run in rounded() else seeds[crc32(str(run).encode()) % len(seeds)]
     results = []
-    for seed in emulator_seeds[:-1] if several else emulator_seeds:
+    for seed in seeds if every or not run.finite else seeds[:-1] if run in rounded() else ():
         got = emulated(run, run.tensors, seed, replay)
         with replay(seed):
             oracle.check(run.result, got, run.tensors, run.forced.spec)
@@ -63,10 +78,9 @@ def test_run(run: Run, emulator_seeds: tuple[int, ...], replay: Callable, record
         results.append(got)
     if not run.finite:
         return
-    exact, seed, start = make_exact(run.forced, run.dtype), emulator_seeds[-1], time.perf_counter()
-    got = emulated(run, exact, seed, replay)
-    record_property("emulated", (run.family, got.numel(), time.perf_counter() - start))  # the first run also compiles
-    with replay(seed):
+    exact = make_exact(run.forced, run.dtype)
+    got = emulated(run, exact, integers, replay)
+    with replay(integers):
         oracle.check_exact(run.result, got, exact, run.forced.spec)
 
 
@@ -95,8 +109,26 @@ def test_the_list_reaches_everything() -> None:
 
 def test_the_part_has_every_pair_and_every_judge() -> None:
     runs = part()
-    assert set().union(*(run.pairs for run in runs)) == set().union(*(run.pairs for run in RUNS))
+    for new in (True, False):
+        some = [run for run in runs if (run.family not in VERIFIED) == new]
+        every = [run for run in RUNS if (run.family not in VERIFIED) == new]
+        shown = [set().union(*(run.pairs if new else run.shown for run in each)) for each in (some, every)]
+        assert shown[0] == shown[1]
     assert JUDGES <= set(runs) < set(RUNS)
+
+
+def test_every_direction_of_the_shared_list_has_a_run_of_integers() -> None:
+    """In every family that has runs of the case with that result."""
+    some, every = (
+        {(run.family, run.case.name, run.result) for run in runs if run.finite and run.case in CASES}
+        for runs in (part(), RUNS)
+    )
+    assert some == every and len(every) >= 400
+
+
+def test_random_values_meet_each_way_to_be_cut() -> None:
+    kinds, rounds = ({(run.family, run.cut, run.dtype, run.result) for run in runs} for runs in (part(), rounded()))
+    assert kinds == rounds and JUDGES <= rounded() < set(part())
 
 
 def _outputs(run: Run) -> int:

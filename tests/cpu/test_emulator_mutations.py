@@ -1,4 +1,8 @@
-"""The emulator notices every fault of the list in ``tests/mutations``: its findings are not decoration."""
+"""The emulator notices every fault of the list in ``tests/mutations``: its findings are not decoration.
+
+Without ``--every-run`` a part: the faults of kernels without a stamp, and of kernels that a GPU has seen as they are a
+third, which one the commit's seed says (``FUZZ_SEED`` overrides it).
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,46 @@ from dataclasses import replace
 import pytest
 
 from haloconv import emulator
+from haloconv.choose.trust import stamped
 from haloconv.jit import source
 from tests.emulated import FAMILY_RUNS
+from tests.fuzz.campaign import commit_seed
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import Mutation, StaleMutation, planted
 from tests.mutations.runner import judge, run_of
 
 MISSING = emulator.available()
 FEWEST = 25
+PARTS = 3
 
 pytestmark = pytest.mark.usefixtures("emulator_cache")
 needs_emulator = pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
 
 
+def part(seed: int) -> list[Mutation]:
+    """The faults that are enough without being asked for all."""
+    old = stamped()
+    return [one for place, one in enumerate(MUTATIONS) if one.kernel not in old or (place + seed) % PARTS == 0]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mutation" in metafunc.fixturenames:
+        faults = MUTATIONS if metafunc.config.getoption("--every-run") else part(commit_seed())
+        metafunc.parametrize("mutation", faults, ids=lambda mutation: mutation.name)
+
+
 @needs_emulator
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_planted_fault_is_caught(mutation: Mutation, record_property: Callable) -> None:
     verdict = judge(mutation)
     record_property("mutation", (verdict.caught, str(verdict)))
     assert verdict.caught, verdict
+
+
+def test_three_seeds_in_a_row_plant_every_fault() -> None:
+    parts = [part(seed) for seed in (7, 8, 9)]
+    assert set().union(*parts) == set(MUTATIONS)
+    new = {one for one in MUTATIONS if one.kernel not in stamped()}
+    assert set.intersection(*map(set, parts)) == new and all(len(each) < len(MUTATIONS) for each in parts)
 
 
 def test_the_list_is_long_and_names_are_unique() -> None:

@@ -16,7 +16,7 @@ from haloconv.families.halo_sm90.conv.form import form_of
 from haloconv.families.halo_sm90.conv.scheduler import best_schedule, cuts, divisor
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.problem import Problem, dense_request
-from tests.emulated import tiles_of
+from tests.emulated_halo_sm90 import forced
 from tests.tilings import all_tilings
 
 H200 = 132
@@ -109,7 +109,7 @@ def test_cuts_are_equal_parts(length: int, parts: int) -> None:
 def test_sums_enter_their_buffers_without_bank_conflicts(dtype: torch.dtype, storage: torch.memory_format) -> None:
     x = torch.randn(1, 16, 6, 72).to(dtype).contiguous(memory_format=storage)
     w = torch.randn(64, 16, 3, 3).to(dtype).contiguous(memory_format=storage)
-    with emulated_device(statistics=True) as device, tiles_of("boxes in rows"):
+    with emulated_device(statistics=True) as device, forced("boxes in rows"):
         precision = "tf32" if dtype == torch.float32 else None
         conv2d(x, w, padding=1, family="halo_sm90", precision=precision, strict=True)
     sites = [

@@ -9,7 +9,7 @@ import torch
 from haloconv import plan
 from tests import oracle
 from tests.cases import Case
-from tests.emulated import MODULES, Run, tiles_of
+from tests.emulated import Run, forced
 from tests.exact import make_exact
 from tests.families import Subject
 from tests.launches import launched
@@ -25,8 +25,8 @@ def check_run(subject: Subject, run: Run, record: Callable) -> None:
     """The same case with the same shape forced: right, its operands untouched, nothing written outside."""
     t = type(run.tensors)(*(None if each is None else on_device(each) for each in run.tensors))
     plan.clear_plans()
-    fences, forced = oracle.RedZones("cuda"), MODULES[subject.name].forced if subject.name in MODULES else tiles_of
-    with forced(run.shape), oracle.Unchanged(t), fences, launched() as names:
+    fences = oracle.RedZones("cuda")
+    with forced(subject.name, run.shape), oracle.Unchanged(t), fences, launched() as names:
         got = oracle.run(run.result, t, run.forced)
     plan.clear_plans()
     error = oracle.check(run.result, got, t, run.forced.spec)

@@ -29,7 +29,7 @@ from tests import (
     oracle,
 )
 from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store
-from tests.emulated import BY_NAME, MODULES, tiles_of, with_every_not_finite
+from tests.emulated import BY_NAME, MODULES, forced, with_every_not_finite
 from tests.families import DEPTHWISE, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.launches import launched
 from tests.recorder import stamped
@@ -121,11 +121,10 @@ def calls_of(subject: Subject, every: int = 1) -> list[Call]:
 def result_of(call: Call, t: Tensors) -> torch.Tensor:
     """What the call gives, cut as it says."""
     family = call.one.spec.family
-    forced = MODULES[family].forced if family in MODULES else tiles_of
     if not call.shape:
         return oracle.run(call.result, t, call.one)
     plan.clear_plans()
-    with forced(call.shape):
+    with forced(family, call.shape):
         got = oracle.run(call.result, t, call.one)
     plan.clear_plans()
     return got
