@@ -21,17 +21,23 @@ from haloconv.choose import rules
 from haloconv.cli import VERBS, app
 from haloconv.device import DeviceFacts
 from haloconv.env import VARIABLES
+from haloconv.families import OWN
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
 from haloconv.version import __version__
 from tools import readme_results
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-KERNEL_PAGES = sorted((ROOT / "docs" / "kernels").glob("*.md"))
+KERNELS = ROOT / "docs" / "kernels"
+FAMILY_PAGES = sorted(page for page in KERNELS.glob("*.md") if page.name != "README.md")
+KERNEL_PAGES = sorted(KERNELS.rglob("*.md"))
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *GUIDES, *KERNEL_PAGES]
+LONG_LINES = ("notebook.md", "results.md", "CHANGELOG.md")  # a diary, and a page that is generated
+MOST_LETTERS = 160
 SECTIONS = [(page, section) for page, sections in readme_results.PAGES.items() for section in sections]
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\((?P<target>[^)#\s]*)#(?P<anchor>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
@@ -138,20 +144,30 @@ def test_readme_shows_a_result_by_line_30_and_links_every_page() -> None:
     assert re.search(r"\*\*\d+\.\d\d×\*\*", "\n".join(lines[:30]))
     linked = {match["target"] for match in LINK.finditer(text[text.index("## More") :])}
     index = ROOT / "docs" / "kernels" / "README.md"
-    assert linked >= {name_of(page) for page in [*PAGES, index] if page != README and page not in KERNEL_PAGES}
+    assert linked >= {name_of(page) for page in [*PAGES, index] if page not in (README, *FAMILY_PAGES)}
     assert "docs/kernels/README.md" in linked
     for page, folder in ((README, "docs/kernels/"), (index, "")):
         targets = {match["target"] for match in LINK.finditer(page.read_text("utf-8"))}
-        assert targets >= {folder + each.name for each in KERNEL_PAGES if each != index}
+        assert targets >= {folder + each.name for each in FAMILY_PAGES}
 
 
 def test_pages_are_short() -> None:
-    most = dict.fromkeys([README, *KERNEL_PAGES], 150) | {ROOT / "docs" / "kernels" / "README.md": 60}
+    most = dict.fromkeys([README, *KERNEL_PAGES], 150) | {KERNELS / "README.md": 60}
     assert {name_of(page): len(page.read_text("utf-8").splitlines()) for page in most if
             len(page.read_text("utf-8").splitlines()) > most[page]} == {}  # fmt: skip
 
 
-FAMILY_PAGES = [page for page in KERNEL_PAGES if page.name != "README.md"]
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in LONG_LINES], ids=name_of)
+def test_lines_of_prose_are_short(page: Path) -> None:
+    """So that a page of few lines is a short one. Tables and what is generated are left out."""
+    prose = GENERATED.sub("", FENCE.sub("", page.read_text("utf-8"))).splitlines()
+    assert [line for line in prose if len(line) > MOST_LETTERS and not line.startswith("|")] == []
+
+
+def test_each_family_has_a_page_and_more_only_in_a_folder_of_its_name() -> None:
+    assert {page.stem for page in FAMILY_PAGES} == set(OWN)
+    folders = {page.parent.name for page in KERNEL_PAGES if page.parent != KERNELS}
+    assert folders and folders <= set(OWN)
 
 
 @pytest.mark.parametrize("page", FAMILY_PAGES, ids=name_of)
@@ -181,7 +197,7 @@ def test_precision_page_states_the_limits_in_force() -> None:
     ieee, _, growth = stated.pop("fp32").partition(" * ")
     assert float(ieee) == IEEE_NORM and growth == "sqrt(log2(L))"
     assert {label: float(norm) for label, norm in stated.items()} == NORM_LIMITS
-    assert f"more than {ELEMENT_FACTOR:g} times the norm's limit" in limits
+    assert f"more than {ELEMENT_FACTOR:g} times the norm's limit" in " ".join(limits.split())
 
 
 def test_environment_variables_are_those_of_the_package() -> None:

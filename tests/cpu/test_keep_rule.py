@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from haloconv import emulator
 from tools import keep_rule
 
 
@@ -28,6 +29,31 @@ def test_a_kernel_is_ahead_by_five_percent_of_all_others() -> None:
     assert keep_rule.table(layers)[1] == "one fprop fp16 nchw: 1000.0 us, a 1.00, b 1.05, c 2.00"
 
 
+def test_an_older_architecture_has_fewer_kernels() -> None:
+    rows = [
+        row(case, kernel, ms) for case in ("one", "two") for kernel, ms in (("f/a", 1.0), ("f/b", 1.5), ("f/c", 2.0))
+    ]
+    layers = keep_rule.times_by_layer([*rows, row("alone", "f/c", 1.0)])
+    assert keep_rule.rows_ahead(layers) == {"f/a": 2, "f/b": 0, "f/c": 0}
+    assert keep_rule.rows_ahead(layers, lambda kernel, key: kernel != "f/a") == {"f/a": 0, "f/b": 2, "f/c": 0}
+    assert keep_rule.rows_ahead(layers, lambda kernel, key: kernel == "f/c") == {"f/a": 0, "f/b": 0, "f/c": 2}
+
+
+@pytest.mark.skipif(emulator.available() is not None, reason="no emulator: it stands in for other architectures")
+def test_what_an_architecture_runs() -> None:
+    layer = ("dw5_112", "fprop", "fp16", "nchw")
+    kernels = ("depthwise/patch", "depthwise/band", "depthwise/march")
+    taken = {
+        arch: [keep_rule.runs_on(arch)(kernel, layer) for kernel in kernels] for arch in ("sm_90a", "sm_80", "sm_75")
+    }
+    assert taken == {"sm_90a": [True, True, True], "sm_80": [False, True, True], "sm_75": [False, False, True]}
+
+
+@pytest.mark.skipif(emulator.available() is not None, reason="no emulator: it stands in for other architectures")
+def test_every_kernel_is_needed_by_the_committed_rows() -> None:
+    assert keep_rule.main() == 0
+
+
 def test_the_newest_row_of_a_kernel_counts_and_failed_ones_do_not() -> None:
     rows = [
         row("one", "f/a", 3.0, "2026-01-02T00:00:00Z"),
@@ -39,6 +65,7 @@ def test_the_newest_row_of_a_kernel_counts_and_failed_ones_do_not() -> None:
 
 def test_a_kernel_that_no_row_needs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep_rule, "FOLDER", tmp_path)
+    monkeypatch.setattr(keep_rule, "OLDER", ())
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "2026-01-01-depthwise.jsonl").write_text("")
     assert keep_rule.main() == 0
@@ -50,6 +77,7 @@ def test_a_kernel_that_no_row_needs_is_an_error(tmp_path: Path, monkeypatch: pyt
 def test_a_kernel_is_needed_by_rows_of_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is ahead on no row of another GPU is not in the way; rows of two GPUs do not add up."""
     monkeypatch.setattr(keep_rule, "FOLDER", tmp_path)
+    monkeypatch.setattr(keep_rule, "OLDER", ())
 
     def write(gpu: str, **ahead: int) -> None:
         (tmp_path / gpu).mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ class Mutation:
     """One fault, planted in the text of a shipped kernel.
 
     ``kernel`` names the .cu file whose joined text is edited (``halo_sm90/pack``), ``edits`` are exact pairs (old, new)
-    of which each ``old`` stands there once. ``case`` (a name in ``tests.emulated.BY_NAME``), ``dtype``, ``result`` (fprop,
+    of which each ``old`` stands there once. ``case`` (a name in ``tests.emulated``), ``dtype``, ``result`` (fprop,
     dgrad, wgrad, bgrad, relu), ``shape`` (of halo_sm90's tiles) and ``finite`` (no infinities and NaN among the inputs)
     say which run must expose the fault; the same run without the fault is one of the emulator's tests.
     """
