@@ -14,7 +14,7 @@ LEFT_OUT = {
 }
 # Cases of 65601 images or filters, 540000 rows or columns: on direct only, and without what takes ten seconds a seed.
 HUGE = ("many_more_images", "many_more_filters", "much_taller", "much_wider")
-HUGE_LEFT_OUT = (("many_more_filters", "bgrad"),)
+HUGE_LEFT_OUT = (("many_more_filters", "bgrad"), ("much_taller", "wgrad"), ("much_wider", "wgrad"))
 
 LARGE = (
     case("wide_bottom_right", "padding at the bottom and the right, rows longer than a warp", (1, 8, 6, 70), (8, 3, 3),

@@ -63,7 +63,8 @@ def test_summary_is_median_and_spread():
 
 
 def test_host_cost_is_in_microseconds_per_call():
-    assert 1000 <= timing.host_cost(lambda: time.sleep(0.001), repeats=5, rounds=3, device=CPU) < 3000
+    """Another unit would be a thousand times as far off; a machine with other work sleeps longer."""
+    assert 1000 <= timing.host_cost(lambda: time.sleep(0.001), repeats=5, rounds=3, device=CPU) < 30_000
 
 
 class FakeEvent:

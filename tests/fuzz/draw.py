@@ -227,10 +227,14 @@ def _size(rng: random.Random, layer: Draw, most_work: int) -> Draw:
 
 
 def products_of(draw: Draw) -> int:
-    """Products of the definition, or elements read where those are more."""
-    n, k, p, q = draw.y_shape
-    _, cg, r, s = draw.w_shape
-    return max(n * k * p * q * cg * r * s, draw.x[0] * draw.x[1] * draw.x[2] * draw.x[3])
+    """Products that threads step through, or elements read where those are more.
+
+    Of a result pixel all taps, in a strided dgrad those of its residue class, whether they meet an image or padding.
+    """
+    (n, k, p, q), (_, c, h, w) = draw.y_shape, draw.x
+    _, c_each, r, s = draw.w_shape
+    by_tap = n * (k // draw.groups) * c * h * w // (draw.stride[0] * draw.stride[1])
+    return max(r * s * (by_tap if draw.result == "dgrad" else n * k * p * q * c_each), n * c * h * w)
 
 
 def work_of(draw: Draw) -> int:
@@ -240,7 +244,9 @@ def work_of(draw: Draw) -> int:
     c_each, k_each = draw.x[1] // draw.groups, draw.filters[0] // draw.groups
     wide, deep = (c_each, k_each) if draw.result == "dgrad" else (k_each, c_each)
     filled = (-(-wide // 64) * 64) * (-(-deep // 16) * 16)
-    return products_of(draw) * filled // (wide * deep) // 4  # of which the emulator does four in the time of another
+    terms = 3 if draw.precision == "tf32x3" else 1
+    products = terms * products_of(draw) * filled // (wide * deep)
+    return products // 4  # of which the emulator does four in the time of another
 
 
 def _formed(rng: random.Random, draw: Draw, layer: Draw, keep: bool) -> Draw:
