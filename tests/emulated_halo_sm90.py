@@ -188,7 +188,7 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
     Every case in TF32 and, where a path depends on it, in 16 bits, the tiles in TF32 and fp16.
     """
-    for one in (each for each in (*ON_EMULATOR, *TILED) if each.name not in (*HUGE, *MANY_GROUPS)):
+    for one in (each for each in ON_EMULATOR if each.name not in (*HUGE, *MANY_GROUPS)):
         for dtype in EVERY if one.name in EVERY_DTYPE else (torch.float32,):
             yield from ((one.name, dtype, result, "", True) for result in DENSE)
     for shape, names in SHAPED.items():
