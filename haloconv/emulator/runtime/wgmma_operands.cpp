@@ -13,6 +13,8 @@ namespace {
 
 constexpr u32 CHUNK = 16, ROWS = 16, MAX_N = 256, MAX_DEPTH = 16;
 
+#define HC_EMU_INLINE inline __attribute__((always_inline))  // also into functions for other instructions
+
 // One operand's numbers as the tensor cores take them: sign (0 or -1), significand of 11 bits, exponent of its first bit
 // before the point. Zero has an exponent below all others.
 struct Parts {
@@ -22,7 +24,7 @@ struct Parts {
 constexpr int NO_EXPONENT = -2048, SMALLEST_NORMAL = -126;
 constexpr int FRACTION = 25;  // bits that aligned addends keep behind the point of the one with the largest exponent
 
-Parts parts_of(float value) {
+HC_EMU_INLINE Parts parts_of(float value) {
     u32 word;
     std::memcpy(&word, &value, 4);
     const int field = word >> 23 & 0xff, significand = (int(word & 0x7fffff) | (field ? 1 << 23 : 0)) >> 13;
@@ -34,7 +36,7 @@ struct Values {
     u32 largest;
     bool whole;
 
-    Values(const float* values, u32 count) : largest(0) {
+    HC_EMU_INLINE Values(const float* values, u32 count) : largest(0) {
         int fractions = 0;
         for (u32 i = 0; i < count; ++i) {
             u32 word;
@@ -67,8 +69,6 @@ using Ints = int __attribute__((vector_size(32)));
 using Longs = long long __attribute__((vector_size(64)));
 using Doubles = double __attribute__((vector_size(64)));
 using Floats = float __attribute__((vector_size(32)));
-
-#define HC_EMU_INLINE inline __attribute__((always_inline))
 
 HC_EMU_INLINE void load(Ints& to, const void* from) { std::memcpy(&to, from, sizeof to); }
 
@@ -119,38 +119,57 @@ HC_EMU_INLINE void multiply_eight(float* sums, const Parts* a, const int* signs,
     std::memcpy(sums, &result, sizeof result);
 }
 
-HC_EMU_INLINE void multiply_all(float* sums, const Parts* a, const int* signs, const int* significands,
-                                const int* exponents, u32 n, u32 depth) {
+HC_EMU_INLINE void multiply_finite(float* sums, const float* a, const float* b, u32 n, u32 depth) {
+    static int signs[MAX_DEPTH * MAX_N], significands[MAX_DEPTH * MAX_N], exponents[MAX_DEPTH * MAX_N];
+    for (u32 i = 0; i < depth * n; ++i) {
+        const Parts parts = parts_of(b[i]);
+        signs[i] = parts.sign, significands[i] = parts.significand, exponents[i] = parts.exponent;
+    }
+    Parts rows[ROWS * MAX_DEPTH];
+    for (u32 i = 0; i < ROWS * depth; ++i) rows[i] = parts_of(a[i]);
     for (u32 row = 0; row < ROWS; ++row)
         for (u32 col = 0; col < n; col += LANES)
-            multiply_eight(sums + row * n + col, a + row * depth, signs + col, significands + col, exponents + col, n,
-                           depth);
+            multiply_eight(sums + row * n + col, rows + row * depth, signs + col, significands + col, exponents + col,
+                           n, depth);
 }
-
-void multiply_narrow(float* sums, const Parts* a, const int* signs, const int* significands, const int* exponents,
-                     u32 n, u32 depth) {
-    multiply_all(sums, a, signs, significands, exponents, n, depth);
-}
-#if defined(__x86_64__)
-__attribute__((target("avx2"))) void multiply_wide(float* sums, const Parts* a, const int* signs,
-                                                   const int* significands, const int* exponents, u32 n, u32 depth) {
-    if (depth == 8)
-        multiply_all(sums, a, signs, significands, exponents, n, 8);
-    else
-        multiply_all(sums, a, signs, significands, exponents, n, 16);
-}
-const auto multiply_finite = __builtin_cpu_supports("avx2") ? multiply_wide : multiply_narrow;
-#else
-const auto multiply_finite = multiply_narrow;
-#endif
 
 // In fp32, for integers of which every sum is exact, and for numbers that are not all finite: any order and rounding
 // gives the same sums, infinities and NaN.
-void multiply_any(float* sums, const float* a, const float* b, u32 n, u32 depth) {
+HC_EMU_INLINE void multiply_any(float* sums, const float* a, const float* b, u32 n, u32 depth) {
     for (u32 row = 0; row < ROWS; ++row)
-        for (u32 k = 0; k < depth; ++k)
-            for (u32 col = 0; col < n; ++col) sums[row * n + col] += a[row * depth + k] * b[k * n + col];
+        for (u32 col = 0; col < n; col += LANES) {
+            Floats sum, each;
+            std::memcpy(&sum, sums + row * n + col, sizeof sum);
+            for (u32 k = 0; k < depth; ++k) {
+                std::memcpy(&each, b + k * n + col, sizeof each);
+                sum += a[row * depth + k] * each;
+            }
+            std::memcpy(sums + row * n + col, &sum, sizeof sum);
+        }
 }
+
+HC_EMU_INLINE void multiply(float* sums, const float* a, const float* b, u32 n, u32 depth) {
+    const Values before(sums, ROWS * n), left(a, ROWS * depth), right(b, depth * n);
+    const bool finite = before.finite() && left.finite() && right.finite(),
+               whole = before.whole && left.whole && right.whole;
+    if (!finite || (whole && before.most() + depth * left.most() * right.most() < 0x1p24))
+        multiply_any(sums, a, b, n, depth);
+    else
+        multiply_finite(sums, a, b, n, depth);
+}
+
+void multiply_narrow(float* sums, const float* a, const float* b, u32 n, u32 depth) { multiply(sums, a, b, n, depth); }
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) void multiply_wide(float* sums, const float* a, const float* b, u32 n, u32 depth) {
+    if (depth == 8)
+        multiply(sums, a, b, n, 8);
+    else
+        multiply(sums, a, b, n, 16);
+}
+const auto multiply_best = __builtin_cpu_supports("avx2") ? multiply_wide : multiply_narrow;
+#else
+const auto multiply_best = multiply_narrow;
+#endif
 
 // Lowest and highest shared address of an operand's chunks, checked once; the host address of shared address 0.
 const u8* window_of(const Operand& operand, Site site) {
@@ -208,19 +227,7 @@ void read_operand(const Operand& operand, float* out, u32 line_pitch, u32 k_pitc
 }
 
 void multiply_rows(float* sums, const float* a, const float* b, u32 n, u32 depth) {
-    const Values before(sums, ROWS * n), left(a, ROWS * depth), right(b, depth * n);
-    const bool finite = before.finite() && left.finite() && right.finite(),
-               whole = before.whole && left.whole && right.whole;
-    if (!finite || (whole && before.most() + depth * left.most() * right.most() < 0x1p24))
-        return multiply_any(sums, a, b, n, depth);
-    static int signs[MAX_DEPTH * MAX_N], significands[MAX_DEPTH * MAX_N], exponents[MAX_DEPTH * MAX_N];
-    for (u32 i = 0; i < depth * n; ++i) {
-        const Parts parts = parts_of(b[i]);
-        signs[i] = parts.sign, significands[i] = parts.significand, exponents[i] = parts.exponent;
-    }
-    Parts rows[ROWS * MAX_DEPTH];
-    for (u32 i = 0; i < ROWS * depth; ++i) rows[i] = parts_of(a[i]);
-    multiply_finite(sums, rows, signs, significands, exponents, n, depth);
+    multiply_best(sums, a, b, n, depth);
 }
 
 void ChunkSet::add(const Operand& operand, u32 first_line, u32 lines) {
