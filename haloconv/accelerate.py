@@ -6,87 +6,26 @@ modules, DDP and FSDP2 (which puts gathered weights into the very module that it
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from haloconv import env
+from haloconv.changes import Changes, Left, Swap, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
 from haloconv.fusion.module import set_back
 from haloconv.layer import OWN_NAMES, Layer
 from haloconv.precision import Precision
 from haloconv.precompile import Inputs, precompile
-from haloconv.reclass import SERVED, change_class, is_convolution, own_class, torch_class_of
+from haloconv.reclass import change_class, is_convolution, own_class
 from haloconv.subclasses import check_also, replacement
-
-TABLES = "haloconv.report.changes"  # loaded when something is shown
-_ROOT = "(the model itself)"
-_told_disabled: set[str] = set()
-
-
-class Swap(NamedTuple):
-    """One layer that is ours now. ``names`` are all the places in the model where it stands: shared ones have several.
-
-    ``before`` names settings that it had as a layer of ours and has no longer; None if there are none.
-    """
-
-    names: tuple[str, ...]
-    module: Layer
-    before: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
-    def expected(self) -> str:
-        """The family that runs the layer and why, as far as that is known: fully only after its first input."""
-        choice = self.module.choice()
-        return "chosen at its first input" if choice is None else f"{choice.family}: {choice.reason}"
-
-
-class Left(NamedTuple):
-    """One module that was left as it is, and why. ``convolution`` if strict refuses it: 1-D, 2-D, and transposed."""
-
-    names: tuple[str, ...]
-    module: torch.nn.Module
-    reason: str
-    convolution: bool
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-
-class Told(Sequence):
-    """What was done to a model: a sequence that prints as a table of what changed and of all that was left, and why."""
-
-    @property
-    def summary(self) -> str:
-        """One line of counts."""
-        raise NotImplementedError
-
-    def _lines(self) -> Iterator[tuple[str, str, str, str]]:
-        """The table row by row: names, extents, state, reason."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.summary}>"
-
-    def __str__(self) -> str:
-        return import_module(TABLES).as_text(self.summary, self._lines())
-
-    def __rich__(self) -> object:
-        return import_module(TABLES).change_table(self.summary, self._lines())
 
 
 @dataclass(frozen=True, repr=False)
-class Acceleration(Told):
+class Acceleration(Changes[Swap]):
     """What ``accelerate`` did: a sequence of the swaps; ``print`` shows them with all that was left, and why.
 
     ``swaps`` are the layers that became ours, ``already`` those that were, ``left`` what stays PyTorch's.
@@ -96,11 +35,9 @@ class Acceleration(Told):
     already: tuple[Swap, ...]
     left: tuple[Left, ...]
 
-    def __len__(self) -> int:
-        return len(self.swaps)
-
-    def __getitem__(self, index: int | slice) -> Swap | tuple[Swap, ...]:
-        return self.swaps[index]
+    @property
+    def _changed(self) -> tuple[Swap, ...]:
+        return self.swaps
 
     @property
     def summary(self) -> str:
@@ -209,13 +146,6 @@ def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleratio
     return Acceleration((), already, left)
 
 
-def tell_disabled(function: str) -> None:
-    """Warn once in a process that a function of haloconv does nothing under HALOCONV_DISABLE."""
-    if function not in _told_disabled:
-        _told_disabled.add(function)
-        warnings.warn(f"haloconv.{function} changes nothing: {DISABLED}", RuntimeWarning, stacklevel=3)
-
-
 def restore(model: torch.nn.Module) -> list[str]:
     """Turn what ``accelerate`` and ``fuse`` changed back into what it was, in place; all names of these modules.
 
@@ -254,17 +184,3 @@ def _places(model: torch.nn.Module) -> dict[torch.nn.Module, tuple[str, ...]]:
         if isinstance(module, torch.nn.modules.conv._ConvNd) or is_convolution(module):
             places[module] = (*places.get(module, ()), name)
     return places
-
-
-def shown(names: tuple[str, ...]) -> str:
-    """Names of modules as tables have them."""
-    return ", ".join(name or _ROOT for name in names)
-
-
-def extents(module: torch.nn.Module) -> str:
-    """What the layer's constructor was told, as its repr has it."""
-    if isinstance(module, torch.nn.Conv2d):
-        return torch.nn.Conv2d.extra_repr(module)
-    if isinstance(module, SERVED):
-        return f"{torch_class_of(module).__name__}: {torch.nn.modules.conv._ConvNd.extra_repr(module)}"
-    return type(module).__name__

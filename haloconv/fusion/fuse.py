@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv import env, logs
-from haloconv.accelerate import Left, Told, extents, shown, tell_disabled
+from haloconv.changes import Changes, Left, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
 from haloconv.fusion.call import FusedCall
 from haloconv.fusion.module import Program, program_of, set_back, set_fused
@@ -46,17 +46,15 @@ class FusedChain(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Fusion(Told):
+class Fusion(Changes[FusedChain]):
     """What ``fuse`` did: a sequence of the chains; ``print`` shows them with all 2-D convolutions left, and why."""
 
     chains: tuple[FusedChain, ...]
     left: tuple[Left, ...]
 
-    def __len__(self) -> int:
-        return len(self.chains)
-
-    def __getitem__(self, index: int | slice) -> FusedChain | tuple[FusedChain, ...]:
-        return self.chains[index]
+    @property
+    def _changed(self) -> tuple[FusedChain, ...]:
+        return self.chains
 
     @property
     def summary(self) -> str:

@@ -25,7 +25,7 @@ same = torch.testing.assert_close
 @pytest.fixture
 def disabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HALOCONV_DISABLE", "1")
-    monkeypatch.setattr(import_module("haloconv.accelerate"), "_told_disabled", set())
+    monkeypatch.setattr(import_module("haloconv.changes"), "_told_disabled", set())
     env.disabled.cache_clear()
     plan.clear_plans()
     yield

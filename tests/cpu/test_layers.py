@@ -11,7 +11,16 @@ import pytest
 
 import haloconv
 from haloconv.env import child_environment
-from tests.cpu.test_budgets import MODULE_NAMES, MODULES, imported, module_name, name_of, tree_of
+from tests.cpu.test_budgets import (
+    MODULE_NAMES,
+    MODULES,
+    PACKAGE,
+    find_cycle,
+    imported,
+    module_name,
+    name_of,
+    tree_of,
+)
 
 LAYERS = (
     {"version"},
@@ -23,16 +32,13 @@ LAYERS = (
     {"choose"},
     {"gradients", "plan"},
     {
-        "accelerate",
         "arguments",
         "autograd",
-        "backend",
         "decompositions",
         "distributed",
         "front",
         "fronts",
         "functional",
-        "fusion",
         "gathered",
         "layer",
         "library",
@@ -49,6 +55,9 @@ LAYERS = (
         "transforms",
         "transposed",
     },
+    {"changes"},
+    {"fusion"},
+    {"accelerate", "backend"},
     {"emulator", "problem_file"},
     {"export", "tune"},
     {"bench", "doctor"},
@@ -56,6 +65,33 @@ LAYERS = (
     {"__main__"},
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+COMPUTED = "(computed)"
+LATE_IMPORTS = {
+    "__init__.py": {
+        "haloconv.tune.first_use": "what measures is loaded by the first call that has to be measured",
+        COMPUTED: "functions that measure and export are loaded when they are asked for",
+    },
+    "__main__.py": {"haloconv.cli": "without the packages of the command line there is one sentence, no traceback"},
+    "changes.py": {"haloconv.report.changes": "tables are loaded when one is printed"},
+    "bench/costs/first_step.py": dict.fromkeys(
+        (
+            "torch",
+            "haloconv",
+            "haloconv.jit",
+            "haloconv.bench.networks.swapped",
+            "haloconv.bench.suite",
+            "haloconv.bench.targets",
+            "haloconv.bench.trial",
+            "haloconv.bench.values",
+        ),
+        "what is imported when is part of what is timed",
+    ),
+    "bench/networks/compiled.py": {
+        COMPUTED: "takes seconds, and only what compiles needs it",
+        "torch._dynamo.config": "takes seconds, and only what compiles needs it",
+    },
+    "bench/one_kernel.py": {COMPUTED: "the module of a kernel that the user names"},
+}
 HEAVY = (
     "haloconv.report",
     "haloconv.tune.",
@@ -80,13 +116,67 @@ def test_every_part_has_its_layer() -> None:
     assert parts == set(RANKS)
 
 
+def late_imports(tree: ast.Module) -> list[str]:
+    """What ``import_module`` is told anywhere in a module, be it called or handed over."""
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        parts = [call.func, *call.args]
+        (at, *_) = [*(i for i, part in enumerate(parts) if _is_import_module(part)), None]
+        if at is not None:
+            (told,) = parts[at + 1 :]
+            named = told.value if isinstance(told, ast.Constant) else constants.get(ast.unparse(told))
+            found.append(named if isinstance(named, str) else COMPUTED)
+    return found
+
+
+def _is_import_module(node: ast.expr) -> bool:
+    return ast.unparse(node).split(".")[-1] in ("import_module", "__import__")
+
+
+def uses(file: Path) -> set[str]:
+    """The modules of the package that a module imports, wherever and however it does so."""
+    tree = tree_of(file)
+    names = {name for node in ast.walk(tree) for name in imported(node)} | set(late_imports(tree))
+    return {name for name in names if name.startswith("haloconv.")}
+
+
 @pytest.mark.parametrize("file", [each for each in MODULES if module_name(each) != "haloconv"], ids=name_of)
 def test_imports_go_downwards(file: Path) -> None:
     """Imports inside functions count; ``haloconv`` itself gives names alone to those that use it."""
     own = part_of(module_name(file))
-    names = {name for node in ast.walk(tree_of(file)) for name in imported(node) if name.startswith("haloconv.")}
-    above = {name for name in names if part_of(name) != own and RANKS[part_of(name)] > RANKS[own]}
+    above = {name for name in uses(file) if part_of(name) != own and RANKS[part_of(name)] > RANKS[own]}
     assert not above
+
+
+def test_no_cycle_of_folders() -> None:
+    """Files of the package and its folders, each folder as one; imports inside functions count."""
+    files = [each for each in MODULES if module_name(each) != "haloconv"]
+    graph: dict[str, set[str]] = {part_of(module_name(each)): set() for each in files}
+    for each in files:
+        own = part_of(module_name(each))
+        graph[own] |= {part_of(name) for name in uses(each)} - {own}
+    assert graph["fusion"] >= {"changes", "plan"}
+    assert find_cycle(graph) == []
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_import_module_is_called_for_a_reason(file: Path) -> None:
+    assert set(late_imports(tree_of(file))) == LATE_IMPORTS.get(file.relative_to(PACKAGE).as_posix(), {}).keys()
+
+
+def test_late_imports_are_found() -> None:
+    code = (
+        "import importlib as loader\nNAME = 'c.d'\nlater = partial(import_module, 'a.b')\n"
+        "def f(name):\n    loader.import_module(NAME).g(1)\n    return [import_module(f'e.{name}'), __import__('f')]\n"
+    )
+    assert sorted(late_imports(ast.parse(code))) == [COMPUTED, "a.b", "c.d", "f"]
 
 
 def test_importing_the_package_loads_no_measuring_and_no_reports() -> None:

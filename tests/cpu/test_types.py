@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,3 +38,45 @@ def test_ignored_errors_have_a_code_each() -> None:
 def test_lint_runs_the_checker() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert "$(VENV)/bin/mypy\n" in makefile[makefile.index("\nlint:") : makefile.index("\ngpu:")]
+
+
+WELL_TYPED = """
+import torch
+
+import haloconv
+
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+report = haloconv.accelerate(model, precision="tf32", family="auto")
+weight: torch.Tensor = report[0].module.weight
+names: list[str] = [swap.name for swap in report[:1]] + [left.reason for left in report.left]
+fused = haloconv.fuse(model)
+told: str = fused[0].expected
+chains: list[torch.nn.Module] = [chain.module for chain in fused]
+y: torch.Tensor = haloconv.conv2d(torch.randn(1, 3, 8, 8), weight, activation="relu", precision="ieee")
+"""
+WRONGLY_TYPED = """
+import torch
+
+import haloconv
+
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+haloconv.accelerate(model)[0].weight  # error: [attr-defined]
+haloconv.accelerate(model)[:1].module  # error: [attr-defined]
+haloconv.fuse(model)[0].chain  # error: [attr-defined]
+haloconv.accelerate(model, precision="fp32")  # error: [arg-type]
+"""
+
+
+def test_what_users_write_is_checked(tmp_path: Path) -> None:
+    """mypy passes what is right and refuses each line that is not."""
+    (tmp_path / "well_typed.py").write_text(WELL_TYPED)
+    (tmp_path / "wrongly_typed.py").write_text(WRONGLY_TYPED)
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", *map(str, tmp_path.glob("*.py"))]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    found = [re.fullmatch(r".*?(\w+\.py):(\d+): error: .*\[([a-z-]+)\]", line) for line in ended.stdout.splitlines()]
+    expected = [
+        ("wrongly_typed.py", str(number), line.partition("# error: [")[2].rstrip("]"))
+        for number, line in enumerate(WRONGLY_TYPED.splitlines(), 1)
+        if "# error" in line
+    ]
+    assert sorted(each.groups() for each in found if each) == sorted(expected), ended.stdout + ended.stderr

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from haloconv.accelerate import Acceleration, Swap
+from haloconv.accelerate import Acceleration
 from haloconv.bench.emulation.emulated import EmulatedLayer, Emulation
 from haloconv.bench.layer import LAYOUTS, Layer, Step
 from haloconv.bench.networks.whole import Contest
 from haloconv.bench.trial import Budget, tried_step
 from haloconv.bench.values import ModelError, device_of, run_theirs
+from haloconv.changes import Swap
 from haloconv.families.closure import JOIN
 from haloconv.front import Front, Images
 from haloconv.layout import Layout
