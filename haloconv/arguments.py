@@ -128,7 +128,7 @@ class _AtPrecision(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         again, wanted, tensors = torch.is_grad_enabled(), ctx.needs_input_grad[:3], ctx.saved_tensors
         function, others, precision = ctx.call
         if not again:

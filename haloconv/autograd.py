@@ -52,7 +52,7 @@ class Call(NamedTuple):
     """
 
     function: Callable[..., Tensor]
-    arguments: tuple
+    arguments: tuple[Any, ...]
     native: bool
 
 
@@ -158,7 +158,7 @@ class _Fprop(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         if ctx.layer:
             return _backward_of_layer(ctx, dy)
         x, w, *activated = ctx.saved_tensors
@@ -178,7 +178,7 @@ _record = super(torch.autograd.Function, _Fprop).apply
 """``_Fprop.apply`` for tensors that no function transform has wrapped: it looks at none of them for that."""
 
 
-def _backward_of_layer(ctx: Any, dy: Tensor) -> tuple:
+def _backward_of_layer(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     """_Fprop.backward, which others learn the layer of."""
     layer, ctx.layer = ctx.layer, ""
     try:
@@ -196,7 +196,7 @@ class _Dgrad(torch.autograd.Function):
         return plans.dgrad(dy, w, x_shape, layout, spec)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         dy, w = ctx.saved_tensors
         dy_wanted, w_wanted = ctx.needs_input_grad[:2]
         d_dy = fprop_of_gradient(g, w, ctx.spec) if dy_wanted else None
@@ -212,7 +212,7 @@ class _Wgrad(torch.autograd.Function):
         return plans.wgrad(dy, x, w_shape, layout, spec)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         dy, x = ctx.saved_tensors
         dy_wanted, x_wanted = ctx.needs_input_grad[:2]
         d_dy = fprop_of_gradient(x, g, ctx.spec) if dy_wanted else None

@@ -344,7 +344,9 @@ def _replace(node: torch.fx.Node, given: dict[str, Any], fused: Fused | None) ->
         graph.erase_node(gone)
 
 
-def _fprop_node(graph: torch.fx.Graph, tensors: tuple, spec: tuple, fused: Fused | None) -> torch.fx.Node:
+def _fprop_node(
+    graph: torch.fx.Graph, tensors: tuple[Any, ...], spec: tuple[Any, ...], fused: Fused | None
+) -> torch.fx.Node:
     """The call of our operator; of a batch norm's statistics it gets the bias and the scale that they come to."""
     x, w, b, residual = tensors
     if fused is None:

@@ -74,7 +74,9 @@ def _bgrad(dy: Tensor, family: str) -> Tensor:
     return dy.sum((0, 2, 3))
 
 
-def _backward(dy: Tensor, x: Tensor, w: Tensor, padding: list[int], wanted: list[bool], values: tuple) -> tuple:
+def _backward(
+    dy: Tensor, x: Tensor, w: Tensor, padding: list[int], wanted: list[bool], values: tuple[Any, ...]
+) -> tuple[Any, ...]:
     stride, _, dilation, groups, *_ = values
     return torch.ops.aten.convolution_backward(
         dy, x, w, None, stride, padding, dilation, False, [0, 0], groups, wanted
@@ -114,7 +116,7 @@ def _wgrad_flop(dy_shape: Sequence[int], x_shape: Sequence[int], w_shape: Any, *
     return _counted(conv_backward_flop, shapes, [[0, 0], 1, [False, True, False]], (None, w_shape, None))
 
 
-def _counted(formula: Callable[..., int], shapes: list, others: list, out_shape: Any) -> int:
+def _counted(formula: Callable[..., int], shapes: list[Any], others: list[Any], out_shape: Any) -> int:
     """PyTorch's count. No formula of its reads stride, padding and dilation, which stand between."""
     return formula(*shapes, [1, 1], [0, 0], [1, 1], False, *others, out_val=out_shape)
 

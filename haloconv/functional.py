@@ -328,7 +328,13 @@ class functional_mode(TorchFunctionMode):
         super().__init__()
         self.precision, self.family, self.strict = precision, family, strict
 
-    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[Any, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         ours = SERVED.get(func)
         if ours is None or not self._is_served(func, types, args, kwargs):
@@ -342,7 +348,9 @@ class functional_mode(TorchFunctionMode):
             func(*args, **kwargs)  # what PyTorch refuses, it refuses in its own words
             raise
 
-    def _is_served(self, func: Callable, types: tuple, args: tuple, kwargs: dict) -> bool:
+    def _is_served(
+        self, func: Callable[..., Any], types: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
         padding = args[4] if len(args) > 4 else kwargs.get("padding")
         if isinstance(padding, (tuple, list)) and len(padding) > int(func.__name__[-2]):
             return False  # sides that differ are ours alone

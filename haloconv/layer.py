@@ -220,14 +220,14 @@ class Layer(torch.nn.modules.conv._ConvNd):
         return None if reason is None else Choice("aten", reason, refused=True)
 
 
-def _form_of(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[tuple, tuple]:
+def _form_of(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """What the choice of a family depends on: what may alternate from call to call, and what seldom changes."""
     wanted = _grad_enabled() and (x.requires_grad, w.requires_grad, b is not None and b.requires_grad)
     tensors = (x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
     return (x.shape, wanted), (tensors, torch_precision(), plans.generation, _any_autocast())
 
 
-def _details_of(x: Tensor, w: Tensor, b: Tensor | None, form: tuple) -> tuple:
+def _details_of(x: Tensor, w: Tensor, b: Tensor | None, form: tuple[object, ...]) -> tuple[object, ...]:
     """What a call of ours depends on besides: alignment, classes, the bias, and autocast's dtype if there is one."""
     bias = None if b is None else (type(b), b.shape, b.dtype, b.device)
     return (x.data_ptr() | w.data_ptr()) & 15, type(w), bias, form[3] and autocast_to(x.device.type)

@@ -122,7 +122,7 @@ OPERATORS = torch.ops.haloconv
 # --- gradients: the table at the head of haloconv.autograd
 
 
-def _keep_factors(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     first, second, _, *_ = inputs
     save_needed(ctx, first, second)
     ctx.shapes = (first.shape, second.shape)
@@ -130,7 +130,7 @@ def _keep_factors(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.values = inputs[3:] if len(inputs) == 10 else inputs[4:]
 
 
-def _fprop_backward(ctx: Any, dy: Tensor) -> tuple:
+def _fprop_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
     dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
     ops, layout = torch.ops.haloconv, "nhwc" if "nhwc" in ctx.layouts else "nchw"
@@ -140,7 +140,7 @@ def _fprop_backward(ctx: Any, dy: Tensor) -> tuple:
     return dx, dw, db, *([None] * 7)
 
 
-def _keep_for_epilogue(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _keep_for_epilogue(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, b, residual, has_scale, activation, *values = inputs
     ctx.epilogue, ctx.values = Epilogue(has_scale, activation, residual is not None), values
     ctx.shapes, ctx.layouts = (x.shape, w.shape), (plans.layout_of(x), plans.layout_of(w))
@@ -150,7 +150,7 @@ def _keep_for_epilogue(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(x, w, b, residual if activation else None)
 
 
-def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple:
+def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     """Of ReLU by the result; of other activations by sums that are computed again, for none of them is kept."""
     x, w, third, *more = ctx.saved_tensors
     (has_scale, activation, has_residual, _), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
@@ -176,7 +176,7 @@ def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple:
     return dx, dw, db, d_residual if has_residual else None, *([None] * 9)
 
 
-def _dgrad_backward(ctx: Any, g: Tensor) -> tuple:
+def _dgrad_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     dy, w = ctx.saved_tensors
     dy_wanted, w_wanted = ctx.needs_input_grad[:2]
     d_dy = torch.ops.haloconv.fprop(g, w, None, *ctx.values) if dy_wanted else None
@@ -184,7 +184,7 @@ def _dgrad_backward(ctx: Any, g: Tensor) -> tuple:
     return d_dy, dw, *([None] * 9)
 
 
-def _wgrad_backward(ctx: Any, g: Tensor) -> tuple:
+def _wgrad_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     dy, x = ctx.saved_tensors
     dy_wanted, x_wanted = ctx.needs_input_grad[:2]
     d_dy = torch.ops.haloconv.fprop(x, g, None, *ctx.values) if dy_wanted else None
@@ -192,11 +192,11 @@ def _wgrad_backward(ctx: Any, g: Tensor) -> tuple:
     return d_dy, dx, *([None] * 9)
 
 
-def _keep_shape(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.shape = inputs[0].shape
 
 
-def _bgrad_backward(ctx: Any, g: Tensor) -> tuple:
+def _bgrad_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     return g.reshape(1, -1, 1, 1).expand(ctx.shape), None
 
 

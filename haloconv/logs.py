@@ -40,7 +40,7 @@ def set_logs(*, choice: bool | None = None, compile: bool | None = None, cache: 
         package.addHandler(_ToStderr())
 
 
-class _ToStderr(logging.StreamHandler):
+class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]  # no subscripts before Python 3.11
     """Writes lines where nobody else does: without handlers of the root logger they would be lost."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -57,7 +57,7 @@ class Plan:
         self.spec, self.choice, self.run, self.plain = spec, choice, run, plain
         self.kept = choice is not _LATER
         self._native: dict[Direction, bool] = {}
-        self.gradients: dict[tuple[bool, ...], tuple] = {}
+        self.gradients: dict[tuple[bool, ...], tuple[Any, ...]] = {}
 
     def traced(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """``run`` inside a range of PyTorch's profiler."""
@@ -84,7 +84,7 @@ class Noted(NamedTuple):
     dgrad and wgrad; ``bias_gradient`` if that of the bias is wanted.
     """
 
-    key: tuple
+    key: tuple[object, ...]
     request: Request
     spec: ConvSpec
     layer: str
@@ -96,9 +96,9 @@ Bound = TypeVar("Bound")
 
 _PLAN_LIMIT = 8192  # of each kind
 
-_plans: dict[tuple, Plan] = {}
-_bgrads: dict[tuple, BoundCall] = {}
-_warned: set[tuple] = set()
+_plans: dict[tuple[object, ...], Plan] = {}
+_bgrads: dict[tuple[object, ...], BoundCall] = {}
+_warned: set[tuple[object, ...]] = set()
 _noted: ContextVar[list[Noted] | None] = ContextVar("haloconv_noted", default=None)
 
 
@@ -305,7 +305,7 @@ def _aten_bgrad(dy: torch.Tensor) -> torch.Tensor:
     return dy.sum((0, 2, 3))
 
 
-def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
+def _remember(store: dict[tuple[object, ...], Bound], key: tuple[object, ...], bound: Bound) -> Bound:
     """Keep what was bound. At the limit all is forgotten: binding again costs less than tracking what was used last."""
     if len(store) >= _PLAN_LIMIT:
         store.clear()
@@ -313,7 +313,7 @@ def _remember(store: dict[tuple, Bound], key: tuple, bound: Bound) -> Bound:
     return bound
 
 
-def keep(key: tuple, plan: Plan) -> Plan:
+def keep(key: tuple[object, ...], plan: Plan) -> Plan:
     """Let calls find the plan by ``key``, as in Noted."""
     return _remember(_plans, key, plan)
 

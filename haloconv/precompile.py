@@ -32,7 +32,7 @@ _THREADS = 16
 class _Task(NamedTuple):
     """Something to bind, once for each ``key``; ``request`` and ``layer`` say what for."""
 
-    key: tuple
+    key: tuple[object, ...]
     layer: str
     request: Request
     call: Callable[[], object]

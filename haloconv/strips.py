@@ -327,12 +327,12 @@ class _Convolve(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         with ctx.job.exchange.telling(), calls_of(ctx.layer) if ctx.layer else nullcontext():
             return _Convolve._gradients(ctx, dy)
 
     @staticmethod
-    def _gradients(ctx: Any, dy: Tensor) -> tuple:
+    def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, w, b, *strips = ctx.saved_tensors
         job, wanted = ctx.job, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
@@ -356,14 +356,16 @@ class _Convolve(torch.autograd.Function):
 # --- the same for autograd to see, for gradients of gradients
 
 
-def _differentiable_gradients(dy: Tensor, inputs: tuple, wanted: tuple[bool, ...], job: Job) -> tuple:
+def _differentiable_gradients(
+    dy: Tensor, inputs: tuple[Any, ...], wanted: tuple[bool, ...], job: Job
+) -> tuple[Any, ...]:
     y = _recorded(inputs, job)
     asked = [each for each, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
     found = iter(torch.autograd.grad(y, asked, dy, create_graph=True))
     return tuple(next(found) if is_wanted else None for is_wanted in wanted)
 
 
-def _recorded(inputs: tuple, job: Job) -> Tensor:
+def _recorded(inputs: tuple[Any, ...], job: Job) -> Tensor:
     """_fprop of operations that each have gradients of any order; interior and rims are copied into y."""
     cut, exchange, x = job.cut, job.exchange, inputs[0]
     messages = exchange.differentiable(x)

@@ -195,7 +195,7 @@ def _why_not_proven(cls: type[torch.nn.Conv2d]) -> str | None:
     return None
 
 
-def _runs_conv_forward(forward: Callable) -> bool:
+def _runs_conv_forward(forward: Callable[..., Any]) -> bool:
     names = getattr(inspect.unwrap(forward), "__code__", None)
     return names is not None and ("_conv_forward" in names.co_names or {"super", "forward"} <= {*names.co_names})
 

@@ -64,7 +64,7 @@ class _Bilinear(torch.autograd.Function):
     """What the three have in common: both factors are kept, for gradients and for tangents."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         first, second, *ctx.others = inputs
         ctx.save_for_backward(first, second)
         ctx.save_for_forward(first, second)
@@ -77,7 +77,7 @@ class _Fprop(_Bilinear):
         return torch.ops.haloconv.fprop(x, w, None, *spec)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None) -> tuple:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         x, w = ctx.saved_tensors
         (spec,) = ctx.others
         if dy is None:
@@ -96,7 +96,7 @@ class _Fprop(_Bilinear):
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, w: Tensor, spec: ConvSpec) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, w: Tensor, spec: ConvSpec) -> tuple[Tensor, int]:
         size, (x_dim, w_dim, _) = info.batch_size, in_dims
         if w_dim is None:
             return _Fprop.apply(_as_images(x, x_dim), w, spec).unflatten(0, (size, -1)), 0
@@ -111,7 +111,7 @@ class _Dgrad(_Bilinear):
         return torch.ops.haloconv.dgrad(dy, w, x_shape, layout, *spec)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple:
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
         dy, w = ctx.saved_tensors
         _, _, spec = ctx.others
         if g is None:
@@ -130,7 +130,13 @@ class _Dgrad(_Bilinear):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple, dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec
+        info: Any,
+        in_dims: tuple[Any, ...],
+        dy: Tensor,
+        w: Tensor,
+        x_shape: tuple[int, ...],
+        layout: Layout,
+        spec: ConvSpec,
     ) -> tuple[Tensor, int]:
         size, (dy_dim, w_dim, *_) = info.batch_size, in_dims
         n, c, *extents = x_shape
@@ -148,7 +154,7 @@ class _Wgrad(_Bilinear):
         return torch.ops.haloconv.wgrad(dy, x, w_shape, layout, *spec)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple:
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
         dy, x = ctx.saved_tensors
         _, _, spec = ctx.others
         if g is None:
@@ -167,7 +173,13 @@ class _Wgrad(_Bilinear):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple, dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec
+        info: Any,
+        in_dims: tuple[Any, ...],
+        dy: Tensor,
+        x: Tensor,
+        w_shape: tuple[int, ...],
+        layout: Layout,
+        spec: ConvSpec,
     ) -> tuple[Tensor, int]:
         size, (dy_dim, x_dim, *_) = info.batch_size, in_dims
         k, *others = w_shape

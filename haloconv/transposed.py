@@ -268,7 +268,7 @@ class _Transposed(torch.autograd.Function):
         return _run(x, w, b, plan)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, w = ctx.saved_tensors
         plan, (dx_wanted, dw_wanted, db_wanted, _) = ctx.plan, ctx.needs_input_grad
         spec, w_shape = plan.spec, plan.problem.w_shape

@@ -57,7 +57,7 @@ def newest_rows(folder: Path, what: str) -> list[ResultRow]:
 
     They are in the order of their keys. Of rows of the same second the one that was written last counts.
     """
-    newest: dict[tuple, ResultRow] = {}
+    newest: dict[tuple[object, ...], ResultRow] = {}
     for path in sorted(folder.glob(f"????-??-??-{what}.jsonl")):
         for row in read_rows(path):
             key = key_of(row)
@@ -88,7 +88,7 @@ def read_rows(path: Path) -> list[ResultRow]:
     return rows
 
 
-def key_of(row: ResultRow) -> tuple:
+def key_of(row: ResultRow) -> tuple[object, ...]:
     """What a row is found by: its case, direction, precision and layout."""
     return tuple(row[name] for name in IDENTITY)
 

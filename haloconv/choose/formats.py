@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 BEFORE = 2
 _CARRIED = Path(__file__).resolve().parent / "carried.json"
@@ -27,7 +28,7 @@ _KERNELS = {  # family -> its kernel of fprop and dgrad, its kernel of wgrad
 _DEPTHWISE = ("march", "lanes", "pairs", "patch", "box", "band", "tile", "tile_sm90")  # first words of its configs
 
 
-def taken_over(entry: dict) -> dict:
+def taken_over(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry of format 2 as one of format 3. Raises KeyError if it is none of format 2."""
     direction, family, own = entry["layer"].split(" ")[0], entry["family"], entry["own"]
     family, kernel, config = _named(family, entry["config"], direction)

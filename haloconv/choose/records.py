@@ -195,7 +195,7 @@ def read_file(path: Path) -> Reading:
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
-def _entries(data: bytes) -> tuple[object, list, str]:
+def _entries(data: bytes) -> tuple[object, list[Any], str]:
     """Format and entries of a file's content; what is wrong with it as a whole, which is then read line by line.
 
     Some editors put a byte order mark in front.
@@ -292,7 +292,7 @@ def as_lines(records: Iterable[Record]) -> str:
     return f"{_HEAD}\n{lines}\n]}}\n"
 
 
-def _order(record: Record) -> tuple:
+def _order(record: Record) -> tuple[object, ...]:
     return (record.layer, record.size, record.gpu, record.sm_count, record.source)
 
 

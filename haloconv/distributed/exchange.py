@@ -196,11 +196,11 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable], Sequence[Tensor]], None]]:
+def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable[..., Any]], Sequence[Tensor]], None]]:
     """On CUDA devices, on another stream behind what was launched so far; the value waits there, and then here."""
     if like.device.type != "cuda":
 
-        def wait_here(waits: Sequence[Callable], buffers: Sequence[Tensor]) -> None:
+        def wait_here(waits: Sequence[Callable[..., Any]], buffers: Sequence[Tensor]) -> None:
             for wait in waits:
                 wait()
 
@@ -209,7 +209,7 @@ def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable], Sequence[Ten
     stream, here = _stream_of(like.device), torch.cuda.current_stream(like.device)
     stream.wait_stream(here)
 
-    def join(waits: Sequence[Callable], buffers: Sequence[Tensor]) -> None:
+    def join(waits: Sequence[Callable[..., Any]], buffers: Sequence[Tensor]) -> None:
         now = torch.cuda.current_stream(like.device)
         with torch.cuda.stream(stream):
             for wait in waits:
@@ -253,7 +253,7 @@ class _Send(torch.autograd.Function):
         return *(messages[owner] for owner in exchange.traffic.asked), x.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         return _SendBack.apply(ctx.exchange, ctx.shape, *gradients), None
 
 
@@ -269,7 +269,7 @@ class _SendBack(torch.autograd.Function):
         return dx
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         return None, None, *_Send.apply(gradient, ctx.exchange)
 
 
@@ -290,7 +290,7 @@ class _Replicated(torch.autograd.Function):
         return weight.view_as(weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         return _Summed.apply(gradient, ctx.group, ctx.call), None, None
 
 
@@ -302,7 +302,7 @@ class _Summed(torch.autograd.Function):
         return start_sum([x], group)()[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         return _Replicated.apply(gradient, ctx.group, ctx.call), None, None
 
 
@@ -319,7 +319,7 @@ class _Tied(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         ends = ctx.saved_tensors
         return dy, *(_Zeros.apply(end.shape, dy, *ends) for end in ends)
 
@@ -333,5 +333,5 @@ class _Zeros(torch.autograd.Function):
         return on[0].new_zeros(shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         return None, *(_Zeros.apply(shape, gradient) for shape in ctx.shapes)

@@ -95,7 +95,13 @@ class _SpatialMode(TorchFunctionMode):
         self.where = where
 
     @torch.compiler.disable
-    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[Any, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         image = next((each for each in _dtensors((args, kwargs)) if _is_spatial(each)), None)
         served = SERVED.get(func)
@@ -116,7 +122,7 @@ class _SpatialMode(TorchFunctionMode):
             "of image.full_tensor()"
         )
 
-    def _keeps_pixels_apart(self, func: Callable, args: tuple, kwargs: dict) -> bool:
+    def _keeps_pixels_apart(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
             return getattr(getattr(func, "__self__", None), "__name__", "") not in _MIXING_PROPERTIES
@@ -134,7 +140,7 @@ def _is_spatial(x: DTensor) -> bool:
     return any(each.is_shard(ROWS) or each.is_shard(COLUMNS) for each in x.placements)
 
 
-def _is_on_shards(func: Callable, args: tuple, kwargs: dict, image: DTensor) -> bool:
+def _is_on_shards(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], image: DTensor) -> bool:
     """Whether a function of tensors that are all sharded alike gives the same shard by shard."""
     if getattr(func, "__name__", "") not in ON_SHARDS or kwargs.get("inplace") or "out" in kwargs or image.dim() != 4:
         return False
@@ -170,11 +176,11 @@ class _Sharding(threading.local):
         self.image: DTensor | None = None
         self.handled: BaseException | None = None
 
-    def __deepcopy__(self, memo: dict) -> _Sharding:
+    def __deepcopy__(self, memo: dict[str, Any]) -> _Sharding:
         return self
 
     @torch.compiler.disable
-    def enter(self, name: str, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    def enter(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a layer runs. Raises TypeError if the model is given no image on its mesh."""
         if not self.layers:
             images = [each for each in _dtensors((args, kwargs)) if each.device_mesh == self.mesh]
@@ -190,7 +196,7 @@ class _Sharding(threading.local):
         self.layers.append((module, name))
 
     @torch.compiler.disable
-    def leave(self, module: torch.nn.Module, args: tuple, output: object) -> None:
+    def leave(self, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> None:
         """After a layer ran, also if it failed: then the other ranks hear of it. Raises RankError if another failed."""
         if not self.layers or self.layers[-1][0] is not module:
             return

@@ -33,7 +33,7 @@ class _Moments(torch.autograd.Function):
         return mean, variance
 
     @staticmethod
-    def backward(ctx: Any, d_mean: Tensor, d_variance: Tensor) -> tuple:
+    def backward(ctx: Any, d_mean: Tensor, d_variance: Tensor) -> tuple[Any, ...]:
         x, mean = ctx.saved_tensors
         _, count, group, words = ctx.asked
         if torch.is_grad_enabled():

@@ -186,7 +186,7 @@ class Module:
         marks = [[int(mark, 16) for mark in _MARK.findall(view.text.decode())] for view in raw]
         known = self._places({view.offset for view in raw if view.offset}.union(*marks))
 
-        def named(found: re.Match) -> str:
+        def named(found: re.Match[str]) -> str:
             return known.get(int(found[1], 16)) or "an unknown line"
 
         return [

@@ -47,7 +47,7 @@ class Layer:
     refusals: dict[Direction, str] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[object, ...]:
         """What the exported file finds the layer by."""
         spec, problem = self.spec, self.fprop
         return (problem.x_shape, problem.w_shape, spec.stride, spec.padding, spec.dilation, spec.groups, problem.bias)
@@ -77,7 +77,7 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
         raise
     except BaseException as error:
         raise ProblemFileError(f"{file.path}: Model's forward {how_it_ended(error)}") from error
-    layers: dict[tuple, Layer] = {}
+    layers: dict[tuple[object, ...], Layer] = {}
     for name, module, x in seen:
         layer = _layer(file, name, module, x if x.dim() == 4 else x.unsqueeze(0), precision)
         layers.setdefault(layer.key, layer)

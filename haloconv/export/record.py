@@ -148,9 +148,9 @@ class Recorder(TorchFunctionMode):
     def __init__(self, facts: DeviceFacts) -> None:
         super().__init__()
         self.facts = facts
-        self.steps: list[tuple] = []
+        self.steps: list[tuple[Any, ...]] = []
         self.placed: list[_Placed] = []
-        self.maps: list[tuple] = []
+        self.maps: list[tuple[Any, ...]] = []
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty:
@@ -259,7 +259,7 @@ def _finished(
     return Tape(names, result_name, steps, workspace_bytes)
 
 
-def _step(note: tuple, named: Callable[[int], Address], maps: list[tuple]) -> Step:
+def _step(note: tuple[Any, ...], named: Callable[[int], Address], maps: list[tuple[Any, ...]]) -> Step:
     if isinstance(note[0], _Placed):
         return Clear(named(note[0].data_ptr()), note[1])
     source, grid, threads, smem_bytes, block = note

@@ -45,7 +45,7 @@ class _Kept(NamedTuple):
     """What bias and scale were computed of, with the versions that those tensors had, and the pairs (K, 2)."""
 
     tensors: tuple[Tensor | None, ...]
-    versions: tuple
+    versions: tuple[object, ...]
     pairs: Tensor
 
 
@@ -128,7 +128,7 @@ class _Known(NamedTuple):
     """What is known for tensors of a form: the choice, the form that a residual must have, and the plan once it ran."""
 
     choice: Choice
-    y_form: tuple = ()
+    y_form: tuple[object, ...] = ()
     plan: plans.Plan | None = None
 
 
@@ -147,7 +147,7 @@ class FusedCall:
         self._norm = _Norm(module, chain, conv.out_channels) if chain.epilogue.scale else None
         arguments = (conv.stride, conv.padding, conv.dilation, conv.groups, conv.kernel_size, None, "auto", False)
         self._spec = cached_spec(*arguments)
-        self._known: dict[tuple, _Known] = {}
+        self._known: dict[tuple[object, ...], _Known] = {}
         self._own_calls, self._module = _own_calls(module, chain, name), ref(module)
 
     def __str__(self) -> str:
@@ -203,7 +203,11 @@ class FusedCall:
         return known.plan.run(images, filters, third, *(() if residual is None else (residual,)))
 
     def _run(
-        self, tensors: tuple[Tensor, Tensor, Tensor | None], spec: ConvSpec, residual: Tensor | None, key: tuple
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor | None],
+        spec: ConvSpec,
+        residual: Tensor | None,
+        key: tuple[object, ...],
     ) -> Tensor:
         """The call by its plan, which is kept for tensors of this form, where they have been seen before."""
         with calls_of(self.layer) if profiler._is_profiler_enabled or logs.names_layers else nullcontext():
@@ -221,7 +225,7 @@ class FusedCall:
         conv._noted(x)
         return vars(conv).get("_spec") or conv._new_spec(x.shape[-2:])
 
-    def _look_up(self, x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> tuple[tuple, _Known]:
+    def _look_up(self, x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> tuple[tuple[object, ...], _Known]:
         """What runs the convolution of these tensors, and the key by which it is kept."""
         forms = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
         key = (forms, b is None, spec, torch_precision(), plans.generation, (x.data_ptr() | w.data_ptr()) & 15)
@@ -286,7 +290,7 @@ def _is_served_by_mode() -> bool:
     return any([isinstance(each, functional_mode) for each in modes])
 
 
-def _form_of(tensor: Tensor) -> tuple:
+def _form_of(tensor: Tensor) -> tuple[object, ...]:
     return type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
@@ -294,7 +298,7 @@ def _any_wants_gradients(*tensors: Tensor | None) -> bool:
     return any([each is not None and each.requires_grad for each in tensors])
 
 
-def _written(tensors: tuple[Tensor | None, ...]) -> tuple | None:
+def _written(tensors: tuple[Tensor | None, ...]) -> tuple[object, ...] | None:
     """Versions and addresses of the tensors; None if one of them does not count its versions."""
     try:
         return tuple([each is not None and (each._version, each.data_ptr()) for each in tensors])

@@ -145,7 +145,7 @@ def function_of(graph: torch.fx.Graph) -> Callable[..., Any]:
     return names.pop("forward")
 
 
-def _modes() -> tuple:
+def _modes() -> tuple[Any, ...]:
     autocast = [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in AUTOCAST_DEVICES]
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
 

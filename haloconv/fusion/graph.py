@@ -28,7 +28,9 @@ _NORMS: dict[Any, tuple[str, ...]] = {
 }
 _NORM_DEFAULTS = {"weight": None, "bias": None, "training": False, "eps": 1e-5}
 _IN_PLACE = {"inplace": (False, True)}
-_ACTIVATIONS: dict[Any, tuple[Activation, dict[str, tuple]]] = {  # by call: which, and what its other arguments may be
+_ACTIVATIONS: dict[
+    Any, tuple[Activation, dict[str, tuple[Any, ...]]]
+] = {  # by call: which, and what its other arguments may be
     **dict.fromkeys((torch.relu, torch.relu_, _aten.relu, _aten.relu.default, "relu", "relu_"), ("relu", {})),
     **dict.fromkeys((torch.sigmoid, _aten.sigmoid, _aten.sigmoid.default, "sigmoid", "sigmoid_"), ("sigmoid", {})),
     **dict.fromkeys((torch.tanh, _aten.tanh, _aten.tanh.default, "tanh", "tanh_"), ("tanh", {})),

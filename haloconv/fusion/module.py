@@ -48,7 +48,7 @@ class Program:
                 self.calls[-1].put_into(graph, chain)
         self.forward = function_of(graph)
 
-    def serves(self, module: torch.nn.Module, args: tuple) -> bool:
+    def serves(self, module: torch.nn.Module, args: tuple[Any, ...]) -> bool:
         """Whether it is the module's forward for so many tensors. A replica of the module has its program too."""
         unchanged = all([[*held.values()] == inside for held, inside in self._inside])
         return len(args) == self._arity and module is self._module() and unchanged

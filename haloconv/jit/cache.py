@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from platformdirs import user_cache_path
 
@@ -337,7 +337,7 @@ def _move_into_place(partial: Path, folder: Path) -> None:
                 raise
 
 
-def _meta_bytes(report: dict, image: bytes, text: bytes) -> bytes:
+def _meta_bytes(report: dict[str, Any], image: bytes, text: bytes) -> bytes:
     """The content of meta.json: the compiler's report and a checksum over it, the image and the source."""
     canonical = json.dumps(report, sort_keys=True).encode()
     checksum = hashlib.sha256(b"\n".join([canonical, hashlib.sha256(image).digest(), hashlib.sha256(text).digest()]))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from haloconv.version import __version__
 
@@ -70,7 +70,7 @@ class KernelSource:
 
     def origin(self, line: int) -> Origin | None:
         """Where line ``line`` (from 1) of the text came from, or None for the banner and the constants."""
-        open_files: list[list] = []
+        open_files: list[list[Any]] = []
         for text_line in self.text.splitlines()[:line]:
             if text_line.startswith(_BEGIN):
                 open_files.append([text_line.removeprefix(_BEGIN), 0])

@@ -257,7 +257,7 @@ def _no_bar(text: str, steps: int) -> None:
 
 def _grouped(posed: Sequence[Posed]) -> list[list[Posed]]:
     """Layers that pose the same problem, together."""
-    groups: dict[tuple, list[Posed]] = {}
+    groups: dict[tuple[object, ...], list[Posed]] = {}
     for each in posed:
         groups.setdefault((each.problem, each.device), []).append(each)
     return list(groups.values())

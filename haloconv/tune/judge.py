@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -131,7 +132,7 @@ def _oracle(problem: Problem, operands: tuple[torch.Tensor | None, ...], images:
 
 
 def _epilogued(
-    epilogue: Epilogue, x: torch.Tensor, w: torch.Tensor, more: tuple, images: torch.Tensor, spec: ConvSpec
+    epilogue: Epilogue, x: torch.Tensor, w: torch.Tensor, more: tuple[Any, ...], images: torch.Tensor, spec: ConvSpec
 ) -> Oracle:
     """The answer of fprop behind the epilogue; ``more`` are the third tensor and, if something is added, that."""
     b, *residual = more

@@ -150,7 +150,7 @@ def _spec_of(module: torch.nn.Conv2d, image: Sequence[int]) -> ConvSpec:
 def noting(layers: Mapping[str, torch.nn.Module], note: Callable[[str, Any, torch.Tensor], None]) -> Iterator[None]:
     """While active, ``note(name, module, x)`` is called before each call of one of these layers, which takes ``x``."""
 
-    def hook_of(name: str) -> Callable[[Any, tuple, dict], None]:
+    def hook_of(name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
         return lambda module, args, kwargs: note(name, module, args[0] if args else kwargs["input"])
 
     hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in layers.items()]

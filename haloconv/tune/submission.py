@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from haloconv.choose.records import Place, Record, parsed
 from haloconv.device import DeviceFacts
@@ -74,7 +74,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _row(entry: dict) -> Row:
+def _row(entry: dict[str, Any]) -> Row:
     if entry["format"] != FORMAT:
         raise ValueError(f"its format is {entry['format']!r}, not {FORMAT}")
     gpu = {name: entry["gpu"][name] for name in _FACTS}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from haloconv import env
 from haloconv.bench.costs.kernels import Cost
@@ -99,12 +100,12 @@ def scaling(workload: Workload, precision: str, devices: Sequence[str], ranks: S
     return found
 
 
-def _together(workload: Workload, precision: str, devices: Sequence[str]) -> list[dict]:
+def _together(workload: Workload, precision: str, devices: Sequence[str]) -> list[dict[str, Any]]:
     """What each of the ranks measured. None outlives this call."""
     with tempfile.TemporaryDirectory(prefix="haloconv-") as name:
         folder = Path(name)
         order, numbers = {**asdict(workload), "tf32": precision == "tf32"}, range(len(devices))
-        ranks: list[subprocess.Popen] = []
+        ranks: list[subprocess.Popen[bytes]] = []
         try:
             for number in numbers:
                 ranks.append(_start(number, devices, order, folder))
@@ -116,7 +117,7 @@ def _together(workload: Workload, precision: str, devices: Sequence[str]) -> lis
         return [json.loads(_output(folder, number).read_text().splitlines()[-1]) for number in numbers]
 
 
-def _start(rank: int, devices: Sequence[str], order: dict, folder: Path) -> subprocess.Popen:
+def _start(rank: int, devices: Sequence[str], order: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
     """A rank at work: what it says goes to files in the folder."""
     place = {"rank": rank, "ranks": len(devices), "device": devices[rank], "meeting": str(folder / "meeting")}
     order_file = folder / f"rank{rank}.json"
@@ -128,7 +129,7 @@ def _start(rank: int, devices: Sequence[str], order: dict, folder: Path) -> subp
         return subprocess.Popen(command, stdin=given, stdout=out, stderr=err, env=surroundings)
 
 
-def _wait(ranks: Sequence[subprocess.Popen], folder: Path) -> None:
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     """Until all are done. Raises ScalingError as soon as one fails, or after the time limit."""
     deadline = time.monotonic() + TIME_LIMIT_S
     while True:

@@ -91,7 +91,7 @@ def left_to_do(
 ) -> list[Piece]:
     """The pieces without a row of this very environment (GPU, versions, commit) that has all variants."""
     same = [row for row in rows if all(row.get(name) == environment[name] for name in environment if name != "date")]
-    known: dict[tuple, set[str]] = {}
+    known: dict[tuple[object, ...], set[str]] = {}
     for row in same:
         known.setdefault(key_of(row), set()).update(cast("dict[str, Any]", row["variants"]))
     return [

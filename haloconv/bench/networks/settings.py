@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from functools import partial
 from multiprocessing import Queue, get_context
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ def _shared(
     attempt: Attempt, settings: Sequence[Setting], devices: Sequence[torch.device]
 ) -> Iterator[tuple[Setting, Outcome | str | None]]:
     context = get_context("spawn")
-    free: Queue = context.Queue()
+    free: Queue[Any] = context.Queue()
     for device in devices:
         free.put(str(device))
     with ProcessPoolExecutor(len(devices), context, _take, (free,)) as pool:
@@ -61,7 +62,7 @@ def _shared(
             yield futures[future], future.result()
 
 
-def _take(free: Queue) -> None:
+def _take(free: Queue[Any]) -> None:
     """A worker's first deed: a device for itself."""
     global _device
     _device = torch.device(free.get())

@@ -126,7 +126,7 @@ def layers_of(
         run_theirs(lambda: model(*inputs), "Model's forward")
     given = {x.data_ptr() for x in tensors_in(inputs)}
     many = len(swaps) > 1
-    places: dict[tuple, list[Swap]] = {}
+    places: dict[tuple[object, ...], list[Swap]] = {}
     for swap in swaps:
         if swap.module in seen:
             places.setdefault(_problem_key(swap.module, seen[swap.module]), []).append(swap)
@@ -144,7 +144,7 @@ def layers_of(
     return layers
 
 
-def _problem_key(module: Any, x: torch.Tensor) -> tuple:
+def _problem_key(module: Any, x: torch.Tensor) -> tuple[object, ...]:
     """Equal exactly for modules whose problems are equal in every direction."""
     if isinstance(module, Front):
         images: Any = module.posed(x)

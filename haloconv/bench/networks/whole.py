@@ -72,7 +72,7 @@ class Contest:
     norm_limit: float
     ran: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     seed: int = 0
-    surroundings: Callable[[], AbstractContextManager] = nullcontext
+    surroundings: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
     def device(self) -> torch.device:
@@ -183,7 +183,9 @@ def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
 class _Smooth(TorchFunctionMode):
     """While active, SiLU stands for ReLU, whose derivative jumps."""
 
-    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         return torch.nn.functional.silu(args[0]) if func in _RELUS else func(*args, **(kwargs or {}))
 
 
@@ -347,7 +349,7 @@ def _flat_oracle(truth: torch.Tensor) -> Oracle:
     return Oracle(value, value.new_tensor(largest).expand(value.shape))
 
 
-def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict) -> Row:
+def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict[str, Any]) -> Row:
     family, kernel = contest.ran.get(direction, ("", ""))
     return Row(
         case=case,

@@ -219,7 +219,7 @@ def bench_sample(order: SampleOrder, device: torch.device, folder: Path, console
 _COMPILED_AT_ONCE = 16
 
 
-def _rows_of_seed(folder: Path, seed: int, commit: str) -> dict[tuple, ResultRow]:
+def _rows_of_seed(folder: Path, seed: int, commit: str) -> dict[tuple[object, ...], ResultRow]:
     """The newest row of each problem that was drawn with this seed and timed at this commit."""
     rows = (row for path in sorted(folder.glob("????-??-??-sample.jsonl")) for row in read_rows(path))
     return {key_of(row): row for row in rows if row.get("seed") == seed and row.get("commit") == commit}

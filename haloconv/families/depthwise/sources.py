@@ -40,8 +40,9 @@ _MARCHED: tuple[tuple[_Layer, tuple[Direction, ...]], ...] = (  # dtype, layout,
     ((torch.float32, "nchw", 7, 1), ("fprop", "wgrad")),
     ((torch.float16, "nhwc", 7, 1), _FPROP),
 )
+_OtherLayer = tuple[torch.dtype, int, tuple[Direction, ...]]  # dtype, taps along an axis, directions
 _HALVES = ((torch.float16, 3), (torch.bfloat16, 5), (torch.float16, 7))
-_OTHERS: tuple[tuple[ModuleType, Layout, tuple], ...] = (  # dtype, taps along an axis, directions; no stride
+_OTHERS: tuple[tuple[ModuleType, Layout, tuple[_OtherLayer, ...]], ...] = (  # no stride
     (band, "nchw", ((torch.float16, 5, _DENSE), (torch.bfloat16, 7, _FPROP))),
     (band_wgrad, "nchw", ((torch.float16, 5, _WGRAD), (torch.bfloat16, 7, _WGRAD))),
     (tile, "nchw", ((torch.float32, 5, _FPROP), (torch.float32, 7, ("dgrad",)))),
