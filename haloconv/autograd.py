@@ -115,7 +115,8 @@ def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec:
     if is_batched(dy, w):
         return transforms.dgrad(dy, w, x_shape, layout, spec)
     if is_recording(dy, w):
-        return _Dgrad.apply(dy, w, x_shape, layout, spec)
+        dx: Tensor = _Dgrad.apply(dy, w, x_shape, layout, spec)
+        return dx
     return plans.dgrad(dy, w, x_shape, layout, spec)
 
 
@@ -124,7 +125,8 @@ def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec:
     if is_batched(dy, x):
         return transforms.wgrad(dy, x, w_shape, layout, spec)
     if is_recording(dy, x):
-        return _Wgrad.apply(dy, x, w_shape, layout, spec)
+        dw: Tensor = _Wgrad.apply(dy, x, w_shape, layout, spec)
+        return dw
     return plans.wgrad(dy, x, w_shape, layout, spec)
 
 
@@ -174,7 +176,7 @@ class _Fprop(torch.autograd.Function):
         return dx, dw, bgrad(dy, spec) if db_wanted else None, None, d_residual
 
 
-_record = super(torch.autograd.Function, _Fprop).apply
+_record: Callable[..., Tensor] = super(torch.autograd.Function, _Fprop).apply
 """``_Fprop.apply`` for tensors that no function transform has wrapped: it looks at none of them for that."""
 
 

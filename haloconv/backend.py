@@ -103,7 +103,8 @@ class _Backend:
         check_version(torch.__version__)
         replace_convolutions(graph)
         inductor = torch._TorchCompileInductorWrapper(mode, options, None)
-        return inductor(graph, example_inputs)
+        compiled: Callable[..., Any] = inductor(graph, example_inputs)
+        return compiled
 
     def reset(self) -> None:
         """What torch._dynamo.reset asks for: CUDA graphs of compiled functions are forgotten, as Inductor does it."""

@@ -108,7 +108,8 @@ def shown(names: tuple[str, ...]) -> str:
 def extents(module: torch.nn.Module) -> str:
     """What the layer's constructor was told, as its repr has it."""
     if isinstance(module, torch.nn.Conv2d):
-        return torch.nn.Conv2d.extra_repr(module)
+        told: str = torch.nn.Conv2d.extra_repr(module)
+        return told
     if isinstance(module, SERVED):
         return f"{torch_class_of(module).__name__}: {torch.nn.modules.conv._ConvNd.extra_repr(module)}"
     return type(module).__name__

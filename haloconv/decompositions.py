@@ -78,9 +78,10 @@ def _backward(
     dy: Tensor, x: Tensor, w: Tensor, padding: list[int], wanted: list[bool], values: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     stride, _, dilation, groups, *_ = values
-    return torch.ops.aten.convolution_backward(
+    gradients: tuple[Any, ...] = torch.ops.aten.convolution_backward(
         dy, x, w, None, stride, padding, dilation, False, [0, 0], groups, wanted
     )  # fmt: skip
+    return gradients
 
 
 def _symmetric(sides: Sequence[int]) -> list[int] | None:

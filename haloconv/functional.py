@@ -280,7 +280,8 @@ def _traced_or_transformed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | N
         return transforms.fprop(x, w, b, spec)
     if (_is_compiling() or _tracing_state() is not None) and torch.onnx.is_in_onnx_export():
         return fprop_in_aten(x, w, b, *spec)
-    return torch.ops.haloconv.fprop(x, w, b, *spec)
+    y: torch.Tensor = torch.ops.haloconv.fprop(x, w, b, *spec)
+    return y
 
 
 def behind_casts(call: autograd.Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> autograd.Call:

@@ -38,7 +38,8 @@ def gradients(
     known = fprop.gradients.get(wanted)
     if known is None or known[0] != form:
         known = fprop.gradients[wanted] = (form, _gradients_of_forms(fprop, dy, x, w, wanted))
-    return known[1](dy, x, w)
+    results: tuple[Tensor | None, ...] = known[1](dy, x, w)
+    return results
 
 
 def _gradients_of_forms(

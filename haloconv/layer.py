@@ -20,6 +20,7 @@ from haloconv.support import why_not_elements
 
 Tensor = torch.Tensor
 OwnLayer = TypeVar("OwnLayer", bound="Layer")
+_Kept = tuple[tuple[object, ...], Call, tuple[object, ...]]  # the form of tensors, its call, and details of the form
 
 _is_compiling = torch.compiler.is_compiling
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -90,7 +91,8 @@ class Layer(torch.nn.modules.conv._ConvNd):
             change_class(layer, cls.torch_class, cls)
         layer.set_up(precision, family, strict)
         layer.__dict__.pop("swapped", None)
-        return layer
+        own: OwnLayer = layer
+        return own
 
     def set_up(self, precision: Precision | None, family: str, strict: bool) -> None:
         """Take these settings from the next call on."""
@@ -124,7 +126,7 @@ class Layer(torch.nn.modules.conv._ConvNd):
         long as nothing changes that the choice depends on; where all that a call needs goes to PyTorch, they are
         PyTorch's own calls, autocast and all.
         """
-        calls = None
+        calls: dict[tuple[object, ...], _Kept] | None = None
         if not _is_compiling():
             if (profiler._is_profiler_enabled or logs.names_layers) and current_layer() != self._shown_name():
                 with calls_of(self._shown_name()):
@@ -180,7 +182,10 @@ class Layer(torch.nn.modules.conv._ConvNd):
 
     def _traced(self, input: Any, weight: object, bias: object) -> torch.fx.Proxy:
         """The node of torch.fx for a call: the layer stays whole, as those of torch.nn do."""
-        return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
+        proxy: torch.fx.Proxy = input.tracer.create_proxy(
+            "call_module", input.tracer.path_of_module(self), (input,), {}
+        )
+        return proxy
 
     def extra_repr(self) -> str:
         choice = self.choice() if "_last_input" in vars(self) else None

@@ -83,7 +83,8 @@ for _name, _body in (
 
 @torch.library.register_fake("haloconv::fprop", lib=_library)
 def _fake_fprop(x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
-    return _fake_fprop_epilogue(x, w, b, None, False, None, *values)
+    y: Tensor = _fake_fprop_epilogue(x, w, b, None, False, None, *values)
+    return y
 
 
 @torch.library.register_fake("haloconv::fprop_epilogue", lib=_library)
@@ -244,7 +245,8 @@ def is_cast(tensor: Tensor, device_type: str) -> bool:
 
 def _autocast_fprop(device_type: str, x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
     with torch.autocast(device_type, enabled=False):
-        return torch.ops.haloconv.fprop(*cast_for_autocast(device_type, x, w, b), *values)
+        y: Tensor = torch.ops.haloconv.fprop(*cast_for_autocast(device_type, x, w, b), *values)
+        return y
 
 
 def _autocast_fprop_epilogue(
@@ -253,7 +255,8 @@ def _autocast_fprop_epilogue(
     """The residual stays as it is, as an addition leaves it, and so do bias and scale in fp32."""
     *factors, bias = cast_for_autocast(device_type, x, w, None if has_scale else b)
     with torch.autocast(device_type, enabled=False):
-        return torch.ops.haloconv.fprop_epilogue(*factors, b if has_scale else bias, residual, has_scale, *values)
+        y: Tensor = torch.ops.haloconv.fprop_epilogue(*factors, b if has_scale else bias, residual, has_scale, *values)
+        return y
 
 
 AUTOCAST_DEVICES = ("cuda", "cpu")

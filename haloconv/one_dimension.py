@@ -96,8 +96,8 @@ def _sides(padding: Any, taps: int | None, stride: int, dilation: int) -> tuple[
         return total // 2, total - total // 2
     if isinstance(padding, str):
         return (0, 0) if padding == "valid" else None
-    given: Any = as_ints(padding, 2)
-    return given
+    given = as_ints(padding, 2)
+    return None if given is None else (given[0], given[1])
 
 
 _posed_once = kept(posed_row)

@@ -31,11 +31,12 @@ the rims of U-Net's layer take two times 10 us, and their other seven launches m
 
 def as_modes(padding_mode: object) -> Modes:
     """A name for both dimensions, or a pair (vertical, horizontal), as a pair. Raises ValueError for anything else."""
-    modes: Any = tuple(padding_mode) if isinstance(padding_mode, (tuple, list)) else (padding_mode,) * 2
+    modes: tuple[Any, ...] = tuple(padding_mode) if isinstance(padding_mode, (tuple, list)) else (padding_mode,) * 2
     if len(modes) != 2 or not all(each in PADDING_MODES for each in modes):
         names = f"one of {PADDING_MODES}, or two of them (vertical, horizontal)"
         raise ValueError(f"padding_mode must be {names}, not {padding_mode!r}")
-    return modes
+    vertical, horizontal = modes
+    return vertical, horizontal
 
 
 def mode_of_layer(padding_mode: object) -> object:

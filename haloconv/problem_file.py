@@ -99,7 +99,8 @@ def tensors_in(arguments: object) -> list[torch.Tensor]:
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], arguments: Inputs) -> Inputs:
     """The arguments with every tensor changed, wherever it stands; all else is the same object."""
-    return _pytree.tree_map_only(torch.Tensor, change, arguments)
+    changed: tuple[object, ...] = _pytree.tree_map_only(torch.Tensor, change, arguments)
+    return changed
 
 
 @dataclass(frozen=True)

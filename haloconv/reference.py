@@ -174,16 +174,18 @@ def _padded(x: torch.Tensor, spec: ConvSpec) -> tuple[torch.Tensor, list[int]]:
 
 
 def _fprop(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, spec: ConvSpec) -> torch.Tensor:
-    image, padding = _padded(x, spec)
-    return torch.ops.aten.convolution(image, w, b, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups)
+    x, pads = _padded(x, spec)
+    y: torch.Tensor = torch.ops.aten.convolution(x, w, b, spec.stride, pads, spec.dilation, False, [0, 0], spec.groups)
+    return y
 
 
 def _backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], spec: ConvSpec, mask: list[bool]
 ) -> tuple[torch.Tensor, ...]:
-    return torch.ops.aten.convolution_backward(
+    gradients: tuple[torch.Tensor, ...] = torch.ops.aten.convolution_backward(
         dy, x, w, None, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups, mask
     )
+    return gradients
 
 
 def _dgrad(dy: torch.Tensor, w: torch.Tensor, x_shape: tuple[int, ...], spec: ConvSpec) -> torch.Tensor:

@@ -9,7 +9,7 @@ is added to the pixels that it came from, here or, by an Exchange, in other shar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import chain
@@ -99,7 +99,8 @@ def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
     """The shard's y (N, K, P, Q) of its x (N, C, H, W), w (K, C/G, R, S), b (K,) or None: plain eager tensors."""
     with job.exchange.telling():
         if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, recorded
-            return _Convolve.apply(x, w, b, job)
+            y: Tensor = _Convolve.apply(x, w, b, job)
+            return y
         return _fprop(x, w, b, job)[0]
 
 
@@ -356,16 +357,14 @@ class _Convolve(torch.autograd.Function):
 # --- the same for autograd to see, for gradients of gradients
 
 
-def _differentiable_gradients(
-    dy: Tensor, inputs: tuple[Any, ...], wanted: tuple[bool, ...], job: Job
-) -> tuple[Any, ...]:
+def _differentiable_gradients(dy: Tensor, inputs: Sequence[Any], wanted: Sequence[bool], job: Job) -> tuple[Any, ...]:
     y = _recorded(inputs, job)
     asked = [each for each, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
     found = iter(torch.autograd.grad(y, asked, dy, create_graph=True))
     return tuple(next(found) if is_wanted else None for is_wanted in wanted)
 
 
-def _recorded(inputs: tuple[Any, ...], job: Job) -> Tensor:
+def _recorded(inputs: Sequence[Any], job: Job) -> Tensor:
     """_fprop of operations that each have gradients of any order; interior and rims are copied into y."""
     cut, exchange, x = job.cut, job.exchange, inputs[0]
     messages = exchange.differentiable(x)

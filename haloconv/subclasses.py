@@ -90,7 +90,8 @@ class OwnForward(Conv2d):
         settings = {"precision": self.precision, "family": self.family, "strict": self.strict}
         if self.padding_mode != "zeros":
             settings["padding_mode"] = self.padding_mode
-        return input.tracer.create_proxy("call_function", conv2d, arguments, settings)
+        proxy: torch.fx.Proxy = input.tracer.create_proxy("call_function", conv2d, arguments, settings)
+        return proxy
 
 
 _KNOWN: dict[str, type[Conv2d]] = {

@@ -21,18 +21,20 @@ Tensor = torch.Tensor
 
 def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec) -> Tensor:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None. Raises as haloconv.plan.plan_fprop."""
-    y = _Fprop.apply(x, w, spec)
+    y: Tensor = _Fprop.apply(x, w, spec)
     return y if b is None else y + b.reshape(-1, 1, 1)
 
 
 def dgrad(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, from dy (N, K, P, Q) and w (K, C/G, R, S)."""
-    return _Dgrad.apply(dy, w, x_shape, layout, spec)
+    dx: Tensor = _Dgrad.apply(dy, w, x_shape, layout, spec)
+    return dx
 
 
 def wgrad(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
     """dw of ``w_shape`` (K, C/G, R, S), stored as ``layout``, from dy (N, K, P, Q) and x (N, C, H, W)."""
-    return _Wgrad.apply(dy, x, w_shape, layout, spec)
+    dw: Tensor = _Wgrad.apply(dy, x, w_shape, layout, spec)
+    return dw
 
 
 def _to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
@@ -74,7 +76,8 @@ class _Bilinear(torch.autograd.Function):
 class _Fprop(_Bilinear):
     @staticmethod
     def forward(x: Tensor, w: Tensor, spec: ConvSpec) -> Tensor:
-        return torch.ops.haloconv.fprop(x, w, None, *spec)
+        y: Tensor = torch.ops.haloconv.fprop(x, w, None, *spec)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
@@ -108,7 +111,8 @@ class _Fprop(_Bilinear):
 class _Dgrad(_Bilinear):
     @staticmethod
     def forward(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
-        return torch.ops.haloconv.dgrad(dy, w, x_shape, layout, *spec)
+        dx: Tensor = torch.ops.haloconv.dgrad(dy, w, x_shape, layout, *spec)
+        return dx
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
@@ -151,7 +155,8 @@ class _Dgrad(_Bilinear):
 class _Wgrad(_Bilinear):
     @staticmethod
     def forward(dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec) -> Tensor:
-        return torch.ops.haloconv.wgrad(dy, x, w_shape, layout, *spec)
+        dw: Tensor = torch.ops.haloconv.wgrad(dy, x, w_shape, layout, *spec)
+        return dw
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:

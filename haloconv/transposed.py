@@ -203,7 +203,7 @@ def _fits(x: Tensor, w: Tensor, b: Tensor | None, asked: Transposed) -> bool:
     groups = asked.spec.groups
     if x.shape[1] != w.shape[0] or x.shape[1] % groups or not of_one_kind(x, w, b, w.shape[1] * groups):
         return False
-    return min(*x.shape[1:], *w.shape, *asked.y_shape(x.shape, w.shape)[2:]) > 0
+    return all(n > 0 for n in (*x.shape[1:], *w.shape, *asked.y_shape(x.shape, w.shape)[2:]))
 
 
 def _traced_or_transformed(x: Tensor, w: Tensor, b: Tensor | None, asked: Transposed) -> Tensor:
@@ -224,7 +224,8 @@ def _conv_transpose(x: Tensor, w: Tensor, output_padding: list[int], *values: An
     stride, sides, dilation, *others = values
     spec = ConvSpec(tuple(stride), tuple(sides), tuple(dilation), *others)
     y_shape = Transposed(spec, (rows, columns), 2).y_shape(x.shape, w.shape)
-    return torch.ops.haloconv.dgrad(x, w, y_shape, plans.result_layout(x, w), *spec)
+    y: Tensor = torch.ops.haloconv.dgrad(x, w, y_shape, plans.result_layout(x, w), *spec)
+    return y
 
 
 # What torch.jit.trace writes down: the extents of y follow from those of x where the program runs, and it cannot write

@@ -177,6 +177,7 @@ class Layer:
     def _baseline_backward(self, mask: list[bool]) -> torch.Tensor:
         spec = self.spec
         image, padding = _padded(self.x, spec)
+        dx: torch.Tensor | None
         dx, dw, _ = torch.ops.aten.convolution_backward(
             self.dy, image, self.w, None, spec.stride, padding, spec.dilation, False, [0, 0], spec.groups, mask
         )

@@ -5,22 +5,24 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from typing import Any
 
 import torch
 
 from haloconv import plan
 from haloconv.families import FAMILIES, check_family
-from haloconv.families.base import BoundCall, Config, Family
+from haloconv.families.base import BoundCall, Config, Family, Kernel
 from haloconv.families.closure import kernels
 from haloconv.jit import KernelSource
 from haloconv.jit.source import kernel_path
 from haloconv.problem import Problem, Request, dense_request
 
 
-def host_module(kernel: str) -> ModuleType:
+def host_module(kernel: str) -> Kernel:
     """The module of a kernel's ``why_not``, ``configs`` and ``bind``; a sum has others."""
-    return importlib.import_module(f"haloconv.{kernel_path(kernel).replace('/', '.')}")
+    module: Any = importlib.import_module(f"haloconv.{kernel_path(kernel).replace('/', '.')}")
+    host: Kernel = module
+    return host
 
 
 def chosen_kernels() -> list[str]:

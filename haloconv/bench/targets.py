@@ -103,7 +103,8 @@ def _of_torchvision(name: str) -> torch.nn.Module | None:
         return None
     builder = torchvision.models.get_model_builder(name)
     backbone = {"weights_backbone": None} if "weights_backbone" in inspect.signature(builder).parameters else {}
-    return builder(weights=None, **backbone)
+    model: torch.nn.Module = builder(weights=None, **backbone)
+    return model
 
 
 def _of_timm(name: str) -> torch.nn.Module | None:

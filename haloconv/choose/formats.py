@@ -57,4 +57,5 @@ def _named(family: str, config: str, direction: str) -> tuple[str, str, str]:
 
 @cache
 def _carried() -> dict[str, dict[str, str]]:
-    return json.loads(_CARRIED.read_text(encoding="utf-8"))
+    carried: dict[str, dict[str, str]] = json.loads(_CARRIED.read_text(encoding="utf-8"))
+    return carried

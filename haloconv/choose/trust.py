@@ -26,7 +26,8 @@ _trusted: set[Record] = set()
 @cache
 def stamped() -> dict[str, dict[str, str]]:
     """Of each kernel with a stamp for its present sources the GPU model, and the hash of the kernel's device code."""
-    return json.loads(STAMPED.read_text(encoding="utf-8"))
+    stamped: dict[str, dict[str, str]] = json.loads(STAMPED.read_text(encoding="utf-8"))
+    return stamped
 
 
 def has_stamp(record: Record) -> bool:

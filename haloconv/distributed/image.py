@@ -89,7 +89,8 @@ def to_local(x: DTensor) -> Tensor:
     In PyTorch 2.11 (not in 2.13) those of ``DTensor.to_local`` end at the first order: its backward makes a DTensor
     that autograd does not connect with the gradient of the shard, and what crosses shards is then missing.
     """
-    return _ToLocal.apply(x)
+    pixels: Tensor = _ToLocal.apply(x)
+    return pixels
 
 
 class _ToLocal(torch.autograd.Function):
@@ -101,7 +102,8 @@ class _ToLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> DTensor:
-        return ctx.image.closed(gradient, ctx.shape)
+        closed: DTensor = ctx.image.closed(gradient, ctx.shape)
+        return closed
 
 
 @lru_cache(maxsize=4096)

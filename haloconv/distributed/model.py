@@ -33,7 +33,8 @@ def _conv2d_of_operator(x: DTensor, w: Tensor, b: Tensor | None, *spec: Any, **n
     """What layers of haloconv call: the fields of ConvSpec follow the tensors."""
     names = ("stride", "padding", "dilation", "groups", "precision", "family", "strict")
     given = {**dict(zip(names, spec)), **named}  # noqa: B905
-    return conv2d(x, w, b, **{**given, "padding": tuple(given["padding"])})
+    y: DTensor = conv2d(x, w, b, **{**given, "padding": tuple(given["padding"])})
+    return y
 
 
 def _dropout(input: DTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> DTensor:

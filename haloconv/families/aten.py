@@ -114,9 +114,10 @@ def _fprop(problem: Problem, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor |
 def _backward(
     problem: Problem, dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, padding: list[int], wanted: list[bool]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.ops.aten.convolution_backward(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.convolution_backward(
         dy, x, w, None, problem.stride, padding, problem.dilation, False, [0, 0], problem.groups, wanted
     )
+    return gradients
 
 
 def _order_of_like_x(request: Request) -> Layout:

@@ -33,6 +33,21 @@ class Config:
     derived: Any = field(default=None, compare=False, repr=False)
 
 
+class Kernel(Protocol):
+    """The host half of a kernel, a module: what it takes, what it offers, and how it is launched."""
+
+    KERNEL: str
+
+    def why_not(self, request: Request) -> str | None:
+        """None if the kernel takes the request, else a sentence."""
+
+    def configs(self, request: Request) -> list[Config]:
+        """At most ``MOST_CONFIGS``, best first, none twice; none if the kernel does not take the request."""
+
+    def bind(self, request: Request, config: Config) -> BoundCall:
+        """As that of ``Family``."""
+
+
 class Family(Protocol):
     """One algorithm on one kind of hardware, for some problems.
 

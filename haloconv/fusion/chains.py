@@ -201,8 +201,8 @@ def _inside(module: torch.nn.Module, node: Node) -> torch.fx.Graph | None:
 
 def _pasted(copy: torch.fx.Graph, inside: torch.fx.Graph, path: str, image: Node) -> Node:
     """The node that has the result, after the graph of the module at ``path`` was added to the copy."""
-    placed: dict[Node, Node] = {}
-    result: Any = None
+    placed: dict[Any, Node] = {}
+    result = image
     for node in inside.nodes:
         if node.op == "placeholder":
             placed[node] = image

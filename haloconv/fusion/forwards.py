@@ -142,7 +142,8 @@ def function_of(graph: torch.fx.Graph) -> Callable[..., Any]:
     code = graph.python_code("self")
     names = {**code.globals}
     exec(compile(code.src, "<the forward of a module that haloconv.fuse changed>", "exec"), names)
-    return names.pop("forward")
+    forward: Callable[..., Any] = names.pop("forward")
+    return forward
 
 
 def _modes() -> tuple[Any, ...]:

@@ -32,7 +32,8 @@ def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     rows = max(1, _SAMPLE_ELEMS // max(1, a[:1].numel()))
 
     def norm(piece: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.vector_norm(piece.to(torch.float64))
+        norm: torch.Tensor = torch.linalg.vector_norm(piece.to(torch.float64))
+        return norm
 
     norms = [(norm(x - y), norm(y)) for x, y in zip(a.split(rows), b.split(rows), strict=True)]
     top, bottom = (torch.linalg.vector_norm(torch.stack(each)).item() for each in zip(*norms, strict=True))

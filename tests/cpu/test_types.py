@@ -13,6 +13,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
+STRICT = ("check_untyped_defs", "disallow_untyped_defs", "disallow_any_generics", "warn_return_any", "strict_equality")
 OF_OTHERS = {"cuda.*", "timm.*", "torchvision.*", "tomli.*"}  # packages that need not be there
 
 
@@ -20,7 +21,7 @@ def test_every_module_is_checked() -> None:
     """No module of ours is left out or checked less than the others."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]
     assert told["files"] == ["haloconv"] and "exclude" not in told
-    assert all(told[name] for name in ("check_untyped_defs", "disallow_untyped_defs", "disallow_any_generics"))
+    assert all(told[name] for name in STRICT)
     assert not {"ignore_errors", "follow_imports", "disable_error_code"} & told.keys()
     (others,) = told["overrides"]
     assert others == {"module": others["module"], "ignore_missing_imports": True}

@@ -137,7 +137,8 @@ def cold_start(start: Start, device: str) -> ColdStart:
 
 
 def _total_ms(found: dict[str, Any]) -> float:
-    return round(sum(ms for phase, ms in found["phases_ms"].items() if phase != first_step.BUILD), 1)
+    phases_ms: dict[str, float] = found["phases_ms"]
+    return round(sum(ms for phase, ms in phases_ms.items() if phase != first_step.BUILD), 1)
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -160,7 +161,8 @@ def in_new_process(order: Order, folder: Path) -> dict[str, Any]:
         raise ColdStartError(f"{order['target']}: no first step within {CHILD_TIMEOUT_S} s") from None
     if done.returncode:
         raise ColdStartError(f"{order['target']}: {(done.stderr.strip().splitlines() or ['it ended'])[-1]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
 
 
 def left_to_do(starts: Iterable[Start], rows: Iterable[ResultRow], environment: dict[str, str]) -> list[Start]:

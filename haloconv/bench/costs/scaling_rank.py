@@ -64,7 +64,8 @@ class UNet(nn.Module):
         for level, skip in zip(self.up, skips[-2::-1], strict=True):
             x = functional.interpolate(x, skip.shape[-2:], mode="bilinear")
             x = level(torch.cat([skip, x], dim=1))
-        return self.head(x)
+        y: torch.Tensor = self.head(x)
+        return y
 
 
 def timed_rank(order: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +119,8 @@ def _step_of(order: dict[str, Any], device: torch.device, mesh: DeviceMesh | Non
 
 
 def _loss(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
-    return (model(x) - target).square().sum() / target.numel()
+    loss: torch.Tensor = (model(x) - target).square().sum() / target.numel()
+    return loss
 
 
 def _served(model: UNet, mesh: DeviceMesh | None) -> UNet:

@@ -91,7 +91,8 @@ def placed(model: torch.nn.Module, inputs: Inputs, options: Options) -> tuple[to
 
 def in_memory_format(model: torch.nn.Module, order: torch.memory_format) -> torch.nn.Module:
     """The model with its 4-D parameters in this memory order."""
-    return model.to(memory_format=order)  # type: ignore[call-overload]  # torch's stubs lack this overload
+    stored: torch.nn.Module = model.to(memory_format=order)  # type: ignore[call-overload]  # torch's stubs lack it
+    return stored
 
 
 def why_nothing_is_ours(acceleration: Acceleration) -> str | None:

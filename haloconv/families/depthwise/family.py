@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from haloconv import support
-from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, Kernel
 from haloconv.families.depthwise import (
     band,
     band_wgrad,
@@ -35,7 +35,7 @@ from haloconv.problem import DIRECTIONS, Problem, Request, dense_request
 
 _DENSE = (lanes, pairs, patch, band, box, tile_sm90, tile, march)  # of fprop and dgrad, best first
 _WGRAD = (lanes_wgrad, patch_wgrad, box_wgrad, band_wgrad, pairs_wgrad, march_wgrad)
-_KERNELS = {twin.KERNEL: twin for twin in (*_DENSE, *_WGRAD)}
+_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_DENSE, *_WGRAD)}
 
 
 class DepthwiseFamily:

@@ -73,7 +73,8 @@ def sources() -> list[KernelSource]:
 def _march_source(problem: Problem) -> KernelSource:
     twin = march_wgrad if problem.direction == "wgrad" else march
     form = twin.form_of(dense_request(problem, _NO_DEVICE))
-    return twin.source(form, best_tiling(form))
+    source: KernelSource = twin.source(form, best_tiling(form))
+    return source
 
 
 def _layer(direction: Direction, dtype: torch.dtype, layout: Layout, taps: int, stride: int = 1) -> Problem:

@@ -11,13 +11,13 @@ from types import ModuleType
 import torch
 
 from haloconv import support
-from haloconv.families.base import BoundCall, Config
+from haloconv.families.base import BoundCall, Config, Kernel
 from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
-_KERNELS = {twin.KERNEL: twin for twin in (toeplitz, wgrad)}
+_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (toeplitz, wgrad)}
 _LEAST_SMEM = 99 << 10  # of a block, on every device of the family
 _ANY_DEVICE = torch.device("cpu")  # of sources: they do not depend on it
 
@@ -38,7 +38,8 @@ class DepthwiseToeplitzFamily:
         return reason or _twin(problem).why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
-        return _twin(request.problem).configs(request)
+        found: list[Config] = _twin(request.problem).configs(request)
+        return found
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         return _KERNELS[config.kernel].bind(request, config)
@@ -56,7 +57,8 @@ def _twin(problem: Problem) -> ModuleType:
 
 def _best_source(request: Request) -> KernelSource:
     twin = _twin(request.problem)
-    return twin.source(request, twin.tilings(request.problem, _LEAST_SMEM)[0])
+    source: KernelSource = twin.source(request, twin.tilings(request.problem, _LEAST_SMEM)[0])
+    return source
 
 
 def _representative_problems() -> Iterator[Problem]:

@@ -10,13 +10,13 @@ import torch
 
 from haloconv import support
 from haloconv.device import device_facts
-from haloconv.families.base import BoundCall, Config
+from haloconv.families.base import BoundCall, Config, Kernel
 from haloconv.families.halo_sm80_f64 import conv, sources, wgrad
 from haloconv.jit import KernelSource
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
 _LEAST_CAPABILITY = (8, 0)
-_TWINS = {"fprop": conv, "dgrad": conv, "wgrad": wgrad}
+_TWINS: dict[Direction, Kernel] = {"fprop": conv, "dgrad": conv, "wgrad": wgrad}
 
 
 class HaloSm80F64Family:

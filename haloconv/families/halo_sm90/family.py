@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 
 from haloconv import support
-from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, Kernel
 from haloconv.families.halo_sm90 import sources
 from haloconv.families.halo_sm90.conv import conv
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.jit import KernelSource
-from haloconv.problem import Problem, Request, dense_request
+from haloconv.problem import Direction, Problem, Request, dense_request
 
 _TWINS = (conv, wgrad)  # that take every layer of the family
 _OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
-_KERNELS = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1)}
-_BY_DIRECTION = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
+_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1)}
+_BY_DIRECTION: dict[Direction, Kernel] = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
 
 
 class HaloSm90Family:
