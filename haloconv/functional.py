@@ -103,7 +103,7 @@ def conv2d(
         spec = make_spec(*arguments)
     if scale is None and activation is None and residual is None and padding_mode == "zeros":
         return convolve(input, weight, bias, spec)
-    return _with_epilogue((input, weight, bias), (scale, activation, residual), spec, as_modes(padding_mode))
+    return _with_epilogue((input, weight, bias), spec, as_modes(padding_mode), scale, activation, residual)
 
 
 def _not_tensors(*arguments: object) -> str:
@@ -153,20 +153,19 @@ def convolve(
 
 def _with_epilogue(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-    more: tuple[torch.Tensor | None, Activation | None, torch.Tensor | None],
     spec: ConvSpec,
     modes: Modes,
+    scale: torch.Tensor | None,
+    activation: Activation | None,
+    residual: torch.Tensor | None,
 ) -> torch.Tensor:
-    """conv2d and what follows it, if anything: in the kernel where only kernels have to see it, else as operations.
-
-    ``more`` are scale, activation and residual.
-    """
-    (x, w, b), (scale, activation, residual) = tensors, more
+    """conv2d and what follows it, if anything: in the kernel where only kernels have to see it, else as operations."""
+    x, w, b = tensors
     _check_epilogue(tensors, scale, activation, residual)
     epilogue = Epilogue(scale is not None, activation, residual is not None)
     pairs = None if scale is None else bias_and_scale(b, scale, x.dtype)
     third = b if pairs is None else pairs
-    if modes_in_use(modes, spec.padding) == ZEROS and _is_for_kernels(tensors, (scale, residual), pairs, epilogue):
+    if modes_in_use(modes, spec.padding) == ZEROS and _is_for_kernels(tensors, scale, residual, pairs, epilogue):
         images, given = x, residual
         if x.dim() == 3:
             images, given = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
@@ -182,16 +181,18 @@ def _with_epilogue(
 
 def _is_for_kernels(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-    others: tuple[torch.Tensor | None, torch.Tensor | None],
+    scale: torch.Tensor | None,
+    residual: torch.Tensor | None,
     pairs: torch.Tensor | None,
     epilogue: Epilogue,
 ) -> bool:
     """Whether the epilogue of a plain eager call can be a kernel's: its dtypes are, and so are its gradients if wanted.
 
-    ``others`` are scale and residual, ``pairs`` what the scale and the bias came to.
+    ``pairs`` is what the scale and the bias came to.
     """
-    x, residual = tensors[0], others[1]
-    if not goes_straight(*tensors) or any(type(each) not in (type(None), *_PLAIN_TYPES) for each in others):
+    x = tensors[0]
+    plain = all(each is None or type(each) in _PLAIN_TYPES for each in (scale, residual))
+    if not plain or not goes_straight(*tensors):
         return False
     if epilogue.scale and x.dtype == torch.float64:
         return False

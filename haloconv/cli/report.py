@@ -20,6 +20,7 @@ from haloconv.cli.live import INTERRUPTED, add_emulation, conclude, followed, ma
 from haloconv.cli.output import MAX_SEED, Force, check_inputs, check_outputs, positive, refusal, write_output
 from haloconv.cli.run import (
     AUTO,
+    Asked,
     Device,
     Family,
     exit_code,
@@ -94,7 +95,7 @@ def report(
         if results is not None:
             made = stored_report(results, suite)
         else:
-            options = make_options(device, precision.value, family, seed, budget, autocast=AUTOCAST.get(precision))
+            options = make_options(Asked(device, precision.value, family, seed, budget, False, AUTOCAST.get(precision)))
             options = options if layout is None else options.in_layout(layout.value)
             source = find_source(subject or "", batch, pixels)
     except (typer.BadParameter, ProblemFileError, TargetError) as error:

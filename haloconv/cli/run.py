@@ -6,7 +6,7 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -79,7 +79,7 @@ def run(
     """
     console = make_console()
     try:
-        options = make_options(device, precision.value, family, seed, budget, stats=stats)
+        options = make_options(Asked(device, precision.value, family, seed, budget, stats))
         _check_page(html)
         files = _candidates(problems)
         check_outputs({"--json": json, "--html": html}, problems, force)
@@ -141,17 +141,21 @@ def _titled(files: list[Candidate]) -> str:
     return ", ".join(file.path.stem for file in files) if len(files) <= MOST_NAMES else f"{len(files)} files"
 
 
-def make_options(
-    device: Device,
-    precision: str,
-    family: Family,
-    seed: int,
-    budget: float,
-    *,
-    stats: bool = False,
-    autocast: torch.dtype | None = None,
-) -> Options:
+class Asked(NamedTuple):
+    """What the command line asks of a run; ``budget`` in seconds. Under ``autocast`` the precision is not looked at."""
+
+    device: Device
+    precision: str
+    family: Family
+    seed: int
+    budget: float
+    stats: bool = False
+    autocast: torch.dtype | None = None
+
+
+def make_options(asked: Asked) -> Options:
     """The options of a run. Raises BadParameter for what does not go together or is not there."""
+    device, precision, family, seed, budget, stats, autocast = asked
     has_gpu = torch.cuda.is_available()
     if stats and device is not Device.emulator:
         raise typer.BadParameter("--stats counts what the emulator executes: add --device emulator")

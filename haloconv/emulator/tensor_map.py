@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from haloconv.jit import TENSOR_MAP_BYTES, DataType, OutOfBounds, Swizzle
 
@@ -31,6 +32,35 @@ _UNMODELLED = frozenset({DataType.FLOAT32_FTZ, DataType.TFLOAT32_FTZ})
 _SPANS = {Swizzle.NONE: 0, Swizzle.B32: 32, Swizzle.B64: 64, Swizzle.B128: 128}
 
 
+class _Tensor(NamedTuple):
+    """A tensor in memory as the driver is told of it: what both encoders have. ``steps`` are the element strides."""
+
+    data_type: int
+    address: int
+    extents: Sequence[int]
+    strides: Sequence[int]
+    steps: Sequence[int]
+    interleave: int
+    swizzle: int
+    out_of_bounds: int
+
+
+class _Kind(NamedTuple):
+    """A tensor's element type, its swizzle in shared memory, and what is read out of bounds."""
+
+    elements: DataType
+    swizzle: Swizzle
+    fill: OutOfBounds
+
+
+class _Pixels(NamedTuple):
+    """What im2col loads: the lower and the upper corner (w, h), channels of a pixel, pixels of a column."""
+
+    corners: tuple[int, ...] = (0, 0, 0, 0)
+    channels: int = 0
+    pixels: int = 0
+
+
 def encode_tiled(
     data_type: int,
     address: int,
@@ -49,12 +79,13 @@ def encode_tiled(
     Raises TensorMapError.
     """
     steps = tuple(element_strides or (1,) * len(extents))
-    kind, mode, fill = _common(data_type, address, extents, strides, steps, interleave, swizzle, out_of_bounds)
+    tensor = _Tensor(data_type, address, extents, strides, steps, interleave, swizzle, out_of_bounds)
+    kind = _checked(tensor)
     _require(len(box) == len(extents), f"a box of {len(box)} dimensions for a tensor of {len(extents)}")
     _require(all(1 <= size <= _MAX_BOX for size in box), f"box {tuple(box)}: each size is 1 to {_MAX_BOX}")
-    _check_inner("box", box[0], kind, mode)
+    _check_inner("box", box[0], kind)
     _require(0 <= l2_promotion <= 3, f"L2 promotion {l2_promotion} does not exist")
-    return _encoded(kind, _TILED, address, extents, strides, steps, mode, fill, box=box)
+    return _encoded(tensor, kind, _TILED, box, _Pixels())
 
 
 def encode_im2col(
@@ -78,7 +109,8 @@ def encode_im2col(
     Raises TensorMapError.
     """
     steps = tuple(element_strides or (1,) * len(extents))
-    kind, mode, fill = _common(data_type, address, extents, strides, steps, interleave, swizzle, out_of_bounds)
+    tensor = _Tensor(data_type, address, extents, strides, steps, interleave, swizzle, out_of_bounds)
+    kind = _checked(tensor)
     _require(len(extents) == 4, "im2col is modelled for tensors of 4 dimensions")
     corners = (*lower_corner, *upper_corner)
     _require(len(lower_corner) == len(upper_corner) == 2, "corners are (w, h)")
@@ -88,25 +120,14 @@ def encode_im2col(
     _require(min(spans) > 0, f"the pixel box is empty: {spans[0]} x {spans[1]}")
     _require(1 <= channels_per_pixel <= _MAX_CHANNELS, f"{channels_per_pixel} channels: 1 to {_MAX_CHANNELS}")
     _require(1 <= pixels_per_column <= _MAX_PIXELS, f"{pixels_per_column} pixels: 1 to {_MAX_PIXELS}")
-    _check_inner("channels", channels_per_pixel, kind, mode)
+    _check_inner("channels", channels_per_pixel, kind)
     _require(0 <= l2_promotion <= 3, f"L2 promotion {l2_promotion} does not exist")
-    return _encoded(
-        kind, _IM2COL, address, extents, strides, steps, mode, fill,
-        corners=corners, channels=channels_per_pixel, pixels=pixels_per_column,
-    )  # fmt: skip
+    return _encoded(tensor, kind, _IM2COL, (), _Pixels(corners, channels_per_pixel, pixels_per_column))
 
 
-def _common(
-    data_type: int,
-    address: int,
-    extents: Sequence[int],
-    strides: Sequence[int],
-    steps: Sequence[int],
-    interleave: int,
-    swizzle: int,
-    out_of_bounds: int,
-) -> tuple[DataType, Swizzle, OutOfBounds]:
-    """The checks that both encoders share."""
+def _checked(tensor: _Tensor) -> _Kind:
+    """The checks that both encoders share. Raises TensorMapError."""
+    data_type, address, extents, strides, steps, interleave, swizzle, out_of_bounds = tensor
     try:
         kind, mode, fill = DataType(data_type), Swizzle(swizzle), OutOfBounds(out_of_bounds)
     except ValueError as error:
@@ -123,12 +144,12 @@ def _common(
     _require(len(steps) == rank, f"{len(steps)} element strides for {rank} dimensions")
     _require(all(1 <= step <= _MAX_STEP for step in steps), f"element strides {tuple(steps)}: each is 1 to {_MAX_STEP}")
     _require(fill == OutOfBounds.ZERO or kind in _FLOATING, f"a NaN fill needs a floating-point type, not {kind.name}")
-    return kind, mode, fill
+    return _Kind(kind, mode, fill)
 
 
-def _check_inner(name: str, elements: int, kind: DataType, mode: Swizzle) -> None:
+def _check_inner(name: str, elements: int, kind: _Kind) -> None:
     """The innermost row in shared memory: whole chunks, and exactly one span of the swizzle."""
-    row_bytes, span = elements * _ELEMENT_BYTES[kind], _SPANS[mode]
+    row_bytes, span = elements * _ELEMENT_BYTES[kind.elements], _SPANS[kind.swizzle]
     _require(row_bytes % 16 == 0, f"{name}: a row of {row_bytes} bytes is not a multiple of 16")
     _require(not span or row_bytes <= span, f"{name}: a row of {row_bytes} bytes is wider than the swizzle's {span}")
     _require(
@@ -136,29 +157,18 @@ def _check_inner(name: str, elements: int, kind: DataType, mode: Swizzle) -> Non
     )
 
 
-def _encoded(
-    kind: DataType,
-    mode: int,
-    address: int,
-    extents: Sequence[int],
-    strides: Sequence[int],
-    steps: Sequence[int],
-    swizzle: Swizzle,
-    fill: OutOfBounds,
-    box: Sequence[int] = (),
-    corners: Sequence[int] = (0, 0, 0, 0),
-    channels: int = 0,
-    pixels: int = 0,
-) -> bytes:
+def _encoded(tensor: _Tensor, kind: _Kind, mode: int, box: Sequence[int], pixels: _Pixels) -> bytes:
     def padded(values: Sequence[int], count: int, by: int) -> tuple[int, ...]:
         return (*values, *(by for _ in range(count - len(values))))
 
-    last = [extent - 1 for extent in extents]
-    rounds = kind == DataType.TFLOAT32
-    flags = (kind in _FLOATING, _ELEMENT_BYTES[kind], _SPANS[swizzle], fill == OutOfBounds.NAN, rounds, 0)
+    last = [extent - 1 for extent in tensor.extents]
+    elements, swizzle, fill = kind
+    rounds = elements == DataType.TFLOAT32
+    flags = (elements in _FLOATING, _ELEMENT_BYTES[elements], _SPANS[swizzle], fill == OutOfBounds.NAN, rounds, 0)
     packed = _LAYOUT.pack(
-        _MAGIC, address, *padded(strides, 4, 0), *padded(last, 5, 0), *padded(box, 5, 1), *corners, channels, pixels,
-        len(extents), mode, *map(int, flags), *padded(steps, 5, 1),
+        _MAGIC, tensor.address, *padded(tensor.strides, 4, 0), *padded(last, 5, 0), *padded(box, 5, 1),
+        *pixels.corners, pixels.channels, pixels.pixels, len(tensor.extents), mode, *map(int, flags),
+        *padded(tensor.steps, 5, 1),
     )  # fmt: skip
     return packed.ljust(TENSOR_MAP_BYTES, b"\0")
 
