@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,12 +16,15 @@ import haloconv
 from haloconv import plan
 from haloconv.choose import choice
 from haloconv.device import Device, DeviceFacts, set_stand_in
+from haloconv.families import FAMILIES, OWN
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
 
 PACKAGE = Path(haloconv.__file__).resolve().parent
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
 FRAMES = 4  # of ours, between Layer.forward and the first launch
 CALLS = 9  # of ours, from Layer.forward to the first launch, those that returned among them
+FUNCTION_FRAMES, FUNCTION_CALLS = 6, 11  # the same from haloconv.conv2d on
+BACKWARD_FRAMES, BACKWARD_CALLS = 5, 6  # the same from where autograd calls us on; the frames of every launch
 
 
 class Noting:
@@ -78,33 +81,106 @@ LAYERS = {
         (2, 64, 24, 24),
         torch.half,
     ),
+    "halo_sm80_f64": (
+        haloconv.Conv2d(16, 16, 3, padding=1, family="halo_sm80_f64", strict=True),
+        (2, 16, 20, 24),
+        torch.double,
+    ),
+    "depthwise_window": (
+        haloconv.Conv2d(32, 32, 3, padding=1, groups=32, family="depthwise_window", strict=True),
+        (2, 32, 24, 24),
+        torch.half,
+    ),
+    "depthwise_toeplitz": (
+        haloconv.Conv2d(32, 32, 13, padding=6, groups=32, family="depthwise_toeplitz", strict=True),
+        (2, 32, 24, 24),
+        torch.half,
+    ),
 }
+BACKWARD = {
+    **LAYERS,
+    "halo_sm80_wgrad": (haloconv.Conv2d(3, 64, 7, stride=2, family="halo_sm80_wgrad"), (2, 3, 64, 64), torch.half),
+}
+
+
+def placed(name: str) -> tuple[haloconv.Conv2d, torch.Tensor]:
+    layer, shape, dtype = BACKWARD[name]
+    order = {"dtype": dtype, "memory_format": torch.channels_last}
+    return layer.to(**order), torch.randn(shape).to(**order)
+
+
+def calls_of(run: Callable[[], object]) -> list[str]:
+    """The names of our functions in the order in which ``run`` calls them."""
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and _is_ours(frame):
+            calls.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def check_few(stacks: list[list[str]], calls: list[str], frames: int, most_calls: int) -> None:
+    """Between where PyTorch or the user calls us and launches, and until the first one."""
+    for stack in stacks:
+        between = [each for each in stack if not each.startswith("launch.py")]
+        assert len(between) <= frames, between
+    first = next(at for at, each in enumerate(calls) if each.endswith(".__call__"))
+    assert first <= most_calls, calls[: first + 1]
+
+
+def test_every_family_has_a_layer() -> None:
+    """One of gradients alone is asked in the backward pass alone."""
+    assert set(LAYERS) == {name for name in OWN if "fprop" in FAMILIES[name].directions}
+    assert set(BACKWARD) == set(OWN)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_few_frames_between_a_warm_layer_and_its_first_launch(name: str, training: bool) -> None:
-    layer, shape, dtype = LAYERS[name]
-    layer = layer.to(dtype=dtype, memory_format=torch.channels_last)
-    x = torch.randn(shape).to(dtype=dtype, memory_format=torch.channels_last)
-    calls: list[str] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and _is_ours(frame):
-            calls.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name)
-
+    layer, x = placed(name)
     with h200() as kernel, torch.set_grad_enabled(training):
         layer(x)
         kernel.stacks.clear()
-        sys.setprofile(note)
-        try:
-            layer(x)
-        finally:
-            sys.setprofile(None)
-    between = [each for each in kernel.stacks[0] if not each.startswith("launch.py")]
-    assert len(between) <= FRAMES, between
-    first = next(at for at, each in enumerate(calls) if each.endswith("__call__"))
-    assert calls[0] in ("Layer.forward", "forward") and first <= CALLS, calls[: first + 1]
+        calls = calls_of(lambda: layer(x))
+    assert calls[0] == "layer.forward"
+    check_few(kernel.stacks[:1], calls, FRAMES, CALLS)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_few_frames_between_a_warm_function_and_its_first_launch(name: str, training: bool) -> None:
+    layer, x = placed(name)
+    given = {"padding": layer.padding, "stride": layer.stride, "groups": layer.groups, "family": name, "strict": True}
+    with h200() as kernel, torch.set_grad_enabled(training):
+        haloconv.conv2d(x, layer.weight, layer.bias, **given)
+        kernel.stacks.clear()
+        calls = calls_of(lambda: haloconv.conv2d(x, layer.weight, layer.bias, **given))
+    assert calls[0] == "functional.conv2d"
+    check_few(kernel.stacks[:1], calls, FUNCTION_FRAMES, FUNCTION_CALLS)
+
+
+@pytest.mark.filterwarnings("ignore:haloconv. PyTorch's own convolution runs fprop")
+@pytest.mark.parametrize("name", BACKWARD)
+def test_few_frames_between_autograd_and_launches_of_a_warm_backward_pass(name: str) -> None:
+    """Of the gradients that the family has."""
+    layer, x = placed(name)
+    x.requires_grad_("dgrad" in FAMILIES[name].directions)
+    layer.requires_grad_("wgrad" in FAMILIES[name].directions)
+    with h200() as kernel:
+        ys = [layer(x) for _ in range(2)]
+        dy = torch.ones_like(ys[0])
+        ys[0].backward(dy)
+        kernel.stacks.clear()
+        calls = calls_of(lambda: ys[1].backward(dy))
+        layer.requires_grad_()
+    assert calls[0] == "autograd.backward"
+    check_few(kernel.stacks, calls, BACKWARD_FRAMES, BACKWARD_CALLS)
 
 
 def test_a_first_call_goes_down_as_the_design_page_says() -> None:
