@@ -10,22 +10,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 import torch
 
 from haloconv.emulator import emulated_device
-from haloconv.families import FAMILIES
-from tests import (
-    emulated_depthwise,
-    emulated_depthwise_toeplitz,
-    emulated_depthwise_window,
-    emulated_grouped_sm90,
-    emulated_halo_sm80,
-    emulated_halo_sm80_f64,
-    emulated_halo_sm80_wgrad,
-    emulated_halo_sm90,
-    oracle,
-)
+from haloconv.families import FAMILIES, OWN
+from tests import oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, generator, make
 from tests.emulated_cases import EVERY_DTYPE, HUGE_LEFT_OUT, ON_EMULATOR
 from tests.emulated_halo_sm90 import fixups_noted
@@ -34,17 +26,8 @@ SM_COUNT = 4
 # Families that form fp32 products in TF32.
 TENSOR_CORES = tuple(name for name, family in FAMILIES.items() if family.tensor_cores)
 
-# Families whose runs have a module of their own: CASES, runs() and forced(shape).
-MODULES = {
-    "halo_sm90": emulated_halo_sm90,
-    "halo_sm80": emulated_halo_sm80,
-    "halo_sm80_f64": emulated_halo_sm80_f64,
-    "halo_sm80_wgrad": emulated_halo_sm80_wgrad,
-    "grouped_sm90": emulated_grouped_sm90,
-    "depthwise_window": emulated_depthwise_window,
-    "depthwise_toeplitz": emulated_depthwise_toeplitz,
-    "depthwise": emulated_depthwise,
-}
+# The module of each family's runs, with CASES, runs() and forced(shape); those of direct are here.
+MODULES: dict[str, Any] = {name: import_module(f"tests.emulated_{name}") for name in OWN if name != "direct"}
 BY_NAME = {
     one.name: one
     for one in (

@@ -1,15 +1,54 @@
-"""Our families as the GPU tests see them: types, directions, and the device that each needs."""
+"""Our families as tests see them: what the registry says of each, and in one table what only tests know of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from haloconv.families import FAMILIES
 from tests import oracle
-from tests.cases import DTYPE_NAMES, DTYPES, Case, case_id
+from tests.cases import DTYPE_NAMES, DTYPES, Case, case, case_id
+
+
+class Facts(NamedTuple):
+    """What tests know of a family and the registry does not say.
+
+    ``takes`` is a small problem that it takes in each of its directions. ``main`` is the kernel that takes every call
+    that it takes, empty if several do. ``proven`` are results beside its directions that its stamps show. ``same_sums``
+    are results whose sums it forms in one order in whatever storage. With ``tma_stores`` results of some kernel leave
+    by TMA; with ``fronts`` functions beside conv2d are drawn for it.
+    """
+
+    takes: Case
+    main: str
+    proven: tuple[str, ...] = ()
+    same_sums: tuple[str, ...] = ()
+    tma_stores: bool = False
+    fronts: bool = False
+
+
+_DENSE = case("dense", "few channels per group", (2, 8, 18, 22), (8, 3, 3), padding=1, groups=2)
+_STRIDED = case("strided", "several launches in dgrad", (1, 32, 16, 20), (40, 3, 3), padding=1, stride=2)
+_GROUPED = case("grouped", "groups of 8 channels in channels_last", (2, 16, 9, 18), (16, 3, 3), padding=1, groups=2,
+                storage="channels_last", w_storage="channels_last")  # fmt: skip
+_DEPTHWISE = case("depthwise", "one channel a group", (2, 8, 17, 20), (8, 3, 3), padding=1, groups=8)
+_LARGE = case("large", "one channel a group, a large filter", (2, 3, 17, 20), (3, 9, 9), padding=4, groups=3)
+_EPILOGUES = ("relu", "scale_relu", "residual_relu", "scale_residual")
+FACTS = {
+    "direct": Facts(_DENSE, "direct/direct", ("bgrad",), ("fprop", "dgrad", "wgrad"), fronts=True),
+    "halo_sm90": Facts(_STRIDED, "halo_sm90/conv", _EPILOGUES, tma_stores=True, fronts=True),
+    "halo_sm80": Facts(_DENSE, "halo_sm80/conv", fronts=True),
+    "halo_sm80_wgrad": Facts(_DENSE, "halo_sm80_wgrad/wgrad"),
+    "halo_sm80_f64": Facts(_STRIDED, "halo_sm80_f64/conv"),
+    "grouped_sm90": Facts(_GROUPED, "grouped_sm90/conv", tma_stores=True),
+    "depthwise_window": Facts(_DEPTHWISE, "depthwise_window/window", fronts=True),
+    "depthwise_toeplitz": Facts(_LARGE, "depthwise_toeplitz/toeplitz", fronts=True),
+    "depthwise": Facts(_DEPTHWISE, "", tma_stores=True),
+}
+"""Each family once; CONTRIBUTING.md has a new one added here."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +111,11 @@ DEPTHWISE_TOEPLITZ = _subject("depthwise_toeplitz")
 # Families that take problems of their own alone.
 SPECIALS = (HALO_SM80_F64, GROUPED_SM90, DEPTHWISE, DEPTHWISE_WINDOW, DEPTHWISE_TOEPLITZ)
 SUBJECTS = (DIRECT, HALO_SM80, HALO_SM80_WGRAD, HALO_SM90)  # those that take every problem of their dtypes and results
+
+
+def forms_tiles(family: str) -> bool:
+    """Whether the name is that of a family whose kernels multiply tiles of a dense layer on tensor cores."""
+    return family in FAMILIES and FAMILIES[family].capability > LEAST and not FAMILIES[family].depthwise
 
 
 def computing(*results: str) -> tuple[Subject, ...]:

@@ -9,34 +9,17 @@ import torch
 
 from haloconv import emulator
 from haloconv.emulator import emulated_device
-from haloconv.families import FAMILIES
+from haloconv.families import FAMILIES, OWN
 from haloconv.families.base import MOST_CONFIGS, config_key
 from haloconv.families.common import few_apart
 from haloconv.plan import problem_of
 from haloconv.problem import Request, TensorForm
 from tests import oracle
-from tests.cases import Case, case, make
+from tests.cases import Case, make
+from tests.families import FACTS
 
 MISSING = emulator.available()
-DIRECTIONS = ("fprop", "dgrad", "wgrad")
-DENSE = case("dense", "few channels per group", (2, 8, 18, 22), (8, 3, 3), padding=1, groups=2)
-STRIDED = case("strided", "several launches in dgrad", (1, 32, 16, 20), (40, 3, 3), padding=1, stride=2)
-GROUPED = case("grouped", "groups of 8 channels in channels_last", (2, 16, 9, 18), (16, 3, 3), padding=1, groups=2,
-               storage="channels_last", w_storage="channels_last")  # fmt: skip
-DEPTHWISE = case("depthwise", "one channel a group", (2, 8, 17, 20), (8, 3, 3), padding=1, groups=8)
-LARGE = case("large", "one channel a group, a large filter", (2, 3, 17, 20), (3, 9, 9), padding=4, groups=3)
-TAKES = {
-    "direct": (DENSE, DIRECTIONS),
-    "halo_sm80": (DENSE, ("fprop", "dgrad")),
-    "halo_sm80_wgrad": (DENSE, ("wgrad",)),
-    "halo_sm80_f64": (STRIDED, DIRECTIONS),
-    "halo_sm90": (STRIDED, ("fprop", "dgrad")),
-    "grouped_sm90": (GROUPED, DIRECTIONS),
-    "depthwise": (DEPTHWISE, DIRECTIONS),
-    "depthwise_window": (DEPTHWISE, DIRECTIONS),
-    "depthwise_toeplitz": (LARGE, DIRECTIONS),
-}
-RUNS = [(family, direction) for family, (_, directions) in TAKES.items() for direction in directions]
+RUNS = [(name, direction) for name in OWN for direction in FAMILIES[name].directions]
 
 
 @dataclass(frozen=True)
@@ -61,16 +44,12 @@ class Bindable:
         return Request(replace(problem, bias=bias), first, second, layout, torch.device("cpu"))
 
 
-def test_every_family_is_asked() -> None:
-    assert set(TAKES) == set(FAMILIES) - {"aten"}
-
-
 @pytest.mark.usefixtures("emulator_cache")
 @pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
 @pytest.mark.parametrize(("family", "direction"), RUNS)
 def test_every_candidate_is_right(family: str, direction: str) -> None:
     dtypes = FAMILIES[family].dtypes
-    one = Bindable(TAKES[family][0], direction, torch.float16 if torch.float16 in dtypes else dtypes[0])
+    one = Bindable(FACTS[family].takes, direction, torch.float16 if torch.float16 in dtypes else dtypes[0])
     t = make(one.one, one.dtype)
     with emulated_device(sm_count=2) as device:
         request = one.request()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +17,14 @@ from haloconv.bench.one_kernel import chosen_kernels, host_module
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES, OWN, check_family
 from haloconv.families.base import MOST_CONFIGS
+from haloconv.families.closure import kernels
 from haloconv.families.files import kernels_of
 from haloconv.jit.source import SOURCE_ROOT
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 from haloconv.support import KERNEL_DTYPES
+from tests.families import FACTS, SPECIALS, SUBJECTS
 
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 DENSE = Problem("fprop", 2, 32, 24, 24, 32, 3, 3, padding=(1, 1, 1, 1), precision="tf32")
 GROUPED = replace(DENSE, c=64, k=64, groups=8, layout="nhwc")
@@ -143,3 +148,18 @@ def test_a_family_offers_kernels_that_take_the_request(direction: Direction) -> 
                     taken.add(kernel)
     assert offered <= taken and len(taken) > 5
     assert {"wgrad" in kernel for kernel in taken - {"direct/direct"}} == {direction == "wgrad"}
+
+
+def test_tests_know_every_family() -> None:
+    """The table of tests/families.py has each once, and those that GPU tests see are all there are."""
+    assert sorted(FACTS) == sorted(OWN)
+    assert sorted(subject.name for subject in (*SUBJECTS, *SPECIALS)) == sorted(OWN)
+    assert all(facts.main in ("", *kernels()) for facts in FACTS.values())
+
+
+def test_nobody_asks_for_the_beginning_of_a_familys_name() -> None:
+    """What families have in common the registry says; a new one's name may begin with anything."""
+    asked = re.compile(r"\bfamily\.(startswith|endswith)\(")
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "haloconv").rglob("*.py")]
+    found = {each.name for each in files if asked.search(each.read_text("utf-8"))}
+    assert found == {"formats.py"}  # which reads the families' names of older files

@@ -18,7 +18,7 @@ from haloconv.jit import cache
 from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import pick
-from tests.families import DIRECT, HALO_SM90, SPECIALS, SUBJECTS, Subject
+from tests.families import DIRECT, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.gpu import sanitizer_driver as driver
 from tests.texts import compile_all, noted_texts
 from tests.tilings import chosen_sources
@@ -45,19 +45,6 @@ def test_a_part_of_the_calls_meets_every_case_dtype_and_result(subject: Subject,
     assert len({call.name for call in whole}) == len(whole)
     for kind in ("dtype", "result"):
         assert {getattr(call, kind) for call in calls} == {getattr(call, kind) for call in whole}
-
-
-MAIN = {
-    "direct": "direct/direct",
-    "halo_sm80": "halo_sm80/conv",
-    "halo_sm80_wgrad": "halo_sm80_wgrad/wgrad",
-    "halo_sm90": "halo_sm90/conv",
-    "halo_sm80_f64": "halo_sm80_f64/conv",
-    "grouped_sm90": "grouped_sm90/conv",
-    "depthwise_window": "depthwise_window/window",
-    "depthwise_toeplitz": "depthwise_toeplitz/toeplitz",
-    "depthwise": "",
-}  # the kernel that takes every call of a family
 
 
 def expected_texts(call: driver.Call) -> set[str]:
@@ -88,16 +75,16 @@ def test_each_call_needs_the_chosen_tiling_alone(subject: Subject) -> None:
         if call.result == "bgrad":
             assert sorted(text.entry for text in texts) in (["bgrad"], ["bgrad_parts", "sum_partials"])
             continue
-        own = {text.digest for text in texts if text.kernel == MAIN[subject.name]}
+        own = {text.digest for text in texts if text.kernel == FACTS[subject.name].main}
         assert own == expected_texts(call)
-        beside = {text.entry for text in texts if text.kernel != MAIN[subject.name]}
+        beside = {text.entry for text in texts if text.kernel != FACTS[subject.name].main}
         assert beside <= {"halo_sm80_pack", "halo_sm90_pack", "halo_sm90_fixup", "sum_partials"}
 
 
 @pytest.mark.parametrize("subject", SPECIALS, ids=str)
 def test_special_families_take_all_calls(subject: Subject) -> None:
     sources = driver.note(driver.calls_of(subject), H200).sources
-    assert {source.kernel for source in sources} >= {MAIN[subject.name]} or subject.name == "depthwise"
+    assert {source.kernel for source in sources} >= {FACTS[subject.name].main} - {""}
 
 
 def test_every_kernel_is_launched_by_a_call_of_the_families_that_verify_it() -> None:

@@ -16,6 +16,7 @@ from haloconv.families import FAMILIES
 from haloconv.problem import NO_EPILOGUE, ConvSpec, Problem, output_extent
 from tests import oracle
 from tests.cases import DTYPE_NAMES, STORAGES
+from tests.families import forms_tiles
 from tests.layers import smallest_image
 
 AUTO = "auto"  # the plan's own choice, through the plan: the only one that takes empty tensors
@@ -165,7 +166,8 @@ def _channels(rng: random.Random, family: str) -> tuple[int, int, int]:
     """C, K and the number of groups; of a family for special layers mostly such as it takes."""
     kind = rng.choice(("dense", "dense", "dense", "grouped", "even groups", "depthwise"))
     if rng.random() < 0.97:
-        kind = "depthwise" if family.startswith("depthwise") else "few channels" if family == GROUPED else kind
+        depthwise = family in FAMILIES and FAMILIES[family].depthwise
+        kind = "depthwise" if depthwise else "few channels" if family == GROUPED else kind
     if kind == "few channels":
         groups, each = rng.randint(2, 20), rng.choice((8, 16))
         return groups * each, groups * each, groups
@@ -239,7 +241,7 @@ def products_of(draw: Draw) -> int:
 
 def work_of(draw: Draw) -> int:
     """Products that are formed, about: tiles of tensor cores have 64 filters of one group, however few it has."""
-    if not draw.family.startswith("halo"):
+    if not forms_tiles(draw.family) or draw.family == GROUPED:
         return products_of(draw)
     c_each, k_each = draw.x[1] // draw.groups, draw.filters[0] // draw.groups
     wide, deep = (c_each, k_each) if draw.result == "dgrad" else (k_each, c_each)

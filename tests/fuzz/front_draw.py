@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.families import FACTS, forms_tiles
 from tests.fronts import FRONTS, Front, front
 from tests.fuzz.draw import ARCHS, Draw, line_of, parsed
 
@@ -22,7 +23,7 @@ PRECISIONS = {
     "fp64": (torch.float64, None),
 }
 FORMS = ("contiguous", "neighbours", "strided", "offset", "expanded")
-_FAMILIES = ("auto", "auto", "direct", "halo_sm90", "halo_sm80", "depthwise_window", "depthwise_toeplitz")
+_FAMILIES = ("auto", "auto", *(name for name, facts in FACTS.items() if facts.fronts))
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _drawn(rng: random.Random, one: Front) -> FrontDraw:
         third=_form(rng),
         family=family,
         seed=rng.randrange(1 << 16),
-        arch="sm_90a" if family.startswith("halo") else rng.choice(ARCHS),  # where halo_sm90 runs
+        arch="sm_90a" if forms_tiles(family) else rng.choice(ARCHS),  # where halo_sm90 runs
         sm_count=rng.choice((1, 3, 4, 4, 7)),
     )
 

@@ -30,7 +30,7 @@ from tests import (
 )
 from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store
 from tests.emulated import BY_NAME, MODULES, forced, with_every_not_finite
-from tests.families import DEPTHWISE, HALO_SM90, SPECIALS, SUBJECTS, Subject
+from tests.families import DEPTHWISE, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.launches import launched
 from tests.recorder import stamped
 from tests.texts import compile_all, noted_texts
@@ -45,7 +45,6 @@ TINY = pick(
 DTYPES = (torch.float32, torch.float16, torch.float64)
 
 REPORT_EACH = 10  # calls: what a run that is stopped has done stands in its output
-TMA_STORES = ("halo_sm90", "grouped_sm90", "depthwise")  # families with kernels whose results leave by TMA
 NOT_FINITE = (BY_NAME["large_3x3"], BY_NAME["wide_bottom_right"])  # with NaN and infinities, for the fix-up
 CPU_THREADS = 2  # of each process: references are tiny, and the tools run side by side
 
@@ -196,12 +195,12 @@ def plant_fault() -> None:
 def check_all(calls: list[Call], fill: bool = False) -> None:
     """Make and check every call. The lines that it prints are those that tools/sanitize.py looks for.
 
-    ``fill``: memory that families of ``TMA_STORES`` allocate is filled with NaN first.
+    ``fill``: memory that families with ``tma_stores`` allocate is filled with NaN first.
     """
     print(f"sanitizer driver: {len(calls)} calls asked for", flush=True)
     for done, call in enumerate(calls, 1):
         here, there = placed(call, "cuda")
-        torch.use_deterministic_algorithms(fill and call.one.spec.family in TMA_STORES, warn_only=True)
+        torch.use_deterministic_algorithms(fill and FACTS[call.one.spec.family].tma_stores, warn_only=True)
         got = result_of(call, there)
         oracle.check(call.result, got.cpu(), here, call.one.spec)
         if done % REPORT_EACH == 0:

@@ -17,6 +17,7 @@ from haloconv.choose import records
 from haloconv.choose.records import read_records, records_path, write_records
 from haloconv.choose.whole import MARGIN
 from haloconv.device import device_facts
+from haloconv.families import FAMILIES
 from haloconv.tune.problems import problems_of
 from haloconv.tune.timing import captured
 from tests import oracle
@@ -71,7 +72,7 @@ def test_depthwise_layers_go_to_our_kernels() -> None:
     model, x = layer_of(DEPTHWISE)
     (row,) = haloconv.tune(model, x, directions=("fprop",), budget_s=0.05, progress=False).rows
     assert (
-        row.family.startswith("depthwise")
+        FAMILIES[row.family].depthwise
         and row.ratio > 2
         and (row.roofline_fraction is None or row.roofline_fraction < 1.05)
     )
@@ -151,7 +152,7 @@ def test_a_tuned_layer_is_captured_on_its_choice() -> None:
         graph.replay()
         torch.testing.assert_close(y, model(x), atol=2e-2, rtol=2e-2)
         (made,) = plan._plans.values()
-    assert made.choice.family.startswith("depthwise") and made.choice.reason.startswith("tuned: ")
+    assert FAMILIES[made.choice.family].depthwise and made.choice.reason.startswith("tuned: ")
 
 
 def test_shipped_records_are_looked_at_and_followed() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -12,13 +14,16 @@ import haloconv
 from haloconv.bench.suite import Case
 from haloconv.bench.trial import Budget, try_step
 from haloconv.choose.choice import choose
+from haloconv.choose.records import forget_shelves, make_record, read_records, records_path, shelf_of
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES, OWN
 from haloconv.families.closure import kernels, source_of, stamped_files
+from haloconv.families.files import device_hash
 from haloconv.jit import compile_source
-from haloconv.problem import Problem
+from haloconv.problem import Problem, dense_request
 from tests.fuzz.check import check
 from tests.fuzz.draw import SUBJECTS, Draw
+from tests.tuned import FACTS, fake_gpu, only
 
 CPU = torch.device("cpu")
 ONE_PIXEL = Problem("fprop", 2, 5, 4, 7, 6, 1, 1)
@@ -32,6 +37,22 @@ def fuzzed() -> list[str]:
         outcome = check(draw, "cpu")
         found += [str(outcome)] if not isinstance(outcome, list) else [*{k for one in outcome for k in one.kernels}]
     return found
+
+
+def recorded() -> list[object]:
+    """What auto takes for a problem of which a record names the family, and the record as its file has it."""
+    times = {"ms": 0.5, "aten_ms": 1.0, "own_ms": 0.5, "spread": 0.01, "runs": 10}
+    errors = {"error": 1e-7, "aten_error": 1e-7, "error_limit": 1e-5, "difference": 1e-7}
+    toy = FAMILIES["toy"]
+    with tempfile.TemporaryDirectory() as name, fake_gpu(Path(name)), only(FAMILIES["direct"], toy):
+        request = dense_request(ONE_PIXEL, CPU)
+        config = toy.configs(request)[1]
+        shelf_of(FACTS).keep([make_record(request, "toy", config, config, **times, **errors)])
+        forget_shelves()
+        (kept,) = read_records(records_path(FACTS.name))
+        chosen = choose(ONE_PIXEL, CPU)
+    return [kept.family, kept.kernel, kept.config == config.key, kept.source == device_hash(config.kernel),
+            chosen.family, chosen.kernel, chosen.config == config.key, chosen.reason]  # fmt: skip
 
 
 def main() -> None:
@@ -54,6 +75,7 @@ def main() -> None:
         "refused": refused,
         "repr": repr(layer),
         "fuzzed": fuzzed(),
+        "recorded": recorded(),
         "compiled": [compile_source(source, "sm_90a").entry for source in FAMILIES["toy"].sources()],
     }
     json.dump(found, sys.stdout)
