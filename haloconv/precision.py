@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 Precision = Literal["ieee", "tf32", "tf32x3"]
 """How fp32 products are formed: in full, of factors rounded to TF32, or as three products of factors that are two TF32
 values each, within the error limits of fp32."""
+
+PrecisionLabel = Literal["fp64", "fp32", "tf32", "tf32x3", "fp16", "bf16"]
+"""A precision as rows, records and options name it: the dtype of the tensors, and of fp32 how products are formed."""
+PRECISION_LABELS: tuple[PrecisionLabel, ...] = get_args(PrecisionLabel)
 
 _get_operator_setting = getattr(torch._C, "_get_fp32_precision_getter", None)
 _set_operator_setting = getattr(torch._C, "_set_fp32_precision_setter", None)
@@ -30,6 +34,14 @@ def torch_precision() -> Precision:
 def nearest_of_torch(precision: Precision) -> Precision:
     """The precision of PyTorch's own that is no less accurate: it has no ``"tf32x3"``, and computes in full instead."""
     return "tf32" if precision == "tf32" else "ieee"
+
+
+def label_of(name: str) -> PrecisionLabel:
+    """A name of a precision as the label that it is. Raises ValueError if it is none."""
+    for label in PRECISION_LABELS:
+        if label == name:
+            return label
+    raise ValueError(f"a precision is one of {', '.join(PRECISION_LABELS)}, not {name!r}")
 
 
 @contextmanager

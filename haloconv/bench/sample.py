@@ -23,6 +23,7 @@ from haloconv.bench.suite import PRECISIONS, SUITES, Case
 from haloconv.choose.choice import choose, config_of
 from haloconv.families import FAMILIES
 from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel
 from haloconv.problem import DIRECTIONS, Direction, Pair, Problem, dense_request
 
 LEAST_RATIO = 0.9
@@ -32,7 +33,7 @@ BEHIND, FAR_BEHIND = 0.95, 0.85
 LAYERS = SUITES / "layers.jsonl"
 """The distinct convolutions of real networks; ``python -m tools.layer_tables`` writes it."""
 
-DRAWN = ("fp32", "tf32", "fp16", "bf16")
+DRAWN: tuple[PrecisionLabel, ...] = ("fp32", "tf32", "fp16", "bf16")
 """The precisions that are drawn where none is named: draws of earlier seeds stay what they were."""
 _ELEMENTS = 1 << 24  # of the larger of input and output, at most
 _LEAST_ELEMENTS = 1 << 19
@@ -44,7 +45,7 @@ class Drawn(NamedTuple):
 
     case: Case
     direction: Direction
-    precision: str
+    precision: PrecisionLabel
     layout: Layout
 
     @property
@@ -65,7 +66,7 @@ class Drawn(NamedTuple):
         )  # fmt: skip
 
 
-def sample(count: int, seed: int, precisions: Sequence[str] = DRAWN) -> list[Drawn]:
+def sample(count: int, seed: int, precisions: Sequence[PrecisionLabel] = DRAWN) -> list[Drawn]:
     """``count`` problems, of every kind in turns; the same for the same seed, and the first of more are those of fewer.
 
     Half are dense layers: of networks (``LAYERS``, a network first and then one of its layers, as

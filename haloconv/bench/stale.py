@@ -14,6 +14,8 @@ from typing import NamedTuple
 from haloconv.bench.results import BENCHMARKS, ResultRow
 from haloconv.families import FAMILIES
 from haloconv.families.closure import JOIN, kernels, source_of
+from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel, label_of
 from haloconv.report.networks import network_name
 
 VERIFIED = BENCHMARKS / "verified"
@@ -25,8 +27,8 @@ class Run(NamedTuple):
     """How a layer of a suite ran: ``family`` is the one asked for by name, or a kernel's name, or ``"auto"``."""
 
     case: str
-    precision: str
-    layout: str
+    precision: PrecisionLabel
+    layout: Layout
     family: str
 
 
@@ -56,7 +58,8 @@ def stale_runs(rows: Iterable[ResultRow]) -> dict[Run, list[str]]:
     found: dict[Run, list[str]] = {}
     for row in rows:
         if is_stale(row):
-            run = Run(str(row["case"]), str(row["precision"]), str(row["layout"]), _family_asked(row))
+            layout: Layout = "nhwc" if row["layout"] == "nhwc" else "nchw"
+            run = Run(str(row["case"]), label_of(str(row["precision"])), layout, _family_asked(row))
             found.setdefault(run, []).append(str(row["direction"]))
     return found
 

@@ -15,7 +15,7 @@ from haloconv.bench.front_layer import OURS, FrontLayer, PatchLayer
 from haloconv.bench.layer import Layer
 from haloconv.layout import Layout
 from haloconv.padding import ZEROS, Modes, as_modes
-from haloconv.precision import Precision
+from haloconv.precision import Precision, PrecisionLabel, label_of
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Pair, Problem, output_extent
 from haloconv.report import Row
 from haloconv.rims import PaddingMode
@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PRECISIONS: dict[str, tuple[torch.dtype, Precision]] = {
+PRECISIONS: dict[PrecisionLabel, tuple[torch.dtype, Precision]] = {
     "fp32": (torch.float32, "ieee"),
     "tf32": (torch.float32, "tf32"),
     "tf32x3": (torch.float32, "tf32x3"),
@@ -87,7 +87,7 @@ class Case:
         if self.front and not longer_left and (top, left) != (bottom, right):
             raise TypeError("of fronts only conv1d may be padded more on one side, its left")
 
-    def problem(self, direction: Direction, precision: str, layout: Layout) -> Problem:
+    def problem(self, direction: Direction, precision: PrecisionLabel, layout: Layout) -> Problem:
         """One direction of the layer, without bias. ``precision`` is a key of PRECISIONS."""
         dtype, products = PRECISIONS[precision]
         return Problem(
@@ -100,7 +100,9 @@ class Case:
         rows, columns, *others = self.padding
         return (rows, columns, others[0], others[1]) if others else (rows, rows, columns, columns)
 
-    def layer(self, precision: str, layout: Layout, family: str, device: torch.device, seed: int = 0) -> Layer:
+    def layer(
+        self, precision: PrecisionLabel, layout: Layout, family: str, device: torch.device, seed: int = 0
+    ) -> Layer:
         """The layer with standard normal tensors, without bias. ``precision`` is a key of PRECISIONS.
 
         The weights are scaled so that outputs have about the variance of the inputs.
@@ -205,4 +207,4 @@ def with_bytes(rows: list[Row], cases: list[Case]) -> list[Row]:
 def _with_bytes(row: Row, case: Case) -> Row:
     directions = [each for each in DIRECTIONS if row.direction in ("step", each)]
     layout: Layout = "nhwc" if row.layout == "nhwc" else "nchw"
-    return replace(row, bytes=sum(case.problem(each, row.precision, layout).bytes for each in directions))
+    return replace(row, bytes=sum(case.problem(each, label_of(row.precision), layout).bytes for each in directions))

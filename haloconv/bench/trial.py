@@ -11,6 +11,7 @@ import torch
 
 from haloconv.bench.layer import LAYOUTS, Layer, Step, baseline_flags
 from haloconv.families.closure import JOIN, source_of
+from haloconv.precision import label_of
 from haloconv.problem import DIRECTIONS, Problem
 from haloconv.problem_file import how_it_ended
 from haloconv.reference import Error, Limits, Oracle, measure_error, raised
@@ -77,7 +78,7 @@ def _asked(layer: Layer, step: Step) -> dict[str, Any]:
     return {
         "case": layer.name,
         "direction": step,
-        "precision": problem.precision_label,
+        "precision": label_of(problem.precision_label),
         "layout": layer.layout,
         "family": choice.family,
         "reason": choice.reason,
@@ -246,7 +247,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
     row = Row(
         case=layer.name,
         direction="step",
-        precision=problems[0].precision_label,
+        precision=label_of(problems[0].precision_label),
         layout=layer.layout,
         family="+".join(dict.fromkeys(choice.family for choice in choices)),
         reason="; ".join(dict.fromkeys(choice.reason for choice in choices)),

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -28,7 +28,7 @@ from haloconv.cli.output import Force, check_inputs, check_outputs, positive, re
 from haloconv.device import device_facts
 from haloconv.fusion.fuse import fuse
 from haloconv.layout import Layout
-from haloconv.precision import convolution_precision
+from haloconv.precision import PrecisionLabel, convolution_precision
 from haloconv.precompile import Inputs, evaluating
 from haloconv.problem import DIRECTIONS, Direction
 from haloconv.problem_file import ProblemFileError, map_tensors
@@ -148,7 +148,7 @@ class Order:
     cases: list[str]
     tags: list[str]
     directions: list[Direction]
-    precisions: list[str]
+    precisions: list[PrecisionLabel | Literal["auto"]]
     layouts: list[Layout]
     batch: int
     pixels: int
@@ -173,7 +173,7 @@ def _of_suite(order: Order, device: torch.device) -> Iterator[Posed]:
     if order.suite is None:
         return
     cases = select(load_suite(find_suite(order.suite)), order.cases, order.tags)
-    labels = ["tf32" if each == "auto" else each for each in order.precisions]
+    labels: list[PrecisionLabel] = ["tf32" if each == "auto" else each for each in order.precisions]
     for case, label, layout, direction in itertools.product(cases, labels, order.layouts, order.directions):
         yield Posed(case.name, case.problem(direction, label, layout), device)
 
@@ -197,8 +197,7 @@ def _of_targets(order: Order, device: torch.device) -> Iterator[Posed]:
             memory_format = LAYOUTS[layout]
             inputs = map_tensors(partial(_stored, device, memory_format), target.inputs)
             with ExitStack() as stack:
-                asked = PRECISIONS.get(label)  # none for "auto"
-                dtype, products = asked or (torch.float32, None)
+                dtype, products = (torch.float32, None) if label == "auto" else PRECISIONS[label]
                 if dtype != torch.float32:
                     stack.enter_context(torch.autocast(device.type, dtype))
                 elif products is not None:

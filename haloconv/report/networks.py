@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from haloconv.report.rows import Row
+from haloconv.layout import Layout
+from haloconv.report.rows import Row, RowPrecision
 from haloconv.report.table import UNKNOWN, ms_text, ratio_style, ratio_text
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class Network:
     """One network in one precision and layout: rows of its distinct layers, ``forward`` and ``step``, None if cut."""
 
     name: str
-    precision: str
-    layout: str
+    precision: RowPrecision
+    layout: Layout
     layers: list[Row] = field(default_factory=list)
     forward: Row | None = None
     step: Row | None = None

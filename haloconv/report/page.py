@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from haloconv.report import plots
 from haloconv.report.networks import networks_of, with_faster_layout
-from haloconv.report.rows import Row
+from haloconv.report.rows import WHOLE_DIRECTIONS, Row
 from haloconv.report.sections import FULL_FP32_MARK, MOST_LOSSES, Cell, Section, Sections, look_of, tally_of
 from haloconv.report.summary import SKIPPED, score_lines
 from haloconv.report.table import ratio_text
@@ -66,7 +66,7 @@ def page_of(report: Report) -> str:
         files=[file for file in report.files if file.verdict != SKIPPED] if len(report.files) > 1 else [],
         skipped=[file for file in report.files if file.reason is not None],
         scores=score_lines(report.files) if len(report.files) > 1 else [],
-        whole=[table for table in map(sections.whole, ("forward", "step")) if table is not None],
+        whole=[table for table in map(sections.whole, WHOLE_DIRECTIONS) if table is not None],
         losses=losses,
         most_losses=MOST_LOSSES,
         tally=tally_of(row.ratio for row in rows),

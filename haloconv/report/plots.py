@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from haloconv import extras
-from haloconv.report.rows import Row
+from haloconv.report.rows import Row, RowDirection, RowPrecision
 from haloconv.roofline import Ceilings
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def require() -> None:
     extras.require(*_OF_A_PAGE)
 
 
-def roofline(rows: Sequence[Row], ceilings: Ceilings, precision: str, name: str) -> Plot | None:
+def roofline(rows: Sequence[Row], ceilings: Ceilings, precision: RowPrecision, name: str) -> Plot | None:
     """TFLOP/s over FLOP per byte below the two ceilings; None if no row of this precision has all figures."""
     rate = ceilings.flops_per_s.get(precision)
     placed = [found for row in rows if row.precision == precision and (found := _placed(row)) is not None]
@@ -142,14 +142,14 @@ def _draw_roofline(figure: Figure, rows: Sequence[_Placed], rate: float, bytes_p
     )
 
 
-def _by_direction(rows: Sequence[_Placed]) -> dict[str, list[_Placed]]:
-    found: dict[str, list[_Placed]] = {}
+def _by_direction(rows: Sequence[_Placed]) -> dict[RowDirection, list[_Placed]]:
+    found: dict[RowDirection, list[_Placed]] = {}
     for each in rows:
         found.setdefault(each.row.direction, []).append(each)
     return found
 
 
-def _draw_points(axes: Axes, direction: str, rows: Sequence[_Placed]) -> None:
+def _draw_points(axes: Axes, direction: RowDirection, rows: Sequence[_Placed]) -> None:
     """The points of both sides, those of a row joined: one line each, so that the page names a style once."""
     hue, marker = _HUES.get(direction, _WHOLE), _MARKERS.get(direction, "D")
     known = [(each.intensity, each.aten_tflops, each.tflops) for each in rows if each.aten_tflops is not None]

@@ -5,7 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel
+
+WholeDirection = Literal["forward", "step"]
+"""What is measured of a whole model: the forward pass, or that and the backward pass."""
+WHOLE_DIRECTIONS: tuple[WholeDirection, ...] = get_args(WholeDirection)
+
+RowDirection = Literal["fprop", "dgrad", "wgrad", "bgrad", WholeDirection]
+"""What a row can be of: a result of one layer, or a whole one."""
+
+RowPrecision = Literal[PrecisionLabel, "mixed", "unknown"]
+"""That of a row: ``"mixed"`` of a model whose layers have several, ``"unknown"`` of one that did not run."""
 
 FULL_FP32 = 1e-5
 """An error of a result in fp32 below which no product of it was formed in TF32, whatever was allowed."""
@@ -14,7 +27,7 @@ FULL_FP32 = 1e-5
 _FLOATS = (float, float | None)
 
 
-def computed_precision(label: str, error: float | None) -> str:
+def computed_precision(label: RowPrecision, error: float | None) -> RowPrecision:
     """The precision that a side of a row computed in: where TF32 is allowed, its error tells if it was used.
 
     ``label`` is that of the row, ``error`` the side's norm error against float64.
@@ -36,9 +49,9 @@ class Row:
     """
 
     case: str
-    direction: str
-    precision: str
-    layout: str
+    direction: RowDirection
+    precision: RowPrecision
+    layout: Layout
     family: str
     reason: str
     error: float
@@ -85,7 +98,7 @@ class Row:
         return self.aten_best_ms / self.haloconv_ms if self.haloconv_ms else math.nan
 
     @property
-    def aten_precision(self) -> str:
+    def aten_precision(self) -> RowPrecision:
         """The precision that PyTorch computed in, by its error: ``fp32`` where TF32 was allowed and not used."""
         return computed_precision(self.precision, self.aten_error)
 
@@ -189,7 +202,7 @@ _SAME_IN_RECORDS = (
 )  # fmt: skip
 
 
-_KINDS = get_type_hints(Row)
+_KINDS = {name: str if get_origin(kind) is Literal else kind for name, kind in get_type_hints(Row).items()}
 
 
 def _number(value: float | None) -> float | None:

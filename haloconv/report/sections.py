@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from haloconv.report.networks import Network, network_name
-from haloconv.report.rows import Row
+from haloconv.report.rows import Row, WholeDirection
 from haloconv.report.table import (
     ATEN_MS,
     CASE,
@@ -254,7 +254,7 @@ class Sections:
         lines = [Line(row.case, 1, self._cells(row, columns), row.passed) for row in lost[:MOST_LOSSES]]
         return _telling(Table("Slower than PyTorch", self._heads(columns), lines, self.scale))
 
-    def whole(self, direction: str) -> Table | None:
+    def whole(self, direction: WholeDirection) -> Table | None:
         """Inference (``forward``) or training (``step``) of every network in every setting; None if not timed."""
         rows = [row for each in self.networks for row in each.whole if row.direction == direction]
         timed = [row for row in rows if row.ratio is not None]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from haloconv.report.rows import Row
+from haloconv.report.rows import Row, WholeDirection
 from haloconv.report.table import NAME_WIDTH, UNKNOWN, error_text, ms_text, ratio_style, ratio_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class FileOutcome:
     def reason(self) -> str | None:
         return self.skipped or self.unusable
 
-    def model_row(self, direction: str) -> Row | None:
+    def model_row(self, direction: WholeDirection) -> Row | None:
         """The row of the whole model, ``forward`` or ``step``."""
         return next((row for row in self.rows if row.direction == direction), None)
 
@@ -61,7 +61,7 @@ class FileOutcome:
         return {"name": self.name, "verdict": self.verdict, "reason": self.reason, **rounded}
 
 
-def fast_p(outcomes: Sequence[FileOutcome], direction: str, threshold: float) -> tuple[int, int]:
+def fast_p(outcomes: Sequence[FileOutcome], direction: WholeDirection, threshold: float) -> tuple[int, int]:
     """How many files are correct and more than ``threshold`` times as fast as PyTorch, and of how many that ran.
 
     The metric is KernelBench's (https://github.com/ScalingIntelligence/KernelBench).
@@ -71,14 +71,14 @@ def fast_p(outcomes: Sequence[FileOutcome], direction: str, threshold: float) ->
     return sum(ratio is not None and ratio > threshold for ratio in ratios), len(ran)
 
 
-def geometric_mean(outcomes: Sequence[FileOutcome], direction: str) -> float | None:
+def geometric_mean(outcomes: Sequence[FileOutcome], direction: WholeDirection) -> float | None:
     """The geometric mean of the ratios of the files that passed; None if none was timed."""
     ratios = [_ratio(outcome, direction) for outcome in outcomes if outcome.verdict == PASSED]
     known = [ratio for ratio in ratios if ratio]
     return statistics.geometric_mean(known) if known else None
 
 
-def _ratio(outcome: FileOutcome, direction: str) -> float | None:
+def _ratio(outcome: FileOutcome, direction: WholeDirection) -> float | None:
     row = outcome.model_row(direction)
     return None if row is None or row.ratio is None or math.isnan(row.ratio) else row.ratio
 

@@ -15,6 +15,7 @@ from haloconv.choose.buckets import layer_key, size_of
 from haloconv.choose.choice import choose
 from haloconv.choose.records import Place, Record, shelf_of
 from haloconv.device import device_facts, stand_in
+from haloconv.precision import label_of
 from haloconv.precompile import Inputs
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
@@ -277,7 +278,7 @@ def _rows(group: list[Posed]) -> list[Row]:
     row = Row(
         case=_names([each.layer for each in group]) + (f" with {problem.epilogue}" if any(problem.epilogue) else ""),
         direction=problem.direction,
-        precision=problem.precision_label,
+        precision=label_of(problem.precision_label),
         layout=problem.layout,
         family=record.family,
         reason=choice.reason,

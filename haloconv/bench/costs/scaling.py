@@ -15,11 +15,12 @@ from typing import Any
 
 from haloconv import env
 from haloconv.bench.costs.kernels import Cost
+from haloconv.precision import PrecisionLabel
 
 RANKS = (1, 2, 4)
 EFFICIENCY_BARS = {2: 0.92, 4: 0.85}
 """The least efficiency by ranks: ms of one rank over ms of that many, each with as many rows."""
-PRECISIONS = ("tf32", "fp32")
+PRECISIONS: tuple[PrecisionLabel, ...] = ("tf32", "fp32")
 ERROR_LIMIT = 1e-3
 """The most that gradients of the small image may be off in full fp32, relative to their norm. Where max pooling has two
 pixels that are nearly equal another one may be taken: in TF32 that would move them by 1e-2 now and then. A halo that is
@@ -62,7 +63,7 @@ class Scaling(Cost):
     """
 
     case: str
-    precision: str
+    precision: PrecisionLabel
     ranks: int
     ms: float
     spread: float
@@ -80,7 +81,9 @@ class Scaling(Cost):
         return self.error <= ERROR_LIMIT and self.efficiency >= (self.efficiency_bar or 0)
 
 
-def scaling(workload: Workload, precision: str, devices: Sequence[str], ranks: Sequence[int] = RANKS) -> list[Scaling]:
+def scaling(
+    workload: Workload, precision: PrecisionLabel, devices: Sequence[str], ranks: Sequence[int] = RANKS
+) -> list[Scaling]:
     """Time the step on each number of ranks, the first of which is 1, on the first of the devices.
 
     Raises ScalingError with the sentence of a rank that failed.
@@ -100,7 +103,7 @@ def scaling(workload: Workload, precision: str, devices: Sequence[str], ranks: S
     return found
 
 
-def _together(workload: Workload, precision: str, devices: Sequence[str]) -> list[dict[str, Any]]:
+def _together(workload: Workload, precision: PrecisionLabel, devices: Sequence[str]) -> list[dict[str, Any]]:
     """What each of the ranks measured. None outlives this call."""
     with tempfile.TemporaryDirectory(prefix="haloconv-") as name:
         folder = Path(name)

@@ -31,6 +31,7 @@ from haloconv.bench.values import forward_call, step_call, warmed
 from haloconv.fusion.fuse import fuse
 from haloconv.precision import Precision
 from haloconv.problem_file import how_it_ended
+from haloconv.report.rows import WholeDirection
 
 RECOMPILATIONS = 64
 """How often Dynamo may compile a function that all variants share before it gives up and runs it eagerly."""
@@ -38,7 +39,7 @@ RECOMPILATIONS = 64
 SEARCH = "max-autotune"
 """The mode that searches, which takes minutes for a network."""
 
-CALLS = {"forward": forward_call, "step": step_call}
+CALLS: dict[WholeDirection, Callable[..., Callable[[], object]]] = {"forward": forward_call, "step": step_call}
 """Inference in evaluation mode, and a training step without its optimiser."""
 
 
@@ -69,7 +70,7 @@ class Piece:
     """One network in one setting and direction, ``forward`` or ``step``: what has a row."""
 
     setting: Setting
-    direction: str
+    direction: WholeDirection
 
     def __str__(self) -> str:
         return f"{self.setting} {self.direction}"
@@ -80,7 +81,7 @@ class Piece:
         return self.setting.case.name, self.direction, self.setting.precision, self.setting.layout
 
 
-def variants_of(direction: str, effort: Effort) -> list[Variant]:
+def variants_of(direction: WholeDirection, effort: Effort) -> list[Variant]:
     """How the network is to run: without a search for the effort's sake, fused in inference alone."""
     searched = (each for each in VARIANTS if effort.search or each.mode != SEARCH)
     return [each for each in searched if direction == "forward" or not each.fused]
@@ -189,7 +190,7 @@ def _renewed(call: Callable[[], object]) -> Callable[[], object]:
     return renewed
 
 
-def _tried(call: Callable[[], object], contest: Contest, direction: str) -> dict[str, Any]:
+def _tried(call: Callable[[], object], contest: Contest, direction: WholeDirection) -> dict[str, Any]:
     """What a row holds of a variant but for its times. What the call raises is its complaint."""
     began, before = time.perf_counter(), _graphs()
     try:

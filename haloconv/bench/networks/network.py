@@ -20,9 +20,11 @@ from haloconv.bench.suite import PRECISIONS, SuiteError
 from haloconv.bench.targets import find_source
 from haloconv.bench.trial import Budget, try_step
 from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel
 from haloconv.problem_file import Inputs
 from haloconv.report import Row
 from haloconv.report.networks import LAYER_BAR, NETWORK_BAR
+from haloconv.report.rows import WHOLE_DIRECTIONS, WholeDirection
 from haloconv.tune.ahead import tune
 
 if sys.version_info >= (3, 11):
@@ -51,7 +53,7 @@ class Setting:
     """One network in one precision and layout. ``precision`` is fp32, tf32, fp16 or bf16, halves under autocast."""
 
     case: NetworkCase
-    precision: str
+    precision: PrecisionLabel
     layout: Layout
 
     def __str__(self) -> str:
@@ -127,7 +129,8 @@ def bench_network(
     layers = layers_of(setting.case.name, ours, inputs, [*acceleration.swaps, *acceleration.already], options)
     _compile(layers)
     contest = _contest(setting, ours, theirs, inputs, layers, options)
-    for training, direction in ((False, "forward"), (True, "step")):
+    for direction in WHOLE_DIRECTIONS:
+        training = direction == "step"
         announce(f"{setting}: {direction}")
         ours.train(training), theirs.train(training)
         rows, notes = _settled(contest, setting.case.name, direction, effort.budget)
@@ -185,7 +188,7 @@ def _compile(layers: list[Layer]) -> None:
         list(pool.map(lambda each: each[0].ours(each[1])(), wanted))
 
 
-def _settled(contest: Contest, name: str, direction: str, budget: Budget) -> tuple[list[Row], list[str]]:
+def _settled(contest: Contest, name: str, direction: WholeDirection, budget: Budget) -> tuple[list[Row], list[str]]:
     """The row of the whole network, if there is one; timed again, and longer, if it seems to miss its bar."""
     rows, notes = try_model(contest, name, budget, (direction,))
     if any(row.passed and row.ratio is not None and round(row.ratio, 2) < NETWORK_BAR for row in rows):

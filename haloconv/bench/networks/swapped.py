@@ -22,7 +22,7 @@ from haloconv.front import Front, Images
 from haloconv.layout import Layout
 from haloconv.module import Conv2d
 from haloconv.plan import layout_of, result_layout
-from haloconv.precision import Precision
+from haloconv.precision import Precision, label_of
 from haloconv.precompile import evaluating
 from haloconv.problem import ConvSpec, as_four_sides, output_extent
 from haloconv.problem_file import Inputs, map_tensors, tensors_in
@@ -248,7 +248,7 @@ def contest_of(
         theirs,
         inputs,
         precision="tf32" if "tf32" in labels else "ieee",
-        label=labels.pop() if len(labels) == 1 else "mixed",
+        label=label_of(labels.pop()) if len(labels) == 1 else "mixed",
         norm_limit=len(layers) * max(limits),
         ran={"forward": what_ran(each for each in steps if each[1] == "fprop"), "step": what_ran(steps)},
         seed=options.seed,

@@ -31,6 +31,7 @@ from haloconv.precision import Precision
 from haloconv.problem_file import Inputs, how_it_ended, map_tensors, tensors_in
 from haloconv.reference import BASELINE_FACTOR, ELEMENT_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
+from haloconv.report.rows import RowPrecision, WholeDirection
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
 
 DRAWS = 4
@@ -68,7 +69,7 @@ class Contest:
     theirs: torch.nn.Module
     inputs: Inputs
     precision: Precision
-    label: str
+    label: RowPrecision
     norm_limit: float
     ran: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     seed: int = 0
@@ -84,7 +85,7 @@ class OursFailed(Exception):
 
 
 def try_model(
-    contest: Contest, name: str, budget: Budget, directions: Collection[str] = ("forward", "step")
+    contest: Contest, name: str, budget: Budget, directions: Collection[WholeDirection] = ("forward", "step")
 ) -> tuple[list[Row], list[str]]:
     """The rows ``forward`` and ``step`` (forward and backward) of the model ``name``, and notes on how it was judged.
 
@@ -113,7 +114,7 @@ def try_model(
     return rows, notes
 
 
-def _tried(contest: Contest, case: str, direction: str, budget: Budget) -> tuple[Row | None, list[str]]:
+def _tried(contest: Contest, case: str, direction: WholeDirection, budget: Budget) -> tuple[Row | None, list[str]]:
     """One row, None if there is no gradient to judge, and notes on how it was judged."""
     call, gradients = {"forward": _forward, "step": _step}[direction], direction == "step"
     first = _draw(contest, 0, gradients)
@@ -349,7 +350,7 @@ def _flat_oracle(truth: torch.Tensor) -> Oracle:
     return Oracle(value, value.new_tensor(largest).expand(value.shape))
 
 
-def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: dict[str, Any]) -> Row:
+def _row(contest: Contest, case: str, direction: WholeDirection, errors: _Errors, times: dict[str, Any]) -> Row:
     family, kernel = contest.ran.get(direction, ("", ""))
     return Row(
         case=case,
@@ -369,6 +370,6 @@ def _row(contest: Contest, case: str, direction: str, errors: _Errors, times: di
     )
 
 
-def failed_row(contest: Contest, case: str, direction: str, complaint: str) -> Row:
+def failed_row(contest: Contest, case: str, direction: WholeDirection, complaint: str) -> Row:
     """The row of a model that has no result."""
     return _row(contest, case, direction, _Errors(math.inf, math.nan, math.inf, math.nan, complaint), {})

@@ -27,6 +27,7 @@ from haloconv.bench.results import append_rows, latest_name, read_rows, refresh_
 from haloconv.cli.live import make_progress
 from haloconv.env import environment_stamp
 from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel
 
 SUITE = "cold-start"
 
@@ -36,7 +37,7 @@ class ColdStartOrder:
     """Every network in every precision and layout; after ``limit_s`` seconds nothing further is begun."""
 
     cases: list[NetworkCase]
-    precisions: list[str]
+    precisions: list[PrecisionLabel]
     layouts: list[Layout]
     limit_s: float | None = None
 

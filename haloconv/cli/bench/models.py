@@ -17,6 +17,7 @@ from haloconv.bench.trial import above_the_ceiling
 from haloconv.cli.live import make_progress
 from haloconv.env import environment_stamp
 from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel
 from haloconv.report import Report, Row, network_table, networks_of, print_table
 
 SUITE = "models"
@@ -30,7 +31,7 @@ class NetworkOrder:
     """
 
     cases: list[NetworkCase]
-    precisions: list[str]
+    precisions: list[PrecisionLabel]
     layouts: list[Layout]
     effort: Effort
     limit_s: float | None = None

@@ -13,6 +13,7 @@ from rich.table import Table
 from haloconv.bench.costs.scaling import RANKS, Scaling, ScalingError, Workload, scaling
 from haloconv.bench.results import append_rows
 from haloconv.env import environment_stamp
+from haloconv.precision import PrecisionLabel
 
 SUITE = "scaling"
 MODEL = "what convolutions send a rank in a forward pass, by the model of docs/distributed.md"
@@ -23,7 +24,7 @@ class ScalingOrder:
     """A workload in every precision, on as many ranks of RANKS as there are ``devices``."""
 
     workload: Workload
-    precisions: list[str]
+    precisions: list[PrecisionLabel]
     devices: list[str]
 
     @property

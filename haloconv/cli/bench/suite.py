@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from haloconv.bench.cut_layer import CutLayer
-from haloconv.bench.layer import LAYOUTS, Layer
+from haloconv.bench.layer import Layer
 from haloconv.bench.one_kernel import only
 from haloconv.bench.results import (
     IDENTITY,
@@ -33,6 +33,7 @@ from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_traini
 from haloconv.cli.live import make_progress, show
 from haloconv.env import environment_stamp
 from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel
 from haloconv.problem import DIRECTIONS
 from haloconv.report import Report, Row
 
@@ -47,7 +48,7 @@ class Piece(NamedTuple):
     """
 
     case: Case
-    precision: str
+    precision: PrecisionLabel
     layout: Layout
     family: str
     directions: tuple[Timed, ...]
@@ -77,7 +78,7 @@ class Order:
 def pieces(
     cases: Iterable[Case],
     directions: Sequence[Timed],
-    precisions: Iterable[str],
+    precisions: Iterable[PrecisionLabel],
     layouts: Iterable[Layout],
     family: str,
 ) -> list[Piece]:
@@ -93,7 +94,7 @@ def stale_pieces(cases: Iterable[Case], runs: dict[Run, list[str]]) -> list[Piec
         Piece(
             known[run.case],
             run.precision,
-            next(layout for layout in LAYOUTS if layout == run.layout),
+            run.layout,
             run.family,
             tuple(each for each in TIMED if each in directions),
         )
