@@ -15,7 +15,16 @@ from haloconv.one_dimension import conv1d, convolve_row, posed_row
 from haloconv.padding import Posed, as_modes, modes_in_use
 from haloconv.precision import Precision
 from haloconv.problem import ConvSpec, Pair, Problem
-from haloconv.three_dimensions import Triple, Volume, conv3d, convolve_volume, of_images, posed_volume, way_of, why_left
+from haloconv.three_dimensions import (
+    Triple,
+    Volume,
+    conv3d,
+    convolve_volume,
+    of_images,
+    posed_volume,
+    route_of,
+    why_left,
+)
 from haloconv.transposed import Transposed, conv_transpose1d, conv_transpose2d, posed_transposed, transpose
 
 Tensor = torch.Tensor
@@ -199,14 +208,14 @@ class Conv3d(Front, torch.nn.Conv3d):
     def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
         """Frames, or volumes with rows and columns as one."""
         asked, w = self._asked(), self.weight.detach()
-        way = _NOT_POSED
+        route = _NOT_POSED
         if asked is not None:
-            way = way_of(tuple(x.shape), x.stride(), self.weight.dtype, device, w, asked)
-        if way == "product":
+            route = route_of(tuple(x.shape), x.stride(), self.weight.dtype, device, w, asked)
+        if route == "product":
             return Choice("product", "patches do not overlap, so that it is one matrix product")
-        if way not in ("time", "frames"):
-            return Choice("aten", way, refused=True)
-        return Images(*of_images(way, x, w, asked))
+        if route not in ("time", "frames"):
+            return Choice("aten", route, refused=True)
+        return Images(*of_images(route, x, w, asked))
 
 
 class TransposedLayer(Front):

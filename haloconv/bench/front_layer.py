@@ -15,7 +15,7 @@ from haloconv.families.base import Config
 from haloconv.fronts import FUNCTIONS
 from haloconv.layout import Layout
 from haloconv.problem import Direction
-from haloconv.three_dimensions import posed_volume, way_of
+from haloconv.three_dimensions import posed_volume, route_of
 
 Tensor = torch.Tensor
 
@@ -134,8 +134,8 @@ class PatchLayer(Layer):
         """Whether haloconv.conv3d takes the product, and why."""
         x, w = self._volumes(self.x), self._volumes(self.w)
         asked: Any = posed_volume((self.patch, 0, 1, 1), None, settings_of(*self.spec[4:]))
-        way = way_of(tuple(x.shape), x.stride(), x.dtype, x.device, w, asked)
-        return Choice("product", "patches do not overlap") if way == "product" else Choice("aten", way)
+        route = route_of(tuple(x.shape), x.stride(), x.dtype, x.device, w, asked)
+        return Choice("product", "patches do not overlap") if route == "product" else Choice("aten", route)
 
     def ran(self, step: Step) -> Config:
         """None of our kernels."""

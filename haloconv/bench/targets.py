@@ -22,7 +22,7 @@ class TargetError(ValueError):
 class NamedModel:
     """A model of a library with random weights, and the extents of its images.
 
-    ``libraries`` are asked in turn.
+    ``libraries`` are asked one after the other.
     """
 
     name: str

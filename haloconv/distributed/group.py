@@ -140,7 +140,7 @@ def _difference(answers: list[tuple[int, tuple[bool, str]]]) -> str:
 
 @contextmanager
 def others_there(error: Exception | None = None) -> Iterator[None]:
-    """Turn what a process group says of a rank that is gone into a sentence; ``error`` is this rank's own failure."""
+    """Raise a sentence for what a process group says of a rank that is gone; ``error`` is this rank's own failure."""
     try:
         yield
     except RuntimeError as gone:

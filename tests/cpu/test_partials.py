@@ -33,7 +33,7 @@ CASES = {
     "seven axes, a gap between the parts": Partials(torch.float32, FRAGMENTS, 4, part_elems=250),
     "seven axes, many parts": Partials(torch.float16, FRAGMENTS, 11, part_elems=192),
     "channels behind the last": Partials(torch.float32, CHANNEL_BLOCKS, 2, limit=20),
-    "many parts of channels behind the last": Partials(torch.bfloat16, CHANNEL_BLOCKS, 10, limit=20),
+    "many parts, channels behind the last": Partials(torch.bfloat16, CHANNEL_BLOCKS, 10, limit=20),
     "images": Partials(torch.float32, PIXELS_INNER, 3, run_elems=60),
     "images, a bias": Partials(torch.float32, PIXELS_INNER, 3, run_elems=60, bias=True),
     "images, many parts, a bias, ReLU": Partials(torch.float16, PIXELS_INNER, 12, run_elems=60, bias=True, relu=True),

@@ -175,7 +175,7 @@ _ADDED = {"on": "filters_by_two", "shape": "every few filters", "result": "scale
 JOINED_FILTERS = (
     fault("all planes are aligned", "planes begin where the first one does",
           (" + int(unsigned(filter) % Y_PLANES) * int(p.y_k);", ";"), **_EIGHT),
-    fault("blocks dealt out by turns", "the second block is taken for the second filter's, although the first has two",
+    fault("blocks that alternate", "the second block is taken for the second filter's, although the first has two",
           ("plane += block >= next * blocks;", "plane += block >= next;"), **_TWO_BLOCKS),
     fault("blocks of the first filter for all", "blocks are written where those of the first filter are",
           ("plane += block >= next * blocks;", "plane += 0;"), **_TWO),

@@ -33,7 +33,7 @@ MUTATIONS = (
            shape="shared tile flat"),
     _fault("of places outside", "it is read where no output is", ("inside && row + 8 * half", "row + 8 * half"),
            on="large_3x3", dtype=_FP32),
-    _fault("of joined rows", "rows that begin before their strip get that of the strip",
+    _fault("of rows end to end", "rows that begin before their strip get that of the strip",
            ("px % RUN - shift + lane % 4 * 2;", "px % RUN + lane % 4 * 2;"), on="joined_by_two", dtype=_FP32,
            result="scale_residual", shape="boxes in rows"),
     _fault("the fix-up forgets it", "an output is summed anew without it",
