@@ -383,5 +383,5 @@ class ConvTranspose2d(TransposedLayer, torch.nn.ConvTranspose2d):
 
 
 FUNCTIONS = (conv1d, conv3d, conv_transpose1d, conv_transpose2d)
-"""Those beside conv2d."""
+"""The functions beside conv2d."""
 SERVED.update({getattr(torch, function.__name__): function for function in FUNCTIONS})

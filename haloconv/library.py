@@ -151,7 +151,7 @@ def _keep_for_epilogue(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple:
-    """Of ReLU by the result; of other activations by sums that are computed again, for none of them is kept."""
+    """Gradients of fprop_epilogue: ReLU's by the result; other activations' by sums computed again, as none is kept."""
     x, w, third, *more = ctx.saved_tensors
     (has_scale, activation, has_residual, _), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
     ops, db = torch.ops.haloconv, None

@@ -103,7 +103,7 @@ class CutLayer(Layer):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of shards, how much they exchange."""
+        """Sentences that say how much shards exchange; none without shards."""
         return self._shards.notes if self.shards > 1 else ()
 
     @cached_property

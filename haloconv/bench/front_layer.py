@@ -36,7 +36,7 @@ class FrontLayer(Layer):
 
     @property
     def directions(self) -> tuple[Direction, Direction, Direction]:
-        """Those of output, input gradient and weight gradient, as of any Layer."""
+        """Directions of the 2-D problems that are output, input gradient and weight gradient, as those of any Layer."""
         return ("dgrad", "fprop", "wgrad") if self._is_transposed else super().directions
 
     @property
@@ -76,7 +76,7 @@ class FrontLayer(Layer):
         return self._shown(y[..., : y.shape[-1] - more] if more else y)
 
     def with_layout(self, layout: Layout) -> FrontLayer:
-        """The same values in the other memory order; filters of signals keep theirs, as torch.nn.Module.to does it."""
+        """The layer with its tensors in ``layout``; filters of signals stay as they are, as with torch.nn.Module.to."""
         found = super().with_layout(layout)
         return replace(found, w=self.w.contiguous()) if self._dims == 1 else found
 

@@ -48,7 +48,7 @@ class Layer:
 
     @property
     def directions(self) -> tuple[Direction, Direction, Direction]:
-        """Those of output, input gradient and weight gradient."""
+        """Directions of the problems that are output, input gradient and weight gradient."""
         return "fprop", "dgrad", "wgrad"
 
     @property
@@ -137,7 +137,7 @@ class Layer:
         return lambda: self._baseline_backward(mask)
 
     def baseline_again(self, step: Step) -> Callable[[], torch.Tensor]:
-        """The same of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
+        """``baseline`` of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
 
         def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, dy: torch.Tensor) -> torch.Tensor:
             return replace(self, x=x, w=w, b=b, dy=dy).baseline(step)()
@@ -169,7 +169,7 @@ class Layer:
         return dw.contiguous(memory_format=LAYOUTS[plan.layout_of(self.w)])
 
     def with_layout(self: SomeLayer, layout: Layout) -> SomeLayer:
-        """The same values in the other memory order."""
+        """The layer with its tensors in ``layout``: x, w and dy; dw follows w."""
         order = LAYOUTS[layout]
         x, w, dy = (tensor.contiguous(memory_format=order) for tensor in (self.x, self.w, self.dy))
         return replace(self, x=x, w=w, dy=dy, layout=layout)

@@ -42,17 +42,17 @@ class Group(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of those that agree."""
+        """Global ranks of the processes that agree."""
         return ranks_along(self.mesh, self.agreeing)
 
     @property
     def data(self) -> dist.ProcessGroup:
-        """For pixels and sums. All its ranks must ask for it together when they first do."""
+        """The process group for pixels and sums. All its ranks must ask for it together when they first do."""
         return _data_group(self.mesh, self.dims)
 
     @property
     def control(self) -> dist.ProcessGroup:
-        """For agreements, on gloo. All its ranks must ask for it together when they first do."""
+        """The process group for agreements, on gloo. All its ranks must ask for it together when they first do."""
         data = _data_group(self.mesh, self.agreeing)
         return data if dist.get_backend(data) == "gloo" else _new_group(sorted(self.ranks), "gloo")
 

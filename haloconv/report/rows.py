@@ -79,7 +79,7 @@ class Row:
 
     @property
     def ratio_best(self) -> float | None:
-        """The same against PyTorch in its faster layout; None if only one layout was timed."""
+        """How many times faster than PyTorch in its faster layout; None if only one layout was timed."""
         if self.aten_best_ms is None or self.haloconv_ms is None:
             return None
         return self.aten_best_ms / self.haloconv_ms if self.haloconv_ms else math.nan

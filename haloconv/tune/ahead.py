@@ -110,7 +110,7 @@ def tune(
 
 
 def tune_problems(title: str, posed: Sequence[Posed], options: Options = Options()) -> Report:
-    """As ``tune``, for problems. Plans are forgotten, so that layers choose anew."""
+    """Measure problems as ``tune`` does those of a model. Plans are forgotten, so that layers choose anew."""
     return _tuned(title, lambda: posed, options)
 
 

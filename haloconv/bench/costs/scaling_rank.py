@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 Step = Callable[[], None]
 
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_CHANNELS = 8, 16, 8
-"""Of the small image, of its rows so many on each rank, whose loss and gradients are held against one process's."""
+"""Extents of the small image whose loss and gradients are held against one process's; the rows are those of a rank."""
 
 
 class Globe(nn.Module):
@@ -156,7 +156,7 @@ def gradient_error(variables: int, device: torch.device, mesh: DeviceMesh | None
 
 
 def _exchanges(order: dict[str, Any]) -> list[ExchangeCost]:
-    """Of every convolution, by its model."""
+    """What each convolution of the model exchanges, by the cost model, in the order of the calls."""
     found: list[ExchangeCost] = []
 
     def tell(layer: nn.Module, given: tuple[Tensor, ...], _: Tensor) -> None:
@@ -174,7 +174,7 @@ def _exchanges(order: dict[str, Any]) -> list[ExchangeCost]:
 
 
 def _ms(step: Step, device: torch.device) -> float:
-    """From an idle device to an idle device."""
+    """Wall ms of a step, from an idle device to an idle device."""
     begin = time.perf_counter()
     step()
     if device.type == "cuda":

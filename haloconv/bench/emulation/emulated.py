@@ -53,7 +53,7 @@ class EmulatedLayer(Layer):
 
     @classmethod
     def of(cls, layer: Layer, emulation: Emulation) -> EmulatedLayer:
-        """The same layer on the emulator."""
+        """``layer`` with its own side on the emulator."""
         return cls(**_fields_of(layer), emulation=emulation)
 
     def choice(self, step: Step) -> Choice:

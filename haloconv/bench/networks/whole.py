@@ -55,7 +55,7 @@ _RELUS = {
 
 @dataclass(frozen=True)
 class Contest:
-    """The same model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
+    """One model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
 
     ``precision`` is how PyTorch forms fp32 products for a fair race, ``"ieee"`` or ``"tf32"``; ``label`` is its name in
     tables. ``ran`` tells for ``forward`` and ``step`` the families in use, joined by ``+``, and their kernels, joined
