@@ -212,9 +212,8 @@ torch.library.register_autograd("haloconv::bgrad", _bgrad_backward, setup_contex
 # --- autocast: PyTorch's rule for conv2d
 
 
-def cast_for_autocast(device_type: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Floating-point tensors of the device, fp64 excepted, in autocast's dtype; everything else unchanged."""
-    dtype = torch.get_autocast_dtype(device_type)
+def cast_for_autocast(device_type: str, dtype: torch.dtype, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Floating-point tensors of the device, fp64 excepted, in autocast's ``dtype``; everything else unchanged."""
     return tuple(
         [
             each if each is None or each.dtype is dtype or not is_cast(each, device_type) else each.to(dtype)
@@ -243,15 +242,17 @@ def is_cast(tensor: Tensor, device_type: str) -> bool:
 
 
 def _autocast_fprop(device_type: str, x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+    tensors = cast_for_autocast(device_type, torch.get_autocast_dtype(device_type), x, w, b)
     with torch.autocast(device_type, enabled=False):
-        return torch.ops.haloconv.fprop(*cast_for_autocast(device_type, x, w, b), *values)
+        return torch.ops.haloconv.fprop(*tensors, *values)
 
 
 def _autocast_fprop_epilogue(
     device_type: str, x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, has_scale: bool, *values: Any
 ) -> Tensor:
     """The residual stays as it is, as an addition leaves it, and so do bias and scale in fp32."""
-    *factors, bias = cast_for_autocast(device_type, x, w, None if has_scale else b)
+    dtype = torch.get_autocast_dtype(device_type)
+    *factors, bias = cast_for_autocast(device_type, dtype, x, w, None if has_scale else b)
     with torch.autocast(device_type, enabled=False):
         return torch.ops.haloconv.fprop_epilogue(*factors, b if has_scale else bias, residual, has_scale, *values)
 

@@ -112,12 +112,12 @@ def host_cost(fn: Call, repeats: int = 200, rounds: int = 9, device: torch.devic
         fn()
     costs = []
     for _ in range(rounds):
-        _synchronize(device)
+        synchronize(device)
         start = time.perf_counter()
         for _ in range(repeats):
             fn()
         costs.append((time.perf_counter() - start) / repeats * 1e6)
-    _synchronize(device)
+    synchronize(device)
     return statistics.median(costs)
 
 
@@ -142,7 +142,8 @@ def captured(calls: list[Call], device: torch.device) -> list[Call] | None:
     return [graph.replay for graph in graphs]
 
 
-def _synchronize(device: torch.device | None) -> None:
+def synchronize(device: torch.device | None) -> None:
+    """Wait for the CUDA device, the current one by default; nothing is waited for on others and without CUDA."""
     if torch.cuda.is_available() and (device is None or device.type == "cuda"):
         torch.cuda.synchronize(device)
 

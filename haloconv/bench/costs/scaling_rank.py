@@ -25,6 +25,8 @@ from torch.nn import functional
 
 from haloconv.accelerate import accelerate
 from haloconv.distributed import ExchangeCost, exchange_cost, shard_spatially
+from haloconv.tune.problems import noting
+from haloconv.tune.timing import synchronize
 
 Tensor = torch.Tensor
 Step = Callable[[], None]
@@ -159,16 +161,14 @@ def _exchanges(order: dict[str, Any]) -> list[ExchangeCost]:
     """What each convolution of the model exchanges, by the cost model, in the order of the calls."""
     found: list[ExchangeCost] = []
 
-    def tell(layer: nn.Module, given: tuple[Tensor, ...], _: Tensor) -> None:
-        n, c, h, w = given[0].shape
-        assert isinstance(layer, nn.Conv2d)
+    def note(_: str, layer: nn.Conv2d, x: Tensor) -> None:
+        n, c, h, w = x.shape
         found.append(exchange_cost(layer, (n, c, h, w), (order["ranks"], 1)))
 
     with torch.device("meta"):
         model = UNet(order["variables"], order["channels"])
-        for layer in model.modules():
-            if isinstance(layer, nn.Conv2d):
-                layer.register_forward_hook(tell)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
+    with torch.device("meta"), noting(layers, note):
         model(torch.empty(order["batch"], order["variables"], order["rows"] * order["ranks"], order["columns"]))
     return found
 
@@ -177,8 +177,7 @@ def _ms(step: Step, device: torch.device) -> float:
     """Wall ms of a step, from an idle device to an idle device."""
     begin = time.perf_counter()
     step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return (time.perf_counter() - begin) * 1e3
 
 

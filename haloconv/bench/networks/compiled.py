@@ -31,6 +31,7 @@ from haloconv.bench.values import forward_call, step_call, warmed
 from haloconv.fusion.fuse import fuse
 from haloconv.precision import Precision
 from haloconv.problem_file import how_it_ended
+from haloconv.tune.timing import synchronize
 
 RECOMPILATIONS = 64
 """How often Dynamo may compile a function that all variants share before it gives up and runs it eagerly."""
@@ -194,7 +195,7 @@ def _tried(call: Callable[[], object], contest: Contest, direction: str) -> dict
     began, before = time.perf_counter(), _graphs()
     try:
         call()
-        _wait(contest.device)
+        synchronize(contest.device)
     except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
@@ -214,8 +215,3 @@ def _graphs() -> int:
     """How many graphs Dynamo has compiled in this process; 0 where it was not imported."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
