@@ -284,7 +284,7 @@ def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     run = plan_bgrad(dy, spec)
     if not profiler._is_profiler_enabled:
         return run(dy)
-    with named_range("bgrad", "aten" if run is _aten_bgrad else "direct"):
+    with named_range("bgrad", *(("aten",) if run is _aten_bgrad else ("reduce", "reduce/bgrad"))):
         return run(dy)
 
 

@@ -13,6 +13,7 @@ from haloconv import plan, reference
 from haloconv.choose.choice import Choice, choose, config_of
 from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import stand_in
+from haloconv.families import UNIVERSAL
 from haloconv.families.base import Config
 from haloconv.functional import conv2d
 from haloconv.layout import Layout
@@ -70,17 +71,17 @@ class Layer:
         return replace(problem, bias=bias)
 
     def choice(self, step: Step) -> Choice:
-        """The family that runs the step, and why. The bias gradient is a sum, which our kernels take in any family."""
+        """The family that runs the step, and why. The bias gradient is a sum, by reduce/bgrad whatever is asked for."""
         device, family = self.x.device, self.spec.family
         if step != "bgrad" or family == "aten":
             return choose(self.problem(step), device, family)
-        choice = choose(self.problem(step), device, "direct")
+        choice = choose(self.problem(step), device, UNIVERSAL)
         if choice.refused:
             return choice
         if family != "auto":
-            return Choice("direct", "asked for")
+            return Choice("reduce", "asked for")
         if stand_in() is not None:  # no rule was measured there, and our kernel runs
-            return Choice("direct", "a sum over images and pixels")
+            return Choice("reduce", "a sum over images and pixels")
         return Choice(*bgrad_by_measured_rule(self.dy.shape, self.dy.stride(), self.dy.device))
 
     def ran(self, step: Step) -> Config:

@@ -19,7 +19,7 @@ from haloconv.choose.measuring import measuring, wanted
 from haloconv.choose.records import Record, Shelf, shelf_of
 from haloconv.choose.whole import is_ahead, known_instead, saved_ms
 from haloconv.device import device_facts, has_facts, stand_in
-from haloconv.families import FAMILIES, check_family
+from haloconv.families import FAMILIES, UNIVERSAL, check_family
 from haloconv.families.base import Config
 from haloconv.problem import Problem, Request, dense_request
 
@@ -58,7 +58,7 @@ def choose(problem: Problem, device: torch.device, family: str = "auto", examine
         return Choice("aten", "asked for")
     if env.disabled():
         return Choice("aten", DISABLED)
-    reason = FAMILIES["direct" if family == "auto" else family].why_not(problem, device)
+    reason = FAMILIES[UNIVERSAL if family == "auto" else family].why_not(problem, device)
     if reason is not None:
         return Choice("aten", reason, refused=True)
     if family != "auto":

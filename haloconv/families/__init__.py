@@ -35,6 +35,9 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 OWN = tuple(name for name in FAMILIES if name != "aten")
 """The families that have kernels of ours."""
 
+UNIVERSAL = "direct"
+"""The family that takes every problem that one of ours takes, on every GPU that kernels of ours run on."""
+
 
 def check_family(name: str) -> None:
     """Raise ValueError if ``name`` is neither ``"auto"`` nor a family's."""

@@ -15,6 +15,7 @@ from haloconv.choose.buckets import layer_key, size_of
 from haloconv.choose.choice import choose
 from haloconv.choose.records import Place, Record, shelf_of
 from haloconv.device import device_facts, stand_in
+from haloconv.families import UNIVERSAL
 from haloconv.precompile import Inputs
 from haloconv.problem import DIRECTIONS, Direction, Problem
 from haloconv.report import Report, Row
@@ -139,7 +140,7 @@ def _on_rank_0(pose: Callable[[], Sequence[Posed]], options: Options) -> tuple[S
 
     def asking() -> tuple[list[Problem], set[str]]:
         posed.extend(pose())
-        own.extend(each for each in posed if not choose(each.problem, each.device, "direct").refused)
+        own.extend(each for each in posed if not choose(each.problem, each.device, UNIVERSAL).refused)
         return [each.problem for each in own], {device_facts(each.device.index).name for each in own}
 
     asked = on_every_rank(asking)
