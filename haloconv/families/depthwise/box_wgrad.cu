@@ -100,8 +100,8 @@ __device__ __forceinline__ void add_up(const Params& p, float* all, const Sums& 
         float sum = 0;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) sum += all[tap * THREADS + warp * 32 + lane];
-        sum = hc::over_lanes(sum);
-        if (sum * 0.f != 0.f) sum = hc::over_lanes(sum_again(p, filter, first, tap / S, tap % S));
+        sum = hc::warp_sum(sum);
+        if (sum * 0.f != 0.f) sum = hc::warp_sum(sum_again(p, filter, first, tap / S, tap % S));
         if (lane == 0) partials[tap] = sum;
     }
 }

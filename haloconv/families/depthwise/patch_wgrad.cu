@@ -118,8 +118,8 @@ __device__ __forceinline__ void add_up(const Params& p, Smem& smem, const Sums& 
     float* const partials = p.partials + ((i64)part * p.channels + filter) * (R * S);
     for (int at = threadIdx.x / 32; at < R * S; at += WARPS) {
         const int r = at / S, s = at % S;
-        float sum = hc::over_lanes(smem.sums[lane / EDGE][r][b][b + s * DIL_W]);
-        if (sum * 0.f != 0.f) sum = hc::over_lanes(sum_again(p, first, end, r, s));
+        float sum = hc::warp_sum(smem.sums[lane / EDGE][r][b][b + s * DIL_W]);
+        if (sum * 0.f != 0.f) sum = hc::warp_sum(sum_again(p, first, end, r, s));
         if (lane == 0) partials[at] = sum;
     }
 }

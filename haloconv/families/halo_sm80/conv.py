@@ -14,7 +14,15 @@ import torch
 
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call, few_apart, named, why_not_direction
+from haloconv.families.common import (
+    ELEMENTS,
+    ceil_div,
+    dense_call,
+    extents_fields,
+    few_apart,
+    named,
+    why_not_direction,
+)
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds
 from haloconv.families.halo_sm80.tile import Layer, Tiling
 from haloconv.families.halo_sm80.tilings import fits, tilings
@@ -218,16 +226,11 @@ def _x_map(request: Request, tiling: Tiling) -> BoxMap:
 def _shared_fields(request: Request, tiling: Tiling) -> dict[str, Value]:
     """The scalars that the structs of halo_sm80/pack.cu and halo_sm80/shape.cuh have in common."""
     problem, layer, tile = request.problem, tiling.layer, tiling.tile
-    rows, cols = request.result_shape[2:]
     w_k, w_c, w_r, w_s = request.second.strides
     w_filter, w_channel = (w_k, w_c) if problem.direction == "fprop" else (w_c, w_k)
     return {
         "strides": {"group": problem.k_per_group * w_k, "filter": w_filter, "channel": w_channel, "r": w_r, "s": w_s},
-        "extents": {
-            **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0], "stride_w": problem.stride[1]},
-            **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
-            **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "rows": rows, "cols": cols},
-        },
+        "extents": extents_fields(request),
         **{"channels": layer.channels, "filters": layer.filters, "groups": layer.groups},
         **{"tile_groups": tile.tile_groups, "group_tiles": tiling.group_tiles, "filter_tiles": tiling.filter_tiles},
         **{"chunk_channels": tile.chunk_channels, "chunks": tiling.chunks, "parts": tiling.parts},
@@ -242,7 +245,7 @@ def _pack_fields(request: Request, tiling: Tiling, lanes: int) -> dict[str, Valu
 
 
 def _divisor(value: int) -> dict[str, int]:
-    """A ``SmallDivisor`` of halo_sm80/shape.cuh."""
+    """The fields of a ``SmallDivisor`` (kernels/small_divisor.cuh)."""
     return {"value": value, "magic": 0 if value == 1 else ceil_div(1 << 32, value)}
 
 

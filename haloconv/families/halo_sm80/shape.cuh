@@ -7,6 +7,7 @@
 #pragma once
 
 #include "families/halo_sm80/weights.cuh"
+#include "kernels/small_divisor.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
 namespace hc {
@@ -35,14 +36,6 @@ struct OffsetOf<true> {
     using type = i64;
 };
 using offset_t = OffsetOf<WIDE != 0>::type;  // inside a tensor, in elements
-
-// Division by a number that the host knows: exact while n * value stays below 2^32.
-struct SmallDivisor {
-    int value;
-    unsigned magic;
-
-    __device__ __forceinline__ int quotient(unsigned n) const { return value == 1 ? n : __umulhi(n, magic); }
-};
 
 struct Params {
     TensorMap x_map;  // BOXES: planes of single channels
@@ -79,10 +72,6 @@ struct Work {
     int low_h, low_w;  // the least that a tap adds to a pixel's position
     int ks;            // words or atoms of a chunk
 };
-
-__device__ __forceinline__ int lowest(const Axis& axis) {
-    return axis.tap_move < 0 && axis.taps > 0 ? (axis.taps - 1) * axis.tap_move : 0;
-}
 
 __device__ __forceinline__ Work this_work(const Params& p) {
     Work work;

@@ -26,7 +26,7 @@ COLUMN_ISSUES, COPY_ISSUES = 30, 7
 """Instructions that stage a column, and each copy of it."""
 _MOST_BOX = 256  # rows or columns of a box of TMA
 _BOX_BYTES = 128  # where boxes begin in shared memory
-_MOST_INDEX = (1 << 16) - 1  # SmallDivisor of halo_sm80/shape.cuh is exact up to here
+_MOST_INDEX = (1 << 16) - 1  # SmallDivisor of kernels/small_divisor.cuh is exact up to here
 
 
 @dataclass(frozen=True)

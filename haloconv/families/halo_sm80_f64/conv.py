@@ -10,7 +10,7 @@ from math import gcd
 import torch
 
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.common import ceil_div, dense_call, divisor, few_apart, named, why_not_direction
+from haloconv.families.common import ceil_div, dense_call, divisor, extents_fields, few_apart, named, why_not_direction
 from haloconv.families.halo_sm80_f64.tile import PLANE, Layer, Tiling, copy_elems, fits, tilings
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
@@ -119,21 +119,11 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
     return kernel_source(KERNEL, "halo_sm80_f64", constants)
 
 
-def _extents(request: Request) -> dict[str, int]:
-    """``Extents`` of halo_sm80_f64/layer.cuh."""
-    problem, (rows, cols) = request.problem, request.result_shape[2:]
-    return {
-        **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0], "stride_w": problem.stride[1]},
-        **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
-        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "rows": rows, "cols": cols},
-    }
-
-
 def _shared_fields(request: Request, tiling: Tiling) -> dict[str, Value]:
     """The scalars that the structs of both kernels have."""
     layer = tiling.layer
     return {
-        "extents": _extents(request),
+        "extents": extents_fields(request),
         **{"channels": layer.channels, "filters": layer.filters, "groups": layer.groups},
         **{"filter_tiles": tiling.filter_tiles, "chunks": tiling.chunks, "most_taps": layer.most_taps},
     }

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm80_f64_pack(const _
     rest /= p.chunks;
     const int filter = (int(rest % p.filter_tiles) * p.tile_eights + eight) * hc::PLANE + lane / 4;
     rest /= p.filter_tiles;
-    const hc::Axes axes = hc::axes_of(p.extents, int(rest / p.groups));
+    const hc::Axes axes = hc::axes_of<DGRAD>(p.extents, int(rest / p.groups));
     const hc::Axis &v = axes.vertical, &h = axes.horizontal;
     const int first = chunk * hc::CHUNK + plane * hc::PLANE + lane % 4 * 2;
     hc::Pair pair = {};

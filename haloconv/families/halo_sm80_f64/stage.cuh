@@ -57,10 +57,6 @@ struct Step {
     int x_buffer, w_buffer;
 };
 
-__device__ __forceinline__ int lowest(const Axis& axis) {
-    return axis.tap_move < 0 && axis.taps > 0 ? (axis.taps - 1) * axis.tap_move : 0;
-}
-
 // The row in shared memory that the first tap of a pixel reads, if taps move down.
 __device__ __forceinline__ int staged_row(const Params& p, const Work& work, Pixel at) {
     const int move = work.axes.vertical.pixel_move, image = at.n - work.first.n;
@@ -78,7 +74,7 @@ __device__ __forceinline__ Work this_work(const Params& p) {
     work.strip = index % p.strips, index /= p.strips;
     work.group = index % p.groups;
     const int cls = index / p.groups;
-    work.axes = axes_of(p.extents, cls);
+    work.axes = axes_of<DGRAD>(p.extents, cls);
     const Axis &v = work.axes.vertical, &h = work.axes.horizontal;
     work.taps = v.taps * h.taps;
     work.filter = filter_tile * (BLOCK_EIGHTS * 8);
