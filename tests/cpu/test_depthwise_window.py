@@ -13,6 +13,7 @@ from haloconv import emulator, problem
 from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise_window import wgrad, window
+from haloconv.families.depthwise_window.family import DepthwiseWindowFamily
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import LaunchShape
 from haloconv.problem import DIRECTIONS, Problem, dense_request
@@ -94,7 +95,7 @@ def gpu_with(smem_bytes: int) -> DeviceFacts:
 
 def launches_of(layer: Problem, smem_bytes: int) -> list[Noted]:
     """The launch of each config, on a GPU with so much shared memory. Nothing is compiled."""
-    family, request, found = window.DepthwiseWindowFamily(), dense_request(layer, torch.device("cuda")), []
+    family, request, found = DepthwiseWindowFamily(), dense_request(layer, torch.device("cuda")), []
 
     def note(source: KernelSource, device: torch.device, shape: LaunchShape, fields: dict) -> None:
         constants = dict(source.constants)
@@ -190,5 +191,5 @@ def test_gradients_that_no_tiling_fits_are_refused(
     """Residues of a far dilation, each with whole rows of dy."""
     layer = Problem("wgrad", 2, 8, 232, columns + 2, 8, 3, 3, dilation=(96, 1), groups=8)
     monkeypatch.setattr(problem, "device_facts", lambda _: gpu_with(kibibytes << 10))
-    assert (window.DepthwiseWindowFamily().why_not(layer, torch.device("cuda")) is None) == taken
+    assert (DepthwiseWindowFamily().why_not(layer, torch.device("cuda")) is None) == taken
     assert bool(launches_of(layer, kibibytes << 10)) == taken

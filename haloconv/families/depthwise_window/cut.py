@@ -14,7 +14,7 @@ from typing import NamedTuple
 from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise_window.axes import Axis, met_fraction, stored_lines
-from haloconv.jit.launch import Value
+from haloconv.jit.launch import Value, ceil_to
 
 TILE_J = 8  # columns of a thread's tile
 WORD_BYTES = 4
@@ -39,11 +39,6 @@ _TERM_CYCLES = 1100  # barriers, and the first load of a term
 _BLOCK_CYCLES = 1000
 _LONE_WARP = 0.4  # what a scheduler's only warp waits, in its instructions
 _SCHEDULERS = 4
-
-
-def round_up(a: int, b: int) -> int:
-    """The least multiple of b that is not below a."""
-    return ceil_div(a, b) * b
 
 
 @dataclass(frozen=True)
@@ -123,8 +118,8 @@ def layout(block: Block, cut: Cut, axes: tuple[Axis, Axis]) -> Layout:
     """
     steps_h, steps_w = axes[0].steps, axes[1].steps
     lines_h = stored_lines(axes[0], cut.tile_p, cut.chunk_r)
-    tap_words = round_up(ceil_div(cut.chunk_s, steps_w), 4)
-    lines_w = round_up(cut.tile_q + tap_words, 8)
+    tap_words = ceil_to(ceil_div(cut.chunk_s, steps_w), 4)
+    lines_w = ceil_to(cut.tile_q + tap_words, 8)
     cols = cut.tile_q // TILE_J
     skew_words = (cols - block.tile_i * lines_w // 4) % 8 * 4
     class_words = lines_h * lines_w + (lines_h - 1) // block.tile_i * skew_words
@@ -258,8 +253,8 @@ def cuts(block: Block, layer: Layer, max_smem: int, classes_w: int) -> Iterator[
     """Every cut worth a thought that runs with this block and does so many classes of columns side by side."""
     rows, cols = layer.axes
     promotes = layer.planes.filters * rows.taps * cols.taps > RUN_PRODUCTS
-    tiles_p = sorted({round_up(ceil_div(rows.class_results, part), block.tile_i) for part in _PARTS})
-    tiles_q = sorted({round_up(ceil_div(cols.class_results, part), TILE_J) for part in _PARTS})
+    tiles_p = sorted({ceil_to(ceil_div(rows.class_results, part), block.tile_i) for part in _PARTS})
+    tiles_q = sorted({ceil_to(ceil_div(cols.class_results, part), TILE_J) for part in _PARTS})
     for tile_p, tile_q in product(tiles_p, tiles_q):
         most = block.threads // ((tile_p // block.tile_i) * (tile_q // TILE_J) * classes_w)
         for count, filters in _plane_blocks(min(most, _MAX_PLANES), layer):

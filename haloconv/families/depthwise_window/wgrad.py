@@ -31,11 +31,10 @@ from haloconv.families.depthwise_window.cut import (
     cut_fields,
     edges,
     layout,
-    round_up,
 )
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import Launch, LaunchShape, Value
+from haloconv.jit.launch import Launch, LaunchShape, Value, ceil_to
 from haloconv.problem import Problem, Request
 
 _KERNEL = "depthwise_window/wgrad"
@@ -162,8 +161,8 @@ def _fitting(layer: Layer, facts: DeviceFacts, most_results: int) -> Iterator[Ti
     """Every tiling worth a thought that runs, with tiles of up to ``most_results`` squared."""
     rows, cols = layer.axes
     for block in BLOCKS:
-        tile_q = min(round_up(cols.class_results, TILE_J), most_results)
-        tile_p = min(round_up(rows.class_results, block.tile_i), most_results, block.threads * TILE_J // tile_q)
+        tile_q = min(ceil_to(cols.class_results, TILE_J), most_results)
+        tile_p = min(ceil_to(rows.class_results, block.tile_i), most_results, block.threads * TILE_J // tile_q)
         tile_p -= tile_p % block.tile_i
         for (chunk_r, chunk_s), shares in product(_chunks(layer), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)):
             share_rows = ceil_div(ceil_div(chunk_r, rows.steps), shares)
