@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import dense_call, named
 from haloconv.families.depthwise import lanes_cut
 from haloconv.families.depthwise.lanes_cut import LANES, ROWS, Cut, Tiling
 from haloconv.families.depthwise.layer import shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -17,23 +18,11 @@ _WARPS, _WARPS_OF_MANY_TAPS = 20, 12  # of a block, at most
 _MOST_Q, _MOST_Q_OF_FEW_CHANNELS = 4, 8  # of them beside each other in columns: the others take channels
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    no_room = "the filter does not fit registers, or the rows that it meets shared memory"
-    return _refused(request) or (None if configs(request) else no_room)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in registers and in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     if request.problem.direction == "wgrad" or request.result_layout != "nhwc":
         return "this is for fprop and dgrad in nhwc"
     return lanes_cut.why_not(request)
-
-
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    tiling = best_tiling(request.problem) if _refused(request) is None else None
-    return [] if tiling is None else [Config(KERNEL, config_key(tiling), Cut(request.problem, tiling))]
 
 
 def best_tiling(problem: Problem) -> Tiling | None:
@@ -61,6 +50,25 @@ def _fits(problem: Problem, tiling: Tiling) -> bool:
     return lanes_cut.fits(tiling, problem) and cut.stages >= cut.window_rows + tiling.band
 
 
+def _cut(request: Request, tiling: Tiling) -> Cut:
+    return Cut(request.problem, tiling)
+
+
+_ONE = OneConfig(
+    KERNEL, _refused, best_tiling, _cut, "the filter does not fit registers, or the rows that it meets shared memory"
+)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
+
+
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source of the kernel. No extent of the image takes part."""
     own = {"DGRAD": int(problem.direction == "dgrad"), "HAS_BIAS": int(problem.bias)}
@@ -69,7 +77,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    problem, cut = request.problem, config.derived
+    problem, (_, cut) = request.problem, config.derived
     parts = cut.parts(request.facts.sm_count)
     fields = {**named("w", "k.rs", request.second.strides), "cut": cut.fields(parts)}
     maps = {"in_map": cut.box_map(shapes(problem)[0], request.first.strides, cut.x_cols, _IN_POINTER)}
