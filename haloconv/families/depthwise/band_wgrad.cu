@@ -5,7 +5,7 @@
 // For one r that is, with rows as the k of mma.sync, a matrix of 16 columns of dy by 8 * X_TILES columns of x whose
 // diagonals are the taps: d[i][j] = sum over rows of dy[row, i] * x[row + r, j]. The trick: columns further right have
 // the same diagonals, so that all products of a plane, and of all its images, go into the same few fragments; ldmatrix
-// turns rows into k as it reads them. The diagonals are added up at the end of a block, which does every so many-th
+// transposes as it reads: rows become k. The diagonals are added up at the end of a block, which does every so many-th
 // strip of the planes of one filter.
 //
 // Planes come through a ring of buffers, padded with zeros. A zero times an infinity is a NaN that does not belong into

@@ -56,7 +56,7 @@ def _refused(request: Request) -> str | None:
 
 
 def best_tiling(problem: Problem) -> Tiling | None:
-    """As few warps share a step as their registers allow, the rest best of a sweep on an NVIDIA H200 (2026-11-22).
+    """The fewest warps to a step that their registers allow; the rest best of a sweep on an NVIDIA H200 (2026-11-22).
 
     None: the sums do not fit.
     """

@@ -14,8 +14,6 @@ from haloconv.problem import Problem, Request
 
 KERNEL = "depthwise/lanes"
 _IN_POINTER = 0
-_WARPS, _WARPS_OF_MANY_TAPS = 20, 12  # of a block, at most
-_MOST_Q, _MOST_Q_OF_FEW_CHANNELS = 4, 8  # of them beside each other in columns: the others take channels
 
 
 def _refused(request: Request) -> str | None:
@@ -31,10 +29,10 @@ def best_tiling(problem: Problem) -> Tiling | None:
     Blocks take as many channels as they can, so that they read and write long pieces of memory.
     """
     _, channels, height, width = shapes(problem)[1]
-    many_taps = lanes_cut.has_many_taps(problem)
-    most = _WARPS_OF_MANY_TAPS if many_taps else _WARPS
-    few_channels = channels <= LANES * (1 if many_taps else 2)
-    cols, warps_q = lanes_cut.columns(width, problem.s, _MOST_Q_OF_FEW_CHANNELS if few_channels else _MOST_Q)
+    over_25_taps = lanes_cut.over_25_taps(problem)
+    most = 12 if over_25_taps else 20  # warps of a block
+    most_q = 8 if channels <= LANES * (1 if over_25_taps else 2) else 4  # beside each other in columns
+    cols, warps_q = lanes_cut.columns(width, problem.s, most_q)
     warps_c = lanes_cut.channel_warps(channels, most // warps_q)
     for warps_r in range(min(2, most // (warps_q * warps_c)), 0, -1):
         tiles = ROWS if warps_q * warps_c * warps_r <= 16 else ROWS[1:]  # of more warps a thread has two rows
@@ -47,7 +45,7 @@ def best_tiling(problem: Problem) -> Tiling | None:
 
 def _fits(problem: Problem, tiling: Tiling) -> bool:
     cut = Cut(problem, tiling)
-    return lanes_cut.fits(tiling, problem) and cut.stages >= cut.window_rows + tiling.band
+    return lanes_cut.fits(tiling, problem) and cut.stages >= cut.window_rows + tiling.step_rows
 
 
 def _cut(request: Request, tiling: Tiling) -> Cut:

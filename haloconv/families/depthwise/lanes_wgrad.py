@@ -15,7 +15,7 @@ from haloconv.problem import Problem, Request
 KERNEL = "depthwise/lanes_wgrad"
 _X_POINTER, _DY_POINTER = 0, 1
 _MOST_PRODUCTS = 4096  # of one fp32 sum: what bounds its rounding
-_MOST_Q, _MOST_QC, _MOST_QC_OF_MANY_TAPS = 8, 8, 4  # warps beside each other in columns; there and in channels
+_MOST_Q = 8  # warps beside each other in columns
 _WARPS = 16  # of a block, at most
 _ORDER = ((2, 4), (1, 4), (2, 2), (1, 2))  # warps beside each other in rows, rows of each
 
@@ -32,7 +32,7 @@ def best_tiling(problem: Problem) -> Tiling | None:
     """
     _, channels, height, width = problem.y_shape
     cols, warps_q = lanes_cut.columns(width, problem.s, _MOST_Q)
-    most_qc = _MOST_QC_OF_MANY_TAPS if lanes_cut.has_many_taps(problem) else _MOST_QC
+    most_qc = 4 if lanes_cut.over_25_taps(problem) else 8  # warps beside each other in columns and channels
     warps_c = lanes_cut.channel_warps(channels, max(1, most_qc // warps_q))
     whole = [rows for rows in ROWS if height % rows == 0] or ROWS
     found = (Tiling(rows, cols, warps_q, warps_c, warps_r) for warps_r, rows in _ORDER if rows in whole)
@@ -42,7 +42,7 @@ def best_tiling(problem: Problem) -> Tiling | None:
 def _fits(problem: Problem, tiling: Tiling) -> bool:
     cut = Cut(problem, tiling)
     ahead = cut.stages - cut.window_rows
-    return tiling.warps <= _WARPS and lanes_cut.fits(tiling, problem) and ahead > tiling.band // 2
+    return tiling.warps <= _WARPS and lanes_cut.fits(tiling, problem) and ahead > tiling.step_rows // 2
 
 
 def _cut(request: Request, tiling: Tiling) -> Cut:

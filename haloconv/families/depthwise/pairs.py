@@ -48,7 +48,7 @@ class Tiling:
 
     @property
     def channels(self) -> int:
-        """Of a slab."""
+        """Channels of a slab."""
         return self.chunks * _CHUNK
 
     @property
@@ -62,7 +62,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        """That multiply."""
+        """Warps that multiply."""
         return self.chunks * _CHUNK_PAIRS // self.pairs
 
     @property

@@ -21,7 +21,7 @@ from haloconv.problem import Problem, Request
 KERNEL = "depthwise/patch_wgrad"
 _STEP_ROWS = 2 * EDGE  # of dy in a product
 _MOST_SUMS = 128  # registers of a thread
-_TALLEST = 16  # rows of a window: what wgmma takes as columns
+_MOST_WINDOW_ROWS = 16  # rows of a window: what wgmma takes as columns
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 MOST_IDLE = 1.32  # pixels of patches for one of dy, up to which an NVIDIA H200 was faster with them
 
@@ -44,7 +44,7 @@ def _refused(request: Request) -> str | None:
     padded_rows = ceil_div(problem.p, tiling.rows) * ceil_div(tiling.rows, _STEP_ROWS) * _STEP_ROWS
     if patches.idle(padded_rows, problem.y_shape) > MOST_IDLE:
         return "too many patches would lie outside the image"
-    if view.height > _TALLEST or view.pieces * EDGE * ceil_div(view.height, 2) > _MOST_SUMS:
+    if view.height > _MOST_WINDOW_ROWS or view.pieces * EDGE * ceil_div(view.height, 2) > _MOST_SUMS:
         return "the sums of the filter do not fit registers"
     return patches.why_not(request)
 

@@ -10,7 +10,7 @@ import torch
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.families.depthwise import register_tile
-from haloconv.families.depthwise.landing import NARROW, NO_PLANES, Planes, land_whole
+from haloconv.families.depthwise.landing import LEAST_COLS, NO_PLANES, Planes, land_whole
 from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, padding, shapes
 from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.register_tile import COLS, constants
@@ -44,8 +44,8 @@ def _refused(request: Request) -> str | None:
     if not land_whole(request, COLS):
         return NO_PLANES
     most = 32 * best_tiling(problem).warps * COLS
-    if any(cols % COLS or not NARROW <= cols <= most for cols in (problem.w, problem.q)):
-        return f"rows are not of {NARROW} columns or more in pieces of {COLS}"
+    if any(cols % COLS or not LEAST_COLS <= cols <= most for cols in (problem.w, problem.q)):
+        return f"rows are not of {LEAST_COLS} columns or more in pieces of {COLS}"
     return None
 
 

@@ -61,7 +61,7 @@ def groups_of(cols: int, itemsize: int) -> int:
 
 
 def copy_bytes(side: TensorForm, cols: int, itemsize: int) -> int:
-    """Of the largest copy that rows of ``cols`` columns are made of."""
+    """Bytes of the largest copy that rows of ``cols`` columns are made of."""
     extents = [extent * itemsize for extent in (*side.strides[:3], cols)]
     for size in (16, 8, 4):
         if side.aligned and side.strides[3] == 1 and not any(extent % size for extent in extents):

@@ -141,7 +141,7 @@ __device__ __forceinline__ void multiply_half_tiles(Sums& sums, const Band& band
     if (ROW_GROUPS == 1 || groups == 1) {
         multiply_steps<0, 1>(sums, bands, rows, row_bytes, first, least(R));
     } else {
-        constexpr int SECOND = ROW_GROUPS - 1;  // 1, in a text that also compiles with one group
+        constexpr int SECOND = ROW_GROUPS - 1;  // 1; with one group this compiles, too
         multiply_steps<0, 1>(sums, bands, rows, row_bytes, first, least(R < 8 ? R : 8));
         if constexpr (R > 8) multiply_steps<0, SECOND + 1>(sums, bands, rows, row_bytes, most(8), least(R));
         multiply_steps<SECOND, SECOND + 1>(sums, bands, rows, row_bytes, most(R < 8 ? 8 : R), end);

@@ -27,7 +27,7 @@ _BLOCK_SMEM_BYTES = 1024  # that the driver takes of each block's shared memory
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512)
 
 # The cost model, fitted to 39 layers on an H200: its first choice took 2.5 % longer there than the best that was tried.
-MULTIPLY_SHARE = 0.9  # of the instructions of the inner loop
+MULTIPLY_FRACTION = 0.9  # of the instructions of the inner loop
 ROW_INSTRUCTIONS = 220  # a window row, beside its multiplies
 EDGE_INSTRUCTIONS = 90  # a row of the tile that meets a window row by itself, beside its multiplies
 _STAGE_INSTRUCTIONS = 20  # an element that is staged
@@ -190,7 +190,10 @@ def grid(layer: Layer, cut: Cut) -> int:
 
 
 def edges(block: Block) -> int:
-    """How often a row of a tile meets a window row that not all rows of the tile meet."""
+    """Pairs (tile row, window row) that meet where the window row does not meet all rows of the tile.
+
+    They are 2 * (1 + ... + (tile_i - 1)).
+    """
     return block.tile_i * (block.tile_i - 1)
 
 
@@ -201,7 +204,7 @@ def cost(tiling: Tiling, layer: Layer, facts: DeviceFacts) -> float:
     steps = rows.steps * cols.steps * cut.classes_w
     terms = filters * ceil_div(rows.taps, cut.chunk_r) * ceil_div(cols.taps, cut.chunk_s)
     window_rows = filters * rows.taps + terms * (block.tile_i - 1) * rows.steps
-    own = block.tile_i * TILE_J * filters * rows.taps * cols.taps / MULTIPLY_SHARE
+    own = block.tile_i * TILE_J * filters * rows.taps * cols.taps / MULTIPLY_FRACTION
     own += (window_rows * ROW_INSTRUCTIONS + terms * rows.steps * edges(block) * EDGE_INSTRUCTIONS) * cols.steps
     own *= met_fraction(rows, block.tile_i)
     window = places.lines_h * places.lines_w * steps
@@ -279,7 +282,10 @@ def _plane_blocks(most: int, layer: Layer) -> Iterator[tuple[int, int]]:
 
 
 def filters_met(count: int, images: int) -> int:
-    """The most filters that ``count`` planes have which follow one another image by image, in groups of ``count``."""
+    """Most distinct filters among ``count`` consecutive planes that start at a multiple of ``count``.
+
+    Each filter has ``images`` consecutive planes.
+    """
     if images % count == 0 or count % images == 0:
         return max(1, count // images)
     return (count - 2) // images + 2

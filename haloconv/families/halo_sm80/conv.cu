@@ -31,7 +31,7 @@
 //   IN_ROW MOVE_W                1: the rows of a fragment are neighbours; input columns between neighbours
 //   PACKED                       0: a block makes its weights from the filter
 //   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most
-//   WIDE                         1: offsets inside a tensor are 64-bit integers
+//   I64_OFFSETS                  1: offsets inside a tensor are 64-bit integers
 //   HAS_BIAS                     adds bias[k]
 namespace hc {
 

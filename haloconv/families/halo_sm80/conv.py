@@ -38,7 +38,7 @@ _MAP_TYPES = {
     torch.bfloat16: DataType.BFLOAT16,
 }
 _PACK_THREADS = 256
-_WIDE_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
+_LEAST_I64_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
 _TMA_CAPABILITY = (9, 0)
 
 
@@ -54,14 +54,14 @@ def why_not(request: Request) -> str | None:
     reason = why_not_direction(request.problem, "fprop", "dgrad")
     if reason is not None:
         return reason
-    layers = (replace(_layer(request.problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
+    layers = (replace(_layer(request.problem, 0, 1, y_inner), i64_offsets=True) for y_inner in (False, True))
     if not all(fits(layer, request.facts.max_smem_bytes) for layer in layers):
         return "no tile of halo_sm80 fits shared memory"
     return None
 
 
 def configs(request: Request) -> list[Config]:
-    """The best tile of each way to multiply: other tiles of the same way are close to it."""
+    """The best tile of each warp tile and number of warps: others that share both are close to it."""
     request = _folded(request)
     found = few_apart(_ranked(request), lambda each: (each.tile.m_tiles, each.tile.n_tiles, each.tile.warps))
     return [Config(KERNEL, config_key(each.tile), _Derived(request, each)) for each in found]
@@ -95,7 +95,7 @@ def _unpacked(launch: Launch) -> Callable[[int, int, int, int], None]:
 
 
 def _packing(request: Request, tiling: Tiling, launch: Launch) -> Callable[[int, int, int, int], None]:
-    """The same where the filter is packed first."""
+    """``run(x, w, bias, y)`` where the filter is packed first."""
     tiles = tiling.layer.classes * tiling.group_tiles * tiling.filter_tiles * tiling.chunks
     packed_bytes, device = tiles * tiling.weight_bytes, request.device
     lanes = packed_bytes // 8
@@ -150,7 +150,13 @@ def _layer(problem: Problem, x_copy: int, x_run: int, y_inner: bool, span: int =
     elems = max(span, *(n * c * h * w for n, c, h, w in (problem.x_shape, problem.y_shape)))
     common: dict[str, Any] = {
         **{"n": problem.n, "groups": problem.groups, "elem_bytes": problem.dtype.itemsize},
-        **{"x_copy": x_copy, "x_run": x_run, "x_boxes": x_boxes, "y_inner": y_inner, "wide": elems >= _WIDE_ELEMS},
+        **{
+            "x_copy": x_copy,
+            "x_run": x_run,
+            "x_boxes": x_boxes,
+            "y_inner": y_inner,
+            "i64_offsets": elems >= _LEAST_I64_ELEMS,
+        },
     }
     if problem.direction == "fprop":
         return Layer(
@@ -207,7 +213,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),
         "LATE": int(tiling.late),
-        "WIDE": int(tiling.layer.wide),
+        "I64_OFFSETS": int(tiling.layer.i64_offsets),
         "HAS_BIAS": int(problem.bias),
     }
     return kernel_source("halo_sm80/conv", "halo_sm80", constants)

@@ -35,7 +35,7 @@ template <>
 struct OffsetOf<true> {
     using type = i64;
 };
-using offset_t = OffsetOf<WIDE != 0>::type;  // inside a tensor, in elements
+using offset_t = OffsetOf<I64_OFFSETS != 0>::type;  // inside a tensor, in elements
 
 struct Params {
     TensorMap x_map;  // BOXES: planes of single channels

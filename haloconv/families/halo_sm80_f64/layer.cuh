@@ -5,9 +5,9 @@
 
 namespace hc {
 
-constexpr int PLANE = 8;                        // channels of a plane, and filters of an eight
-constexpr int CHUNK = PLANES * PLANE;           // channels of a step
-constexpr int EIGHT_BYTES = PLANE * PLANE * 8;  // of the weights of a plane and an eight: a pair of each lane
+constexpr int OCTET = 8;                        // channels of an octet, and filters of an eight
+constexpr int CHUNK = OCTETS * OCTET;           // channels of a step
+constexpr int EIGHT_BYTES = OCTET * OCTET * 8;  // of the weights of an octet and an eight: a pair of each lane
 
 struct alignas(16) Pair {
     double of[2];

@@ -10,13 +10,13 @@ namespace hc {
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int TILE_PIXELS = 16 * M_TILES * WARPS_M;
 constexpr int BLOCK_EIGHTS = N_TILES * WARPS_N;
-constexpr int PIXEL_BYTES = PLANE * 8;                             // in a plane
-constexpr int WEIGHT_BYTES = PLANES * BLOCK_EIGHTS * EIGHT_BYTES;  // of a step
+constexpr int PIXEL_BYTES = OCTET * 8;                             // in an octet
+constexpr int WEIGHT_BYTES = OCTETS * BLOCK_EIGHTS * EIGHT_BYTES;  // of a step
 constexpr int COPY_ELEMS = X_COPY ? X_COPY : 1;
 constexpr int COPIES = X_COPY ? CHUNK / COPY_ELEMS : 1;  // of a pixel, side by side; the others in a loop
 
 static_assert(X_COPY <= 2, "a copy has at most 16 bytes");
-static_assert(MMA_K % PLANE == 0 && CHUNK % MMA_K == 0, "an instruction takes whole planes of a chunk");
+static_assert(MMA_K % OCTET == 0 && CHUNK % MMA_K == 0, "an instruction takes whole octets of a chunk");
 static_assert(STAGES >= 2, "a step is staged while another one is multiplied");
 
 struct Params {
@@ -34,7 +34,7 @@ struct Params {
     int rows, strip_cols;                 // of the largest residue class, of a strip
     Divisor staged_cols, image_rows;      // columns in shared memory; rows there of a whole image
     int reach_rows;                       // rows in shared memory of a row of outputs
-    int plane_bytes, x_bytes, x_buffers;  // of a chunk: of a plane, of all; chunks in shared memory
+    int octet_bytes, x_bytes, x_buffers;  // of a chunk: of an octet, of all; chunks in shared memory
 };
 
 // What a block computes.
@@ -125,7 +125,7 @@ __device__ __forceinline__ void stage_pixels(const Params& p, const Work& work, 
 #pragma unroll
         for (int c = copy * COPY_ELEMS, end = X_COPY ? c + 1 : CHUNK; c < end; ++c) {
             const bool there = inside && c < left;
-            char* const place = to + c / PLANE * p.plane_bytes + c % PLANE * 8;
+            char* const place = to + c / OCTET * p.octet_bytes + c % OCTET * 8;
             if constexpr (COPY_ELEMS == 2)
                 ptx::cp_async_16(place, there ? from : p.x, there ? 16 : 0);
             else

@@ -65,8 +65,8 @@ struct Place {
 };
 
 __device__ __forceinline__ Place place_of(const Params& p, int step) {
-    const int band = p.strips.quotient(step), lines = STEP_PIXELS >> p.col_bits;
-    return {band * lines, (step - band * p.strips.value) << p.col_bits};
+    const int row_step = p.strips.quotient(step), lines = STEP_PIXELS >> p.col_bits;
+    return {row_step * lines, (step - row_step * p.strips.value) << p.col_bits};
 }
 
 __device__ __forceinline__ bool is_there(const Params& p, Place at, int line, int col) {

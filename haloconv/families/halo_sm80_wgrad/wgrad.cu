@@ -5,7 +5,7 @@
 // One product per group: rows (c, r, s), columns k, summed over output pixels. A block stages tiles of output pixels
 // of dy, and of x with its halo, in shared memory as planes of 32-bit words; a tap is an offset in them, so a pixel of
 // x is staged once for all taps. The trick: a word is one fp32 pixel rounded to TF32, or in 16 bits the same pixel of
-// two tiles, of two images or two bands of rows. mma wants pairs of neighbours of the sum in a word, and the sum has
+// two tiles, of two images or below each other. mma wants pairs of neighbours of the sum in a word, and the sum has
 // no order: so any tap, stride and dilation is a word address in every type, and both kinds are one program. Rows of
 // 16-bit elements that copies can take as they are need no words made of them: pixel_pairs.cuh.
 //
@@ -18,8 +18,8 @@
 
 using namespace hc::wgrad;
 
-// A block's stages are a range of all: bands of rows of a strip of columns of an image (in 16 bits of two images, or
-// pairs of bands of one; PIXEL_PAIRS: of one).
+// A block's stages are a range of all: tiles of a strip of columns of an image (in 16 bits of two images, or pairs of
+// tiles of one; PIXEL_PAIRS: of one).
 #if !PIXEL_PAIRS && !PIECES
 __device__ __forceinline__ void sum_stages(Smem& smem, const Params& p, const Work& work, const Place& place,
                                            Sums& sums) {

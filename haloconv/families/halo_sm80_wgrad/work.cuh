@@ -91,8 +91,8 @@ struct Params {
     int n, h, w, p, q;
     int pad_top, pad_left, lead;  // lead: columns that are staged before the first one
     int groups, group_blocks, parts;
-    int strips, bands;          // stages of an image, across and down
-    int image_step, band_step;  // images and bands of a stage; their product is HALVES
+    int strips, row_tiles;          // stages of an image, across and down
+    int image_step, row_tile_step;  // images and tiles below each other of a stage; their product is HALVES
 };
 
 // What one block computes: channels and filters of one group or several, over a range of stages.
@@ -111,19 +111,19 @@ struct Work {
     }
 };
 
-// A stage's place: image, strip of columns, band of rows, each in steps.
+// A stage's place: image, strip of columns, tile of the strip, each in steps.
 struct Position {
-    int image, strip, band;
+    int image, strip, row_tile;
 
     __device__ __forceinline__ Position(const Params& p, i64 stage) {
-        const i64 column = stage / p.bands;
-        band = int(stage - column * p.bands);
+        const i64 column = stage / p.row_tiles;
+        row_tile = int(stage - column * p.row_tiles);
         image = int(column / p.strips);
         strip = int(column - (i64)image * p.strips);
     }
     __device__ __forceinline__ void advance(const Params& p) {
-        if (++band < p.bands) return;
-        band = 0;
+        if (++row_tile < p.row_tiles) return;
+        row_tile = 0;
         if (++strip < p.strips) return;
         strip = 0, ++image;
     }
@@ -140,7 +140,7 @@ struct Tile {
 #pragma unroll
         for (int i = 0; i < HALVES; ++i) {
             image[i] = at.image * p.image_step + (p.image_step > 1 ? i : 0);
-            p0[i] = (at.band * p.band_step + (p.band_step > 1 ? i : 0)) * TILE_P;
+            p0[i] = (at.row_tile * p.row_tile_step + (p.row_tile_step > 1 ? i : 0)) * TILE_P;
             const int left = image[i] < p.n ? p.p - p0[i] : 0;
             rows[i] = left < 0 ? 0 : left < TILE_P ? left : TILE_P;
         }
