@@ -27,6 +27,9 @@ using namespace hc::tile;
 
 constexpr int TAPS = R * S, WARPS = THREADS / 32;
 
+static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
+static_assert(BUFFERS >= 2, "units land while one is multiplied");
+
 // How planes of a tensor lie in memory, in elements.
 struct Side {
     i64 image, channel, row;

@@ -21,6 +21,9 @@
 using hc::i64;
 using namespace hc::lanes;
 
+static_assert(THREADS % 32 == 0 && THREADS >= 64, "one warp asks for rows, the others multiply");
+static_assert(CHANNELS % 4 == 0, "TMA copies multiples of 16 bytes");
+
 struct Params {
     hc::TensorMap in_map;
     const float *in, *w, *bias;

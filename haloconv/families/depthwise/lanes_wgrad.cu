@@ -21,6 +21,9 @@ using namespace hc::lanes;
 
 constexpr int TAPS = R * S;
 
+static_assert(THREADS % 32 == 0 && THREADS >= 64, "one warp asks for rows, the others multiply");
+static_assert(CHANNELS % 4 == 0, "TMA copies multiples of 16 bytes");
+
 struct Params {
     hc::TensorMap x_map, dy_map;
     const float *x, *dy;

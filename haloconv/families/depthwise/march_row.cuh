@@ -110,7 +110,7 @@ struct Row {
     }
 
     __device__ __forceinline__ void set(const float (&values)[WIDTH][DEPTH]) {
-        static_assert(LEAD == 0 && WIDTH % VEC == 0, "whole vectors");
+        static_assert(LEAD == 0 && WIDTH % VEC == 0, "a row that is stored is whole vectors");
 #pragma unroll
         for (int i = 0; i < VECTORS * WORDS; ++i) {
             constexpr int ELEMS = WORDS > 1 || VECTOR_BYTES == 4 ? 4 / (int)sizeof(Elem) : 1;  // of a word

@@ -61,7 +61,7 @@ __device__ __forceinline__ constexpr Piece piece_of(int slice, int half) {
     return {(slice - HEIGHT * PAIRS) * 2 + half, PIECES - 1};
 }
 
-// ---- A ----
+// ---- Shared memory ----
 
 // The filter of one channel between zeros, as it is, and once more without the first element of each row: then any two
 // neighbours are a word of one of both.
@@ -79,6 +79,15 @@ struct Filter {
         }
     }
 };
+
+struct Smem {
+    Filter filter;
+    alignas(PIECE_BYTES) char idle[THREADS * PIECE_BYTES];
+    alignas(8) u64 full[BUFFERS];
+    Unit next;  // that has not been asked for: one thread has it, here because registers are few
+};
+
+// ---- A ----
 
 // Fragments of A of one channel, and its bias: warp w has the rows of outputs 2 * w and the next of a patch.
 struct Weights {
@@ -200,13 +209,6 @@ __device__ __forceinline__ void convolve(const Params& p, const Weights& weights
 }
 
 // ---- A block ----
-
-struct Smem {
-    Filter filter;
-    alignas(PIECE_BYTES) char idle[THREADS * PIECE_BYTES];
-    alignas(8) u64 full[BUFFERS];
-    Unit next;  // that has not been asked for: one thread has it, here because registers are few
-};
 
 // One thread asks for a strip.
 __device__ __forceinline__ void ask(const Params& p, char* landing, u64* full, const Unit& unit) {

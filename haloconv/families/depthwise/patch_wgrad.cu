@@ -47,6 +47,11 @@ struct Params {
     int dy_rows, pad_left;               // of dy that are multiplied, a multiple of STEP_ROWS; padding
 };
 
+// Sums over the rows of a patch, for each warp, row of taps, column of a patch and column of a window.
+struct Smem {
+    float sums[WARPS][R][EDGE][EDGE * PIECES + 1];
+};
+
 // Sums d of piece i, as a thread has them: row 8 * (2 * warp + j) + lane / 4, column 8 * t + 2 * (lane % 4) + e.
 using Sums = float[PIECES][COLUMNS / 2];
 
@@ -70,11 +75,6 @@ __device__ __forceinline__ void multiply(Sums& sums, const Params& p, const char
 }
 
 // ---- The sums of a filter ----
-
-// Sums over the rows of a patch, for each warp, row of taps, column of a patch and column of a window.
-struct Smem {
-    float sums[WARPS][R][EDGE][EDGE * PIECES + 1];
-};
 
 // A lane's part of one tap's sum over units [first, end), of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int first, int end, int r, int s) {

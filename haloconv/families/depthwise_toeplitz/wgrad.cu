@@ -39,6 +39,9 @@ constexpr int STEP_ROWS = X_GROUPS >= 6 ? 1 : X_GROUPS >= 3 ? 2 : 4;  // short o
 // Matrices of dy: number i has the pixels GROUP * (i - FEWEST) + PAD_LEFT + k - n of a row.
 constexpr int FEWEST = (N_TILES - 1) * TILE_GROUPS, MATRICES = X_GROUPS + FEWEST;
 
+static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
+static_assert(BUFFERS >= 2, "units are copied while one is multiplied");
+
 __device__ __forceinline__ constexpr bool meets(int matrix) {
     const int first = GROUP * (matrix - FEWEST) + PAD_LEFT;
     return first + GROUP > 0 && first - 7 < DY_COLS;

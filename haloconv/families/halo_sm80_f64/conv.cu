@@ -27,6 +27,8 @@ namespace hc {
 
 constexpr int MMA_OCTETS = MMA_K / OCTET;
 
+static_assert(sizeof(Work) <= 256, "the host leaves WORK_BYTES of shared memory for a block's Work");
+
 using Sums = double[M_TILES][N_TILES][4];
 using Rows = unsigned[M_TILES][2];  // where a lane's pixels lie in an octet, bytes
 
@@ -100,7 +102,6 @@ __device__ __forceinline__ void write(const Sums& sums, const Params& p, const W
 }
 
 __device__ __forceinline__ void convolve(const Params& p, char* smem) {
-    static_assert(sizeof(Work) <= 256, "the host leaves WORK_BYTES for it");
     __shared__ Work shared_work;  // read where copies are asked for: registers are for sums
     if (threadIdx.x == 0) shared_work = this_work(p);
     __syncthreads();

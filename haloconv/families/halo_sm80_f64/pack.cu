@@ -15,6 +15,8 @@ using hc::i64;
 
 constexpr int THREADS = 256;
 
+static_assert(32 * sizeof(hc::Pair) == hc::EIGHT_BYTES, "an octet of an eight is a pair of each lane");
+
 struct Params {
     const double* w;
     double* packed;
