@@ -21,7 +21,7 @@
 //   R S DIL_H DIL_W      filter taps; pixels
 //   MULTIPLIER           M: filters of a channel
 //   SLICES TILES         16 input columns of a band each; 16 output columns of a warp's step each
-//   BUFFERS              strips under writer, the one that is multiplied included
+//   BUFFERS              strips under way, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
 using hc::i64;

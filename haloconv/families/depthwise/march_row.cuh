@@ -140,7 +140,7 @@ struct Row {
     }
 
   private:
-    // Of vector v the needed elements are [first, last]; moved are the least aligned power of two around them.
+    // Elements [first, last] of vector v are needed; moved are the least aligned power of two around them.
     static __device__ __forceinline__ constexpr int first(int v) { return v == 0 ? LEAD : 0; }
     static __device__ __forceinline__ constexpr int last(int v) {
         const int end = LEAD + WIDTH - v * VEC;

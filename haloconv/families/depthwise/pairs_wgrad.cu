@@ -277,7 +277,7 @@ __device__ __forceinline__ float tap_sum(const float* sums, int channel, int r, 
     return sum;
 }
 
-// The same for the whole warp, of products that belong into it only.
+// A tap's sum once more, by the whole warp, of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int channel, int r, int s) {
     Walk walk(p.cut);
     Run run;

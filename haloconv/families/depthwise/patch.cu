@@ -21,7 +21,7 @@
 //   MULTIPLIER           M: filters of a channel
 //   SHIFT                left padding modulo 8 columns
 //   GROUPS               rows of patches that are multiplied at a time
-//   BUFFERS              strips of the input under writer, the one that is padded included
+//   BUFFERS              strips of the input under way, the one that is padded included
 //   MIN_BLOCKS           blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
 using hc::i64;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void ask(const Params& p, char* landing, u64* full, c
     hc::ptx::mbarrier_arrive(full);
 }
 
-// One thread sends a strip on its writer.
+// One thread sends a strip on its way.
 __device__ __forceinline__ void send(const Params& p, const char* strip, const Unit& unit) {
     const int first_row = unit.strip * p.cut.rows, left = p.out_rows - first_row;
     const int rows = left < p.cut.rows ? left : p.cut.rows;

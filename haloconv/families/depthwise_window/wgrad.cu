@@ -2,10 +2,10 @@
 //
 //   w[k] at (r, s) = sum over n and pixels (p, q) of y[n, k] at (p, q) * x[n, k / M] at the tap       M = MULTIPLIER
 //
-// The trick: it is the product of window.cu in other roles. The result is the filter, dy takes the place of
-// the taps, stride and dilation change places, and images are summed over. The rows of dy are cut into slices, each with
-// threads of its own, which keep TILE_I x 8 sums; those of the slices are added in a fixed order. A block
-// does a part of the terms (ranges of dy of an image); sum_partials (reduce/partials.cu) adds the parts.
+// The trick: it is the product of window.cu in other roles. The result is the filter, dy takes the place of the taps,
+// stride and dilation change places, and images are summed over. The rows of dy are cut into slices, each with threads
+// of its own, which keep TILE_I x 8 sums; those of the slices are added in a fixed order. A block does a part of the
+// terms (ranges of dy of an image); sum_partials (reduce/partials.cu) adds the parts.
 //
 // Budget: TILE_I * 8 sums and some 45 more registers; shared memory for windows of x and as many ranges of dy.
 #include "families/depthwise_window/windows.cuh"

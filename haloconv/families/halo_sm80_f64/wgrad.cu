@@ -82,7 +82,7 @@ __device__ __forceinline__ const double* dy_at(const Params& p, const Work& work
     return p.dy + image * p.y_n + row * p.y_p + (at.col + col) * p.y_q + filter * p.y_k;
 }
 
-// The same of x for place `slot` in shared memory, as the block's first tap and channel have it.
+// Element of x for place `slot` in shared memory, of the block's first tap and channel; null where there is none.
 __device__ __forceinline__ const double* x_at(const Params& p, const Work& work, Place at, int slot) {
     const int line = p.x_cols.quotient(slot), col = slot - line * p.x_cols.value;
     if (at.line + line >= p.lines) return nullptr;
