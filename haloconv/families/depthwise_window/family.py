@@ -18,7 +18,6 @@ from haloconv.jit import KernelSource
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
-_TWINS = {"fprop": window, "dgrad": window, "wgrad": wgrad}
 
 
 class DepthwiseWindowFamily:
@@ -40,13 +39,15 @@ class DepthwiseWindowFamily:
             return f"depthwise_window does not take {problem.dtype}"
         if problem.c_per_group != 1:
             return f"each group has {problem.c_per_group} input channels; depthwise_window takes one"
-        return _TWINS[problem.direction].why_not(dense_request(problem, device))
+        request = dense_request(problem, device)
+        return wgrad.why_not(request) if problem.direction == "wgrad" else window.why_not(request)
 
     def configs(self, request: Request) -> list[Config]:
-        return _TWINS[request.problem.direction].configs(request)
+        return wgrad.configs(request) if request.problem.direction == "wgrad" else window.configs(request)
 
     def bind(self, request: Request, config: Config) -> BoundCall:
-        return _TWINS[request.problem.direction].bind(request, config)
+        bind = wgrad.bind if request.problem.direction == "wgrad" else window.bind
+        return bind(request, config)
 
     def sources(self) -> list[KernelSource]:
         """Every block: in fprop in fp32 and `nchw`, in dgrad in fp16 and `nhwc`, in wgrad in fp32."""
@@ -56,7 +57,8 @@ class DepthwiseWindowFamily:
             Problem("dgrad", *sizes, groups=8, dtype=torch.float16, layout="nhwc"),
             Problem("wgrad", *sizes, groups=8),
         )
-        return [
-            _TWINS[layer.direction].source(dense_request(layer, _NO_DEVICE), block)
-            for layer, block in product(layers, BLOCKS)
-        ]
+        found = []
+        for layer, block in product(layers, BLOCKS):
+            source = wgrad.source if layer.direction == "wgrad" else window.source
+            found.append(source(dense_request(layer, _NO_DEVICE), block))
+        return found

@@ -37,7 +37,7 @@ from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value, ceil_to
 from haloconv.problem import Problem, Request
 
-_KERNEL = "depthwise_window/wgrad"
+KERNEL = "depthwise_window/wgrad"
 _MOST_PARTS = 256
 _WAVES = 3
 _PART_CYCLES = 150  # of sum_partials
@@ -54,7 +54,7 @@ class Split:
     part_terms: int
 
     def __str__(self) -> str:
-        """As records have it."""
+        """Words of the key that records have."""
         return f"shares{self.slices} share_rows{self.slice_rows} part_terms{self.part_terms}"
 
 
@@ -231,7 +231,7 @@ def configs(request: Request) -> list[Config]:
     """One for each of ``tilings``, best first."""
     layer = layer_of(request)
     found = [_derived(tiling, layer) for tiling in tilings(layer, request.facts)]
-    return [Config(_KERNEL, config_key(each.tiling), each) for each in found]
+    return [Config(KERNEL, config_key(each.tiling), each) for each in found]
 
 
 def _derived(tiling: Tiling, layer: Layer) -> _Derived:
@@ -251,7 +251,7 @@ def source(request: Request, block: Block) -> KernelSource:
         "THREADS": block.threads,
         "MIN_BLOCKS": block.min_blocks,
     }
-    return kernel_source(_KERNEL, "depthwise_window_wgrad", constants)
+    return kernel_source(KERNEL, "depthwise_window_wgrad", constants)
 
 
 def _fields(request: Request, derived: _Derived) -> dict[str, Value]:

@@ -30,7 +30,7 @@ from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
 
-_KERNEL = "depthwise_window/window"
+KERNEL = "depthwise_window/window"
 _DIRECTION_NUMBERS = {"fprop": 0, "dgrad": 1}
 
 
@@ -69,7 +69,7 @@ def configs(request: Request) -> list[Config]:
     """One for each of ``tilings``, best first."""
     layer = layer_of(request)
     found = [_derived(tiling, layer) for tiling in tilings(layer, request.facts)]
-    return [Config(_KERNEL, config_key(each.tiling), each) for each in found]
+    return [Config(KERNEL, config_key(each.tiling), each) for each in found]
 
 
 def _derived(tiling: Tiling, layer: Layer) -> _Derived:
@@ -89,7 +89,7 @@ def source(request: Request, block: Block) -> KernelSource:
         "MIN_BLOCKS": block.min_blocks,
         "CHANNELS_INNER": int(request.result_layout == "nhwc"),
     }
-    return kernel_source(_KERNEL, "depthwise_window", constants)
+    return kernel_source(KERNEL, "depthwise_window", constants)
 
 
 def _fields(request: Request, derived: _Derived) -> dict[str, Value]:
