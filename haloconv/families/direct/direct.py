@@ -238,7 +238,7 @@ def pixel_parts(problem: Problem, tiling: Tiling, sm_count: int) -> tuple[int, i
 
 
 def _strides(request: Request) -> dict[str, int]:
-    """Those of x, w and y (or their gradients) in elements; 0 for wgrad's w, whose sums are dense."""
+    """Strides of x, w and y (or their gradients) in elements; 0 for wgrad's w, whose sums are dense."""
     first, second, result = request.first.strides, request.second.strides, request.result_strides
     x, w, y = {
         "fprop": (first, second, result),

@@ -2,7 +2,7 @@
 //
 //   y[pixel, filter] = sum over (tap, channel of the group) of x[pixel at tap, channel] * w[filter, channel, tap]
 //
-// TMA brings rows of 128 bytes of channels, whole groups, and takes outputs away the same way: no thread
+// TMA brings rows of 128 bytes of channels, whole groups, and stores rows of outputs likewise: no thread
 // copies. A warp has 16 * M_TILES columns of one group and marches down: ldmatrix gives the fragments of a row, one for
 // each horizontal tap, and a fragment is multiplied by all R vertical taps at once, into the sums of the R rows of
 // outputs that it belongs to. So shared memory is read S times an element, and not R * S times. The filter of a group
@@ -177,7 +177,7 @@ struct Lanes {
     }
 };
 
-// Of one row: the first and the second eight columns of two atoms, and of an atom that is left over.
+// The fragments of one row: the first and the second eight columns of two atoms, and of an atom that is left over.
 struct Fragments {
     unsigned whole[M_TILES][ROW_ATOMS / 2 + 1][4];
     unsigned half[M_TILES][2];

@@ -1,4 +1,4 @@
-// What the kernels that march through grouped channels_last layers share: slabs of channels and how they are cut.
+// Both kernels that march through grouped channels_last layers: slabs of channels and how they are cut.
 //
 // A slab is 128 bytes of channels, whole groups of them; band_walk.cuh deals out its bands of ROWS rows.
 #pragma once

@@ -191,7 +191,7 @@ __device__ __forceinline__ void sum_runs(Sums& sums, const Params& p, const Smem
     }
 }
 
-// As they are: wgrad.py knows where they belong.
+// Writes a warp's sums as they lie in registers: wgrad.py knows where they belong.
 __device__ __forceinline__ void write_sums(const Sums& sums, const Params& p, const Place& place) {
     constexpr int WARP_SUMS = sizeof(Sums) / sizeof(float) * 32;
     const i64 warp = (i64)blockIdx.x * CONSUMERS + threadIdx.x / 32;

@@ -16,9 +16,10 @@
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row;
 // OPERAND_TERMS values in TF32 stand for an fp32 weight; PLANES is 1, or X_JOINED of conv.cu; SPREAD is 1 where
-// fp32 sums leave by pixels. CLASSES_ACROSS, where the rows of a group are those of residue classes of dx, run after
-// run: 1 if a run is a class; else so many residues of columns, of which each 16 rows have all, rows i and i + 8
-// neighbours.
+// fp32 sums leave by pixels.
+//   CLASSES_ACROSS     defined only in a strided dgrad, where the rows of a group are runs of residue classes of dx.
+//                      1: a run is one class; n: each 16 rows of a run have n column classes, and rows i and i + 8
+//                      are neighbouring columns (conv/classes.cuh)
 using hc::i64;
 using elem_t = ELEM;
 
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
 #pragma unroll
     for (int term = 0; term < TERMS; ++term) {
         hc::Piece packed = hc::term_of<TERMS>(channel, term);
-        if constexpr (sizeof(elem_t) == 4)  // bits that are not multiplied would cost power on their way from the L2
+        if constexpr (sizeof(elem_t) == 4)  // moving bits that are not multiplied would cost power
             for (unsigned& word : packed.word) word &= 0xffffe000u;
         *reinterpret_cast<hc::Piece*>(to + term * BLOCK_M * CHUNK_BYTES) = packed;
     }

@@ -96,7 +96,7 @@ def _planes_requests() -> Iterator[Request]:
 
 
 def _epilogued(one: Problem) -> Iterator[Problem]:
-    """The same with a scale and an activation that takes many registers; with a residual."""
+    """The layer with a scale and SiLU, which takes many registers, and the layer with a residual."""
     yield replace(one, bias=False, epilogue=_LONG)
     yield replace(one, bias=True, epilogue=_RESIDUAL)
 

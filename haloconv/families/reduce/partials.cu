@@ -1,13 +1,15 @@
 // sum_partials: out[place] = the sum over parts, in a fixed order, of partials[part][i], plus a bias and a residual,
 // activated.
 //
-// Elements are numbered as they lie in a part. Axes turn a number into a place of the output, of whatever strides: the
+// Elements are numbered as they lie in a part. Axes map a number to a place of the output, of whatever strides: the
 // last axis runs fastest. Parts follow each other, or the parts of a run of elements do, before those of the next run.
 //
-// part_lanes threads of a block share an element: thread j adds parts j, j + part_lanes, ..., and the first adds what
-// the others have, in order. They are counted at run time, so that a new image size compiles nothing. With one thread
-// parts are added one after the other. Neighbouring threads read neighbouring elements, with AT_ONCE loads on their
-// way, where there are fewer parts all of them. Shared memory: a sum for each thread.
+// part_lanes threads of a block add the parts of an element: thread j adds parts j, j + part_lanes, ..., and the first
+// adds what the others have, in order. part_lanes is a run-time number, so that a new image size compiles nothing. With
+// one thread parts are added one after the other. Neighbouring threads read neighbouring elements, with AT_ONCE loads
+// in flight, or all of them where there are fewer parts.
+//
+// Budget: AT_ONCE registers for loads; a sum for each thread in shared memory.
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/relu.cuh"

@@ -242,7 +242,7 @@ def _adding(tiling: Tiling) -> float:
 
 
 def _sharing(tiling: Tiling) -> float:
-    """Times what two tiles of one block of filters take, where TMA writes a tile that two blocks of filters share."""
+    """Time of a tile of two blocks of filters, relative to two tiles of one block; 1 unless TMA stores it."""
     if not (tiling.shape.shared_tile and tiling.y_boxes):
         return 1.0
     return 0.95 if tiling.shape.keeps and tiling.memory.stages > 3 else 1.05

@@ -21,9 +21,10 @@ struct Consumer {
     int barrier;         // of the consumer's warps
 };
 
-// Filters from row `row` of M on: their group, the first, how many, and which output of an output pack, or (first)
-// class, they are of. They are Y_PLANES apart, so that all planes of a block begin equally far behind an aligned place:
-// the first blocks have those from the first filter on, the next ones as many from the second filter on, and so forth.
+// The filters that the rows of M from `row` on stand for: their group, the first, how many are left, and the output of
+// the output pack, or the (first) residue class, that the rows compute. Neighbouring rows are Y_PLANES filters apart:
+// the first blocks have filters 0, Y_PLANES, 2 Y_PLANES, ..., the next ones 1, 1 + Y_PLANES, ..., and so forth. So the
+// planes of all filters of a block begin equally far behind a 16-byte boundary.
 struct Filters {
     int group, first, count, phase;
 };
@@ -46,24 +47,24 @@ __device__ __forceinline__ Filters filters_of(const Params& p, int consumer, con
     return {column.group, own * Y_PLANES + plane, filters - own, 0};
 }
 
-// Row of the output where TMA puts boxes of pixel run `run` of a tile column (ROWS), for output `phase` of a pack.
+// Row of the output that pixel run `run` of a tile column is (ROWS), for output `phase` of an output pack.
 __device__ __forceinline__ int box_row(const Params& p, const WorkTile& column, int run, int phase) {
     return column.cls + p.schedule.classes.value * (run * p.pack_h + phase);
 }
 
-// Pixels from an aligned place to row `out_row` of filter `filter`, over the planes before it that are not aligned.
+// Elements from the last plane that begins at a multiple of 16 bytes to row `out_row` of filter `filter`.
 __device__ __forceinline__ int row_begin(const Params& p, int filter, int out_row) {
     return out_row * int(p.y_row) + int(unsigned(filter) % Y_PLANES) * int(p.y_k);
 }
 
-// Pixels by which a tile begins before its strip in that row, where TMA writes rows whose length is no multiple of 16
-// bytes: there it finds 16 aligned bytes.
+// Elements from the last 16-byte boundary to the begin of that row (0 unless Y_JOINED). The tile begins so much before
+// its strip, so that each box that TMA stores begins at a multiple of 16 bytes.
 __device__ __forceinline__ int row_shift(const Params& p, int filter, int out_row) {
     return Y_JOINED ? row_begin(p, filter, out_row) & (16 / int(sizeof(y_elem_t)) - 1) : 0;
 }
 
-// The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
-// no index: unrolled it compiles twice as long, or spills. Tiles that leave in boxes would get up to 13 % slower.
+// Large tiles that lanes store loop over their buffers. Only the fill is unrolled, because registers have no index.
+// Unrolled as a whole, they compile twice as long, or spill; rolled, tiles that TMA stores are up to 13 % slower.
 constexpr bool ROLLED = !Y_BOXES && TILE_PX > (hc::IsLong<ACTIVATION>::VALUE || RESIDUAL ? 64 : 128);
 
 // Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
@@ -124,7 +125,8 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
     }
 }
 
-// The same where a warp's rows have ACROSS residues of columns: its buffer has pieces of rows of dx.
+// Writes a warp's rows of a tile where they are those of ACROSS column residue classes: a buffer has pieces of rows of
+// dx.
 template <class Finished>
 __device__ __forceinline__ void write_across(const Params& p, Consumer& self, WorkTile column, const Filters& filters,
                                              int tile, const Sums& sums, const Finished& finish) {
@@ -257,9 +259,9 @@ __device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self)
     hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
 }
 
-// Adds the residual to the sums of a tile, behind bias and scale, while they are in registers: an element for each
-// output, wherever that goes. Its address may be any, so elements come one by one. Registers are full of sums: those of
-// eight pixels are on their way at once, one loop body serves all, and what it needs is worked out anew in each turn.
+// Adds the residual to the sums of a tile, after bias and scale, while they are in registers. Its address may be any,
+// so a lane loads one element for each output. Registers are full of sums: the loads of eight pixels are in flight at a
+// time, the loop is not unrolled, and each iteration computes its addresses anew (renew).
 template <class P>
 __device__ __forceinline__ void add_residual(const P& p, int consumer, const WorkTile& of, int tile, Sums& sums) {
     constexpr int PX = 8;
@@ -329,7 +331,7 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
     }
 }
 
-// Sends all tiles of a consumer, buffer by buffer (SENDERS). The next buffer is free before this one is on its way.
+// Sends all tiles of a consumer, buffer by buffer (SENDERS). A buffer is sent once TMA has read the one before.
 __device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, int consumer) {
     const char* buffers = smem.buffers + consumer * (CONSUMER_WARPS / CONSUMERS) * WARP_BUFFER_BYTES;
     u64 *full = smem.control->sums_full[consumer], *empty = smem.control->sums_empty[consumer];

@@ -20,9 +20,9 @@ struct Cuts {
 // team: that many neighbouring blocks of threads take the same range of work tiles, each with filters of its own (a
 // member's). So they read the same input at the same time, and all but the first find it in the L2.
 //
-// strip_owners (Y_JOINED): every strip is cut at the same work tiles. That many blocks of threads own ranges of a
-// strip, from its first one on. Each of the spare blocks takes what remains at the ends of some strips: no more than it
-// has to, as it begins more often.
+// strip_owners (Y_JOINED): every strip is cut at the same work tiles. Each of so many blocks of threads owns a range of
+// a strip, the first of which begins with the strip. Each of the spare blocks takes what remains at the ends of some
+// strips: no more than it has to, as it begins more often.
 struct Schedule {
     Divisor strips, bands, classes, blocks, work_tiles;  // of a group, strip, band, class (a member's), tile column
     Divisor team;                                        // 1, or a block of threads for each block of filters

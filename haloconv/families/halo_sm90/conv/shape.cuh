@@ -65,7 +65,7 @@ constexpr bool SENDERS = BOXED && Y_BOXES && Y_CHANNELS_INNER;
 
 static_assert(RUN * RUNS * (TERMS > 1 ? 2 : 1) <= 256, "a thread's sums leave it room for the rest");
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
-static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms on its way through registers");
+static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms in registers");
 static_assert(PACKS == 1 || PACKS == 2 || (CLASSES && PACKS == 4), "an output of a pack has two warps' rows or one's");
 static_assert((PACKS == 1 && !CLASSES) || Y_PLANES == 1, "packs and classes have blocks of filters of their own");
 static_assert(TRANSPOSED ? RAW_DEPTH == 1 || RAW_DEPTH == 2 : RAW_DEPTH == 0, "raw tiles are transposed");

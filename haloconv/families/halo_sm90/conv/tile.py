@@ -123,7 +123,7 @@ class Tiling:
 
     @property
     def launches(self) -> tuple[Tiling, ...]:
-        """It, and what computes the columns that it leaves."""
+        """The tiling of each launch: this one, and that of the columns that it leaves out."""
         return (self,) if self.rest is None else (self, self.rest)
 
     @property
@@ -152,7 +152,7 @@ class Tiling:
 
     @property
     def all_strips(self) -> int:
-        """Of all groups."""
+        """Strips of all groups."""
         return self.columns.strips * self.form.groups
 
     @property
@@ -200,10 +200,10 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Phases:
-    """Where the taps of a tile are cut in two (families/halo_sm90/conv/tile.cuh): in chunks, rows or columns of taps.
+    """Where the taps of a tile are cut in two (families/halo_sm90/conv/tile.cuh): by chunks, rows or columns of taps.
 
-    ``first`` is 1 if they are not, and then both consumers work on the same taps of a tile. ``middle`` is where phase 0
-    ends in each of chunks, rows and columns, ``begin`` where phase 1 starts.
+    ``first`` is 1 if they are not cut: all taps are in phase 1. ``middle`` is the (chunk, row, column) of taps where
+    phase 0 ends, ``begin`` that where phase 1 starts.
     """
 
     first: int
@@ -216,7 +216,11 @@ class Phases:
 
 
 def _phases(chunks: int, vertical: Vertical, taps_s: int, shape: TileShape, ring: int) -> Phases:
-    """Consumers half a tile apart, unless that takes lines to be staged twice by loads or without their rows."""
+    """Cuts the taps in two, so that consumers run half a tile apart: by chunks, else by rows, else by columns of taps.
+
+    Flat tiles are cut by chunks only, and only where TMA stages the lines. A shared tile is never cut: ``middle`` is
+    where a consumer lets the other one begin its next tile.
+    """
     taps_r = vertical.taps
     if shape.shared_tile:
         return Phases(1, (*_half_way(chunks, vertical, shape, ring), 0), (0, 0, 0))
@@ -230,7 +234,10 @@ def _phases(chunks: int, vertical: Vertical, taps_s: int, shape: TileShape, ring
 
 
 def _half_way(chunks: int, vertical: Vertical, shape: TileShape, ring: int) -> tuple[int, int]:
-    """The chunk and row of taps nearest to the middle that one consumer reaches while the other releases nothing."""
+    """The last (chunk, row of taps) in the first half of the taps that a consumer reaches with the lines of one ring.
+
+    Until then the other consumer need not release any line. With ``keeps`` the ring of each chunk has them all.
+    """
     best = (0, 0)
     for chunk in range(chunks):
         for row in range(vertical.taps):

@@ -2,7 +2,7 @@
 //
 // A warp holds 16 rows of M. Lane l holds rows l / 4 and l / 4 + 8 of pixels 2 * (l % 4) and the next, in every group
 // of eight pixels. A row is a filter: row m is filter m, or of each eight filter spread_row(m), where fp32 leaves by
-// pixels. A buffer turns that into rows of neighbours in memory, swizzled: pixels of one filter (by pixels, every warp
+// pixels. A buffer makes rows of neighbours in memory of them, swizzled: pixels of one filter (by pixels, every warp
 // for itself) or filters of one pixel (by filters, the four warps of a consumer together). From there TMA moves
 // boxes, or lanes store what is inside.
 #pragma once
@@ -34,7 +34,7 @@ struct FilterBuffer {
     }
 };
 
-// What becomes of a sum before it is an output. `own` is what the filters of the lane's two rows have.
+// What becomes of a sum before it is an output. `own` are bias and scale of the filters of the lane's two rows.
 template <Affine BEFORE, Activation KIND>
 struct Finish {
     BiasAndScale own[2];
@@ -182,7 +182,7 @@ __device__ __forceinline__ void store_elements(const char* buffer, int lane, con
     }
 }
 
-// The same in the widest pieces that their places allow.
+// Stores a warp's buffer of pixels in the widest pieces that all their places allow.
 template <class Elem, class PlaceOf>
 __device__ __forceinline__ void store_by_pixels(const char* buffer, int lane, const PlaceOf& place_of,
                                                 const Rows<Elem>& rows) {

@@ -1,4 +1,4 @@
-// The consumers of halo_sm90_pointwise_planes: fragments of planes, products, and sums on their way out.
+// The consumers of halo_sm90_pointwise_planes: fragments of planes, products, and how sums are stored.
 #pragma once
 
 #include "families/halo_sm90/multiplied.cuh"
@@ -179,7 +179,7 @@ __device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
 }
 
 // Adds the residual to the sums of a slab behind bias and scale: an element for each output, wherever that goes. Its
-// address may be any, so elements come one by one, all those of a block of M on their way at once.
+// address may be any, so elements come one by one, all those of a block of M in flight at once.
 template <class P>
 __device__ __forceinline__ void add_residual(const P& p, const Consumer& self, const Tile& tile, Sums& sums, int first,
                                              int filter) {

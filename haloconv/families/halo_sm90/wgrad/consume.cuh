@@ -80,7 +80,7 @@ struct FragmentPair {
 // knows how far apart they are. 0 where it does not, or where fragments of many column groups leave no registers.
 constexpr int SPAN_STEPS = BOX_ROWS == 1 && COLUMN_GROUPS <= 2 && (SPLIT_P == 1 || SPLIT_P == 2) ? 4 / SPLIT_P : 0;
 
-// As many whole spans of a long line of x as there are before step `steps`. Returns the step behind them.
+// Multiplies the whole spans of a line of x before step `steps`. Returns the step behind them.
 __device__ __forceinline__ int multiply_spans(Sums& sums, FragmentPair& pair, Lines lines, const char* x,
                                               const Lanes& lanes, int step, int steps, const Masks& masks,
                                               const Smem& smem, Done& done) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[ROWS][FILTERS / 2], 
     for (int i = 0; i < N / 2; ++i) sums[R + COUNT - 1 - i / (FILTERS / 2)][i % (FILTERS / 2)] += part[i];
 }
 
-// The same of the rows of taps from R on that have a line.
+// multiply_part for each row of taps from R on that has a line of dy.
 template <int R, int STEPS>
 __device__ __forceinline__ void multiply_met_rows(float (&sums)[ROWS][FILTERS / 2], const Split<STEPS>& x,
                                                   const Lines& lines, int step) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void multiply_met_rows(float (&sums)[ROWS][FILTERS / 
     if constexpr (R + 1 < ROWS) multiply_met_rows<R + 1>(sums, x, lines, step);
 }
 
-// STEPS steps of a line of `steps`.
+// Multiplies STEPS steps, from `step` on, of a line of `steps`.
 template <bool EDGE, int STEPS>
 __device__ __forceinline__ void multiply_steps(Sums& sums, const Lines& lines, const char* x, const Lanes& lanes,
                                                int step, int steps, const Masks& masks) {
@@ -261,8 +261,8 @@ __device__ __forceinline__ void multiply_short_lines(Sums& sums, FragmentPair& p
 }
 
 // Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
-// threads is 512 bytes side by side. wgrad_sum.cu knows the order. Loads are under way together: none stands behind a
-// question of its own.
+// threads is 512 bytes side by side. wgrad_sum.cu knows the order. All loads are in flight together: no branch stands
+// between them.
 __device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
     float* const own = &sums[0][0][0];
     to += threadIdx.x % 128;

@@ -21,7 +21,7 @@ __device__ __forceinline__ void ask_for_x(const Params& p, const Tile& tile, cha
     }
 }
 
-// The same for the columns of a strip of dy: the tile's filters.
+// Asks TMA for a box of dy from a row on, of the columns of a strip: the tile's filters.
 __device__ __forceinline__ void ask_for_dy(const Params& p, const Tile& tile, char* to, ptx::u64* full,
                                            const Place& place, int row) {
     const int filter = tile.group * p.filters + tile.filter, pixels = place.pixels(p);
@@ -59,7 +59,7 @@ template <int WIDTH>
 struct Batch {
     static constexpr int ROWS_AT_ONCE = WIDTH < 0 ? -WIDTH : 1, EACH = WIDTH < 0 ? 1 : WIDTH;
     static constexpr int REGISTERS = EACH * ROWS_AT_ONCE * SIZE < 4 ? PIECE : 4 * ROWS_AT_ONCE;  // of an item
-    // Items on their way at a time: as many as registers allow.
+    // Items in flight at a time: as many as registers allow.
     static constexpr int ITEMS = REGISTERS < 16 ? (SIZE == 4 && WIDTH > 0 ? 24 : 16) / REGISTERS : SIZE == 4 ? 2 : 1;
 
     elem_t loaded[ITEMS][ROWS_AT_ONCE][PIECE];

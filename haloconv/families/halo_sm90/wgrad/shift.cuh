@@ -132,7 +132,7 @@ __device__ __forceinline__ void shift_row(const char* row, int piece, int end, c
     }
 }
 
-// The same of a row whose bytes are known at run time.
+// shift_row by a number of bytes that is known at run time.
 template <int BYTES, class To>
 __device__ __forceinline__ void shift_row_by(int bytes, const char* row, int piece, int end, const Begin& begin,
                                              const To& to) {
