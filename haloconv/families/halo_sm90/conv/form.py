@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
+from haloconv.families.common import ceil_div
 from haloconv.problem import Problem
 
 
@@ -42,7 +43,7 @@ class Axis:
     @property
     def places(self) -> int:
         """Places, whose pixels of all classes are the output."""
-        return -(-(self.out_extent + self.out_before) // self.out_step)
+        return ceil_div(self.out_extent + self.out_before, self.out_step)
 
     @property
     def has_gaps(self) -> bool:
