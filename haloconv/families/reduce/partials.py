@@ -19,7 +19,8 @@ KERNEL = "reduce/partials"
 _THREADS = 256  # of a block
 _AXES, _MOST_AXES = 4, 7  # of most kernels; of the struct
 _AT_ONCE = 8  # loads of a thread that are in flight at once
-_NO_LIMIT = _WIDE = 1 << 31
+_NO_LIMIT = 1 << 31
+_INT32_ELEMS = 1 << 31  # of which the kernel numbers fewer by 32 bits
 
 
 class Axis(NamedTuple):
@@ -88,7 +89,7 @@ def source(partials: Partials) -> KernelSource:
         "ELEM": ELEMENTS[partials.dtype],
         "THREADS": _THREADS,
         "AXES": _AXES if len(partials.axes) <= _AXES else _MOST_AXES,
-        "WIDE": int(partials.elems >= _WIDE),
+        "INT64_INDEX": int(partials.elems >= _INT32_ELEMS),
         "HAS_BIAS": int(partials.bias),
         "HAS_RELU": int(partials.relu),
         **({"HAS_RESIDUAL": 1} if partials.residual else {}),

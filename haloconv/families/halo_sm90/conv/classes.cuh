@@ -13,7 +13,7 @@ namespace hc {
 
 // What rows of M from `row` of a group on stand for: the first filter, how many are left, and the (first) class.
 struct ClassRows {
-    int first, count, phase;
+    int first, count, residue;
 };
 
 template <int ACROSS, class P>
@@ -24,10 +24,10 @@ __device__ __forceinline__ ClassRows class_rows_at(const P& p, int row) {
     return {first, p.filters - first, run * ACROSS};
 }
 
-// Row of dx of class `phase` of row `run` of places of a tile column; may be outside.
+// Row of dx of class `residue` of row `run` of places of a tile column; may be outside.
 template <class P>
-__device__ __forceinline__ int class_row(const P& p, const WorkTile& column, int run, int phase) {
-    return (column.cls + p.schedule.classes.value * run) * p.step_h + phase / p.pack_w - p.before_h;
+__device__ __forceinline__ int class_row(const P& p, const WorkTile& column, int run, int residue) {
+    return (column.cls + p.schedule.classes.value * run) * p.step_h + residue / p.pack_w - p.before_h;
 }
 
 // A warp's buffer as lines of the pixels of its ACROSS classes, one for each of 16 / ACROSS filters.

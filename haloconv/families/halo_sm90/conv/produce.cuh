@@ -84,8 +84,9 @@ __device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem
     if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);
     hc::wait(&full[unit.raw.index], unit.raw.parity);
     const int plane_px = int(p.x_c), term_bytes = p.slot_bytes / TERMS;
-    hc::transpose<CHUNK_BYTES, PLANES, TERMS, !WIDE>(reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES),
-                                                     smem.slots, slot, term_bytes, unit.px, plane_px);
+    hc::transpose<CHUNK_BYTES, PLANES, TERMS, !SUMS_OVER_64>(
+        reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES), smem.slots, slot, term_bytes, unit.px,
+        plane_px);
 #pragma unroll
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);

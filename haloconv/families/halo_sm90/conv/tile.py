@@ -74,7 +74,9 @@ class Horizontal(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """How the output is cut into tile columns: ``strips`` times ``bands`` (of a residue class), ``rows`` rows each.
+    """How the output is cut into tile columns: ``strips`` times ``images`` (of a residue class), ``rows`` rows each.
+
+    ``images`` is 1 where all images lie end to end.
 
     Rows of a line are ``pitch`` pixels apart, images ``wrap`` rows. A line has ``lines_of_one`` rows where one tile
     reads it, ``lines_of_work_tile`` where all of a work tile do.
@@ -85,7 +87,7 @@ class Columns(NamedTuple):
     strips: int
     strip_cols: int
     plane_px: int
-    bands: int
+    images: int
     rows: int
     work_tiles: int
     lines_of_one: int = 1
@@ -158,7 +160,7 @@ class Tiling:
     @property
     def total(self) -> int:
         """Work tiles of the launch: a tile for each consumer."""
-        return self.columns.work_tiles * self.vertical.classes * self.columns.bands * self.all_strips * self.blocks
+        return self.columns.work_tiles * self.vertical.classes * self.columns.images * self.all_strips * self.blocks
 
     def schedule(self, sm_count: int) -> Schedule:
         """Who takes which work tiles. Only where TMA writes rows that are not aligned do strips share sectors."""
@@ -168,7 +170,7 @@ class Tiling:
         """The fields of ``Schedule`` in families/halo_sm90/conv/scheduler.cuh."""
         return {
             "strips": divisor(self.columns.strips),
-            "bands": divisor(self.columns.bands),
+            "images": divisor(self.columns.images),
             "classes": divisor(self.vertical.classes),
             "blocks": divisor(self.blocks // schedule.team),
             "work_tiles": divisor(self.columns.work_tiles),
@@ -287,7 +289,7 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
 
 
 def _rows(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
-    """Strips of single rows: a line is a row of a strip, a band an image."""
+    """Strips of single rows: a line is a row of a strip, an image by itself."""
     pitch = shape.run + across.halo + lead
     strips = ceil_div(ceil_div(form.horizontal.places, shape.pack_w) + lead, shape.run)
     work_tiles = ceil_div(vertical.rows, shape.tiles * shape.runs)
@@ -295,7 +297,7 @@ def _rows(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, 
 
 
 def _flat(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
-    """Rows end to end: a band is an image, or all of them one after the other if that leaves fewer work tiles."""
+    """Rows end to end: each image by itself, or all of them one after the other if that leaves fewer work tiles."""
     axis, halo = form.horizontal, across.halo + lead
     cols = ceil_div(axis.places, shape.pack_w) + lead
     strip_cols = shape.strip_cols or cols
@@ -314,9 +316,9 @@ def _flat(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, 
 
     together = (form.n - 1) * apart + vertical.rows
     joins = work_tiles_of(together) <= form.n * work_tiles_of(vertical.rows)
-    bands, wrap, rows = (1, apart, together) if joins else (form.n, _NEVER, vertical.rows)
+    images, wrap, rows = (1, apart, together) if joins else (form.n, _NEVER, vertical.rows)
     strips, lines = ceil_div(cols, strip_cols), (lines_of(1), lines_of(shape.tiles))
-    return Columns(pitch, wrap, strips, strip_cols, lines[1] * pitch, bands, rows, work_tiles_of(rows), *lines)
+    return Columns(pitch, wrap, strips, strip_cols, lines[1] * pitch, images, rows, work_tiles_of(rows), *lines)
 
 
 def _line(pad: int, shape: TileShape, storage: Storage, planes: int, columns: Columns) -> Line | str:

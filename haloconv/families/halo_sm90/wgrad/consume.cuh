@@ -227,8 +227,8 @@ __device__ __forceinline__ void multiply_terms(Sums& sums, const Lines& lines, c
 
 // Steps of a line of a box of several, of at most 128 bytes of pixels. 0 for others, and where fragments of several
 // column groups leave too few registers: the compiler would wait for each product.
-constexpr bool SHORT_LINES = TERMS == 1 && BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS == 1;
-constexpr int LINE_STEPS = SHORT_LINES ? STRIP / DEPTH : 0;
+constexpr bool STEPS_KNOWN = TERMS == 1 && BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS == 1;
+constexpr int LINE_STEPS = STEPS_KNOWN ? STRIP / DEPTH : 0;
 
 // `count` lines of x that follow one another, as do those of dy, of LINE_STEPS steps each. If that is odd, in pairs: so
 // each step has a fragment of its own, and nothing is asked but how many lines are left.
