@@ -29,8 +29,8 @@ constexpr int WARPS_N = GROUP_TILES / N_TILES;
 constexpr int CONSUMERS = SLAB_GROUPS * WARPS_N * WARPS_M;  // warps
 constexpr int THREADS = 32 * (CONSUMERS + 2);
 constexpr int STRIP_COLS = 16 * M_TILES * WARPS_M;
-constexpr int ROW_ATOMS = S * ATOMS;        // that a fragment of a row meets
-constexpr int PAIRS = (ROW_ATOMS + 1) / 2;  // of them, each one product
+constexpr int ROW_ATOMS = S * ATOMS;           // that a fragment of a row meets
+constexpr int PAIRS = ceil_div(ROW_ATOMS, 2);  // of them, each one product
 constexpr int Y_BUFFERS = 2;
 constexpr int Y_ROW_BYTES = STRIP_COLS * SLAB_BYTES, Y_BYTES = ROWS * Y_ROW_BYTES;
 

@@ -5,6 +5,7 @@
 // and neighbours in the result, rows of 32 pixels of each of its filters, box after box.
 #pragma once
 
+#include "families/halo_sm90/pointwise/stored.cuh"
 #include "families/halo_sm90/pointwise/tile.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "kernels/ptx/barrier.cuh"
@@ -113,17 +114,7 @@ struct Consumer {
 #endif
     {
     }
-
-    // Waits until TMA has read the buffers.
-    __device__ __forceinline__ void settle() const {
-        if (sends) ptx::cp_async_bulk_wait_group_read<0>();
-    }
 };
-
-__device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
-    if (AFFINE == Affine::NONE || filter >= p.filters) return {};
-    return bias_and_scale(p.bias[filter]);
-}
 
 // Applies bias and scale, or what follows them, to the sums of a slab, in place. `filter` is the one that it begins
 // with.

@@ -25,7 +25,7 @@ __device__ __forceinline__ void ask_for_x(const Params& p, const Tile& tile, cha
 __device__ __forceinline__ void ask_for_dy(const Params& p, const Tile& tile, char* to, ptx::u64* full,
                                            const Place& place, int row) {
     const int filter = tile.group * p.filters + tile.filter, pixels = place.pixels(p);
-    const int spans = Y_INNER ? Y_SPANS : (pixels + Y_SPAN - 1) / Y_SPAN;  // what is behind the last pixel is not read
+    const int spans = Y_INNER ? Y_SPANS : ceil_div(pixels, Y_SPAN);  // what is behind the last pixel is not read
     ptx::mbarrier_arrive_expect_tx(full, spans * BOX_ROWS * Y_LINE);
     for (int span = 0; span < spans; ++span)
         if (Y_INNER)
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_x(const Params& p, const Tile& tile, const 
 
 // Pieces of a line of dy that are multiplied: what is behind them is not read.
 __device__ __forceinline__ int read_pieces(const Params& p, const Place& place) {
-    return 2 * ((place.pixels(p) + DEPTH - 1) / DEPTH);
+    return 2 * ceil_div(place.pixels(p), DEPTH);
 }
 
 template <int WIDTH>
