@@ -32,6 +32,10 @@ struct Params {
     int k, parts;
 };
 
+struct Smem {
+    acc_t sums[PIXEL_LANES][CHANNEL_LANES];
+};
+
 // A pixel, as an offset into one channel; moved without a division.
 struct Walk {
     i64 row, col, offset;
@@ -78,7 +82,8 @@ __device__ __forceinline__ acc_t sum_pixels(const Params& p, i64 pixel, i64 end,
 
 template <class To>
 __device__ __forceinline__ void sum_channels(const Params& p) {
-    __shared__ acc_t sums[PIXEL_LANES][CHANNEL_LANES];
+    __shared__ Smem smem;
+    auto& sums = smem.sums;
     const int channel_lane = threadIdx.x % CHANNEL_LANES, pixel_lane = threadIdx.x / CHANNEL_LANES;
     const int part = blockIdx.x % p.parts;
     const int channel = blockIdx.x / p.parts * CHANNEL_LANES + channel_lane;

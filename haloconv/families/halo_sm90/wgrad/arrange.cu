@@ -17,6 +17,9 @@ constexpr int SIZE = sizeof(elem_t), THREADS = 256;
 constexpr int PIXELS = 64, CHANNELS = 128 / SIZE, ITEMS = PIXELS * CHANNELS / THREADS;
 constexpr int PITCH = PIXELS + 4 / SIZE;  // lanes of neighbouring channels meet different banks
 
+static_assert(THREADS % PIXELS == 0 && THREADS % CHANNELS == 0, "a thread's elements are of one pixel or one channel");
+static_assert(PIXELS * CHANNELS % THREADS == 0, "all threads move as many elements");
+
 struct Tensor {
     i64 n, c, h, w;                    // strides in elements
     i64 to_group, to_c, to_pixel;      // the same of what is written

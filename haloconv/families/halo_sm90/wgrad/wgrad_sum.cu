@@ -29,6 +29,10 @@ struct SumParams {
     Blocks blocks;
 };
 
+struct SumSmem {
+    float totals[PART_LANES][BLOCK_SUMS];
+};
+
 __device__ __forceinline__ float sum_parts(const SumParams& p, i64 sum, int part) {
     const float* const from = p.partials + sum;
     float total = 0;
@@ -59,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(hc::wgrad::SUM_THREADS)
     halo_sm90_wgrad_sum(const __grid_constant__ hc::wgrad::SumParams p) {
     using namespace hc;
     using namespace hc::wgrad;
-    __shared__ float totals[PART_LANES][BLOCK_SUMS];
+    __shared__ SumSmem smem;
+    auto& totals = smem.totals;
     const int own = threadIdx.x % BLOCK_SUMS, lane = threadIdx.x / BLOCK_SUMS;
     const i64 index = (i64)blockIdx.x * BLOCK_SUMS + own;
     ptx::griddepcontrol_wait();  // the launch may begin before the sums are there (PDL)
