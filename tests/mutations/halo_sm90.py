@@ -53,7 +53,7 @@ RINGS = (
     fault("empty stages are not waited for", "weights land over ones that are still read", 
           ("first.advance()) first.wait();", "first.advance()) {}"),
           on="large_3x3", shape="boxes in rows"),
-    fault("the parity never alternates", "a ring's second round is taken for its first",
+    fault("the phase never turns", "a ring's second round is taken for its first",
           ("if (++index == count) index = 0, parity ^= 1;", "if (++index == count) index = 0;"),
           on="large_3x3", shape="boxes in rows"),
     fault("too few bytes expected", "the weights' barrier completes before they are there",

@@ -83,8 +83,8 @@ struct Batch {
 };
 
 // The warpgroup brings the first `pieces` pieces of the lines of CHANNEL_ROWS channels, PIECES to a line. Neighbouring
-// lanes have neighbours in memory, as far as what they store goes to different banks. All loads of a batch are on their
-// way before the first is stored.
+// lanes have neighbours in memory, as far as what they store goes to different banks. All loads of a batch are in
+// flight before the first is stored.
 template <int WIDTH, int CHANNEL_ROWS, int PIECES, class Store>
 __device__ __forceinline__ void load_box(const Source& source, int pieces, const Store& store) {
     constexpr int AT_ONCE = Batch<WIDTH>::ROWS_AT_ONCE, GROUPS = CHANNEL_ROWS / AT_ONCE, LINE_ITEMS = GROUPS * PIECES;
