@@ -19,7 +19,7 @@ from haloconv.problem import Request
 _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)
 _RUNS = (64, 128, 256)
-_AHEAD_CYCLES = 7000.0  # of products with the lines that are staged ahead: from here on taps do not wait for lines
+_AHEAD_CYCLES = 7000.0  # of products with lines staged ahead, from which on taps do not wait: by probes on an H200
 _LAUNCH = 4000  # cycles
 _SM_COUNT = 132  # of an H200, for which few columns are cut
 _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis

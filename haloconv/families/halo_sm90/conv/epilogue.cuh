@@ -253,7 +253,7 @@ __device__ __forceinline__ void keep_stage(const Params& p, Consumer& self) {
     self.buffer = self.stages + last_stage(p, self) * STAGE_BYTES + threadIdx.x % WARPGROUP / 32 * PixelBuffer::BYTES;
 }
 
-// Lets weights into it again once the warp's sums have left it.
+// Gives the stage of a tile's last tap back to the weights, once the warp's sums have left it.
 __device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self) {
     if (hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<0>();
     hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
