@@ -18,7 +18,7 @@ __device__ __forceinline__ Pixel split_pixel(Index index, int rows, int cols) {
     return {int(image), int(line - image * rows), int(index - line * cols)};
 }
 
-// The same with 32-bit division where that is enough.
+// split_pixel with 32-bit division where that is enough.
 __device__ __forceinline__ Pixel pixel_at(i64 index, int rows, int cols) {
     return (u64)index >> 32 ? split_pixel<u64>(index, rows, cols) : split_pixel<unsigned>(index, rows, cols);
 }

@@ -69,7 +69,7 @@ def test_sums_are_exact_and_nothing_else_is_written(name: str, wide: bool, monke
     """``wide``: as if a part had 2^31 elements or more."""
     one = CASES[name]
     if wide:
-        monkeypatch.setattr(partials, "_WIDE", 1)
+        monkeypatch.setattr(partials, "_INT32_ELEMS", 1)
     sums, bias = integers(one.total_elems, one.acc_dtype), integers(8, one.dtype)
     out_elems = 1 + sum((axis.extent - 1) * axis.stride for axis in one.axes)
 
