@@ -69,7 +69,7 @@ def accelerate(
     also: Collection[type[torch.nn.Conv2d]] = (),
     example_inputs: Inputs | None = None,
 ) -> Acceleration:
-    """Turn every torch.nn.Conv2d, Conv1d, ConvTranspose1d and ConvTranspose2d of ``model`` into haloconv's, in place.
+    """Make every torch.nn.Conv2d, Conv1d, ConvTranspose1d and ConvTranspose2d of ``model`` one of haloconv's, in place.
 
     So is a Conv3d of the kinds that haloconv.conv3d does not leave to PyTorch.
 
@@ -147,7 +147,7 @@ def _nothing_done(places: dict[torch.nn.Module, tuple[str, ...]]) -> Acceleratio
 
 
 def restore(model: torch.nn.Module) -> list[str]:
-    """Turn what ``accelerate`` and ``fuse`` changed back into what it was, in place; all names of these modules.
+    """Undo what ``accelerate`` and ``fuse`` changed, in place. Returns the names of these modules.
 
     Nothing of haloconv stays in them, and outputs are PyTorch's own again, bit by bit. Layers that were built as
     layers of haloconv are left. Calling it again changes nothing.

@@ -73,7 +73,7 @@ class Convolution(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """Of a tensor as the compiler sees it; of symbols what they stood for in the call that is compiled."""
+    """A tensor as the compiler sees it, and its extents and strides in the call that is compiled, symbols replaced."""
 
     shape: tuple[int, int, int, int]
     strides: tuple[int, int, int, int]

@@ -166,6 +166,6 @@ def driver_cuda_version() -> int:
 
 
 def driver_cuda_name() -> str:
-    """The same as ``"13.0"``; empty without a driver."""
+    """The newest CUDA that the driver supports, as ``"13.0"``; empty without a driver."""
     version = driver_cuda_version()
     return f"{version // 1000}.{version % 1000 // 10}" if version else ""

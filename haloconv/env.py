@@ -29,7 +29,7 @@ LOG_TOPICS = ("choice", "compile", "cache")
 
 VARIABLES = {
     CACHE_DIR: "folder of the kernel cache, instead of the user's cache folder; more, as in PATH, are only read",
-    CACHE: "0 turns the kernel cache on disk off: every process compiles its own kernels",
+    CACHE: "0 keeps no compiled kernels on disk: every process compiles its own",
     RECORDS_DIR: "folder of the tuning records, instead of the user's data folder",
     TUNE: "first-use: measure a layer of a new kind at its first call; off: never; unset: if cudnn.benchmark is on",
     FROZEN: "1: tuning records are read only; nothing is measured and nothing is written",

@@ -28,8 +28,8 @@ _aten = torch.ops.aten
 
 def _silu_backward(dy: Tensor, z: Tensor) -> Tensor:
     """PyTorch's own has no gradient."""
-    share = torch.sigmoid(z)
-    return dy * share * (1 + z * (1 - share))
+    sigmoid = torch.sigmoid(z)
+    return dy * sigmoid * (1 + z * (1 - sigmoid))
 
 
 _BACKWARD: dict[Activation, Callable[[Tensor, Tensor], Tensor]] = {

@@ -14,8 +14,17 @@ from haloconv.functional import SERVED, check_names
 from haloconv.one_dimension import conv1d, convolve_row, posed_row
 from haloconv.padding import Posed, as_modes, modes_in_use
 from haloconv.precision import Precision
-from haloconv.problem import ConvSpec, Pair, Problem
-from haloconv.three_dimensions import Triple, Volume, conv3d, convolve_volume, of_images, posed_volume, way_of, why_left
+from haloconv.problem import ConvSpec, Problem
+from haloconv.three_dimensions import (
+    Triple,
+    Volume,
+    conv3d,
+    convolve_volume,
+    of_images,
+    posed_volume,
+    route_of,
+    why_left,
+)
 from haloconv.transposed import Transposed, conv_transpose1d, conv_transpose2d, posed_transposed, transpose
 
 Tensor = torch.Tensor
@@ -199,20 +208,45 @@ class Conv3d(Front, torch.nn.Conv3d):
     def images_of(self, x: Tensor, device: torch.device) -> Images | Choice:
         """Frames, or volumes with rows and columns as one."""
         asked, w = self._asked(), self.weight.detach()
-        way = _NOT_POSED
+        route = _NOT_POSED
         if asked is not None:
-            way = way_of(tuple(x.shape), x.stride(), self.weight.dtype, device, w, asked)
-        if way == "product":
+            route = route_of(tuple(x.shape), x.stride(), self.weight.dtype, device, w, asked)
+        if route == "product":
             return Choice("product", "patches do not overlap, so that it is one matrix product")
-        if way not in ("time", "frames"):
-            return Choice("aten", way, refused=True)
-        return Images(*of_images(way, x, w, asked))
+        if route not in ("time", "frames"):
+            return Choice("aten", route, refused=True)
+        return Images(*of_images(route, x, w, asked))
 
 
 class TransposedLayer(Front):
     """What transposed layers of any number of dimensions share."""
 
     dims: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] = 0,
+        output_padding: int | tuple[int, ...] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, ...] = 1,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        precision: Precision | None = None,
+        family: str = "auto",
+        strict: bool = False,
+    ) -> None:
+        check_names(precision, family)
+        extents: Any = (kernel_size, stride, padding, output_padding)
+        others: Any = (groups, bias, dilation, padding_mode, device, dtype)
+        super().__init__(in_channels, out_channels, *extents, *others)
+        self.set_up(precision, family, strict)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The transposed convolution of ``input``, of ``output_size`` if it is given: (P, Q) or all of y's extents."""
@@ -286,31 +320,6 @@ class ConvTranspose1d(TransposedLayer, torch.nn.ConvTranspose1d):
     torch_class = original = torch.nn.ConvTranspose1d
     function_name, dims = "conv_transpose1d", 1
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: int | tuple[int] = 0,
-        output_padding: int | tuple[int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int] = 1,
-        padding_mode: str = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        precision: Precision | None = None,
-        family: str = "auto",
-        strict: bool = False,
-    ) -> None:
-        check_names(precision, family)
-        extents: Any = (kernel_size, stride, padding, output_padding)
-        others: Any = (groups, bias, dilation, padding_mode, device, dtype)
-        super().__init__(in_channels, out_channels, *extents, *others)
-        self.set_up(precision, family, strict)
-
 
 class ConvTranspose2d(TransposedLayer, torch.nn.ConvTranspose2d):
     """A drop-in for torch.nn.ConvTranspose2d: same constructor, parameters, state_dict and results.
@@ -347,32 +356,7 @@ class ConvTranspose2d(TransposedLayer, torch.nn.ConvTranspose2d):
     torch_class = original = torch.nn.ConvTranspose2d
     function_name, dims = "conv_transpose2d", 2
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Pair,
-        stride: int | Pair = 1,
-        padding: int | Pair = 0,
-        output_padding: int | Pair = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | Pair = 1,
-        padding_mode: str = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        precision: Precision | None = None,
-        family: str = "auto",
-        strict: bool = False,
-    ) -> None:
-        check_names(precision, family)
-        extents: Any = (kernel_size, stride, padding, output_padding)
-        others: Any = (groups, bias, dilation, padding_mode, device, dtype)
-        super().__init__(in_channels, out_channels, *extents, *others)
-        self.set_up(precision, family, strict)
-
 
 FUNCTIONS = (conv1d, conv3d, conv_transpose1d, conv_transpose2d)
-"""Those beside conv2d."""
+"""The functions beside conv2d."""
 SERVED.update({getattr(torch, function.__name__): function for function in FUNCTIONS})

@@ -15,7 +15,7 @@ from haloconv import autograd, transforms
 from haloconv.decompositions import fprop_in_aten
 from haloconv.epilogue import applied, bias_and_scale
 from haloconv.families import check_family
-from haloconv.library import AUTOCAST_DEVICES, autocast_dtype, autocast_to, cast_for_autocast, is_cast
+from haloconv.library import autocast_dtype, autocast_to, cast_for_autocast, is_cast
 from haloconv.padding import ZEROS, Modes, as_modes, job_of, modes_in_use, padded_copy
 from haloconv.precision import Precision
 from haloconv.problem import (
@@ -37,7 +37,6 @@ from haloconv.strips import convolve_cut
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _TENSOR_OR_NONE = (type(None), torch.Tensor)
 _is_compiling = torch.compiler.is_compiling
-_is_autocast_enabled = torch.is_autocast_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -259,10 +258,11 @@ def convolve_padded(
 def autocasted(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[Any, Any, Any]:
     """The tensors of a convolution as the autocast in force has them."""
     device_type = x.device.type
-    if device_type in AUTOCAST_DEVICES and _is_autocast_enabled(device_type):
-        image, weight, bias = cast_for_autocast(device_type, x, w, b)
-        return image, weight, bias
-    return x, w, b
+    dtype = autocast_to(device_type)
+    if dtype is None:
+        return x, w, b
+    image, weight, bias = cast_for_autocast(device_type, dtype, x, w, b)
+    return image, weight, bias
 
 
 def goes_straight(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> bool:

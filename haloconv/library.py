@@ -152,7 +152,7 @@ def _keep_for_epilogue(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 
 def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    """Of ReLU by the result; of other activations by sums that are computed again, for none of them is kept."""
+    """Gradients of fprop_epilogue: ReLU's by the result; other activations' by sums computed again, as none is kept."""
     x, w, third, *more = ctx.saved_tensors
     (has_scale, activation, has_residual, _), (wants_x, wants_w, wants_b) = ctx.epilogue, ctx.needs_input_grad[:3]
     ops, db = torch.ops.haloconv, None
@@ -213,9 +213,8 @@ torch.library.register_autograd("haloconv::bgrad", _bgrad_backward, setup_contex
 # --- autocast: PyTorch's rule for conv2d
 
 
-def cast_for_autocast(device_type: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Floating-point tensors of the device, fp64 excepted, in autocast's dtype; everything else unchanged."""
-    dtype = torch.get_autocast_dtype(device_type)
+def cast_for_autocast(device_type: str, dtype: torch.dtype, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Floating-point tensors of the device, fp64 excepted, in autocast's ``dtype``; everything else unchanged."""
     return tuple(
         [
             each if each is None or each.dtype is dtype or not is_cast(each, device_type) else each.to(dtype)
@@ -244,8 +243,9 @@ def is_cast(tensor: Tensor, device_type: str) -> bool:
 
 
 def _autocast_fprop(device_type: str, x: Tensor, w: Tensor, b: Tensor | None, *values: Any) -> Tensor:
+    tensors = cast_for_autocast(device_type, torch.get_autocast_dtype(device_type), x, w, b)
     with torch.autocast(device_type, enabled=False):
-        y: Tensor = torch.ops.haloconv.fprop(*cast_for_autocast(device_type, x, w, b), *values)
+        y: Tensor = torch.ops.haloconv.fprop(*tensors, *values)
         return y
 
 
@@ -253,7 +253,8 @@ def _autocast_fprop_epilogue(
     device_type: str, x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, has_scale: bool, *values: Any
 ) -> Tensor:
     """The residual stays as it is, as an addition leaves it, and so do bias and scale in fp32."""
-    *factors, bias = cast_for_autocast(device_type, x, w, None if has_scale else b)
+    dtype = torch.get_autocast_dtype(device_type)
+    *factors, bias = cast_for_autocast(device_type, dtype, x, w, None if has_scale else b)
     with torch.autocast(device_type, enabled=False):
         y: Tensor = torch.ops.haloconv.fprop_epilogue(*factors, b if has_scale else bias, residual, has_scale, *values)
         return y

@@ -20,7 +20,7 @@ names_layers = False
 
 
 def set_logs(*, choice: bool | None = None, compile: bool | None = None, cache: bool | None = None) -> None:
-    """Turn lines about one topic on (True) or off (False); None leaves the topic as it is.
+    """Switch lines about one topic on (True) or off (False); None leaves the topic as it is.
 
     ``choice``: for each new form of tensors the layer, the problem, the family, the kernel, its config and the reason.
     ``compile``: each compilation with its seconds, each kernel found on disk, each failure. ``cache``: what is read

@@ -46,7 +46,7 @@ class Conv2d(Layer, torch.nn.Conv2d):
         strict: raise RuntimeError instead of running PyTorch's convolution where our kernels do not take the problem.
 
     ``weight`` is (K, C / groups, R, S), ``bias`` (K,) or None. ``swapped`` is true for what haloconv.accelerate made of
-    a torch.nn.Conv2d, and haloconv.restore turns back.
+    a torch.nn.Conv2d, and haloconv.restore makes one again.
 
     Raises:
         ValueError: an unknown ``precision`` or ``family``, or what torch.nn.Conv2d raises ValueError for.

@@ -20,13 +20,13 @@ from haloconv.support import why_not_elements
 
 Tensor = torch.Tensor
 Modes = tuple[PaddingMode, PaddingMode]
-"""That of the rows above and below an image, and that of the columns at its left and right."""
+"""Padding mode of the rows above and below an image, and of the columns at its left and right."""
 
 ZEROS: Modes = ("zeros", "zeros")
 _FEWEST_BYTES = 64 << 20
-"""Of x, from which "auto" cuts. A probe of an NVIDIA H200 (2026-11-26, fp32) had PyTorch's circular copies of 134 and
-268 MB take 118 and 220 us, and reflected ones 1.7 times as long: about 60 us of 64 MiB. By the cost model of halo_sm90
-the rims of U-Net's layer take two times 10 us, and their other seven launches may take about 5 us each."""
+"""Bytes of x from which "auto" cuts. A probe of an NVIDIA H200 (2026-11-26, fp32) had PyTorch's circular copies of 134
+and 268 MB take 118 and 220 us, and reflected ones 1.7 times as long: about 60 us of 64 MiB. By the cost model of
+halo_sm90 the rims of U-Net's layer take two times 10 us, and their other seven launches may take about 5 us each."""
 
 
 def as_modes(padding_mode: object) -> Modes:

@@ -120,7 +120,7 @@ def problem_of(
 
 
 def default_precision() -> Precision:
-    """That of calls which say none: with TF32 off PyTorch keeps fp32's errors, and no form of products."""
+    """Precision where none is named: tf32 if PyTorch allows it, else tf32x3, which keeps fp32's error limits."""
     return "tf32" if torch_precision() == "tf32" else "tf32x3"
 
 
@@ -284,7 +284,7 @@ def bgrad(dy: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     run = plan_bgrad(dy, spec)
     if not profiler._is_profiler_enabled:
         return run(dy)
-    with named_range("bgrad", "aten" if run is _aten_bgrad else "direct"):
+    with named_range("bgrad", *(("aten",) if run is _aten_bgrad else ("reduce", "reduce/bgrad"))):
         return run(dy)
 
 

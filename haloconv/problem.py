@@ -166,7 +166,7 @@ class Problem:
         return 0 in self.x_shape or 0 in self.w_shape or 0 in self.y_shape
 
     def toward(self, direction: Direction) -> Problem:
-        """The same layer in another direction: bias and epilogue take part in the forward pass alone."""
+        """The problem of this layer in ``direction``: bias and epilogue take part in the forward pass alone."""
         if direction == self.direction:
             return self
         return replace(self, direction=direction, bias=False, epilogue=NO_EPILOGUE)
@@ -214,7 +214,7 @@ class Request:
 
     @property
     def result_strides(self) -> tuple[int, int, int, int]:
-        """In elements."""
+        """Strides of the result, in elements."""
         return strides_of(self.result_shape, self.result_layout)
 
 

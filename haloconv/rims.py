@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import accumulate, chain, groupby
 from typing import Literal, NamedTuple, get_args
 
+from haloconv.families.common import ceil_div
 from haloconv.problem import FourSides, Pair, output_extent
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -148,7 +149,7 @@ def axis_of(extent: int, taps: int, stride: int, dilation: int, padding: Pair, m
 
 def even_bounds(extent: int, shards: int) -> Bounds:
     """The bounds by which DTensor and torch.chunk divide: shards of one extent, then a smaller one, then empty ones."""
-    size = -(-extent // shards)
+    size = ceil_div(extent, shards)
     return tuple(min(index * size, extent) for index in range(shards + 1))
 
 
@@ -159,7 +160,7 @@ def output_bounds(axis: Axis, inputs: Bounds) -> Bounds:
     def first_output(bound: int) -> int:
         if bound in (0, axis.extent):
             return axis.outputs if bound else 0
-        return min(max(-((middle - bound) // axis.stride), 0), axis.outputs)
+        return min(max(ceil_div(bound - middle, axis.stride), 0), axis.outputs)
 
     return tuple(first_output(bound) for bound in inputs)
 
@@ -171,7 +172,7 @@ def sides_of(axis: Axis, inputs: Bounds, outputs: Bounds, index: int) -> Sides:
     low, high = inputs[index : index + 2]
     whole = _window(axis, inputs, index, (begin, end), begin)
     is_edge = axis.mode == "zeros"
-    first = begin if is_edge and low == 0 else max(begin, -(-(low + axis.before) // axis.stride))
+    first = begin if is_edge and low == 0 else max(begin, ceil_div(low + axis.before, axis.stride))
     reach = axis.dilation * (axis.taps - 1)
     last = end if is_edge and high == axis.extent else min(end, (high - 1 - reach + axis.before) // axis.stride + 1)
     if first >= last or low == high:

@@ -76,7 +76,7 @@ def limit_of(gpu_name: str, label: str, flops: int, bytes_moved: int) -> float |
 
 
 def limit_ms(problem: Problem, gpu_name: str) -> float | None:
-    """The same for a problem, of which pixels that some tap reads are read once and results written once."""
+    """``limit_of`` a problem, in ms: pixels that some tap reads are read once, and results written once."""
     return limit_of(gpu_name, problem.precision_label, problem.flops, problem.bytes)
 
 
@@ -86,6 +86,6 @@ def least_ms(problem: Problem, gpu_name: str) -> float | None:
 
 
 def least_memory_ms(problem: Problem, gpu_name: str) -> float | None:
-    """The same for the memory alone, which holds for algorithms with fewer multiplications, too."""
+    """``least_ms`` of the memory alone, which holds for algorithms with fewer multiplications, too."""
     sheet = _of(gpu_name, DATA_SHEETS)
     return None if sheet is None else problem.bytes / sheet.bytes_per_s * 1e3

@@ -54,7 +54,7 @@ class SamePadded(Conv2d):
             return Conv2d.padding_for(layer, image)
         sides: list[int] = []
         for size, taps, stride, dilation in zip(image, layer.kernel_size, layer.stride, layer.dilation, strict=True):
-            total = max(0, int((-(-size // stride) - 1) * stride + (taps - 1) * dilation + 1 - size))
+            total = max(0, int((size - 1) // stride * stride + (taps - 1) * dilation + 1 - size))
             sides += [total // 2, total - total // 2]
         return tuple(sides)
 

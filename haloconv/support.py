@@ -43,6 +43,18 @@ def why_not_elements(dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
+def why_not_capability(found: tuple[int, int], needed: tuple[int, int], newer: bool) -> str | None:
+    """None if a device of compute capability ``found`` runs what ``needed`` does, else a sentence that says why not.
+
+    With ``newer`` so do devices that came after it. A family's own ``capability`` and ``newer`` are what is needed.
+    """
+    if found == needed or (newer and found > needed):
+        return None
+    major, minor = needed
+    which = f"{major}.{minor} or newer" if newer else f"{major}.{minor}"
+    return f"the kernels need compute capability {which}; the device has {found[0]}.{found[1]}"
+
+
 def why_no_tensor_core_products(problem: Problem, takes: Collection[str] = ("tf32",)) -> str | None:
     """None if tensor cores may form the problem's products, else a sentence that says why not.
 

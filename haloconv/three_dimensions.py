@@ -158,11 +158,11 @@ def convolve_volume(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume, notes
         return left_to_torch(torch.conv3d, (*given, *asked.torchs), asked.settings, _REFUSED)
     if x.dim() == 4:
         return convolve_volume(x.unsqueeze(0), w, b, asked).squeeze(0)
-    way = way_of(tuple(x.shape), x.stride(), x.dtype, x.device, w, asked)
-    run = _WAYS.get(way)
+    route = route_of(tuple(x.shape), x.stride(), x.dtype, x.device, w, asked)
+    run = _ROUTES.get(route)
     if run is not None:
         return run(x, w, b, asked)
-    y = left_to_torch(torch.conv3d, (*given, *asked.torchs), asked.settings, way)
+    y = left_to_torch(torch.conv3d, (*given, *asked.torchs), asked.settings, route)
     plain = asked.settings.family in ("auto", "aten") and goes_straight(x, w, b)
     if notes is not None and plain and not follows_a_setting(x, asked.settings.precision):
         notes.append(Call(torch.conv3d, asked.torchs, True))
@@ -180,7 +180,7 @@ def _fits(x: Tensor, w: Tensor, b: Tensor | None, asked: Volume) -> bool:
     return all(extent + one + other >= spread * (tap - 1) + 1 for extent, one, other, spread, tap in along)
 
 
-def way_of(
+def route_of(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: torch.dtype,
@@ -200,11 +200,14 @@ def way_of(
     if products is None and tuple(shape[2:]) == taps:
         return "product"
     reasons = {"time": _why_not_time(taps, asked), "frames": _why_not_frames(taps, asked)}
-    for way, views in (("time", _rows_are_one(shape, strides)), ("frames", _frames_are_images(shape, strides, asked))):
-        if reasons[way] is None:
-            reasons[way] = views
+    for route, views in (
+        ("time", _rows_are_one(shape, strides)),
+        ("frames", _frames_are_images(shape, strides, asked)),
+    ):
+        if reasons[route] is None:
+            reasons[route] = views
             if views is None:
-                return way
+                return route
     if products is None:
         return "product"
     return next((each for each in reasons.values() if each not in (None, _SPANS)), None) or products
@@ -263,9 +266,9 @@ def _frames_are_images(shape: tuple[int, ...], strides: tuple[int, ...], asked: 
     return None if batch and images else _FRAMES_APART
 
 
-def of_images(way: str, x: Tensor, w: Tensor, asked: Volume) -> tuple[Tensor, Tensor, ConvSpec]:
-    """The 2-D convolution that ``way`` names: images, filters, and what is not a tensor. Views."""
-    if way == "time":
+def of_images(route: str, x: Tensor, w: Tensor, asked: Volume) -> tuple[Tensor, Tensor, ConvSpec]:
+    """The 2-D convolution that ``route`` names: images, filters, and what is not a tensor. Views."""
+    if route == "time":
         return x.flatten(3), w.flatten(3), asked.of_images(0, None)
     x = x[:, :, :: asked.stride[0]]
     images = x.squeeze(2) if _is_one(x.shape[2]) else x.transpose(1, 2).flatten(0, 1)
@@ -314,4 +317,4 @@ def _is_channels_last_3d(shape: tuple[int, ...], strides: tuple[int, ...]) -> bo
     return shape[1] > 1 and strides[1] == 1 and all(step > 1 for step in strides[2:])
 
 
-_WAYS = {"product": _by_product, "frames": _by_frames, "time": _by_time}
+_ROUTES = {"product": _by_product, "frames": _by_frames, "time": _by_time}

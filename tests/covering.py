@@ -35,7 +35,7 @@ def covering(items: Sequence[Item], features: Callable[[Item], set], kept: Colle
 
 
 def constants_together(source: KernelSource, number: int = 2) -> set:
-    """Every value of a constant in the text, and the values of every ``number`` of them; the entry counts as one.
+    """Every value of a constant in the source, and the values of every ``number`` of them; the entry counts as one.
 
     Constants that follow from others: each value, of ``NO_REGISTER`` only where more than one constant is to meet.
     """

@@ -109,7 +109,7 @@ def with_every_not_finite(t: torch.Tensor) -> torch.Tensor:
     """A copy of a dense tensor with five values that are not finite, at random places.
 
     Both infinities, and NaN with the smallest and the largest payload, whose words are the next to an infinity's and to
-    the end of the range: arithmetic on words may turn them into something else.
+    the end of the range: arithmetic on words may make something else of them.
     """
     words, places = t.clone(), torch.randperm(t.numel(), generator=generator("not finite", t.device))[:5]
     words = words.view(oracle.BITS[t.element_size()])

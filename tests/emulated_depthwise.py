@@ -178,7 +178,7 @@ BOXES = (
     "box_column",
 )  # fmt: skip
 BOXES_LIMITS = ("LEAST_COLS", "LEAST_TAPS")
-SMALL, LANES_LIMITS = "small", ("LEAST_COLS", "LEAST_COLS_OF_MANY_TAPS", "LEAST_ELEMS", "MARCHED_TAPS")
+SMALL, LANES_LIMITS = "small", ("LEAST_COLS", "LEAST_COLS_OVER_25_TAPS", "LEAST_ELEMS", "MARCHED_TAPS")
 # Those in nhwc that Hopper's tensor cores take in 16 bits.
 PAIRS = (
     "pairs_3x3", "pairs_5x5", "pairs_7x7", "pairs_many", "pairs_sides", "pairs_padding", "pairs_row", "pairs_column",

@@ -153,7 +153,9 @@ def forced(shape: str) -> Iterator[None]:
         return
 
     def only(layer: Layer, sm_count: int, max_smem_bytes: int) -> tuple[Tiling, ...]:
-        layer = replace(layer, wide=layer.wide or shape == "wide", x_boxes=layer.x_boxes and shape != "copies")
+        layer = replace(
+            layer, i64_offsets=layer.i64_offsets or shape == "wide", x_boxes=layer.x_boxes and shape != "copies"
+        )
         smem_bytes = CHUNKS_SMEM_BYTES if shape.startswith("chunks") else max_smem_bytes
         return tuple(each for each in tilings(layer, sm_count, smem_bytes) if SHAPES[shape](each))
 

@@ -36,7 +36,7 @@ def _own_locale() -> Iterator[None]:
 class Nvrtc:
     """The NVRTC library in ``folder``.
 
-    Raises OSError if there is none, RuntimeError from ``compile`` with NVRTC's log if a text does not compile.
+    Raises OSError if there is none, RuntimeError from ``compile`` with NVRTC's log if a source does not compile.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Nvrtc:
     def compile(self, source: KernelSource, arch: str) -> tuple[bytes, Resources]:
         """The cubin of ``source`` for ``arch``, and what ptxas reports about its entry."""
         program = ctypes.c_void_p()
-        self._call("nvrtcCreateProgram", ctypes.byref(program), source.text.encode(), b"joined.cu", 0, None, None)
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source.code.encode(), b"joined.cu", 0, None, None)
         try:
             flags = [f"--gpu-architecture={arch}".encode(), *(flag.encode() for flag in COMPILE_FLAGS)]
             with _own_locale():

@@ -264,7 +264,7 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
 
 
 def all_of_them(folder: str, chosen: tuple[str, ...] = ()) -> None:
-    """Each scenario in turn, in one process group: an error of one leaves the next one whole."""
+    """Each scenario after the other, in one process group: an error of one leaves the next one whole."""
     found, file = {}, Path(folder) / f"rank{dist.get_rank()}.json"
     for scenario in SCENARIOS:
         if chosen and scenario.__name__ not in chosen:

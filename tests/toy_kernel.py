@@ -11,8 +11,8 @@ STATIC_SMEM_BYTES = 128
 
 
 def toy_source(factor: int = 3) -> KernelSource:
-    """A text that NVRTC compiles; every ``factor`` gives another text."""
-    text = f"""// toy
+    """A source that NVRTC compiles; every ``factor`` gives another."""
+    code = f"""// toy
 #define FACTOR {factor}
 //@ begin toy.cu
 struct Params {{
@@ -27,10 +27,10 @@ extern "C" __global__ void __launch_bounds__(32) toy(const Params params) {{
 }}
 //@ end toy.cu
 """
-    return KernelSource("toy", "toy", (("FACTOR", factor),), text)
+    return KernelSource("toy", "toy", (("FACTOR", factor),), code)
 
 
 def fake_compile(source: KernelSource, arch: str) -> Cubin:
-    """A cubin that tells which text and architecture it was made from."""
+    """A cubin that tells which source and architecture it was made from."""
     image = b"\x7fELF" + hashlib.sha256(f"{source.digest}{arch}".encode()).digest() * 8
     return Cubin(image, source.entry, arch, 24, 0, 0, STATIC_SMEM_BYTES, nvrtc="13.0", compile_ms=1.5)

@@ -2,7 +2,7 @@
 
 A kernel's stamp moves over if nothing that a GPU sees changed since the revision: in the emulator's test runs that
 launch it every launch has the same kernel, constants, grid, block, shared memory and arguments, and every CI source of
-what they launch has the same text (comments and layout aside) or compiles to the same cubin. Kernels may have other
+what they launch has the same code (comments and layout aside) or compiles to the same cubin. Kernels may have other
 names and places: they are matched by what they are. Where a kernel has other constants than it had, what each run
 launches of it is compiled, too, and must be the same code. ``--write`` changes benchmarks/verified and the shipped
 records; without it the proof is printed alone.
@@ -43,7 +43,7 @@ class Fingerprint:
     device: dict[str, str]
 
     def digests(self, kernel: str) -> Counter:
-        """How often each text stands among the CI sources of a .cu file."""
+        """How often each digest stands among the CI sources of a .cu file."""
         return Counter(digest for each in self.sources.values() for name, _, digest in each if name == kernel)
 
     @property
@@ -64,11 +64,11 @@ def checkout(revision: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", str(place)], cwd=ROOT, check=True)
 
 
-def taken(root: Path, *options: str, program: tuple[str, ...] = ("-m", "tools.fingerprint")) -> dict:
-    """What ``tools.fingerprint`` of that checkout, or another program, writes there, with this interpreter."""
+def taken(root: Path, *options: str) -> dict:
+    """What ``tools.fingerprint`` of that checkout writes there, with this interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "fingerprint.json"
-        command = [sys.executable, *program, str(out), *options]
+        command = [sys.executable, "-m", "tools.fingerprint", str(out), *options]
         subprocess.run(command, cwd=root, env=stamps.environment_of(root), check=True, timeout=_LIMIT_S, stdout=2)
         return json.loads(out.read_text(encoding="utf-8"))
 
@@ -79,7 +79,7 @@ def fingerprint_of(root: Path) -> Fingerprint:
 
 
 def names_now(then: Fingerprint, now: Fingerprint) -> dict[str, str]:
-    """The present name of every .cu file of the revision: its own, else that of a new file with the same texts."""
+    """The present name of every .cu file of the revision: its own, else that of a new file with the same sources."""
     gone, new = then.kernels - now.kernels, now.kernels - then.kernels
     found = {name: name for name in then.kernels & now.kernels}
     for name in sorted(gone):
@@ -101,11 +101,8 @@ def _cubins(root: Path, kernel: str) -> list[str]:
 
 @cache
 def launched_by(root: Path, kernel: str) -> dict[str, list[str]]:
-    """The code of each launch of a .cu file, by hash, in each run of a checkout that launches it.
-
-    By this checkout's program: older ones have none that does so.
-    """
-    return taken(root, "--launched", kernel, program=(str(ROOT / "tools" / "fingerprint.py"),))["launched"]
+    """The code of each launch of a .cu file, by hash, in each run of a checkout that launches it."""
+    return taken(root, "--launched", kernel)["launched"]
 
 
 def same_launches(run: str, then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> bool:
@@ -209,8 +206,8 @@ def main() -> int:
         outcome = {kernel: changes(kernel, then, now, names) for kernel in stamps.kernels()}
         olds = {new: old for old, new in names.items()}
         same = {kernel for kernel in outcome if kernel in olds and same_code(kernel, olds[kernel], then, now)}
-    texts, launches = sum(map(len, now.sources.values())), sum(map(len, now.tapes.values()))
-    print(f"{texts} CI sources, {len(now.tapes)} runs, {launches} launches against {revision}")
+    sources, launches = sum(map(len, now.sources.values())), sum(map(len, now.tapes.values()))
+    print(f"{sources} CI sources, {len(now.tapes)} runs, {launches} launches against {revision}")
     moved, refused = {}, 0
     for kernel, found in outcome.items():
         old = olds.get(kernel, kernel)

@@ -1,4 +1,4 @@
-"""What the kernels of this checkout are: the text of every CI source, and every launch of the emulator's test runs.
+"""What the kernels of this checkout are: every CI source, and every launch of the emulator's test runs.
 
 ``python -m tools.fingerprint OUT.json`` writes them down, with the hashes that stamps and records are tied to. Nothing
 is compiled and nothing runs. ``--cubins KERNEL`` compiles the CI sources of one .cu file instead and hashes their code,
@@ -28,7 +28,7 @@ from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel
 from haloconv.jit.params import params_of, size_of, unpacked
 from tests import oracle
 from tests.emulated import FAMILY_RUNS, SM_COUNT, Run, forced
-from tests.texts import compile_all
+from tests.sources import compile_all
 from tools.stamps import all_hashes
 
 _ARCH = "sm_90a"
@@ -38,7 +38,7 @@ _LINKED = (".text.", ".nv.constant", ".nv.info", ".nv.shared.", ".nv.global", ".
 
 def digest_of(source: KernelSource) -> str:
     """SHA-256, in hexadecimal, of what the compiler sees of a source but for its entry's name."""
-    return hashlib.sha256(canonical_device(source.text).replace(source.entry, "ENTRY_NAME").encode()).hexdigest()
+    return hashlib.sha256(canonical_device(source.code).replace(source.entry, "ENTRY_NAME").encode()).hexdigest()
 
 
 def code_hash(image: bytes, entry: str) -> str:
@@ -66,9 +66,6 @@ class _Kernel:
 
     def launch(self, grid_x: int, block_threads: int, smem_bytes: int, stream: int, params_address: int) -> None:
         self.device.note(self.source, (grid_x, block_threads, smem_bytes), params_address)
-
-    def overlapping(self, grid_x: int, block_threads: int, smem_bytes: int) -> object:
-        return lambda stream, params: self.device.note(self.source, (grid_x, block_threads, smem_bytes), params)
 
 
 class TapeDevice(EmulatedDevice):

@@ -20,6 +20,7 @@ import torch
 
 from haloconv.bench.sample import LAYERS, name_of_layer
 from haloconv.bench.suite import Case
+from haloconv.tune.problems import noting
 
 CLASSIFICATION = (
     "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2", "convnext_tiny", "efficientnet_b0",
@@ -86,9 +87,9 @@ def layers_of(network: Network) -> Counter[str]:
     """How often each distinct convolution runs in one forward pass of one image."""
     found: Counter[str] = Counter()
 
-    def note(module: torch.nn.Conv2d, args: tuple[torch.Tensor, ...]) -> None:
+    def note(_: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:
         padding = module.padding if isinstance(module.padding, tuple) else _same(module)
-        n, c, h, w = args[0].shape
+        n, c, h, w = x.shape
         layer = Case(
             "",
             (n, c, h, w),
@@ -103,10 +104,9 @@ def layers_of(network: Network) -> Counter[str]:
 
     with torch.device("meta"), torch.no_grad():
         model = network.make().eval()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Conv2d):
-                module.register_forward_pre_hook(note)
-        model(*(torch.empty(each) if isinstance(each, tuple) else each for each in network.inputs))
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
+        with noting(layers, note):
+            model(*(torch.empty(each) if isinstance(each, tuple) else each for each in network.inputs))
     return found
 
 

@@ -78,12 +78,12 @@ class CutLayer(Layer):
             return super().ours(step)
         if self.shards == 1:
             return _of_step(self, step, self.convolve)
-        run = self._in_turn.run_of(step)
+        run = self._shards.run_of(step)
         return (lambda: torch.stack(run()).sum(0)) if step == "wgrad" else lambda: torch.cat(run(), 2)
 
     def timed(self, step: Step) -> Callable[[], object]:
         """haloconv's operation; the results of shards as they are."""
-        return self.ours(step) if self.shards == 1 or step == "bgrad" else self._in_turn.run_of(step)
+        return self.ours(step) if self.shards == 1 or step == "bgrad" else self._shards.run_of(step)
 
     def baseline(self, step: Step) -> Callable[[], Tensor]:
         """PyTorch's operation."""
@@ -103,11 +103,11 @@ class CutLayer(Layer):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of shards, how much they exchange."""
-        return self._in_turn.notes if self.shards > 1 else ()
+        """Sentences that say how much shards exchange; none without shards."""
+        return self._shards.notes if self.shards > 1 else ()
 
     @cached_property
-    def _in_turn(self) -> Shards:
+    def _shards(self) -> Shards:
         return Shards(self)
 
     def _folded(self, gradient: Tensor, modes: Modes) -> Tensor:

@@ -15,7 +15,7 @@ from haloconv.families.base import Config
 from haloconv.fronts import FUNCTIONS
 from haloconv.layout import Layout
 from haloconv.problem import Direction
-from haloconv.three_dimensions import posed_volume, way_of
+from haloconv.three_dimensions import posed_volume, route_of
 
 Tensor = torch.Tensor
 
@@ -36,7 +36,7 @@ class FrontLayer(Layer):
 
     @property
     def directions(self) -> tuple[Direction, Direction, Direction]:
-        """Those of output, input gradient and weight gradient, as of any Layer."""
+        """Directions of the 2-D problems that are output, input gradient and weight gradient, as those of any Layer."""
         return ("dgrad", "fprop", "wgrad") if self._is_transposed else super().directions
 
     @property
@@ -76,7 +76,7 @@ class FrontLayer(Layer):
         return self._shown(y[..., : y.shape[-1] - more] if more else y)
 
     def with_layout(self, layout: Layout) -> FrontLayer:
-        """The same values in the other memory order; filters of signals keep theirs, as torch.nn.Module.to does it."""
+        """The layer with its tensors in ``layout``; filters of signals stay as they are, as with torch.nn.Module.to."""
         found = super().with_layout(layout)
         return replace(found, w=self.w.contiguous()) if self._dims == 1 else found
 
@@ -134,8 +134,8 @@ class PatchLayer(Layer):
         """Whether haloconv.conv3d takes the product, and why."""
         x, w = self._volumes(self.x), self._volumes(self.w)
         asked: Any = posed_volume((self.patch, 0, 1, 1), None, settings_of(*self.spec[4:]))
-        way = way_of(tuple(x.shape), x.stride(), x.dtype, x.device, w, asked)
-        return Choice("product", "patches do not overlap") if way == "product" else Choice("aten", way)
+        route = route_of(tuple(x.shape), x.stride(), x.dtype, x.device, w, asked)
+        return Choice("product", "patches do not overlap") if route == "product" else Choice("aten", route)
 
     def ran(self, step: Step) -> Config:
         """None of our kernels."""

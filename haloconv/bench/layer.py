@@ -13,6 +13,7 @@ from haloconv import plan, reference
 from haloconv.choose.choice import Choice, choose, config_of
 from haloconv.choose.measured import bgrad_by_measured_rule
 from haloconv.device import stand_in
+from haloconv.families import UNIVERSAL
 from haloconv.families.base import Config
 from haloconv.functional import conv2d
 from haloconv.layout import Layout
@@ -48,7 +49,7 @@ class Layer:
 
     @property
     def directions(self) -> tuple[Direction, Direction, Direction]:
-        """Those of output, input gradient and weight gradient."""
+        """Directions of the problems that are output, input gradient and weight gradient."""
         return "fprop", "dgrad", "wgrad"
 
     @property
@@ -70,17 +71,17 @@ class Layer:
         return replace(problem, bias=bias)
 
     def choice(self, step: Step) -> Choice:
-        """The family that runs the step, and why. The bias gradient is a sum, which our kernels take in any family."""
+        """The family that runs the step, and why. The bias gradient is a sum, by reduce/bgrad whatever is asked for."""
         device, family = self.x.device, self.spec.family
         if step != "bgrad" or family == "aten":
             return choose(self.problem(step), device, family)
-        choice = choose(self.problem(step), device, "direct")
+        choice = choose(self.problem(step), device, UNIVERSAL)
         if choice.refused:
             return choice
         if family != "auto":
-            return Choice("direct", "asked for")
+            return Choice("reduce", "asked for")
         if stand_in() is not None:  # no rule was measured there, and our kernel runs
-            return Choice("direct", "a sum over images and pixels")
+            return Choice("reduce", "a sum over images and pixels")
         return Choice(*bgrad_by_measured_rule(self.dy.shape, self.dy.stride(), self.dy.device))
 
     def ran(self, step: Step) -> Config:
@@ -137,7 +138,7 @@ class Layer:
         return lambda: self._baseline_backward(mask)
 
     def baseline_again(self, step: Step) -> Callable[[], torch.Tensor]:
-        """The same of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
+        """``baseline`` of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
 
         def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, dy: torch.Tensor) -> torch.Tensor:
             return replace(self, x=x, w=w, b=b, dy=dy).baseline(step)()
@@ -169,7 +170,7 @@ class Layer:
         return dw.contiguous(memory_format=LAYOUTS[plan.layout_of(self.w)])
 
     def with_layout(self: SomeLayer, layout: Layout) -> SomeLayer:
-        """The same values in the other memory order."""
+        """The layer with its tensors in ``layout``: x, w and dy; dw follows w."""
         order = LAYOUTS[layout]
         x, w, dy = (tensor.contiguous(memory_format=order) for tensor in (self.x, self.w, self.dy))
         return replace(self, x=x, w=w, dy=dy, layout=layout)

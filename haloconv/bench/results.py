@@ -17,7 +17,7 @@ MAIN_SUITE = "suite"
 
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-"""Of a checkout: its ``results`` are committed. An installed package has no such folder."""
+"""The folder of a checkout's benchmarks, whose ``results`` are committed. An installed package has none."""
 
 
 def results_folder(suite: Path) -> Path:

@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
 
 
 def sample(count: int, seed: int, precisions: Sequence[PrecisionLabel] = DRAWN) -> list[Drawn]:
-    """``count`` problems, of every kind in turns; the same for the same seed, and the first of more are those of fewer.
+    """``count`` problems, the kinds alternating; the same for the same seed, and the first of more are those of fewer.
 
     Half are dense layers: of networks (``LAYERS``, a network first and then one of its layers, as
     often as it runs) and with extents of equal chance.

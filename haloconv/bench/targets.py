@@ -22,7 +22,7 @@ class TargetError(ValueError):
 class NamedModel:
     """A model of a library with random weights, and the extents of its images.
 
-    ``libraries`` are asked in turn.
+    ``libraries`` are asked one after the other.
     """
 
     name: str
@@ -88,7 +88,7 @@ def load_target(text: str, batch: int, pixels: int) -> Target:
 
 
 def without_chance(model: torch.nn.Module) -> torch.nn.Module:
-    """The same model, with every probability of dropping something set to 0."""
+    """``model`` itself, with every probability of dropping something set to 0."""
     for module in model.modules():
         for name in ("p", "drop_prob"):
             if isinstance(getattr(module, name, None), float):

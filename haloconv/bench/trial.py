@@ -23,7 +23,7 @@ from haloconv.tune.timing import Timing, compare
 OURS, BASELINE, BASELINE_OTHER_LAYOUT = "haloconv", "aten", "aten in the other layout"
 _AGAIN = ", searched again"
 SETTLE_S = 1.0
-"""For how long a GPU is loaded, at least, before rows are timed: its clock falls under load."""
+"""Seconds for which a GPU is loaded, at least, before rows are timed: its clock falls under load."""
 
 AS_LARGE = 1.05  # times an error is still about the same
 

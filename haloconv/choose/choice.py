@@ -19,7 +19,7 @@ from haloconv.choose.measuring import measuring, wanted
 from haloconv.choose.records import Record, Shelf, shelf_of
 from haloconv.choose.whole import is_ahead, known_instead, saved_ms
 from haloconv.device import device_facts, has_facts, stand_in
-from haloconv.families import FAMILIES, check_family
+from haloconv.families import FAMILIES, UNIVERSAL, check_family
 from haloconv.families.base import Config
 from haloconv.problem import Problem, Request, dense_request
 
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
     @property
     def in_terms(self) -> bool:
-        """Whether it multiplies a problem of tf32x3 so: families without tensor cores multiply in full."""
+        """Whether tf32x3 runs as TF32 products on tensor cores; families without them compute full fp32."""
         return FAMILIES[self.family].tensor_cores
 
 
@@ -58,7 +58,7 @@ def choose(problem: Problem, device: torch.device, family: str = "auto", examine
         return Choice("aten", "asked for")
     if env.disabled():
         return Choice("aten", DISABLED)
-    reason = FAMILIES["direct" if family == "auto" else family].why_not(problem, device)
+    reason = FAMILIES[UNIVERSAL if family == "auto" else family].why_not(problem, device)
     if reason is not None:
         return Choice("aten", reason, refused=True)
     if family != "auto":
@@ -70,7 +70,7 @@ def choose(problem: Problem, device: torch.device, family: str = "auto", examine
 
 
 def _choose_measured(problem: Problem, device: torch.device, examines: bool) -> Choice:
-    """By the records of the problem, else by rules. Where these name nothing in tf32x3, records of full fp32 count."""
+    """Choose by records of the problem, else by rules; where these have nothing in tf32x3, those of full fp32 count."""
     found = recorded(problem, device, examines)
     if found is not None:
         return found
@@ -84,7 +84,7 @@ def _choose_measured(problem: Problem, device: torch.device, examines: bool) -> 
 
 
 def _choose_own(problem: Problem, device: torch.device) -> Choice:
-    """On a stand-in for a GPU, where nothing is fast: the most special of our families that takes the problem."""
+    """The most special of our families that takes the problem: for stand-ins for a GPU, where nothing is fast."""
     takes = (name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, device) is None)
     return Choice(next(takes), "the most special of our families that takes the problem")
 

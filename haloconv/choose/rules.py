@@ -71,10 +71,10 @@ def by_rule(problem: Problem, device: torch.device) -> Ruling:
 
 
 def bgrad_by_rule(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, str]:
-    """The family that sums dy of ``shape`` (N, K, P, Q) over images and pixels, and why."""
+    """What sums dy of ``shape`` (N, K, P, Q) over images and pixels, ``reduce`` or ``aten``, and why."""
     if strides[1] == 1 and shape[1] in (2, 3) and strides[3] == shape[1]:
         return "aten", "by rule: PyTorch is faster where two or three channels lie side by side"
-    return "direct", "a sum over images and pixels"
+    return "reduce", "a sum over images and pixels"
 
 
 def _is_depthwise(problem: Problem) -> bool:

@@ -25,7 +25,7 @@ _trusted: set[Record] = set()
 
 @cache
 def stamped() -> dict[str, dict[str, str]]:
-    """Of each kernel with a stamp for its present sources the GPU model, and the hash of the kernel's device code."""
+    """The stamps that hold: kernel -> GPU model -> hash of the kernel's device code that was verified there."""
     stamped: dict[str, dict[str, str]] = json.loads(STAMPED.read_text(encoding="utf-8"))
     return stamped
 

@@ -33,7 +33,7 @@ def bare(problem: Problem) -> Problem:
 
 
 def known_instead(problem: Problem) -> list[Problem]:
-    """The same convolution without an epilogue, with and without a bias: what records may know in its place."""
+    """``problem`` without an epilogue, with and without a bias: what records may know in its place."""
     alone = bare(problem)
     if problem.direction != "fprop":
         return []

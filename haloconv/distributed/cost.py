@@ -92,7 +92,7 @@ def _traffics(
     shards: Pair,
     padding_mode: PaddingMode | tuple[PaddingMode, PaddingMode] | None,
 ) -> list[Traffic]:
-    """Of every shard."""
+    """What each shard of the layer asks of others and sends, for images of this ``shape`` (N, C, H, W)."""
     modes: Any = layer.padding_mode if padding_mode is None else padding_mode
     first, second = modes if isinstance(modes, tuple) else (modes, modes)
     kernel = tuple(layer.kernel_size)

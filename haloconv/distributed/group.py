@@ -42,17 +42,17 @@ class Group(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of those that agree."""
+        """Global ranks of the processes that agree."""
         return ranks_along(self.mesh, self.agreeing)
 
     @property
     def data(self) -> dist.ProcessGroup:
-        """For pixels and sums. All its ranks must ask for it together when they first do."""
+        """The process group for pixels and sums. All its ranks must ask for it together when they first do."""
         return _data_group(self.mesh, self.dims)
 
     @property
     def control(self) -> dist.ProcessGroup:
-        """For agreements, on gloo. All its ranks must ask for it together when they first do."""
+        """The process group for agreements, on gloo. All its ranks must ask for it together when they first do."""
         data = _data_group(self.mesh, self.agreeing)
         return data if dist.get_backend(data) == "gloo" else _new_group(sorted(self.ranks), "gloo")
 
@@ -140,7 +140,7 @@ def _difference(answers: list[tuple[int, tuple[bool, str]]]) -> str:
 
 @contextmanager
 def others_there(error: Exception | None = None) -> Iterator[None]:
-    """Turn what a process group says of a rank that is gone into a sentence; ``error`` is this rank's own failure."""
+    """Raise a sentence for what a process group says of a rank that is gone; ``error`` is this rank's own failure."""
     try:
         yield
     except RuntimeError as gone:

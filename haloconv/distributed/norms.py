@@ -113,7 +113,7 @@ def _affine(
 def _normalised(
     x: Tensor, mean: Tensor, variance: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Of x as of one product and one sum for each channel, formed in fp32 or more."""
+    """x (N, C, H, W) normalised by one product and one sum for each channel, which are formed in fp32 or more."""
     scale = (variance + eps).rsqrt()
     if weight is not None:
         scale = scale * weight.view(1, -1, 1, 1)

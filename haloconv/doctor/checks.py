@@ -23,7 +23,7 @@ _PROBE = jit.KernelSource(
     kernel="probe",
     entry="probe",
     constants=(("THREADS", 64),),
-    text="""// haloconv: writes factor * index, to see whether this machine compiles and launches
+    code="""// haloconv: writes factor * index, to see whether this machine compiles and launches
 #define THREADS 64
 struct Params {
     int* out;

@@ -1,7 +1,8 @@
 """The emulator: our CUDA kernels on a CPU, one fiber per CUDA thread, with every memory access checked.
 
-``with emulated_device(seed=0):`` CPU tensors are treated as living on a GPU, and ``haloconv.conv2d`` runs the text that
-NVRTC would compile, with the same constants, geometry and arguments. docs/emulator.md has the model and its guarantees.
+``with emulated_device(seed=0):`` CPU tensors are treated as living on a GPU, and ``haloconv.conv2d`` runs the source
+that NVRTC would compile, with the same constants, geometry and arguments. docs/emulator.md has the model and its
+guarantees.
 """
 
 from __future__ import annotations

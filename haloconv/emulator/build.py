@@ -1,4 +1,4 @@
-"""Building for the emulator: one runtime library, and one module per kernel, from the text that NVRTC would get.
+"""Building for the emulator: one runtime library, and one module per kernel, from the source that NVRTC would get.
 
 Both are kept on disk under the hash of all that they depend on, beside the compiled kernels of real devices.
 """
@@ -29,7 +29,7 @@ from haloconv.jit.cache import emulator_folder, prepare_root
 
 INCLUDE_FOLDER = Path(__file__).resolve().parent / "include"
 RUNTIME_FOLDER = Path(__file__).resolve().parent / "runtime"
-TEXT_NAME = "joined.cu"
+SOURCE_NAME = "joined.cu"
 
 _COMPILER = "g++"
 _LEAST_VERSION = 11
@@ -55,9 +55,9 @@ KERNEL_FLAGS = (
     "-fno-gnu-unique",
     "-fno-exceptions",
     "-fno-rtti",
-    "-w",  # NVRTC judges the text; g++ would remark on pragmas that it does not know
+    "-w",  # NVRTC judges the source; g++ would remark on pragmas that it does not know
 )
-"""How a kernel's text is compiled: each access is reported to the runtime."""
+"""How a kernel's source is compiled: each access is reported to the runtime."""
 OPTIMISED = (
     "-O1",  # and two passes of -O2 that shorten runs: with all of them a build takes two thirds longer
     "-ftree-vrp",
@@ -134,7 +134,7 @@ def kernel_flags() -> tuple[str, ...]:
 
 
 def kernel_module(source: KernelSource, flags: tuple[str, ...]) -> Path:
-    """The module of ``source``, built if need be. Raises CompileError if g++ does not take the text."""
+    """The module of ``source``, built if need be. Raises CompileError if g++ does not take the source."""
     runtime_library()
     parts = [_headers_digest(), compiler_version(), *flags, source.digest]
     return _built(_hash(parts), lambda path: _build_kernel(source, flags, path))
@@ -168,7 +168,7 @@ def _hash(parts: list[str]) -> str:
 
 @cache
 def _headers_digest() -> str:
-    """Of what a kernel's text is compiled with: the headers that kernels see."""
+    """The hash of the headers that kernels see, and so of what their sources are compiled with."""
     return _hash([file.name + file.read_text(encoding="utf-8") for file in sorted(INCLUDE_FOLDER.glob("*.h"))])
 
 
@@ -288,10 +288,10 @@ def _build_runtime(path: Path) -> None:
 
 def _build_kernel(source: KernelSource, flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="haloconv-emulator-") as folder:
-        text = source.text + _ENTRY.format(entry=source.entry)
-        Path(folder, TEXT_NAME).write_text(text, encoding="utf-8")
+        code = source.code + _ENTRY.format(entry=source.entry)
+        Path(folder, SOURCE_NAME).write_text(code, encoding="utf-8")
         command = [_COMPILER, *flags, f"-I{INCLUDE_FOLDER}", "-include", "emulator.h", "-x", "c++"]
-        if log := _run([*command, "-c", TEXT_NAME, "-o", "kernel.o"], folder):
+        if log := _run([*command, "-c", SOURCE_NAME, "-o", "kernel.o"], folder):
             raise CompileError(_explain(source, log))
         linker, helpers = _link_tools()
         if log := _run([linker, *_KERNEL_LINK_FLAGS, "kernel.o", helpers, "-o", str(path)], folder):
@@ -300,20 +300,20 @@ def _build_kernel(source: KernelSource, flags: tuple[str, ...], path: Path) -> N
 
 def _explain(source: KernelSource, log: str) -> str:
     constants = " ".join(f"{name}={value}" for name, value in source.constants) or "none"
-    translated = re.sub(rf"{re.escape(TEXT_NAME)}:(\d+)", lambda found: place(source, int(found[1])), log)
+    translated = re.sub(rf"{re.escape(SOURCE_NAME)}:(\d+)", lambda found: place(source, int(found[1])), log)
     head = f"kernel '{source.kernel}' does not compile for the emulator\nentry {source.entry}, {_COMPILER}"
     return f"{head} {compiler_version()}\nconstants: {constants}\n\n{translated.strip()}"
 
 
 def place(source: KernelSource, line: int) -> str:
-    """``file:line`` of line ``line`` of the joined text."""
+    """``file:line`` of line ``line`` of the joined source."""
     return str(source.origin(line) or f"<constants of {source.kernel}>:{line}")
 
 
 def places(source: KernelSource, module: Path, offsets: list[int]) -> dict[int, str]:
     """Where the kernel's machine code at each offset comes from, as ``file:line``; ``""`` where nothing tells.
 
-    An inlined function outside the kernel's text counts as the line that calls it.
+    An inlined function outside the kernel's source counts as the line that calls it.
     """
     found = dict.fromkeys(offsets, "")
     tool = shutil.which("addr2line")
@@ -325,6 +325,6 @@ def places(source: KernelSource, module: Path, offsets: list[int]) -> dict[int, 
     for line in lines:
         if line.startswith("0x"):
             offset = int(line, 16)
-        elif not found.get(offset) and (match := re.search(rf"{re.escape(TEXT_NAME)}:(\d+)", line)):
+        elif not found.get(offset) and (match := re.search(rf"{re.escape(SOURCE_NAME)}:(\d+)", line)):
             found[offset] = place(source, int(match[1]))
     return found

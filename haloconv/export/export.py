@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from haloconv import env, extras
+from haloconv import env, extras, support
 from haloconv.choose.choice import DISABLED
 from haloconv.device import DeviceFacts, device_facts, max_smem_bytes_of
 from haloconv.export.cpp import LINE_WIDTH, constants, host_function, kernel_files, named_kernels, signature
@@ -114,7 +114,7 @@ def _check_family_runs_on(family: str, facts: DeviceFacts) -> None:
 
 def _runs_on(name: str, facts: DeviceFacts) -> bool:
     family = FAMILIES[name]
-    return facts.capability == family.capability or (family.newer and facts.capability > family.capability)
+    return support.why_not_capability(facts.capability, family.capability, family.newer) is None
 
 
 def _tell_refusals(file: ProblemFile, layers: list[Layer], family: str) -> None:

@@ -13,7 +13,7 @@ from haloconv.choose.choice import Choice, choose
 from haloconv.choose.rules import by_rule
 from haloconv.device import device_facts
 from haloconv.export.record import CPU, Forms, Recorder, Tape, bgrad_tape, tape_of
-from haloconv.families import FAMILIES
+from haloconv.families import FAMILIES, UNIVERSAL
 from haloconv.functional import make_spec
 from haloconv.plan import layout_of
 from haloconv.precision import Precision
@@ -173,7 +173,7 @@ def _choice(problem: Problem, chosen: Choice | None, family: str) -> Choice:
         return chosen
     own = _own(problem)
     if own is None:
-        return Choice("aten", FAMILIES["direct"].why_not(problem, CPU) or "", refused=True)
+        return Choice("aten", FAMILIES[UNIVERSAL].why_not(problem, CPU) or "", refused=True)
     return Choice(own, f"{ROUTED} ({chosen.reason})")
 
 
@@ -182,7 +182,7 @@ def _own(problem: Problem) -> str | None:
     takes = [name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, CPU) is None]
     takes.remove("aten")
     on_tensor_cores = [name for name in takes if FAMILIES[name].tensor_cores]
-    return next(iter([*(on_tensor_cores if takes[:1] == ["direct"] else ()), *takes]), None)
+    return next(iter([*(on_tensor_cores if takes[:1] == [UNIVERSAL] else ()), *takes]), None)
 
 
 def gpu_of(arch: str) -> torch.device | None:

@@ -21,6 +21,7 @@ from haloconv.device import Device, DeviceFacts, set_stand_in, stand_in
 from haloconv.families import FAMILIES
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
+from haloconv.jit.launch import ceil_to
 from haloconv.jit.params import Field, params_of, size_of, unpacked
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import Problem, Request, TensorForm
@@ -248,7 +249,7 @@ def _finished(
     for each in device.placed:
         if each.index not in places:
             places[each.index] = Address(WORKSPACE, workspace_bytes)
-            workspace_bytes += -(-each.size_bytes // _ALIGNMENT) * _ALIGNMENT
+            workspace_bytes += ceil_to(each.size_bytes, _ALIGNMENT)
 
     def named(pointer: int) -> Address:
         place = places[pointer >> _PLACE_BITS]

@@ -9,7 +9,7 @@ from haloconv.families.aten import AtenFamily
 from haloconv.families.base import Family
 from haloconv.families.depthwise.family import DepthwiseFamily
 from haloconv.families.depthwise_toeplitz.family import DepthwiseToeplitzFamily
-from haloconv.families.depthwise_window.window import DepthwiseWindowFamily
+from haloconv.families.depthwise_window.family import DepthwiseWindowFamily
 from haloconv.families.direct.family import DirectFamily
 from haloconv.families.grouped_sm90.family import GroupedSm90Family
 from haloconv.families.halo_sm80.family import HaloSm80Family
@@ -34,6 +34,9 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
 OWN = tuple(name for name in FAMILIES if name != "aten")
 """The families that have kernels of ours."""
+
+UNIVERSAL = "direct"
+"""The family that takes every problem that one of ours takes, on every GPU that kernels of ours run on."""
 
 
 def check_family(name: str) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall
-from haloconv.problem import NO_EPILOGUE, Direction, Epilogue, Problem
+from haloconv.problem import NO_EPILOGUE, Direction, Epilogue, Problem, Request
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double", torch.float16: "hc::fp16", torch.bfloat16: "hc::bf16"}
 """The device code's name of a dtype."""
@@ -56,6 +56,16 @@ def divisor(value: int) -> dict[str, int]:
     bits = 31 + (value - 1).bit_length()
     magic, shift = (0, 0) if value == 1 else (ceil_div(1 << bits, value), bits - 32)
     return {"value": value, "magic": magic, "shift": shift}
+
+
+def extents_fields(request: Request) -> dict[str, int]:
+    """The fields of ``Extents`` (kernels/geometry.cuh) of fprop or dgrad."""
+    problem, (rows, cols) = request.problem, request.result_shape[2:]
+    return {
+        **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0], "stride_w": problem.stride[1]},
+        **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
+        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "rows": rows, "cols": cols},
+    }
 
 
 def named(tensor: str, axes: str, strides: Iterable[int]) -> dict[str, int]:

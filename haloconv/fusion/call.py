@@ -97,7 +97,7 @@ class _Norm:
             self._held.append((state["_parameters" if name in state["_parameters"] else "_buffers"], name))
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order of STATISTICS; None for what it has not."""
+        """The batch norm's tensors in the order of STATISTICS; None for those that it has not."""
         return tuple([held.get(name) for held, name in self._held])
 
     def pairs(self, statistics: tuple[Tensor | None, ...], b: Tensor | None, x: Tensor) -> Tensor | None:

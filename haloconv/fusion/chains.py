@@ -54,7 +54,7 @@ class Chain(NamedTuple):
 
 
 def chains_of(module: torch.nn.Module, graph: torch.fx.Graph) -> Iterator[tuple[str, Chain | str]]:
-    """Of each call of a 2-D convolution in the graph the path, and the chain; or a sentence, why there is none."""
+    """Each 2-D convolution that the graph calls: its path, and its chain or a sentence that says why it has none."""
     spelled_out, starts = _spelled_out(module, graph)
     for node in graph.nodes:
         if _is_convolution(module, node):
@@ -164,8 +164,8 @@ def _named(module: torch.nn.Module, node: Node) -> str:
 
 
 def _spelled_out(module: torch.nn.Module, graph: torch.fx.Graph) -> tuple[dict[Node, Any], dict[Node, Node]]:
-    """For each node the one that has its result in a copy of the graph, in which what follows convolutions is spelled
-    out; and for those of the copy that have the result of a node, the first such node.
+    """A copy of the graph, in which what follows convolutions is spelled out: node -> the node of the copy with its
+    result, and back: node of the copy -> the first node whose result it has.
     """
     copy = torch.fx.Graph()
     placed: dict[Node, Any] = {}

@@ -106,7 +106,7 @@ class _Tracer(torch.fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         if _modes() != self._modes:
-            raise _Refused("turns gradients or autocast on or off")
+            raise _Refused("switches gradients or autocast on or off")
         return super().create_node(*args, **kwargs)
 
 

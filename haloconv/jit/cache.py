@@ -274,13 +274,13 @@ def _read_entry(key: str, source: KernelSource, read_only: Path | None = None) -
         refuse_foreign(folder.parent, or_root=read_only is not None)
         meta_bytes = (folder / _META).read_bytes()
         image = (folder / _CUBIN).read_bytes()
-        text = (folder / _SOURCE).read_bytes()
+        code = (folder / _SOURCE).read_bytes()
     except OSError:
         return None
     try:
         meta = json.loads(meta_bytes)
         report = meta["report"]
-        intact = meta_bytes == _meta_bytes(report, image, text) and text == source.text.encode()
+        intact = meta_bytes == _meta_bytes(report, image, code) and code == source.code.encode()
         cubin = Cubin(image=image, **report) if intact else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -308,9 +308,9 @@ def _write_entry(folder: Path, source: KernelSource, cubin: Cubin) -> None:
 
 def _fill(folder: Path, source: KernelSource, cubin: Cubin) -> None:
     """Make ``folder`` an entry."""
-    text = source.text.encode()
+    code = source.code.encode()
     report = {name: value for name, value in asdict(cubin).items() if name != "image"}
-    contents = {_SOURCE: text, _CUBIN: cubin.image, _META: _meta_bytes(report, cubin.image, text)}
+    contents = {_SOURCE: code, _CUBIN: cubin.image, _META: _meta_bytes(report, cubin.image, code)}
     folder.mkdir(mode=0o700)
     for name, content in contents.items():
         _write_file(folder / name, content)
@@ -337,10 +337,10 @@ def _move_into_place(partial: Path, folder: Path) -> None:
                 raise
 
 
-def _meta_bytes(report: dict[str, Any], image: bytes, text: bytes) -> bytes:
+def _meta_bytes(report: dict[str, Any], image: bytes, code: bytes) -> bytes:
     """The content of meta.json: the compiler's report and a checksum over it, the image and the source."""
     canonical = json.dumps(report, sort_keys=True).encode()
-    checksum = hashlib.sha256(b"\n".join([canonical, hashlib.sha256(image).digest(), hashlib.sha256(text).digest()]))
+    checksum = hashlib.sha256(b"\n".join([canonical, hashlib.sha256(image).digest(), hashlib.sha256(code).digest()]))
     return json.dumps({"report": report, "checksum": checksum.hexdigest()}, sort_keys=True, indent=1).encode() + b"\n"
 
 

@@ -27,7 +27,7 @@ COMPILE_FLAGS = (
 )
 """How every kernel is compiled, beside its architecture: C++17, contraction to FMA, no fast math, a resource report."""
 
-_TEXT_NAME = "joined.cu"
+_SOURCE_NAME = "joined.cu"
 _importing = threading.Lock()
 
 
@@ -100,7 +100,7 @@ def nvrtc_info() -> tuple[str, str]:
 def compile_source(source: KernelSource, arch: str) -> Cubin:
     """Compile ``source`` for ``arch`` (such as ``"sm_90a"``). Works without a GPU and without a driver.
 
-    Raises CompileError if the text does not compile, UnsupportedArchError if NVRTC does not know ``arch``,
+    Raises CompileError if the source does not compile, UnsupportedArchError if NVRTC does not know ``arch``,
     ToolchainError if the compiler is missing.
     """
     version, _ = nvrtc_info()
@@ -114,7 +114,7 @@ def compile_source(source: KernelSource, arch: str) -> Cubin:
     log = io.StringIO()
     start = time.perf_counter()
     try:
-        program = Program(source.text, "c++", ProgramOptions(name=_TEXT_NAME, arch=arch, **_program_options(version)))
+        program = Program(source.code, "c++", ProgramOptions(name=_SOURCE_NAME, arch=arch, **_program_options(version)))
         image = bytes(program.compile("cubin", logs=log).code)
     except Exception as error:
         raise CompileError(_explain(source, arch, version, str(error))) from error
@@ -191,10 +191,12 @@ def _supported_archs() -> tuple[int, ...]:
 
 def _explain(source: KernelSource, arch: str, version: str, log: str) -> str:
     """A compiler's log as a message: the first error with the lines around it, the constants, and the whole log."""
-    numbers = [int(number) for number in re.findall(rf"{re.escape(_TEXT_NAME)}\((\d+)\): (?:catastrophic )?error", log)]
+    numbers = [
+        int(number) for number in re.findall(rf"{re.escape(_SOURCE_NAME)}\((\d+)\): (?:catastrophic )?error", log)
+    ]
     constants = " ".join(f"{name}={value}" for name, value in source.constants) or "none"
     place = _place(source, numbers[0]) if numbers else f"{source.kernel}.cu"
-    numbered = rf"{re.escape(_TEXT_NAME)}\((\d+)\)"
+    numbered = rf"{re.escape(_SOURCE_NAME)}\((\d+)\)"
     translated = re.sub(numbered, lambda match: str(_place(source, int(match.group(1)))), log)
     parts = [
         f"kernel '{source.kernel}' does not compile, at {place}",
@@ -202,7 +204,7 @@ def _explain(source: KernelSource, arch: str, version: str, log: str) -> str:
         f"entry {source.entry} for {arch}, NVRTC {version}",
         f"constants: {constants}",
         "",
-        translated.replace(_TEXT_NAME, f"{source.kernel}.cu").strip("\0 \n"),
+        translated.replace(_SOURCE_NAME, f"{source.kernel}.cu").strip("\0 \n"),
     ]
     return "\n".join(parts)
 
@@ -212,8 +214,8 @@ def _place(source: KernelSource, line: int) -> Origin | str:
 
 
 def _excerpt(source: KernelSource, line: int, around: int = 3) -> list[str]:
-    """The lines of the joined text around ``line``, each with its place in its own file; an arrow marks the line."""
-    lines = source.text.splitlines()
+    """The lines of the joined source around ``line``, each with its place in its own file; an arrow marks the line."""
+    lines = source.code.splitlines()
     nearby = range(max(1, line - around), min(len(lines), line + around) + 1)
     shown = [number for number in nearby if not is_marker(lines[number - 1])]
     places = {number: str(_place(source, number)) for number in shown}

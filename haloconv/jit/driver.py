@@ -18,7 +18,7 @@ TENSOR_MAP_BYTES = 128
 
 _DEFAULT_SMEM_BYTES = 48 * 1024
 _INVALID_CONTEXT = 201
-_OVERLAP_IN_GRAPHS = 12_030  # release notes of CUDA 12.3: from there on graphs can hold a programmatic dependency
+_PDL_IN_GRAPHS = 12_030  # release notes of CUDA 12.3: from there on graphs can hold a programmatic dependency
 
 
 class DriverError(RuntimeError):
@@ -82,8 +82,8 @@ class LoadedKernel:
         if error:
             self._recover(error, grid_x, block_threads, smem_bytes, stream, params_address)
 
-    def overlapping(self, grid_x: int, block_threads: int, smem_bytes: int) -> Callable[[int, int], None]:
-        """``launch`` with this shape, for one thread at a time: a function of the stream and the parameters' address.
+    def pdl_launch(self, grid_x: int, block_threads: int, smem_bytes: int) -> Callable[[int, int], None]:
+        """``launch`` with PDL, as a function of the stream and the parameters' address, for one thread at a time.
 
         The grid may begin as soon as every block of the kernel before it on the stream has said so
         (griddepcontrol.launch_dependents) or ended. So it must wait (griddepcontrol.wait) before it reads what that
@@ -91,7 +91,7 @@ class LoadedKernel:
         """
         from cuda.bindings import driver
 
-        if driver_cuda_version() < _OVERLAP_IN_GRAPHS:
+        if driver_cuda_version() < _PDL_IN_GRAPHS:
             return lambda stream, params: self.launch(grid_x, block_threads, smem_bytes, stream, params)
         serial = driver.CUlaunchAttribute()
         serial.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

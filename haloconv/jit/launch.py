@@ -135,7 +135,7 @@ class Launch:
     ``fields`` are the scalars of the kernel's struct by name, ``maps`` those of its tensor maps that it reads. A call
     takes the struct's pointers in their order. ``source`` is the kernel's. With ``pdl`` (programmatic dependent launch)
     the grid may begin as soon as every block of the kernel before it on the stream has said so or ended
-    (LoadedKernel.overlapping).
+    (LoadedKernel.pdl_launch).
 
     A call raises DriverError if the driver does not encode a map or refuses the launch.
 
@@ -209,7 +209,7 @@ class Launch:
         block = ArgumentBlock(len(self._arguments))
         ctypes.memmove(block.buffer, self._arguments, len(self._arguments))
         if self._pdl and isinstance(self._kernel, LoadedKernel):
-            self._submits[block.pointer_array_address] = self._kernel.overlapping(*self._shape)
+            self._submits[block.pointer_array_address] = self._kernel.pdl_launch(*self._shape)
         return block
 
 

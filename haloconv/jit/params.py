@@ -1,4 +1,4 @@
-"""The struct that a kernel takes, read from the kernel's own text: the name, kind and place of every scalar in it."""
+"""The struct that a kernel takes, read from the kernel's own source: the name, kind and place of every scalar in it."""
 
 from __future__ import annotations
 
@@ -62,35 +62,35 @@ def params_of(source: KernelSource) -> tuple[Field, ...]:
     Raises ParamsError if the entry or a type is not found.
     """
     names = {name for name, _ in source.constants}
-    text = _OPTIONAL.sub(lambda found: found[2] if found[1] in names else "", source.unspecialised)
-    return _parsed(text, source.kernel, source.entry)
+    joined = _OPTIONAL.sub(lambda found: found[2] if found[1] in names else "", source.unspecialised)
+    return _parsed(joined, source.kernel, source.entry)
 
 
 @cache
-def _parsed(text: str, kernel: str, entry: str) -> tuple[Field, ...]:
+def _parsed(joined: str, kernel: str, entry: str) -> tuple[Field, ...]:
     """The fields that specialisations of a kernel have which lack the same constants: the values decide nothing."""
-    text = _COMMENT.sub("", text)
-    aliases, structs = dict(_ALIAS.findall(text)), dict(_bodies(text))
-    return _layout(_parameter_type(text, kernel, entry), aliases, structs).fields
+    joined = _COMMENT.sub("", joined)
+    aliases, structs = dict(_ALIAS.findall(joined)), dict(_bodies(joined))
+    return _layout(_parameter_type(joined, kernel, entry), aliases, structs).fields
 
 
-def _parameter_type(text: str, kernel: str, entry: str) -> str:
+def _parameter_type(joined: str, kernel: str, entry: str) -> str:
     """The type of the entry's parameter; an entry may be named by the macro ENTRY."""
     for name in (entry, "ENTRY"):
         found = re.search(
-            rf"__global__[^;{{]*?\b{name}\s*\(\s*const\s+(?:__grid_constant__\s+)?([\w:]+)\s+\w+\s*\)", text
+            rf"__global__[^;{{]*?\b{name}\s*\(\s*const\s+(?:__grid_constant__\s+)?([\w:]+)\s+\w+\s*\)", joined
         )
         if found:
             return found[1]
     raise ParamsError(f"{kernel}.cu has no entry {entry} that takes one struct by value")
 
 
-def _bodies(text: str) -> Iterator[tuple[str, str]]:
+def _bodies(joined: str) -> Iterator[tuple[str, str]]:
     """Name and body of every struct, the bodies of its functions left out."""
-    for found in _STRUCT.finditer(text):
+    for found in _STRUCT.finditer(joined):
         depth, at, kept = 1, found.end(), []
         while depth:
-            letter = text[at]
+            letter = joined[at]
             if letter == "{" and depth == 1:
                 kept.append(";")
             depth += {"{": 1, "}": -1}.get(letter, 0)

@@ -1,7 +1,7 @@
-"""One self-contained text per specialisation: a banner, the constants, and a kernel with its headers joined in once.
+"""One self-contained source per specialisation: a banner, the constants, and a kernel with its headers joined in once.
 
-The text is what is hashed, cached, compiled, shown and exported. It names no path and no date, so that the same
-arguments give the same text in every process. Marker comments remember which file each line came from.
+The source is what is hashed, cached, compiled, shown and exported. It names no path and no date, so that the same
+arguments give the same source in every process. Marker comments remember which file each line came from.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TYPE = re.compile(r"[A-Za-z_]\w*(?:(?: |::)[A-Za-z_]\w*)*")
 
 
 class SourceError(RuntimeError):
-    """A kernel's text cannot be put together: a file is missing, or an include or a constant is not allowed."""
+    """A kernel's source cannot be put together: a file is missing, or an include or a constant is not allowed."""
 
 
 class Origin(NamedTuple):
-    """The place in the package that a line of a joined text came from. ``line`` counts from 1."""
+    """The place in the package that a line of a joined source came from. ``line`` counts from 1."""
 
     file: str
     line: int
@@ -47,34 +47,34 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One specialisation of one kernel as a single text that NVRTC compiles as it is.
+    """One specialisation of one kernel as a single source that NVRTC compiles as it is.
 
     ``kernel`` is the name of the .cu file: its family and its stem; ``entry`` is the ``extern "C"`` name;
-    ``constants`` are the values in the order in which ``text`` defines them.
+    ``constants`` are the values in the order in which ``code`` defines them.
     """
 
     kernel: str
     entry: str
     constants: Constants
-    text: str
+    code: str
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the text and the entry, in hexadecimal."""
-        return hashlib.sha256(f"{self.text}\n{self.entry}".encode()).hexdigest()
+        """SHA-256 of the code and the entry, in hexadecimal."""
+        return hashlib.sha256(f"{self.code}\n{self.entry}".encode()).hexdigest()
 
     @property
     def unspecialised(self) -> str:
-        """The text without its banner and constants: the same in every specialisation of the kernel."""
-        return self.text[max(0, self.text.find(_BEGIN)) :]
+        """The code without its banner and constants: the same in every specialisation of the kernel."""
+        return self.code[max(0, self.code.find(_BEGIN)) :]
 
     def origin(self, line: int) -> Origin | None:
-        """Where line ``line`` (from 1) of the text came from, or None for the banner and the constants."""
+        """Where line ``line`` (from 1) of the code came from, or None for the banner and the constants."""
         open_files: list[list[Any]] = []
-        for text_line in self.text.splitlines()[:line]:
-            if text_line.startswith(_BEGIN):
-                open_files.append([text_line.removeprefix(_BEGIN), 0])
-            elif open_files and text_line == _END + open_files[-1][0]:
+        for code_line in self.code.splitlines()[:line]:
+            if code_line.startswith(_BEGIN):
+                open_files.append([code_line.removeprefix(_BEGIN), 0])
+            elif open_files and code_line == _END + open_files[-1][0]:
                 open_files.pop()
                 if open_files:
                     open_files[-1][1] += 1
@@ -84,7 +84,7 @@ class KernelSource:
 
 
 def kernel_source(kernel: str, entry: str, constants: Mapping[str, int | str]) -> KernelSource:
-    """The text of a kernel's .cu file with ``constants`` defined in the given order, for the entry ``entry``.
+    """The source of a kernel's .cu file with ``constants`` defined in the given order, for the entry ``entry``.
 
     A value is an int, or the name of a type or constant such as ``float``, ``unsigned short`` or ``hc::bf16``.
 
@@ -114,7 +114,7 @@ def family_sources(kernel: str) -> list[Path]:
 
 
 def is_marker(line: str) -> bool:
-    """True for the lines of a joined text that tell where a file begins or ends."""
+    """True for the lines of a joined source that tell where a file begins or ends."""
     return line.startswith((_BEGIN, _END))
 
 
@@ -122,8 +122,8 @@ def is_marker(line: str) -> bool:
 def _specialised(kernel: str, entry: str, constants: Constants) -> KernelSource:
     banner = f"// haloconv {__version__}: entry {entry} of kernel {kernel}, joined with its headers and constants"
     defines = [f"#define {_checked_name(name)} {_literal(name, value)}" for name, value in constants]
-    text = "\n".join([banner, *defines, _joined(kernel)])
-    return KernelSource(kernel, entry, constants, text)
+    code = "\n".join([banner, *defines, _joined(kernel)])
+    return KernelSource(kernel, entry, constants, code)
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-// What kernels do with a sum on its way out: y = activation(scale * sum + bias + residual), in fp32 before it is
+// What kernels do with a sum before they store it: y = activation(scale * sum + bias + residual), in fp32 before it is
 // rounded.
 //
 // Exponentials and quotients are the fast ones: within 2^-17 of the value by the bounds of the CUDA programming guide
@@ -48,7 +48,7 @@ __device__ __forceinline__ BiasAndScale bias_and_scale(const BiasAndScale& both)
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
 
-// As torch.nn.functional has them: a NaN stays one.
+// The activation KIND of x, as torch.nn.functional defines it: a NaN stays one.
 template <Activation KIND>
 __device__ __forceinline__ float activated(float x) {
     if constexpr (KIND == Activation::RELU) return relu(x);
@@ -70,7 +70,7 @@ struct IsLong {
     enum { VALUE = KIND == Activation::SILU || KIND == Activation::GELU || KIND == Activation::SIGMOID };
 };
 
-// y of a sum and what its filter has.
+// y of a sum and its filter's bias and scale.
 template <Affine BEFORE, Activation KIND>
 __device__ __forceinline__ float finished(float sum, const BiasAndScale& own) {
     if constexpr (IsLong<KIND>::VALUE) ptx::renew(sum);
@@ -79,7 +79,7 @@ __device__ __forceinline__ float finished(float sum, const BiasAndScale& own) {
     return activated<KIND>(sum);
 }
 
-// The same with what the residual has at y's place.
+// y of a sum, its filter's bias and scale, and the element of the residual at y's place.
 template <Affine BEFORE, Activation KIND>
 __device__ __forceinline__ float finished(float sum, const BiasAndScale& own, float residual) {
     return finished<Affine::NONE, KIND>(finished<BEFORE, Activation::NONE>(sum, own) + residual, own);

@@ -1,8 +1,8 @@
 // Bands of rows dealt out evenly among blocks, which march down their strips.
 //
-// Of a slab of channels the output is cut into images, strips of columns and bands of rows; of all bands, in this
-// order, each of the slab's blocks takes as many. Blocks of neighbouring slabs run at a time: what they read
-// and write lies beside each other in memory.
+// The output of a slab of channels is cut into images, strips of columns and bands of rows. In this order the bands are
+// dealt out to the slab's blocks, to each as many. Blocks of neighbouring slabs run at a time: what they read and write
+// lies beside each other in memory.
 #pragma once
 
 namespace hc {

@@ -4,6 +4,6 @@
 namespace hc {
 
 // 0 where a is not positive and above -b.
-__device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace hc

@@ -18,7 +18,7 @@ __device__ __forceinline__ Pixel split_pixel(Index index, int rows, int cols) {
     return {int(image), int(line - image * rows), int(index - line * cols)};
 }
 
-// The same with 32-bit division where that is enough.
+// split_pixel with 32-bit division where that is enough.
 __device__ __forceinline__ Pixel pixel_at(i64 index, int rows, int cols) {
     return (u64)index >> 32 ? split_pixel<u64>(index, rows, cols) : split_pixel<unsigned>(index, rows, cols);
 }
@@ -54,6 +54,32 @@ __device__ __forceinline__ Axis input_axis(int taps, int stride, int dil, int pa
     const int base = count ? (residue + pad - first * dil) / stride : 0;
     const int pixels = residue < extent ? (extent - residue + stride - 1) / stride : 0;
     return {count, first, step, -(step * dil / stride), pixels, residue, stride, base, 1};
+}
+
+// The least that a tap adds to a pixel's position.
+__device__ __forceinline__ int lowest(const Axis& axis) {
+    return axis.tap_move < 0 && axis.taps > 0 ? (axis.taps - 1) * axis.tap_move : 0;
+}
+
+// What the axes of a convolution depend on; rows and columns are those of its result.
+struct Extents {
+    int taps_r, taps_s, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left;
+    int rows, cols;
+};
+
+struct Axes {
+    Axis vertical, horizontal;
+};
+
+// The axes of residue class `index` of the result: fprop has one class, dgrad one for each residue of the stride.
+template <bool DGRAD_AXES>
+__device__ __forceinline__ Axes axes_of(const Extents& e, int index) {
+    if (!DGRAD_AXES)
+        return {output_axis(e.taps_r, e.stride_h, e.dil_h, e.pad_top, e.rows),
+                output_axis(e.taps_s, e.stride_w, e.dil_w, e.pad_left, e.cols)};
+    const int residues_w = e.stride_w < e.cols ? e.stride_w : e.cols;
+    return {input_axis(e.taps_r, e.stride_h, e.dil_h, e.pad_top, e.rows, index / residues_w),
+            input_axis(e.taps_s, e.stride_w, e.dil_w, e.pad_left, e.cols, index % residues_w)};
 }
 
 }  // namespace hc

@@ -17,7 +17,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const
     ptx::mma_m16n8k16_bf16(d, a, b);
 }
 
-// The same with half of the k.
+// mma with half of the k.
 __device__ __forceinline__ void mma_half(float (&d)[4], const unsigned (&a)[2], unsigned b, float) {
     ptx::mma_m16n8k4_tf32(d, a, b);
 }

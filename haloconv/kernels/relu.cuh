@@ -1,4 +1,4 @@
-// The activation that kernels apply on the way out.
+// The activation that kernels apply to sums before they store them.
 #pragma once
 
 namespace hc {

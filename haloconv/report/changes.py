@@ -30,7 +30,7 @@ def change_table(summary: str, lines: Iterable[tuple[str, ...]]) -> Group:
 
 
 def as_text(summary: str, lines: Iterable[tuple[str, ...]]) -> str:
-    """The same as lines of text, at most 160 characters each, without any other package."""
+    """``summary`` and the table as lines of text, at most 160 characters each, without any other package."""
     rows = list(lines)
     if not rows:
         return summary

@@ -1,6 +1,6 @@
 """The rooflines of a page, as SVG text that takes its colours from the page.
 
-matplotlib draws with stand-in colours; they are replaced by the page's CSS variables, so that a plot turns dark with
+matplotlib draws with stand-in colours; they are replaced by the page's CSS variables, so that a plot becomes dark with
 the page and light in print. Text stays text.
 """
 

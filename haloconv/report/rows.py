@@ -18,7 +18,7 @@ RowDirection = Literal["fprop", "dgrad", "wgrad", "bgrad", WholeDirection]
 """What a row can be of: a result of one layer, or a whole one."""
 
 RowPrecision = Literal[PrecisionLabel, "mixed", "unknown"]
-"""That of a row: ``"mixed"`` of a model whose layers have several, ``"unknown"`` of one that did not run."""
+"""The precision of a row: ``"mixed"`` of a model whose layers have several, ``"unknown"`` of one that did not run."""
 
 FULL_FP32 = 1e-5
 """An error of a result in fp32 below which no product of it was formed in TF32, whatever was allowed."""
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def ratio_best(self) -> float | None:
-        """The same against PyTorch in its faster layout; None if only one layout was timed."""
+        """How many times faster than PyTorch in its faster layout; None if only one layout was timed."""
         if self.aten_best_ms is None or self.haloconv_ms is None:
             return None
         return self.aten_best_ms / self.haloconv_ms if self.haloconv_ms else math.nan

@@ -171,7 +171,7 @@ class Section(NamedTuple):
 
     @property
     def tally(self) -> Tally | None:
-        """Of its layers alone."""
+        """The tally of its layers, without whole forward passes and steps."""
         return tally_of(row.ratio for row in self.rows if row.direction not in ("forward", "step"))
 
 

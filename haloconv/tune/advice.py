@@ -96,7 +96,7 @@ def advise(model: torch.nn.Module, example_inputs: Inputs, *, directions: Collec
 
 
 def advice_on(posed: Sequence[Posed]) -> Advice:
-    """The same for problems, all of one device; of several devices those of the first are looked at."""
+    """``advise`` for problems of one device; of several devices those of the first are looked at."""
     if env.disabled():
         return Advice((), (f"{DISABLED}: unset it first.",))
     if not posed:

@@ -15,6 +15,7 @@ from haloconv.choose.buckets import layer_key, size_of
 from haloconv.choose.choice import choose
 from haloconv.choose.records import Place, Record, shelf_of
 from haloconv.device import device_facts, stand_in
+from haloconv.families import UNIVERSAL
 from haloconv.precision import label_of
 from haloconv.precompile import Inputs
 from haloconv.problem import DIRECTIONS, Direction, Problem
@@ -111,7 +112,7 @@ def tune(
 
 
 def tune_problems(title: str, posed: Sequence[Posed], options: Options = Options()) -> Report:
-    """As ``tune``, for problems. Plans are forgotten, so that layers choose anew."""
+    """Measure problems as ``tune`` does those of a model. Plans are forgotten, so that layers choose anew."""
     return _tuned(title, lambda: posed, options)
 
 
@@ -140,7 +141,7 @@ def _on_rank_0(pose: Callable[[], Sequence[Posed]], options: Options) -> tuple[S
 
     def asking() -> tuple[list[Problem], set[str]]:
         posed.extend(pose())
-        own.extend(each for each in posed if not choose(each.problem, each.device, "direct").refused)
+        own.extend(each for each in posed if not choose(each.problem, each.device, UNIVERSAL).refused)
         return [each.problem for each in own], {device_facts(each.device.index).name for each in own}
 
     asked = on_every_rank(asking)

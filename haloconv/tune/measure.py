@@ -24,6 +24,7 @@ from haloconv.epilogue import bias_and_scale, followed, in_one_pass
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, Config
 from haloconv.layout import strides_of
+from haloconv.library import AUTOCAST_DEVICES
 from haloconv.precision import convolution_precision
 from haloconv.problem import Problem, Request, dense_request
 from haloconv.tune.baseline import searched_again
@@ -34,7 +35,6 @@ BUDGET_S = 0.3
 _FINALISTS, _CLOSE = 3, 1.25  # of the screening: how many, and how near to the fastest
 _SCREENING_RUNS, _RUNS = 3, 10
 _THREADS = 16
-_AUTOCAST_DEVICES = ("cuda", "cpu")
 
 Operands = tuple[torch.Tensor | None, ...]
 
@@ -187,7 +187,7 @@ def plain_surroundings(problem: Problem) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(convolution_precision(problem.precision))
-        for device_type in _AUTOCAST_DEVICES:
+        for device_type in AUTOCAST_DEVICES:
             stack.enter_context(torch.autocast(device_type, enabled=False))
         yield
 

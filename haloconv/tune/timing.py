@@ -1,8 +1,8 @@
 """The one timing protocol.
 
 Every variant is warmed up, where asked for until the GPU's clock has settled under this very load; then the variants
-take turns, A B A B, in one process. Before each timed call a buffer of
-twice the L2 cache is written, outside the pair of events that brackets the call. A round of runs is enqueued behind a
+alternate, A B A B, in one process. Before each timed call a buffer of twice the L2 cache is written, outside the pair
+of events that brackets the call. A round of runs is enqueued behind a
 sleeping kernel and synchronised once, so that the events see the device's time and never the host's. Calls that launch
 hundreds of kernels, as whole models do, are captured as CUDA graphs and replayed: a driver queues about a thousand
 launches, and what comes after them would be timed at the host's pace. If one of the variants cannot be captured, each
@@ -30,7 +30,7 @@ SLEEP_PER_HOST_TIME = 1.5
 SLEEP_CYCLES_PER_MS = 2_000_000
 L2_BYTES_IF_UNKNOWN = 64 * 2**20
 SETTLED, MOST_SETTLING = 0.01, 5  # by how much rounds of a settled clock differ; times the seconds asked for
-LONG_TURN_HOST_MS = 2.0  # of a turn that is not timed behind one sleeping kernel: some hundred launches
+LONG_HOST_MS = 2.0  # for a call of each, some hundred launches: beyond, each call has a sleeping kernel of its own
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def compare(
     settle_s: float = 0.0,
     on_progress: Callable[[float], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time the variants against each other on ``device``, one call of each per turn.
+    """Time the variants against each other on ``device``, which alternate call by call.
 
     Stops after ``budget_s`` seconds of wall time, but not before every variant has ``min_runs`` runs. With ``settle_s``
     the variants run for as many seconds before, and until two rounds in a row take about the same time.
@@ -112,12 +112,12 @@ def host_cost(fn: Call, repeats: int = 200, rounds: int = 9, device: torch.devic
         fn()
     costs = []
     for _ in range(rounds):
-        _synchronize(device)
+        synchronize(device)
         start = time.perf_counter()
         for _ in range(repeats):
             fn()
         costs.append((time.perf_counter() - start) / repeats * 1e6)
-    _synchronize(device)
+    synchronize(device)
     return statistics.median(costs)
 
 
@@ -142,7 +142,8 @@ def captured(calls: list[Call], device: torch.device) -> list[Call] | None:
     return [graph.replay for graph in graphs]
 
 
-def _synchronize(device: torch.device | None) -> None:
+def synchronize(device: torch.device | None) -> None:
+    """Wait for the CUDA device, the current one by default; nothing is waited for on others and without CUDA."""
     if torch.cuda.is_available() and (device is None or device.type == "cuda"):
         torch.cuda.synchronize(device)
 
@@ -172,7 +173,7 @@ class _CudaClock:
         properties = torch.cuda.get_device_properties(device)
         l2_bytes = getattr(properties, "L2_cache_size", 0) or L2_BYTES_IF_UNKNOWN
         self.buffer = torch.empty(2 * l2_bytes, dtype=torch.uint8, device=device)
-        self.turns = 1
+        self.repeats = 1
         self.host_ms = 0.0
 
     def warm_up(self, calls: list[Call]) -> list[Call]:
@@ -182,29 +183,29 @@ class _CudaClock:
                 for call in calls:
                     call()
             torch.cuda.synchronize()
-            self._measure_turn(calls)
-            if self.host_ms > LONG_TURN_HOST_MS:
+            self._measure_once(calls)
+            if self.host_ms > LONG_HOST_MS:
                 calls = captured(calls, self.device) or calls
-                self._measure_turn(calls)
+                self._measure_once(calls)
         return calls
 
-    def _measure_turn(self, calls: list[Call]) -> None:
-        """Learn how long a turn takes on the host and on the device, and from that the number of turns in a round."""
+    def _measure_once(self, calls: list[Call]) -> None:
+        """Learn how long a call of each takes on the host and on the device, and so how often a round repeats them."""
         pairs = self._pairs(calls, 1)
         start = time.perf_counter()
         self._enqueue(calls, pairs)
         self.host_ms = (time.perf_counter() - start) * 1e3
         torch.cuda.synchronize()
-        turn_ms = (time.perf_counter() - start) * 1e3
-        wanted = math.ceil(ROUND_MS / max(turn_ms, 1e-3))
+        once_ms = (time.perf_counter() - start) * 1e3
+        wanted = math.ceil(ROUND_MS / max(once_ms, 1e-3))
         coverable = int(MAX_SLEEP_MS / (SLEEP_PER_HOST_TIME * max(self.host_ms, 1e-3)))
-        self.turns = max(1, min(wanted, coverable, MAX_RUNS_PER_ROUND // len(calls)))
+        self.repeats = max(1, min(wanted, coverable, MAX_RUNS_PER_ROUND // len(calls)))
 
     def round(self, calls: list[Call]) -> list[list[float]]:
         with torch.cuda.device(self.device):
-            pairs = self._pairs(calls, self.turns)
-            if self.host_ms <= LONG_TURN_HOST_MS:
-                self._cover(calls, pairs, self.host_ms * self.turns)
+            pairs = self._pairs(calls, self.repeats)
+            if self.host_ms <= LONG_HOST_MS:
+                self._cover(calls, pairs, self.host_ms * self.repeats)
             else:
                 for i, pair in enumerate(pairs):
                     self._cover([calls[i % len(calls)]], [pair], self.host_ms)
@@ -220,10 +221,10 @@ class _CudaClock:
         torch.cuda.synchronize()
 
     @staticmethod
-    def _pairs(calls: list[Call], turns: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
+    def _pairs(calls: list[Call], repeats: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
         return [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(turns * len(calls))
+            for _ in range(repeats * len(calls))
         ]
 
     def _enqueue(self, calls: list[Call], pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:

@@ -19,7 +19,7 @@ def packed(
     gave_up: int,
     encode: Callable[[MapSpec, int], bytes],
 ) -> bytes:
-    """Params with these addresses; ``encode`` turns a map and the address of its tensor into 128 bytes."""
+    """Params with these addresses; ``encode`` makes 128 bytes of a map and the address of its tensor."""
     places = {f"in{i}": address for i, address in enumerate(inputs)}
     places |= {f"out{i}": address for i, address in enumerate(outputs)}
     maps = [encode(spec, places[spec.array] + spec.offset_bytes) for spec in setup.maps]

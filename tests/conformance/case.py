@@ -101,7 +101,7 @@ class Case:
         return self.build()
 
     def source(self) -> KernelSource:
-        """The text that NVRTC and the emulator compile."""
+        """The source that NVRTC and the emulator compile."""
         return _source(self.kernel, tuple(self.constants.items()))
 
 
@@ -137,8 +137,8 @@ def mismatch(setup: Setup, outputs: tuple[np.ndarray, ...]) -> str:
             wrong = ~same(got, expected)
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            share = f"{int(wrong.sum())} of {wrong.size} elements"
-            return f"output {index}: {share} differ, first at {at}: got {got[at]!r}, expected {expected[at]!r}"
+            which = f"{int(wrong.sum())} of {wrong.size} elements"
+            return f"output {index}: {which} differ, first at {at}: got {got[at]!r}, expected {expected[at]!r}"
     return ""
 
 

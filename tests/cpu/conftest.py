@@ -60,7 +60,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """conv3d chooses among its ways for tensors of a CPU, too."""
+    """conv3d chooses among its routes for tensors of a CPU, too."""
     monkeypatch.setattr(three_dimensions, "why_not_elements", lambda *_: None)
 
 

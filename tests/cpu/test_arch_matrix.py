@@ -87,7 +87,7 @@ def _spills(sources: list[jit.KernelSource], spill_bytes: Callable[[jit.KernelSo
 
 
 def _runs(source: jit.KernelSource, arch: str) -> bool:
-    """Whether the text is for this architecture."""
+    """Whether the source is for this architecture."""
     if source.kernel in HOPPER_ONLY:
         return arch == "sm_90a"
     least = BOXES_ARCH if dict(source.constants).get("BOXES") else LEAST_ARCHS.get(source.kernel, 0)
@@ -129,15 +129,15 @@ def test_the_part_has_all_that_so_many_constants_do_together(family: str, togeth
 
 
 def test_the_part_leaves_out_only_what_adds_no_pair() -> None:
-    def text(**constants: int) -> jit.KernelSource:
+    def source(**constants: int) -> jit.KernelSource:
         return jit.KernelSource("toy", "toy", tuple(constants.items()), "")
 
-    product = [text(A=a, B=b, C=c) for a in (0, 1) for b in (0, 1) for c in (0, 1)]
+    product = [source(A=a, B=b, C=c) for a in (0, 1) for b in (0, 1) for c in (0, 1)]
     assert 4 <= len(_part(product, 2)) < len(product) and len(_part(product, 1)) == 2
     assert _part(product[:2], 2) == product[:2] and _part([], 2) == []
-    sizes = [text(A=a, B=a, SMEM_BYTES=size) for a in (0, 1) for size in (0, 16)]
+    sizes = [source(A=a, B=a, SMEM_BYTES=size) for a in (0, 1) for size in (0, 16)]
     assert len(_part(sizes, 2)) == 2, "each size once is enough"
-    rings = [text(A=0, SMEM_BYTES=16 * ring, RING=ring) for ring in (2, 3)]
+    rings = [source(A=0, SMEM_BYTES=16 * ring, RING=ring) for ring in (2, 3)]
     assert _part(rings, 1) == rings, "the length of a ring unrolls loops and fixes addresses"
     assert len(_part(sizes[:2], 1)) == 1, "the size of shared memory changes no register"
 

@@ -216,6 +216,32 @@ def test_public_functions_say_what_they_do(file: Path) -> None:
     assert not silent
 
 
+LEANS_ON_ITS_NAME = re.compile(r"(?:Of|That|Those|The same|As) ")
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and words of every docstring, those of values at the top of a module or class included."""
+    for node in ast.walk(tree):
+        statements = getattr(node, "body", None)
+        for number, each in enumerate(statements if isinstance(statements, list) else []):
+            documents = not number or isinstance(statements[number - 1], (ast.Assign, ast.AnnAssign))
+            match each:
+                case ast.Expr(ast.Constant(str(words))) if documents:
+                    yield each.lineno, words
+
+
+@pytest.mark.parametrize("file", [f for f in MODULES if "families" not in f.parts], ids=name_of)
+def test_docstrings_say_what_something_is_without_its_name(file: Path) -> None:
+    """``Of every shard.`` says nothing to one who does not know what ``_traffics`` are."""
+    found = [(line, text[:60]) for line, text in docstrings(tree_of(file)) if LEANS_ON_ITS_NAME.match(text)]
+    assert not found
+
+
+def test_docstrings_are_found() -> None:
+    sample = '"""Of a module."""\nX = 1\n"""That of X."""\ndef f():\n    """As g."""\n    return "Of"\n'
+    assert [line for line, text in docstrings(ast.parse(sample)) if LEANS_ON_ITS_NAME.match(text)] == [1, 3, 5]
+
+
 # Device code --------------------------------------------------------------------------------------------------------
 
 

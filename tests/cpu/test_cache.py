@@ -85,7 +85,7 @@ def test_an_entry_holds_the_source_the_cubin_and_the_report(cache_dir: Path) -> 
     _get()
     entry = _entry(cache_dir)
     assert sorted(path.name for path in entry.iterdir()) == sorted(FILES)
-    assert (entry / "source.cu").read_text() == toy_source().text
+    assert (entry / "source.cu").read_text() == toy_source().code
     assert (entry / "kernel.cubin").read_bytes() == fake_compile(toy_source(), ARCH).image
     report = json.loads((entry / "meta.json").read_text())["report"]
     assert report["registers"] == 24 and report["spill_bytes"] == 0 and report["static_smem_bytes"] == 128
@@ -255,8 +255,8 @@ def test_clearing_empties_the_emulators_folder(cache_dir: Path) -> None:
 @pytest.mark.skipif(available() is not None, reason=str(available()))
 def test_a_module_of_the_emulator_outlives_clearing(emulator_loaded: None, cache_dir: Path) -> None:
     body = "extern __shared__ char dynamic_smem[];\ndynamic_smem[0] = 1;"
-    text = f'//@ begin toy.cu\nextern "C" __global__ void toy() {{\n{body}\n}}\n//@ end toy.cu\n'
-    module = Module(jit.KernelSource("toy", "toy", (), text))
+    code = f'//@ begin toy.cu\nextern "C" __global__ void toy() {{\n{body}\n}}\n//@ end toy.cu\n'
+    module = Module(jit.KernelSource("toy", "toy", (), code))
     built = len(list((cache_dir / "kernels" / "emulator").glob("*.so")))
     assert built >= 1 and jit.clear_cache() == built and jit.cache_size() == (0, 0)
     assert module.run(LaunchShape(1, 1, 64), 0, []) is None

@@ -1,4 +1,4 @@
-"""``haloconv bench --compile-time --family``: the texts that stand for a family, each compiled once."""
+"""``haloconv bench --compile-time --family``: the sources that stand for a family, each compiled once."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from haloconv.cli.bench import costs as bench_costs
 from haloconv.families import FAMILIES
 from haloconv.jit import CompileError, KernelSource
 
-TEXT = 'extern "C" __global__ void {name}(float* y) {{ y[threadIdx.x] = {value}; }}'
+CODE = 'extern "C" __global__ void {name}(float* y) {{ y[threadIdx.x] = {value}; }}'
 SMALL, OTHER = (
-    KernelSource("planted", name, (("VALUE", value),), TEXT.format(name=name, value=value))
+    KernelSource("planted", name, (("VALUE", value),), CODE.format(name=name, value=value))
     for name, value in (("small", 1), ("other", 2))
 )
 
 
-def test_each_text_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_source_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FAMILIES["direct"], "sources", lambda: [SMALL, OTHER])
     times = costs.source_times("direct", "sm_90a", jobs=1)
     assert (times.what, times.sources, times.jobs, times.budget_ms) == ("direct", 2, 1, 1500.0)
     assert 0 < times.median_ms <= times.worst_ms and times.worst in ("small VALUE=1", "other VALUE=2")
 
 
-def test_a_text_that_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = KernelSource("planted", "wrong", (), "no kernel")
     monkeypatch.setattr(FAMILIES["direct"], "sources", lambda: [SMALL, wrong])
     with pytest.raises(CompileError, match="wrong"):

@@ -11,7 +11,7 @@ from haloconv.families.base import MOST_CONFIGS
 from haloconv.families.depthwise import family as family_module
 from haloconv.families.depthwise import march, march_wgrad
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
-from tests.texts import noted_texts
+from tests.sources import noted_sources
 
 CPU = torch.device("cpu")
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 227 << 10, "580")
@@ -35,7 +35,7 @@ def request_of(direction: Direction, dtype: torch.dtype, layout: str, taps: int)
 
 def names(direction: Direction, dtype: torch.dtype, layout: str, taps: int, facts: DeviceFacts = H200) -> list[str]:
     """The kernels of what is offered, in its order; ``march`` once."""
-    with noted_texts(facts):
+    with noted_sources(facts):
         configs = FAMILIES["depthwise"].configs(request_of(direction, dtype, layout, taps))
     return list(dict.fromkeys(config.kernel.removeprefix("depthwise/") for config in configs))
 
@@ -45,7 +45,7 @@ def names(direction: Direction, dtype: torch.dtype, layout: str, taps: int, fact
 def test_what_is_offered_is_what_is_taken(direction: Direction, facts: DeviceFacts) -> None:
     """A kernel offers a config of its own name exactly if it gives no reason against it; the family's are theirs."""
     family, own = FAMILIES["depthwise"], march_wgrad if direction == "wgrad" else march
-    with noted_texts(facts) as texts:
+    with noted_sources(facts) as sources:
         for layer in LAYERS:
             request, offered = request_of(direction, *layer), []
             for twin in family_module._KERNELS.values():
@@ -57,9 +57,9 @@ def test_what_is_offered_is_what_is_taken(direction: Direction, facts: DeviceFac
             configs = family.configs(request)
             assert configs == offered[:MOST_CONFIGS] and len({config.key for config in configs}) == len(configs)
             for config in configs:
-                texts.clear()
+                sources.clear()
                 family.bind(request, config)
-                assert config.kernel in {text.kernel for text in texts.values()}
+                assert config.kernel in {source.kernel for source in sources.values()}
 
 
 def test_special_kernels_come_before_the_march() -> None:
@@ -80,7 +80,7 @@ def test_other_devices_have_fewer() -> None:
 
 
 def test_a_key_says_the_parameters() -> None:
-    with noted_texts(H200):
+    with noted_sources(H200):
         configs = FAMILIES["depthwise"].configs(request_of("fprop", torch.float32, "nchw", 7))
     assert [str(config.key) for config in configs] == [
         "rows7 buffers2 min_blocks3 warps4",

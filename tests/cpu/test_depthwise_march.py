@@ -12,7 +12,7 @@ from haloconv.families.depthwise import march, march_form, tile_sm90
 from haloconv.families.depthwise.march_form import best_tiling
 from haloconv.layout import strides_of
 from haloconv.problem import Problem, TensorForm, dense_request
-from tests.texts import noted_texts
+from tests.sources import noted_sources
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def test_strips_of_few_taps_beyond_the_l2_are_short(
 @pytest.mark.parametrize(("images", "taps", "lands"), [(BEYOND_L2, 3, False), (SMALL, 3, True), (BEYOND_L2, 5, True)])
 def test_planes_land_where_the_march_has_no_short_strips(images: int, taps: int, lands: bool) -> None:
     request = dense_request(_problem(images, torch.float32, "nchw", taps), CPU)
-    with noted_texts(H200):
+    with noted_sources(H200):
         reason = tile_sm90.why_not(request)
         assert len(tile_sm90.configs(request)) == lands
     assert (reason is None) == lands

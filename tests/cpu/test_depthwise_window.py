@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from haloconv import emulator, problem
 from haloconv.device import DeviceFacts
+from haloconv.families.base import config_key
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise_window import wgrad, window
+from haloconv.families.depthwise_window.family import DepthwiseWindowFamily
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import LaunchShape
 from haloconv.problem import DIRECTIONS, Problem, dense_request
@@ -94,7 +96,7 @@ def gpu_with(smem_bytes: int) -> DeviceFacts:
 
 def launches_of(layer: Problem, smem_bytes: int) -> list[Noted]:
     """The launch of each config, on a GPU with so much shared memory. Nothing is compiled."""
-    family, request, found = window.DepthwiseWindowFamily(), dense_request(layer, torch.device("cuda")), []
+    family, request, found = DepthwiseWindowFamily(), dense_request(layer, torch.device("cuda")), []
 
     def note(source: KernelSource, device: torch.device, shape: LaunchShape, fields: dict) -> None:
         constants = dict(source.constants)
@@ -141,7 +143,7 @@ def phases(layer: Problem, one: Noted) -> dict[str, int]:
     rows, cols, words = one.rows, one.cols, one.window
     found = {"staged": staged_words(one)}
     if layer.direction == "wgrad":
-        found["write_partials"] = words.planes * one.fields["shares"] * rows.tile * cols.tile
+        found["write_partials"] = words.planes * one.fields["slices"] * rows.tile * cols.tile
         return found
     assert met_filters(one) <= words.filters
     totals_words = one.fields["totals_words"]
@@ -190,5 +192,10 @@ def test_gradients_that_no_tiling_fits_are_refused(
     """Residues of a far dilation, each with whole rows of dy."""
     layer = Problem("wgrad", 2, 8, 232, columns + 2, 8, 3, 3, dilation=(96, 1), groups=8)
     monkeypatch.setattr(problem, "device_facts", lambda _: gpu_with(kibibytes << 10))
-    assert (window.DepthwiseWindowFamily().why_not(layer, torch.device("cuda")) is None) == taken
+    assert (DepthwiseWindowFamily().why_not(layer, torch.device("cuda")) is None) == taken
     assert bool(launches_of(layer, kibibytes << 10)) == taken
+
+
+def test_a_config_has_the_name_that_records_have() -> None:
+    """Its fields have other names by now; a record with an unknown name would be measured anew."""
+    assert config_key(wgrad.Split(slices=3, slice_rows=5, part_terms=7)) == "shares3 share_rows5 part_terms7"

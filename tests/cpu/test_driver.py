@@ -45,8 +45,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return Launches(monkeypatch)
 
 
-def test_a_launch_that_overlaps_says_so(launches: Launches) -> None:
-    launch = launches.kernel.overlapping(132, 512, 200_000)
+def test_a_launch_with_pdl_says_so(launches: Launches) -> None:
+    launch = launches.kernel.pdl_launch(132, 512, 200_000)
     for stream in (5, 6):
         launch(stream, 4096)
     allowed = (1, "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", 1)
@@ -55,13 +55,13 @@ def test_a_launch_that_overlaps_says_so(launches: Launches) -> None:
 
 def test_drivers_that_cannot_capture_it_launch_as_ever(launches: Launches) -> None:
     launches.version = 12_020
-    launches.kernel.overlapping(132, 512, 200_000)(5, 4096)
+    launches.kernel.pdl_launch(132, 512, 200_000)(5, 4096)
     shape = (132, 1, 1, 512, 1, 1, 200_000)
     assert launches.given == [] and launches.plain == [(launches.kernel.handle, *shape, 5, 4096, 0)]
 
 
 def test_each_launcher_is_one_threads_own(launches: Launches) -> None:
-    first, second = (launches.kernel.overlapping(grid, 128, 0) for grid in (1, 2))
+    first, second = (launches.kernel.pdl_launch(grid, 128, 0) for grid in (1, 2))
     first(5, 0)
     second(6, 0)
     first(5, 0)
@@ -72,14 +72,14 @@ def test_without_a_context_it_is_launched_once_more(launches: Launches, monkeypa
     contexts = []
     monkeypatch.setattr(launches.api, "cuCtxSetCurrent", lambda each: contexts.append(each) or (0,))
     launches.statuses = [launches.api.CUresult.CUDA_ERROR_INVALID_CONTEXT]
-    launches.kernel.overlapping(3, 128, 0)(5, 4096)
+    launches.kernel.pdl_launch(3, 128, 0)(5, 4096)
     assert contexts == ["context"] and len(launches.plain) == 1 and launches.plain[0][1] == 3
 
 
 def test_a_refusal_is_an_error(launches: Launches) -> None:
     launches.statuses = [launches.api.CUresult.CUDA_ERROR_INVALID_VALUE]
     with pytest.raises(DriverError, match=r"launch of toy .* failed with CUDA_ERROR_INVALID_VALUE"):
-        launches.kernel.overlapping(3, 128, 0)(5, 4096)
+        launches.kernel.pdl_launch(3, 128, 0)(5, 4096)
 
 
 def test_a_launch_submits_each_block_of_arguments_its_own_way(launches: Launches) -> None:

@@ -24,7 +24,7 @@ OUT = 64  # elements of the output of a toy kernel
 
 def toy(body: str, before: str = "") -> KernelSource:
     """A kernel with ``in`` (read-only) and ``out``, two tensors of OUT ints; its body starts on line 11 of toy.cu."""
-    text = f"""// toy
+    code = f"""// toy
 //@ begin toy.cu
 {before.strip()}
 struct alignas(16) Quad {{ int lane[4]; }};
@@ -40,7 +40,7 @@ extern "C" __global__ void toy(const Params p) {{
 }}
 //@ end toy.cu
 """
-    return KernelSource("toy", "toy", (), text)
+    return KernelSource("toy", "toy", (), code)
 
 
 class Result:
@@ -315,7 +315,7 @@ def test_the_emulator_works_on_after_a_fault() -> None:
 
 
 def test_parameters_of_several_structs_and_constant_tables() -> None:
-    text = """//@ begin toy.cu
+    code = """//@ begin toy.cu
 struct Out { int* out; };
 struct alignas(64) Big { char pad[64]; int values[16]; };
 extern "C" __global__ void toy(const Out p, const __grid_constant__ Big big, int shift) {
@@ -329,7 +329,7 @@ extern "C" __global__ void toy(const Out p, const __grid_constant__ Big big, int
     blocks = [ctypes.create_string_buffer(each, len(each)) for each in arguments]
     pointers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, blocks))
     region = Region(out.data_ptr(), out.data_ptr() + 64, True)
-    Module(KernelSource("toy", "toy", (), text)).run(LaunchShape(1, 16), ctypes.addressof(pointers), [region])
+    Module(KernelSource("toy", "toy", (), code)).run(LaunchShape(1, 16), ctypes.addressof(pointers), [region])
     assert out.tolist() == [16 * i + (7, 5, 3, 1)[i % 4] for i in range(16)]
 
 

@@ -67,7 +67,7 @@ def test_every_fault_has_its_faultless_run() -> None:
 
 
 def test_an_edit_that_does_not_fit_is_refused() -> None:
-    for edits in ((("no such text", "x"),), (("acc_t", "float"),), ((MUTATIONS[0].edits[0][0],) * 2,)):
+    for edits in ((("no such code", "x"),), (("acc_t", "float"),), ((MUTATIONS[0].edits[0][0],) * 2,)):
         with pytest.raises(StaleMutation, match="not once"), planted(replace(MUTATIONS[0], edits=edits)):
             pass
 
@@ -75,7 +75,7 @@ def test_an_edit_that_does_not_fit_is_refused() -> None:
 def test_faults_are_planted_and_removed() -> None:
     mutation = MUTATIONS[0]
     constants = {"A": 1}
-    before = source.kernel_source(mutation.kernel, "entry", constants).text
+    before = source.kernel_source(mutation.kernel, "entry", constants).code
     with planted(mutation):
-        assert source.kernel_source(mutation.kernel, "entry", constants).text == mutation.applied_to(before) != before
-    assert source.kernel_source(mutation.kernel, "entry", constants).text == before
+        assert source.kernel_source(mutation.kernel, "entry", constants).code == mutation.applied_to(before) != before
+    assert source.kernel_source(mutation.kernel, "entry", constants).code == before

@@ -259,7 +259,7 @@ FAULTS = (
 
 def run(body: str, seed: int, threads: int = 128) -> np.ndarray:
     """out[0] after the kernel around ``body``; maps of 8 x 32 words of in[0] and of out[0]."""
-    prelude = Case("", "cvt", 128, lambda: None).source().text.split("//@ begin cvt.cu")[0]
+    prelude = Case("", "cvt", 128, lambda: None).source().code.split("//@ begin cvt.cu")[0]
     kernel = f'extern "C" __global__ void conformance(const __grid_constant__ Params p) {{{body}}}\n'
     module = Module(KernelSource("primitives", "conformance", (), prelude + kernel))
     data, out, gave_up = (aligned(np.ones(WORDS, np.uint32)) for _ in range(3))

@@ -169,11 +169,11 @@ def test_the_file_is_readable(name: str) -> None:
     assert text == export(PROBLEMS[name], arch=HOPPER), "two exports of one file differ"
 
 
-# The kernels' text ----------------------------------------------------------------------------------------------------
+# The kernels' source --------------------------------------------------------------------------------------------------
 
 
 def plain(text: str) -> list[str]:
-    """The lines that a compiler reads, of a text with or without marks of where its files begin."""
+    """The lines that a compiler reads, of a source with or without marks of where its files begin."""
     kept = [line.replace('extern "C" ', "") for line in text.splitlines() if not is_marker(line)]
     return [line for line in kept if line.strip() and not line.startswith("//")]
 
@@ -188,17 +188,17 @@ def test_kernels_are_the_library_s(name: str) -> None:
             for each, value in values.items()
         }
         source = jit.kernel_source(f"{place.parts[1]}/{place.stem}", "any", constants)
-        first, *lines = plain(module.kernel_text(namespace, file, values))
-        count = len(plain(source.text))
-        assert first == f"namespace {namespace} {{" and lines[:count] == plain(source.text)
+        first, *lines = plain(module.kernel_source(namespace, file, values))
+        count = len(plain(source.code))
+        assert first == f"namespace {namespace} {{" and lines[:count] == plain(source.code)
         assert {line.split()[0] for line in lines[count:-1]} == {"#undef"} and lines[-1] == "}"
 
 
 def device_source(name: str, arch: str, family: str = "auto") -> KernelSource:
-    """All kernels of an exported file as one text, with an entry whose name is not mangled."""
+    """All kernels of an exported file as one source, with an entry whose name is not mangled."""
     module = load_text(text_of(name, arch, family))
-    text = "\n".join(module.kernel_text(*kernel) for kernel in module.KERNELS) + PROBE
-    return KernelSource("exported", "probe", (), text)
+    code = "\n".join(module.kernel_source(*kernel) for kernel in module.KERNELS) + PROBE
+    return KernelSource("exported", "probe", (), code)
 
 
 @pytest.mark.parametrize("name", ["a_5x9_dilated", *OTHERS])
@@ -237,7 +237,7 @@ def test_a_file_with_tensor_maps_asks_for_hopper(arch: str, capability: str) -> 
 def test_the_whole_text_compiles_with_nvcc(standard: str, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip(
-            "NOT CHECKED: there is no nvcc here; the kernels' text is checked with NVRTC, the host code with g++"
+            "NOT CHECKED: there is no nvcc here; the kernels' source is checked with NVRTC, the host code with g++"
         )
     module = load_text(text_of("a_5x9_dilated"))
     (tmp_path / "a.cu").write_text(f"#include <cstdint>\n{module.DECLARATIONS}{module.cuda_source()}", encoding="utf-8")
@@ -258,7 +258,7 @@ def test_structs_are_read_as_a_compiler_reads_them(source: KernelSource, tmp_pat
     asserts = [f"static_assert(__builtin_offsetof(P, {each.name}) == {each.offset});" for each in fields]
     asserts.append(f"static_assert(sizeof(P) >= {size_of(fields)} && sizeof(P) < {size_of(fields)} + alignof(P));")
     argument = "template <class T> T argument(void (*)(T));"
-    text = [source.text, argument, f"using P = decltype(argument({source.entry}));", *asserts]
+    text = [source.code, argument, f"using P = decltype(argument({source.entry}));", *asserts]
     (tmp_path / "kernel.cpp").write_text("\n".join(text), encoding="utf-8")
     flags = [
         "-std=c++17",

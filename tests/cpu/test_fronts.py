@@ -255,7 +255,7 @@ def test_hessian_of_a_transposed_convolution() -> None:
 
 
 LAST = {"memory_format": torch.channels_last_3d}
-WAYS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict, dict], ...] = (
+ROUTES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict, dict], ...] = (
     ("product", (2, 4, 2, 4, 4), (6, 4, 2, 4, 4), {"stride": (2, 4, 4)}, {}),
     ("product", (2, 4, 2, 4, 4), (6, 4, 2, 4, 4), {"stride": (2, 4, 4)}, LAST),
     ("product", (2, 4, 5, 8, 6), (6, 4, 2, 4, 3), {"stride": (2, 4, 3)}, {}),
@@ -276,23 +276,23 @@ WAYS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict, dict], ...] = (
 )
 
 
-@pytest.mark.parametrize("case", WAYS, ids=call_id)
+@pytest.mark.parametrize("case", ROUTES, ids=call_id)
 @pytest.mark.usefixtures("own_autograd", "as_on_a_gpu")
-def test_volumes_go_their_way(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values and gradients are PyTorch's in float64, in the order of memory of x; which way was taken is checked."""
-    way, x_shape, w_shape, options, order = case
+def test_volumes_take_their_route(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients are PyTorch's in float64, in the order of memory of x; which route was taken is checked."""
+    route, x_shape, w_shape, options, order = case
     gen = torch.Generator().manual_seed(5)
     x, w, b = (torch.randn(shape, generator=gen, dtype=torch.float64) for shape in (x_shape, w_shape, w_shape[:1]))
-    taken, real = [], three_dimensions.way_of
-    monkeypatch.setattr(three_dimensions, "way_of", lambda *args: taken.append(real(*args)) or taken[-1])
+    taken, real = [], three_dimensions.route_of
+    monkeypatch.setattr(three_dimensions, "route_of", lambda *args: taken.append(real(*args)) or taken[-1])
     for bias in ([b], []):
         tensors = [x.contiguous(**order), w.contiguous(**order) if order else w, *bias]
         found = [results(each, tensors, options) for each in (haloconv.conv3d, torch.nn.functional.conv3d)]
         for got, want in zip(*found, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-        ran_by_torch = " " in way  # whose float64 on a CPU is in another order
+        ran_by_torch = " " in route  # whose float64 on a CPU is in another order
         assert ran_by_torch or found[0][0].is_contiguous(**order)
-    assert all(each.startswith(way) for each in taken) and len(taken) == 2
+    assert all(each.startswith(route) for each in taken) and len(taken) == 2
 
 
 @pytest.mark.parametrize("setting", ["ieee", "tf32"])

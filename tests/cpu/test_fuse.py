@@ -201,7 +201,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "the last": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3)), "the last of what its module does"),
     "control flow": (lambda: Written(in_two_ways), "forward of .* cannot be traced: TraceError: "),
     "a tensor made": (lambda: Written(noise), "makes a tensor"),
-    "autocast inside": (lambda: Written(island), "turns gradients or autocast on or off"),
+    "autocast inside": (lambda: Written(island), "switches gradients or autocast on or off"),
     "an attribute": (lambda: Written(kept), "or keeps it in an attribute"),
     "a list": (listening, "keeps something in an attribute"),
     "gradients": (lambda: Written(by_gradients), "depends on whether gradients are recorded"),

@@ -44,13 +44,13 @@ import pytest
 
 from tests.cpu.test_launches import DIRECT, H200, HALO_SM90, run
 from tests.launches import launched
-from tests.texts import noted_texts
+from tests.sources import noted_sources
 
 
 @pytest.mark.parametrize("subject", [DIRECT, HALO_SM90], ids=str)
 @pytest.mark.parametrize("name", ["one_row", "border_3x3"])
 def test_right(subject, name, record):
-    with noted_texts(H200), launched() as names:
+    with noted_sources(H200), launched() as names:
         run(subject, name, "fprop")
     record(names, "fprop", "fp32", 1e-7 * len(name))
     record(names, "fprop", "fp32", kind="exact")
@@ -58,7 +58,7 @@ def test_right(subject, name, record):
 
 @pytest.mark.parametrize("subject", [HALO_SM90], ids=str)
 def test_wrong(subject):
-    with noted_texts(H200):
+    with noted_sources(H200):
         run(subject, "border_3x3", "fprop")
     raise AssertionError
 

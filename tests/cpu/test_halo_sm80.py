@@ -9,7 +9,7 @@ from haloconv.device import DeviceFacts
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
 from haloconv.problem import Direction, Problem, Request, TensorForm
-from tests.texts import noted_texts
+from tests.sources import noted_sources
 
 CPU = torch.device("cpu")
 ADA = DeviceFacts("RTX 4090", "sm_89", 128, (8, 9), 24 << 30, 99 << 10, "none")  # of little shared memory
@@ -54,7 +54,7 @@ TIGHT = {
 @pytest.mark.parametrize("name", TIGHT)
 def test_what_is_taken_has_configs_for_tensors_of_any_form(name: str, result_layout: str) -> None:
     family, problem, forms = TIGHT[name]
-    with noted_texts(ADA) as texts:
+    with noted_sources(ADA) as sources:
         assert FAMILIES[family].why_not(problem, CPU) is None
         request = Request(problem, *forms, result_layout, CPU)
         configs = FAMILIES[family].configs(request)
@@ -62,4 +62,4 @@ def test_what_is_taken_has_configs_for_tensors_of_any_form(name: str, result_lay
         assert len({config.key for config in configs}) == len(configs)
         for config in configs:
             FAMILIES[family].bind(request, config)
-        assert len(texts) >= len(configs)
+        assert len(sources) >= len(configs)

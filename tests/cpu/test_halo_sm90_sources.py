@@ -89,6 +89,6 @@ def test_wgmma_of_weight_gradients_is_not_serialized(
 def test_serialized_wgmma_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An access of the sums while they are under way makes ptxas say what the test above looks for."""
     source = _representative(*REPRESENTATIVE["loads"])
-    assert source.text.count(_WAIT) == 1
-    touched = replace(source, text=source.text.replace(_WAIT, _WAIT + " sums[0][0] += 1;"))
+    assert source.code.count(_WAIT) == 1
+    touched = replace(source, code=source.code.replace(_WAIT, _WAIT + " sums[0][0] += 1;"))
     assert SERIALIZED in log_of(touched, monkeypatch)

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def test_host_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_cost, "TURNS", 1)
+    monkeypatch.setattr(host_cost, "ROUNDS", 1)
     out = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(bench_costs, "host_costs", lambda device: host_cost.host_costs(device, repeats=5))
     with warnings.catch_warnings():
@@ -38,7 +38,7 @@ def test_host_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_host_costs_without_a_gpu_are_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_cost, "TURNS", 1)
+    monkeypatch.setattr(host_cost, "ROUNDS", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(bench_costs, "own_host_costs", lambda: host_cost.own_host_costs(repeats=3))
     result = CliRunner().invoke(app, ["bench", "--host-cost", "--results", str(tmp_path)])

@@ -85,7 +85,7 @@ def test_a_missing_report_is_an_error(log: str) -> None:
 
 def test_an_error_shows_kernel_line_constants_and_log() -> None:
     good = toy_source(factor=77)
-    bad = dataclasses.replace(good, text=good.text.replace("params.n;", "params.missing;"))
+    bad = dataclasses.replace(good, code=good.code.replace("params.n;", "params.missing;"))
     with pytest.raises(jit.CompileError) as raised:
         jit.compile_source(bad, ARCH)
     message = str(raised.value)
@@ -99,7 +99,7 @@ def test_an_error_shows_kernel_line_constants_and_log() -> None:
 
 def test_an_error_in_the_constants_is_placed_there() -> None:
     good = toy_source()
-    bad = dataclasses.replace(good, text=good.text.replace("#define FACTOR 3", "#error FACTOR is not set"))
+    bad = dataclasses.replace(good, code=good.code.replace("#define FACTOR 3", "#error FACTOR is not set"))
     with pytest.raises(jit.CompileError, match=r"at <constants of toy>:2"):
         jit.compile_source(bad, ARCH)
 
@@ -107,9 +107,9 @@ def test_an_error_in_the_constants_is_placed_there() -> None:
 def test_a_failed_static_assert_says_its_sentence() -> None:
     good = toy_source()
     sentence = "the tile must be a multiple of the warp"
-    text = good.text.replace("struct Params", f'static_assert(FACTOR == 4, "{sentence}");\nstruct Params')
+    code = good.code.replace("struct Params", f'static_assert(FACTOR == 4, "{sentence}");\nstruct Params')
     with pytest.raises(jit.CompileError, match=sentence):
-        jit.compile_source(dataclasses.replace(good, text=text), ARCH)
+        jit.compile_source(dataclasses.replace(good, code=code), ARCH)
 
 
 def test_a_missing_entry_names_those_that_exist() -> None:

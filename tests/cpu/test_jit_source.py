@@ -1,4 +1,4 @@
-"""The joined texts: what is inlined, what is refused, where lines come from, the same text in every process."""
+"""The joined sources: what is inlined, what is refused, where lines come from, the same source in every process."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _forget() -> None:
 
 
 def _code(joined: KernelSource) -> list[str]:
-    return [line for line in joined.text.splitlines() if line.startswith("int ")]
+    return [line for line in joined.code.splitlines() if line.startswith("int ")]
 
 
 def test_headers_are_joined_once_and_in_order() -> None:
     joined = kernel_source("toy", "toy", {})
     assert _code(joined) == ["int b_line;", "int a_line;", "int main_line;", "int last_line;"]
-    assert "#include" not in joined.text.replace(" ", "")
-    assert "#pragma once" not in joined.text
+    assert "#include" not in joined.code.replace(" ", "")
+    assert "#pragma once" not in joined.code
 
 
 def test_a_circle_of_includes_ends() -> None:
@@ -62,7 +62,7 @@ def test_a_circle_of_includes_ends() -> None:
 
 def test_banner_and_constants_come_first_in_the_given_order() -> None:
     joined = kernel_source("toy", "toy_fprop", {"ZULU": 3, "ALPHA": -2, "ELEM": "hc::fp16", "WIDE": "unsigned short"})
-    banner, *defines = joined.text.splitlines()[:5]
+    banner, *defines = joined.code.splitlines()[:5]
     assert banner.startswith("//") and "toy_fprop" in banner and __version__ in banner
     assert defines == [
         "#define ZULU 3",
@@ -74,7 +74,7 @@ def test_banner_and_constants_come_first_in_the_given_order() -> None:
 
 def test_every_line_knows_its_file_and_number(kernel_folder: Path) -> None:
     joined = kernel_source("toy", "toy", {"K": 1})
-    for number, line in enumerate(joined.text.splitlines(), 1):
+    for number, line in enumerate(joined.code.splitlines(), 1):
         if line.startswith("int "):
             origin = joined.origin(number)
             assert origin is not None
@@ -108,7 +108,7 @@ def test_a_bad_constant_is_refused(name: str, value: object) -> None:
         kernel_source("toy", "toy", {name: value})  # type: ignore[dict-item]
 
 
-def test_the_digest_tells_texts_entries_and_constants_apart() -> None:
+def test_the_digest_tells_kernels_entries_and_constants_apart() -> None:
     variants = [
         kernel_source("toy", "toy", {"K": 1}),
         kernel_source("toy", "toy", {"K": 2}),
@@ -118,8 +118,8 @@ def test_the_digest_tells_texts_entries_and_constants_apart() -> None:
         kernel_source("circle", "toy", {"K": 1}),
     ]
     assert len({variant.digest for variant in variants}) == len(variants)
-    same_text = KernelSource("toy", "other", (), variants[0].text)
-    assert same_text.digest != variants[0].digest
+    same_code = KernelSource("toy", "other", (), variants[0].code)
+    assert same_code.digest != variants[0].digest
 
 
 def test_the_same_arguments_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_the_same_arguments_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert kernel_source("toy", "toy", {"K": 1}) is first
 
 
-def test_every_process_makes_the_same_text(kernel_folder: Path) -> None:
+def test_every_process_makes_the_same_source(kernel_folder: Path) -> None:
     code = (
         "from pathlib import Path; from haloconv.jit import source\n"
         f"source.SOURCE_ROOT = Path({str(kernel_folder)!r})\n"

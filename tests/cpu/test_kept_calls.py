@@ -164,7 +164,7 @@ def test_a_kept_call_casts_what_autocast_casts() -> None:
     with torch.autocast("cpu", torch.half):
         for tensors in ((single, single, single), (half, single, None), (double, double, double)):
             call = behind_casts(seen, *tensors)
-            want = [each if each is None else each.dtype for each in cast_for_autocast("cpu", *tensors)]
+            want = [each if each is None else each.dtype for each in cast_for_autocast("cpu", torch.half, *tensors)]
             assert call.function(*tensors, *call.arguments) == [*want, None]
     assert behind_casts(seen, single, single, single) is seen
 

@@ -14,7 +14,7 @@ from tests.families import DIRECT, HALO_SM90, Subject
 from tests.gpu.sanitizer_driver import Call, placed
 from tests.launches import launched
 from tests.recorder import Recorder, stamped
-from tests.texts import noted_texts
+from tests.sources import noted_sources
 from tools import stamps
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
@@ -26,7 +26,7 @@ def run(subject: Subject, name: str, result: str) -> None:
 
 
 def test_launches_are_noted_by_kernel_in_every_context_that_is_open() -> None:
-    with noted_texts(H200):
+    with noted_sources(H200):
         with launched() as both:
             with launched() as first:
                 run(DIRECT, "one_row", "fprop")
@@ -38,14 +38,14 @@ def test_launches_are_noted_by_kernel_in_every_context_that_is_open() -> None:
 
 def test_nothing_is_noted_or_in_the_way_afterwards() -> None:
     plain = Launch.__call__
-    with noted_texts(H200), pytest.raises(KeyError), launched() as names:
+    with noted_sources(H200), pytest.raises(KeyError), launched() as names:
         run(DIRECT, "one_row", "fprop")
         raise KeyError
     assert Launch.__call__ is plain and names == {"direct/direct"}
 
 
 def test_a_plan_that_was_bound_before_is_noted() -> None:
-    with noted_texts(H200):
+    with noted_sources(H200):
         run(DIRECT, "one_row", "fprop")
         with launched() as names:
             run(DIRECT, "one_row", "fprop")

@@ -33,7 +33,7 @@ CASES = {
     "seven axes, a gap between the parts": Partials(torch.float32, FRAGMENTS, 4, part_elems=250),
     "seven axes, many parts": Partials(torch.float16, FRAGMENTS, 11, part_elems=192),
     "channels behind the last": Partials(torch.float32, CHANNEL_BLOCKS, 2, limit=20),
-    "many parts of channels behind the last": Partials(torch.bfloat16, CHANNEL_BLOCKS, 10, limit=20),
+    "many parts, channels behind the last": Partials(torch.bfloat16, CHANNEL_BLOCKS, 10, limit=20),
     "images": Partials(torch.float32, PIXELS_INNER, 3, run_elems=60),
     "images, a bias": Partials(torch.float32, PIXELS_INNER, 3, run_elems=60, bias=True),
     "images, many parts, a bias, ReLU": Partials(torch.float16, PIXELS_INNER, 12, run_elems=60, bias=True, relu=True),
@@ -69,7 +69,7 @@ def test_sums_are_exact_and_nothing_else_is_written(name: str, wide: bool, monke
     """``wide``: as if a part had 2^31 elements or more."""
     one = CASES[name]
     if wide:
-        monkeypatch.setattr(partials, "_WIDE", 1)
+        monkeypatch.setattr(partials, "_INT32_ELEMS", 1)
     sums, bias = integers(one.total_elems, one.acc_dtype), integers(8, one.dtype)
     out_elems = 1 + sum((axis.extent - 1) * axis.stride for axis in one.axes)
 

@@ -298,8 +298,8 @@ def test_shipped_records_hold_or_their_family_is_pending(path: Path) -> None:
 
 
 def write_some(path: Path, number: int) -> None:
-    for turn in range(EACH):
-        write_records(path, [record(sized(number + 1, 10 + turn, 10))], FACTS)
+    for round_ in range(EACH):
+        write_records(path, [record(sized(number + 1, 10 + round_, 10))], FACTS)
 
 
 def test_16_processes_lose_no_record(own_folder: Path) -> None:
@@ -319,6 +319,8 @@ def test_16_processes_lose_no_record(own_folder: Path) -> None:
             worker.join(60)
         found = read_records(path)
     assert [worker.exitcode for worker in workers] == [0] * PROCESSES
-    assert {each.size for each in found} == {(n + 1, 10 + turn, 10) for n in range(PROCESSES) for turn in range(EACH)}
+    assert {each.size for each in found} == {
+        (n + 1, 10 + round_, 10) for n in range(PROCESSES) for round_ in range(EACH)
+    }
     assert len(found) == PROCESSES * EACH and seen == sorted(seen)
     assert {each.name for each in own_folder.iterdir()} == {path.name, f"{path.name}.lock"}

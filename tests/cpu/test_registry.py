@@ -13,16 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from haloconv.bench.costs.host_cost import H200
 from haloconv.bench.one_kernel import chosen_kernels, host_module
 from haloconv.emulator import emulated_device
-from haloconv.families import FAMILIES, OWN, check_family
+from haloconv.families import FAMILIES, OWN, UNIVERSAL, check_family
 from haloconv.families.base import MOST_CONFIGS
 from haloconv.families.closure import kernels
 from haloconv.families.files import kernels_of
 from haloconv.jit.source import SOURCE_ROOT
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 from haloconv.support import KERNEL_DTYPES
+from tests.cases import CASES
 from tests.families import FACTS, SPECIALS, SUBJECTS
+from tests.sources import noted_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -59,6 +62,17 @@ def test_a_family_takes_its_directions_and_dtypes_alone(name: str) -> None:
         for dtype in KERNEL_DTYPES:
             precision = "tf32" if dtype == torch.float32 else "ieee"
             assert takes(name, dtype=dtype, precision=precision) == (dtype in family.dtypes), dtype
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (12, 0)], ids=str)
+def test_one_family_takes_all_that_any_takes(capability: tuple[int, int]) -> None:
+    """Choices ask it for the reason why no kernel of ours runs."""
+    facts = replace(H200, arch=f"sm_{capability[0]}{capability[1]}", capability=capability)
+    problems = [one.problem(each, dtype) for one in CASES for each in DIRECTIONS for dtype in KERNEL_DTYPES]
+    with noted_sources(facts):
+        reasons = {name: [FAMILIES[name].why_not(each, CPU) for each in problems] for name in OWN}
+    taken = {name: {at for at, reason in enumerate(found) if reason is None} for name, found in reasons.items()}
+    assert taken[UNIVERSAL] == set().union(*taken.values()) != set()
 
 
 @pytest.mark.parametrize("name", OWN)

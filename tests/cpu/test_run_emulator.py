@@ -66,12 +66,13 @@ def test_our_kernels_run_and_are_checked(problem: str, tmp_path: Path) -> None:
     assert content["passed"] and set(rows) == STEPS and "launches" not in content
     assert rows["fprop"]["family"] == rows["dgrad"]["family"] == "halo_sm90" and rows["fprop"]["precision"] == "tf32"
     assert rows["wgrad"]["family"] == "direct" and rows["wgrad"]["precision"] == "fp32"
-    assert rows["bgrad"]["family"] == rows["forward"]["family"] == rows["step"]["family"] == "direct"
+    assert rows["bgrad"]["family"] == "reduce" and rows["forward"]["family"] == "direct"
+    assert rows["step"]["family"] == "direct+reduce"
     assert rows["step"]["precision"] == "fp32" and rows["step"]["error_limit"] < 1e-5
     assert all(row["haloconv_ms"] is None and row["aten_ms"] is None and row["ratio"] is None for row in rows.values())
     assert 1e-5 < rows["fprop"]["error"] < rows["fprop"]["error_limit"] == 5e-4
     assert rows["wgrad"]["error"] < rows["wgrad"]["error_limit"] < 1e-5
-    assert any("Kernels that ran: halo_sm90 and direct, in " in note for note in content["notes"])
+    assert any("Kernels that ran: halo_sm90 and direct and reduce, in " in note for note in content["notes"])
     assert any("inputs cut from (2, 3, 60, 61)" in note for note in content["notes"])
     text = page.read_text()
     assert "problem (model)" in text and "<h2>Times</h2>" not in text and "ratio" not in text.split("</style>")[1]
@@ -83,7 +84,9 @@ def test_our_kernels_run_and_are_checked(problem: str, tmp_path: Path) -> None:
 def test_precision_and_family_are_those_asked_for(problem: str, tmp_path: Path) -> None:
     for options in (("--precision", "ieee"), ("--family", "direct")):
         rows = content_of(tmp_path, problem, *options)["rows"]
-        assert {row["family"] for row in rows} == {"direct"} and {row["precision"] for row in rows} == {"fp32"}
+        families = {row["direction"]: row["family"] for row in rows}
+        assert (families.pop("bgrad"), families.pop("step")) == ("reduce", "direct+reduce")
+        assert {*families.values()} == {"direct"} and {row["precision"] for row in rows} == {"fp32"}
 
 
 @needs_emulator

@@ -20,7 +20,7 @@ from tests import oracle
 from tests.cases import pick
 from tests.families import DIRECT, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.gpu import sanitizer_driver as driver
-from tests.texts import compile_all, noted_texts
+from tests.sources import compile_all, noted_sources
 from tests.tilings import chosen_sources
 from tools import sanitize, stamps
 from tools.jobs import Ended
@@ -31,7 +31,7 @@ H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "no
 MAIN_RESULTS = ("fprop", "dgrad")
 
 
-# the calls and their texts ------------------------------------------------------------------------------------------
+# the calls and their sources ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("subject", (*SUBJECTS, *SPECIALS), ids=str)
@@ -47,8 +47,8 @@ def test_a_part_of_the_calls_meets_every_case_dtype_and_result(subject: Subject,
         assert {getattr(call, kind) for call in calls} == {getattr(call, kind) for call in whole}
 
 
-def expected_texts(call: driver.Call) -> set[str]:
-    """The text of the one tiling that is chosen for a call, by the families' own functions."""
+def expected_digests(call: driver.Call) -> set[str]:
+    """The source's digest of the one tiling that is chosen for a call, by the families' own functions."""
     one, t = call.one, driver.placed(call, "cpu")[1]
     first, second = {"dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}.get(call.result, (t.x, t.w))
     forms = [TensorForm(each.stride(), each.data_ptr() % 16 == 0) for each in (first, second)]
@@ -56,13 +56,13 @@ def expected_texts(call: driver.Call) -> set[str]:
     problem = oracle.problem_of(call.result, t, one.spec)
     request = Request(problem, *forms, layout, torch.device("cpu"))
     if one.spec.family == "halo_sm80":
-        with noted_texts(H200):
+        with noted_sources(H200):
             seen, tiling = conv.configs(request)[0].derived
         return {conv.source(seen.problem, tiling).digest}
     if one.spec.family == "halo_sm90":
         return {source.digest for source in chosen_sources(request)}
     if one.spec.family == "halo_sm80_wgrad":
-        with noted_texts(H200):
+        with noted_sources(H200):
             derived = wgrad.configs(request)[0].derived
         return {wgrad.source(*derived).digest}
     return {direct.source(request, direct.best_tiling(problem, H200.max_smem_bytes)).digest}
@@ -71,13 +71,13 @@ def expected_texts(call: driver.Call) -> set[str]:
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
 def test_each_call_needs_the_chosen_tiling_alone(subject: Subject) -> None:
     for call in (each for each in driver.calls_of(subject) if each.one.name in {one.name for one in driver.TINY}):
-        texts = driver.note([call], H200).sources
+        sources = driver.note([call], H200).sources
         if call.result == "bgrad":
-            assert sorted(text.entry for text in texts) in (["bgrad"], ["bgrad_parts", "sum_partials"])
+            assert sorted(source.entry for source in sources) in (["bgrad"], ["bgrad_parts", "sum_partials"])
             continue
-        own = {text.digest for text in texts if text.kernel == FACTS[subject.name].main}
-        assert own == expected_texts(call)
-        beside = {text.entry for text in texts if text.kernel != FACTS[subject.name].main}
+        own = {source.digest for source in sources if source.kernel == FACTS[subject.name].main}
+        assert own == expected_digests(call)
+        beside = {source.entry for source in sources if source.kernel != FACTS[subject.name].main}
         assert beside <= {"halo_sm80_pack", "halo_sm90_pack", "halo_sm90_fixup", "sum_partials"}
 
 
@@ -109,7 +109,7 @@ def test_sources_are_noted_once_and_nothing_else_is_left_behind() -> None:
     call = driver.Call(DIRECT.on(*pick("one_row"), torch.float32), torch.float32, "fprop")
     noted = driver.note([call, call], H200)
     assert len(noted.sources) == 1 and noted.kernels == {"direct one_row fp32 fprop": ["direct/direct"]}
-    with noted_texts(H200), pytest.raises(RuntimeError, match="already"), noted_texts(H200):
+    with noted_sources(H200), pytest.raises(RuntimeError, match="already"), noted_sources(H200):
         pass
     with pytest.raises(RuntimeError, match="the tensors are on cpu"):
         oracle.run("fprop", driver.placed(call, "cpu")[1], call.one)

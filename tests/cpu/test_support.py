@@ -47,6 +47,34 @@ def test_taken(change: dict[str, object]) -> None:
     assert support.why_no_tensor_cores(_problem(**change)) is None
 
 
+@pytest.mark.parametrize(("found", "needed", "newer", "taken"), [
+    ((8, 0), (8, 0), True, True),
+    ((9, 0), (8, 0), True, True),
+    ((7, 5), (8, 0), True, False),
+    ((9, 0), (9, 0), False, True),
+    ((10, 0), (9, 0), False, False),
+])  # fmt: skip
+def test_capability(found: tuple[int, int], needed: tuple[int, int], newer: bool, taken: bool) -> None:
+    reason = support.why_not_capability(found, needed, newer)
+    assert (reason is None) == taken
+    if reason is not None:
+        which = f"{needed[0]}.{needed[1]}{' or newer' if newer else ''}"
+        assert reason == f"the kernels need compute capability {which}; the device has {found[0]}.{found[1]}"
+
+
+NEEDS_MORE = {"halo_sm80": {}, "halo_sm80_wgrad": {"direction": "wgrad"}, "halo_sm80_f64": {"dtype": torch.float64},
+              "depthwise_toeplitz": {"k": 32, "groups": 32, "r": 7, "s": 7, "padding": (3, 3, 3, 3)}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEEDS_MORE)
+def test_an_older_device_is_refused_by_what_the_registry_says(name: str) -> None:
+    problem, reasons = _problem(**NEEDS_MORE[name]), {}
+    for arch in ("sm_75", "sm_80"):
+        with emulated_device(arch=arch):
+            reasons[arch] = FAMILIES[name].why_not(problem, torch.device("cpu"))
+    assert reasons == {"sm_75": "the kernels need compute capability 8.0 or newer; the device has 7.5", "sm_80": None}
+
+
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
 def test_every_case_is_taken(subject: Subject) -> None:
     """What the GPU tests force upon a family it takes, however odd the extents: without a GPU nothing else says so."""

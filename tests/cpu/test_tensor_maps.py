@@ -65,11 +65,11 @@ def launch_of(maps: tuple[BoxMap | None, ...] = (), scalars: tuple[int, ...] = (
     names = [f"map_{i}" for i in range(len(maps))]
     members = [*(f"hc::TensorMap {name};" for name in names), "const float* from;", "float* to;"]
     members += [f"int i{index};" for index in range(len(scalars))]
-    text = f"struct Params {{ {' '.join(members)} }};\n"
-    text += 'extern "C" __global__ void __launch_bounds__(32) toy(const __grid_constant__ Params p) {}\n'
+    code = f"struct Params {{ {' '.join(members)} }};\n"
+    code += 'extern "C" __global__ void __launch_bounds__(32) toy(const __grid_constant__ Params p) {}\n'
     fields = {f"i{index}": value for index, value in enumerate(scalars)}
     read = {name: each for name, each in zip(names, maps, strict=True) if each is not None}
-    return Launch(KernelSource("toy", "toy", (), text), CPU, LaunchShape(1, 32), fields, read)
+    return Launch(KernelSource("toy", "toy", (), code), CPU, LaunchShape(1, 32), fields, read)
 
 
 def test_maps_stand_before_pointers_and_scalars(recorder: Recorder) -> None:

@@ -16,11 +16,11 @@ from haloconv.tune import timing
 CPU = torch.device("cpu")
 
 
-def test_variants_take_turns():
+def test_variants_alternate():
     order = []
     variants = {name: lambda name=name: order.append(name) for name in "ABC"}
     timings = timing.compare(variants, device=CPU, budget_s=0.0, min_runs=4)
-    assert order == list("ABC") * 5  # one turn warms up
+    assert order == list("ABC") * 5  # one call of each warms up
     assert [timings[name].runs for name in "ABC"] == [4, 4, 4]
 
 
@@ -33,12 +33,12 @@ def test_times_are_those_of_the_calls():
 
 
 def test_budget_extends_the_runs_and_progress_ends_at_one():
-    shares = []
+    parts = []
     timings = timing.compare(
-        {"A": lambda: time.sleep(0.001)}, device=CPU, budget_s=0.1, min_runs=2, on_progress=shares.append
+        {"A": lambda: time.sleep(0.001)}, device=CPU, budget_s=0.1, min_runs=2, on_progress=parts.append
     )
     assert timings["A"].runs > 10
-    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert parts == sorted(parts) and parts[-1] == 1.0
 
 
 @pytest.mark.parametrize("variants, min_runs", [({}, 10), ({"A": lambda: None}, 0)])
@@ -109,18 +109,18 @@ def call_of(name: str, ms: float):
 
 def test_gpu_round_flushes_outside_the_events_and_waits_once(fake_gpu):
     calls = [call_of("A", 3.0), call_of("B", 5.0)]
-    fake_gpu.turns = 2
+    fake_gpu.repeats = 2
     FakeEvent.log.clear()
     times = fake_gpu.round(calls)
-    turn = ["flush", "event", "A", "event", "flush", "event", "B", "event"]
-    assert FakeEvent.log == ["wait", "sleep", *turn, *turn, "wait"]
+    once = ["flush", "event", "A", "event", "flush", "event", "B", "event"]
+    assert FakeEvent.log == ["wait", "sleep", *once, *once, "wait"]
     assert times == [[3.0, 3.0], [5.0, 5.0]]
 
 
 def test_calls_of_many_launches_get_a_sleeping_kernel_each(fake_gpu):
     """Behind one, those that no longer fit into the driver's queue would be timed at the host's pace."""
     calls = [call_of("A", 3.0), call_of("B", 5.0)]
-    fake_gpu.turns, fake_gpu.host_ms = 2, timing.LONG_TURN_HOST_MS + 0.1
+    fake_gpu.repeats, fake_gpu.host_ms = 2, timing.LONG_HOST_MS + 0.1
     FakeEvent.log.clear()
     times = fake_gpu.round(calls)
     alone = [["wait", "sleep", "flush", "event", name, "event", "wait"] for name in "ABAB"]
@@ -130,9 +130,9 @@ def test_calls_of_many_launches_get_a_sleeping_kernel_each(fake_gpu):
 def test_calls_of_many_launches_are_timed_as_graphs_if_all_can_be_captured(fake_gpu, monkeypatch):
     slow, replays = [lambda: time.sleep(0.002)] * 2, [call_of("A", 3.0), call_of("B", 5.0)]
     monkeypatch.setattr(timing, "captured", lambda calls, device: replays)
-    assert fake_gpu.warm_up(slow) is replays and fake_gpu.host_ms < timing.LONG_TURN_HOST_MS
+    assert fake_gpu.warm_up(slow) is replays and fake_gpu.host_ms < timing.LONG_HOST_MS
     monkeypatch.setattr(timing, "captured", lambda calls, device: None)
-    assert fake_gpu.warm_up(slow) is slow and fake_gpu.host_ms > timing.LONG_TURN_HOST_MS
+    assert fake_gpu.warm_up(slow) is slow and fake_gpu.host_ms > timing.LONG_HOST_MS
     monkeypatch.setattr(timing, "captured", None)
     quick = [call_of("A", 3.0)]
     assert fake_gpu.warm_up(quick) is quick
@@ -141,9 +141,9 @@ def test_calls_of_many_launches_are_timed_as_graphs_if_all_can_be_captured(fake_
 def test_gpu_rounds_are_bounded(fake_gpu, monkeypatch):
     monkeypatch.setattr(timing, "captured", lambda calls, device: None)
     fake_gpu.warm_up([call_of("A", 0.001), call_of("B", 0.001)])
-    assert 1 <= fake_gpu.turns <= timing.MAX_RUNS_PER_ROUND // 2
+    assert 1 <= fake_gpu.repeats <= timing.MAX_RUNS_PER_ROUND // 2
     fake_gpu.warm_up([lambda: time.sleep(0.08), call_of("B", 0.001)])
-    assert fake_gpu.turns == 1
+    assert fake_gpu.repeats == 1
     assert fake_gpu.host_ms >= 80
 
 

@@ -129,7 +129,7 @@ def test_with_nothing_right_pytorch_runs(special: FakeFamily, clock: Clock) -> N
     assert outcome.record.family == "aten" and outcome.record.own is None and outcome.record.ratio is None
 
 
-def test_a_candidate_that_turns_wrong_while_it_is_timed_loses(special: FakeFamily, clock: Clock) -> None:
+def test_a_candidate_that_goes_wrong_while_it_is_timed_loses(special: FakeFamily, clock: Clock) -> None:
     special.offers = (FakeConfig(4),)
     (entry,) = measure.prepared([LAYER], CPU)
     (own,) = (each for each in entry.bound if each is not measure.ATEN)

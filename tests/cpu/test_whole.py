@@ -47,7 +47,7 @@ def test_a_gradient_of_zeros_fails_in_bf16() -> None:
 
 
 def test_gradients_are_those_of_a_smooth_model() -> None:
-    """The error of PyTorch's own gradients in bf16 tells: most of it were ReLUs that a rounding turns on or off."""
+    """The error of PyTorch's own gradients in bf16 tells: most of it were ReLUs that a rounding switches on or off."""
     torch.manual_seed(0)
     model, x = Autocast(Deep(), torch.bfloat16), torch.randn(2, 6, 9, 9)
     contest = Contest(model, model, (x,), "ieee", "bf16", norm_limit=0.1)

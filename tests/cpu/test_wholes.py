@@ -196,7 +196,7 @@ def test_what_is_saved_is_that_of_the_size_that_was_measured(h200: None) -> None
     assert choose(near, CPU).family == "aten" and "measured at 8 x 112 x 112" in choose(near, CPU).reason
 
 
-def test_a_shipped_record_that_is_turned_is_looked_at_first(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_record_for_another_epilogue_is_looked_at_first(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
     known(BIG, 0.1)
     shelf, looked = shelf_of(H200), []
     shelf._own, shelf._shipped = shelf._shipped, shelf._own

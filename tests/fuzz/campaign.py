@@ -32,7 +32,7 @@ def commit_seed() -> int:
 def by_layer(
     seed: int | str, device: str, families: tuple[str, ...] = SUBJECTS, per_layer: int | None = None
 ) -> Iterator[list[Draw]]:
-    """Layers without end, the families in turn, with ``per_layer`` problems each. A seed always gives the same."""
+    """Layers without end, the families alternating, with ``per_layer`` problems each. A seed always gives the same."""
     rng, count = random.Random(f"{seed}"), per_layer or PER_LAYER[device]
     for layer in layers(rng, device, families, WORK[device]):
         yield sizes(rng, layer, count, WORK[device])
@@ -46,7 +46,7 @@ def draws(
 
 
 def all_draws(seed: int | str, device: str, subjects: tuple[str, ...]) -> Iterator[Draw | FrontDraw]:
-    """Problems of the families and calls of the functions among ``subjects``, in turn where there are both."""
+    """Problems of the families and calls of the functions among ``subjects``, alternating where there are both."""
     families = tuple(each for each in subjects if each in SUBJECTS)
     functions = tuple(each for each in subjects if each in FUNCTIONS)
     streams: list[Iterator[Draw | FrontDraw]] = [draws(seed, device, families)] if families else []

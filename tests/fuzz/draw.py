@@ -30,7 +30,7 @@ PLAIN = (("contiguous", "nchw"), ("channels_last", "nhwc"))
 ARCHS = ("sm_90a", "sm_90a", "sm_90a", "sm_80", "sm_86", "sm_75", "sm_120")  # shared memory differs
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | dict.fromkeys(("tf32", "tf32x3"), torch.float32)
 _FORMS = 2  # combinations of storages on a layer, about: a kernel is compiled for each
-_TRIES = 200  # layers drawn for a family before the next family has its turn
+_TRIES = 200  # layers drawn for a family before the next family
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def machine(draw: Draw, device: str, seed: int = 0) -> Iterator[None]:
 
 
 def layers(rng: random.Random, device: str, families: tuple[str, ...], most_work: int) -> Iterator[Draw]:
-    """Layers without end, the families in turn. One that takes none on ``device`` is left out; all of them end this."""
+    """Layers without end, families alternating. One that takes none on ``device`` is left out; all of them end this."""
     found = True
     while found:
         found = False

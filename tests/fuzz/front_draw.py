@@ -121,7 +121,7 @@ def parsed_line(line: str) -> Draw | FrontDraw:
 
 
 def front_draws(seed: int | str, functions: tuple[str, ...], most_work: int) -> Iterator[FrontDraw]:
-    """Calls without end, the functions in turn. A seed always gives the same."""
+    """Calls without end, the functions alternating. A seed always gives the same."""
     rng = random.Random(f"{seed} fronts")
     while True:
         for function in functions:

@@ -24,7 +24,7 @@ KINDS = {subject.name for subject in SUBJECTS} | DTYPES
 
 
 def pytest_configure() -> None:
-    """Workers of pytest-xdist take turns on the GPUs: each sees all of them and has another one first."""
+    """Workers of pytest-xdist spread over the GPUs: each sees all of them and has another one first."""
     worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), torch.cuda.device_count()
     if worker.startswith("gw") and count > 1 and not torch.cuda.is_initialized():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")

@@ -33,7 +33,7 @@ from tests.emulated import BY_NAME, MODULES, forced, with_every_not_finite
 from tests.families import DEPTHWISE, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.launches import launched
 from tests.recorder import stamped
-from tests.texts import compile_all, noted_texts
+from tests.sources import compile_all, noted_sources
 
 TINY = pick(
     "border_3x3", "four_sides", "padding_beyond_filter", "padding_with_stride", "odd_widths", "one_pixel_image",
@@ -161,7 +161,7 @@ class Noted(NamedTuple):
 def note(calls: Iterable[Call], facts: DeviceFacts) -> Noted:
     """What the calls load and launch on a GPU of these facts."""
     kernels = {}
-    with noted_texts(facts) as sources:
+    with noted_sources(facts) as sources:
         for call in calls:
             with launched() as names:
                 result_of(call, placed(call, "cpu")[1])

@@ -141,7 +141,7 @@ def pixels_of(corners: list[tuple[int, int]], rows: int, cols: int) -> tuple[tor
 
 
 def add_filter_gradient(t: Tensors, one: Case, pixels: tuple, want: torch.Tensor, scale: torch.Tensor) -> None:
-    """Add the share of the given pixels (rows p, columns q) of one image and filter of dy."""
+    """Add what the given pixels (rows p, columns q) of one image and filter of dy contribute."""
     (n, k, p, q), problem, (top, _, left, _) = pixels, one.problem(), one.spec.padding
     values = t.dy[n, k, p, q].double()
     group = k // problem.k_per_group

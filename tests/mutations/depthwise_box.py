@@ -64,7 +64,7 @@ WGRAD = (
     _fault("wgrad: a warp is left out", "its sums are lost", ("warp < WARPS; ++warp", "warp < WARPS - 1; ++warp"),
            result="wgrad"),
     _fault("wgrad: sums that are not finite", "they stay",
-           ("        if (sum * 0.f != 0.f) sum = hc::over_lanes(sum_again(p, filter, first, tap / S, tap % S));\n", ""),
+           ("        if (sum * 0.f != 0.f) sum = hc::warp_sum(sum_again(p, filter, first, tap / S, tap % S));\n", ""),
            on="box_border", result="wgrad", finite=False),
     _fault("wgrad: summed again beyond the images", "images are read that do not exist",
            (" && image < p.images; ++image", "; ++image"), result="wgrad", finite=False),

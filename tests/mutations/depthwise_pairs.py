@@ -39,7 +39,7 @@ STAGING = (
     _fault("pairs: handed back too early", "the engine may write what is still read",
            ("            ptx::fence_proxy_async_shared();  // before TMA writes x, and before it reads y\n",
             ""), on="pairs_5x5"),
-    _fault("pairs: shares overlap", "a block begins with the last band of the one before",
+    _fault("pairs: parts overlap", "a block begins with the last band of the one before",
            ("at = part * cut.per_block + (part < cut.longer ? part : cut.longer);",
             "at = part * cut.per_block + (part < cut.longer ? part : cut.longer) - (part > 0);"), on="pairs_5x5"),
 )  # fmt: skip

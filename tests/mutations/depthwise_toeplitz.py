@@ -39,7 +39,7 @@ BANDS = (
     _fault("no zeros beside the filter", "bands end in what memory held",
            ("(&of[0][0][0])[i] = 0;", ";")),
     _fault("the tap before", "pairs at odd places are those at even ones", ("[BEFORE + s - copy]", "[BEFORE + s]")),
-    _fault("dgrad's filter is not turned round", "rows of the filter are in fprop's order",
+    _fault("dgrad's filter is not flipped", "rows of the filter are in fprop's order",
            ("DGRAD ? R - 1 - r : r", "r"), result="dgrad"),
     _fault("no shift", "windows begin with the first column that the filter meets", ("BEFORE - LEAD -", "BEFORE -")),
     _fault("windows begin at the image", "groups before the image are counted as multiplied",

@@ -114,13 +114,13 @@ GEOMETRY = (
 )  # fmt: skip
 
 GRADIENTS = (
-    _fault("shares begin at the first row", "each share sums the first rows",
-           ("{share_row, p.share_rows}", "{0, p.share_rows}"), on="window_13x11", result="wgrad",
+    _fault("slices begin at the first row", "each slice sums the first rows",
+           ("{slice_row, p.slice_rows}", "{0, p.slice_rows}"), on="window_13x11", result="wgrad",
            shape=_BOTH),
-    _fault("a share takes its neighbour's rows too", "rows are summed twice",
+    _fault("a slice takes its neighbour's rows too", "rows are summed twice",
            ("left < own.rows ? left : own.rows", "left"), on="window_13x11", result="wgrad", shape=_BOTH),
-    _fault("the last share is lost", "one share is never added",
-           ("share < p.shares;", "share < p.shares - 1;"), on="window_13x11", result="wgrad", shape=_BOTH),
+    _fault("the last slice is lost", "one slice is never added",
+           ("slice < p.slices;", "slice < p.slices - 1;"), on="window_13x11", result="wgrad", shape=_BOTH),
     _fault("window: the last part is as long as the others", "terms behind the last image are summed",
            ("p.terms - first < p.part_terms ? p.terms : first + p.part_terms", "first + p.part_terms"),
            on="window_both", result="wgrad", shape=_BOTH),

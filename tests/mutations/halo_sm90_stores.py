@@ -32,13 +32,13 @@ BOXES = (
           ("col = column.strip * p.strip_cols - shift + first_px;", "col = first_px - shift;"),
           on="aligned_3x5", shape="two short runs in rows"),
     fault("boxes of one row of a pack", "both output rows of a pack are written to the first",
-          ("(run * p.pack_h + phase)", "(run * p.pack_h)"), on="large_3x3", shape="boxes in rows"),
+          ("(run * p.pack_h + residue)", "(run * p.pack_h)"), on="large_3x3", shape="boxes in rows"),
     fault("boxes to the first residue class", "rows of a dilated filter's other classes are written to the first",
           ("return column.cls + p.schedule.classes", "return p.schedule.classes"), on="small_a"),
     fault("boxes to the first filters", "all warps write the first warp's filters",
           ("unsigned(filters.first) / Y_PLANES, filters.group", "0, filters.group"), on="small_a"),
     fault("boxes to the first group", "all groups are written to the first",
-          (" / Y_PLANES, filters.group, column.band);", " / Y_PLANES, 0, column.band);"),
+          (" / Y_PLANES, filters.group, column.image);", " / Y_PLANES, 0, column.image);"),
           on="aligned_dilated", result="dgrad", shape="boxes in rows"),
     fault("a buffer for four warps", "a consumer's warps fill each other's buffer",
           ("(Y_CHANNELS_INNER ? warp / 4 * 4 : warp)", "(warp / 4 * 4)"), on="large_3x3", shape="boxes in rows"),
@@ -102,7 +102,7 @@ STORES = (
     fault("pieces across the end of a row", "a piece is stored whole if its first pixel is inside",
           ("same &= next.inside == first.inside, ", ""), on="rows_5x5", shape="flat strips"),
     fault("outputs of a pack by filters in one place", "both outputs of a pack are stored to the first",
-          ("if (j == phase) at", "if (j == 0) at"), on="large_nhwc", shape="two runs of 64", dtype=torch.float16),
+          ("if (j == output) at", "if (j == 0) at"), on="large_nhwc", shape="two runs of 64", dtype=torch.float16),
 )  # fmt: skip
 
 _JOINED = {"on": "joined_rows", "shape": "rows without packs"}
@@ -153,7 +153,7 @@ JOINED = (
     fault("rows end to end multiplied without their shift", "a tile's pixels are those before its strip in every row",
           ("p.lead - row_shift(p, Y_PLANES", "p.lead + 0 * row_shift(p, Y_PLANES"), **_JOINED),
     fault("ends of rows end to end without their shift", "what is no box is stored where its strip begins",
-          ("(p, {column.band, out_row, col})", "(p, {column.band, out_row, col + shift})"), **_JOINED),
+          ("(p, {column.image, out_row, col})", "(p, {column.image, out_row, col + shift})"), **_JOINED),
     fault("pixels before a row of rows end to end", "they are written to the row above",
           ("(buffer, lane, -col, p.cols", "(buffer, lane, -PX, p.cols"), **_JOINED),
     fault("pixels behind a row of rows end to end", "they are written to the row below",
@@ -175,7 +175,7 @@ _ADDED = {"on": "filters_by_two", "shape": "every few filters", "result": "scale
 JOINED_FILTERS = (
     fault("all planes are aligned", "planes begin where the first one does",
           (" + int(unsigned(filter) % Y_PLANES) * int(p.y_k);", ";"), **_EIGHT),
-    fault("blocks dealt out by turns", "the second block is taken for the second filter's, although the first has two",
+    fault("blocks that alternate", "the second block is taken for the second filter's, although the first has two",
           ("plane += block >= next * blocks;", "plane += block >= next;"), **_TWO_BLOCKS),
     fault("blocks of the first filter for all", "blocks are written where those of the first filter are",
           ("plane += block >= next * blocks;", "plane += 0;"), **_TWO),

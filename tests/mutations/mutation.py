@@ -13,15 +13,15 @@ from haloconv.jit import source
 
 
 class StaleMutation(Exception):
-    """An edit no longer fits the kernel: the text that it replaces is gone, or stands there more than once."""
+    """An edit no longer fits the kernel: the code that it replaces is gone, or stands there more than once."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One fault, planted in the text of a shipped kernel.
+    """One fault, planted in the source of a shipped kernel.
 
-    ``kernel`` names the .cu file whose joined text is edited (``halo_sm90/pack``), ``edits`` are exact pairs (old, new)
-    of which each ``old`` stands there once. ``case`` (a name in ``tests.emulated``), ``dtype``, ``result`` (fprop,
+    ``kernel`` names the .cu file whose joined source is edited (``halo_sm90/pack``), ``edits`` are exact pairs (old,
+    new) of which each ``old`` stands there once. ``case`` (a name in ``tests.emulated``), ``dtype``, ``result`` (fprop,
     dgrad, wgrad, bgrad, relu), ``shape`` (of halo_sm90's tiles) and ``finite`` (no infinities and NaN among the inputs)
     say which run must expose the fault; the same run without the fault is one of the emulator's tests.
     """
@@ -37,19 +37,19 @@ class Mutation:
     shape: str = ""
     finite: bool = True
 
-    def applied_to(self, text: str) -> str:
-        """The text with the fault. Raises StaleMutation if an edit does not fit, or changes nothing."""
+    def applied_to(self, code: str) -> str:
+        """The source with the fault. Raises StaleMutation if an edit does not fit, or changes nothing."""
         for old, new in self.edits:
-            found = text.count(old)
+            found = code.count(old)
             if found != 1 or old == new:
                 raise StaleMutation(f"{self.name}: this stands {found} times in {self.kernel}, not once: {old!r}")
-            text = text.replace(old, new)
-        return text
+            code = code.replace(old, new)
+        return code
 
 
 @contextmanager
 def planted(mutation: Mutation) -> Iterator[None]:
-    """While active, every kernel of that name is made from the text with the fault.
+    """While active, every kernel of that name is made from the source with the fault.
 
     Raises StaleMutation if the edits do not fit the kernel.
     """
@@ -65,6 +65,6 @@ def planted(mutation: Mutation) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Drop what was made from the text before: specialisations, and plans with their bound kernels."""
+    """Drop what was made from the source before: specialisations, and plans with their bound kernels."""
     source._specialised.cache_clear()
     plan.clear_plans()

@@ -27,7 +27,7 @@ BGRAD = (
             f"if (pixel_lane < half) {{ {_TREE_STEP} __syncthreads(); }}"), on="border_3x3"),
     _fault("the tree reads one lane too far", "an element behind a static shared array is read",
            ("sums[pixel_lane + half]", "sums[pixel_lane + half + 1]"), on="border_3x3"),
-    _fault("the tree ends early", "the odd lanes' share is lost",
+    _fault("the tree ends early", "the odd lanes' part is lost",
            ("PIXEL_LANES / 2; half > 0", "PIXEL_LANES / 2; half > 1"), on="border_3x3"),
     _fault("one pixel behind the last", "the end of the pixels is taken as inside",
            ("pixel < end ?", "pixel <= end ?"), on="border_3x3"),

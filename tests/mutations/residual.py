@@ -17,15 +17,15 @@ def _fault(
     return Mutation(f"residual: {name}", kernel, fault, edits, on, result, dtype, "halo_sm90", shape, finite)
 
 
-_WIDE = {"on": "large_3x3", "shape": "two runs of 64"}
+_TWO_RUNS = {"on": "large_3x3", "shape": "two runs of 64"}
 _POINTWISE = {"kernel": "halo_sm90/pointwise", "shape": "pointwise"}
 _PLANES = {"kernel": "halo_sm90/pointwise_planes", "shape": "planes"}
 
 MUTATIONS = (
     _fault("none", "bias alone is added to sums",
-           ("(sum, both[i / 2 % 2]) + values[i];", "(sum, both[i / 2 % 2]);"), **_WIDE),
+           ("(sum, both[i / 2 % 2]) + values[i];", "(sum, both[i / 2 % 2]);"), **_TWO_RUNS),
     _fault("of the pixel before", "every other pixel gets its neighbour's",
-           ("at_px = first + i / 2 * 8 + i % 2;", "at_px = first + i / 2 * 8;"), **_WIDE),
+           ("at_px = first + i / 2 * 8 + i % 2;", "at_px = first + i / 2 * 8;"), **_TWO_RUNS),
     _fault("of other rows", "fp32 rows by pixels are taken as in order",
            ("row = SPREAD ? hc::spread_row(lane / 4) : lane / 4;", "row = lane / 4;"), on="large_3x3", dtype=_FP32),
     _fault("of filters beyond the last one", "it is read behind the last filter",
@@ -33,7 +33,7 @@ MUTATIONS = (
            shape="shared tile flat"),
     _fault("of places outside", "it is read where no output is", ("inside && row + 8 * half", "row + 8 * half"),
            on="large_3x3", dtype=_FP32),
-    _fault("of joined rows", "rows that begin before their strip get that of the strip",
+    _fault("of rows end to end", "rows that begin before their strip get that of the strip",
            ("px % RUN - shift + lane % 4 * 2;", "px % RUN + lane % 4 * 2;"), on="joined_by_two", dtype=_FP32,
            result="scale_residual", shape="boxes in rows"),
     _fault("the fix-up forgets it", "an output is summed anew without it",

@@ -26,7 +26,7 @@ from haloconv.bench.results import ResultRow, key_of
 NETWORKS = ("resnet50", "unet", "convnext_tiny")
 STEPS = ("inference", "training")
 WARM_BAR_MS = 500.0
-"""By which haloconv with a full cache may be behind PyTorch."""
+"""How many ms haloconv with a full cache may be behind PyTorch."""
 EMPTY_BARS_MS = {("resnet50", "inference"): 5_000.0, ("resnet50", "training"): 12_000.0}
 """The most with an empty cache, on a machine of ``BAR_CORES`` cores or more."""
 BAR_CORES = 16

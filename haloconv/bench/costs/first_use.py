@@ -16,6 +16,7 @@ from haloconv import jit
 from haloconv.bench.layer import Layer, Step
 from haloconv.bench.suite import Case, case_of
 from haloconv.problem import DIRECTIONS
+from haloconv.tune.timing import synchronize
 
 STARTER = Case("first kernel of a process", input=(1, 1, 8, 8), filters=1, filter=(1, 1))
 
@@ -36,21 +37,16 @@ def first_use(layer: Layer, step: Step, what: str) -> FirstUse:
     Raises RuntimeError if it got no new kernel, because then it is no first use.
     """
     call = layer.ours(step)
-    _wait(layer.x.device)
+    synchronize(layer.x.device)
     before, start = jit.statistics(), time.perf_counter()
     call()
-    _wait(layer.x.device)
+    synchronize(layer.x.device)
     ms, after = (time.perf_counter() - start) * 1e3, jit.statistics()
     compiles = after.compiles - before.compiles
     kernels = compiles + after.disk_hits - before.disk_hits
     if not kernels:
         raise RuntimeError(f"{what} needed no new kernel")
     return FirstUse(what, ms, kernels, compiles)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main() -> None:

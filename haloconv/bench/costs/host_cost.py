@@ -1,4 +1,4 @@
-"""What a warm call costs the host, before the device has anything to do: ours and PyTorch's in turns, in one run."""
+"""What a warm call costs the host, before the device has anything to do: ours and PyTorch's alternate, in one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
 from haloconv.module import Conv2d
 from haloconv.tune.timing import host_cost
 
-TURNS = 5
+ROUNDS = 5
 BUDGETS_US = {"F.conv2d, no grad": 12.0, "nn.Conv2d, with grad": 25.0}
 NOT_MEASURED = (
     "There is no GPU: this is our side alone, up to the launch, on a stand-in for an H200 that runs nothing. Not "
@@ -82,7 +82,7 @@ def host_costs(device: torch.device, repeats: int = 200) -> list[HostCost]:
     function without a graph, too, and the forward pass that records one.
     """
     samples = [each for each in SAMPLES if _runs_on(each, device)]
-    return [_in_turns(sides, repeats, device) for each in samples for sides in _sides(each, device)]
+    return [_alternating(sides, repeats, device) for each in samples for sides in _sides(each, device)]
 
 
 def own_host_costs(repeats: int = 200) -> list[HostCost]:
@@ -132,16 +132,16 @@ def _without_graph(call: Callable[[], object]) -> Callable[[], object]:
     return torch.no_grad()(call)
 
 
-def _in_turns(sides: _Sides, repeats: int, device: torch.device) -> HostCost:
+def _alternating(sides: _Sides, repeats: int, device: torch.device) -> HostCost:
     aten, ours = [], []
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         aten.append(host_cost(sides.aten, repeats, rounds=3, device=device))
         ours.append(host_cost(sides.haloconv, repeats, rounds=3, device=device))
     return HostCost(sides.what, statistics.median(aten), statistics.median(ours), BUDGETS_US.get(sides.what))
 
 
 def _median(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    return statistics.median(host_cost(call, repeats, rounds=3, device=device) for _ in range(TURNS))
+    return statistics.median(host_cost(call, repeats, rounds=3, device=device) for _ in range(ROUNDS))
 
 
 class _IdleKernel:

@@ -25,12 +25,14 @@ from torch.nn import functional
 
 from haloconv.accelerate import accelerate
 from haloconv.distributed import ExchangeCost, exchange_cost, shard_spatially
+from haloconv.tune.problems import noting
+from haloconv.tune.timing import synchronize
 
 Tensor = torch.Tensor
 Step = Callable[[], None]
 
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_CHANNELS = 8, 16, 8
-"""Of the small image, of its rows so many on each rank, whose loss and gradients are held against one process's."""
+"""Extents of the small image whose loss and gradients are held against one process's; the rows are those of a rank."""
 
 
 class Globe(nn.Module):
@@ -158,29 +160,26 @@ def gradient_error(variables: int, device: torch.device, mesh: DeviceMesh | None
 
 
 def _exchanges(order: dict[str, Any]) -> list[ExchangeCost]:
-    """Of every convolution, by its model."""
+    """What each convolution of the model exchanges, by the cost model, in the order of the calls."""
     found: list[ExchangeCost] = []
 
-    def tell(layer: nn.Module, given: tuple[Tensor, ...], _: Tensor) -> None:
-        n, c, h, w = given[0].shape
-        assert isinstance(layer, nn.Conv2d)
+    def note(_: str, layer: nn.Conv2d, x: Tensor) -> None:
+        n, c, h, w = x.shape
         found.append(exchange_cost(layer, (n, c, h, w), (order["ranks"], 1)))
 
     with torch.device("meta"):
         model = UNet(order["variables"], order["channels"])
-        for layer in model.modules():
-            if isinstance(layer, nn.Conv2d):
-                layer.register_forward_hook(tell)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
+    with torch.device("meta"), noting(layers, note):
         model(torch.empty(order["batch"], order["variables"], order["rows"] * order["ranks"], order["columns"]))
     return found
 
 
 def _ms(step: Step, device: torch.device) -> float:
-    """From an idle device to an idle device."""
+    """Wall ms of a step, from an idle device to an idle device."""
     begin = time.perf_counter()
     step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return (time.perf_counter() - begin) * 1e3
 
 

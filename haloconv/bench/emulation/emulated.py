@@ -15,7 +15,6 @@ from haloconv.bench.layer import Layer, Step
 from haloconv.bench.trial import AS_LARGE
 from haloconv.choose.choice import Choice
 from haloconv.emulator import EmulatedDevice, emulated_device
-from haloconv.families import FAMILIES
 from haloconv.families.base import Config
 from haloconv.problem import Problem
 from haloconv.reference import Error, Limits, measure_error, raised, rounded_to_tf32
@@ -53,7 +52,7 @@ class EmulatedLayer(Layer):
 
     @classmethod
     def of(cls, layer: Layer, emulation: Emulation) -> EmulatedLayer:
-        """The same layer on the emulator."""
+        """``layer`` with its own side on the emulator."""
         return cls(**_fields_of(layer), emulation=emulation)
 
     def choice(self, step: Step) -> Choice:
@@ -69,7 +68,7 @@ class EmulatedLayer(Layer):
     def problem(self, step: Step) -> Problem:
         """The problem as it is computed: some families form fp32 products in full precision where TF32 is allowed."""
         problem = super().problem(step)
-        in_tf32 = FAMILIES[self.choice(step).family].tensor_cores
+        in_tf32 = step != "bgrad" and self.choice(step).in_terms
         return problem if in_tf32 else replace(problem, precision="ieee")
 
     def limits(self, step: Step, baseline: Error | None) -> Limits:

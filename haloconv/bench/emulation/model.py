@@ -17,9 +17,9 @@ MODELLED_KERNEL = conv.KERNEL
 
 
 class Modelled(NamedTuple):
-    """Of the launches of one direction: multiplies on tensor cores, and bytes that TMA brings.
+    """Multiplies on tensor cores, and bytes that TMA brings, in the launches of one direction.
 
-    These are packed weights and boxes of the input, with what of a box is outside the tensor.
+    The bytes are those of packed weights and of boxes of the input, with what of a box is outside the tensor.
     """
 
     multiplies: int

@@ -32,6 +32,7 @@ from haloconv.fusion.fuse import fuse
 from haloconv.precision import Precision
 from haloconv.problem_file import how_it_ended
 from haloconv.report.rows import WholeDirection
+from haloconv.tune.timing import synchronize
 
 RECOMPILATIONS = 64
 """How often Dynamo may compile a function that all variants share before it gives up and runs it eagerly."""
@@ -195,7 +196,7 @@ def _tried(call: Callable[[], object], contest: Contest, direction: WholeDirecti
     began, before = time.perf_counter(), _graphs()
     try:
         call()
-        _wait(contest.device)
+        synchronize(contest.device)
     except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
@@ -215,8 +216,3 @@ def _graphs() -> int:
     """How many graphs Dynamo has compiled in this process; 0 where it was not imported."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

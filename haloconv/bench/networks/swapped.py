@@ -55,7 +55,7 @@ class Options:
         return "ieee" if self.emulation is not None and self.precision is None else self.precision
 
     def in_layout(self, layout: Layout) -> Options:
-        """The same with another memory order."""
+        """These options with ``layout`` for their memory order."""
         return replace(self, layout=layout)
 
 

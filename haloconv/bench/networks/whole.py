@@ -56,7 +56,7 @@ _RELUS = {
 
 @dataclass(frozen=True)
 class Contest:
-    """The same model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
+    """One model twice, ``ours`` with swapped convolutions and ``theirs`` without, and the inputs for both.
 
     ``precision`` is how PyTorch forms fp32 products for a fair race, ``"ieee"`` or ``"tf32"``; ``label`` is its name in
     tables. ``ran`` tells for ``forward`` and ``step`` the families in use, joined by ``+``, and their kernels, joined
@@ -93,7 +93,7 @@ def try_model(
     little of what may be expected of a gradient of ten elements, and twice it is soon exceeded by chance.
 
     Gradients are those of the model with SiLU for ReLU and with batch statistics as constants. As it is, a rounding in
-    16 bits turns some ReLU on or off, which no limit tells from a fault. What is timed is the step as it is.
+    16 bits switches some ReLU on or off, which no limit tells from a fault. What is timed is the step as it is.
 
     What our model raises is the complaint of a row without results. There is no row ``step`` of a model that has no
     gradient, and a note says so. A budget without runs times nothing. On a GPU the rows tell the peaks of memory, too.

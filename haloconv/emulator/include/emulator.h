@@ -1,4 +1,4 @@
-// What the text of a kernel sees in the emulator, included ahead of it: CUDA's built-ins and the ptx wrappers.
+// What the source of a kernel sees in the emulator, included ahead of it: CUDA's built-ins and the ptx wrappers.
 #pragma once
 
 #include "builtins.h"

@@ -1,6 +1,6 @@
 // The wrappers of kernels/ptx/*.cuh as the emulator has them: the same names and types, each a call of the runtime.
 //
-// Kernel text sees these instead of the PTX bodies. A wrapper is always inlined, so that the return address of the
+// Kernel sources see these instead of the PTX bodies. A wrapper is always inlined, so that the return address of the
 // runtime's function is a place in the kernel. Conversions are computed here: they touch no memory.
 #pragma once
 

@@ -1,7 +1,7 @@
 // The emulator's runtime as its own sources see it (runtime/*.cpp): threads, scheduling, asynchronous operations,
 // shared memory and its shadow, happens-before, findings, statistics.
 //
-// Kernel text never includes this header; it sees the declarations of emulator.h only. Everything here runs without
+// Kernel sources never include this header; they see the declarations of emulator.h only. Everything here runs without
 // instrumentation. One kernel runs at a time in a process, and one block of it at a time, each CUDA thread as a fiber.
 #pragma once
 
@@ -18,7 +18,7 @@ using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
 // A place in the kernel's machine code: the return address of the runtime function that the kernel called. A function
-// that the kernel calls takes it first thing with HC_EMU_SITE; Python turns it into file and line.
+// that the kernel calls takes it first thing with HC_EMU_SITE; Python tells its file and line.
 using Site = const void*;
 #define HC_EMU_SITE __builtin_return_address(0)
 

@@ -11,8 +11,8 @@ namespace {
 
 constexpr u32 NAMED_BARRIERS = 16, WARPGROUP = 128, MAX_WARPS = 32;
 
-// Registers of a launch: a thread has its share of the file, in units of 8 and at most what an instruction can name,
-// as with __launch_bounds__(threads, 1) and a kernel that uses them all. One with a larger bound, or whose text needs
+// Registers of a launch: threads own equal parts of the file, in units of 8 and at most what an instruction can name,
+// as with __launch_bounds__(threads, 1) and a kernel that uses them all. One with a larger bound, or whose code needs
 // fewer, owns less on a GPU. A launch gets no others: the rest of the file stays out of reach.
 constexpr u32 REGISTER_FILE = 65536, REGISTER_UNIT = 8, MAX_REGISTERS = 255;
 
@@ -50,8 +50,8 @@ void begin_block() {
     for (NamedBarrier& bar : barriers) bar = {};
     for (Meeting& meeting : warp_meetings) meeting = {};
     for (const char*& purpose : warp_purposes) purpose = nullptr;
-    const u32 share = REGISTER_FILE / block_threads() / REGISTER_UNIT * REGISTER_UNIT;
-    for (WarpRegisters& warp : registers) warp = {share < MAX_REGISTERS ? share : MAX_REGISTERS, 0, 0};
+    const u32 owned = REGISTER_FILE / block_threads() / REGISTER_UNIT * REGISTER_UNIT;
+    for (WarpRegisters& warp : registers) warp = {owned < MAX_REGISTERS ? owned : MAX_REGISTERS, 0, 0};
     pool = 0;
     pool_waiters = {};
 }

@@ -12,6 +12,7 @@
 // Budget: 4 * R * SLICES registers for bands, 4 * TILES for sums; BUFFERS strips of a plane in shared memory.
 #include "families/depthwise/strips.cuh"
 #include "families/depthwise/march_row.cuh"
+#include "families/depthwise/taps.cuh"
 #include "kernels/products.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 
@@ -20,7 +21,7 @@
 //   R S DIL_H DIL_W      filter taps; pixels
 //   MULTIPLIER           M: filters of a channel
 //   SLICES TILES         16 input columns of a band each; 16 output columns of a warp's step each
-//   BUFFERS              strips under writer, the one that is multiplied included
+//   BUFFERS              strips under way, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
 using hc::i64;
@@ -45,13 +46,6 @@ struct Params {
     int out_rows, out_cols, pad_left;
 };
 
-__device__ __forceinline__ const elem_t* filter_of(const Params& p, int channel) { return p.w + channel * p.w_k; }
-
-// Tap (r, s) as it meets a window: dgrad's filter is flipped.
-__device__ __forceinline__ elem_t tap(const Params& p, const elem_t* filter, int r, int s) {
-    return filter[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
-}
-
 // ---- Bands ----
 
 // The rows of one channel's filter between zeros, as they are, and once more without the first element: then any two
@@ -61,11 +55,11 @@ struct Filter {
     alignas(4) unsigned short of[2][R][WIDTH];
 
     __device__ __forceinline__ void load(const Params& p, int channel) {
-        const elem_t* filter = filter_of(p, channel);
+        const elem_t* filter = hc::filter_of(p, channel);
         for (int i = threadIdx.x; i < 2 * R * WIDTH; i += THREADS) {
             const int at = i % WIDTH - BEFORE + i / (R * WIDTH);
             const bool meets = at >= 0 && at < S * DIL_W && at % DIL_W == 0;
-            (&of[0][0][0])[i] = meets ? tap(p, filter, i / WIDTH % R, at / DIL_W).bits : 0;
+            (&of[0][0][0])[i] = meets ? hc::tap(p, filter, i / WIDTH % R, at / DIL_W).bits : 0;
         }
     }
 
@@ -142,7 +136,7 @@ __device__ __forceinline__ bool finite(const Sums& sums) {
 // Sum j of a tile stands in row 2 * (lane % 4) + j % 2, column 2 * (lane / 4) + j / 2. `window` is the first one's.
 __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, const Bands& bands, int channel,
                                           const char* window) {
-    const elem_t* filter = filter_of(p, channel);
+    const elem_t* filter = hc::filter_of(p, channel);
     const int row = threadIdx.x % 4 * 2, col = threadIdx.x % 32 / 4 * 2 + p.staged.left * PIECE - p.pad_left;
 #pragma unroll 1
     for (int i = 0; i < TILES * 4; ++i) {
@@ -154,7 +148,7 @@ __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, const Ban
 #pragma unroll 1
             for (int s = 0; s < S; ++s) {
                 const auto x = reinterpret_cast<const elem_t*>(from + r * DIL_H * p.staged.row_bytes)[s * DIL_W];
-                sum += hc::to_acc(x) * hc::to_acc(tap(p, filter, r, s));
+                sum += hc::to_acc(x) * hc::to_acc(hc::tap(p, filter, r, s));
             }
 #pragma unroll
         for (int at = 0; at < TILES * 4; ++at)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.depthwise import strips
 from haloconv.families.depthwise.layer import padding, shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.strips import PIECE_BYTES, Cut, Window
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.problem import Problem, Request
@@ -49,13 +50,8 @@ def columns(problem: Problem) -> Columns:
     return Columns(left, ceil_div(left - pad + _TILE + (problem.s - 1) * problem.dilation[1], _TILE))
 
 
-def why_not(request: Request) -> str | None:
-    """None if the bands take the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else strips.NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if problem.dtype.itemsize != 2 or problem.direction == "wgrad" or request.result_layout != "nchw":
         return "bands are for fprop and dgrad in 16 bits and nchw"
@@ -66,21 +62,12 @@ def _refused(request: Request) -> str | None:
     return strips.why_not(request)
 
 
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    if _refused(request) is not None:
-        return []
-    tiling = best_tiling(request.problem)
-    cut = _cut(request, tiling)
-    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
-
-
 def best_tiling(problem: Problem) -> Tiling:
     """Best of a sweep on an NVIDIA H200 (2026-11-22, 5x5 and 7x7 on maps of 56, 64 and 112)."""
     return Tiling(4, 3, 4)
 
 
-def _cut(request: Request, tiling: Tiling) -> Cut:
+def _cut(request: Request, tiling: Tiling) -> Cut | None:
     problem = request.problem
     in_shape, out_shape = shapes(problem)
     (left, slices), (pad_top, pad_left) = columns(problem), padding(problem)
@@ -91,7 +78,21 @@ def _cut(request: Request, tiling: Tiling) -> Cut:
     window = Window(pad_top, cut[1] + halo_h, left // _PIECE, width, read)
     side = strips.staged(request.first, in_shape, window, 2)
     smem = tiling.buffers * side.buffer_bytes + tiling.warps * _ROWS * (2 * tiling.tiles + 1) * PIECE_BYTES
-    return Cut(cut, side, smem, strips.slots(request.facts, smem + _FILTER_BYTES, tiling.min_blocks))
+    running = strips.slots(request.facts, smem + _FILTER_BYTES, tiling.min_blocks)
+    return Cut(cut, side, smem, running) if running else None
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, strips.NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:

@@ -5,7 +5,7 @@
 // For one r that is, with rows as the k of mma.sync, a matrix of 16 columns of dy by 8 * X_TILES columns of x whose
 // diagonals are the taps: d[i][j] = sum over rows of dy[row, i] * x[row + r, j]. The trick: columns further right have
 // the same diagonals, so that all products of a plane, and of all its images, go into the same few fragments; ldmatrix
-// turns rows into k as it reads them. The diagonals are added up at the end of a block, which does every so many-th
+// transposes as it reads: rows become k. The diagonals are added up at the end of a block, which does every so many-th
 // strip of the planes of one filter.
 //
 // Planes come through a ring of buffers, padded with zeros. A zero times an infinity is a NaN that does not belong into
@@ -14,6 +14,7 @@
 #include "families/depthwise/strips.cuh"
 #include "kernels/products.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/warp_sum.cuh"
 
 // Constants: ELEM is hc::fp16 or hc::bf16; all others are integers.
 //   R S DIL_H DIL_W      filter taps; pixels
@@ -90,12 +91,6 @@ __device__ __forceinline__ void multiply_strip(Sums& sums, const Params& p, cons
 
 // ---- The diagonals ----
 
-__device__ __forceinline__ float over_lanes(float sum) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    return sum;
-}
-
 // A lane's part of one tap's sum over the block's strips, of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int filter, int first, int r, int s) {
     const hc::strips::Staged &of_x = p.x_staged, &of_dy = p.dy_staged;
@@ -127,8 +122,8 @@ __device__ __forceinline__ void add_diagonals(const Params& p, const Smem& smem,
         float sum = 0;
         for (int warp = slice + lane / 16 * SLICES; warp < WARPS; warp += 2 * SLICES)
             sum += smem.sums[warp][lane % 16][col];
-        sum = over_lanes(sum);
-        if (sum * 0.f != 0.f) sum = over_lanes(sum_again(p, filter, first, r, s));
+        sum = hc::warp_sum(sum);
+        if (sum * 0.f != 0.f) sum = hc::warp_sum(sum_again(p, filter, first, r, s));
         if (lane == 0) partials[r * S + s] = sum;
     }
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.depthwise import strips
 from haloconv.families.depthwise.band import columns
 from haloconv.families.depthwise.layer import padding
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.strips import Staged, Window
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
@@ -44,13 +45,8 @@ def _window(problem: Problem) -> tuple[int, int]:
     return left, ceil_div(left - pad + 16 + (problem.s - 1) * problem.dilation[1], _X_TILE)
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else strips.NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if problem.dtype.itemsize != 2 or problem.direction != "wgrad":
         return "this is for filter gradients in 16 bits"
@@ -59,18 +55,8 @@ def _refused(request: Request) -> str | None:
     return strips.why_not(request)
 
 
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    if _refused(request) is not None:
-        return []
-    tiling = best_tiling(request.problem)
-    assert tiling is not None  # else it was refused
-    cut = _cut(request, tiling)
-    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
-
-
 def best_tiling(problem: Problem) -> Tiling | None:
-    """As few warps share a step as their registers allow, the rest best of a sweep on an NVIDIA H200 (2026-11-22).
+    """The fewest warps to a step that their registers allow; the rest best of a sweep on an NVIDIA H200 (2026-11-22).
 
     None: the sums do not fit.
     """
@@ -92,7 +78,7 @@ class _Cut(NamedTuple):
     slots: int
 
 
-def _cut(request: Request, tiling: Tiling) -> _Cut:
+def _cut(request: Request, tiling: Tiling) -> _Cut | None:
     problem, facts, dy, x = request.problem, request.facts, request.first, request.second
     (left, x_tiles), (pad_top, pad_left) = _window(problem), padding(problem)
     halo_h, halo_w = ((n - 1) * dil for n, dil in zip((problem.r, problem.s), problem.dilation, strict=True))
@@ -107,8 +93,21 @@ def _cut(request: Request, tiling: Tiling) -> _Cut:
     of_dy = strips.staged(dy, problem.y_shape, Window(0, rows, 0, dy_width, dy_width, cut[1] - rows), 2)
     smem = tiling.buffers * (of_x.buffer_bytes + of_dy.buffer_bytes)
     static = tiling.warps * 16 * (x_tiles + 1) * _X_TILE * 4
-    fits = smem + static <= facts.max_smem_bytes
-    return _Cut(cut, of_x, of_dy, smem, strips.slots(facts, smem + static, tiling.min_blocks) if fits else 0)
+    running = strips.slots(facts, smem + static, tiling.min_blocks) if smem + static <= facts.max_smem_bytes else 0
+    return _Cut(cut, of_x, of_dy, smem, running) if running else None
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, strips.NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:

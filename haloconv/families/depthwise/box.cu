@@ -24,6 +24,9 @@ using hc::i64;
 using hc::ptx::u64;
 using namespace hc::tile;
 
+static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
+static_assert(BUFFERS >= 2, "units land while one is multiplied");
+
 struct Params {
     hc::TensorMap in_map;
     const float *in, *w, *bias;

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import dense_call, named
 from haloconv.families.depthwise import boxes
 from haloconv.families.depthwise.boxes import COLS, Cut, Tiling
 from haloconv.families.depthwise.layer import shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -17,13 +18,8 @@ _MOST_TAP_ROWS = 15  # the same: of a filter of 31 rows
 _IN_POINTER = 0
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else boxes.NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in a box and in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if problem.direction == "wgrad" or request.result_layout != "nchw":
         return "this is for fprop and dgrad in nchw"
@@ -37,15 +33,26 @@ def _refused(request: Request) -> str | None:
     return boxes.why_not(request)
 
 
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    tiling = best_tiling(request.problem) if _refused(request) is None else None
-    return [] if tiling is None else [Config(KERNEL, config_key(tiling), Cut(request.problem, tiling))]
-
-
 def best_tiling(problem: Problem) -> Tiling | None:
     """By a sweep on an NVIDIA H200 (2026-11-22, 7x7 on maps of 20 to 224); None if none fits."""
     return boxes.best(problem, {Tiling(7, 2, 3, 4): 1.0, Tiling(8, 2, 3, 4): 1.0, Tiling(7, 2, 2, 8): 1.3})
+
+
+def _cut(request: Request, tiling: Tiling) -> Cut:
+    return Cut(request.problem, tiling)
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, boxes.NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
@@ -56,7 +63,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    problem, cut = request.problem, config.derived
+    problem, (_, cut) = request.problem, config.derived
     n, channels, rows, _ = request.result_shape
     parts = cut.parts(request.facts.sm_count)
     fields = {

@@ -27,6 +27,9 @@ using namespace hc::tile;
 
 constexpr int TAPS = R * S, WARPS = THREADS / 32;
 
+static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
+static_assert(BUFFERS >= 2, "units land while one is multiplied");
+
 // How planes of a tensor lie in memory, in elements.
 struct Side {
     i64 image, channel, row;
@@ -100,8 +103,8 @@ __device__ __forceinline__ void add_up(const Params& p, float* all, const Sums& 
         float sum = 0;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) sum += all[tap * THREADS + warp * 32 + lane];
-        sum = hc::over_lanes(sum);
-        if (sum * 0.f != 0.f) sum = hc::over_lanes(sum_again(p, filter, first, tap / S, tap % S));
+        sum = hc::warp_sum(sum);
+        if (sum * 0.f != 0.f) sum = hc::warp_sum(sum_again(p, filter, first, tap / S, tap % S));
         if (lane == 0) partials[tap] = sum;
     }
 }

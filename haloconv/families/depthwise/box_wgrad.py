@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.depthwise import boxes
 from haloconv.families.depthwise.boxes import COLS, ELEM_BYTES, Cut, Tiling
 from haloconv.families.depthwise.layer import Extents
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
@@ -17,13 +18,8 @@ _MOST_PRODUCTS = 2048  # of one fp32 sum: bounds its rounding
 _X_POINTER, _DY_POINTER = 0, 1
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else boxes.NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in a box and in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if problem.direction != "wgrad":
         return "this is for filter gradients"
@@ -33,17 +29,28 @@ def _refused(request: Request) -> str | None:
     return boxes.why_not(request)
 
 
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    tiling = best_tiling(request.problem) if _refused(request) is None else None
-    return [] if tiling is None else [Config(KERNEL, config_key(tiling), Cut(request.problem, tiling))]
-
-
 def best_tiling(problem: Problem) -> Tiling | None:
     """By a sweep on an NVIDIA H200 (2026-11-22, 5x5 and 7x7 on maps of 20 to 224); None if none fits."""
     many = problem.r * problem.s > 25
     large = {Tiling(7, 2, 1, 8): 1.05} if many else {Tiling(14, 2, 3, 4): 1.0}
     return boxes.best(problem, {Tiling(7, 2, 3, 4): 1.0, Tiling(8, 2, 3, 4): 1.0, **large})
+
+
+def _cut(request: Request, tiling: Tiling) -> Cut:
+    return Cut(request.problem, tiling)
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, boxes.NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
@@ -53,7 +60,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
-    problem, dy, x, cut = request.problem, request.first, request.second, config.derived
+    problem, dy, x, (_, cut) = request.problem, request.first, request.second, config.derived
     parts = cut.parts(request.facts.sm_count, _MOST_PRODUCTS // (cut.tiling.rows * COLS))
     fields = {
         "x_side": _side_fields(x, problem.x_shape),

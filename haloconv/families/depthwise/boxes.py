@@ -118,9 +118,9 @@ class Cut:
 
 
 def best(problem: Problem, weights: dict[Tiling, float]) -> Tiling | None:
-    """The tiling of the least cost: rows that lanes multiply, times those that are read and what a tile's row takes.
+    """The tiling of least cost: rows multiplied, times rows read per output row, times the tiling's measured weight.
 
-    ``weights``: the latter, against that of the others. None if no tiling fits; a tie goes to the first.
+    A weight is the time of a row of a tile relative to the others. None if no tiling fits; a tie goes to the first.
     """
     cuts = {tiling: Cut(problem, tiling) for tiling in weights}
     fitting = (tiling for tiling, cut in cuts.items() if cut.fits)
@@ -143,9 +143,10 @@ def _aligned(box_bytes: int) -> int:
 
 
 def _apart(pieces: int, rows: int, groups: int) -> int:
-    """Pieces from row to row, so that those that neighbouring lanes read lie in different banks, if that can be.
+    """Row pitch in 16-byte pieces, at least ``pieces``.
 
-    The thread after the last of a line is ``rows`` rows down.
+    If some pitch does so, the lane after a line's last, ``rows`` rows down, continues the bank sequence; else
+    ``pieces`` is made odd.
     """
     apart = (each for each in range(pieces, pieces + _BANKS) if (rows * each - groups) % _BANKS == 0)
     return next(apart, pieces | 1)

@@ -8,7 +8,7 @@ from haloconv.families.common import ceil_div
 from haloconv.families.depthwise.layer import activations
 from haloconv.problem import Request
 
-NARROW = 48  # columns, up to which other kernels are used
+LEAST_COLS = 48  # of a plane; on narrower ones other kernels are used
 NO_PLANES = "rows have gaps, or planes do not begin at multiples of 16 bytes"
 _PIECE_BYTES, _BUFFER_BYTES = 16, 128  # what buffers are multiples of
 
@@ -25,7 +25,7 @@ class Planes(NamedTuple):
 
     @property
     def landing_bytes(self) -> int:
-        """Of a buffer for the rows that are in the image."""
+        """Bytes of a buffer for the rows that are in the image."""
         return whole(min(self.rows, self.extent) * self.width * _PIECE_BYTES)
 
 
@@ -38,5 +38,5 @@ def land_whole(request: Request, elems: int) -> bool:
 
 
 def whole(extent_bytes: int) -> int:
-    """Bytes of a buffer."""
+    """``extent_bytes`` rounded up to what buffers are multiples of."""
     return ceil_div(extent_bytes, _BUFFER_BYTES) * _BUFFER_BYTES

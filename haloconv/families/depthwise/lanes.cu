@@ -21,6 +21,9 @@
 using hc::i64;
 using namespace hc::lanes;
 
+static_assert(THREADS % 32 == 0 && THREADS >= 64, "one warp asks for rows, the others multiply");
+static_assert(CHANNELS % 4 == 0, "TMA copies multiples of 16 bytes");
+
 struct Params {
     hc::TensorMap in_map;
     const float *in, *w, *bias;
@@ -119,8 +122,8 @@ __device__ __forceinline__ void convolve(const Params& p, Ring& ring, const char
                      place.channel;
         reader.begin_run();
 #pragma unroll 1
-        for (int row = 0; row < run.rows; row += BAND, out += BAND * row_elems) {
-            reader.wait_for(ring, cut, row + BAND + R - 1);
+        for (int row = 0; row < run.rows; row += STEP_ROWS, out += STEP_ROWS * row_elems) {
+            reader.wait_for(ring, cut, row + STEP_ROWS + R - 1);
             if (row + place.row < run.rows && col < cut.cols) {
                 int window = reader.stage(cut, row + place.row) * cut.stage_bytes;
                 Sums sums(filter.bias);
@@ -131,11 +134,11 @@ __device__ __forceinline__ void convolve(const Params& p, Ring& ring, const char
                     sums.add(filter, x, at);
                     window += cut.stage_bytes;
                     if (window == ring_bytes) window = 0;
-                    if (WARPS_R == 1 && at == ROWS - 1) reader.free(ring, cut, row + BAND);
+                    if (WARPS_R == 1 && at == ROWS - 1) reader.free(ring, cut, row + STEP_ROWS);
                 }
                 sums.store(out, row_elems, run.rows - row - place.row, cols);
             }
-            reader.free(ring, cut, row + BAND < run.rows ? row + BAND : reads);
+            reader.free(ring, cut, row + STEP_ROWS < run.rows ? row + STEP_ROWS : reads);
         }
     }
 }

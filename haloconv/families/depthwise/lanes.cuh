@@ -2,7 +2,7 @@
 //
 // A slab is WARPS_C times 32 neighbouring channels. Of a slab the output (dy in wgrad) is cut into images, strips of
 // columns and rows. Of all rows, in this order, each of the slab's blocks takes as many and goes down its
-// strips, a band at a time. Blocks of neighbouring slabs run at a time: what they touch lies beside each other.
+// strips, some rows at a time. Blocks of neighbouring slabs run at a time: what they touch lies beside each other.
 //
 // Constants: R and S; ROWS by COLS pixels of a thread; WARPS_C and WARPS_R, warps beside each other in channels and in
 // rows. How many there are in columns is known at run time.
@@ -17,28 +17,28 @@
 namespace hc::lanes {
 
 constexpr int SLAB = 32 * WARPS_C, PIXEL_BYTES = SLAB * (int)sizeof(float);
-constexpr int WINDOW = COLS + S - 1;  // columns that a thread reads of a row
-constexpr int BAND = ROWS * WARPS_R;  // rows of a block at a time
+constexpr int WINDOW = COLS + S - 1;       // columns that a thread reads of a row
+constexpr int STEP_ROWS = ROWS * WARPS_R;  // rows of a block at a time
 constexpr int MOST_STAGES = 64;
 
 struct Cut {
     int slabs, images, strips, rows;  // rows of an image
-    int per_block, longer;            // bands of a block; blocks of a slab that have one more
+    int per_block, longer;            // steps of STEP_ROWS of a block; blocks of a slab that have one more
     int cols, in_rows;                // of an image; rows of that whose halo is read
     int top, left;                    // padding
     int warps_q;                      // warps beside each other in a strip
     int stages, stage_bytes;          // buffers of rows
 };
 
-// Neighbouring rows of a strip. Whole bands of them read `reads` rows, from row `in_row` of the image on.
+// Neighbouring rows of a strip. Whole steps of them read `reads` rows, from row `in_row` of the image on.
 struct Run {
     int image, strip, first, rows;
 
     __device__ __forceinline__ int in_row(const Cut& cut) const { return first - cut.top; }
-    __device__ __forceinline__ int reads() const { return (rows + BAND - 1) / BAND * BAND + R - 1; }
+    __device__ __forceinline__ int reads() const { return (rows + STEP_ROWS - 1) / STEP_ROWS * STEP_ROWS + R - 1; }
 };
 
-// The bands of a block.
+// The rows of a block, run by run.
 struct Walk {
     int slab, part;  // the block's number among those of its slab
     int at, end;     // rows
@@ -55,12 +55,13 @@ struct Walk {
 
 __device__ __forceinline__ Walk own_walk(const Cut& cut) {
     const int part = blockIdx.x / (unsigned)cut.slabs, longer = part < cut.longer ? part : cut.longer;
-    const int at = (part * cut.per_block + longer) * BAND, count = (cut.per_block + (part < cut.longer)) * BAND;
+    const int at = (part * cut.per_block + longer) * STEP_ROWS,
+              count = (cut.per_block + (part < cut.longer)) * STEP_ROWS;
     const int all = cut.images * cut.strips * cut.rows;
     return {int(blockIdx.x) - part * cut.slabs, part, at, at + count < all ? at + count : all};
 }
 
-// A thread's channel, and its first row of a band and column of a strip.
+// A thread's channel, and its first row of a step and column of a strip.
 struct Place {
     int lane, channel, row, col;  // lane: of the slab
 

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import dense_call, named
 from haloconv.families.depthwise import lanes_cut
 from haloconv.families.depthwise.lanes_cut import LANES, ROWS, Cut, Tiling
 from haloconv.families.depthwise.layer import shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
 
 KERNEL = "depthwise/lanes"
 _IN_POINTER = 0
-_WARPS, _WARPS_OF_MANY_TAPS = 20, 12  # of a block, at most
-_MOST_Q, _MOST_Q_OF_FEW_CHANNELS = 4, 8  # of them beside each other in columns: the others take channels
-
-
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    no_room = "the filter does not fit registers, or the rows that it meets shared memory"
-    return _refused(request) or (None if configs(request) else no_room)
 
 
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in registers and in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     if request.problem.direction == "wgrad" or request.result_layout != "nhwc":
         return "this is for fprop and dgrad in nhwc"
     return lanes_cut.why_not(request)
-
-
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    tiling = best_tiling(request.problem) if _refused(request) is None else None
-    return [] if tiling is None else [Config(KERNEL, config_key(tiling), Cut(request.problem, tiling))]
 
 
 def best_tiling(problem: Problem) -> Tiling | None:
@@ -42,10 +29,10 @@ def best_tiling(problem: Problem) -> Tiling | None:
     Blocks take as many channels as they can, so that they read and write long pieces of memory.
     """
     _, channels, height, width = shapes(problem)[1]
-    many_taps = lanes_cut.has_many_taps(problem)
-    most = _WARPS_OF_MANY_TAPS if many_taps else _WARPS
-    few_channels = channels <= LANES * (1 if many_taps else 2)
-    cols, warps_q = lanes_cut.columns(width, problem.s, _MOST_Q_OF_FEW_CHANNELS if few_channels else _MOST_Q)
+    over_25_taps = lanes_cut.over_25_taps(problem)
+    most = 12 if over_25_taps else 20  # warps of a block
+    most_q = 8 if channels <= LANES * (1 if over_25_taps else 2) else 4  # beside each other in columns
+    cols, warps_q = lanes_cut.columns(width, problem.s, most_q)
     warps_c = lanes_cut.channel_warps(channels, most // warps_q)
     for warps_r in range(min(2, most // (warps_q * warps_c)), 0, -1):
         tiles = ROWS if warps_q * warps_c * warps_r <= 16 else ROWS[1:]  # of more warps a thread has two rows
@@ -58,7 +45,26 @@ def best_tiling(problem: Problem) -> Tiling | None:
 
 def _fits(problem: Problem, tiling: Tiling) -> bool:
     cut = Cut(problem, tiling)
-    return lanes_cut.fits(tiling, problem) and cut.stages >= cut.window_rows + tiling.band
+    return lanes_cut.fits(tiling, problem) and cut.stages >= cut.window_rows + tiling.step_rows
+
+
+def _cut(request: Request, tiling: Tiling) -> Cut:
+    return Cut(request.problem, tiling)
+
+
+_ONE = OneConfig(
+    KERNEL, _refused, best_tiling, _cut, "the filter does not fit registers, or the rows that it meets shared memory"
+)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
@@ -69,7 +75,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    problem, cut = request.problem, config.derived
+    problem, (_, cut) = request.problem, config.derived
     parts = cut.parts(request.facts.sm_count)
     fields = {**named("w", "k.rs", request.second.strides), "cut": cut.fields(parts)}
     maps = {"in_map": cut.box_map(shapes(problem)[0], request.first.strides, cut.x_cols, _IN_POINTER)}

@@ -12,7 +12,7 @@ from haloconv.jit import BoxMap, DataType, Swizzle
 from haloconv.problem import Problem, Request
 
 LANES, ELEM_BYTES = 32, 4
-LEAST_COLS, LEAST_COLS_OF_MANY_TAPS = 14, 28  # of a map; on narrower ones marches were measured as fast, or faster
+LEAST_COLS, LEAST_COLS_OVER_25_TAPS = 14, 28  # of a map; on narrower ones marches were measured as fast, or faster
 LEAST_ELEMS = 1 << 23  # of the tensors: the same
 MARCHED_TAPS = 9  # of fprop: the same
 _PIECE_ELEMS = 4  # of 16 bytes, TMA's
@@ -39,12 +39,12 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        """Of a block, that multiply."""
+        """Warps of a block that multiply."""
         return self.warps_q * self.warps_c * self.warps_r
 
     @property
     def threads(self) -> int:
-        """Of a block: one warp more asks for rows."""
+        """Threads of a block: one warp more asks for rows."""
         return LANES * (self.warps + 1)
 
     @property
@@ -53,7 +53,7 @@ class Tiling:
         return LANES * self.warps_c
 
     @property
-    def band(self) -> int:
+    def step_rows(self) -> int:
         """Rows of a block at a time."""
         return self.rows * self.warps_r
 
@@ -79,15 +79,15 @@ def why_not(request: Request) -> str | None:
     return _too_small(problem)
 
 
-def has_many_taps(problem: Problem) -> bool:
-    """Whether the taps of a filter take so many registers that blocks have few warps."""
+def over_25_taps(problem: Problem) -> bool:
+    """Whether a filter has more than 25 taps, which take so many registers that blocks have fewer warps."""
     return problem.r * problem.s > 25
 
 
 def _too_small(problem: Problem) -> str | None:
     """Why marches are as fast on such maps, if they are."""
     n, c, h, w = shapes(problem)[1]
-    if w < (LEAST_COLS_OF_MANY_TAPS if has_many_taps(problem) else LEAST_COLS) or n * c * h * w < LEAST_ELEMS:
+    if w < (LEAST_COLS_OVER_25_TAPS if over_25_taps(problem) else LEAST_COLS) or n * c * h * w < LEAST_ELEMS:
         return "the map is narrow, or there are few pixels"
     if problem.direction == "fprop" and problem.r * problem.s <= MARCHED_TAPS:
         return f"marches are as fast with up to {MARCHED_TAPS} taps in fprop"
@@ -121,8 +121,8 @@ def fits(tiling: Tiling, problem: Problem) -> bool:
 
 
 def idle_rows_cost(tiling: Tiling, height: int) -> float:
-    """Of a map: rows that bands compute."""
-    return ceil_div(height, tiling.band) * tiling.band * (1.0 if tiling.rows == ROWS[0] else _HALF_ROWS_COST)
+    """Rows computed for a map of ``height`` rows in whole steps, times what smaller thread tiles cost more."""
+    return ceil_div(height, tiling.step_rows) * tiling.step_rows * (1.0 if tiling.rows == ROWS[0] else _HALF_ROWS_COST)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Cut:
 
     @property
     def extents(self) -> Extents:
-        """Of what is cut."""
+        """(N, C, H, W) of the output; in wgrad of dy."""
         return shapes(self.problem)[1]
 
     @property
@@ -159,14 +159,14 @@ class Cut:
         return ceil_div(self.extents[3], self.tiling.strip_cols)
 
     @property
-    def bands(self) -> int:
-        """Of a slab."""
-        return ceil_div(self.extents[0] * self.strips * self.extents[2], self.tiling.band)
+    def steps(self) -> int:
+        """Steps of a slab."""
+        return ceil_div(self.extents[0] * self.strips * self.extents[2], self.tiling.step_rows)
 
     @property
     def window_rows(self) -> int:
-        """That a band reads."""
-        return self.tiling.band + self.problem.r - 1
+        """Rows of the input that a step reads."""
+        return self.tiling.step_rows + self.problem.r - 1
 
     @property
     def stages(self) -> int:
@@ -174,14 +174,14 @@ class Cut:
         return min(_MOST_STAGES, (_SMEM_BYTES - _BARRIER_BYTES) // self.stage_bytes)
 
     def parts(self, sm_count: int, most_rows: int = 0) -> int:
-        """Blocks of a slab: as many as run at a time, or as leave each ``most_rows`` rows."""
-        running = min(self.bands, sm_count // self.slabs)
-        return max(1, running, ceil_div(self.bands, most_rows // self.tiling.band) if most_rows else 0)
+        """Blocks per slab: as many as run at once; more if a block would get over ``most_rows`` rows (0: no limit)."""
+        running = min(self.steps, sm_count // self.slabs)
+        return max(1, running, ceil_div(self.steps, most_rows // self.tiling.step_rows) if most_rows else 0)
 
     def fields(self, parts: int) -> dict[str, int]:
         """``Cut`` in lanes.cuh."""
         (n, _, rows, cols), (top, left) = self.extents, padding(self.problem)
-        per_block, longer = divmod(self.bands, parts)
+        per_block, longer = divmod(self.steps, parts)
         return {
             **{"slabs": self.slabs, "images": n, "strips": self.strips, "rows": rows},
             **{"per_block": per_block, "longer": longer, "cols": cols, "in_rows": shapes(self.problem)[0][2]},

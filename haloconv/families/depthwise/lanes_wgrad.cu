@@ -21,6 +21,9 @@ using namespace hc::lanes;
 
 constexpr int TAPS = R * S;
 
+static_assert(THREADS % 32 == 0 && THREADS >= 64, "one warp asks for rows, the others multiply");
+static_assert(CHANNELS % 4 == 0, "TMA copies multiples of 16 bytes");
+
 struct Params {
     hc::TensorMap x_map, dy_map;
     const float *x, *dy;
@@ -131,16 +134,16 @@ __device__ __forceinline__ void sum(Sums& sums, const Params& p, Ring& ring, con
         const int width = cut.cols - run.strip * (cut.warps_q * COLS) - place.col, reads = run.reads();
         reader.begin_run();
 #pragma unroll 1
-        for (int row = 0; row < run.rows; row += BAND) {
+        for (int row = 0; row < run.rows; row += STEP_ROWS) {
             const int own = row + place.row, height = run.rows - own;
-            reader.wait_for(ring, cut, row + BAND + R - 1);
+            reader.wait_for(ring, cut, row + STEP_ROWS + R - 1);
             const int x_row = reader.stage(cut, own) * cut.stage_bytes;
             const int dy_row = reader.stage(cut, own + R - 1) * cut.stage_bytes;
             if (height >= ROWS && width >= COLS)
                 add_tile(sums, rows, x_row, dy_row);
             else if (height > 0)
                 add_part(sums, rows, x_row, dy_row, height < ROWS ? height : ROWS, width < COLS ? width : COLS);
-            reader.free(ring, cut, row + BAND < run.rows ? row + BAND : reads);
+            reader.free(ring, cut, row + STEP_ROWS < run.rows ? row + STEP_ROWS : reads);
         }
     }
 }

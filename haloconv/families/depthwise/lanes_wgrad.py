@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.depthwise import lanes_cut
 from haloconv.families.depthwise.lanes_cut import ELEM_BYTES, LANES, ROWS, Cut, Tiling
 from haloconv.families.depthwise.layer import by_channel_blocks
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.reduce.partials import wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
@@ -14,26 +15,14 @@ from haloconv.problem import Problem, Request
 KERNEL = "depthwise/lanes_wgrad"
 _X_POINTER, _DY_POINTER = 0, 1
 _MOST_PRODUCTS = 4096  # of one fp32 sum: what bounds its rounding
-_MOST_Q, _MOST_QC, _MOST_QC_OF_MANY_TAPS = 8, 8, 4  # warps beside each other in columns; there and in channels
+_MOST_Q = 8  # warps beside each other in columns
 _WARPS = 16  # of a block, at most
 _ORDER = ((2, 4), (1, 4), (2, 2), (1, 2))  # warps beside each other in rows, rows of each
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    no_room = "the sums do not fit registers, or the rows that they take shared memory"
-    return _refused(request) or (None if configs(request) else no_room)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in registers and in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     return lanes_cut.why_not(request) if request.problem.direction == "wgrad" else "this is for wgrad"
-
-
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    tiling = best_tiling(request.problem) if _refused(request) is None else None
-    return [] if tiling is None else [Config(KERNEL, config_key(tiling), Cut(request.problem, tiling))]
 
 
 def best_tiling(problem: Problem) -> Tiling | None:
@@ -43,7 +32,7 @@ def best_tiling(problem: Problem) -> Tiling | None:
     """
     _, channels, height, width = problem.y_shape
     cols, warps_q = lanes_cut.columns(width, problem.s, _MOST_Q)
-    most_qc = _MOST_QC_OF_MANY_TAPS if lanes_cut.has_many_taps(problem) else _MOST_QC
+    most_qc = 4 if lanes_cut.over_25_taps(problem) else 8  # warps beside each other in columns and channels
     warps_c = lanes_cut.channel_warps(channels, max(1, most_qc // warps_q))
     whole = [rows for rows in ROWS if height % rows == 0] or ROWS
     found = (Tiling(rows, cols, warps_q, warps_c, warps_r) for warps_r, rows in _ORDER if rows in whole)
@@ -53,7 +42,26 @@ def best_tiling(problem: Problem) -> Tiling | None:
 def _fits(problem: Problem, tiling: Tiling) -> bool:
     cut = Cut(problem, tiling)
     ahead = cut.stages - cut.window_rows
-    return tiling.warps <= _WARPS and lanes_cut.fits(tiling, problem) and ahead > tiling.band // 2
+    return tiling.warps <= _WARPS and lanes_cut.fits(tiling, problem) and ahead > tiling.step_rows // 2
+
+
+def _cut(request: Request, tiling: Tiling) -> Cut:
+    return Cut(request.problem, tiling)
+
+
+_ONE = OneConfig(
+    KERNEL, _refused, best_tiling, _cut, "the sums do not fit registers, or the rows that they take shared memory"
+)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
@@ -63,8 +71,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 def bind(request: Request, config: Config) -> BoundCall:
     """wgrad(dy, x) -> dw."""
-    problem, dy, x, cut = request.problem, request.first, request.second, config.derived
-    tiling = cut.tiling
+    problem, dy, x, (tiling, cut) = request.problem, request.first, request.second, config.derived
     parts = cut.parts(request.facts.sm_count, _MOST_PRODUCTS // tiling.cols)
     maps = {
         "x_map": cut.box_map(problem.x_shape, x.strides, cut.x_cols, _X_POINTER),

@@ -17,7 +17,6 @@ KERNEL = "depthwise/march"
 _START_ROWS = 4  # what starting a strip costs, in rows
 _FEWEST_ROWS = 4
 _LAST_WAVE = 0.5  # blocks do not end at the same time: waves that the last ones cost
-_SHORT_ROWS, _SHORT_PAIR_ROWS = 8, 14  # of a strip that is cut short; the latter in nhwc and 16 bits
 
 
 def form_of(request: Request) -> Form:
@@ -34,7 +33,7 @@ def why_not(request: Request) -> str | None:
 
 
 def configs(request: Request) -> list[Config]:
-    """Those that compute few idle columns, best first."""
+    """The configs that compute few idle columns, best first; none if the kernel does not take the request."""
     if why_not(request) is not None:
         return []
     form = form_of(request)
@@ -75,7 +74,7 @@ def strips(form: Form, tiling: Tiling, blocks: int, sm_count: int) -> Strips:
     ``blocks`` are those of one strip of one class.
     """
     rows, step = class_rows(form), form.problem.stride[0] if form.scatters else 1
-    short = _SHORT_PAIR_ROWS if form.channel_lanes and form.problem.dtype.itemsize == 2 else _SHORT_ROWS
+    short = 14 if form.channel_lanes and form.problem.dtype.itemsize == 2 else 8  # rows, measured as in cuts_short
     wanted = tiling.strip_rows or (short if cuts_short(form) else 0)
     if wanted:
         each = ceil_div(wanted, step) * step

@@ -17,7 +17,7 @@ from haloconv.problem import Problem, Request, TensorForm
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 THREADS = 128
-"""Of a block (march.cu, march_wgrad.cu)."""
+"""Threads of a block (march.cu, march_wgrad.cu)."""
 
 _MOST_TAPS = 49  # weights, or sums in wgrad, that stand in registers
 _MOST_VECTORS = 32  # of a thread's part of a row: a bit for each
@@ -187,11 +187,11 @@ def invalid(form: Form, tiling: Tiling) -> str | None:
     return f"needs about {needed} registers; it may have {allowed}" if needed > allowed else None
 
 
-_FEW_COLUMNS = (
+_UP_TO_4_COLUMNS = (
     Tiling(4, 1, 3, 6), Tiling(4, 1, 3, 5), Tiling(4, 1, 2, 5), Tiling(4, 1, 3, 4), Tiling(4, 1, 2, 4),
     Tiling(4, 1, 2, 3), Tiling(4, 1, 1, 2), Tiling(2, 1, 1, 2),
 )  # fmt: skip
-_MANY_COLUMNS = (Tiling(8, 1, 3, 5), Tiling(8, 1, 2, 4), Tiling(8, 1, 2, 3), Tiling(8, 1, 2, 2))
+_OF_8_COLUMNS = (Tiling(8, 1, 3, 5), Tiling(8, 1, 2, 4), Tiling(8, 1, 2, 3), Tiling(8, 1, 2, 2))
 _CHANNELS = (Tiling(4, 2, 2, 5), Tiling(4, 2, 2, 4), Tiling(4, 2, 2, 3), Tiling(4, 2, 2, 2))
 
 # Best of a sweep on an NVIDIA H200 (2026-11-22, maps of 56 and 112): by lanes along channels, bytes of an element and
@@ -228,13 +228,13 @@ def _measured(form: Form) -> tuple[Tiling, ...]:
 
 
 def tilings(form: Form) -> tuple[Tiling, ...]:
-    """Those that fit, best first. They depend on filter, dtype and alignment only: new image sizes never compile."""
+    """Every tiling that fits, best first. They depend on filter, dtype and alignment: new image sizes never compile."""
     strided = form.scatters and form.problem.stride[1] > 1
-    others: tuple[Tiling, ...] = _FEW_COLUMNS
+    others: tuple[Tiling, ...] = _UP_TO_4_COLUMNS
     if form.channel_lanes:
-        others = (*_CHANNELS, *_FEW_COLUMNS)
+        others = (*_CHANNELS, *_UP_TO_4_COLUMNS)
     elif form.problem.dtype.itemsize == 2 or strided:
-        others = (*_MANY_COLUMNS, *_FEW_COLUMNS)
+        others = (*_OF_8_COLUMNS, *_UP_TO_4_COLUMNS)
     step = form.problem.stride[1]
     if strided and (4 if form.channel_lanes else 8) % step:  # columns are multiples of the stride
         others = (Tiling(step, 4, 2, 3), Tiling(step, 2, 2, 4), Tiling(2 * step, 1, 2, 4), Tiling(step, 1, 1, 2))
@@ -242,7 +242,7 @@ def tilings(form: Form) -> tuple[Tiling, ...]:
 
 
 def good_tilings(form: Form) -> list[Tiling]:
-    """Those that compute few columns beyond the end of a row, best first; none twice."""
+    """The tilings that compute few columns beyond the end of a row, best first; none twice."""
     found = dict.fromkeys(tilings(form))
     cols = form.out_shape[3]
     fewest = min(ceil_div(cols, tiling.cols) * tiling.cols for tiling in found)
@@ -250,7 +250,7 @@ def good_tilings(form: Form) -> list[Tiling]:
 
 
 def best_tiling(form: Form) -> Tiling:
-    """The first of them."""
+    """The first of ``good_tilings``."""
     return good_tilings(form)[0]
 
 

@@ -110,7 +110,7 @@ struct Row {
     }
 
     __device__ __forceinline__ void set(const float (&values)[WIDTH][DEPTH]) {
-        static_assert(LEAD == 0 && WIDTH % VEC == 0, "whole vectors");
+        static_assert(LEAD == 0 && WIDTH % VEC == 0, "a row that is stored is whole vectors");
 #pragma unroll
         for (int i = 0; i < VECTORS * WORDS; ++i) {
             constexpr int ELEMS = WORDS > 1 || VECTOR_BYTES == 4 ? 4 / (int)sizeof(Elem) : 1;  // of a word
@@ -140,7 +140,7 @@ struct Row {
     }
 
   private:
-    // Of vector v the needed elements are [first, last]; moved are the least aligned power of two around them.
+    // Elements [first, last] of vector v are needed; moved are the least aligned power of two around them.
     static __device__ __forceinline__ constexpr int first(int v) { return v == 0 ? LEAD : 0; }
     static __device__ __forceinline__ constexpr int last(int v) {
         const int end = LEAD + WIDTH - v * VEC;

@@ -37,7 +37,7 @@ def why_not(request: Request) -> str | None:
 
 
 def configs(request: Request) -> list[Config]:
-    """Those that compute few idle columns, best first."""
+    """The configs that compute few idle columns, best first; none if the kernel does not take the request."""
     if why_not(request) is not None:
         return []
     form = form_of(request)

@@ -206,8 +206,8 @@ struct Taps {
     }
 };
 
-// Of a row of patches: elements 0 and 1 are the pair's first channel in patches 2 * (lane % 4) and the next, 2 and 3
-// the second.
+// The sums of a row of patches: elements 0 and 1 are the pair's first channel in patches 2 * (lane % 4) and the next,
+// 2 and 3 the second channel there.
 using Sums = float[TILES][PAIRS][4];
 
 // Down by a row of patches: the source and the result of a product may be different registers, so this costs nothing.

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
 from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, padding, shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape
 from haloconv.problem import Problem, Request
@@ -47,7 +48,7 @@ class Tiling:
 
     @property
     def channels(self) -> int:
-        """Of a slab."""
+        """Channels of a slab."""
         return self.chunks * _CHUNK
 
     @property
@@ -61,7 +62,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        """That multiply."""
+        """Warps that multiply."""
         return self.chunks * _CHUNK_PAIRS // self.pairs
 
     @property
@@ -88,14 +89,8 @@ def patch(problem: Problem) -> Patch:
     return min(map(of, (4, 2)), key=lambda one: (one.rows + problem.r - 1) * one.groups)
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    unmeasured = "no slab of so many channels was measured as faster than a march"
-    return _refused(request) or (None if configs(request) else unmeasured)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for how many channels and columns there are."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if not is_hopper(request):
         return NO_HOPPER
@@ -108,15 +103,6 @@ def _refused(request: Request) -> str | None:
     if problem.c % _CHUNK or not in_boxes(request, 1, _CHUNK):
         return f"channels are no neighbours in groups of {_CHUNK} at multiples of {_CHUNK_BYTES} bytes"
     return None
-
-
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    tiling = best_tiling(request.problem) if _refused(request) is None else None
-    if tiling is None:
-        return []
-    cut = _cut(request.problem, tiling, request.facts.max_smem_bytes)
-    return [Config(KERNEL, config_key(tiling), (tiling, cut))]
 
 
 def best_tiling(problem: Problem) -> Tiling | None:
@@ -189,7 +175,8 @@ class _Cut(NamedTuple):
         return self.stages * (self.x_bytes + _BARRIER_BYTES) + _Y_BUFFERS * (self.y_bytes + _BARRIER_BYTES)
 
 
-def _cut(problem: Problem, tiling: Tiling, max_smem_bytes: int) -> _Cut:
+def _cut(request: Request, tiling: Tiling) -> _Cut:
+    problem = request.problem
     cols, one = shapes(problem)[1][3], patch(problem)
     strips = ceil_div(cols, tiling.tiles * 8 * one.cols)
     strip_cols = ceil_div(ceil_div(cols, strips), one.cols) * one.cols
@@ -201,11 +188,24 @@ def _cut(problem: Problem, tiling: Tiling, max_smem_bytes: int) -> _Cut:
         ceil_div(tiling.band * each * tiling.pixel_bytes, _ALIGNMENT) * _ALIGNMENT for each in (x_cols, y_cols)
     )
     filters = tiling.channels * problem.r * problem.s * _ELEM_BYTES
-    room = max_smem_bytes - filters - _RESERVED_BYTES - _Y_BUFFERS * (y_bytes + _BARRIER_BYTES)
+    room = request.facts.max_smem_bytes - filters - _RESERVED_BYTES - _Y_BUFFERS * (y_bytes + _BARRIER_BYTES)
     stages = min(_MOST_STAGES, room // (x_bytes + _BARRIER_BYTES))
     steps = tiling.band // one.rows
     lead = -(one.live - 1) % steps * one.rows
     return _Cut(strips, strip_cols, x_cols, y_cols, lead, x_bytes, y_bytes, stages)
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, "no slab of so many channels was measured as faster than a march")
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def bind(request: Request, config: Config) -> BoundCall:

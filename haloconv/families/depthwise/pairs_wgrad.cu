@@ -18,6 +18,7 @@
 #include "kernels/products.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/warp_sum.cuh"
 
 // Constants: ELEM is hc::fp16 or hc::bf16; all others are integers.
 //   R S                    filter taps
@@ -276,7 +277,7 @@ __device__ __forceinline__ float tap_sum(const float* sums, int channel, int r, 
     return sum;
 }
 
-// The same for the whole warp, of products that belong into it only.
+// A tap's sum once more, by the whole warp, of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int channel, int r, int s) {
     Walk walk(p.cut);
     Run run;
@@ -293,9 +294,7 @@ __device__ __forceinline__ float sum_again(const Params& p, int channel, int r, 
                     hc::to_acc(dy[row * p.dy_h + col * p.dy_w]) * (inside ? hc::to_acc(x[h * p.x_h + w * p.x_w]) : 0.f);
             }
     }
-#pragma unroll
-    for (int far = LANES / 2; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    return sum;
+    return hc::warp_sum(sum);
 }
 
 __device__ __forceinline__ void write_partials(const Params& p, const float* sums) {

@@ -23,14 +23,14 @@ _MOST_TAPS = 7  # in a row or a column of the filter
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 _HALO_BANDS = 0.25  # what the rows of x below a piece cost
 _WIDTHS = ((16, 32), (8, 16))  # columns of dy beyond which strips may be so wide
-_MOST_STAGES, _STAGES, _FEW_STAGES = 6, 4, 3  # the last where bands have large halos
+_MOST_STAGES = 6
 _FEWEST_LOADERS, _MOST_LOADERS = 2, 4
 _WARPS = ((64, 16, 4), (104, 12, 2), (160, 8, 2))  # sums up to which a block has so many warps, of which copy so many
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Of a block: eights of channels, columns of a strip and of a fragment, warps, bands in the ring of dy."""
+    """Eights of channels of a block, columns of a strip and of a fragment, warps, and bands in the ring of dy."""
 
     eights: int
     cols: int
@@ -58,12 +58,12 @@ class Shape:
 
     @cached_property
     def warps(self) -> int:
-        """Of a block, that multiply."""
+        """Warps of a block that multiply."""
         return self.tiling.eights * self.tiling.unit_warps
 
     @cached_property
     def sums(self) -> int:
-        """Registers of a thread."""
+        """Sums of a thread, each a register."""
         return self.row_frags * self.col_frags * 16
 
     @cached_property
@@ -119,12 +119,12 @@ def best_tiling(problem: Problem) -> Tiling:
         for eights in _eights(problem.k // _EIGHT, warps - loaders)
         for cols in widths
     ]
-    enough = _FEW_STAGES if frag_cols == _UNIT_COLS else _STAGES
+    enough = 3 if frag_cols == _UNIT_COLS else 4  # bands under way, by the same sweeps; such fragments have large halos
     return next((tiling for tiling in found if tiling.stages >= enough), max(found, key=lambda each: each.stages))
 
 
 def _tiling(problem: Problem, frag_cols: int, warps: int, eights: int, cols: int) -> Tiling:
-    """With the warps and the bands that fit a multiprocessor; ``warps``: that may multiply."""
+    """The tiling with the most warps, up to ``warps`` that multiply, and the most bands that fit a multiprocessor."""
     units = cols // _UNIT_COLS
     unit_warps = max(
         each for each in range(1, units + 1) if units % each == 0 and (each == 1 or each * eights <= warps)
@@ -137,7 +137,7 @@ def _tiling(problem: Problem, frag_cols: int, warps: int, eights: int, cols: int
 
 
 def _eights(count: int, most: int) -> list[int]:
-    """Of a channel block, where there are ``count``: those of which the fewest are left over, many first."""
+    """How many groups of 8 channels a block may take, of ``count``: those that waste least, largest first."""
     if count <= most:
         return [count]
     spare = {each: ceil_div(count, each) * each for each in range(most, most // 2 - 1, -1)}

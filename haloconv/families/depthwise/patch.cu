@@ -12,6 +12,7 @@
 // Budget: 4 * SLICES registers for A, 4 * GROUPS for sums; BUFFERS strips of the input as it lands, one
 // padded, one of the output.
 #include "families/depthwise/patches.cuh"
+#include "families/depthwise/taps.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 
 // Constants: ELEM is hc::fp16 or hc::bf16; all others are integers.
@@ -20,7 +21,7 @@
 //   MULTIPLIER           M: filters of a channel
 //   SHIFT                left padding modulo 8 columns
 //   GROUPS               rows of patches that are multiplied at a time
-//   BUFFERS              strips of the input under writer, the one that is padded included
+//   BUFFERS              strips of the input under way, the one that is padded included
 //   MIN_BLOCKS           blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
 using hc::i64;
@@ -60,14 +61,7 @@ __device__ __forceinline__ constexpr Piece piece_of(int slice, int half) {
     return {(slice - HEIGHT * PAIRS) * 2 + half, PIECES - 1};
 }
 
-__device__ __forceinline__ const elem_t* filter_of(const Params& p, int channel) { return p.w + channel * p.w_k; }
-
-// Tap (r, s) as it meets a window: dgrad's filter is flipped.
-__device__ __forceinline__ elem_t tap(const Params& p, const elem_t* filter, int r, int s) {
-    return filter[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
-}
-
-// ---- A ----
+// ---- Shared memory ----
 
 // The filter of one channel between zeros, as it is, and once more without the first element of each row: then any two
 // neighbours are a word of one of both.
@@ -76,15 +70,24 @@ struct Filter {
     alignas(4) unsigned short of[2][ROWS][WIDTH];
 
     __device__ __forceinline__ void load(const Params& p, int channel) {
-        const elem_t* filter = filter_of(p, channel);
+        const elem_t* filter = hc::filter_of(p, channel);
         for (int i = threadIdx.x; i < 2 * ROWS * WIDTH; i += THREADS) {
             const int across = i % WIDTH - BEFORE + i / (ROWS * WIDTH), down = i / WIDTH % ROWS - ABOVE;
             const bool meets = across >= 0 && across < S * DIL_W && across % DIL_W == 0 && down >= 0 &&
                                down < R * DIL_H && down % DIL_H == 0;
-            (&of[0][0][0])[i] = meets ? tap(p, filter, down / DIL_H, across / DIL_W).bits : 0;
+            (&of[0][0][0])[i] = meets ? hc::tap(p, filter, down / DIL_H, across / DIL_W).bits : 0;
         }
     }
 };
+
+struct Smem {
+    Filter filter;
+    alignas(PIECE_BYTES) char idle[THREADS * PIECE_BYTES];
+    alignas(8) u64 full[BUFFERS];
+    Unit next;  // that has not been asked for: one thread has it, here because registers are few
+};
+
+// ---- A ----
 
 // Fragments of A of one channel, and its bias: warp w has the rows of outputs 2 * w and the next of a patch.
 struct Weights {
@@ -137,7 +140,7 @@ __device__ __forceinline__ bool finite(const Sums& sums) {
 }
 
 __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, int channel, const char* window) {
-    const elem_t* filter = filter_of(p, channel);
+    const elem_t* filter = hc::filter_of(p, channel);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int i = 0; i < COLUMNS / 2; ++i) {
@@ -149,7 +152,7 @@ __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, int chann
 #pragma unroll 1
             for (int s = 0; s < S; ++s) {
                 const auto x = reinterpret_cast<const elem_t*>(from + r * DIL_H * p.side.row_bytes)[s * DIL_W];
-                sum += hc::to_acc(x) * hc::to_acc(tap(p, filter, r, s));
+                sum += hc::to_acc(x) * hc::to_acc(hc::tap(p, filter, r, s));
             }
 #pragma unroll
         for (int at = 0; at < COLUMNS / 2; ++at)
@@ -207,13 +210,6 @@ __device__ __forceinline__ void convolve(const Params& p, const Weights& weights
 
 // ---- A block ----
 
-struct Smem {
-    Filter filter;
-    alignas(PIECE_BYTES) char idle[THREADS * PIECE_BYTES];
-    alignas(8) u64 full[BUFFERS];
-    Unit next;  // that has not been asked for: one thread has it, here because registers are few
-};
-
 // One thread asks for a strip.
 __device__ __forceinline__ void ask(const Params& p, char* landing, u64* full, const Unit& unit) {
     hc::patches::ask(p.side.planes, landing, full, p.in, unit.channel / MULTIPLIER, unit.image,
@@ -221,7 +217,7 @@ __device__ __forceinline__ void ask(const Params& p, char* landing, u64* full, c
     hc::ptx::mbarrier_arrive(full);
 }
 
-// One thread sends a strip on its writer.
+// One thread sends a strip on its way.
 __device__ __forceinline__ void send(const Params& p, const char* strip, const Unit& unit) {
     const int first_row = unit.strip * p.cut.rows, left = p.out_rows - first_row;
     const int rows = left < p.cut.rows ? left : p.cut.rows;

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
 from haloconv.families.depthwise import patches
 from haloconv.families.depthwise.landing import whole
 from haloconv.families.depthwise.layer import padding, shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.patches import EDGE, ELEM_BYTES, THREADS, Side, window
 from haloconv.families.depthwise.strips import NO_ROOM, slots
 from haloconv.jit import KernelSource, kernel_source
@@ -34,13 +35,8 @@ class Tiling:
     min_blocks: int
 
 
-def why_not(request: Request) -> str | None:
-    """None if the patches take the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if problem.direction == "wgrad" or request.result_layout != "nchw":
         return "this is for fprop and dgrad in nchw"
@@ -49,15 +45,6 @@ def _refused(request: Request) -> str | None:
     if patches.idle(_padded_rows(problem, best_tiling(problem)), request.result_shape) > MOST_IDLE:
         return "too many patches would lie outside the image"
     return patches.why_not(request)
-
-
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    if _refused(request) is not None:
-        return []
-    tiling = best_tiling(request.problem)
-    cut = _cut(request, tiling)
-    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
 
 
 def _slices(problem: Problem) -> int:
@@ -87,7 +74,7 @@ class _Cut(NamedTuple):
     slots: int
 
 
-def _cut(request: Request, tiling: Tiling) -> _Cut:
+def _cut(request: Request, tiling: Tiling) -> _Cut | None:
     problem = request.problem
     in_shape, (_, _, out_rows, out_cols) = shapes(problem)
     rows, view = tiling.groups * tiling.steps * EDGE, window(problem)
@@ -98,7 +85,20 @@ def _cut(request: Request, tiling: Tiling) -> _Cut:
     smem = tiling.buffers * side.planes.landing_bytes + padded + whole(rows * out_cols * ELEM_BYTES)
     static = THREADS * 16 + 4 * (view.height + EDGE) * (10 + EDGE * view.pieces) + 64
     running = slots(request.facts, smem + static, tiling.min_blocks)
-    return _Cut(ceil_div(out_rows, rows), rows, side, padded, smem, running)
+    return _Cut(ceil_div(out_rows, rows), rows, side, padded, smem, running) if running else None
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:

@@ -47,6 +47,11 @@ struct Params {
     int dy_rows, pad_left;               // of dy that are multiplied, a multiple of STEP_ROWS; padding
 };
 
+// Sums over the rows of a patch, for each warp, row of taps, column of a patch and column of a window.
+struct Smem {
+    float sums[WARPS][R][EDGE][EDGE * PIECES + 1];
+};
+
 // Sums d of piece i, as a thread has them: row 8 * (2 * warp + j) + lane / 4, column 8 * t + 2 * (lane % 4) + e.
 using Sums = float[PIECES][COLUMNS / 2];
 
@@ -70,11 +75,6 @@ __device__ __forceinline__ void multiply(Sums& sums, const Params& p, const char
 }
 
 // ---- The sums of a filter ----
-
-// Sums over the rows of a patch, for each warp, row of taps, column of a patch and column of a window.
-struct Smem {
-    float sums[WARPS][R][EDGE][EDGE * PIECES + 1];
-};
 
 // A lane's part of one tap's sum over units [first, end), of products that belong into it only.
 __device__ __forceinline__ float sum_again(const Params& p, int first, int end, int r, int s) {
@@ -118,8 +118,8 @@ __device__ __forceinline__ void add_up(const Params& p, Smem& smem, const Sums& 
     float* const partials = p.partials + ((i64)part * p.channels + filter) * (R * S);
     for (int at = threadIdx.x / 32; at < R * S; at += WARPS) {
         const int r = at / S, s = at % S;
-        float sum = hc::over_lanes(smem.sums[lane / EDGE][r][b][b + s * DIL_W]);
-        if (sum * 0.f != 0.f) sum = hc::over_lanes(sum_again(p, first, end, r, s));
+        float sum = hc::warp_sum(smem.sums[lane / EDGE][r][b][b + s * DIL_W]);
+        if (sum * 0.f != 0.f) sum = hc::warp_sum(sum_again(p, first, end, r, s));
         if (lane == 0) partials[at] = sum;
     }
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div
 from haloconv.families.depthwise import patches
 from haloconv.families.depthwise.landing import whole
 from haloconv.families.depthwise.layer import padding
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.patches import EDGE, THREADS, Side, padded_pieces, window
 from haloconv.families.depthwise.strips import NO_ROOM, slots
 from haloconv.families.reduce.partials import of_filter, wgrad_call
@@ -20,7 +21,7 @@ from haloconv.problem import Problem, Request
 KERNEL = "depthwise/patch_wgrad"
 _STEP_ROWS = 2 * EDGE  # of dy in a product
 _MOST_SUMS = 128  # registers of a thread
-_TALLEST = 16  # rows of a window: what wgmma takes as columns
+_MOST_WINDOW_ROWS = 16  # rows of a window: what wgmma takes as columns
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 MOST_IDLE = 1.32  # pixels of patches for one of dy, up to which an NVIDIA H200 was faster with them
 
@@ -34,13 +35,8 @@ class Tiling:
     min_blocks: int
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if problem.direction != "wgrad":
         return "this is for filter gradients"
@@ -48,18 +44,9 @@ def _refused(request: Request) -> str | None:
     padded_rows = ceil_div(problem.p, tiling.rows) * ceil_div(tiling.rows, _STEP_ROWS) * _STEP_ROWS
     if patches.idle(padded_rows, problem.y_shape) > MOST_IDLE:
         return "too many patches would lie outside the image"
-    if view.height > _TALLEST or view.pieces * EDGE * ceil_div(view.height, 2) > _MOST_SUMS:
+    if view.height > _MOST_WINDOW_ROWS or view.pieces * EDGE * ceil_div(view.height, 2) > _MOST_SUMS:
         return "the sums of the filter do not fit registers"
     return patches.why_not(request)
-
-
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    if _refused(request) is not None:
-        return []
-    tiling = best_tiling(request.problem)
-    cut = _cut(request, tiling)
-    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
 
 
 def best_tiling(problem: Problem) -> Tiling:
@@ -85,7 +72,7 @@ class _Cut(NamedTuple):
     slots: int
 
 
-def _cut(request: Request, tiling: Tiling) -> _Cut:
+def _cut(request: Request, tiling: Tiling) -> _Cut | None:
     problem, dy, x = request.problem, request.first, request.second
     view, rows = window(problem), tiling.rows
     dy_rows, halo = ceil_div(rows, _STEP_ROWS) * _STEP_ROWS, ceil_div(view.height - EDGE, 2) * 2
@@ -98,7 +85,22 @@ def _cut(request: Request, tiling: Tiling) -> _Cut:
     smem = tiling.buffers * landing[1] + padded[1]
     static = 4 * problem.r * EDGE * (EDGE * view.pieces + 1) * 4 + 64
     running = slots(request.facts, smem + static, tiling.min_blocks)
+    if not running:
+        return None
     return _Cut(ceil_div(problem.p, rows), dy_rows, of_x, of_dy, landing, padded, smem, running)
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
-from haloconv.families.depthwise.landing import NARROW, NO_PLANES, Planes, land_whole
+from haloconv.families.depthwise.landing import LEAST_COLS, NO_PLANES, Planes, land_whole
 from haloconv.families.depthwise.layer import NO_HOPPER, Extents, is_hopper, padding
 from haloconv.jit.launch import Value
 from haloconv.problem import Problem, Request, TensorForm
@@ -15,11 +15,11 @@ PIECE_BYTES = 16  # of a patch's row
 ELEM_BYTES = 2
 THREADS = 128  # of a block
 _PRODUCT_COLS = 8 * EDGE
-_LONGEST = (THREADS - 4) * EDGE  # columns: pieces of a row and of the zeros beside it have a thread each
+_MOST_COLS = (THREADS - 4) * EDGE  # columns: pieces of a row and of the zeros beside it have a thread each
 
 
 class Window(NamedTuple):
-    """Of a patch: rows, and pieces of 8 columns."""
+    """The window of a patch: its rows, and its pieces of 8 columns."""
 
     height: int
     pieces: int
@@ -52,13 +52,13 @@ def why_not(request: Request) -> str | None:
         return NO_HOPPER
     if problem.dtype.itemsize != ELEM_BYTES or problem.stride != (1, 1):
         return "patches are for 16 bits and no stride"
-    if any(cols % EDGE or not NARROW <= cols <= _LONGEST for cols in (problem.w, problem.q)):
-        return f"rows are not of {NARROW} columns or more in pieces of {EDGE}"
+    if any(cols % EDGE or not LEAST_COLS <= cols <= _MOST_COLS for cols in (problem.w, problem.q)):
+        return f"rows are not of {LEAST_COLS} columns or more in pieces of {EDGE}"
     return None if land_whole(request, EDGE) else NO_PLANES
 
 
 def padded_pieces(cols: int, pieces: int) -> int:
-    """Of a row of ``cols`` columns of patches with windows of ``pieces``: eight patches at a time."""
+    """Pieces of a padded row for ``cols`` columns of outputs, eight patches at a time, with windows of ``pieces``."""
     return ceil_div(cols, _PRODUCT_COLS) * 8 + pieces - 1
 
 

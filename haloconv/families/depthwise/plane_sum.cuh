@@ -3,15 +3,9 @@
 #pragma once
 
 #include "kernels/numeric.cuh"
+#include "kernels/warp_sum.cuh"
 
 namespace hc {
-
-// The sum of all lanes, in each of them.
-__device__ __forceinline__ float over_lanes(float sum) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    return sum;
-}
 
 // A plane whose columns are neighbours; its rows are `step` elements apart.
 template <class Elem>

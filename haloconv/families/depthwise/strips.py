@@ -16,7 +16,7 @@ from haloconv.problem import Request, TensorForm
 PIECE_BYTES = 16  # of one copy
 NO_ROOM = "the rows that a strip needs do not fit shared memory"
 _FEWEST_THREADS = 128  # of a block
-_LEAST_CAPABILITY = (8, 0)
+_COPY_CAPABILITY = (8, 0)  # of asynchronous copies; others of the family's kernels have none
 _RESERVED_BYTES = 1024  # of shared memory, for each block
 _START_UNITS = 2  # what starting a block costs, in strips
 _MOST_WAVES = 8  # of blocks, unless a block may not have as many strips as that leaves it
@@ -80,7 +80,7 @@ class Cut(NamedTuple):
 def why_not(request: Request) -> str | None:
     """None if planes of the tensors can be copied in pieces on the device, else a sentence that says why not."""
     problem, sides = request.problem, [side for side, _ in activations(request)]
-    if request.facts.capability < _LEAST_CAPABILITY:
+    if request.facts.capability < _COPY_CAPABILITY:
         return "the device has no asynchronous copies (compute capability 8.0)"
     if problem.stride != (1, 1) or problem.r * problem.s < _LEAST_TAPS:
         return f"the filter has a stride, or no more than {_LEAST_TAPS - 1} taps"

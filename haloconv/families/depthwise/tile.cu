@@ -23,6 +23,9 @@
 using hc::i64;
 using namespace hc::tile;
 
+static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
+static_assert(BUFFERS >= 2, "strips are copied while one is multiplied");
+
 struct Params {
     const float *in, *w, *bias;
     float* out;

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise import strips
 from haloconv.families.depthwise.layer import lead, padding, shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.register_tile import COLS, Tiling, constants
 from haloconv.families.depthwise.strips import Cut, Window
 from haloconv.jit import KernelSource, kernel_source
@@ -17,13 +18,8 @@ KERNEL = "depthwise/tile"
 _MOST_TAPS = 49  # that stand in registers
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else strips.NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if problem.dtype != torch.float32 or problem.direction == "wgrad" or request.result_layout != "nchw":
         return "this is for fprop and dgrad in fp32 and nchw"
@@ -34,21 +30,12 @@ def _refused(request: Request) -> str | None:
     return strips.why_not(request)
 
 
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    if _refused(request) is not None:
-        return []
-    tiling = best_tiling(request.problem)
-    cut = _cut(request, tiling)
-    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
-
-
 def best_tiling(problem: Problem) -> Tiling:
     """Best of a sweep on an NVIDIA H200 (2026-11-22, 5x5 on maps of 56, 7x7 of 56 and 112)."""
     return Tiling(7, 3, 3, 4) if problem.r * problem.s > 25 else Tiling(4, 3, 3, 7)
 
 
-def _cut(request: Request, tiling: Tiling) -> Cut:
+def _cut(request: Request, tiling: Tiling) -> Cut | None:
     problem = request.problem
     in_shape, out_shape = shapes(problem)
     pad_top, pad_left = padding(problem)
@@ -59,7 +46,21 @@ def _cut(request: Request, tiling: Tiling) -> Cut:
     read = (groups - 1 + vectors) * COLS
     side = strips.staged(request.first, in_shape, Window(pad_top, cut[1] + problem.r - 1, left, width, read), 4)
     smem = tiling.buffers * side.buffer_bytes
-    return Cut(cut, side, smem, strips.slots(request.facts, smem, tiling.min_blocks))
+    running = strips.slots(request.facts, smem, tiling.min_blocks)
+    return Cut(cut, side, smem, running) if running else None
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, strips.NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:

@@ -25,6 +25,9 @@ using hc::ptx::u64;
 using namespace hc::landing;
 using namespace hc::tile;
 
+static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
+static_assert(BUFFERS >= 2, "strips land while one is multiplied");
+
 struct Params {
     const float *in, *w, *bias;
     float* out;
@@ -34,6 +37,11 @@ struct Params {
     int channels, out_rows, out_cols;
     int before;         // columns of 16 bytes that a window begins before its outputs
     int landing_bytes;  // of a strip
+};
+
+struct Smem {
+    u64 full[BUFFERS];
+    Ahead ahead;
 };
 
 // A thread's columns: where the vectors of its windows begin in the first landed row, and which are in the image.
@@ -84,11 +92,6 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
         out += (i64)own.hop * p.out_cols;
     }
 }
-
-struct Smem {
-    u64 full[BUFFERS];
-    Ahead ahead;
-};
 
 __device__ __forceinline__ void locate(const Params& p, Smem& smem, const Unit& unit) {
     smem.ahead.source.locate(p.planes, p.in, unit.channel / MULTIPLIER, unit.image, unit.strip * p.cut.rows);

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.families.base import BoundCall, Config, config_key
+from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ceil_div, dense_call, named
 from haloconv.families.depthwise import register_tile
-from haloconv.families.depthwise.landing import NARROW, NO_PLANES, Planes, land_whole
+from haloconv.families.depthwise.landing import LEAST_COLS, NO_PLANES, Planes, land_whole
 from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, padding, shapes
+from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.register_tile import COLS, constants
 from haloconv.families.depthwise.strips import NO_ROOM, cut_rows, slots
 from haloconv.jit import KernelSource, kernel_source
@@ -29,13 +30,8 @@ class Tiling(register_tile.Tiling):
     buffer_bytes: int = 16 << 10
 
 
-def why_not(request: Request) -> str | None:
-    """None if the kernel takes the request, else a sentence that says why not."""
-    return _refused(request) or (None if configs(request) else NO_ROOM)
-
-
 def _refused(request: Request) -> str | None:
-    """The same, but for the room in shared memory."""
+    """Why the kernel does not take the request, if not for want of room; else None."""
     problem = request.problem
     if not is_hopper(request):
         return NO_HOPPER
@@ -48,18 +44,9 @@ def _refused(request: Request) -> str | None:
     if not land_whole(request, COLS):
         return NO_PLANES
     most = 32 * best_tiling(problem).warps * COLS
-    if any(cols % COLS or not NARROW <= cols <= most for cols in (problem.w, problem.q)):
-        return f"rows are not of {NARROW} columns or more in pieces of {COLS}"
+    if any(cols % COLS or not LEAST_COLS <= cols <= most for cols in (problem.w, problem.q)):
+        return f"rows are not of {LEAST_COLS} columns or more in pieces of {COLS}"
     return None
-
-
-def configs(request: Request) -> list[Config]:
-    """The one of a request that the kernel takes."""
-    if _refused(request) is not None:
-        return []
-    tiling = best_tiling(request.problem)
-    cut = _cut(request, tiling)
-    return [Config(KERNEL, config_key(tiling), (tiling, cut))] if cut.slots else []
 
 
 def best_tiling(problem: Problem) -> Tiling:
@@ -77,7 +64,7 @@ class _Cut(NamedTuple):
     slots: int
 
 
-def _cut(request: Request, tiling: Tiling) -> _Cut:
+def _cut(request: Request, tiling: Tiling) -> _Cut | None:
     problem, side = request.problem, request.first
     (_, _, extent, cols), (_, _, out_rows, _) = shapes(problem)
     halo = problem.r - 1
@@ -85,7 +72,21 @@ def _cut(request: Request, tiling: Tiling) -> _Cut:
     image, channel, _, _ = side.strides
     planes = Planes(image, channel, extent, cols // COLS, rows + halo, padding(problem)[0])
     smem = tiling.buffers * planes.landing_bytes
-    return _Cut(count, rows, planes, smem, slots(request.facts, smem + 64, tiling.min_blocks))
+    running = slots(request.facts, smem + 64, tiling.min_blocks)
+    return _Cut(count, rows, planes, smem, running) if running else None
+
+
+_ONE = OneConfig(KERNEL, _refused, best_tiling, _cut, NO_ROOM)
+
+
+def why_not(request: Request) -> str | None:
+    """None if the kernel takes the request, else a sentence that says why not."""
+    return _ONE.why_not(request)
+
+
+def configs(request: Request) -> list[Config]:
+    """The config of a request that the kernel takes; empty if it does not."""
+    return _ONE.configs(request)
 
 
 def source(problem: Problem, tiling: Tiling) -> KernelSource:

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 
 from haloconv import support
+from haloconv.device import device_facts
 from haloconv.families.base import BoundCall, Config, Kernel
 from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from haloconv.jit import KernelSource
@@ -35,6 +36,10 @@ class DepthwiseToeplitzFamily:
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = support.why_not(problem, device)
+        if reason is not None:
+            return reason
+        found = device_facts(device.index).capability
+        reason = support.why_not_capability(found, self.capability, self.newer)
         return reason or _twin(problem).why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:

@@ -10,7 +10,6 @@ from haloconv.problem import Request, TensorForm
 
 GROUP_BYTES = 16  # of columns
 FEWEST_THREADS = 128  # of a block
-_LEAST_CAPABILITY = (8, 0)
 _RESERVED_BYTES = 1024  # of shared memory, for each block
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 
@@ -62,7 +61,7 @@ def groups_of(cols: int, itemsize: int) -> int:
 
 
 def copy_bytes(side: TensorForm, cols: int, itemsize: int) -> int:
-    """Of the largest copy that rows of ``cols`` columns are made of."""
+    """Bytes of the largest copy that rows of ``cols`` columns are made of."""
     extents = [extent * itemsize for extent in (*side.strides[:3], cols)]
     for size in (16, 8, 4):
         if side.aligned and side.strides[3] == 1 and not any(extent % size for extent in extents):
@@ -71,10 +70,8 @@ def copy_bytes(side: TensorForm, cols: int, itemsize: int) -> int:
 
 
 def why_no_bands(request: Request) -> str | None:
-    """None if the layer is one for bands on tensor cores of the device, else a sentence that says why not."""
+    """None if the layer is one for bands on tensor cores, else a sentence that says why not."""
     problem = request.problem
-    if request.facts.capability < _LEAST_CAPABILITY:
-        return "the device has no asynchronous copies (compute capability 8.0)"
     reason = support.why_no_tensor_core_products(problem)
     if reason is not None:
         return reason

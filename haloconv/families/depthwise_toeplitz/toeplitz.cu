@@ -11,6 +11,7 @@
 // Groups of columns and of rows that lie outside of the image are left out. A zero of the band times an infinity is a
 // NaN that does not belong into the sum: sums that are not finite are summed once more over the taps alone.
 // Budget: 4 * M_TILES * ROW_GROUPS * N_TILES registers for sums, 2 * (HI - LO) for rows, a band for each row group.
+#include "families/depthwise/taps.cuh"
 #include "families/depthwise_toeplitz/bands.cuh"
 #include "families/depthwise_toeplitz/planes.cuh"
 #include "kernels/products.cuh"
@@ -67,13 +68,6 @@ struct Half {
         col = index / p.row_parts * (8 * N_TILES);
     }
 };
-
-__device__ __forceinline__ const elem_t* filter_of(const Params& p, int channel) { return p.w + channel * p.w_k; }
-
-// Tap (r, s) as it meets a window: dgrad takes the filter flipped.
-__device__ __forceinline__ elem_t tap(const Params& p, const elem_t* filter, int r, int s) {
-    return filter[(DGRAD ? R - 1 - r : r) * p.w_r + (DGRAD ? S - 1 - s : s) * p.w_s];
-}
 
 // The row of the image that is row 0 of a strip in shared memory.
 __device__ __forceinline__ int first_row(const Params& p, int strip) {
@@ -147,7 +141,7 @@ __device__ __forceinline__ void multiply_half_tiles(Sums& sums, const Band& band
     if (ROW_GROUPS == 1 || groups == 1) {
         multiply_steps<0, 1>(sums, bands, rows, row_bytes, first, least(R));
     } else {
-        constexpr int SECOND = ROW_GROUPS - 1;  // 1, in a text that also compiles with one group
+        constexpr int SECOND = ROW_GROUPS - 1;  // 1; with one group this compiles, too
         multiply_steps<0, 1>(sums, bands, rows, row_bytes, first, least(R < 8 ? R : 8));
         if constexpr (R > 8) multiply_steps<0, SECOND + 1>(sums, bands, rows, row_bytes, most(8), least(R));
         multiply_steps<SECOND, SECOND + 1>(sums, bands, rows, row_bytes, most(R < 8 ? 8 : R), end);
@@ -168,7 +162,7 @@ __device__ __noinline__ float sum_again(const Params& p, const elem_t* plane, co
             const bool inside = (unsigned)h < (unsigned)p.staged.height && (unsigned)w < (unsigned)p.in_cols;
             if (DGRAD && !inside) continue;  // no output is there; beside an image is its padding
             const float x = inside ? hc::to_acc(plane[h * p.staged.row + w * p.staged.col]) : 0.f;
-            sum += x * hc::to_acc(tap(p, filter, r, s));
+            sum += x * hc::to_acc(hc::tap(p, filter, r, s));
         }
     return sum;
 }
@@ -288,8 +282,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_toep
     hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.partition.buffer_bytes);
     __syncthreads();
     ring.fill(copy);
-    const elem_t* const filter = filter_of(p, channel);
-    const bool finite = table.template load<THREADS>([&](int r, int s) { return tap(p, filter, r, s); });
+    const elem_t* const filter = hc::filter_of(p, channel);
+    const bool finite = table.template load<THREADS>([&](int r, int s) { return hc::tap(p, filter, r, s); });
     const bool suspect = __syncthreads_or(!finite);
     const Band bands(table);
     const Output output = {filter, channel, HAS_BIAS ? hc::to_acc(p.bias[channel]) : 0.f, suspect};

@@ -143,14 +143,14 @@ def _cut(problem: Problem, side: TensorForm, tiling: Tiling) -> _Cut:
 
 
 def _table_bytes(problem: Problem, shift: int) -> int:
-    """Of the filter between zeros in shared memory (``Bands::Table`` in bands.cuh), at most."""
+    """Bytes of the filter between zeros in shared memory (``Bands::Table`` in bands.cuh), at most."""
     group, copies = GROUP_BYTES // problem.dtype.itemsize, 4 // problem.dtype.itemsize
     words = ceil_div(18 + ceil_div(_COLS - 1 + problem.s + shift, group) * group, copies)
     return problem.r * copies * (words + 16) * 4
 
 
 def _smem_bytes(problem: Problem, tiling: Tiling) -> int:
-    """Of a block: planes and the filter."""
+    """Shared memory of a block: planes and the filter."""
     plane_bytes = _cut(problem, _SOME_FORM, tiling).staged.plane_bytes
     return tiling.buffers * tiling.images * plane_bytes + _table_bytes(problem, window(problem, tiling).shift)
 

@@ -16,6 +16,7 @@
 #include "families/depthwise_toeplitz/planes.cuh"
 #include "kernels/products.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/warp_sum.cuh"
 
 // Constants: ELEM is hc::fp16, hc::bf16 or float (multiplied in TF32); all others are integers.
 //   R S                  filter taps
@@ -37,6 +38,9 @@ constexpr int STEP_ROWS = X_GROUPS >= 6 ? 1 : X_GROUPS >= 3 ? 2 : 4;  // short o
 
 // Matrices of dy: number i has the pixels GROUP * (i - FEWEST) + PAD_LEFT + k - n of a row.
 constexpr int FEWEST = (N_TILES - 1) * TILE_GROUPS, MATRICES = X_GROUPS + FEWEST;
+
+static_assert(THREADS % 32 == 0, "a block is a whole number of warps");
+static_assert(BUFFERS >= 2, "units are copied while one is multiplied");
 
 __device__ __forceinline__ constexpr bool meets(int matrix) {
     const int first = GROUP * (matrix - FEWEST) + PAD_LEFT;
@@ -168,12 +172,6 @@ __device__ __forceinline__ bool shift(const char* from, char* to, int bytes) {
 
 // ---- The taps ----
 
-__device__ __forceinline__ float over_lanes(float sum) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    return sum;
-}
-
 // A lane's part of one tap's sum over the block's units, of products that belong into it only.
 __device__ __noinline__ float sum_again(const Params& p, int filter, int first, int r, int s) {
     float sum = 0;
@@ -215,7 +213,7 @@ __device__ __forceinline__ void add_up(const Params& p, float* smem, const Sums&
         unsigned again = __ballot_sync(0xffffffffu, at < R * S && (suspect || sum * 0.f != 0.f));
         for (; again; again &= again - 1) {
             const int other = __ffs(again) - 1, tap = begin + other;
-            const float exact = over_lanes(sum_again(p, filter, first, tap / S, tap % S));
+            const float exact = hc::warp_sum(sum_again(p, filter, first, tap / S, tap % S));
             if (lane == other) sum = exact;
         }
         if (at < R * S) partials[at] = sum;

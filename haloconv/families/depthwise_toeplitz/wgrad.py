@@ -88,7 +88,7 @@ def _cut(problem: Problem, dy: TensorForm, x: TensorForm, tiling: Tiling) -> _Cu
 
 
 def _smem_bytes(problem: Problem, tiling: Tiling) -> int:
-    """Of a block: planes and the copy of dy, later the sums of all warps."""
+    """Shared memory of a block: planes and the copy of dy, later the sums of all warps."""
     cut = _cut(problem, _SOME_FORM, _SOME_FORM, tiling)
     dy_bytes = tiling.images * cut.dy.plane_bytes
     sums = tiling.warps * ceil_div(problem.r, 16) * 16 * ceil_div(problem.s, 8) * 8 * 4

@@ -62,7 +62,7 @@ def stored_lines(axis: Axis, tile: int, chunk: int) -> int:
 
 @cache
 def met_fraction(axis: Axis, rows: int) -> float:
-    """Of the rows that tiles of ``rows`` results meet, the fraction that lies in the source."""
+    """The fraction of the rows met by tiles of ``rows`` results that lies in the source."""
     if axis.steps > 1 or axis.origin is None:
         return 1.0
     lines, tiles, met = axis.taps + rows - 1, range(0, axis.class_results, rows), 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from haloconv.device import DeviceFacts
 from haloconv.families.common import ceil_div
 from haloconv.families.depthwise_window.axes import Axis, met_fraction, stored_lines
-from haloconv.jit.launch import Value
+from haloconv.jit.launch import Value, ceil_to
 
 TILE_J = 8  # columns of a thread's tile
 WORD_BYTES = 4
@@ -27,7 +27,7 @@ _BLOCK_SMEM_BYTES = 1024  # that the driver takes of each block's shared memory
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512)
 
 # The cost model, fitted to 39 layers on an H200: its first choice took 2.5 % longer there than the best that was tried.
-MULTIPLY_SHARE = 0.9  # of the instructions of the inner loop
+MULTIPLY_FRACTION = 0.9  # of the instructions of the inner loop
 ROW_INSTRUCTIONS = 220  # a window row, beside its multiplies
 EDGE_INSTRUCTIONS = 90  # a row of the tile that meets a window row by itself, beside its multiplies
 _STAGE_INSTRUCTIONS = 20  # an element that is staged
@@ -39,11 +39,6 @@ _TERM_CYCLES = 1100  # barriers, and the first load of a term
 _BLOCK_CYCLES = 1000
 _LONE_WARP = 0.4  # what a scheduler's only warp waits, in its instructions
 _SCHEDULERS = 4
-
-
-def round_up(a: int, b: int) -> int:
-    """The least multiple of b that is not below a."""
-    return ceil_div(a, b) * b
 
 
 @dataclass(frozen=True)
@@ -123,8 +118,8 @@ def layout(block: Block, cut: Cut, axes: tuple[Axis, Axis]) -> Layout:
     """
     steps_h, steps_w = axes[0].steps, axes[1].steps
     lines_h = stored_lines(axes[0], cut.tile_p, cut.chunk_r)
-    tap_words = round_up(ceil_div(cut.chunk_s, steps_w), 4)
-    lines_w = round_up(cut.tile_q + tap_words, 8)
+    tap_words = ceil_to(ceil_div(cut.chunk_s, steps_w), 4)
+    lines_w = ceil_to(cut.tile_q + tap_words, 8)
     cols = cut.tile_q // TILE_J
     skew_words = (cols - block.tile_i * lines_w // 4) % 8 * 4
     class_words = lines_h * lines_w + (lines_h - 1) // block.tile_i * skew_words
@@ -195,7 +190,10 @@ def grid(layer: Layer, cut: Cut) -> int:
 
 
 def edges(block: Block) -> int:
-    """How often a row of a tile meets a window row that not all rows of the tile meet."""
+    """Pairs (tile row, window row) that meet where the window row does not meet all rows of the tile.
+
+    They are 2 * (1 + ... + (tile_i - 1)).
+    """
     return block.tile_i * (block.tile_i - 1)
 
 
@@ -206,7 +204,7 @@ def cost(tiling: Tiling, layer: Layer, facts: DeviceFacts) -> float:
     steps = rows.steps * cols.steps * cut.classes_w
     terms = filters * ceil_div(rows.taps, cut.chunk_r) * ceil_div(cols.taps, cut.chunk_s)
     window_rows = filters * rows.taps + terms * (block.tile_i - 1) * rows.steps
-    own = block.tile_i * TILE_J * filters * rows.taps * cols.taps / MULTIPLY_SHARE
+    own = block.tile_i * TILE_J * filters * rows.taps * cols.taps / MULTIPLY_FRACTION
     own += (window_rows * ROW_INSTRUCTIONS + terms * rows.steps * edges(block) * EDGE_INSTRUCTIONS) * cols.steps
     own *= met_fraction(rows, block.tile_i)
     window = places.lines_h * places.lines_w * steps
@@ -258,8 +256,8 @@ def cuts(block: Block, layer: Layer, max_smem: int, classes_w: int) -> Iterator[
     """Every cut worth a thought that runs with this block and does so many classes of columns side by side."""
     rows, cols = layer.axes
     promotes = layer.planes.filters * rows.taps * cols.taps > RUN_PRODUCTS
-    tiles_p = sorted({round_up(ceil_div(rows.class_results, part), block.tile_i) for part in _PARTS})
-    tiles_q = sorted({round_up(ceil_div(cols.class_results, part), TILE_J) for part in _PARTS})
+    tiles_p = sorted({ceil_to(ceil_div(rows.class_results, part), block.tile_i) for part in _PARTS})
+    tiles_q = sorted({ceil_to(ceil_div(cols.class_results, part), TILE_J) for part in _PARTS})
     for tile_p, tile_q in product(tiles_p, tiles_q):
         most = block.threads // ((tile_p // block.tile_i) * (tile_q // TILE_J) * classes_w)
         for count, filters in _plane_blocks(min(most, _MAX_PLANES), layer):
@@ -284,7 +282,10 @@ def _plane_blocks(most: int, layer: Layer) -> Iterator[tuple[int, int]]:
 
 
 def filters_met(count: int, images: int) -> int:
-    """The most filters that ``count`` planes have which follow one another image by image, in groups of ``count``."""
+    """Most distinct filters among ``count`` consecutive planes that start at a multiple of ``count``.
+
+    Each filter has ``images`` consecutive planes.
+    """
     if images % count == 0 or count % images == 0:
         return max(1, count // images)
     return (count - 2) // images + 2

@@ -7,7 +7,7 @@
 
 namespace hc {
 
-// Which columns and rows a lane takes: channels innermost, then columns, then runs of rows; warps take turns.
+// Which columns and rows a lane takes: channels innermost, then columns, then runs of rows; warps alternate.
 struct Lanes {
     int channel_shift, col_shift;  // lanes along channels and columns, as powers of two
 

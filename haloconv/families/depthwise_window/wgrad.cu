@@ -2,10 +2,10 @@
 //
 //   w[k] at (r, s) = sum over n and pixels (p, q) of y[n, k] at (p, q) * x[n, k / M] at the tap       M = MULTIPLIER
 //
-// The trick: it is the product of window.cu in other roles. The result is the filter, dy takes the place of
-// the taps, stride and dilation change places, and images are summed over. Threads share a plane's rows of dy as well
-// as its result: each keeps TILE_I x 8 sums over its rows, and what the shares found is added in a fixed order. A block
-// does a part of the terms (ranges of dy of an image); sum_partials (reduce/partials.cu) adds the parts.
+// The trick: it is the product of window.cu in other roles. The result is the filter, dy takes the place of the taps,
+// stride and dilation change places, and images are summed over. The rows of dy are cut into slices, each with threads
+// of its own, which keep TILE_I x 8 sums; those of the slices are added in a fixed order. A block does a part of the
+// terms (ranges of dy of an image); sum_partials (reduce/partials.cu) adds the parts.
 //
 // Budget: TILE_I * 8 sums and some 45 more registers; shared memory for windows of x and as many ranges of dy.
 #include "families/depthwise_window/windows.cuh"
@@ -29,7 +29,7 @@ struct Params {
     int channels, multiplier, c_groups;          // channels of y
     int row_chunks, col_chunks;                  // ranges of dy
     int terms, part_terms;                       // of all images and ranges; of a part
-    int shares, share_rows;                      // of the rows of a range, in each class of the stride
+    int slices, slice_rows;                      // of the rows of a range, in each class of the stride
     AxisParams axes[2];                          // results: the filter; taps: dy; stride and dilation exchanged
     hc::WindowParams window;
 };
@@ -61,18 +61,18 @@ __device__ __forceinline__ Work this_work(const Params& p) {
             p.terms - first < p.part_terms ? p.terms : first + p.part_terms};
 }
 
-// A thread's tile: which channel and share of the block, and where in the block's results. A warp has the same rows of
+// A thread's tile: which channel and slice of the block, and where in the block's results. A warp has the same rows of
 // several channels, of which the same lie in the image.
 struct Place {
-    int channel, share, row, col;
+    int channel, slice, row, col;
     bool active;
 
     __device__ __forceinline__ Place(const Params& p, const Work& work) {
         const int tiles_w = p.axes[1].tile / TILE_J, tiles_h = p.axes[0].tile / TILE_I;
-        const int line = threadIdx.x / tiles_w, all = p.window.planes * p.shares * tiles_h;
+        const int line = threadIdx.x / tiles_w, all = p.window.planes * p.slices * tiles_h;
         const int group = line / p.window.planes;
-        channel = line - group * p.window.planes, share = group / tiles_h;
-        col = (threadIdx.x - line * tiles_w) * TILE_J, row = (group - share * tiles_h) * TILE_I;
+        channel = line - group * p.window.planes, slice = group / tiles_h;
+        col = (threadIdx.x - line * tiles_w) * TILE_J, row = (group - slice * tiles_h) * TILE_I;
         active = line < all && work.c0 + channel < p.channels && work.row0 + row < work.rows.results &&
                  work.col0 + col < work.cols.results;
     }
@@ -108,26 +108,26 @@ __device__ __forceinline__ void sum_terms(Sums& sums, float* smem, const Params&
         const hc::Origin origin = {work.rows.position(work.rows.stride * work.row0 + range.row0),
                                    work.cols.position(work.cols.stride * work.col0 + range.col0)};
         const hc::Stored stored = hc::stored_rows(p.axes[0], work.rows, origin.h);
-        const int share_row = place.share * p.share_rows;
+        const int slice_row = place.slice * p.slice_rows;
         const hc::Rows met =
-            hc::rows_of_warp(place.active ? hc::rows_met(stored, place.row + share_row) : hc::no_rows());
+            hc::rows_of_warp(place.active ? hc::rows_met(stored, place.row + slice_row) : hc::no_rows());
         __syncthreads();  // the term before is read
         const bool finite = stage(smem, ranges, p, work, origin, stored, range, n);
         const bool skips = __syncthreads_and(finite);  // an element that is not finite times zero is no zero
         if (place.active)
             hc::add_classes<TILE_I>(sums, own_window, ranges + place.channel * window.filter_words, window, work.rows,
-                                    work.cols, range, {share_row, p.share_rows}, stored, place.row,
+                                    work.cols, range, {slice_row, p.slice_rows}, stored, place.row,
                                     skips ? met : hc::all_rows());
     }
 }
 
-// Adds the shares of each channel in order, and writes the part's partial result.
+// Adds the slices of each channel in order, and writes the part's partial result.
 __device__ __forceinline__ void write_partials(const Sums& sums, float* smem, const Params& p, const Work& work,
                                                Place place) {
     const int tile_w = p.axes[1].tile, tile_elems = p.axes[0].tile * tile_w;
     __syncthreads();  // the windows are read
     if (place.active) {
-        float* own = smem + (place.channel * p.shares + place.share) * tile_elems + place.row * tile_w + place.col;
+        float* own = smem + (place.channel * p.slices + place.slice) * tile_elems + place.row * tile_w + place.col;
 #pragma unroll
         for (int i = 0; i < TILE_I; ++i)
 #pragma unroll
@@ -139,7 +139,7 @@ __device__ __forceinline__ void write_partials(const Sums& sums, float* smem, co
         const int a = work.row0 + row, b = work.col0 + elem - row * tile_w, k = work.c0 + channel;
         if (k >= p.channels || a >= work.rows.results || b >= work.cols.results) continue;
         float sum = 0;
-        for (int share = 0; share < p.shares; ++share) sum += smem[(channel * p.shares + share) * tile_elems + elem];
+        for (int slice = 0; slice < p.slices; ++slice) sum += smem[(channel * p.slices + slice) * tile_elems + elem];
         const i64 filter = ((i64)work.part * p.channels + k) * p.axes[0].results;
         p.partials[(filter + work.rows.first + a * work.rows.step) * p.axes[1].results + work.cols.first +
                    b * work.cols.step] = sum;

@@ -17,7 +17,7 @@ from haloconv.families.depthwise_window.axes import Axis, met_fraction, output_a
 from haloconv.families.depthwise_window.cut import (
     BLOCKS,
     EDGE_INSTRUCTIONS,
-    MULTIPLY_SHARE,
+    MULTIPLY_FRACTION,
     ROW_INSTRUCTIONS,
     RUN_PRODUCTS,
     TILE_J,
@@ -31,14 +31,13 @@ from haloconv.families.depthwise_window.cut import (
     cut_fields,
     edges,
     layout,
-    round_up,
 )
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.jit.launch import Launch, LaunchShape, Value
+from haloconv.jit.launch import Launch, LaunchShape, Value, ceil_to
 from haloconv.problem import Problem, Request
 
-_KERNEL = "depthwise_window/wgrad"
+KERNEL = "depthwise_window/wgrad"
 _MOST_PARTS = 256
 _WAVES = 3
 _PART_CYCLES = 150  # of sum_partials
@@ -48,11 +47,15 @@ _MOST_RESULTS = (64, 32, 16, 8)  # a filter that is cut is staged in parts: only
 
 @dataclass(frozen=True)
 class Split:
-    """How terms (ranges of dy of an image) are shared: threads of a block by rows, blocks by parts."""
+    """How terms (ranges of dy of an image) are divided: among threads of a block by rows, among blocks by parts."""
 
-    shares: int
-    share_rows: int
+    slices: int
+    slice_rows: int
     part_terms: int
+
+    def __str__(self) -> str:
+        """Words of the key that records have."""
+        return f"shares{self.slices} share_rows{self.slice_rows} part_terms{self.part_terms}"
 
 
 class Tiling(NamedTuple):
@@ -101,15 +104,15 @@ def terms(layer: Layer, cut: Cut) -> int:
 
 
 def smem_bytes(cut: Cut, split: Split, places: Layout) -> int:
-    """Shared memory of a block: windows of x and ranges of dy, later the sums of all shares."""
+    """Shared memory of a block: windows of x and ranges of dy, later the sums of all slices."""
     staged = cut.planes * (places.plane_words + places.filter_words)
-    return WORD_BYTES * max(staged, cut.planes * split.shares * cut.tile_p * cut.tile_q)
+    return WORD_BYTES * max(staged, cut.planes * split.slices * cut.tile_p * cut.tile_q)
 
 
 def threads_used(tiling: Tiling) -> int:
     """Threads that have a tile."""
     block, cut, split = tiling
-    return cut.planes * split.shares * (cut.tile_p // block.tile_i) * (cut.tile_q // TILE_J)
+    return cut.planes * split.slices * (cut.tile_p // block.tile_i) * (cut.tile_q // TILE_J)
 
 
 def invalid(tiling: Tiling, layer: Layer, max_smem: int) -> str | None:
@@ -117,8 +120,8 @@ def invalid(tiling: Tiling, layer: Layer, max_smem: int) -> str | None:
     block, cut, split = tiling
     if cut.tile_p % block.tile_i or cut.tile_q % TILE_J:
         return f"tiles of {cut.tile_p} x {cut.tile_q} are no multiple of a thread's {block.tile_i} x {TILE_J}"
-    if split.shares * split.share_rows < ceil_div(cut.chunk_r, layer.axes[0].steps):
-        return f"{split.shares} shares of {split.share_rows} rows leave some of {cut.chunk_r} out"
+    if split.slices * split.slice_rows < ceil_div(cut.chunk_r, layer.axes[0].steps):
+        return f"{split.slices} slices of {split.slice_rows} rows leave some of {cut.chunk_r} out"
     if threads_used(tiling) > block.threads:
         return f"{threads_used(tiling)} thread tiles do not fit a block of {block.threads} threads"
     if layer.channels_inner and cut.planes & (cut.planes - 1):
@@ -140,8 +143,8 @@ def _cost(tiling: Tiling, layer: Layer, facts: DeviceFacts) -> float:
     block, cut, split = tiling
     places = layout(block, cut, layer.axes)
     steps_h, steps_w = (axis.steps for axis in layer.axes)
-    rows = min(split.share_rows, ceil_div(cut.chunk_r, steps_h)) * steps_h
-    own = block.tile_i * TILE_J * rows * cut.chunk_s / MULTIPLY_SHARE
+    rows = min(split.slice_rows, ceil_div(cut.chunk_r, steps_h)) * steps_h
+    own = block.tile_i * TILE_J * rows * cut.chunk_s / MULTIPLY_FRACTION
     row_instructions = (rows + (block.tile_i - 1) * steps_h) * ROW_INSTRUCTIONS
     own += (row_instructions + steps_h * edges(block) * EDGE_INSTRUCTIONS) * steps_w
     own *= met_fraction(layer.axes[0], block.tile_i)
@@ -162,19 +165,19 @@ def _fitting(layer: Layer, facts: DeviceFacts, most_results: int) -> Iterator[Ti
     """Every tiling worth a thought that runs, with tiles of up to ``most_results`` squared."""
     rows, cols = layer.axes
     for block in BLOCKS:
-        tile_q = min(round_up(cols.class_results, TILE_J), most_results)
-        tile_p = min(round_up(rows.class_results, block.tile_i), most_results, block.threads * TILE_J // tile_q)
+        tile_q = min(ceil_to(cols.class_results, TILE_J), most_results)
+        tile_p = min(ceil_to(rows.class_results, block.tile_i), most_results, block.threads * TILE_J // tile_q)
         tile_p -= tile_p % block.tile_i
-        for (chunk_r, chunk_s), shares in product(_chunks(layer), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)):
-            share_rows = ceil_div(ceil_div(chunk_r, rows.steps), shares)
-            if shares > 1 and (shares - 1) * share_rows * rows.steps >= chunk_r:
+        for (chunk_r, chunk_s), slices in product(_chunks(layer), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)):
+            slice_rows = ceil_div(ceil_div(chunk_r, rows.steps), slices)
+            if slices > 1 and (slices - 1) * slice_rows * rows.steps >= chunk_r:
                 continue
-            most = block.threads // (shares * (tile_p // block.tile_i) * (tile_q // TILE_J))
+            most = block.threads // (slices * (tile_p // block.tile_i) * (tile_q // TILE_J))
             for channels in (1, 2, 4, 8, 16, 32) if layer.channels_inner else _BLOCK_CHANNELS:
                 if channels > most or (channels >= 2 * layer.planes.channels and channels > 1):
                     continue
                 cut = Cut(tile_p, tile_q, channels, channels, chunk_r, chunk_s)
-                tiling = Tiling(block, cut, _split(layer, cut, shares, share_rows, facts))
+                tiling = Tiling(block, cut, _split(layer, cut, slices, slice_rows, facts))
                 if invalid(tiling, layer, facts.max_smem_bytes) is None:
                     yield tiling
 
@@ -188,14 +191,14 @@ def _chunks(layer: Layer) -> Iterator[tuple[int, int]]:
     yield 1, min(chunk_s, 64)
 
 
-def _split(layer: Layer, cut: Cut, shares: int, share_rows: int, facts: DeviceFacts) -> Split:
-    """As many parts as fill the device, and as rounding asks for."""
+def _split(layer: Layer, cut: Cut, slices: int, slice_rows: int, facts: DeviceFacts) -> Split:
+    """The split into as many parts as fill the device, or more where rounding asks for them."""
     count = terms(layer, cut)
     wanted = ceil_div(_WAVES * 2 * facts.sm_count, _blocks_of_a_part(layer, cut))
-    products = min(cut.chunk_r, share_rows * layer.axes[0].steps) * cut.chunk_s
+    products = min(cut.chunk_r, slice_rows * layer.axes[0].steps) * cut.chunk_s
     rounding = ceil_div(count * products, RUN_PRODUCTS)
     parts = min(count, max(rounding, min(wanted, _MOST_PARTS)))
-    return Split(shares, share_rows, ceil_div(count, parts))
+    return Split(slices, slice_rows, ceil_div(count, parts))
 
 
 def tilings(layer: Layer, facts: DeviceFacts) -> list[Tiling]:
@@ -228,7 +231,7 @@ def configs(request: Request) -> list[Config]:
     """One for each of ``tilings``, best first."""
     layer = layer_of(request)
     found = [_derived(tiling, layer) for tiling in tilings(layer, request.facts)]
-    return [Config(_KERNEL, config_key(each.tiling), each) for each in found]
+    return [Config(KERNEL, config_key(each.tiling), each) for each in found]
 
 
 def _derived(tiling: Tiling, layer: Layer) -> _Derived:
@@ -248,7 +251,7 @@ def source(request: Request, block: Block) -> KernelSource:
         "THREADS": block.threads,
         "MIN_BLOCKS": block.min_blocks,
     }
-    return kernel_source(_KERNEL, "depthwise_window_wgrad", constants)
+    return kernel_source(KERNEL, "depthwise_window_wgrad", constants)
 
 
 def _fields(request: Request, derived: _Derived) -> dict[str, Value]:
@@ -265,8 +268,8 @@ def _fields(request: Request, derived: _Derived) -> dict[str, Value]:
         "col_chunks": col_chunks,
         "terms": terms(layer, cut),
         "part_terms": split.part_terms,
-        "shares": split.shares,
-        "share_rows": split.share_rows,
+        "slices": split.slices,
+        "slice_rows": split.slice_rows,
         **cut_fields(cut, places, layer),
     }
 

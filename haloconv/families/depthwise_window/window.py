@@ -1,21 +1,14 @@
-"""Host half of the ``depthwise_window`` family: depthwise layers with filters of any size on CUDA cores.
-
-One input channel per group, any number of filters per channel, stride, dilation and four-sided padding; fp32, fp16 and
-bf16 with fp32 sums. Device halves: families/depthwise_window/window.cu and families/depthwise_window/wgrad.cu.
-"""
+"""Host half of depthwise_window/window.cu: fprop and dgrad of depthwise layers with filters of any size."""
 
 from __future__ import annotations
 
-from itertools import product
 from typing import NamedTuple
 
 import torch
 
-from haloconv import support
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, named, why_not_direction
-from haloconv.families.depthwise_window import wgrad
 from haloconv.families.depthwise_window.axes import axes, why_too_many_steps
 from haloconv.families.depthwise_window.cut import (
     BLOCKS,
@@ -35,11 +28,10 @@ from haloconv.families.depthwise_window.cut import (
 )
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
+from haloconv.problem import Request
 
-_KERNEL = "depthwise_window/window"
+KERNEL = "depthwise_window/window"
 _DIRECTION_NUMBERS = {"fprop": 0, "dgrad": 1}
-_ANY_DEVICE = torch.device("cpu")  # of sources: they do not depend on it
 
 
 class _Derived(NamedTuple):
@@ -77,7 +69,7 @@ def configs(request: Request) -> list[Config]:
     """One for each of ``tilings``, best first."""
     layer = layer_of(request)
     found = [_derived(tiling, layer) for tiling in tilings(layer, request.facts)]
-    return [Config(_KERNEL, config_key(each.tiling), each) for each in found]
+    return [Config(KERNEL, config_key(each.tiling), each) for each in found]
 
 
 def _derived(tiling: Tiling, layer: Layer) -> _Derived:
@@ -97,7 +89,7 @@ def source(request: Request, block: Block) -> KernelSource:
         "MIN_BLOCKS": block.min_blocks,
         "CHANNELS_INNER": int(request.result_layout == "nhwc"),
     }
-    return kernel_source(_KERNEL, "depthwise_window", constants)
+    return kernel_source(KERNEL, "depthwise_window", constants)
 
 
 def _fields(request: Request, derived: _Derived) -> dict[str, Value]:
@@ -140,46 +132,3 @@ def bind(request: Request, config: Config) -> BoundCall:
         return dx
 
     return fprop if request.problem.direction == "fprop" else dgrad
-
-
-class DepthwiseWindowFamily:
-    """CUDA-core kernels for depthwise layers: planes and filters in shared memory."""
-
-    name = "depthwise_window"
-    directions: tuple[Direction, ...] = DIRECTIONS
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
-    tensor_cores = False
-    has_epilogue = False
-    depthwise = True
-    capability, newer = (7, 0), True
-
-    def why_not(self, problem: Problem, device: torch.device) -> str | None:
-        reason = support.why_not(problem, device)
-        if reason is not None:
-            return reason
-        if problem.dtype not in self.dtypes:
-            return f"depthwise_window does not take {problem.dtype}"
-        if problem.c_per_group != 1:
-            return f"each group has {problem.c_per_group} input channels; depthwise_window takes one"
-        request = dense_request(problem, device)
-        return wgrad.why_not(request) if problem.direction == "wgrad" else why_not(request)
-
-    def configs(self, request: Request) -> list[Config]:
-        return (wgrad.configs if request.problem.direction == "wgrad" else configs)(request)
-
-    def bind(self, request: Request, config: Config) -> BoundCall:
-        return (wgrad.bind if request.problem.direction == "wgrad" else bind)(request, config)
-
-    def sources(self) -> list[KernelSource]:
-        """Every block: in fprop in fp32 and `nchw`, in dgrad in fp16 and `nhwc`, in wgrad in fp32."""
-        sizes = (1, 8, 8, 8, 8, 3, 3)
-        layers = (
-            Problem("fprop", *sizes, groups=8),
-            Problem("dgrad", *sizes, groups=8, dtype=torch.float16, layout="nhwc"),
-            Problem("wgrad", *sizes, groups=8),
-        )
-        found = []
-        for layer, block in product(layers, BLOCKS):
-            make = wgrad.source if layer.direction == "wgrad" else source
-            found.append(make(dense_request(layer, _ANY_DEVICE), block))
-        return found

@@ -29,7 +29,8 @@ struct Origin {
     int h, w;
 };
 
-// Of so many rows or columns those of one residue class. Few layers have a stride: nothing is divided by 1.
+// How many of `count` rows or columns are of the first one's residue class. Few layers have a stride: nothing is
+// divided by 1.
 __device__ __forceinline__ int in_class(int count, int stride) { return stride == 1 ? count : ceil_div(count, stride); }
 
 // Rows of a window that begins at row `h` of the source.

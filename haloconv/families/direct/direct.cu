@@ -10,6 +10,7 @@
 //
 // Budget: 2 * (TILE_M + TILE_N) * TILE_E sums of shared memory; THREAD_M * THREAD_N sums a thread in registers, moved
 // to shared memory each PROMOTE_STAGES stages so that rounding grows with the square root of a short run.
+#include "kernels/ceil_div.cuh"
 #include "kernels/epilogue.cuh"
 #include "kernels/geometry.cuh"
 #include "kernels/staging.cuh"
@@ -73,6 +74,13 @@ struct Smem {
 };
 
 static_assert(sizeof(Smem) <= SMEM_BYTES, "the launch asks for enough shared memory");
+
+// Threads of a block, lanes of a warp, warps of a block along the rows (M) and columns (N) of a tile.
+constexpr int THREADS_M = TILE_M / THREAD_M, THREADS_N = TILE_N / THREAD_N;
+constexpr int LANES_M = THREADS_M < 4 ? THREADS_M : 4, LANES_N = 32 / LANES_M;
+constexpr int WARPS_N = THREADS_N / LANES_N;
+
+static_assert(THREADS_M % LANES_M == 0 && THREADS_N % LANES_N == 0, "whole warps tile the block");
 
 // What one block computes. `part` is the residue class in dgrad, the range of pixels in wgrad, 0 in fprop.
 struct Work {
@@ -208,10 +216,6 @@ using Sums = acc_t[THREAD_M][THREAD_N];
 
 // A thread's place in the tile: groups of four rows and columns; warps are shaped so that operand reads broadcast.
 struct Place {
-    static constexpr int THREADS_M = TILE_M / THREAD_M, THREADS_N = TILE_N / THREAD_N;
-    static constexpr int LANES_M = THREADS_M < 4 ? THREADS_M : 4, LANES_N = 32 / LANES_M;
-    static constexpr int WARPS_N = THREADS_N / LANES_N;
-    static_assert(THREADS_M % LANES_M == 0 && THREADS_N % LANES_N == 0, "whole warps tile the block");
     int m, n;
 
     __device__ __forceinline__ Place() {
@@ -294,7 +298,7 @@ __device__ __forceinline__ Operands operands(const Params& p, int group) {
 
 __device__ __forceinline__ void sum_products(Sums& sums, Smem& smem, const Params& p, const Work& work, Place place) {
     const Operands from = operands(p, work.group);
-    const int stages = (work.es + TILE_E - 1) / TILE_E;
+    const int stages = hc::ceil_div(work.es, TILE_E);
     OperandA a;
     OperandB b;
     const hc::Span moves = tap_span(work);

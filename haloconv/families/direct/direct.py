@@ -18,7 +18,7 @@ from haloconv.problem import Problem, Request, TensorForm
 KERNEL = "direct/direct"
 _DIRECTION_NUMBERS = {"fprop": 0, "dgrad": 1, "wgrad": 2}
 _PROMOTE_ES = 512  # reduction indices between two promotions
-_LONG_REDUCTION = 1024  # from here on a single run of fp32 sums would round too much
+_PROMOTED_ES = 1024  # reduction indices from which on sums are promoted: one run of fp32 sums would round too much
 _GATHER_COST = 20  # staging a gathered element, in multiplies: from the rates of tiles of 32 and 64 rows on an H200
 _WAVES = 2  # wgrad: blocks per resident block slot, so that little is in the last wave
 _MIN_PART_STAGES = 32  # wgrad: stages that a block must have for its start and end not to count
@@ -48,7 +48,7 @@ class Tiling:
         stages = 2 * self.tile_e * (self.tile_m + 4 + self.tile_n + 4) * acc_bytes
         entries = 16 * (self.tile_m + self.tile_n + 4 * self.tile_e) + 8 * self.tile_n
         promoted = (self.thread_m * self.thread_n * self.threads if self.promote_stages else 1) * acc_bytes
-        return (stages + entries + promoted + 15) // 16 * 16
+        return ceil_div(stages + entries + promoted, 16) * 16
 
 
 def extents(problem: Problem) -> tuple[int, int]:
@@ -96,7 +96,7 @@ def tilings(problem: Problem) -> list[Tiling]:
     tile_m = min((tile.tile_m for tile in tiles), key=lambda each: ceil_div(rows, each) * (each + _GATHER_COST))
     candidates = [tile for tile in tiles if tile.tile_m == tile_m]
     fitting = [tile for tile in candidates if cols == 0 or tile.tile_n < 2 * cols] or candidates[-1:]
-    if double or (problem.direction != "wgrad" and reduction < _LONG_REDUCTION):
+    if double or (problem.direction != "wgrad" and reduction < _PROMOTED_ES):
         return fitting
     return [replace(tile, promote_stages=_PROMOTE_ES // tile.tile_e) for tile in fitting]
 
@@ -238,7 +238,7 @@ def pixel_parts(problem: Problem, tiling: Tiling, sm_count: int) -> tuple[int, i
 
 
 def _strides(request: Request) -> dict[str, int]:
-    """Those of x, w and y (or their gradients) in elements; 0 for wgrad's w, whose sums are dense."""
+    """Strides of x, w and y (or their gradients) in elements; 0 for wgrad's w, whose sums are dense."""
     first, second, result = request.first.strides, request.second.strides, request.result_strides
     x, w, y = {
         "fprop": (first, second, result),

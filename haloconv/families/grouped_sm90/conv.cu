@@ -2,7 +2,7 @@
 //
 //   y[pixel, filter] = sum over (tap, channel of the group) of x[pixel at tap, channel] * w[filter, channel, tap]
 //
-// TMA brings rows of 128 bytes of channels, whole groups, and takes outputs away the same way: no thread
+// TMA brings rows of 128 bytes of channels, whole groups, and stores rows of outputs likewise: no thread
 // copies. A warp has 16 * M_TILES columns of one group and marches down: ldmatrix gives the fragments of a row, one for
 // each horizontal tap, and a fragment is multiplied by all R vertical taps at once, into the sums of the R rows of
 // outputs that it belongs to. So shared memory is read S times an element, and not R * S times. The filter of a group
@@ -29,8 +29,8 @@ constexpr int WARPS_N = GROUP_TILES / N_TILES;
 constexpr int CONSUMERS = SLAB_GROUPS * WARPS_N * WARPS_M;  // warps
 constexpr int THREADS = 32 * (CONSUMERS + 2);
 constexpr int STRIP_COLS = 16 * M_TILES * WARPS_M;
-constexpr int ROW_ATOMS = S * ATOMS;        // that a fragment of a row meets
-constexpr int PAIRS = (ROW_ATOMS + 1) / 2;  // of them, each one product
+constexpr int ROW_ATOMS = S * ATOMS;           // that a fragment of a row meets
+constexpr int PAIRS = ceil_div(ROW_ATOMS, 2);  // of them, each one product
 constexpr int Y_BUFFERS = 2;
 constexpr int Y_ROW_BYTES = STRIP_COLS * SLAB_BYTES, Y_BYTES = ROWS * Y_ROW_BYTES;
 
@@ -177,7 +177,7 @@ struct Lanes {
     }
 };
 
-// Of one row: the first and the second eight columns of two atoms, and of an atom that is left over.
+// The fragments of one row: the first and the second eight columns of two atoms, and of an atom that is left over.
 struct Fragments {
     unsigned whole[M_TILES][ROW_ATOMS / 2 + 1][4];
     unsigned half[M_TILES][2];

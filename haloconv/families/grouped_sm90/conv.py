@@ -79,7 +79,7 @@ def _tiling(problem: Problem, max_smem_bytes: int, rows: int, m_tiles: int, warp
 
 
 def _warps(problem: Problem, tiling: Tiling) -> int:
-    """Of a block."""
+    """Warps of a block."""
     groups = Cut(problem, tiling.rows, 16).slab_groups
     return groups * slab.group_tiles(problem) // tiling.n_tiles * tiling.warps_m + _OTHER_WARPS
 

@@ -1,9 +1,10 @@
-// What the kernels that march through grouped channels_last layers share: slabs of channels and how they are cut.
+// Both kernels that march through grouped channels_last layers: slabs of channels and how they are cut.
 //
 // A slab is 128 bytes of channels, whole groups of them; band_walk.cuh deals out its bands of ROWS rows.
 #pragma once
 
 #include "kernels/band_walk.cuh"
+#include "kernels/ceil_div.cuh"
 #include "kernels/pipeline.cuh"
 #include "kernels/products.cuh"
 #include "kernels/ptx/barrier.cuh"
@@ -19,7 +20,7 @@ using elem_t = ELEM;
 constexpr int ATOM_BYTES = 16, ATOM_ELEMS = ATOM_BYTES / (int)sizeof(elem_t);  // a row of a matrix of ldmatrix
 constexpr int SLAB_BYTES = 128, SLAB_ELEMS = SLAB_BYTES / (int)sizeof(elem_t);
 constexpr int SLAB_GROUPS = SLAB_BYTES / (ATOMS * ATOM_BYTES);
-constexpr int WARMUP = (R - 1 + ROWS - 1) / ROWS;  // bands of x that a run begins with before its first outputs
+constexpr int WARMUP = ceil_div(R - 1, ROWS);  // bands of x that a run begins with before its first outputs
 
 static_assert(8 % ATOMS == 0, "a slab is whole groups");
 

@@ -1,4 +1,4 @@
-"""What the kernels of ``grouped_sm90`` share: slabs of 128 bytes of channels, and how they are cut (slab.cuh)."""
+"""Both kernels of ``grouped_sm90``: slabs of 128 bytes of channels, and how they are cut (slab.cuh)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _has_boxes(form: TensorForm, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Cut:
-    """``Cut`` of grouped_sm90/slab.cuh: slabs, and images, strips and bands of each, which ``parts`` blocks share."""
+    """``Cut`` of grouped_sm90/slab.cuh: slabs, and images, strips and bands of each, dealt out to ``parts`` blocks."""
 
     problem: Problem
     rows: int
@@ -107,7 +107,7 @@ class Cut:
         }
 
     def box_bytes(self, cols: int) -> int:
-        """Of a stage's rows."""
+        """Bytes of the rows of a stage, of ``cols`` columns each."""
         return self.rows * cols * SLAB_BYTES
 
     def boxes(
@@ -128,11 +128,11 @@ def stages(max_smem_bytes: int, blocks: int, stage_bytes: int, other_bytes: int)
 
 
 def registers(warps: int, blocks: int) -> int:
-    """Of a thread, where ``blocks`` blocks of ``warps`` warps run on a multiprocessor."""
+    """Registers of a thread, where ``blocks`` blocks of ``warps`` warps run on a multiprocessor."""
     of_scheduler = ceil_div(warps * blocks, _SCHEDULERS) * 32
     return min(_MOST_REGISTERS, _SCHEDULER_REGISTERS // of_scheduler // 8 * 8)
 
 
 def smem_bytes(stages: int, stage_bytes: int, buffers: int, buffer_bytes: int) -> int:
-    """Of a ring of stages and other buffers, with their barriers."""
+    """Shared memory of a ring of stages and other buffers, with their barriers."""
     return stages * (stage_bytes + _BARRIER_BYTES) + buffers * (buffer_bytes + _BARRIER_BYTES)

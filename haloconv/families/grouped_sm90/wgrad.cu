@@ -24,8 +24,8 @@ constexpr int WARPS_N = ATOMS / N_TILES;
 constexpr int CONSUMERS = SLAB_GROUPS * WARPS_N;  // warps
 constexpr int THREADS = 32 * (CONSUMERS + 1);
 constexpr int STRIP_COLS = 16 * K_STEPS;
-constexpr int ROW_ATOMS = S * ATOMS;        // that a fragment of a row has
-constexpr int PAIRS = (ROW_ATOMS + 1) / 2;  // of them, the 16 rows of a product each
+constexpr int ROW_ATOMS = S * ATOMS;           // that a fragment of a row has
+constexpr int PAIRS = ceil_div(ROW_ATOMS, 2);  // of them, the 16 rows of a product each
 constexpr int GROUP_CHANNELS = ATOMS * ATOM_ELEMS;
 constexpr int Y_ROW_BYTES = STRIP_COLS * SLAB_BYTES, Y_BYTES = ROWS * Y_ROW_BYTES;
 
@@ -191,7 +191,7 @@ __device__ __forceinline__ void sum_runs(Sums& sums, const Params& p, const Smem
     }
 }
 
-// As they are: wgrad.py knows where they belong.
+// Writes a warp's sums as they lie in registers: wgrad.py knows where they belong.
 __device__ __forceinline__ void write_sums(const Sums& sums, const Params& p, const Place& place) {
     constexpr int WARP_SUMS = sizeof(Sums) / sizeof(float) * 32;
     const i64 warp = (i64)blockIdx.x * CONSUMERS + threadIdx.x / 32;

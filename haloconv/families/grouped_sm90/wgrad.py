@@ -71,7 +71,7 @@ def _consumers(problem: Problem, tiling: Tiling) -> int:
 
 
 def _warps(problem: Problem, tiling: Tiling) -> int:
-    """Of a block: one asks for rows."""
+    """Warps of a block: those that multiply, and one that asks for rows."""
     return _consumers(problem, tiling) + 1
 
 

@@ -10,13 +10,6 @@
 // was staged, and by halo_sm80_pack for the filter.
 //
 // Budget: 4 * M_TILES * N_TILES sums a thread; shared memory for the tile, its weights and the table (shape.cuh).
-#define SPLIT (UNIT_BYTES < 8)  // planes of single channels, else units of neighbouring channels
-#define FILTER_PAIRS (STORES == 1)
-#define PIXEL_PAIRS (STORES == 2)
-#define FOUR_FILTERS (STORES == 3)
-#include "families/halo_sm80/multiply.cuh"
-#include "families/halo_sm80/stage.cuh"
-#include "families/halo_sm80/write.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
 //   DGRAD                        1: the output is x, in one class of pixels per residue of the stride
@@ -31,9 +24,29 @@
 //   IN_ROW MOVE_W                1: the rows of a fragment are neighbours; input columns between neighbours
 //   PACKED                       0: a block makes its weights from the filter
 //   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most
-//   WIDE                         1: offsets inside a tensor are 64-bit integers
+//   I64_OFFSETS                  1: offsets inside a tensor are 64-bit integers
 //   HAS_BIAS                     adds bias[k]
+
+#define SPLIT (UNIT_BYTES < 8)  // planes of single channels, else units of neighbouring channels
+#define FILTER_PAIRS (STORES == 1)
+#define PIXEL_PAIRS (STORES == 2)
+#define FOUR_FILTERS (STORES == 3)
+
+#include "families/halo_sm80/multiply.cuh"
+#include "families/halo_sm80/stage.cuh"
+#include "families/halo_sm80/write.cuh"
+
 namespace hc {
+
+static_assert(!SPLIT || (UNIT_BYTES == sizeof(elem_t) && COPY_BYTES == STAGED_PX * UNIT_BYTES && COPY_BYTES >= 4),
+              "planes of single channels are copied by runs of pixels");
+static_assert(!TAP_PAIRS || MOVE_W % 2 == 0, "pixels begin at whole words");
+static_assert(SPLIT || COPY_BYTES == 0 || STAGED_PX == 1, "copies of neighbouring channels are of one pixel");
+static_assert(SPLIT || UNIT_BYTES == 8 || UNIT_BYTES == 16 || UNIT_BYTES == 32, "a unit is 1, 2 or 4 atoms");
+static_assert(SPLIT || COPY_BYTES <= UNIT_BYTES, "a copy stays inside a unit");
+static_assert(!FOUR_FILTERS || N_TILES % 2 == 0, "two eights share their filters");
+static_assert(!BOXES || (SPLIT && COPY_BYTES == 16), "boxes are of planes, and begin at multiples of 16 bytes");
+static_assert(DEPTH == 1 || DEPTH == 2, "one buffer, or one that is filled while the other is multiplied");
 
 // The steps of a block: its tiles, each with its chunks of channels.
 __device__ __forceinline__ void convolve(const Params& p, char* smem) {

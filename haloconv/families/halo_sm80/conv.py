@@ -14,7 +14,15 @@ import torch
 
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call, few_apart, named, why_not_direction
+from haloconv.families.common import (
+    ELEMENTS,
+    ceil_div,
+    dense_call,
+    extents_fields,
+    few_apart,
+    named,
+    why_not_direction,
+)
 from haloconv.families.halo_sm80.fold import fold, folded, has_folds
 from haloconv.families.halo_sm80.tile import Layer, Tiling
 from haloconv.families.halo_sm80.tilings import fits, tilings
@@ -30,7 +38,7 @@ _MAP_TYPES = {
     torch.bfloat16: DataType.BFLOAT16,
 }
 _PACK_THREADS = 256
-_WIDE_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
+_LEAST_I64_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
 _TMA_CAPABILITY = (9, 0)
 
 
@@ -46,14 +54,14 @@ def why_not(request: Request) -> str | None:
     reason = why_not_direction(request.problem, "fprop", "dgrad")
     if reason is not None:
         return reason
-    layers = (replace(_layer(request.problem, 0, 1, y_inner), wide=True) for y_inner in (False, True))
+    layers = (replace(_layer(request.problem, 0, 1, y_inner), i64_offsets=True) for y_inner in (False, True))
     if not all(fits(layer, request.facts.max_smem_bytes) for layer in layers):
         return "no tile of halo_sm80 fits shared memory"
     return None
 
 
 def configs(request: Request) -> list[Config]:
-    """The best tile of each way to multiply: other tiles of the same way are close to it."""
+    """The best tile of each warp tile and number of warps: others that share both are close to it."""
     request = _folded(request)
     found = few_apart(_ranked(request), lambda each: (each.tile.m_tiles, each.tile.n_tiles, each.tile.warps))
     return [Config(KERNEL, config_key(each.tile), _Derived(request, each)) for each in found]
@@ -87,7 +95,7 @@ def _unpacked(launch: Launch) -> Callable[[int, int, int, int], None]:
 
 
 def _packing(request: Request, tiling: Tiling, launch: Launch) -> Callable[[int, int, int, int], None]:
-    """The same where the filter is packed first."""
+    """``run(x, w, bias, y)`` where the filter is packed first."""
     tiles = tiling.layer.classes * tiling.group_tiles * tiling.filter_tiles * tiling.chunks
     packed_bytes, device = tiles * tiling.weight_bytes, request.device
     lanes = packed_bytes // 8
@@ -142,7 +150,13 @@ def _layer(problem: Problem, x_copy: int, x_run: int, y_inner: bool, span: int =
     elems = max(span, *(n * c * h * w for n, c, h, w in (problem.x_shape, problem.y_shape)))
     common: dict[str, Any] = {
         **{"n": problem.n, "groups": problem.groups, "elem_bytes": problem.dtype.itemsize},
-        **{"x_copy": x_copy, "x_run": x_run, "x_boxes": x_boxes, "y_inner": y_inner, "wide": elems >= _WIDE_ELEMS},
+        **{
+            "x_copy": x_copy,
+            "x_run": x_run,
+            "x_boxes": x_boxes,
+            "y_inner": y_inner,
+            "i64_offsets": elems >= _LEAST_I64_ELEMS,
+        },
     }
     if problem.direction == "fprop":
         return Layer(
@@ -199,7 +213,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "MOVE_W": tiling.layer.move_w,
         "PACKED": int(tiling.packed),
         "LATE": int(tiling.late),
-        "WIDE": int(tiling.layer.wide),
+        "I64_OFFSETS": int(tiling.layer.i64_offsets),
         "HAS_BIAS": int(problem.bias),
     }
     return kernel_source("halo_sm80/conv", "halo_sm80", constants)
@@ -218,16 +232,11 @@ def _x_map(request: Request, tiling: Tiling) -> BoxMap:
 def _shared_fields(request: Request, tiling: Tiling) -> dict[str, Value]:
     """The scalars that the structs of halo_sm80/pack.cu and halo_sm80/shape.cuh have in common."""
     problem, layer, tile = request.problem, tiling.layer, tiling.tile
-    rows, cols = request.result_shape[2:]
     w_k, w_c, w_r, w_s = request.second.strides
     w_filter, w_channel = (w_k, w_c) if problem.direction == "fprop" else (w_c, w_k)
     return {
         "strides": {"group": problem.k_per_group * w_k, "filter": w_filter, "channel": w_channel, "r": w_r, "s": w_s},
-        "extents": {
-            **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0], "stride_w": problem.stride[1]},
-            **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
-            **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "rows": rows, "cols": cols},
-        },
+        "extents": extents_fields(request),
         **{"channels": layer.channels, "filters": layer.filters, "groups": layer.groups},
         **{"tile_groups": tile.tile_groups, "group_tiles": tiling.group_tiles, "filter_tiles": tiling.filter_tiles},
         **{"chunk_channels": tile.chunk_channels, "chunks": tiling.chunks, "parts": tiling.parts},
@@ -242,7 +251,7 @@ def _pack_fields(request: Request, tiling: Tiling, lanes: int) -> dict[str, Valu
 
 
 def _divisor(value: int) -> dict[str, int]:
-    """A ``SmallDivisor`` of halo_sm80/shape.cuh."""
+    """The fields of a ``SmallDivisor`` (kernels/small_divisor.cuh)."""
     return {"value": value, "magic": 0 if value == 1 else ceil_div(1 << 32, value)}
 
 

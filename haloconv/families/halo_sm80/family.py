@@ -15,8 +15,6 @@ from haloconv.families.halo_sm80 import conv, sources
 from haloconv.jit import KernelSource
 from haloconv.problem import Direction, Problem, Request, dense_request
 
-_LEAST_CAPABILITY = (8, 0)
-
 
 class HaloSm80Family:
     """Stems and grouped layers of few channels, forward and input gradient."""
@@ -33,8 +31,10 @@ class HaloSm80Family:
         reason = support.why_not(problem, device) or support.why_no_tensor_cores(problem)
         if reason is not None:
             return reason
-        if device_facts(device.index).capability < _LEAST_CAPABILITY:
-            return "the device has no tensor cores for TF32 and bf16 (compute capability 8.0)"
+        found = device_facts(device.index).capability
+        reason = support.why_not_capability(found, self.capability, self.newer)
+        if reason is not None:
+            return reason
         return conv.why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:

@@ -30,27 +30,6 @@ __device__ __forceinline__ Words2 to_atom(const Half (&channel)[4]) {
     return {channel[0].bits | unsigned(channel[1].bits) << 16, channel[2].bits | unsigned(channel[3].bits) << 16};
 }
 
-// What class of pixels `index` gathers: in fprop there is one.
-struct Axes {
-    Axis vertical, horizontal;
-};
-
-// Extents that the axes depend on.
-struct Extents {
-    int taps_r, taps_s, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left;
-    int rows, cols;  // of the output
-};
-
-template <bool GRADIENT>
-__device__ __forceinline__ Axes axes_of(const Extents& e, int index) {
-    if (!GRADIENT)
-        return {output_axis(e.taps_r, e.stride_h, e.dil_h, e.pad_top, e.rows),
-                output_axis(e.taps_s, e.stride_w, e.dil_w, e.pad_left, e.cols)};
-    const int residues_w = e.stride_w < e.cols ? e.stride_w : e.cols;
-    return {input_axis(e.taps_r, e.stride_h, e.dil_h, e.pad_top, e.rows, index / residues_w),
-            input_axis(e.taps_s, e.stride_w, e.dil_w, e.pad_left, e.cols, index % residues_w)};
-}
-
 struct Place {
     int row, col;  // of the tap, as the axes count; TAP_PAIRS: col counts the words of a row
     int part;      // channel of the chunk, or atom of the tap

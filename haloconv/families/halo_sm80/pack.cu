@@ -7,10 +7,12 @@
 // are never served stale.
 #include "families/halo_sm80/weights.cuh"
 
-// Constants: ELEM is float, hc::fp16 or hc::bf16; DGRAD and SPLIT as in conv.cu.
+// Constants: ELEM is float, hc::fp16 or hc::bf16; DGRAD, SPLIT and FOUR_FILTERS as in conv.cu.
 using hc::i64;
 
 constexpr int THREADS = 256;
+
+static_assert(32 * sizeof(hc::Words2) == hc::SLICE_BYTES, "a slice of eight filters is two words of each lane");
 
 struct Params {
     const hc::elem_t* w;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "families/halo_sm80/weights.cuh"
+#include "kernels/small_divisor.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
 namespace hc {
@@ -16,16 +17,6 @@ constexpr int TABLE_WORDS = TAP_PAIRS ? 4 : SPLIT ? 2 : 1;  // that a lane has o
 constexpr int UNIT_ELEMS = UNIT_BYTES / (int)sizeof(elem_t);
 constexpr int PIECE_BYTES = SPLIT ? UNIT_BYTES : COPY_BYTES ? COPY_BYTES : 8;  // of a pixel, staged at a time
 
-static_assert(!SPLIT || (UNIT_BYTES == sizeof(elem_t) && COPY_BYTES == STAGED_PX * UNIT_BYTES && COPY_BYTES >= 4),
-              "planes of single channels are copied by runs of pixels");
-static_assert(!TAP_PAIRS || MOVE_W % 2 == 0, "pixels begin at whole words");
-static_assert(SPLIT || COPY_BYTES == 0 || STAGED_PX == 1, "copies of neighbouring channels are of one pixel");
-static_assert(SPLIT || UNIT_BYTES == 8 || UNIT_BYTES == 16 || UNIT_BYTES == 32, "a unit is 1, 2 or 4 atoms");
-static_assert(SPLIT || COPY_BYTES <= UNIT_BYTES, "a copy stays inside a unit");
-static_assert(!FOUR_FILTERS || N_TILES % 2 == 0, "two eights share their filters");
-static_assert(!BOXES || (SPLIT && COPY_BYTES == 16), "boxes are of planes, and begin at multiples of 16 bytes");
-static_assert(DEPTH == 1 || DEPTH == 2, "one buffer, or one that is filled while the other is multiplied");
-
 template <bool>
 struct OffsetOf {
     using type = int;
@@ -34,15 +25,7 @@ template <>
 struct OffsetOf<true> {
     using type = i64;
 };
-using offset_t = OffsetOf<WIDE != 0>::type;  // inside a tensor, in elements
-
-// Division by a number that the host knows: exact while n * value stays below 2^32.
-struct SmallDivisor {
-    int value;
-    unsigned magic;
-
-    __device__ __forceinline__ int quotient(unsigned n) const { return value == 1 ? n : __umulhi(n, magic); }
-};
+using offset_t = OffsetOf<I64_OFFSETS != 0>::type;  // inside a tensor, in elements
 
 struct Params {
     TensorMap x_map;  // BOXES: planes of single channels
@@ -79,10 +62,6 @@ struct Work {
     int low_h, low_w;  // the least that a tap adds to a pixel's position
     int ks;            // words or atoms of a chunk
 };
-
-__device__ __forceinline__ int lowest(const Axis& axis) {
-    return axis.tap_move < 0 && axis.taps > 0 ? (axis.taps - 1) * axis.tap_move : 0;
-}
 
 __device__ __forceinline__ Work this_work(const Params& p) {
     Work work;

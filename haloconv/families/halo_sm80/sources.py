@@ -1,4 +1,4 @@
-"""The kernels of ``halo_sm80`` that CI compiles: every warp tile, with every way to stage and to store."""
+"""The kernels of ``halo_sm80`` that CI compiles: every warp tile, each kind of staging and of stores."""
 
 from __future__ import annotations
 

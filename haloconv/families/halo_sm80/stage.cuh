@@ -117,7 +117,7 @@ __device__ __forceinline__ void store_atoms(char* to, const Run (&run)[PAIR_ELEM
     }
 }
 
-// The same through registers: the loads of some rows, then their stores.
+// Stages a column through registers: the loads of some rows, then their stores.
 __device__ __forceinline__ void gather_column(const Params& p, const Step& at, const Column& column) {
     for (int first = column.first; first < column.end; first += GATHER_ROWS) {
         Run run[GATHER_ROWS][PAIR_ELEMS] = {};
@@ -144,7 +144,7 @@ __device__ __forceinline__ void stage_weights(const Params& p, const Work& work,
         ptx::cp_async_16(w_smem + at, from + at, 16);
 }
 
-// Those of a block that makes them itself, of its only chunk.
+// The weights of the only chunk, where a block makes them itself.
 __device__ __forceinline__ void make_weights(const Params& p, const Work& work, char* w_smem) {
     const int lane = threadIdx.x % 32, eights = p.tile_filters / 8;
     for (int i = threadIdx.x / 32; i < p.tile_groups * eights * p.slices; i += WARPS) {

@@ -26,7 +26,7 @@ COLUMN_ISSUES, COPY_ISSUES = 30, 7
 """Instructions that stage a column, and each copy of it."""
 _MOST_BOX = 256  # rows or columns of a box of TMA
 _BOX_BYTES = 128  # where boxes begin in shared memory
-_MOST_INDEX = (1 << 16) - 1  # SmallDivisor of halo_sm80/shape.cuh is exact up to here
+_MOST_INDEX = (1 << 16) - 1  # SmallDivisor of kernels/small_divisor.cuh is exact up to here
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Layer:
     ``reach_w`` to a pixel's position, and the next pixel ``move_h`` and ``move_w``. ``x_copy`` is the size in bytes of
     a copy along channels (0: they are no neighbours, or not aligned); ``x_run`` are the pixels of the largest
     load along a row, whole and aligned wherever a row is cut into such; ``pad_w`` those left of the image that the
-    first tap of the first pixel meets. ``x_boxes``: TMA takes boxes of planes. ``wide``: a tensor has 2^31
-    elements or more.
+    first tap of the first pixel meets. ``x_boxes``: TMA takes boxes of planes. ``i64_offsets``:
+    a tensor has 2^31 elements or more.
     """
 
     n: int
@@ -60,7 +60,7 @@ class Layer:
     pad_w: int
     x_boxes: bool
     y_inner: bool
-    wide: bool
+    i64_offsets: bool
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Tiling:
 
     @cached_property
     def planes(self) -> int:
-        """Of one group and chunk."""
+        """Planes of one group and chunk."""
         return ceil_div(self.tile.chunk_channels * self.layer.elem_bytes, self.tile.unit_bytes)
 
     @cached_property
@@ -271,12 +271,12 @@ class Tiling:
     @property
     def table_bytes(self) -> int:
         """The offsets of k, and those of each pixel in the input and in the output."""
-        used = self.k_bytes + self.m_items * 16 * self.tile.m_tiles * (12 if self.layer.wide else 8)
+        used = self.k_bytes + self.m_items * 16 * self.tile.m_tiles * (12 if self.layer.i64_offsets else 8)
         return ceil_div(used, _BOX_BYTES) * _BOX_BYTES if self.boxes else used
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Of a chunk, all filters and groups of the tile."""
+        """Bytes of a chunk of weights, of all filters and groups of the tile."""
         return self.tile.tile_groups * self.tile.n_items * self.tile.n_tiles * self.slices * SLICE_BYTES
 
     @property
@@ -329,7 +329,7 @@ class Tiling:
 
     @property
     def four_filters(self) -> bool:
-        """The same of four of them: then STORES is 3."""
+        """Whether stores of four neighbouring filters are whole and aligned: then STORES is 3."""
         return self.layer.y_inner and self.layer.filters % 4 == 0 and self.tile.n_tiles % 2 == 0
 
     @property

@@ -12,10 +12,13 @@ from haloconv.families.halo_sm80.tile import COLUMN_ISSUES, COPY_ISSUES, WARP_TI
 _LATENCY = 2500  # cycles from the first copy of a tile to its first product, and from its last one to the next tile
 _MOST_ISSUES, _WARP_ISSUES = 0.8, 0.2  # instructions per cycle: of a scheduler, of a warp that waits for its operands
 _MEMORY_RATE = 18  # bytes of device memory per cycle
-_SHORT_BYTES = 12  # what a piece of a pixel, or of a row, costs beside its bytes
+_PIECE_BYTES = 12  # what a piece of a pixel, or of a row, costs beside its bytes
 _MOST_HALO = 1.05  # times the least that a tile stages, where pieces of a pixel are copied
 _GATHER_ISSUES = 20  # instructions that stage a piece through registers
-_AHEAD, _LATE = 1.7, 1.5  # blocks that a second buffer, or outputs that go while the next tile comes, are worth
+_SECOND_BUFFER, _LATE_OUTPUTS = (
+    1.7,
+    1.5,
+)  # blocks that a second buffer, or outputs that go while the next tile comes, are worth
 _MOST_COLS, _MOST_PIXELS = 512, 2048  # of a tile
 
 
@@ -29,7 +32,7 @@ def cost(tiling: Tiling, sm_count: int, max_smem_bytes: int) -> float:
     loads, products = _multiply_cycles(tiling)
     compute = max(_issues(tiling) / rate, loads + products * 0.2, products + loads * 0.2)
     memory = _memory_bytes(tiling) / _MEMORY_RATE
-    overlap = resident * (_LATE if tiling.late else _AHEAD if tile.depth == 2 else 1.0)
+    overlap = resident * (_LATE_OUTPUTS if tiling.late else _SECOND_BUFFER if tile.depth == 2 else 1.0)
     step = max(memory, compute) + (min(memory, compute) + _LATENCY) / overlap
     waves = tiles / (sm_count * resident)
     waves = ceil_div(tiles, sm_count * resident) if tiling.persists else max(1.0, waves + 0.3)
@@ -62,7 +65,7 @@ def _multiply_cycles(tiling: Tiling) -> tuple[float, float]:
 
 
 def _memory_bytes(tiling: Tiling) -> float:
-    """Of one step, as if from device memory: neighbouring tiles' lines, and weights, come from the L2."""
+    """Bytes of device memory that one step counts as: lines of neighbouring tiles, and weights, come from the L2."""
     tile, layer = tiling.tile, tiling.layer
     outputs = tiling.pixels * tiling.tile_filters * tile.tile_groups * layer.elem_bytes / tiling.chunks
     line_bytes = tiling.runs * tiling.run * layer.elem_bytes * tile.tile_groups * tile.chunk_channels
@@ -70,11 +73,11 @@ def _memory_bytes(tiling: Tiling) -> float:
     weights = tiling.weight_bytes if tiling.chunks > tiling.weight_buffers or not tiling.persists else 0
     read = tile.tile_n * tiling.lines * line_bytes * (0.4 + 0.6 * own)
     if not layer.x_copy and tile.tile_q < layer.cols:
-        read *= 1 + _SHORT_BYTES / (tiling.runs * tiling.run * layer.elem_bytes)
+        read *= 1 + _PIECE_BYTES / (tiling.runs * tiling.run * layer.elem_bytes)
     if layer.y_inner:
-        outputs *= 1 + _SHORT_BYTES / (tile.tile_groups * min(layer.filters, tiling.tile_filters) * layer.elem_bytes)
+        outputs *= 1 + _PIECE_BYTES / (tile.tile_groups * min(layer.filters, tiling.tile_filters) * layer.elem_bytes)
     elif tile.tile_q < layer.cols:
-        outputs *= 1 + _SHORT_BYTES / (tile.tile_q * layer.elem_bytes)
+        outputs *= 1 + _PIECE_BYTES / (tile.tile_q * layer.elem_bytes)
     return outputs + read + 0.5 * weights
 
 
@@ -158,7 +161,7 @@ def fits(layer: Layer, max_smem_bytes: int) -> bool:
 
 
 def _of_least_halo(fitting: list[Tiling], max_smem_bytes: int) -> list[Tiling]:
-    """Those that stage least beyond their outputs: pieces of a pixel cost about the same wherever they come from.
+    """The tilings that stage least beyond their outputs: a piece of a pixel costs about the same from everywhere.
 
     With two buffers and enough warps, where that is possible.
     """

@@ -49,7 +49,7 @@ __device__ __forceinline__ unsigned tap_word(const FilterStrides& w, const Axes&
     return to_word(tap, TAP_PAIRS ? element_of(w, axes, row, at, at.part) : elem_t{});
 }
 
-// Those of `lane` of four in a slice.
+// The words of a slice that `lane` of four has.
 __device__ __forceinline__ Words2 weights_of(const FilterStrides& w, const Axes& axes, FilterRow row, int parts,
                                              bool taps_first, int slice, int lane) {
     const int ks = parts * axes.vertical.taps * row_words(axes.horizontal);

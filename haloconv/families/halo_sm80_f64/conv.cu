@@ -3,12 +3,12 @@
 //   y[pixel, filter] = sum over (chunk of channels, tap) of x[pixel at tap, channel] * w[filter, channel, tap]
 //
 // A block has M pixels, which follow each other in a strip of columns through all images, and N filters. Of a chunk of
-// channels it stages once the pixels that all its taps read, [plane of 8 channels][row][column][8], zeros where there
+// channels it stages once the pixels that all its taps read, [octet of channels][row][column][8], zeros where there
 // is padding; a tap is then an offset. Weights come tap by tap, packed as fragments by pack.cu. The order of k is free,
 // so a lane's two k of an instruction are neighbouring channels: each operand is one load of 16 bytes without bank
 // conflicts. A strided layer's dgrad is one dense problem per residue of the pixel (geometry.cuh).
 //
-// Budget: 4 * M_TILES * N_TILES fp64 sums a thread; shared memory for the planes of a chunk or two and for the weights
+// Budget: 4 * M_TILES * N_TILES fp64 sums a thread; shared memory for the octets of a chunk or two and for the weights
 // of STAGES steps.
 #include "families/halo_sm80_f64/stage.cuh"
 #include "kernels/products_f64.cuh"
@@ -18,38 +18,40 @@
 //   X_COPY               channels of an asynchronous copy; 0: single ones, as neighbours in memory are pixels
 //   M_TILES N_TILES      fragments of a warp: 16 pixels, 8 filters each
 //   WARPS_M WARPS_N      warps of a block, along its pixels and its filters
-//   PLANES               planes of 8 channels of a chunk
+//   OCTETS               octets of channels of a chunk
 //   MMA_K                channels of an instruction
 //   STAGES               steps whose operands are in shared memory or on their way
 //   MIN_BLOCKS           blocks per multiprocessor that registers must allow
 //   HAS_BIAS             adds bias[k]
 namespace hc {
 
-constexpr int MMA_PLANES = MMA_K / PLANE;
+constexpr int MMA_OCTETS = MMA_K / OCTET;
+
+static_assert(sizeof(Work) <= 256, "the host leaves WORK_BYTES of shared memory for a block's Work");
 
 using Sums = double[M_TILES][N_TILES][4];
-using Rows = unsigned[M_TILES][2];  // where a lane's pixels lie in a plane, bytes
+using Rows = unsigned[M_TILES][2];  // where a lane's pixels lie in an octet, bytes
 
 // All products of one tap and one chunk. The weights of a warp, of which there are fewer, stay for all its pixels.
-__device__ __forceinline__ void multiply(Sums& sums, const Rows& rows, const char* x, unsigned plane_bytes,
+__device__ __forceinline__ void multiply(Sums& sums, const Rows& rows, const char* x, unsigned octet_bytes,
                                          const char* w) {
 #pragma unroll
-    for (int first = 0; first < PLANES; first += MMA_PLANES) {
+    for (int first = 0; first < OCTETS; first += MMA_OCTETS) {
         double b[N_TILES][MMA_K / 4];
 #pragma unroll
         for (int j = 0; j < N_TILES; ++j)
 #pragma unroll
-            for (int plane = 0; plane < MMA_PLANES; ++plane) {
-                const int place = ((first + plane) * BLOCK_EIGHTS + j) * EIGHT_BYTES;
+            for (int octet = 0; octet < MMA_OCTETS; ++octet) {
+                const int place = ((first + octet) * BLOCK_EIGHTS + j) * EIGHT_BYTES;
                 const Pair pair = *reinterpret_cast<const Pair*>(w + place);
-                b[j][2 * plane] = pair.of[0], b[j][2 * plane + 1] = pair.of[1];
+                b[j][2 * octet] = pair.of[0], b[j][2 * octet + 1] = pair.of[1];
             }
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
             double a[MMA_K / 2];
 #pragma unroll
-            for (int part = 0; part < 2 * MMA_PLANES; ++part) {
-                const unsigned place = (first + part / 2) * plane_bytes + rows[i][part % 2];
+            for (int part = 0; part < 2 * MMA_OCTETS; ++part) {
+                const unsigned place = (first + part / 2) * octet_bytes + rows[i][part % 2];
                 const Pair pair = *reinterpret_cast<const Pair*>(x + place);
                 a[part / 2 * 4 + part % 2] = pair.of[0], a[part / 2 * 4 + part % 2 + 2] = pair.of[1];
             }
@@ -100,7 +102,6 @@ __device__ __forceinline__ void write(const Sums& sums, const Params& p, const W
 }
 
 __device__ __forceinline__ void convolve(const Params& p, char* smem) {
-    static_assert(sizeof(Work) <= 256, "the host leaves WORK_BYTES for it");
     __shared__ Work shared_work;  // read where copies are asked for: registers are for sums
     if (threadIdx.x == 0) shared_work = this_work(p);
     __syncthreads();
@@ -119,7 +120,7 @@ __device__ __forceinline__ void convolve(const Params& p, char* smem) {
         stage(p, work, ahead, smem, w_smem);
         const unsigned move = tap_offset(p, work, at) * PIXEL_BYTES;
         const char* const w = w_smem + at.w_buffer * WEIGHT_BYTES + threadIdx.x % 32 * 16;
-        multiply(sums, rows, smem + at.x_buffer * p.x_bytes + move, p.plane_bytes,
+        multiply(sums, rows, smem + at.x_buffer * p.x_bytes + move, p.octet_bytes,
                  w + threadIdx.x / 32 / WARPS_M * (N_TILES * EIGHT_BYTES));
         advance(p, work, at);
     }

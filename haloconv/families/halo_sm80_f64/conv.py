@@ -10,8 +10,8 @@ from math import gcd
 import torch
 
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.common import ceil_div, dense_call, divisor, few_apart, named, why_not_direction
-from haloconv.families.halo_sm80_f64.tile import PLANE, Layer, Tiling, copy_elems, fits, tilings
+from haloconv.families.common import ceil_div, dense_call, divisor, extents_fields, few_apart, named, why_not_direction
+from haloconv.families.halo_sm80_f64.tile import OCTET, Layer, Tiling, copy_elems, fits, tilings
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Problem, Request
@@ -26,7 +26,7 @@ def why_not(request: Request) -> str | None:
     reason = why_not_direction(problem, "fprop", "dgrad")
     if reason is not None:
         return reason
-    if problem.groups > 1 and min(problem.c_per_group, problem.k_per_group) < PLANE:
+    if problem.groups > 1 and min(problem.c_per_group, problem.k_per_group) < OCTET:
         return "halo_sm80_f64 takes groups of at least 8 channels and 8 filters"
     if not fits(layer_of(problem), request.facts.max_smem_bytes):
         return "no tile of halo_sm80_f64 fits shared memory"
@@ -63,7 +63,7 @@ def layer_of(problem: Problem) -> Layer:
 
 
 def _class_taps(taps: int, stride: int, dil: int) -> tuple[int, int, int]:
-    """Of the taps that reach one residue of dgrad: most; fewest, 1 if none; how far apart their pixels are at most."""
+    """How many taps reach one residue of dgrad, at most and at least (1 if none); how far apart their pixels are."""
     step = stride // gcd(stride, dil)
     most = ceil_div(taps, step)
     return most, max(1, taps // step), (most - 1) * (step * dil // stride)
@@ -95,7 +95,7 @@ def _pairs(tiling: Tiling) -> int:
 
 def pack_source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source of the packing kernel."""
-    constants = {"DGRAD": int(problem.direction == "dgrad"), "PLANES": tiling.shape.planes}
+    constants = {"DGRAD": int(problem.direction == "dgrad"), "OCTETS": tiling.shape.octets}
     return kernel_source("halo_sm80_f64/pack", "halo_sm80_f64_pack", constants)
 
 
@@ -110,7 +110,7 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
         "N_TILES": shape.n_tiles,
         "WARPS_M": shape.warps_m,
         "WARPS_N": shape.warps_n,
-        "PLANES": shape.planes,
+        "OCTETS": shape.octets,
         "MMA_K": shape.mma_k,
         "STAGES": shape.stages,
         "MIN_BLOCKS": shape.min_blocks,
@@ -119,21 +119,11 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
     return kernel_source(KERNEL, "halo_sm80_f64", constants)
 
 
-def _extents(request: Request) -> dict[str, int]:
-    """``Extents`` of halo_sm80_f64/layer.cuh."""
-    problem, (rows, cols) = request.problem, request.result_shape[2:]
-    return {
-        **{"taps_r": problem.r, "taps_s": problem.s, "stride_h": problem.stride[0], "stride_w": problem.stride[1]},
-        **{"dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
-        **{"pad_top": problem.padding[0], "pad_left": problem.padding[2], "rows": rows, "cols": cols},
-    }
-
-
 def _shared_fields(request: Request, tiling: Tiling) -> dict[str, Value]:
     """The scalars that the structs of both kernels have."""
     layer = tiling.layer
     return {
-        "extents": _extents(request),
+        "extents": extents_fields(request),
         **{"channels": layer.channels, "filters": layer.filters, "groups": layer.groups},
         **{"filter_tiles": tiling.filter_tiles, "chunks": tiling.chunks, "most_taps": layer.most_taps},
     }
@@ -163,5 +153,5 @@ def _fields(request: Request, tiling: Tiling) -> dict[str, Value]:
         **{"tiles": tiling.tiles, "strips": tiling.strips, "rows": layer.rows, "strip_cols": tiling.strip_cols},
         **{"staged_cols": divisor(tiling.staged_cols), "reach_rows": layer.reach_h + 1},
         "image_rows": divisor((layer.rows - 1) * layer.move_h + layer.reach_h + 1),
-        **{"plane_bytes": tiling.plane_bytes, "x_bytes": tiling.x_bytes, "x_buffers": tiling.x_buffers},
+        **{"octet_bytes": tiling.octet_bytes, "x_bytes": tiling.x_bytes, "x_buffers": tiling.x_buffers},
     }

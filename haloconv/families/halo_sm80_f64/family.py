@@ -15,7 +15,6 @@ from haloconv.families.halo_sm80_f64 import conv, sources, wgrad
 from haloconv.jit import KernelSource
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
-_LEAST_CAPABILITY = (8, 0)
 _TWINS: dict[Direction, Kernel] = {"fprop": conv, "dgrad": conv, "wgrad": wgrad}
 
 
@@ -36,8 +35,10 @@ class HaloSm80F64Family:
             return reason
         if problem.dtype != torch.float64:
             return "halo_sm80_f64 takes torch.float64 only"
-        if device_facts(device.index).capability < _LEAST_CAPABILITY:
-            return "the device has no tensor cores for fp64 (compute capability 8.0)"
+        found = device_facts(device.index).capability
+        reason = support.why_not_capability(found, self.capability, self.newer)
+        if reason is not None:
+            return reason
         return _TWINS[problem.direction].why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:

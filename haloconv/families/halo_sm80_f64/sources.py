@@ -13,7 +13,7 @@ from haloconv.layout import Layout
 from haloconv.problem import Direction, Problem, dense_request
 
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
-_WAYS: tuple[tuple[Direction, Layout, int], ...] = (  # direction, layout, channels
+_STAGED: tuple[tuple[Direction, Layout, int], ...] = (  # direction, layout, channels
     ("fprop", "nchw", 64),
     ("fprop", "nhwc", 64),
     ("dgrad", "nchw", 64),
@@ -22,9 +22,9 @@ _WAYS: tuple[tuple[Direction, Layout, int], ...] = (  # direction, layout, chann
 
 
 def sources() -> list[KernelSource]:
-    """One source for each shape and way to stage, none twice."""
+    """One source for each shape and kind of staging, none twice."""
     found = []
-    for (direction, layout, channels), shape in product(_WAYS, SHAPES):
+    for (direction, layout, channels), shape in product(_STAGED, SHAPES):
         problem = Problem(
             direction, n=2, c=channels, h=32, w=32, k=channels, r=3, s=3, padding=(1, 1, 1, 1),
             bias=direction == "fprop", dtype=torch.float64, layout=layout,

@@ -10,13 +10,13 @@ namespace hc {
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int TILE_PIXELS = 16 * M_TILES * WARPS_M;
 constexpr int BLOCK_EIGHTS = N_TILES * WARPS_N;
-constexpr int PIXEL_BYTES = PLANE * 8;                             // in a plane
-constexpr int WEIGHT_BYTES = PLANES * BLOCK_EIGHTS * EIGHT_BYTES;  // of a step
+constexpr int PIXEL_BYTES = OCTET * 8;                             // in an octet
+constexpr int WEIGHT_BYTES = OCTETS * BLOCK_EIGHTS * EIGHT_BYTES;  // of a step
 constexpr int COPY_ELEMS = X_COPY ? X_COPY : 1;
 constexpr int COPIES = X_COPY ? CHUNK / COPY_ELEMS : 1;  // of a pixel, side by side; the others in a loop
 
 static_assert(X_COPY <= 2, "a copy has at most 16 bytes");
-static_assert(MMA_K % PLANE == 0 && CHUNK % MMA_K == 0, "an instruction takes whole planes of a chunk");
+static_assert(MMA_K % OCTET == 0 && CHUNK % MMA_K == 0, "an instruction takes whole octets of a chunk");
 static_assert(STAGES >= 2, "a step is staged while another one is multiplied");
 
 struct Params {
@@ -34,7 +34,7 @@ struct Params {
     int rows, strip_cols;                 // of the largest residue class, of a strip
     Divisor staged_cols, image_rows;      // columns in shared memory; rows there of a whole image
     int reach_rows;                       // rows in shared memory of a row of outputs
-    int plane_bytes, x_bytes, x_buffers;  // of a chunk: of a plane, of all; chunks in shared memory
+    int octet_bytes, x_bytes, x_buffers;  // of a chunk: of an octet, of all; chunks in shared memory
 };
 
 // What a block computes.
@@ -57,10 +57,6 @@ struct Step {
     int x_buffer, w_buffer;
 };
 
-__device__ __forceinline__ int lowest(const Axis& axis) {
-    return axis.tap_move < 0 && axis.taps > 0 ? (axis.taps - 1) * axis.tap_move : 0;
-}
-
 // The row in shared memory that the first tap of a pixel reads, if taps move down.
 __device__ __forceinline__ int staged_row(const Params& p, const Work& work, Pixel at) {
     const int move = work.axes.vertical.pixel_move, image = at.n - work.first.n;
@@ -78,7 +74,7 @@ __device__ __forceinline__ Work this_work(const Params& p) {
     work.strip = index % p.strips, index /= p.strips;
     work.group = index % p.groups;
     const int cls = index / p.groups;
-    work.axes = axes_of(p.extents, cls);
+    work.axes = axes_of<DGRAD>(p.extents, cls);
     const Axis &v = work.axes.vertical, &h = work.axes.horizontal;
     work.taps = v.taps * h.taps;
     work.filter = filter_tile * (BLOCK_EIGHTS * 8);
@@ -129,7 +125,7 @@ __device__ __forceinline__ void stage_pixels(const Params& p, const Work& work, 
 #pragma unroll
         for (int c = copy * COPY_ELEMS, end = X_COPY ? c + 1 : CHUNK; c < end; ++c) {
             const bool there = inside && c < left;
-            char* const place = to + c / PLANE * p.plane_bytes + c % PLANE * 8;
+            char* const place = to + c / OCTET * p.octet_bytes + c % OCTET * 8;
             if constexpr (COPY_ELEMS == 2)
                 ptx::cp_async_16(place, there ? from : p.x, there ? 16 : 0);
             else

@@ -10,8 +10,8 @@ from math import gcd
 from haloconv.families.common import ceil_div
 from haloconv.problem import TensorForm
 
-PLANE = 8  # channels of a plane, filters of an eight
-_PIXEL_BYTES = 8 * PLANE
+OCTET = 8  # channels of an octet, filters of an eight
+_PIXEL_BYTES = 8 * OCTET
 _REGISTERS = 65536  # of a multiprocessor
 WORK_BYTES = 256  # of a block, at most: its Work, which is no part of the dynamic shared memory
 _SMEM_RESERVED = 1024  # of a block, by the system
@@ -20,12 +20,9 @@ _MOST_STRIPS = 64
 _LEAST_STRIP = 8  # columns
 # The model: cycles of a multiprocessor.
 _FMA_RATE = 128  # fp64 multiply-adds of the tensor cores a cycle
-_TALL_WARP = (
-    1.14  # times as long with fragments of 64 pixels as with 32: so it orders blocks as a probe of an NVIDIA H200 does
-)
 _SMEM_RATE = 128  # bytes a cycle
 _COPY_RATE = 16  # bytes a cycle from the second-level cache
-_SHORT_BYTES = 32  # what a row of one channel costs beyond its bytes
+_ROW_COST_BYTES = 32  # what a row of one channel costs beyond its bytes
 _STEP_CYCLES = 60  # a barrier and what surrounds it
 _BLOCK_CYCLES = 6000  # the first copies and the stores of a block, less where another block is busy meanwhile
 
@@ -45,7 +42,7 @@ def copy_elems(form: TensorForm, channels: int) -> int:
 class Shape:
     """A block: fragments of a warp (16 pixels, 8 filters each), warps along pixels and filters, and its steps.
 
-    ``planes`` of 8 channels are a chunk, ``mma_k`` channels an instruction's, ``stages`` steps are staged or under way;
+    ``octets`` of channels are a chunk, ``mma_k`` channels an instruction's, ``stages`` steps are staged or under way;
     registers must allow ``min_blocks`` blocks a multiprocessor.
     """
 
@@ -53,7 +50,7 @@ class Shape:
     n_tiles: int
     warps_m: int
     warps_n: int
-    planes: int
+    octets: int
     mma_k: int
     stages: int
     min_blocks: int
@@ -72,15 +69,15 @@ class Shape:
 
     @property
     def channels(self) -> int:
-        return PLANE * self.planes
+        return OCTET * self.octets
 
     @property
     def weight_bytes(self) -> int:
-        """Of a step."""
+        """Bytes of the weights of a step."""
         return 8 * self.channels * self.filters
 
 
-# Fragments, warps, planes, k, stages, blocks: none spills a register. Those of 16 k have twice the operands at once.
+# Fragments, warps, octets, k, stages, blocks: none spills a register. Those of 16 k have twice the operands at once.
 SHAPES = (
     Shape(4, 4, 2, 2, 2, 8, 3, 2),
     Shape(4, 4, 2, 4, 2, 8, 3, 1),
@@ -124,9 +121,9 @@ class Tiling:
     strips: int
 
     def __str__(self) -> str:
-        shape = self.shape
+        shape = self.shape  # names are those that result rows have: planes for octets
         block = f"pixels{shape.pixels} filters{shape.filters} m_tiles{shape.m_tiles} n_tiles{shape.n_tiles}"
-        return f"{block} planes{shape.planes} mma_k{shape.mma_k} strips{self.strips}"
+        return f"{block} planes{shape.octets} mma_k{shape.mma_k} strips{self.strips}"
 
     @property
     def strip_cols(self) -> int:
@@ -134,12 +131,12 @@ class Tiling:
 
     @property
     def pixels(self) -> int:
-        """Of a strip, through all images."""
+        """Pixels of a strip, through all images."""
         return self.layer.n * self.layer.rows * self.strip_cols
 
     @property
     def tiles(self) -> int:
-        """Of a strip."""
+        """Tiles of a strip."""
         return ceil_div(self.pixels, self.shape.pixels)
 
     @property
@@ -176,13 +173,13 @@ class Tiling:
         return max(self.rows_of(1), self.rows_of(most_images))
 
     @property
-    def plane_bytes(self) -> int:
+    def octet_bytes(self) -> int:
         return self.staged_rows * self.staged_cols * _PIXEL_BYTES
 
     @property
     def x_bytes(self) -> int:
-        """Of a chunk."""
-        return self.shape.planes * self.plane_bytes
+        """Bytes of x in shared memory of a chunk."""
+        return self.shape.octets * self.octet_bytes
 
     @property
     def x_buffers(self) -> int:
@@ -206,13 +203,14 @@ class Tiling:
         """How long the layer takes by the model, in cycles: blocks of a multiprocessor add up, and the last wave."""
         shape, resident = self.shape, self.resident(max_smem_bytes)
         products = shape.pixels * shape.filters * shape.channels / _FMA_RATE
-        products *= _TALL_WARP if shape.m_tiles == 4 else 1
+        if shape.m_tiles == 4:  # 64 pixels a warp: orders blocks as a probe of an NVIDIA H200 did
+            products *= 1.14
         warp_bytes = 8 * shape.channels * (16 * shape.m_tiles + 8 * shape.n_tiles)
         read = shape.warps_m * shape.warps_n * warp_bytes / _SMEM_RATE
         step = max(products, read, shape.weight_bytes / _COPY_RATE) + _STEP_CYCLES / resident
         steps = self.chunks * self.layer.most_taps
         rows = self.rows_of(ceil_div(self.lines, self.layer.rows))  # of most tiles
-        copied = shape.channels * rows * (8 * self.staged_cols + _SHORT_BYTES)
+        copied = shape.channels * rows * (8 * self.staged_cols + _ROW_COST_BYTES)
         block = steps * step + self.chunks * copied / _COPY_RATE / 2 + _BLOCK_CYCLES / resident
         return ceil_div(self.blocks, sm_count * resident) * resident * block
 
@@ -230,7 +228,7 @@ def fitting_shapes(layer: Layer) -> list[Shape]:
     def padded(shape: Shape) -> int:
         return ceil_div(layer.filters, shape.filters) * shape.filters
 
-    shapes = [each for each in SHAPES if (each.planes == 1) == (layer.channels <= PLANE)]
+    shapes = [each for each in SHAPES if (each.octets == 1) == (layer.channels <= OCTET)]
     least = min(map(padded, shapes))
     return [each for each in shapes if padded(each) <= 1.5 * least]
 

@@ -65,8 +65,8 @@ struct Place {
 };
 
 __device__ __forceinline__ Place place_of(const Params& p, int step) {
-    const int band = p.strips.quotient(step), lines = STEP_PIXELS >> p.col_bits;
-    return {band * lines, (step - band * p.strips.value) << p.col_bits};
+    const int row_step = p.strips.quotient(step), lines = STEP_PIXELS >> p.col_bits;
+    return {row_step * lines, (step - row_step * p.strips.value) << p.col_bits};
 }
 
 __device__ __forceinline__ bool is_there(const Params& p, Place at, int line, int col) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ const double* dy_at(const Params& p, const Work& work
     return p.dy + image * p.y_n + row * p.y_p + (at.col + col) * p.y_q + filter * p.y_k;
 }
 
-// The same of x for place `slot` in shared memory, as the block's first tap and channel have it.
+// Element of x for place `slot` in shared memory, of the block's first tap and channel; null where there is none.
 __device__ __forceinline__ const double* x_at(const Params& p, const Work& work, Place at, int slot) {
     const int line = p.x_cols.quotient(slot), col = slot - line * p.x_cols.value;
     if (at.line + line >= p.lines) return nullptr;

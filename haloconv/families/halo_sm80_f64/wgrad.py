@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ceil_div, divisor, few_apart, named, why_not_direction
-from haloconv.families.halo_sm80_f64.tile import PLANE, copy_elems
+from haloconv.families.halo_sm80_f64.tile import OCTET, copy_elems
 from haloconv.families.reduce.partials import of_filter, wgrad_call
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
@@ -104,7 +104,7 @@ class Cut:
 
     @property
     def tiles(self) -> tuple[int, int, int]:
-        """Of a group: tiles of filters, of channels, and of a row of taps."""
+        """Tiles of a group: of filters, of channels, and of a row of taps."""
         problem, block = self.problem, self.block
         return (
             ceil_div(problem.k_per_group, block.filters),
@@ -114,7 +114,7 @@ class Cut:
 
     @property
     def blocks(self) -> int:
-        """Of a part."""
+        """Blocks of a part."""
         filters, channels, taps = self.tiles
         return self.problem.groups * filters * channels * taps * self.problem.r
 
@@ -130,7 +130,7 @@ class Cut:
 
     @property
     def cost(self) -> float:
-        """Of the model: products of blocks that run at the same time, rounded up to whole waves.
+        """Cost by the model: products of blocks that run at the same time, rounded up to whole waves.
 
         Products of one block hide a part of what another's step costs: two blocks of 64 filters took 0.90 to 0.95 of
         the time of one of 128 in a probe of C and U-Net's 3x3 on an NVIDIA H200.
@@ -147,7 +147,7 @@ def why_not(request: Request) -> str | None:
     reason = why_not_direction(problem, "wgrad")
     if reason is not None:
         return reason
-    if problem.groups > 1 and min(problem.c_per_group, problem.k_per_group) < PLANE:
+    if problem.groups > 1 and min(problem.c_per_group, problem.k_per_group) < OCTET:
         return "halo_sm80_f64 takes groups of at least 8 channels and 8 filters"
     found = cuts(request)
     if not found:
@@ -165,7 +165,7 @@ def configs(request: Request) -> list[Config]:
 
 
 def cuts(request: Request) -> list[Cut]:
-    """Those that fit the device."""
+    """The cuts that fit the device."""
     facts = request.facts
     found = (Cut(request.problem, block, facts.sm_count) for block in BLOCKS)
     return [each for each in found if each.smem_bytes <= facts.max_smem_bytes]

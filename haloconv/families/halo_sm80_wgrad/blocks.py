@@ -42,7 +42,7 @@ class Block:
 
     @property
     def warps(self) -> int:
-        """Of a block."""
+        """Warps of a block."""
         return self.tile_g * self.warps_m * self.warps_n * self.warps_e
 
     def warp_tiles(self, layer: Layer) -> tuple[int, int]:
@@ -248,7 +248,7 @@ def cost(block: Block, problem: Problem, layer: Layer) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def _copied_cost(block: Block, layer: Layer, steps: float) -> float:
-    """The same where rows are copied as they are, while the stage before is multiplied."""
+    """Cycles of a stage of ``steps`` steps where rows are copied as they are, while the stage before is multiplied."""
     m, n = block.warp_tiles(layer)
     warps_mn = block.warps // block.warps_e
     reads = 2 * m // layer.tap_pairs * (layer.tap_pairs + max(1, layer.stride[1] // 2)) + 2 * n

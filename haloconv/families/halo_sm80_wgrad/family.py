@@ -15,8 +15,6 @@ from haloconv.families.halo_sm80_wgrad import sources, wgrad
 from haloconv.jit import KernelSource
 from haloconv.problem import Direction, Problem, Request, dense_request
 
-_LEAST_CAPABILITY = (8, 0)
-
 
 class HaloSm80WgradFamily:
     """The weight gradient, written for layers of few channels per group; right for every layer whose tiles fit."""
@@ -38,8 +36,10 @@ class HaloSm80WgradFamily:
         reason = support.why_no_tensor_core_products(problem)
         if reason is not None:
             return reason
-        if device_facts(device.index).capability < _LEAST_CAPABILITY:
-            return "the device is older than compute capability 8.0"
+        found = device_facts(device.index).capability
+        reason = support.why_not_capability(found, self.capability, self.newer)
+        if reason is not None:
+            return reason
         return wgrad.why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:

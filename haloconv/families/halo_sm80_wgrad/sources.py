@@ -1,4 +1,4 @@
-"""The kernels of ``halo_sm80_wgrad`` that CI compiles: every type, layout, width of loads and way to share a block."""
+"""The kernels of ``halo_sm80_wgrad`` that CI compiles: every type, layout, width of loads and split of a block."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def sources() -> list[KernelSource]:
         dy, x = (TensorForm(strides_of(shape, problem.layout), aligned) for shape in shapes)
         layer = layer_of(problem, dy, x)
         block = ranked_blocks(problem, layer, _SMEM_BYTES)[0]
-        text = source(Request(problem, dy, x, problem.layout, _NO_DEVICE), layer, block)
-        found[text.digest] = text
+        one = source(Request(problem, dy, x, problem.layout, _NO_DEVICE), layer, block)
+        found[one.digest] = one
     return list(found.values())
 
 

@@ -41,7 +41,7 @@ def why_not(request: Request) -> str | None:
 
 
 def configs(request: Request) -> list[Config]:
-    """The best of each way to share a block out among warps."""
+    """The best block of each split among warps."""
     request = _folded(request)
     layer, blocks = ranked(request)
     found = few_apart(blocks, lambda each: (each.warps_m, each.warps_n, each.warps_e, each.tile_g))
@@ -51,8 +51,8 @@ def configs(request: Request) -> list[Config]:
 def ranked(request: Request) -> tuple[Layer, list[Block]]:
     """The layer and its blocks, best first.
 
-    Of raw copies, which need two buffers; else of words made of loads; else of those made of single elements, which run
-    tensors of any form.
+    Raw copies if a block fits (they need two buffers), else words built from vector loads, else from single elements,
+    which takes tensors of any form.
     """
     problem, dy, x = request.problem, request.first, request.second
     single = layer_of(problem, dy._replace(aligned=False), x._replace(aligned=False))
@@ -105,10 +105,10 @@ class Cut:
     def __init__(self, problem: Problem, layer: Layer, block: Block, sm_count: int) -> None:
         self.layer = layer
         self.image_step = layer.halves if problem.n > 1 else 1
-        self.band_step = layer.halves // self.image_step
+        self.row_tile_step = layer.halves // self.image_step
         self.strips = ceil_div(problem.q, block.tile_q)
-        self.bands = ceil_div(ceil_div(problem.p, block.tile_p), self.band_step)
-        self.stages = ceil_div(problem.n, self.image_step) * self.strips * self.bands
+        self.row_tiles = ceil_div(ceil_div(problem.p, block.tile_p), self.row_tile_step)
+        self.stages = ceil_div(problem.n, self.image_step) * self.strips * self.row_tiles
         self.group_blocks = ceil_div(problem.groups, block.tile_g)
         c_blocks, k_blocks = ceil_div(layer.c, block.tile_c), ceil_div(layer.k, block.tile_k)
         blocks = self.group_blocks * c_blocks * k_blocks
@@ -126,8 +126,8 @@ class Cut:
             **{"pad_top": one.padding[0], "pad_left": one.padding[2]},
             "lead": 0 if reading.inner else -one.padding[2] % reading.vec,
             **{"groups": one.groups, "group_blocks": self.group_blocks, "parts": self.parts},
-            **{"strips": self.strips, "bands": self.bands},
-            **{"image_step": self.image_step, "band_step": self.band_step},
+            **{"strips": self.strips, "row_tiles": self.row_tiles},
+            **{"image_step": self.image_step, "row_tile_step": self.row_tile_step},
         }
 
 

@@ -1,23 +1,8 @@
-// What a block of halo_sm80_wgrad computes: its constants, its part of the sum, the tiles that it passes through.
+// What a block of halo_sm80_wgrad computes: its extents, its part of the sum, the tiles that it passes through.
 #pragma once
 
 #include "kernels/numeric.cuh"
 
-// Constants: ELEM is float, hc::fp16 or hc::bf16; OFFSET is int or hc::i64; all others integers.
-//   C_PER_GROUP K_PER_GROUP              channels of one group
-//   R S STRIDE_H STRIDE_W DIL_H DIL_W    filter taps; pixels
-//   TILE_P TILE_Q                        output rows and columns of a tile
-//   TILE_C TILE_K TILE_G                 channels and filters of a group, and groups, of a block
-//   WARPS_M WARPS_N WARPS_E              warps along the rows, the columns and the pixels of a group's product
-//   MIN_BLOCKS                           blocks per multiprocessor that registers must allow
-//   STAGED                               0: words of one pixel, in 16 bits of that pixel of two tiles; 1: PIXEL_PAIRS,
-//                                        2: PIECES
-//   FIRST_HALF                           PIXEL_PAIRS: the half of its word that the first tap of a row begins with
-//   X_INNER X_VEC Y_INNER Y_VEC          1: lanes load neighbouring channels, 0: columns; elements of a load
-//   PLANE_PITCH LINE_PITCH X_PITCH       words from a residue of columns, a line, a channel of x to the next one
-//   Y_PITCH                              words from a filter of dy to the next one
-//   OFFSET                               an element's distance inside a tile, in elements of x or dy
-//   SMEM_BYTES                           dynamic shared memory of a launch
 #define CHANNELS_INNER (TILE_C % 8 == 0)  // rows of the product are ordered (r, s, c), else (c, r, s)
 #define PIXEL_PAIRS (STAGED == 1)         // 16 bits: a word is two neighbouring pixels
 #define PIECES (STAGED == 2)              // 16 bits: eight neighbouring channels of a pixel are staged as they are
@@ -54,19 +39,6 @@ constexpr int BLOCKS = MIN_BLOCKS;
 #endif
 constexpr int LOADED_WORDS = WARP_M * WARP_N > 5 ? 16 : 24;  // registers of a thread for loads in flight
 
-static_assert(PIECES || TILE_Q % STEP == 0, "a row of a tile is a whole number of steps");
-static_assert(TILE_G == 1 || (TILE_C == C_PER_GROUP && TILE_K == K_PER_GROUP), "several groups are whole groups");
-static_assert(PIXEL_PAIRS || PIECES || (PLANE_PITCH * STRIDE_W >= X_COLS && LINE_PITCH >= PLANE_PITCH * STRIDE_W),
-              "a line holds its planes");
-static_assert(LINE_PITCH * WORD_PX >= X_COLS * PIECE_WORDS, "a line holds its columns");
-static_assert(X_PITCH >= X_LINES * LINE_PITCH && Y_PITCH * WORD_PX >= TILE_P * TILE_Q * PIECE_WORDS,
-              "a channel holds its lines");
-static_assert(!PIECES || (sizeof(elem_t) == 2 && TILE_C % 8 == 0 && TILE_K % 8 == 0 &&
-                          Y_PITCH >= TILE_P * TILE_Q * PIECE_WORDS + PIECE_WORDS),
-              "pieces have eight channels, and the first plane of dy a place for zeros");
-static_assert(!PIXEL_PAIRS || (sizeof(elem_t) == 2 && DIL_W == 1 && (STRIDE_W == 1 || STRIDE_W % 2 == 0)),
-              "neighbouring taps of neighbouring pixels share words");
-
 struct alignas(16) Tiles {
     unsigned x[TILE_G * TILE_C / PIECE_CHANNELS * X_PITCH];
     alignas(16) unsigned y[TILE_G * TILE_K / PIECE_CHANNELS * Y_PITCH];
@@ -79,9 +51,6 @@ struct Exchange {
     float sums[WARPS_MN][WARP_M * WARP_N * 4][32];
 };
 
-static_assert(sizeof(Smem) <= SMEM_BYTES && (WARPS_E == 1 || sizeof(Exchange) <= SMEM_BYTES),
-              "the launch asks for enough shared memory");
-
 struct Params {
     const elem_t *x, *dy;
     float* partials;         // [part][K][C_PER_GROUP][R][S]
@@ -91,8 +60,8 @@ struct Params {
     int n, h, w, p, q;
     int pad_top, pad_left, lead;  // lead: columns that are staged before the first one
     int groups, group_blocks, parts;
-    int strips, bands;          // stages of an image, across and down
-    int image_step, band_step;  // images and bands of a stage; their product is HALVES
+    int strips, row_tiles;          // stages of an image, across and down
+    int image_step, row_tile_step;  // images and tiles below each other of a stage; their product is HALVES
 };
 
 // What one block computes: channels and filters of one group or several, over a range of stages.
@@ -111,19 +80,19 @@ struct Work {
     }
 };
 
-// A stage's place: image, strip of columns, band of rows, each in steps.
+// A stage's place: image, strip of columns, tile of the strip, each in steps.
 struct Position {
-    int image, strip, band;
+    int image, strip, row_tile;
 
     __device__ __forceinline__ Position(const Params& p, i64 stage) {
-        const i64 column = stage / p.bands;
-        band = int(stage - column * p.bands);
+        const i64 column = stage / p.row_tiles;
+        row_tile = int(stage - column * p.row_tiles);
         image = int(column / p.strips);
         strip = int(column - (i64)image * p.strips);
     }
     __device__ __forceinline__ void advance(const Params& p) {
-        if (++band < p.bands) return;
-        band = 0;
+        if (++row_tile < p.row_tiles) return;
+        row_tile = 0;
         if (++strip < p.strips) return;
         strip = 0, ++image;
     }
@@ -140,7 +109,7 @@ struct Tile {
 #pragma unroll
         for (int i = 0; i < HALVES; ++i) {
             image[i] = at.image * p.image_step + (p.image_step > 1 ? i : 0);
-            p0[i] = (at.band * p.band_step + (p.band_step > 1 ? i : 0)) * TILE_P;
+            p0[i] = (at.row_tile * p.row_tile_step + (p.row_tile_step > 1 ? i : 0)) * TILE_P;
             const int left = image[i] < p.n ? p.p - p0[i] : 0;
             rows[i] = left < 0 ? 0 : left < TILE_P ? left : TILE_P;
         }

@@ -40,7 +40,7 @@ class HaloSm90Family:
         return _BY_DIRECTION[problem.direction].why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
-        """Those of the kernel for 1x1 layers that takes the request, and of the one that has its direction."""
+        """At most three configs: of the 1x1 kernel that takes the request, then of ``conv`` or ``wgrad``."""
         direction = request.problem.direction
         special = (twin.configs(request) for twin in _OF_1X1 if direction in twin.DIRECTIONS)
         found: list[Config] = next(filter(None, special), [])

@@ -12,13 +12,15 @@
 // the second on, and so forth.
 #include "families/halo_sm90/terms.cuh"
 #include "families/halo_sm90/swizzle.cuh"
+#include "kernels/ceil_div.cuh"
 #include "kernels/ptx/fence.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; BLOCK_M rows of a block; CHUNK_BYTES bytes of a row;
 // OPERAND_TERMS values in TF32 stand for an fp32 weight; PLANES is 1, or X_JOINED of conv.cu; SPREAD is 1 where
-// fp32 sums leave by pixels. CLASSES_ACROSS, where the rows of a group are those of residue classes of dx, run after
-// run: 1 if a run is a class; else so many residues of columns, of which each 16 rows have all, rows i and i + 8
-// neighbours.
+// fp32 sums leave by pixels.
+//   CLASSES_ACROSS     defined only in a strided dgrad, where the rows of a group are runs of residue classes of dx.
+//                      1: a run is one class; n: each 16 rows of a run have n column classes, and rows i and i + 8
+//                      are neighbouring columns (conv/classes.cuh)
 using hc::i64;
 using elem_t = ELEM;
 
@@ -48,21 +50,21 @@ struct Params {
 #ifdef CLASSES_ACROSS
 // The filter and the class that a row of M stands for.
 struct Row {
-    int filter, phase_h, phase_w;
+    int filter, residue_h, residue_w;
     bool there;
 };
 
 template <class P>
 __device__ __forceinline__ Row row_at(const P& p, int block, int row) {
     const int at = block * BLOCK_M + row, run = at / p.class_rows, in_run = at - run * p.class_rows;
-    int filter = in_run, phase = run;
+    int filter = in_run, residue = run;
     if (CLASSES_ACROSS > 1) {
         constexpr int PAIRS = CLASSES_ACROSS > 1 ? CLASSES_ACROSS / 2 : 1;
         const int m = in_run % 16, pair = m % 8 % PAIRS;
         filter = in_run / 16 * (16 / CLASSES_ACROSS) + m % 8 / PAIRS;
-        phase = run * CLASSES_ACROSS + 2 * pair + m / 8;
+        residue = run * CLASSES_ACROSS + 2 * pair + m / 8;
     }
-    return {filter, phase / p.pack_w, phase % p.pack_w, run < p.class_runs && filter < p.filters};
+    return {filter, residue / p.pack_w, residue % p.pack_w, run < p.class_runs && filter < p.filters};
 }
 
 // The filter's tap of index / dil; below 0 if it has none there.
@@ -73,8 +75,9 @@ __device__ __forceinline__ int tap_at(int index, int dil, int count) {
 
 extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __grid_constant__ Params p) {
     hc::ptx::griddepcontrol_launch_dependents();  // halo_sm90 waits where it reads what is written here
-    const i64 block = blockIdx.x / ((p.pieces_per_block + THREADS - 1) / THREADS);
-    const int index = blockIdx.x % ((p.pieces_per_block + THREADS - 1) / THREADS) * THREADS + threadIdx.x;
+    const unsigned blocks = hc::ceil_div(p.pieces_per_block, THREADS);  // of threads, for a block of rows
+    const i64 block = blockIdx.x / blocks;
+    const int index = blockIdx.x % blocks * THREADS + threadIdx.x;
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.not_finite = 0;
     if (index >= p.pieces_per_block) return;
     const int piece = index % PIECES, m = index / PIECES % BLOCK_M;
@@ -83,16 +86,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
 #ifdef CLASSES_ACROSS
     const Row at = row_at(p, int(block % p.blocks), SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m);
     const int filter = at.filter;
-    const int tap_r = tap_at(p.first_r + p.step_r * r + at.phase_h, p.filter_dil_r, p.count_r);
-    const int tap_s = tap_at(p.first_s + p.step_s * s + at.phase_w, p.filter_dil_s, p.count_s);
+    const int tap_r = tap_at(p.first_r + p.step_r * r + at.residue_h, p.filter_dil_r, p.count_r);
+    const int tap_s = tap_at(p.first_s + p.step_s * s + at.residue_w, p.filter_dil_s, p.count_s);
     const bool there = at.there && tap_r >= 0 && tap_s >= 0;
     const i64 tap_elems = tap_r * p.w_r + tap_s * p.w_s;
 #else
     const bool packs = p.pack_h * p.pack_w > 1;
-    const int phase = packs ? m / p.pack_filters : 0, row = SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;
+    const int residue = packs ? m / p.pack_filters : 0, row = SPREAD ? m / 8 * 8 + hc::spread_row(m % 8) : m;
     const int filter = packs ? row % p.pack_filters : int(block % p.blocks) * BLOCK_M + row;
-    const int tap_r = r - p.shift_r * (phase / p.pack_w), tap_s = s - p.shift_s * (phase % p.pack_w);
-    const bool there = filter < p.filters && phase < p.pack_h * p.pack_w && (unsigned)tap_r < (unsigned)p.count_r &&
+    const int tap_r = r - p.shift_r * (residue / p.pack_w), tap_s = s - p.shift_s * (residue % p.pack_w);
+    const bool there = filter < p.filters && residue < p.pack_h * p.pack_w && (unsigned)tap_r < (unsigned)p.count_r &&
                        (unsigned)tap_s < (unsigned)p.count_s;
 #endif
     const int in_chunk = piece * ELEMS;
@@ -113,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_pack(const __gri
 #pragma unroll
     for (int term = 0; term < TERMS; ++term) {
         hc::Piece packed = hc::term_of<TERMS>(channel, term);
-        if constexpr (sizeof(elem_t) == 4)  // bits that are not multiplied would cost power on their way from the L2
+        if constexpr (sizeof(elem_t) == 4)  // moving bits that are not multiplied would cost power
             for (unsigned& word : packed.word) word &= 0xffffe000u;
         *reinterpret_cast<hc::Piece*>(to + term * BLOCK_M * CHUNK_BYTES) = packed;
     }

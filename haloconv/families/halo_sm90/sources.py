@@ -20,15 +20,15 @@ _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 _Layer = tuple[torch.dtype, Layout, int, int]  # channels, filters
 
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
-_WIDE = (64, 128)  # channels and filters of a layer that meets every tile shape, in chunks of 128 bytes
-_UNEVEN = (63, 127)  # the same, but channels come in no groups of 16 bytes
+_WHOLE = (64, 128)  # channels and filters of a layer that meets every tile shape, in chunks of 128 bytes
+_NO_GROUPS = (63, 127)  # such a layer whose channels come in no groups of 16 bytes
 _LAYERS: tuple[_Layer, ...] = (
-    (torch.float32, "nchw", *_WIDE),
-    (torch.float32, "nhwc", *_WIDE),
-    (torch.float32, "nhwc", *_UNEVEN),
-    (torch.float16, "nchw", *_WIDE),
-    (torch.float16, "nhwc", *_WIDE),
-    (torch.float16, "nhwc", *_UNEVEN),
+    (torch.float32, "nchw", *_WHOLE),
+    (torch.float32, "nhwc", *_WHOLE),
+    (torch.float32, "nhwc", *_NO_GROUPS),
+    (torch.float16, "nchw", *_WHOLE),
+    (torch.float16, "nhwc", *_WHOLE),
+    (torch.float16, "nhwc", *_NO_GROUPS),
 )
 _UNALIGNED = (  # heights and widths of images whose rows TMA takes by 1, 2, 4 and 8 planes of channels
     (torch.float32, 64, 66),
@@ -36,26 +36,26 @@ _UNALIGNED = (  # heights and widths of images whose rows TMA takes by 1, 2, 4 a
     (torch.float16, 62, 66),
     (torch.float16, 63, 65),
 )
-_THIN_LAYERS: tuple[_Layer, ...] = (  # chunks of 64 and 32 bytes, and packs of outputs
+_PACK_LAYERS: tuple[_Layer, ...] = (  # chunks of 64 and 32 bytes, and packs of outputs
     (torch.float32, "nchw", 16, 24),
     (torch.float16, "nhwc", 16, 24),
 )
 _SPLIT_LAYERS: tuple[_Layer, ...] = (  # split-K of two
-    (torch.float32, "nchw", *_WIDE),
+    (torch.float32, "nchw", *_WHOLE),
     (torch.float16, "nhwc", 128, 128),
 )
 
 
 _STRIDED_LAYERS: tuple[tuple[_Layer, int, int], ...] = (  # gradients: filter and stride, a square's
-    ((torch.float32, "nchw", *_WIDE), 4, 2),
+    ((torch.float32, "nchw", *_WHOLE), 4, 2),
     ((torch.float16, "nchw", 16, 24), 8, 4),
-    ((torch.float16, "nhwc", *_WIDE), 3, 2),
+    ((torch.float16, "nhwc", *_WHOLE), 3, 2),
     ((torch.float32, "nhwc", 20, 16), 3, 3),
 )
 
 
 _RELU = Epilogue(activation="relu")
-_LONG = Epilogue(scale=True, activation="silu")
+_SILU = Epilogue(scale=True, activation="silu")
 _RESIDUAL = Epilogue(activation="relu", residual=True)
 
 
@@ -96,8 +96,8 @@ def _planes_requests() -> Iterator[Request]:
 
 
 def _epilogued(one: Problem) -> Iterator[Problem]:
-    """The same with a scale and an activation that takes many registers; with a residual."""
-    yield replace(one, bias=False, epilogue=_LONG)
+    """The layer with a scale and SiLU, which takes many registers, and the layer with a residual."""
+    yield replace(one, bias=False, epilogue=_SILU)
     yield replace(one, bias=True, epilogue=_RESIDUAL)
 
 
@@ -124,11 +124,11 @@ def _representative_problems() -> Iterator[Problem]:
     """Wide layers in every type, layout and alignment, where all tile shapes meet; thin ones for the short chunks."""
     for layer in _LAYERS:
         yield _problem("fprop", *layer, bias=True)
-    yield from _epilogued(_problem("fprop", torch.float32, "nchw", *_WIDE))
-    yield from _epilogued(_problem("fprop", torch.float16, "nhwc", *_WIDE))
+    yield from _epilogued(_problem("fprop", torch.float32, "nchw", *_WHOLE))
+    yield from _epilogued(_problem("fprop", torch.float16, "nhwc", *_WHOLE))
     for dtype, height, width in _UNALIGNED:
         yield replace(_problem("fprop", dtype, "nchw", 64, 72), h=height, w=width, padding=(1, 1, 1, 1))
-    for dtype, layout, gathered, results in _THIN_LAYERS:
+    for dtype, layout, gathered, results in _PACK_LAYERS:
         yield _problem("dgrad", dtype, layout, results, gathered)
     for layer, taps, stride in _STRIDED_LAYERS:
         yield replace(_problem("dgrad", *layer, bias=True), r=taps, s=taps, stride=(stride, stride))

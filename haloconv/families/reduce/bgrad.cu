@@ -3,8 +3,10 @@
 //   bgrad          db[k] = sum of dy[n, k, p, q]: few pixels, in one launch
 //   bgrad_parts    partials[part][k], the same over the pixels of a part: many pixels, whose parts sum_partials adds
 //
-// Each element is moved once: many are bound by memory bandwidth, few by its latency, so that a lane has AT_ONCE loads
-// on their way. Shared memory: THREADS sums.
+// Each element is read once: large tensors are bound by memory bandwidth, small ones by its latency, so that a lane has
+// AT_ONCE loads in flight.
+//
+// Budget: AT_ONCE registers for loads; THREADS sums in shared memory.
 #include "kernels/numeric.cuh"
 
 // Constants: ELEM is float, double, hc::fp16 or hc::bf16; the others are integers.
@@ -30,6 +32,10 @@ struct Params {
     int k, parts;
 };
 
+struct Smem {
+    acc_t sums[PIXEL_LANES][CHANNEL_LANES];
+};
+
 // A pixel, as an offset into one channel; moved without a division.
 struct Walk {
     i64 row, col, offset;
@@ -46,8 +52,8 @@ struct Walk {
     }
 };
 
-// This lane's pixels of [pixel, end). AT_ONCE loads are on their way together; where they are in one row, all
-// but the last are found by one addition.
+// The sum of this lane's pixels of [pixel, end). AT_ONCE loads are in flight together; where their pixels are in one
+// row, the walk goes over all but the last by one addition.
 __device__ __forceinline__ acc_t sum_pixels(const Params& p, i64 pixel, i64 end, int channel) {
     constexpr int ALL_BUT_ONE = (AT_ONCE - 1) * PIXEL_LANES;
     const elem_t* from = p.dy + channel * p.k_stride;
@@ -76,7 +82,8 @@ __device__ __forceinline__ acc_t sum_pixels(const Params& p, i64 pixel, i64 end,
 
 template <class To>
 __device__ __forceinline__ void sum_channels(const Params& p) {
-    __shared__ acc_t sums[PIXEL_LANES][CHANNEL_LANES];
+    __shared__ Smem smem;
+    auto& sums = smem.sums;
     const int channel_lane = threadIdx.x % CHANNEL_LANES, pixel_lane = threadIdx.x / CHANNEL_LANES;
     const int part = blockIdx.x % p.parts;
     const int channel = blockIdx.x / p.parts * CHANNEL_LANES + channel_lane;

@@ -18,10 +18,10 @@ from haloconv.problem import TensorForm
 KERNEL = "reduce/bgrad"
 _THREADS = 256
 _BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads
-_FEW_LOADS = 16  # of a lane: they take about as long as a second launch
-_ONE_LAUNCH_THREADS = (256, 1024)  # more threads where each would have more than a few loads
-_CHANNEL_LANES = (4, 8, 16, 32)  # few of them leave a lane fewer pixels, many read whole lines of memory
-_MOST_FEW_LANES = 8
+_LANE_LOADS = 16  # of a lane in one launch, at most: they take about as long as a second launch
+_CHANNEL_LANES = (4, 8, 16, 32)  # the fewer, the fewer pixels a lane has; 32 read whole lines of memory
+_ONE_LAUNCH_LANES = _CHANNEL_LANES[:2]
+_ONE_LAUNCH_THREADS = (256, 1024)  # 1024 where lanes of 256 threads would have more than _LANE_LOADS
 
 
 def source(entry: str, dtype: torch.dtype, channel_lanes: int, threads: int) -> KernelSource:
@@ -41,9 +41,9 @@ def bind_bgrad(
     n, k, p, q = shape
     axes = tuple(zip(shape, dy.strides, strict=True))
     pixels, acc_dtype = n * p * q, torch.float64 if dtype == torch.float64 else torch.float32
-    lanes, lanes_of_many = _lane_counts(shape, dy)
+    lanes, parts_lanes = _lane_counts(shape, dy)
     threads = _threads_for(pixels, lanes)
-    if pixels <= _FEW_LOADS * (threads // lanes):
+    if pixels <= _LANE_LOADS * (threads // lanes):
         in_one = _channel_sums("bgrad", dtype, (lanes, threads), axes, 1, device)
 
         def bgrad(dy: torch.Tensor) -> torch.Tensor:
@@ -54,9 +54,9 @@ def bind_bgrad(
         return bgrad
 
     resident = _BLOCKS_PER_MULTIPROCESSOR * device_facts(device.index).sm_count
-    wanted = ceil_div(pixels, _FEW_LOADS * (_THREADS // lanes_of_many))
-    parts = min(wanted, ceil_div(resident, ceil_div(k, lanes_of_many)))
-    sum_pixels = _channel_sums("bgrad_parts", dtype, (lanes_of_many, _THREADS), axes, parts, device)
+    wanted = ceil_div(pixels, _LANE_LOADS * (_THREADS // parts_lanes))
+    parts = min(wanted, ceil_div(resident, ceil_div(k, parts_lanes)))
+    sum_pixels = _channel_sums("bgrad_parts", dtype, (parts_lanes, _THREADS), axes, parts, device)
     sum_parts = partials.bind_sum(Partials(dtype, (Axis(k, 1),), parts), device)
 
     def bgrad_of_parts(dy: torch.Tensor) -> torch.Tensor:
@@ -70,19 +70,19 @@ def bind_bgrad(
 
 
 def _lane_counts(shape: tuple[int, int, int, int], dy: TensorForm) -> tuple[int, int]:
-    """How many channels neighbouring lanes read, of few pixels, of many: one where pixels are neighbours in memory."""
+    """Channels that neighbouring lanes read in one launch, and in parts: 1 where pixels are neighbours in memory."""
     _, k, p, q = shape
     _, y_k, _, y_q = dy.strides
     if y_k != 1 or (y_q == 1 and p * q > 1):
         return 1, 1
-    few, *_, many = _CHANNEL_LANES
-    return few if k <= few else _MOST_FEW_LANES, next((each for each in _CHANNEL_LANES if k <= each), many)
+    narrow, wide = _ONE_LAUNCH_LANES
+    return narrow if k <= narrow else wide, next((each for each in _CHANNEL_LANES if k <= each), _CHANNEL_LANES[-1])
 
 
 def _threads_for(pixels: int, lanes: int) -> int:
-    """Threads of a block that sums all pixels of its channels: the fewest to which they are few, else many."""
-    few, many = _ONE_LAUNCH_THREADS
-    return few if pixels <= _FEW_LOADS * (few // lanes) else many
+    """Threads of a block that sums all pixels of its channels."""
+    fewer, more = _ONE_LAUNCH_THREADS
+    return fewer if pixels <= _LANE_LOADS * (fewer // lanes) else more
 
 
 def _channel_sums(
@@ -118,7 +118,7 @@ def _channel_sums(
 def sources() -> list[KernelSource]:
     """One source per entry, dtype, lane order and threads of a block."""
     blocks = {
-        "bgrad": list(product((1, *_CHANNEL_LANES[:2]), _ONE_LAUNCH_THREADS)),
+        "bgrad": list(product((1, *_ONE_LAUNCH_LANES), _ONE_LAUNCH_THREADS)),
         "bgrad_parts": list(product((1, *_CHANNEL_LANES), [_THREADS])),
     }
     return [source(entry, dtype, *block) for entry, each in blocks.items() for block in each for dtype in ELEMENTS]

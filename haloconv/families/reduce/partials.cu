@@ -1,23 +1,25 @@
 // sum_partials: out[place] = the sum over parts, in a fixed order, of partials[part][i], plus a bias and a residual,
 // activated.
 //
-// Elements are numbered as they lie in a part. Axes turn a number into a place of the output, of whatever strides: the
+// Elements are numbered as they lie in a part. Axes map a number to a place of the output, of whatever strides: the
 // last axis runs fastest. Parts follow each other, or the parts of a run of elements do, before those of the next run.
 //
-// part_lanes threads of a block share an element: thread j adds parts j, j + part_lanes, ..., and the first adds what
-// the others have, in order. They are counted at run time, so that a new image size compiles nothing. With one thread
-// parts are added one after the other. Neighbouring threads read neighbouring elements, with AT_ONCE loads on their
-// way, where there are fewer parts all of them. Shared memory: a sum for each thread.
+// part_lanes threads of a block add the parts of an element: thread j adds parts j, j + part_lanes, ..., and the first
+// adds what the others have, in order. part_lanes is a run-time number, so that a new image size compiles nothing. With
+// one thread parts are added one after the other. Neighbouring threads read neighbouring elements, with AT_ONCE loads
+// in flight, or all of them where there are fewer parts.
+//
+// Budget: AT_ONCE registers for loads; a sum for each thread in shared memory.
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/relu.cuh"
 
 // Constants: ELEM is float, double, hc::fp16 or hc::bf16; the others are integers.
-//   THREADS   threads of a block
-//   AXES      axes of the elements, at most MOST_AXES
-//   WIDE      1: there may be 2^31 elements or more
-//   HAS_BIAS  adds bias[count]
-//   HAS_RELU  max(0, sum) instead of the sum
+//   THREADS       threads of a block
+//   AXES          axes of the elements, at most MOST_AXES
+//   INT64_INDEX   1: elements are numbered by 64 bits, as there may be 2^31 of them or more
+//   HAS_BIAS      adds bias[count]
+//   HAS_RELU      max(0, sum) instead of the sum
 //   HAS_RESIDUAL  adds residual[place]; defined only where it does
 using hc::i64;
 using elem_t = ELEM;
@@ -26,7 +28,7 @@ using acc_t = hc::AccOf<elem_t>::type;
 constexpr int MOST_AXES = 7, AT_ONCE = 8;
 static_assert(1 <= AXES && AXES <= MOST_AXES, "the launch has room for so many axes");
 
-template <int IS_WIDE>
+template <int IS_INT64>
 struct IndexOf {
     using type = unsigned;
 };
@@ -34,7 +36,7 @@ template <>
 struct IndexOf<1> {
     using type = i64;
 };
-using index_t = IndexOf<WIDE>::type;
+using index_t = IndexOf<INT64_INDEX>::type;
 
 struct Axis {
     hc::Divisor extent;
@@ -57,7 +59,11 @@ struct Params {
     int part_lanes;   // threads of an element
     int block_elems;  // of a block: THREADS / part_lanes
     int limit;        // elements whose count reaches it are padding, and not written
-    Axis axes[7];
+    Axis axes[7];     // MOST_AXES
+};
+
+struct Smem {
+    acc_t sums[THREADS];
 };
 
 __device__ __forceinline__ unsigned quotient(unsigned i, const hc::Divisor& by) { return by.quotient(i); }
@@ -110,16 +116,16 @@ __device__ __forceinline__ void write(const Params& p, index_t i, acc_t sum) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_partials(const __grid_constant__ Params p) {
-    __shared__ acc_t sums[THREADS];
+    __shared__ Smem smem;
     const int lane = threadIdx.x % p.block_elems, part = threadIdx.x / p.block_elems;
     const index_t i = index_t(blockIdx.x) * p.block_elems + lane;
     const bool inside = i64(i) < p.elems;
     acc_t sum = inside ? sum_parts(p, i, part) : acc_t(0);
     if (p.part_lanes > 1) {
-        sums[threadIdx.x] = sum;
+        smem.sums[threadIdx.x] = sum;
         __syncthreads();
         if (part > 0) return;
-        for (int other = lane + p.block_elems; other < THREADS; other += p.block_elems) sum += sums[other];
+        for (int other = lane + p.block_elems; other < THREADS; other += p.block_elems) sum += smem.sums[other];
     }
     if (inside) write(p, i, sum);
 }

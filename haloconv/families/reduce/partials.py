@@ -18,8 +18,9 @@ from haloconv.problem import Epilogue, Problem, Request
 KERNEL = "reduce/partials"
 _THREADS = 256  # of a block
 _AXES, _MOST_AXES = 4, 7  # of most kernels; of the struct
-_AT_ONCE = 8  # loads of a thread that are under way at once
-_NO_LIMIT = _WIDE = 1 << 31
+_AT_ONCE = 8  # loads of a thread that are in flight at once
+_NO_LIMIT = 1 << 31
+_INT32_ELEMS = 1 << 31  # of which the kernel numbers fewer by 32 bits
 
 
 class Axis(NamedTuple):
@@ -52,12 +53,12 @@ class Partials:
 
     @property
     def elems(self) -> int:
-        """Of a part, without what lies between it and the next one."""
+        """Elements of a part, without what lies between it and the next one."""
         return prod(axis.extent for axis in self.axes)
 
     @property
     def total_elems(self) -> int:
-        """Of the tensor that holds all parts."""
+        """Elements of the tensor that holds all parts."""
         return self.parts * (self.part_elems or self.elems)
 
     @property
@@ -71,7 +72,7 @@ def applies(epilogue: Epilogue) -> bool:
 
 
 def followed(partials: Partials, problem: Problem) -> Partials:
-    """The same with what follows the sums of a problem, to whose epilogue it ``applies``."""
+    """The partial sums with the bias, residual and ReLU of a problem, to whose epilogue the sum ``applies``."""
     relu, residual = problem.epilogue.activation == "relu", problem.epilogue.residual
     return replace(partials, bias=problem.bias, relu=relu, residual=residual)
 
@@ -88,7 +89,7 @@ def source(partials: Partials) -> KernelSource:
         "ELEM": ELEMENTS[partials.dtype],
         "THREADS": _THREADS,
         "AXES": _AXES if len(partials.axes) <= _AXES else _MOST_AXES,
-        "WIDE": int(partials.elems >= _WIDE),
+        "INT64_INDEX": int(partials.elems >= _INT32_ELEMS),
         "HAS_BIAS": int(partials.bias),
         "HAS_RELU": int(partials.relu),
         **({"HAS_RESIDUAL": 1} if partials.residual else {}),

@@ -31,7 +31,7 @@ __device__ __forceinline__ void cp_async_16(void* dst_smem, const void* src, u32
 // cp.async.commit_group: closes the thread's current group.
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most the N youngest groups of the thread are still under way.
+// cp.async.wait_group: at most the N youngest groups of the thread are still in flight.
 template <int N>
 __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");

@@ -10,7 +10,7 @@ __device__ __forceinline__ void renew(int& value) {
 #endif
 }
 
-// The same of a float.
+// renew for a float.
 __device__ __forceinline__ void renew(float& value) {
 #ifndef HALOCONV_EMULATOR
     asm volatile("" : "+f"(value));

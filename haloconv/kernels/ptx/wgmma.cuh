@@ -38,7 +38,7 @@ __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.a
 // wgmma.commit_group: closes the current group of wgmma instructions.
 __device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// wgmma.wait_group: at most the N youngest groups are still under way; d of the others may be read.
+// wgmma.wait_group: at most the N youngest groups are still in flight; d of the others may be read.
 template <int N>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -51,7 +51,7 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT]) {
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Registers of d as operands ("+f") and as their names in the text, by number of registers.
+// Registers of d as operands ("+f") and as their names in the assembly, by number of registers.
 #define HC_D4(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3])
 #define HC_D8(I) HC_D4(I), HC_D4(I + 4)
 #define HC_D16(I) HC_D8(I), HC_D8(I + 8)

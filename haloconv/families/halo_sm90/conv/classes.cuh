@@ -1,10 +1,10 @@
 // A strided dgrad: the residue classes of dx as rows of M, and how their sums become neighbours in memory again.
 //
-// A place i of an axis has a pixel of each class a: i * step + a - before. All of them gather the same pixels of dy, so
-// a class is nothing but further filters. The rows of M of a group are runs of `class_rows`. Where neighbours in memory
-// are filters, a run is one class, a multiple of 16 rows, and blocks of CLASS_ROWS of them are neighbours in dx. Where
-// pixels are, every 16 rows, a warp's, have ACROSS residues of columns of 16 / ACROSS filters: rows i and i + 8, which
-// a lane holds, are neighbouring classes, and a warp's buffer has whole pieces of rows of dx.
+// Place i of an axis has a pixel of every residue class a: i * step + a - before. All of them gather the same pixels of
+// dy, so the classes are just more rows of M. A group has runs of `class_rows` rows. Where neighbours in memory are
+// filters, a run is one class, padded to a multiple of 16 rows, and CLASS_ROWS neighbouring rows are neighbours in dx.
+// Where neighbours are pixels, each 16 rows, those of a warp, have ACROSS column classes of 16 / ACROSS filters: rows i
+// and i + 8, which a lane holds, are neighbouring columns, and a warp's buffer has whole pieces of rows of dx.
 #pragma once
 
 #include "families/halo_sm90/conv/shape.cuh"
@@ -13,7 +13,7 @@ namespace hc {
 
 // What rows of M from `row` of a group on stand for: the first filter, how many are left, and the (first) class.
 struct ClassRows {
-    int first, count, phase;
+    int first, count, residue;
 };
 
 template <int ACROSS, class P>
@@ -24,10 +24,10 @@ __device__ __forceinline__ ClassRows class_rows_at(const P& p, int row) {
     return {first, p.filters - first, run * ACROSS};
 }
 
-// Row of dx of class `phase` of row `run` of places of a tile column; may be outside.
+// Row of dx of class `residue` of row `run` of places of a tile column; may be outside.
 template <class P>
-__device__ __forceinline__ int class_row(const P& p, const WorkTile& column, int run, int phase) {
-    return (column.cls + p.schedule.classes.value * run) * p.step_h + phase / p.pack_w - p.before_h;
+__device__ __forceinline__ int class_row(const P& p, const WorkTile& column, int run, int residue) {
+    return (column.cls + p.schedule.classes.value * run) * p.step_h + residue / p.pack_w - p.before_h;
 }
 
 // A warp's buffer as lines of the pixels of its ACROSS classes, one for each of 16 / ACROSS filters.
@@ -99,7 +99,8 @@ __device__ __forceinline__ void store_lines(const char* buffer, int lane, int co
     }
 }
 
-// Stores them pixel by pixel, a lane each. place_of(px, a) is the place of class a of pixel px.
+// Stores the lines of a warp's buffer element by element, a pixel for each lane. place_of(px, a) is the place of class
+// a of pixel px.
 template <class Elem, int ACROSS, class PlaceOf>
 __device__ __forceinline__ void store_line_elements(const char* buffer, int lane, const PlaceOf& place_of,
                                                     const Rows<Elem>& rows) {
@@ -114,8 +115,8 @@ __device__ __forceinline__ void store_line_elements(const char* buffer, int lane
     }
 }
 
-// Stores 32 pixels of a consumer's buffer, from pixel `first_px` on, as store_by_filters does. At the lane's place each
-// of PARTS blocks of rows has an offset, its first filter's, and so many filters that are there.
+// Stores 32 pixels of a consumer's buffer, from pixel `first_px` on, as store_by_filters does. Of the lane's pixel each
+// of PARTS blocks of rows has an offset, that of its first filter, and a count of filters that exist.
 template <class Elem, int ROW_BYTES, bool VECTOR, int PARTS>
 __device__ __forceinline__ void store_by_class(const char* buffer, int warp, int first_px, const i64 (&offsets)[PARTS],
                                                const int (&counts)[PARTS], Elem* y) {

@@ -32,7 +32,7 @@ class Classes(NamedTuple):
 
 
 def classes_of(form: Form, storage: Storage) -> Classes:
-    """Those of a form that interleaves; where neighbours are filters, ``alike`` rows of M are 128 bytes at most."""
+    """The classes of a strided dgrad. In nhwc ``alike`` is at most the rows that 128 bytes of the result hold."""
     step = form.horizontal.out_step
     if storage.y_inner:
         rows = ceil_div(form.filters, _WARP_ROWS) * _WARP_ROWS

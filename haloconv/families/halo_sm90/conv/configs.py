@@ -19,7 +19,7 @@ from haloconv.problem import Request
 _CANDIDATES = 8
 _SPLITS = (2, 4, 8, 16)
 _RUNS = (64, 128, 256)
-_ENOUGH_AHEAD = 7000.0  # cycles
+_AHEAD_CYCLES = 7000.0  # of products with lines staged ahead, from which on taps do not wait: by probes on an H200
 _LAUNCH = 4000  # cycles
 _SM_COUNT = 132  # of an H200, for which few columns are cut
 _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
@@ -104,11 +104,11 @@ def partial_storage(form: Form, storage: Storage) -> Storage:
 
 
 def _order(tiling: Tiling, sm_count: int) -> tuple[float, bool, int]:
-    # Of two that cost the same: where threads write the output, which takes long, the one whose consumers have a stream
-    # of weights each, so that one multiplies while the other writes; where TMA writes it, the one with a single stream.
-    # With several terms a stage takes much memory: more of them are better than lines that are kept and not read again.
-    few_stages = -tiling.memory.stages if tiling.shape.terms > 1 else 0
-    return cost(tiling, tiling.storage, sm_count), tiling.shape.shared_tile == tiling.y_boxes, few_stages
+    # Of tilings that cost the same the first is, where threads store the output, one with a stream of weights for each
+    # consumer (shared_tile), of which one multiplies while the other stores, which takes threads long; where TMA stores
+    # it, one with a single stream. With several terms, then the one with the most stages.
+    stages = tiling.memory.stages if tiling.shape.terms > 1 else 0
+    return cost(tiling, tiling.storage, sm_count), tiling.shape.shared_tile == tiling.y_boxes, -stages
 
 
 def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
@@ -128,11 +128,11 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
         for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
             run = _run(ceil_div(cols, ceil_div(cols, most)))
             cut = (chunk_bytes, pack_h, pack_w)
-            # Two blocks of filters in one tile, and the transpose of fp32 lines, need many registers each: not both.
-            many = run == 256 and boxes and not storage.x_inner and storage.elem_bytes == 4
-            # Nor loads of two rows in passing and both sums of several terms.
+            # Both two blocks of filters in one tile and the transpose of fp32 lines take too many registers.
+            one_block = run == 256 and boxes and not storage.x_inner and storage.elem_bytes == 4
+            # So do loads of two rows, if lines are staged once for each phase, and both sums of several terms.
             only_kept = storage.terms > 1 and runs == 2 and not boxes
-            for keeps, shared in product((True,) if only_kept else (True, False), (False,) if many else sides):
+            for keeps, shared in product((True,) if only_kept else (True, False), (False,) if one_block else sides):
                 one = TileShape(False, run, runs, *cut, boxes=boxes, keeps=keeps, shared_tile=shared)
                 result[replace(one, splits=form.splits, terms=storage.terms)] = None
             if boxes and not storage.x_inner and most * runs * sums > 128:
@@ -206,8 +206,8 @@ def _cycles_of_terms(tiling: Tiling, storage: Storage) -> float:
     staged = units * UNIT_PX * shape.chunk_bytes * (shape.terms + (2 if shape.boxes else 0))
     leaving = 2 * 2 * BLOCK_M * shape.tile_px * storage.y_bytes  # sums of two consumers, written and read
     moved = wgmmas * 32 * (BLOCK_M + shape.run) + taps * shape.streams * shape.stage_bytes + staged + leaving
-    wide = storage.x_inner and storage.x_whole
-    of_a_warp = units * shape.chunk_bytes / 128 * (1800 if shape.boxes else 4000 if wide else 8000)
+    vector = storage.x_inner and storage.x_whole
+    of_a_warp = units * shape.chunk_bytes / 128 * (1800 if shape.boxes else 4000 if vector else 8000)
     staging, writing = of_a_warp / line_warps(shape, storage), _writing(tiling, storage)
     both = max(multiplying, moved / 128) + 150 * taps + writing + 0.4 * staging
     if shape.flat:
@@ -242,7 +242,7 @@ def _adding(tiling: Tiling) -> float:
 
 
 def _sharing(tiling: Tiling) -> float:
-    """Times what two tiles of one block of filters take, where TMA writes a tile that two blocks of filters share."""
+    """Time of a tile of two blocks of filters, relative to two tiles of one block; 1 unless TMA stores it."""
     if not (tiling.shape.shared_tile and tiling.y_boxes):
         return 1.0
     return 0.95 if tiling.shape.keeps and tiling.memory.stages > 3 else 1.05
@@ -257,8 +257,9 @@ def _waiting(tiling: Tiling, tap: float) -> float:
         return 1.0
     if 2 * ahead < in_sight or (tiling.memory.stages == 3 and not shape.shared_tile):
         return 1.25
-    few = ahead * tiling.horizontal.taps * 2 * tap < _ENOUGH_AHEAD
-    return 1.1 if few and tiling.chunks > 2 else 1.03 if few else 1.0
+    if ahead * tiling.horizontal.taps * 2 * tap >= _AHEAD_CYCLES:
+        return 1.0
+    return 1.1 if tiling.chunks > 2 else 1.03
 
 
 def _unit_cycles(shape: TileShape, storage: Storage) -> float:

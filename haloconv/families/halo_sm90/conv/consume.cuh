@@ -1,20 +1,20 @@
-// The consumers of halo_sm90: two warpgroups half a tile apart, on tiles of their own or on one that they share.
+// The consumers of halo_sm90: two warpgroups half a tile apart, each on tiles of its own or both on the same tile.
 #pragma once
 
 #include "families/halo_sm90/conv/epilogue.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
-// The lines that a consumer has in sight in a phase, counted from the segment's first one; `at` is that one's position
-// in the ring of the phase's chunk. All lines of [released, released_end) are released by the end of the phase.
+// The lines that a consumer reads in a phase, numbered from the segment's first one, which is at position `at` of the
+// ring of chunk `chunk`. By the end of the phase lines [released, released_end) are released.
 struct Lines {
     int at, chunk;
-    int own;  // of the consumer's first row at the phase's first row of taps
+    int own;  // line of the consumer's first row at the phase's first row of taps
     int released, released_end;
 };
 
-// One lane, line after line: a producer's warp that sees a line released takes all before it for released (ring's least
-// length in shape.py). A line counts as read only once it was there: else a slow consumer's arrivals would be taken for
-// the next round's.
+// Releases the lines before `end`. One lane does so in order: a producer warp that sees line i released assumes that
+// all lines before it are (shape.py gives the ring its least length by that). The lane first waits until a line is
+// full: without that the arrival of a slow consumer would count for the next round of the slot.
 __device__ __forceinline__ void release_lines(const Params& p, Control& control, Lines& lines, int end) {
     end = min(end, lines.released_end);
     __syncwarp();
@@ -43,15 +43,15 @@ __device__ __forceinline__ void locate_runs(const Params& p, Control& control, c
     }
 }
 
-// A consumer's part in a phase of a work tile: its tile, counted from the segment's first one, if it has one.
+// What a consumer does in a phase of a work tile: it multiplies tile `own`, counted from the segment's first one, if it
+// is `active`, and else only releases what it does not read.
 struct Part {
     int phase, own, work_tiles;
     bool active;
     int first_px[RUNS];  // of each pixel run in its line
 };
 
-// The lines of a phase for a consumer, whose tile is none of the segment's if it has none. `at` goes on behind them
-// where each chunk brings its own.
+// The lines of a phase for a consumer. Where each phase stages lines anew (no KEEPS), `at` moves on behind them.
 __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer& self, const hc::Phase& phase,
                                                 const Part& part, int chunk, int& at) {
     if (FLAT) return {at++, chunk, 0, 0, 1};
@@ -74,9 +74,9 @@ __device__ __forceinline__ Lines lines_in_sight(const Params& p, const Consumer&
     return {at, chunk, row + phase.r, first, end};
 }
 
-// Multiplies a tap, and half way through it gives back the stage of the one before, so that fewer instructions stand
-// between two taps. wgmma works on through those if the next tap's weights and lines are there. One lane gives the
-// stage back, so that the warp need not meet.
+// Multiplies taps. The stage of a tap is given back in the middle of the next tap, so that fewer instructions stand
+// between two taps, and wgmma does not idle if the next tap's weights and lines are there. One lane gives the stage
+// back, so that the warp need not converge.
 struct Taps {
     static constexpr int STEPS = CHUNK_BYTES / 32, HALF = (STEPS + 1) / 2;  // wgmma of a pixel run and a tap
 
@@ -91,7 +91,7 @@ struct Taps {
         hc::ptx::wgmma_fence();
         return hc::ptx::moved(stages, self.stage.index * (STAGE_BYTES / 16));
     }
-    // Gives back the stage of the tap before, when the next one is under way.
+    // Gives back the stage of the tap before, while the products of this one run.
     __device__ __forceinline__ void next_stage(Consumer& self) {
         hc::ptx::wgmma_wait_group<1>();
         release(self);
@@ -149,7 +149,7 @@ struct Taps {
             for (int i = 0; i < RUN / 2; ++i) sums[j][i] += part[j][i];
         }
     }
-    // The same of the `count` taps that PART_TAPS do not divide, fewer than LESS_THAN.
+    // multiply_part of the last `count` taps of a row, fewer than LESS_THAN: what PART_TAPS leaves over.
     template <int LESS_THAN, class Meanwhile>
     __device__ __forceinline__ void multiply_rest(Consumer& self, const int (&run)[RUNS], const int* col_px, int count,
                                                   Sums& sums, const Meanwhile& meanwhile) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Smem& smem, Cons
     release_lines(p, control, before, before.released_end);
 }
 
-// The same for a consumer that has no tile in the phase.
+// What a consumer does that has no tile in the phase: it releases the weights and lines that it does not read.
 __device__ __forceinline__ void skip(const Params& p, const Smem& smem, Consumer& self, const hc::Phase& phase,
                                      const Part& part, int& at) {
     for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {

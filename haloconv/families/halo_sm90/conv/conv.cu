@@ -8,7 +8,7 @@
 // Roles: warpgroups 0 and 1 consume, three or seven warps stage input lines (or one does, and two send sums), the last
 // streams weights. Two rings of shared memory: `slots` hold lines (a row of pixels, or FLAT whole tiles with their
 // halo), `stages` one tap's weights. The second consumer is half a tile behind the first, with weights of its own
-// (SHARED_TILE) or in the order of its own (see tile.cuh): while one writes, the other keeps the tensor cores busy.
+// (SHARED_TILE), or beginning with the second half of the taps (tile.cuh): while one writes, the other multiplies.
 //
 // X_BOXES: TMA brings lines, rounds fp32 to TF32 and fills what is outside with zeros; where channels are neighbours
 // right into the slot, where pixels are as raw tiles that a warp transposes. Else warps copy or load them.
@@ -22,24 +22,27 @@
 //   SHARED_TILE        1: the consumers have two blocks of filters of one tile; 0: two tiles of one block
 //   KEEPS              1: a tile column's lines are staged once, in a ring for each chunk; 0: once for each phase
 //   FIRST_PHASE        0, or 1 if all taps are in phase 1 (see tile.cuh)
-//   RING STAGES        slots of a ring; stages of a stream of weights: between two taps a division would cost 5 %
+//   RING STAGES        slots of a ring of lines; stages of a ring of weights. Constants, because a division by a
+//                      run-time number between two taps costs 5 %
 //   CHUNK_BYTES        channels of a chunk: bytes of a staged pixel
-//   PACKS              outputs of an output pack, which share the rows of M: 1 or 2; or in its place
-//   CLASS_ROWS         rows of M that are of one residue class of a strided dgrad (classes.cuh)
+//   PACKS              outputs of an output pack, each of which has 64 / PACKS rows of M: 1 or 2; or in its place
+//   CLASS_ROWS         strided dgrad: neighbouring rows of M that are of one residue class (classes.cuh)
 //   X_CHANNELS_INNER   1: neighbours in memory are channels, 0: pixels
 //   X_BOXES            TMA boxes bring the input
 //   X_JOINED           0; else boxes are cut from a channel's rows end to end, whose starts are not aligned, and
 //                      every X_JOINED-th channel begins at a multiple of 16 bytes
 //   RAW_DEPTH          raw tiles of a warp that transposes them, 1 or 2
 //   LINE_WARPS         warps that stage lines
-//   X_VECTOR           if it does not: channels come in aligned groups of 16 bytes
+//   X_VECTOR           no X_BOXES: channels come in aligned groups of 16 bytes
 //   Y_CHANNELS_INNER Y_BOXES Y_VECTOR  the same for the output, in groups of 8 bytes
 //   Y_JOINED           0; else boxes go to a filter's rows end to end, whose starts are not aligned, and every
 //                      Y_JOINED-th filter begins at a multiple of 16 bytes
-//   Y_BUFFERS          2, or 1 for a warp's pixels: of a consumer's filters, or of a warp's pixels on their way out
-//   Y_NEIGHBOURS       pixels of a row of a tile are neighbours in the output; if more than 1, with those of so many
-//                      classes between them
-//   OPERAND_TERMS      TF32 values that an fp32 value is a sum of: product (i, j) of them counts if i + j is less
+//   Y_BUFFERS          output buffers: 2 of a consumer where filters are neighbours in memory; 1 or 2 of a warp where
+//                      pixels are
+//   Y_NEIGHBOURS       1: the pixels of a row of a tile are neighbours in the output; n > 1: pixels of n column residue
+//                      classes alternate in a row of the output; 0: neither
+//   OPERAND_TERMS      TF32 terms that an fp32 value is split into; terms i and j are multiplied where
+//                      i + j < OPERAND_TERMS
 //   Y_ELEM             element of the output: ELEM, or float for partial sums of split-K
 //   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_constant__ Params p) {

@@ -70,7 +70,7 @@ def bind(request: Request, config: Config) -> BoundCall:
 
 
 class _Launches(NamedTuple):
-    """Of one tiling. ``offset`` is where its flag and packed weights begin in the workspace, in bytes."""
+    """The launches of one tiling. Its flag and its packed weights begin at byte ``offset`` of the workspace."""
 
     pack: Launch
     conv: Launch
@@ -143,7 +143,7 @@ def sources(request: Request) -> Iterator[KernelSource]:
 
 
 def split_sources(request: Request) -> Iterator[KernelSource]:
-    """The same with split-K of two, and the source that adds the partial sums."""
+    """The sources of every tile shape in split-K of two, of their packing, and of the sum of the partial sums."""
     problem = request.problem
     for tiling in split_tilings(form_of(problem), storage_of(request)):
         if tiling.shape.splits == 2:

@@ -21,18 +21,19 @@ struct Consumer {
     int barrier;         // of the consumer's warps
 };
 
-// Filters from row `row` of M on: their group, the first, how many, and which output of an output pack, or (first)
-// class, they are of. They are Y_PLANES apart, so that all planes of a block begin equally far behind an aligned place:
-// the first blocks have those from the first filter on, the next ones as many from the second filter on, and so forth.
+// The filters that the rows of M from `row` on stand for: their group, the first, how many are left, and the output of
+// the output pack, or the (first) residue class, that the rows compute. Neighbouring rows are Y_PLANES filters apart:
+// the first blocks have filters 0, Y_PLANES, 2 Y_PLANES, ..., the next ones 1, 1 + Y_PLANES, ..., and so forth. So the
+// planes of all filters of a block begin equally far behind a 16-byte boundary.
 struct Filters {
-    int group, first, count, phase;
+    int group, first, count, residue;
 };
 
 __device__ __forceinline__ Filters filters_of(const Params& p, int consumer, const WorkTile& column, int row) {
     const int block = column.block * STREAMS + (SHARED_TILE ? consumer : 0);
     if constexpr (CLASSES) {
         const hc::ClassRows own = hc::class_rows_at<ACROSS>(p, block * BLOCK_M + row);
-        return {column.group, own.first, own.count, own.phase};
+        return {column.group, own.first, own.count, own.residue};
     }
     if constexpr (Y_PLANES == 1) {
         const int first = block * PACK_FILTERS + row % PACK_FILTERS;
@@ -46,24 +47,24 @@ __device__ __forceinline__ Filters filters_of(const Params& p, int consumer, con
     return {column.group, own * Y_PLANES + plane, filters - own, 0};
 }
 
-// Row of the output where TMA puts boxes of pixel run `run` of a tile column (ROWS), for output `phase` of a pack.
-__device__ __forceinline__ int box_row(const Params& p, const WorkTile& column, int run, int phase) {
-    return column.cls + p.schedule.classes.value * (run * p.pack_h + phase);
+// Row of the output that pixel run `run` of a tile column is (ROWS), for output `residue` of an output pack.
+__device__ __forceinline__ int box_row(const Params& p, const WorkTile& column, int run, int residue) {
+    return column.cls + p.schedule.classes.value * (run * p.pack_h + residue);
 }
 
-// Pixels from an aligned place to row `out_row` of filter `filter`, over the planes before it that are not aligned.
+// Elements from the last plane that begins at a multiple of 16 bytes to row `out_row` of filter `filter`.
 __device__ __forceinline__ int row_begin(const Params& p, int filter, int out_row) {
     return out_row * int(p.y_row) + int(unsigned(filter) % Y_PLANES) * int(p.y_k);
 }
 
-// Pixels by which a tile begins before its strip in that row, where TMA writes rows whose length is no multiple of 16
-// bytes: there it finds 16 aligned bytes.
+// Elements from the last 16-byte boundary to the begin of that row (0 unless Y_JOINED). The tile begins so much before
+// its strip, so that each box that TMA stores begins at a multiple of 16 bytes.
 __device__ __forceinline__ int row_shift(const Params& p, int filter, int out_row) {
     return Y_JOINED ? row_begin(p, filter, out_row) & (16 / int(sizeof(y_elem_t)) - 1) : 0;
 }
 
-// The largest tiles that lanes store do so in one loop body for all buffers, but for what fills them, as registers have
-// no index: unrolled it compiles twice as long, or spills. Tiles that leave in boxes would get up to 13 % slower.
+// Large tiles that lanes store loop over their buffers. Only the fill is unrolled, because registers have no index.
+// Unrolled as a whole, they compile twice as long, or spill; rolled, tiles that TMA stores are up to 13 % slower.
 constexpr bool ROLLED = !Y_BOXES && TILE_PX > (hc::IsLong<ACTIVATION>::VALUE || RESIDUAL ? 64 : 128);
 
 // Every warp writes its rows of a tile, a buffer at a time. Registers are full of sums, so it computes the addresses of
@@ -73,13 +74,13 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
                                                 const Filters& filters, int tile, const Sums& sums,
                                                 const Finished& finish) {
     constexpr int PX = PixelBuffer::PIXELS;
-    if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+    if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.image), hc::ptx::renew(column.cls);
 #pragma unroll(ROLLED ? 1 : TILE_PX / PX)
     for (int px = 0; px < TILE_PX; px += PX) {
         int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
         if (!Y_BOXES) hc::ptx::renew(run);
         hc::ptx::renew(lane);
-        const int first_px = px % RUN, out_row = box_row(p, column, run, filters.phase);
+        const int first_px = px % RUN, out_row = box_row(p, column, run, filters.residue);
         const int shift = row_shift(p, filters.first, out_row), col = column.strip * p.strip_cols - shift + first_px;
         const bool sends =  // no pixels of other rows or planes
             Y_BOXES && (!Y_JOINED || (col >= 0 && col + PX <= p.cols && (Y_PLANES == 1 || out_row < p.rows)));
@@ -96,7 +97,7 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
             if (sends)
                 hc::ptx::cp_async_bulk_tensor_5d_global_shared(
                     &p.y_map, buffer, Y_JOINED ? row_begin(p, filters.first, out_row) + col : col,
-                    Y_JOINED ? 0 : out_row, unsigned(filters.first) / Y_PLANES, filters.group, column.band);
+                    Y_JOINED ? 0 : out_row, unsigned(filters.first) / Y_PLANES, filters.group, column.image);
             hc::ptx::cp_async_bulk_commit_group();
         }
         const hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, Y_PLANES * p.y_k,
@@ -104,14 +105,14 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
         if constexpr (Y_JOINED) {
             if (!sends && out_row < p.rows)
                 hc::store_part<y_elem_t>(buffer, lane, -col, p.cols - col,
-                                         rows.y + hc::place_of(p, {column.band, out_row, col}).offset, rows);
+                                         rows.y + hc::place_of(p, {column.image, out_row, col}).offset, rows);
         } else if constexpr (!Y_BOXES) {
             const auto place_of = [&](int i) {
                 return hc::place_of(
-                    p, hc::output_of<FLAT>(p, column, run, (FLAT ? run * RUN : 0) + first_px + i, filters.phase));
+                    p, hc::output_of<FLAT>(p, column, run, (FLAT ? run * RUN : 0) + first_px + i, filters.residue));
             };
             if constexpr (Y_NEIGHBOURS) {  // of which the first ones are inside
-                const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.phase);
+                const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.residue);
                 const int count = at.inside ? min(PX, p.cols - at.col) : 0;
                 y_elem_t* to = rows.y + hc::place_of(p, at).offset;
                 if (count > 0 && !hc::store_row<8>(buffer, lane, count, to, rows) &&
@@ -124,19 +125,20 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
     }
 }
 
-// The same where a warp's rows have ACROSS residues of columns: its buffer has pieces of rows of dx.
+// Writes a warp's rows of a tile where they are those of ACROSS column residue classes: a buffer has pieces of rows of
+// dx.
 template <class Finished>
 __device__ __forceinline__ void write_across(const Params& p, Consumer& self, WorkTile column, const Filters& filters,
                                              int tile, const Sums& sums, const Finished& finish) {
     constexpr int PX = PixelBuffer::PIXELS, PIECE_PX = 8 / sizeof(y_elem_t);
-    if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+    if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.image), hc::ptx::renew(column.cls);
     const bool aligned = !FLAT && (((unsigned)p.y_n | (unsigned)p.y_k | (unsigned)p.y_row) % PIECE_PX == 0);
 #pragma unroll(ROLLED ? 1 : TILE_PX / PX)
     for (int px = 0; px < TILE_PX; px += PX) {
         int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
         hc::ptx::renew(run), hc::ptx::renew(lane);
         const int first_px = (FLAT ? run * RUN : 0) + px % RUN;
-        const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.phase);
+        const hc::Output at = hc::output_of<FLAT>(p, column, run, first_px, filters.residue);
         const int shift = aligned ? at.col & PIECE_PX - 1 : 0;
         char* buffer = self.buffer;
         __syncwarp();
@@ -152,8 +154,8 @@ __device__ __forceinline__ void write_across(const Params& p, Consumer& self, Wo
             if ((unsigned)at.row < (unsigned)p.rows)
                 hc::store_lines<y_elem_t, ACROSS>(buffer, lane, at.col, shift, p.cols, rows);
         } else {
-            const auto place_of = [&](int i, int phase) {
-                return hc::place_of(p, hc::output_of<FLAT>(p, column, run, first_px + i, filters.phase + phase));
+            const auto place_of = [&](int i, int residue) {
+                return hc::place_of(p, hc::output_of<FLAT>(p, column, run, first_px + i, filters.residue + residue));
             };
             hc::store_line_elements<y_elem_t, ACROSS>(buffer, lane, place_of, rows);
         }
@@ -167,17 +169,17 @@ __device__ __forceinline__ void send_part(const Params& p, const char* buffer, c
     constexpr int PART_FILTERS = FILTER_ROW_BYTES / sizeof(y_elem_t);
     static_assert(PACKS == 1 || PART_FILTERS == PACK_FILTERS, "a part is one output of a pack");
     if constexpr (CLASSES) {
-        const int row = hc::class_row(p, column, run, filters.phase);
+        const int row = hc::class_row(p, column, run, filters.residue);
         if (row >= 0)  // a negative coordinate of a store is an illegal instruction
             hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + part * FilterBuffer::PART_BYTES,
-                                                           filters.first, filters.phase % p.pack_w,
-                                                           column.strip * p.strip_cols + first_px, row, column.band);
+                                                           filters.first, filters.residue % p.pack_w,
+                                                           column.strip * p.strip_cols + first_px, row, column.image);
         return;
     }
     hc::ptx::cp_async_bulk_tensor_5d_global_shared(&p.y_map, buffer + part * FilterBuffer::PART_BYTES,
                                                    filters.first + (PACKS == 1 ? part * PART_FILTERS : 0),
                                                    filters.group, column.strip * p.strip_cols + first_px,
-                                                   box_row(p, column, run, PACKS == 1 ? 0 : part), column.band);
+                                                   box_row(p, column, run, PACKS == 1 ? 0 : part), column.image);
 }
 
 // The warps of a consumer write its rows of one pixel run together.
@@ -220,7 +222,7 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Control& contr
                     for (int part = 0; part < PACKS; ++part) {
                         const Filters own = filters_of(p, self.id, column, part * PACK_FILTERS);
                         const hc::Output at = hc::output_of<FLAT>(
-                            p, column, row, first_px + px + lane + (FLAT ? row * RUN : 0), own.phase);
+                            p, column, row, first_px + px + lane + (FLAT ? row * RUN : 0), own.residue);
                         offsets[part] = hc::place_of(p, at).offset + ((i64)own.group * p.filters + own.first) * p.y_k;
                         counts[part] = at.inside ? own.count : 0;
                     }
@@ -229,9 +231,9 @@ __device__ __forceinline__ void write_by_filters(const Params& p, Control& contr
                 }
                 hc::Place places[PACKS];
 #pragma unroll
-                for (int phase = 0; phase < PACKS; ++phase)
-                    places[phase] = hc::place_of(
-                        p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px + lane, phase));
+                for (int output = 0; output < PACKS; ++output)
+                    places[output] = hc::place_of(
+                        p, hc::output_of<FLAT>(p, column, row, (FLAT ? row * RUN : 0) + first_px + px + lane, output));
                 hc::store_by_filters<y_elem_t, FILTER_ROW_BYTES, Y_VECTOR>(
                     buffer, warp, px, places, p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k,
                     filters.count);
@@ -251,15 +253,15 @@ __device__ __forceinline__ void keep_stage(const Params& p, Consumer& self) {
     self.buffer = self.stages + last_stage(p, self) * STAGE_BYTES + threadIdx.x % WARPGROUP / 32 * PixelBuffer::BYTES;
 }
 
-// Lets weights into it again once the warp's sums have left it.
+// Gives the stage of a tile's last tap back to the weights, once the warp's sums have left it.
 __device__ __forceinline__ void give_back_stage(const Params& p, Consumer& self) {
     if (hc::ptx::elect_sync()) hc::ptx::cp_async_bulk_wait_group_read<0>();
     hc::arrive_warp(&self.stage_empty[last_stage(p, self)]);
 }
 
-// Adds the residual to the sums of a tile, behind bias and scale, while they are in registers: an element for each
-// output, wherever that goes. Its address may be any, so elements come one by one. Registers are full of sums: those of
-// eight pixels are on their way at once, one loop body serves all, and what it needs is worked out anew in each turn.
+// Adds the residual to the sums of a tile, after bias and scale, while they are in registers. Its address may be any,
+// so a lane loads one element for each output. Registers are full of sums: the loads of eight pixels are in flight at a
+// time, the loop is not unrolled, and each iteration computes its addresses anew (renew).
 template <class P>
 __device__ __forceinline__ void add_residual(const P& p, int consumer, const WorkTile& of, int tile, Sums& sums) {
     constexpr int PX = 8;
@@ -268,10 +270,10 @@ __device__ __forceinline__ void add_residual(const P& p, int consumer, const Wor
         int run = tile * RUNS + px / RUN, thread = threadIdx.x % WARPGROUP;
         WorkTile column = of;
         hc::ptx::renew(run), hc::ptx::renew(thread);
-        hc::ptx::renew(column.strip), hc::ptx::renew(column.band), hc::ptx::renew(column.cls);
+        hc::ptx::renew(column.strip), hc::ptx::renew(column.image), hc::ptx::renew(column.cls);
         const int lane = thread % 32, row = SPREAD ? hc::spread_row(lane / 4) : lane / 4;
         const Filters own = filters_of(p, consumer, column, thread / 32 * hc::WARP_ROWS);
-        const int shift = row_shift(p, own.first, box_row(p, column, run, own.phase));
+        const int shift = row_shift(p, own.first, box_row(p, column, run, own.residue));
         const int first = (FLAT ? run * RUN : 0) + px % RUN - shift + lane % 4 * 2;
         const i64 filter = (i64)own.group * p.filters + own.first + Y_PLANES * row;
         float values[PX / 2];
@@ -279,7 +281,7 @@ __device__ __forceinline__ void add_residual(const P& p, int consumer, const Wor
         for (int i = 0; i < PX / 4; ++i) {
             int at_px = first + i / 2 * 8 + i % 2;
             hc::ptx::renew(at_px);
-            const hc::Output at = hc::output_of<FLAT>(p, column, run, at_px, own.phase);
+            const hc::Output at = hc::output_of<FLAT>(p, column, run, at_px, own.residue);
             const bool inside =
                 at.n < p.n && (unsigned)at.row < (unsigned)p.rows && (unsigned)at.col < (unsigned)p.cols;
             const elem_t* const element = p.residual + filter * p.y_k + hc::place_of(p, at).offset;
@@ -329,7 +331,7 @@ __device__ __forceinline__ void write_tile(const Params& p, Control& control, Co
     }
 }
 
-// Sends all tiles of a consumer, buffer by buffer (SENDERS). The next buffer is free before this one is on its way.
+// Sends all tiles of a consumer, buffer by buffer (SENDERS). A buffer is sent once TMA has read the one before.
 __device__ __forceinline__ void send_tiles(const Params& p, const Smem& smem, int consumer) {
     const char* buffers = smem.buffers + consumer * (CONSUMER_WARPS / CONSUMERS) * WARP_BUFFER_BYTES;
     u64 *full = smem.control->sums_full[consumer], *empty = smem.control->sums_empty[consumer];

@@ -16,6 +16,8 @@ using bias_t = hc::BiasOf<elem_t, AFFINE>::type;
 
 constexpr int THREADS = 256;
 
+static_assert(sizeof(elem_t) <= sizeof(float), "sums are fp32, which holds every element");
+
 // Scalars as in halo_sm90's form: output pixel i gathers input pixel i * stride + j * dil - pad at tap j.
 struct Params {
     const elem_t *x, *w;

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
+from haloconv.families.common import ceil_div
 from haloconv.problem import Problem
 
 
@@ -42,7 +43,7 @@ class Axis:
     @property
     def places(self) -> int:
         """Places, whose pixels of all classes are the output."""
-        return -(-(self.out_extent + self.out_before) // self.out_step)
+        return ceil_div(self.out_extent + self.out_before, self.out_step)
 
     @property
     def has_gaps(self) -> bool:
@@ -73,7 +74,7 @@ class Form:
     splits: int = 1
 
     def split(self, splits: int) -> Form:
-        """The same layer of one group with its channels in so many ranges."""
+        """The launch of split-K for a layer of one group: its channels are cut into so many ranges, each a group."""
         return replace(self, groups=splits, channels=self.channels // splits, splits=splits)
 
     def cut(self, cols: int) -> tuple[Form, Form]:
@@ -124,10 +125,10 @@ def _fprop_axis(taps: int, stride: int, dil: int, pad: int, x_extent: int, y_ext
 
 
 def _dgrad_axis(taps: int, stride: int, dil: int, pad: int, dy_extent: int, dx_extent: int) -> Axis:
-    """All residue classes modulo the stride up to the last one that a tap reaches.
+    """The axis of dgrad. With a stride it has all residue classes up to the last one that a tap reaches.
 
-    Which place a class is counted to is free: the first pixel is of any class. The one with the least taps of all
-    classes is taken, if it can be so that all places are whole.
+    ``out_before`` is free, since the first pixel may be of any class: it is the one with the fewest taps of all classes
+    together, and of those the smallest.
     """
     if stride == 1:
         pad, reach = (taps - 1) * dil - pad, _dil(taps, dil)

@@ -15,7 +15,7 @@ from haloconv.problem import Request
 
 Strides = tuple[int, ...]  # of four dimensions
 
-_MAP_TYPES = {  # fp32 is rounded on its way into shared memory
+_MAP_TYPES = {  # TMA rounds fp32 to TF32
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,
@@ -37,7 +37,7 @@ class Operands:
     y: Strides
 
     def split_k(self, tiling: Tiling, layout: Layout) -> Operands:
-        """Those of a launch whose groups are ranges of the channels, and whose result is their partial sums."""
+        """The operands of split-K: each range of the channels is a group, whose result are dense partial sums."""
         form = tiling.form
         shape = (form.n, form.splits * form.filters, form.vertical.out_extent, form.horizontal.out_extent)
         return replace(self, w_group=form.channels * self.w[1], y=strides_of(shape, layout))

@@ -1,4 +1,4 @@
-// The producers of halo_sm90: input lines by TMA, transposed on the way or loaded, and weights.
+// The producers of halo_sm90: input lines that TMA brings, that warps transpose or that warps load; and weights.
 #pragma once
 
 #include "families/halo_sm90/conv/shape.cuh"
@@ -39,11 +39,11 @@ __device__ __forceinline__ void for_each_line(const Params& p, const Begin& begi
     }
 }
 
-// A warp's first unit of a ring's lines, counted from position `at` on. The units of a ring, not those of all rings one
-// after the other, go to the warps by turns: barriers tell two rounds of a slot apart, not three, so a warp must have
-// seen a line of the same ring free that is less than a round before (ring's least length in shape.py). A free line of
-// another ring says less, as consumers that are half a tile apart release the rings in different orders. Chunks begin
-// with different warps, so that each gets as many units of a work tile.
+// A warp's first unit of a ring's lines, counted from position `at` on. The units of each ring by itself go to the
+// warps one after the other: barriers tell two rounds of a slot apart, not three, so a warp must have seen a line of
+// the same ring free that is less than a round before (ring's least length in shape.py). A free line of another ring
+// says less, as consumers that are half a tile apart release the rings in different orders. Chunks begin with different
+// warps, so that each gets as many units of a work tile.
 __device__ __forceinline__ int first_unit_of_ring(const Params& p, int warp, int units, int at, int chunk) {
     const unsigned lines = at + chunk * (hc::TILES * RUNS * p.stride_h);
     const int unit = warp - int(lines % LINE_WARPS * units % LINE_WARPS);
@@ -84,8 +84,9 @@ __device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem
     if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);
     hc::wait(&full[unit.raw.index], unit.raw.parity);
     const int plane_px = int(p.x_c), term_bytes = p.slot_bytes / TERMS;
-    hc::transpose<CHUNK_BYTES, PLANES, TERMS, !WIDE>(reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES),
-                                                     smem.slots, slot, term_bytes, unit.px, plane_px);
+    hc::transpose<CHUNK_BYTES, PLANES, TERMS, !SUMS_OVER_64>(
+        reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES), smem.slots, slot, term_bytes, unit.px,
+        plane_px);
 #pragma unroll
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
@@ -150,7 +151,8 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
     transpose_before();
 }
 
-// Units that a warp has staged and not yet announced. Loaded ones are announced at once, copied ones two units later.
+// Units that a warp has staged and not yet announced. Loaded ones are announced at once, copied ones two units later,
+// while the copies of the next two are in flight.
 struct UnitsUnderWay {
     u64 *older = nullptr, *newer = nullptr;  // their lines' barriers
 
@@ -218,8 +220,8 @@ __device__ __forceinline__ void produce_loaded(const Params& p, const Smem& smem
     under_way.finish();
 }
 
-// A stream of weights, in the order in which its consumers multiply: for each work tile a block's taps, in turn.
-// While the tensor cores run, its thread gets an instruction through every 10 to 20 cycles: nothing is computed twice.
+// A stream of weights, in the order in which its consumers multiply: for each work tile all taps of a block of filters.
+// While the tensor cores run, its thread issues an instruction every 10 to 20 cycles: nothing is computed twice.
 struct WeightStream {
     const Params& p;
     u64 *first_full, *full;  // of the ring, of the next stage; `stage_empty` are MAX_STAGES further on
@@ -267,7 +269,7 @@ struct WeightStream {
     }
 };
 
-// One thread streams the weights. With two streams it waits for neither: it tests them by turns.
+// One thread streams the weights. With two streams it waits for neither: it tests one, then the other.
 __device__ __forceinline__ void produce_weights(const Params& p, const Smem& smem) {
     WeightStream first(p, smem, 0), second(p, smem, STREAMS - 1);
     hc::ptx::griddepcontrol_wait();  // all else may begin before they are packed

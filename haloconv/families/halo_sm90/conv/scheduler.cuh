@@ -14,37 +14,37 @@ struct Cuts {
     __device__ __forceinline__ int end() const { return parts.value * each + left; }
 };
 
-// Work tiles are numbered along nested loops of group, strip, band, residue class, block of filters, and place in the
+// Work tiles are numbered along nested loops of group, strip, image, residue class, block of filters, and place in the
 // tile column.
 //
 // team: that many neighbouring blocks of threads take the same range of work tiles, each with filters of its own (a
 // member's). So they read the same input at the same time, and all but the first find it in the L2.
 //
-// strip_owners (Y_JOINED): every strip is cut at the same work tiles. That many blocks of threads own ranges of a
-// strip, from its first one on. Each of the spare blocks takes what remains at the ends of some strips: no more than it
-// has to, as it begins more often.
+// strip_owners (Y_JOINED): every strip is cut at the same work tiles. Each of so many blocks of threads owns a range of
+// a strip, the first of which begins with the strip. Each of the spare blocks takes what remains at the ends of some
+// strips: no more than it has to, as it begins more often.
 struct Schedule {
-    Divisor strips, bands, classes, blocks, work_tiles;  // of a group, strip, band, class (a member's), tile column
-    Divisor team;                                        // 1, or a block of threads for each block of filters
-    Cuts ranges;                                         // of a member's work tiles
+    Divisor strips, images, classes, blocks, work_tiles;  // of a group, strip, image, class (a member's), tile column
+    Divisor team;                                         // 1, or a block of threads for each block of filters
+    Cuts ranges;                                          // of a member's work tiles
     Cuts strip_ranges, spare_strips;     // of a strip's work tiles those of its owners; strips among spare blocks
     int strip_work_tiles, strip_owners;  // of a strip; 0 owners: strips are cut anywhere
 };
 
-// `cls` is the residue class, `index` the place in the tile column.
+// `image` is 0 where all images lie end to end, `cls` the residue class, `index` the place in the tile column.
 struct WorkTile {
-    int group, block, strip, band, cls, index;
+    int group, block, strip, image, cls, index;
 };
 
 __device__ __forceinline__ WorkTile work_tile_at(const Schedule& schedule, int index, int member) {
     const int column = schedule.work_tiles.quotient(index), cls = schedule.blocks.quotient(column);
-    const int band = schedule.classes.quotient(cls), strip = schedule.bands.quotient(band);
+    const int image = schedule.classes.quotient(cls), strip = schedule.images.quotient(image);
     const int group = schedule.strips.quotient(strip);
     return {group,
             member + column - cls * schedule.blocks.value,
             strip - group * schedule.strips.value,
-            band - strip * schedule.bands.value,
-            cls - band * schedule.classes.value,
+            image - strip * schedule.images.value,
+            cls - image * schedule.classes.value,
             index - column * schedule.work_tiles.value};
 }
 

@@ -35,12 +35,15 @@ constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_TILES = LINE_WARPS * RA
 constexpr int PLANES = X_JOINED > 1 ? X_JOINED : 1;  // of channels that boxes take as one long row
 enum { Y_PLANES = Y_JOINED > 1 ? Y_JOINED : 1 };     // a block's filters are so far apart
 constexpr int PRODUCER_WARPS = LINE_WARPS + 1, THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
-constexpr bool MANY = PRODUCER_WARPS == 8;  // two warpgroups of producers
+constexpr bool TWO_PRODUCER_WARPGROUPS = PRODUCER_WARPS == 8;
 
-constexpr bool WIDE = RUN * RUNS * (TERMS > 1 ? 2 : 1) > 128;  // sums, with terms also partial ones, fill registers
-constexpr int PRODUCER_REGISTERS = MANY ? 104 : BOXED ? 56 : WIDE ? 88 : 152;
-constexpr int CONSUMER_REGISTERS = MANY ? 152 : BOXED ? 224 : WIDE ? 208 : 168;  // what is left
-constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;                        // a launch owns these, and no more
+// Registers of a thread. Producers get what they need, more where they load or transpose, and consumers what is left of
+// 65536; their sums, with several terms also partial sums, take SUM_REGISTERS.
+enum { SUM_REGISTERS = RUN * RUNS / 2 * (TERMS > 1 ? 2 : 1) };
+constexpr bool SUMS_OVER_64 = SUM_REGISTERS > 64;
+constexpr int PRODUCER_REGISTERS = TWO_PRODUCER_WARPGROUPS ? 104 : BOXED ? 56 : SUMS_OVER_64 ? 88 : 152;
+constexpr int CONSUMER_REGISTERS = TWO_PRODUCER_WARPGROUPS ? 152 : BOXED ? 224 : SUMS_OVER_64 ? 208 : 168;
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;  // a launch owns these, and no more
 
 enum { ACROSS = Y_NEIGHBOURS > 1 ? Y_NEIGHBOURS : 1 };  // residues of columns whose pixels alternate in a row of dx
 constexpr bool SPREAD = sizeof(y_elem_t) == 4 && ACROSS == 1 && !Y_CHANNELS_INNER;  // which filter a row of M is
@@ -63,9 +66,9 @@ constexpr bool NEEDS_FIXUP = CLASSES || PACKS > 1 || TERMS > 1;
 // sends a consumer's boxes, so that none of its warps waits for the other three or for a box.
 constexpr bool SENDERS = BOXED && Y_BOXES && Y_CHANNELS_INNER;
 
-static_assert(RUN * RUNS * (TERMS > 1 ? 2 : 1) <= 256, "a thread's sums leave it room for the rest");
+static_assert(SUM_REGISTERS <= 128, "a thread's sums leave it room for the rest");
 static_assert(CHUNK_BYTES == 32 || CHUNK_BYTES == 64 || CHUNK_BYTES == 128, "a chunk is one of wgmma's swizzles");
-static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms on its way through registers");
+static_assert(TERMS == 1 || (sizeof(elem_t) == 4 && !BOXED), "fp32 is cut into terms in registers");
 static_assert(PACKS == 1 || PACKS == 2 || (CLASSES && PACKS == 4), "an output of a pack has two warps' rows or one's");
 static_assert((PACKS == 1 && !CLASSES) || Y_PLANES == 1, "packs and classes have blocks of filters of their own");
 static_assert(TRANSPOSED ? RAW_DEPTH == 1 || RAW_DEPTH == 2 : RAW_DEPTH == 0, "raw tiles are transposed");

@@ -15,7 +15,7 @@ _SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
 _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
 _CONSUMERS, _CONSUMER_WARPS, UNIT_PX = 2, 8, 32
 _MAX_RAW_TILES = 14
-_ENOUGH_STAGES = 5
+_STAGES_BESIDE = 6  # of weights, which two output buffers of a warp must leave room for: else it has one buffer
 SUM_REGISTERS = 128  # of a thread, which leave it room for the rest
 _BARRIERS = 2 * _MAX_SLOTS + 2 * _MAX_STAGES + _MAX_RAW_TILES + _CONSUMERS + 2 * 2 * _CONSUMERS
 _CONTROL_BYTES = 8 * _BARRIERS + 4 * 2 * MAX_TAPS
@@ -190,7 +190,7 @@ def cut_memory(
             besides = buffer_bytes(shape, storage, y_buffers) + raw_bytes(shape, storage, raw_depth)
             rings = _fit_rings(shape, storage, vertical, chunks, slot_px, besides)
             found = rings if isinstance(rings, str) else Memory(*rings, y_buffers, raw_depth)
-            if isinstance(found, Memory) and found.stages > _ENOUGH_STAGES:
+            if isinstance(found, Memory) and found.stages >= _STAGES_BESIDE:
                 return found
         if isinstance(found, Memory):
             break

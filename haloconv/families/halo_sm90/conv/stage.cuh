@@ -26,7 +26,7 @@ template <class Elem, int ROW_BYTES, int TERMS>
 __device__ __forceinline__ void load_pixels(char* slot, int term_bytes, int first_px, int px_limit, const Elem* x,
                                             i64 stride, int channels, Place place) {
     constexpr int ELEMS = 16 / sizeof(Elem), PIECES = ROW_BYTES / 16;
-    constexpr int BATCH = PIECES < 32 / ELEMS ? PIECES : 32 / ELEMS;  // 32 loads under way
+    constexpr int BATCH = PIECES < 32 / ELEMS ? PIECES : 32 / ELEMS;  // 32 loads in flight
     const int px = first_px + threadIdx.x % 32;
     const Elem* from = x + place.offset;
     const int there = place.inside ? channels : 0;
@@ -81,8 +81,8 @@ __device__ __forceinline__ void load_channels(char* slot, int term_bytes, int fi
     }
 }
 
-// The same for types that are multiplied as they are, by asynchronous copies: no register waits for memory. The copies
-// join the thread's current group.
+// load_channels by asynchronous copies, for types that are multiplied as they are: no register waits for memory. The
+// copies join the thread's current group.
 template <class Elem, int ROW_BYTES>
 __device__ __forceinline__ void copy_channels(char* slot, int first_px, int px_limit, const Elem* x, int channels,
                                               Place place) {

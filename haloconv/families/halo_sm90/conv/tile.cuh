@@ -1,9 +1,9 @@
 // What a launch of halo_sm90 computes, in which order, and which pixels its staged and its written places stand for.
 //
-// The output is cut into tile columns: a strip of columns of one image (a band) and, where rows are dilated, one
-// residue class of rows; and a tile column into tiles, one below the other, each a consumer's. ROWS: a tile is RUNS
+// The output is cut into tile columns: a strip of columns of one image and, where rows are dilated, one residue class
+// of rows; and a tile column into tiles, one below the other, each a consumer's. ROWS: a tile is RUNS
 // rows, and a line, which is what a slot holds, one row of the input. FLAT: a tile is TILE_PX pixels of all rows of the
-// tile column (of all images, if that is one) laid end to end, `pitch` pixels each, where neighbouring rows share the
+// tile column, which may be that of all images, laid end to end, `pitch` pixels each, where neighbouring rows share the
 // zeros between them; a line is all rows that meet a work tile.
 //
 // SHARED_TILE: a work tile is one tile, of which each consumer has a block of filters of its own. Else it is two tiles
@@ -121,7 +121,7 @@ struct ImageRow {
 template <class P>
 __device__ __forceinline__ ImageRow flat_row(const P& p, const WorkTile& column, int row) {
     const int images = p.wrap.quotient(row);
-    return {column.band + images, row - images * p.wrap.value};
+    return {column.image + images, row - images * p.wrap.value};
 }
 
 // The input row that line `line` of a tile column holds (ROWS), or its row `line` (FLAT). It may be outside the tensor.
@@ -131,7 +131,7 @@ __device__ __forceinline__ ImageRow staged_row(const P& p, const WorkTile& colum
         const ImageRow at = flat_row(p, column, line);
         return {at.n, at.row * p.stride_h - p.pad_top};
     }
-    return {column.band, column.cls * p.class_move + line * p.line_move - p.pad_top};
+    return {column.image, column.cls * p.class_move + line * p.line_move - p.pad_top};
 }
 
 // The input column of a tile column's first staged pixels.
@@ -159,26 +159,27 @@ struct Output {
     bool inside;
 };
 
-// The output pixel of row `row` and its pixel `px` (ROWS), or of pixel `px` (FLAT) of a tile column, for output `phase`
-// of an output pack, or class.
+// The output pixel of row `row` and its pixel `px` (ROWS), or of pixel `px` (FLAT) of a tile column, for output
+// `residue` of an output pack, or that residue class.
 template <bool IS_FLAT, class P>
-__device__ __forceinline__ Output output_of(const P& p, const WorkTile& column, int row, int px, int phase) {
-    int n = column.band, col = px;
+__device__ __forceinline__ Output output_of(const P& p, const WorkTile& column, int row, int px, int residue) {
+    int n = column.image, col = px;
     if (IS_FLAT) {
         const int down = p.pitch.quotient(px);
         const ImageRow at = flat_row(p, column, down);
         n = at.n, row = at.row, col = px - down * p.pitch.value;
     }
-    const int phase_row = p.pack_w == 1 ? phase : phase / p.pack_w, phase_col = phase - phase_row * p.pack_w;
+    const int residue_row = p.pack_w == 1 ? residue : residue / p.pack_w,
+              residue_col = residue - residue_row * p.pack_w;
     if constexpr (CLASSES) {
-        const int out_row = (column.cls + p.schedule.classes.value * row) * p.step_h + phase_row - p.before_h;
-        const int out_col = (column.strip * p.strip_cols + col) * p.step_w + phase_col - p.before_w;
+        const int out_row = (column.cls + p.schedule.classes.value * row) * p.step_h + residue_row - p.before_h;
+        const int out_col = (column.strip * p.strip_cols + col) * p.step_w + residue_col - p.before_w;
         return {n, out_row, out_col,
                 n < p.n && col < p.strip_cols && (unsigned)out_row < (unsigned)p.rows &&
                     (unsigned)out_col < (unsigned)p.cols};
     }
-    const int out_row = column.cls + p.schedule.classes.value * (row * p.pack_h + phase_row);
-    const int out_col = (column.strip * p.strip_cols + col) * p.pack_w + phase_col;
+    const int out_row = column.cls + p.schedule.classes.value * (row * p.pack_h + residue_row);
+    const int out_col = (column.strip * p.strip_cols + col) * p.pack_w + residue_col;
     return {n, out_row, out_col,
             n < p.n && col < p.strip_cols && out_row < p.rows && (unsigned)out_col < (unsigned)p.cols};
 }

@@ -74,7 +74,9 @@ class Horizontal(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """How the output is cut into tile columns: ``strips`` times ``bands`` (of a residue class), ``rows`` rows each.
+    """How the output is cut into tile columns: ``strips`` times ``images`` (of a residue class), ``rows`` rows each.
+
+    ``images`` is 1 where all images lie end to end.
 
     Rows of a line are ``pitch`` pixels apart, images ``wrap`` rows. A line has ``lines_of_one`` rows where one tile
     reads it, ``lines_of_work_tile`` where all of a work tile do.
@@ -85,7 +87,7 @@ class Columns(NamedTuple):
     strips: int
     strip_cols: int
     plane_px: int
-    bands: int
+    images: int
     rows: int
     work_tiles: int
     lines_of_one: int = 1
@@ -123,7 +125,7 @@ class Tiling:
 
     @property
     def launches(self) -> tuple[Tiling, ...]:
-        """It, and what computes the columns that it leaves."""
+        """The tiling of each launch: this one, and that of the columns that it leaves out."""
         return (self,) if self.rest is None else (self, self.rest)
 
     @property
@@ -152,13 +154,13 @@ class Tiling:
 
     @property
     def all_strips(self) -> int:
-        """Of all groups."""
+        """Strips of all groups."""
         return self.columns.strips * self.form.groups
 
     @property
     def total(self) -> int:
         """Work tiles of the launch: a tile for each consumer."""
-        return self.columns.work_tiles * self.vertical.classes * self.columns.bands * self.all_strips * self.blocks
+        return self.columns.work_tiles * self.vertical.classes * self.columns.images * self.all_strips * self.blocks
 
     def schedule(self, sm_count: int) -> Schedule:
         """Who takes which work tiles. Only where TMA writes rows that are not aligned do strips share sectors."""
@@ -168,7 +170,7 @@ class Tiling:
         """The fields of ``Schedule`` in families/halo_sm90/conv/scheduler.cuh."""
         return {
             "strips": divisor(self.columns.strips),
-            "bands": divisor(self.columns.bands),
+            "images": divisor(self.columns.images),
             "classes": divisor(self.vertical.classes),
             "blocks": divisor(self.blocks // schedule.team),
             "work_tiles": divisor(self.columns.work_tiles),
@@ -200,10 +202,10 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Phases:
-    """Where the taps of a tile are cut in two (families/halo_sm90/conv/tile.cuh): in chunks, rows or columns of taps.
+    """Where the taps of a tile are cut in two (families/halo_sm90/conv/tile.cuh): by chunks, rows or columns of taps.
 
-    ``first`` is 1 if they are not, and then both consumers work on the same taps of a tile. ``middle`` is where phase 0
-    ends in each of chunks, rows and columns, ``begin`` where phase 1 starts.
+    ``first`` is 1 if they are not cut: all taps are in phase 1. ``middle`` is the (chunk, row, column) of taps where
+    phase 0 ends, ``begin`` that where phase 1 starts.
     """
 
     first: int
@@ -216,7 +218,11 @@ class Phases:
 
 
 def _phases(chunks: int, vertical: Vertical, taps_s: int, shape: TileShape, ring: int) -> Phases:
-    """Consumers half a tile apart, unless that takes lines to be staged twice by loads or without their rows."""
+    """Cuts the taps in two, so that consumers run half a tile apart: by chunks, else by rows, else by columns of taps.
+
+    Flat tiles are cut by chunks only, and only where TMA stages the lines. A shared tile is never cut: ``middle`` is
+    where a consumer lets the other one begin its next tile.
+    """
     taps_r = vertical.taps
     if shape.shared_tile:
         return Phases(1, (*_half_way(chunks, vertical, shape, ring), 0), (0, 0, 0))
@@ -230,7 +236,10 @@ def _phases(chunks: int, vertical: Vertical, taps_s: int, shape: TileShape, ring
 
 
 def _half_way(chunks: int, vertical: Vertical, shape: TileShape, ring: int) -> tuple[int, int]:
-    """The chunk and row of taps nearest to the middle that one consumer reaches while the other releases nothing."""
+    """The last (chunk, row of taps) in the first half of the taps that a consumer reaches with the lines of one ring.
+
+    Until then the other consumer need not release any line. With ``keeps`` the ring of each chunk has them all.
+    """
     best = (0, 0)
     for chunk in range(chunks):
         for row in range(vertical.taps):
@@ -280,7 +289,7 @@ def tile(form: Form, shape: TileShape, storage: Storage) -> Tiling | str:
 
 
 def _rows(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
-    """Strips of single rows: a line is a row of a strip, a band an image."""
+    """Strips of single rows: a line is a row of a strip, an image by itself."""
     pitch = shape.run + across.halo + lead
     strips = ceil_div(ceil_div(form.horizontal.places, shape.pack_w) + lead, shape.run)
     work_tiles = ceil_div(vertical.rows, shape.tiles * shape.runs)
@@ -288,7 +297,7 @@ def _rows(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, 
 
 
 def _flat(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, lead: int) -> Columns:
-    """Rows end to end: a band is an image, or all of them one after the other if that leaves fewer work tiles."""
+    """Rows end to end: each image by itself, or all of them one after the other if that leaves fewer work tiles."""
     axis, halo = form.horizontal, across.halo + lead
     cols = ceil_div(axis.places, shape.pack_w) + lead
     strip_cols = shape.strip_cols or cols
@@ -307,9 +316,9 @@ def _flat(form: Form, shape: TileShape, vertical: Vertical, across: Horizontal, 
 
     together = (form.n - 1) * apart + vertical.rows
     joins = work_tiles_of(together) <= form.n * work_tiles_of(vertical.rows)
-    bands, wrap, rows = (1, apart, together) if joins else (form.n, _NEVER, vertical.rows)
+    images, wrap, rows = (1, apart, together) if joins else (form.n, _NEVER, vertical.rows)
     strips, lines = ceil_div(cols, strip_cols), (lines_of(1), lines_of(shape.tiles))
-    return Columns(pitch, wrap, strips, strip_cols, lines[1] * pitch, bands, rows, work_tiles_of(rows), *lines)
+    return Columns(pitch, wrap, strips, strip_cols, lines[1] * pitch, images, rows, work_tiles_of(rows), *lines)
 
 
 def _line(pad: int, shape: TileShape, storage: Storage, planes: int, columns: Columns) -> Line | str:

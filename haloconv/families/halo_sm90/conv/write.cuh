@@ -2,7 +2,7 @@
 //
 // A warp holds 16 rows of M. Lane l holds rows l / 4 and l / 4 + 8 of pixels 2 * (l % 4) and the next, in every group
 // of eight pixels. A row is a filter: row m is filter m, or of each eight filter spread_row(m), where fp32 leaves by
-// pixels. A buffer turns that into rows of neighbours in memory, swizzled: pixels of one filter (by pixels, every warp
+// pixels. A buffer makes rows of neighbours in memory of them, swizzled: pixels of one filter (by pixels, every warp
 // for itself) or filters of one pixel (by filters, the four warps of a consumer together). From there TMA moves
 // boxes, or lanes store what is inside.
 #pragma once
@@ -34,7 +34,7 @@ struct FilterBuffer {
     }
 };
 
-// What becomes of a sum before it is an output. `own` is what the filters of the lane's two rows have.
+// What becomes of a sum before it is an output. `own` are bias and scale of the filters of the lane's two rows.
 template <Affine BEFORE, Activation KIND>
 struct Finish {
     BiasAndScale own[2];
@@ -182,7 +182,7 @@ __device__ __forceinline__ void store_elements(const char* buffer, int lane, con
     }
 }
 
-// The same in the widest pieces that their places allow.
+// Stores a warp's buffer of pixels in the widest pieces that all their places allow.
 template <class Elem, class PlaceOf>
 __device__ __forceinline__ void store_by_pixels(const char* buffer, int lane, const PlaceOf& place_of,
                                                 const Rows<Elem>& rows) {
@@ -215,11 +215,11 @@ __device__ __forceinline__ void store_part(const char* buffer, int lane, int fir
 }
 
 // Stores 32 pixels of a consumer's buffer, from pixel `first_px` on, neighbouring lanes to neighbouring filters. `own`
-// are the places of the lane's pixel, one for each of PHASES outputs that its rows stand for; the first `count` filters
-// of each are there.
-template <class Elem, int ROW_BYTES, bool VECTOR, int PHASES>
-__device__ __forceinline__ void store_by_filters(const char* buffer, int warp, int first_px, const Place (&own)[PHASES],
-                                                 Elem* y, int count) {
+// are the places of the lane's pixel, one for each of OUTPUTS outputs that its rows stand for; the first `count`
+// filters of each are there.
+template <class Elem, int ROW_BYTES, bool VECTOR, int OUTPUTS>
+__device__ __forceinline__ void store_by_filters(const char* buffer, int warp, int first_px,
+                                                 const Place (&own)[OUTPUTS], Elem* y, int count) {
     using Buffer = FilterBuffer<Elem, ROW_BYTES>;
     constexpr int PART_BYTES = 8;  // wider stores reach half the rate
     constexpr int ELEMS = PART_BYTES / sizeof(Elem), LANES = CONSUMER_ROWS / ELEMS, PER_STEP = 32 / LANES;
@@ -227,16 +227,16 @@ __device__ __forceinline__ void store_by_filters(const char* buffer, int warp, i
         Elem elem[ELEMS];
     };
     const int lane = threadIdx.x % 32, row = lane % LANES * ELEMS;
-    const int phase = row / (CONSUMER_ROWS / PHASES), filter = row % (CONSUMER_ROWS / PHASES);
+    const int output = row / (CONSUMER_ROWS / OUTPUTS), filter = row % (CONSUMER_ROWS / OUTPUTS);
 #pragma unroll
     for (int i = 0; i < 32 / PER_STEP / 4; ++i) {
         const int px = (4 * i + warp) * PER_STEP + lane / LANES;
         Place at;
 #pragma unroll
-        for (int j = 0; j < PHASES; ++j) {
+        for (int j = 0; j < OUTPUTS; ++j) {
             const i64 offset = __shfl_sync(~0u, own[j].offset, px);
             const bool inside = __shfl_sync(~0u, int(own[j].inside), px);
-            if (j == phase) at = {offset, inside};
+            if (j == output) at = {offset, inside};
         }
         const Part part = *reinterpret_cast<const Part*>(buffer + Buffer::offset(first_px + px, row * sizeof(Elem)));
         Elem* to = y + at.offset + filter;

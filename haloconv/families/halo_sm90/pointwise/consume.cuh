@@ -105,7 +105,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
         give_back(smem, at.index > 0 ? at.index - 1 : STAGES - 1);
         write(p, self, tile, sums);
     }
-    self.settle();
+    settle(self);
 }
 
 }  // namespace hc::pointwise

@@ -1,4 +1,4 @@
-"""What the cost models of both kernels share: rates and delays of a multiprocessor of an NVIDIA H200.
+"""What the cost models of both kernels have in common: rates and delays of a multiprocessor of an NVIDIA H200.
 
 Fitted to 1206 tiles of 66 layers of ResNet-50 with 32 images (2026-11-24). The model's first takes 1.1 % longer than
 the best that was measured, 8 % at most. Where nothing else is launched beside the product the model is 10 % off for

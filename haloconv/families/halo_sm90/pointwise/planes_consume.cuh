@@ -1,8 +1,9 @@
-// The consumers of halo_sm90_pointwise_planes: fragments of planes, products, and sums on their way out.
+// The consumers of halo_sm90_pointwise_planes: fragments of planes, products, and how sums are stored.
 #pragma once
 
 #include "families/halo_sm90/multiplied.cuh"
 #include "families/halo_sm90/pointwise/planes_tile.cuh"
+#include "families/halo_sm90/pointwise/stored.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace hc::planes {
@@ -62,11 +63,6 @@ struct Consumer {
                 x[block][half] = from + lane % 4 * LANE_CHANNELS * X_PLANE;
                 y[block][half] = row.there ? row.y(p, smem) + lane % 4 * 2 * Y_PLANE : -1;
             }
-    }
-
-    // Waits until TMA has read the buffers.
-    __device__ __forceinline__ void settle() const {
-        if (sends) ptx::cp_async_bulk_wait_group_read<0>();
     }
 };
 
@@ -173,13 +169,8 @@ __device__ __forceinline__ void send(const Params& p, const Smem& smem, const Ti
     }
 }
 
-__device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
-    if (AFFINE == Affine::NONE || filter >= p.filters) return {};
-    return bias_and_scale(p.bias[filter]);
-}
-
 // Adds the residual to the sums of a slab behind bias and scale: an element for each output, wherever that goes. Its
-// address may be any, so elements come one by one, all those of a block of M on their way at once.
+// address may be any, so elements come one by one, all those of a block of M in flight at once.
 template <class P>
 __device__ __forceinline__ void add_residual(const P& p, const Consumer& self, const Tile& tile, Sums& sums, int first,
                                              int filter) {
@@ -272,7 +263,7 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
         give_back(smem, at.index > 0 ? at.index - 1 : STAGES - 1);
         write(p, smem, self, Tile(p, index), sums);
     }
-    self.settle();
+    settle(self);
 }
 
 }  // namespace hc::planes

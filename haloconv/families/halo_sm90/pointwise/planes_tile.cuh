@@ -6,6 +6,7 @@
 
 #include "families/halo_sm90/piece.cuh"
 #include "kernels/activation.cuh"
+#include "kernels/ceil_div.cuh"
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/pipeline.cuh"
@@ -33,7 +34,7 @@ constexpr int TILE_FILTERS = COLUMNS * (SPLIT_N ? CONSUMERS : 1);
 
 // Filters: W_COLUMNS has spans of 64, [span][channel][64 filters]; else [filter][channels].
 constexpr int SPAN = 64, SPAN_BYTES = W_LOADS == W_COLUMNS ? CHUNK * SPAN * SIZE : SPAN * CHUNK_BYTES;
-constexpr int SPANS = (TILE_FILTERS + SPAN - 1) / SPAN;
+constexpr int SPANS = ceil_div(TILE_FILTERS, SPAN);
 constexpr int W_BYTES = W_LOADS == W_ROWS ? TILE_FILTERS * CHUNK_BYTES : SPANS * SPAN_BYTES;
 constexpr int W_BOX_FILTERS = TILE_FILTERS > 256 ? TILE_FILTERS / 2 : TILE_FILTERS;  // W_ROWS: a box has 256 at most
 

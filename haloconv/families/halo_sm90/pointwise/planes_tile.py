@@ -84,7 +84,10 @@ ORDERS = tuple(_orders())
 
 
 class Access(NamedTuple):
-    """Of pixels in shared memory by a warp: bytes from row to row, column to column, and from lane to lane of four."""
+    """A warp's access to pixels in shared memory: distances in bytes.
+
+    From row to row, from column to column, and between the four lanes that have the same pixel of other channels.
+    """
 
     pixels: int
     cols: int
@@ -106,7 +109,10 @@ def _rounds(access: Access, order: RowOrder) -> int:
 
 @lru_cache(maxsize=1024)
 def _best_order(x: Access, y: Access, paired: bool) -> RowOrder:
-    """Of loads of x, of which there are more, before stores of y; with ``paired`` a lane's rows follow one another."""
+    """The order of rows with the fewest bank conflicts: in loads of x, which are more, then in stores of y.
+
+    With ``paired`` a lane's two rows follow one another.
+    """
     orders = (order for order in ORDERS if order.half == 1 or not paired)
     return min(orders, key=lambda order: (_rounds(x, order), _rounds(y, order), order))
 
@@ -146,7 +152,7 @@ class Tile:
     """Images and filters of a tile, and how a block of threads multiplies it.
 
     ``band`` are rows of an image's multiplied pixels, fewer than all only if ``images`` is 1. ``n`` is that of wgmma.
-    With ``split_n`` the consumers share columns of N, else rows of M, of which a consumer has ``m_blocks`` of 64.
+    With ``split_n`` each consumer has half of the columns of N, else of the rows of M: ``m_blocks`` of 64.
     ``x_cols`` by ``x_rows`` are boxes of x, which may have more than the band so that its planes lie in other banks; 0:
     bulk copies. ``y_boxes``: TMA boxes take the result. Sums of ``slab`` filters leave at a time, through ``buffers``.
     """
@@ -166,19 +172,19 @@ class Tile:
     stages: int = 0
 
     def pixels(self, one: Planes) -> int:
-        """Of an image of a tile, that are multiplied."""
+        """Multiplied pixels of an image of a tile."""
         return self.band * one.cols
 
     def bands(self, one: Planes) -> int:
-        """Of an image."""
+        """Bands of an image."""
         return ceil_div(one.rows, self.band)
 
     def blocks(self, product: Product) -> int:
-        """Of filters of the layer."""
+        """Blocks of filters of the layer."""
         return ceil_div(product.filters, self.filters)
 
     def spans(self, product: Product) -> int:
-        """Of filters of all blocks."""
+        """Spans of filters of all blocks."""
         return self.blocks(product) * ceil_div(self.filters, SPAN)
 
     def chunk(self, one: Planes) -> int:
@@ -186,7 +192,7 @@ class Tile:
         return self.chunk_bytes // one.size
 
     def chunks(self, one: Planes) -> int:
-        """Of all channels."""
+        """Chunks of all channels."""
         return ceil_div(one.product.channels, self.chunk(one))
 
     def count(self, one: Planes) -> int:
@@ -237,7 +243,7 @@ class Tile:
         )
 
     def filter_bytes(self, one: Planes) -> int:
-        """Of filters of a chunk, in a stage."""
+        """Bytes of the filters in a stage, which has one chunk of channels."""
         filters = self.filters if one.product.w_loads == "W_ROWS" else ceil_div(self.filters, SPAN) * SPAN
         return filters * self.chunk_bytes
 
@@ -251,7 +257,7 @@ class Tile:
         return self.images * self.slab * self.y(one).plane * one.size
 
     def smem_bytes(self, one: Planes) -> int:
-        """Of a block of threads: stages, buffers of sums and barriers."""
+        """Shared memory of a block of threads: stages, buffers of sums and barriers."""
         buffers = self.buffers * (CONSUMERS if self.split_n else 1) * self.buffer_bytes(one)
         return self.stages * (self.stage_bytes(one) + 16) + buffers
 

@@ -5,7 +5,7 @@
 // TMA brings boxes of x and of w and takes boxes of y: no thread copies. M of wgmma are pixels where filters are
 // neighbours in the result, and filters where pixels are, so that rows of sums are rows in memory. 16-bit operands are
 // K-major or MN-major, as they lie in memory. TF32 operands in shared memory must be K-major: where pixels are
-// neighbours in x, they are M and come from registers, and sums are transposed on their way out.
+// neighbours in x, they are M and come from registers, and sums are transposed before they are stored.
 //
 // Roles: two warpgroups consume; one thread of the third asks TMA, for tile after tile; its other warps clear gaps.
 // Stages hold a chunk of channels of a tile's pixels and filters; with KEEPS_W filters stay for all tiles of a block.
@@ -21,8 +21,8 @@
 //   KEEPS_W            1: filters of a tile stay in shared memory; 0: they come with the pixels
 //   M_BLOCKS           blocks of 64 rows of M of a consumer
 //   COLUMNS            N of wgmma
-//   SPLIT_N            1: the consumers share columns of N; 0: rows of M
-//   STAGES Y_BUFFERS   of the ring; slabs of sums of a consumer on their way out, 2 at least
+//   SPLIT_N            1: the consumers have the same rows of M, and columns of N of their own; 0: the reverse
+//   STAGES Y_BUFFERS   stages of the ring; buffers of a consumer for slabs of sums that are stored, 2 at least
 //   AFFINE ACTIVATION  what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE
 //   HAS_GAPS           the result has pixels that no output meets, which become zeros; defined only where it has
 extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)

@@ -31,7 +31,7 @@ _SLAB_ROWS = 64  # of M
 _FLAG_BYTES = 128  # before packed filters, which keep their alignment
 _X_POINTER, _W_POINTER, _Y_POINTER, _RESIDUAL_POINTER = 0, 1, 2, 4  # of a launch
 _Axes = tuple[int, ...]  # innermost first
-LOADED = {  # fp32 is rounded on its way into shared memory
+LOADED = {  # TMA rounds fp32 to TF32
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,

@@ -19,11 +19,11 @@
 //   CHUNK_BYTES        of a filter's channels in a stage: 128, 64 or 32
 //   M_BLOCKS           blocks of 64 rows of M of a consumer
 //   COLUMNS            N of wgmma
-//   SPLIT_N            1: the consumers share columns of N; 0: rows of M
+//   SPLIT_N            1: the consumers have the same rows of M, and columns of N of their own; 0: the reverse
 //   STAGES             of the ring
 //   X_PLANE Y_PLANE    bytes of a plane, or of a band of one, in shared memory: of x, of y
 //   BOXES              what TMA moves in boxes, not in bulk copies of whole planes: NO_BOXES, BOXES_OF_X, BOXES_OF_BOTH
-//   SLAB Y_BUFFERS     filters whose sums leave at a time; slabs on their way out
+//   SLAB Y_BUFFERS     filters whose sums are stored at a time; buffers for them
 //   X_PAIRS            16 bits, whether a lane's two rows of M are a word: NO_PAIRS, ALL_PAIRS, EVEN_PAIRS of even
 //                      channels
 //   HAS_GAPS           1: y has pixels that no output meets

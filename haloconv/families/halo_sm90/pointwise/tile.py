@@ -35,7 +35,7 @@ _TILE_CYCLES, _SLAB_CYCLES, _SUM_CYCLES = 100, 200, 10000
 
 
 class Side(NamedTuple):
-    """Of a tensor pixels of rows of images, and channels: how many, and elements from one to the next."""
+    """A tensor's multiplied pixels: columns, rows, images, and elements from one of each, and channel, to the next."""
 
     cols: int
     rows: int
@@ -88,7 +88,7 @@ class Product:
 
     @property
     def transposes(self) -> bool:
-        """Whether sums are transposed on their way out."""
+        """Whether sums are transposed before they are stored."""
         return self.pixels_m and not self.y_inner
 
     @property
@@ -108,7 +108,7 @@ class Product:
 
     @property
     def chunks(self) -> int:
-        """Of channels."""
+        """Chunks of all channels."""
         return ceil_div(self.channels * self.size, CHUNK_BYTES)
 
     @property
@@ -138,16 +138,16 @@ class Product:
 
     @property
     def box_bytes(self) -> int:
-        """Of x that TMA brings as a box."""
+        """Bytes of a box of x that TMA brings."""
         return (self.boxes.cols * self.boxes.rows if self.x_inner else self.box_px) * CHUNK_BYTES
 
     @property
     def all_boxes(self) -> int:
-        """Of all images."""
+        """Boxes of all images."""
         return self.boxes.across * self.boxes.down * self.x.images
 
     def packed_bytes(self, tile: Tile) -> int:
-        """Of packed filters."""
+        """Bytes of the packed filters, 0 where they are not packed."""
         return tile.spans(self) * self.chunks * SPAN * CHUNK_BYTES if self.packs else 0
 
 
@@ -155,9 +155,9 @@ class Product:
 class Tile:
     """Pixels and filters of a tile, and how a block of threads multiplies it.
 
-    ``n`` is that of wgmma. With ``split_n`` the consumers share columns of N, else rows of M. ``keeps_w``: filters stay
-    in shared memory for all tiles of a block of threads. ``splits`` are ranges of the channels, ``buffers`` those of a
-    consumer's sums.
+    ``n`` is that of wgmma. With ``split_n`` each consumer has half of the columns of N, else of the rows of M.
+    ``keeps_w``: filters stay in shared memory for all tiles of a block of threads. ``splits`` are ranges of the
+    channels, ``buffers`` those of a consumer's sums.
     """
 
     pixels: int
@@ -175,11 +175,11 @@ class Tile:
         return self.pixels * self.filters // (64 * _CONSUMERS * self.n)
 
     def blocks(self, product: Product) -> int:
-        """Of filters of the layer."""
+        """Blocks of filters of the layer."""
         return ceil_div(product.filters, self.filters)
 
     def spans(self, product: Product) -> int:
-        """Of filters of all blocks."""
+        """Spans of filters of all blocks."""
         return self.blocks(product) * ceil_div(self.filters, SPAN)
 
     def range_chunks(self, product: Product) -> int:
@@ -196,12 +196,12 @@ class Tile:
         return min(self.count(product), sm_count // alike * alike)
 
     def w_bytes(self, product: Product) -> int:
-        """Of a tile's filters, a chunk of channels."""
+        """Bytes of a chunk of channels of a tile's filters."""
         filters = self.filters if product.w_loads == "W_ROWS" else ceil_div(self.filters, SPAN) * SPAN
         return filters * CHUNK_BYTES
 
     def smem_bytes(self, product: Product) -> int:
-        """Of a block of threads: kept filters, stages, buffers of sums and barriers."""
+        """Shared memory of a block of threads: kept filters, stages, buffers of sums and barriers."""
         kept = self.range_chunks(product) * self.w_bytes(product) if self.keeps_w else 0
         stage = self.pixels * CHUNK_BYTES + (0 if self.keeps_w else self.w_bytes(product))
         residual = _CONSUMERS * self.buffers if product.problem.epilogue.residual else 0

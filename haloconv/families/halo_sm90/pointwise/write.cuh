@@ -1,10 +1,11 @@
-// The sums of halo_sm90_pointwise on their way out: slab by slab through a buffer in shared memory, from where TMA
-// takes boxes.
+// How the sums of halo_sm90_pointwise are stored: slab by slab through a buffer in shared memory, from where TMA takes
+// boxes.
 //
 // A slab is 64 rows of M by SLAB columns of N. Its buffer is swizzled: rows of M of 128 bytes; or, where pixels are M
 // and neighbours in the result, rows of 32 pixels of each of its filters, box after box.
 #pragma once
 
+#include "families/halo_sm90/pointwise/stored.cuh"
 #include "families/halo_sm90/pointwise/tile.cuh"
 #include "families/halo_sm90/swizzle.cuh"
 #include "kernels/ptx/barrier.cuh"
@@ -56,8 +57,8 @@ __device__ __forceinline__ void for_boxes(const Params& p, const Tile& tile, int
 }
 
 #ifdef AFFINE_AND_RESIDUAL
-// The residual on its way in: before a slab is made, TMA brings what is to be added into its buffer, as the slab will
-// lie there. It is asked for AHEAD slabs before, of the next tile, too, whose products hide its way.
+// How the residual comes: before a slab is made, TMA brings what is to be added into its buffer, as the slab will lie
+// there. It is asked for AHEAD slabs before, also those of the next tile, whose products hide the latency.
 struct Residual {
     int m, n;  // the consumer's first row and column of a tile
     char* buffers;
@@ -113,17 +114,7 @@ struct Consumer {
 #endif
     {
     }
-
-    // Waits until TMA has read the buffers.
-    __device__ __forceinline__ void settle() const {
-        if (sends) ptx::cp_async_bulk_wait_group_read<0>();
-    }
 };
-
-__device__ __forceinline__ BiasAndScale own_of(const Params& p, int filter) {
-    if (AFFINE == Affine::NONE || filter >= p.filters) return {};
-    return bias_and_scale(p.bias[filter]);
-}
 
 // Applies bias and scale, or what follows them, to the sums of a slab, in place. `filter` is the one that it begins
 // with.

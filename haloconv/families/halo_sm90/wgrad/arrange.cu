@@ -3,10 +3,10 @@
 //   to[group of images][row][image][pixel of its cell][channel]   channels are neighbours
 //   to[group of images][channel][row][image][pixel of its cell]   pixels are
 //
-// A cell has a row of an image from pixel `shift` on, and zeros elsewhere: the padding, which neighbours share. Images
+// A cell has a row of an image from pixel `shift` on, and zeros elsewhere: the padding of both neighbours. Images
 // behind the last one are zeros, too. Both tensors are moved by one launch. A block moves PIXELS pixels of CHANNELS
 // channels through shared memory, 8.3 KB: neighbouring lanes read neighbours, and write neighbours, in whichever order
-// either memory has them. All loads of a thread are on their way before the first is stored.
+// either memory has them. All loads of a thread are in flight before the first is stored.
 #include "kernels/numeric.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16.
@@ -16,6 +16,9 @@ using elem_t = ELEM;
 constexpr int SIZE = sizeof(elem_t), THREADS = 256;
 constexpr int PIXELS = 64, CHANNELS = 128 / SIZE, ITEMS = PIXELS * CHANNELS / THREADS;
 constexpr int PITCH = PIXELS + 4 / SIZE;  // lanes of neighbouring channels meet different banks
+
+static_assert(THREADS % PIXELS == 0 && THREADS % CHANNELS == 0, "a thread's elements are of one pixel or one channel");
+static_assert(PIXELS * CHANNELS % THREADS == 0, "all threads move as many elements");
 
 struct Tensor {
     i64 n, c, h, w;                    // strides in elements

@@ -42,7 +42,7 @@ class Arrangement(NamedTuple):
 
 
 def arrangements(problem: Problem) -> Iterator[Arrangement]:
-    """Those that a layer may have: of 1x1 layers another memory order, else one or more images in a row."""
+    """The arrangements that a layer may have: another memory order if it is 1x1, else one or more images in a row."""
     piece = _PIECE_BYTES // problem.dtype.itemsize
     groups_begin_anywhere = problem.groups > 1 and (problem.c_per_group % piece or problem.k_per_group % piece)
     if problem.stride != (1, 1) or problem.precision in TERMS or groups_begin_anywhere:
@@ -52,7 +52,9 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
 
 
 def _side_by_side(problem: Problem) -> list[Arrangement]:
-    """As many images as a line has room for, and half of them; none if a row or its padding fits no cell.
+    """The arrangements of as many images as a line has room for, and of half of them.
+
+    None if a row or its padding fits no cell.
 
     Only the last step of a cell may have pixels that dy lacks, because fragments of others are not masked.
     """
@@ -93,10 +95,10 @@ class _Copy(NamedTuple):
 
 
 def _copy(problem: Problem, rows: int, channels: int) -> _Copy:
-    """Of an operand of a problem as it is multiplied.
+    """The copy of an operand, of ``rows`` and ``channels``, of a problem as it is multiplied.
 
     In 16 bits channels are neighbours. In fp32 pixels are, those of a channel of the whole batch if the layer is 1x1:
-    such rows are joined.
+    such rows are multiplied end to end.
     """
     plane, piece = rows * problem.w, _PIECE_BYTES // problem.dtype.itemsize
     if problem.dtype.itemsize == 2:
@@ -114,7 +116,7 @@ def _is_pointwise(problem: Problem) -> bool:
 
 
 def _elems(problem: Problem, how: Arrangement) -> tuple[int, int]:
-    """Of the copies of dy and of x."""
+    """Elements of the copies of dy and of x."""
     seen = _seen(problem, how)
     dy, x = (_copy(seen, *each).elems for each in _operands(seen))
     return dy, x
@@ -125,7 +127,7 @@ def _bytes(problem: Problem, how: Arrangement) -> int:
 
 
 def cycles(problem: Problem, how: Arrangement) -> float:
-    """That the copies take, by the cost model."""
+    """Cycles that the copies take, by the cost model."""
     read = sum(problem.n * rows * channels * how.cell for rows, channels in _operands(problem))
     return _LAUNCH_CYCLES + (read + _bytes(problem, how) / problem.dtype.itemsize) / _ELEMS_OF_CYCLE
 

@@ -80,7 +80,7 @@ struct FragmentPair {
 // knows how far apart they are. 0 where it does not, or where fragments of many column groups leave no registers.
 constexpr int SPAN_STEPS = BOX_ROWS == 1 && COLUMN_GROUPS <= 2 && (SPLIT_P == 1 || SPLIT_P == 2) ? 4 / SPLIT_P : 0;
 
-// As many whole spans of a long line of x as there are before step `steps`. Returns the step behind them.
+// Multiplies the whole spans of a line of x before step `steps`. Returns the step behind them.
 __device__ __forceinline__ int multiply_spans(Sums& sums, FragmentPair& pair, Lines lines, const char* x,
                                               const Lanes& lanes, int step, int steps, const Masks& masks,
                                               const Smem& smem, Done& done) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[ROWS][FILTERS / 2], 
     for (int i = 0; i < N / 2; ++i) sums[R + COUNT - 1 - i / (FILTERS / 2)][i % (FILTERS / 2)] += part[i];
 }
 
-// The same of the rows of taps from R on that have a line.
+// multiply_part for each row of taps from R on that has a line of dy.
 template <int R, int STEPS>
 __device__ __forceinline__ void multiply_met_rows(float (&sums)[ROWS][FILTERS / 2], const Split<STEPS>& x,
                                                   const Lines& lines, int step) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void multiply_met_rows(float (&sums)[ROWS][FILTERS / 
     if constexpr (R + 1 < ROWS) multiply_met_rows<R + 1>(sums, x, lines, step);
 }
 
-// STEPS steps of a line of `steps`.
+// Multiplies STEPS steps, from `step` on, of a line of `steps`.
 template <bool EDGE, int STEPS>
 __device__ __forceinline__ void multiply_steps(Sums& sums, const Lines& lines, const char* x, const Lanes& lanes,
                                                int step, int steps, const Masks& masks) {
@@ -227,8 +227,8 @@ __device__ __forceinline__ void multiply_terms(Sums& sums, const Lines& lines, c
 
 // Steps of a line of a box of several, of at most 128 bytes of pixels. 0 for others, and where fragments of several
 // column groups leave too few registers: the compiler would wait for each product.
-constexpr bool SHORT_LINES = TERMS == 1 && BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS == 1;
-constexpr int LINE_STEPS = SHORT_LINES ? STRIP / DEPTH : 0;
+constexpr bool STEPS_KNOWN = TERMS == 1 && BOX_ROWS > 1 && STRIP* SIZE <= 128 && SPLIT_P == 1 && COLUMN_GROUPS == 1;
+constexpr int LINE_STEPS = STEPS_KNOWN ? STRIP / DEPTH : 0;
 
 // `count` lines of x that follow one another, as do those of dy, of LINE_STEPS steps each. If that is odd, in pairs: so
 // each step has a fragment of its own, and nothing is asked but how many lines are left.
@@ -261,8 +261,8 @@ __device__ __forceinline__ void multiply_short_lines(Sums& sums, FragmentPair& p
 }
 
 // Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
-// threads is 512 bytes side by side. wgrad_sum.cu knows the order. Loads are under way together: none stands behind a
-// question of its own.
+// threads is 512 bytes side by side. wgrad_sum.cu knows the order. All loads are in flight together: no branch stands
+// between them.
 __device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
     float* const own = &sums[0][0][0];
     to += threadIdx.x % 128;

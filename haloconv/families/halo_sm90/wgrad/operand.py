@@ -70,20 +70,20 @@ class Operand:
         return cls(False, 0 if planes else _load_width(problem, form, shape, channels), steps, planes)
 
     def loaded(self, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
-        """The same without raw boxes, which need room in shared memory."""
+        """The operand as threads load it, if it has raw boxes, which need room in shared memory; else itself."""
         return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.is_raw else self
 
     def raw_pixels(self, width: int, pixels: int, box_rows: int, size: int) -> int:
-        """Of the lines of a box before they are shifted, of so many pixels and ``width`` apart; 0 if they are not.
+        """Pixels of a channel of a raw box, whose lines are ``width`` apart; of a line if it is transposed; else 0.
 
-        They begin with the aligned piece in which the first one does. An odd number of pieces. Of a line if transposed.
+        A box that is shifted begins with the aligned piece in which its first line does, and has an odd number of them.
         """
         if not self.planes:
             return pixels if self.transposed else 0
         return (ceil_div(((box_rows - 1) * width + pixels) * size, PIECE_BYTES) + 1 | 1) * PIECE_BYTES // size
 
     def raw_bytes(self, rows: int, raw_pixels: int, box_rows: int, size: int) -> int:
-        """Of the boxes of so many channels under way before they are shifted."""
+        """Bytes of all raw boxes of ``rows`` channels that are in shared memory at a time."""
         if not self.planes:
             return _RAW_STAGES * box_rows * rows * raw_pixels * size if self.transposed else 0
         plane_bytes = rows // self.planes * raw_pixels * size
@@ -102,7 +102,7 @@ def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], chan
 
 
 def _planes(form: TensorForm, shape: tuple[int, ...], channels: int, piece: int) -> int:
-    """Of how many channels one begins at a multiple of 16 bytes, where rows and planes follow each other; else 0."""
+    """Every how many channels one begins at a multiple of 16 bytes; 0 if rows and planes do not lie end to end."""
     _, _, h, w = shape
     n_step, c_step, h_step, w_step = form.strides
     ends = w_step == 1 and (h == 1 or h_step == w) and (c_step == h * w) and n_step % piece == 0

@@ -12,8 +12,8 @@ constexpr int OWNERS = SPLIT_S * SPLIT_C * SPLIT_K;                      // cons
 constexpr int SUMS = COLUMN_GROUPS * ROWS * FILTERS / 2;                 // of a thread
 constexpr int OWNER_SUMS = SUMS * 128, TILE_SUMS = OWNERS * OWNER_SUMS;  // [tile][owner][sum of a thread][thread]
 
-// Of a group: along filters, channels, rows and columns of taps. Rows of taps of a tile are row_step apart: their rows
-// of x are whole strides apart, so that a line of x meets all of them.
+// Tiles of a group along filters, channels, rows and columns of taps. Rows of taps of a tile are row_step apart: their
+// rows of x are whole strides apart, so that a line of x meets all of them.
 struct Blocks {
     int k, c, r, s, row_step;
 };

@@ -21,11 +21,11 @@ __device__ __forceinline__ void ask_for_x(const Params& p, const Tile& tile, cha
     }
 }
 
-// The same for the columns of a strip of dy: the tile's filters.
+// Asks TMA for a box of dy from a row on, of the columns of a strip: the tile's filters.
 __device__ __forceinline__ void ask_for_dy(const Params& p, const Tile& tile, char* to, ptx::u64* full,
                                            const Place& place, int row) {
     const int filter = tile.group * p.filters + tile.filter, pixels = place.pixels(p);
-    const int spans = Y_INNER ? Y_SPANS : (pixels + Y_SPAN - 1) / Y_SPAN;  // what is behind the last pixel is not read
+    const int spans = Y_INNER ? Y_SPANS : ceil_div(pixels, Y_SPAN);  // what is behind the last pixel is not read
     ptx::mbarrier_arrive_expect_tx(full, spans * BOX_ROWS * Y_LINE);
     for (int span = 0; span < spans; ++span)
         if (Y_INNER)
@@ -59,7 +59,7 @@ template <int WIDTH>
 struct Batch {
     static constexpr int ROWS_AT_ONCE = WIDTH < 0 ? -WIDTH : 1, EACH = WIDTH < 0 ? 1 : WIDTH;
     static constexpr int REGISTERS = EACH * ROWS_AT_ONCE * SIZE < 4 ? PIECE : 4 * ROWS_AT_ONCE;  // of an item
-    // Items on their way at a time: as many as registers allow.
+    // Items in flight at a time: as many as registers allow.
     static constexpr int ITEMS = REGISTERS < 16 ? (SIZE == 4 && WIDTH > 0 ? 24 : 16) / REGISTERS : SIZE == 4 ? 2 : 1;
 
     elem_t loaded[ITEMS][ROWS_AT_ONCE][PIECE];
@@ -83,8 +83,8 @@ struct Batch {
 };
 
 // The warpgroup brings the first `pieces` pieces of the lines of CHANNEL_ROWS channels, PIECES to a line. Neighbouring
-// lanes have neighbours in memory, as far as what they store goes to different banks. All loads of a batch are on their
-// way before the first is stored.
+// lanes have neighbours in memory, as far as what they store goes to different banks. All loads of a batch are in
+// flight before the first is stored.
 template <int WIDTH, int CHANNEL_ROWS, int PIECES, class Store>
 __device__ __forceinline__ void load_box(const Source& source, int pieces, const Store& store) {
     constexpr int AT_ONCE = Batch<WIDTH>::ROWS_AT_ONCE, GROUPS = CHANNEL_ROWS / AT_ONCE, LINE_ITEMS = GROUPS * PIECES;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_x(const Params& p, const Tile& tile, const 
 
 // Pieces of a line of dy that are multiplied: what is behind them is not read.
 __device__ __forceinline__ int read_pieces(const Params& p, const Place& place) {
-    return 2 * ((place.pixels(p) + DEPTH - 1) / DEPTH);
+    return 2 * ceil_div(place.pixels(p), DEPTH);
 }
 
 template <int WIDTH>

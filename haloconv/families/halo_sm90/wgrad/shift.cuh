@@ -132,7 +132,7 @@ __device__ __forceinline__ void shift_row(const char* row, int piece, int end, c
     }
 }
 
-// The same of a row whose bytes are known at run time.
+// shift_row by a number of bytes that is known at run time.
 template <int BYTES, class To>
 __device__ __forceinline__ void shift_row_by(int bytes, const char* row, int piece, int end, const Begin& begin,
                                              const To& to) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void shift_row_by(int bytes, const char* row, int pie
 template <class Raw, class To>
 __device__ __forceinline__ void shift_box(const char* raw, const Begin& begin, int pieces, char* ring, int to_line) {
     constexpr int ITEMS = BOX_ROWS * Raw::COUNT, PARTS = ITEMS < 128 ? 128 / ITEMS : 1;
-    constexpr int EACH = ((Raw::LINE_PIECES + PARTS - 1) / PARTS + 3) / 4 * 4;
+    constexpr int EACH = ceil_div(ceil_div(Raw::LINE_PIECES, PARTS), 4) * 4;
     const int own = threadIdx.x % 128, part = own / ITEMS, end = min(pieces, (part + 1) * EACH);
     if (part >= PARTS || part * EACH >= end) return;
 #pragma unroll 1

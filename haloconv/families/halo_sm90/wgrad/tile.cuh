@@ -9,6 +9,7 @@
 
 #include "families/halo_sm90/wgrad/order.cuh"
 #include "kernels/band_walk.cuh"
+#include "kernels/ceil_div.cuh"
 #include "kernels/pipeline.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/tensor_map.cuh"
@@ -44,7 +45,7 @@ constexpr int FLUSH_STEPS = 2048;
 constexpr int X_ARRIVALS = X_STORED ? 128 : 1, Y_ARRIVALS = Y_STORED ? 128 : 1;
 constexpr int EMPTY_ARRIVALS = X_STORED ? 128 * CONSUMERS : CONSUMER_WARPS;
 // Boxes in the rings. A box of x meets as many boxes of dy, the one that came with it and those AHEAD of it.
-constexpr int AHEAD = (ROWS - 1 + BOX_ROWS - 1) / BOX_ROWS, X_STAGES = STAGES, Y_STAGES = STAGES + AHEAD;
+constexpr int AHEAD = ceil_div(ROWS - 1, BOX_ROWS), X_STAGES = STAGES, Y_STAGES = STAGES + AHEAD;
 constexpr int X_LINES = X_STAGES * BOX_ROWS, Y_LINES = Y_STAGES * BOX_ROWS;
 // With several terms a wgmma takes the lines of all rows of taps, one after the other, as its N. So that they follow
 // one another at the ring's end, too, its first lines stand there once more.

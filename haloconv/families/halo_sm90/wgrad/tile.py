@@ -37,7 +37,7 @@ _PART_STEPS = 4  # of a partial sum, with several terms, at most
 _SPLIT_CYCLES, _ADD_CYCLES, _PART_CYCLES = 40, 1, 300
 _LEAST_CYCLES = 28  # of a wgmma: below 56 filters reading its fragment of x takes longer than the product
 _UNHIDDEN = 0.25  # of the shorter of two times that overlap, what still counts: by a fit to times of an NVIDIA H100
-_BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads under way, and how long they take
+_BATCH_BYTES, _BATCH_CYCLES = 128 * 24 * 4, 1000  # of loads in flight, and how long they take
 _BYTES_OF_CYCLE = 20  # that a multiprocessor gets from memory and the L2
 _BOX = 256
 _MOST_STAGES = 4  # boxes of x
@@ -76,7 +76,7 @@ def lines_of(problem: Problem) -> int:
 class Tile:
     """What a block sums: ``rows`` of taps, and of each warpgroup ``channels`` by ``filters`` by column groups.
 
-    ``split`` is how its warpgroups share columns of taps, channels, filters and steps.
+    ``split``: into how many parts its warpgroups divide columns of taps, channels, filters and steps.
     """
 
     rows: int
@@ -95,7 +95,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Of a block: one warpgroup produces."""
+        """Threads of a block: those of the consumers, and a warpgroup that produces."""
         return 128 * (self.consumers + 1)
 
     @property
@@ -119,13 +119,13 @@ class Tile:
         return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
 
     def sums(self, problem: Problem) -> int:
-        """Of a part: those of all tiles, what lies behind the last filter, channel and tap included."""
+        """Partial sums of a part: of all tiles, with those behind the last filter, channel and tap."""
         return (
             self.blocks(problem) * self.consumers // self.split[3] * self.column_groups * self.rows * self.filters * _M
         )
 
     def blocks_of(self, problem: Problem) -> Blocks:
-        """Of a group."""
+        """The tiles of a group, along each axis."""
         step, _ = row_steps(problem)
         whole, left = divmod(problem.r, step * self.rows)
         return Blocks(
@@ -142,7 +142,7 @@ class Tile:
         return problem.groups * of_k * of_c * of_r * of_s
 
     def step_cycles(self, read: int, bytes_: float) -> float:
-        """Of a multiprocessor, for a step: tensor cores, shared memory or what is behind it, whichever takes longest.
+        """Cycles of a multiprocessor for a step: of tensor cores, shared memory or the L2, whichever takes longest.
 
         ``read`` are cycles of reading a fragment of x, ``bytes_`` what a step brings to shared memory.
         """
@@ -151,7 +151,10 @@ class Tile:
         return max(cycles * self.column_groups / self.split[3], bytes_ / _BYTES_OF_CYCLE)
 
     def step_cycles_in_terms(self, read: int, bytes_: float, terms: int, part_steps: int) -> float:
-        """The same of several terms, with so many steps of a partial sum: of all consumers, or of one by itself."""
+        """``step_cycles`` with several terms, where ``part_steps`` steps are a partial sum.
+
+        The time of all consumers together, or of one by itself if that is longer.
+        """
         products, n = products_of(terms), self.rows * self.filters
         multiply = products * max(n / 2, _LEAST_CYCLES)
         others = read + _SPLIT_CYCLES + _ADD_CYCLES * n / part_steps
@@ -212,7 +215,7 @@ class Stage:
     image_columns: int = 0
 
     def step_cycles(self, tile: Tile) -> float:
-        """Of a multiprocessor for a step, by the model."""
+        """Cycles of a multiprocessor for a step, by the model."""
         x_bytes = tile.split[1] * tile.channels * self.x_pitch / self.strip
         read, bytes_ = 4 * self.x.words(self.depth), 32 * (x_bytes + tile.split[2] * tile.filters)
         if self.terms == 1:
@@ -221,7 +224,7 @@ class Stage:
         return tile.step_cycles_in_terms(read, bytes_, self.terms, part_steps)
 
     def load_cycles(self, tile: Tile, with_rows: bool) -> int:
-        """That the loads of a line take, by the model: batch after batch of what the producers' registers hold.
+        """Cycles that the loads of a line take, by the model: batch after batch of what the producers' registers hold.
 
         ``with_rows``: what each shifted row costs counts, too, which decides whether copies are multiplied instead.
         """
@@ -301,7 +304,7 @@ class _Lines:
         """
         lines = lines_of(self.problem)
         counts = range(ceil_div(lines, self._tallest()), lines + 1)
-        wanted = 2 if self.x.is_raw or self.dy.is_raw else _MOST_STAGES  # raw ones are on their way, too
+        wanted = 2 if self.x.is_raw or self.dy.is_raw else _MOST_STAGES  # raw ones are in flight, too
         for rows in sorted({ceil_div(lines, count) for count in counts}, reverse=True):
             found = self._boxes_of(rows, max_smem_bytes)
             if found is not None and (rows == 1 or found.stages >= wanted):

@@ -7,7 +7,7 @@
 // A block marches down lines of x. A ring holds the lines of dy that the last ROWS rows of taps meet, so both tensors
 // come from memory once for all of a block's taps, and one fragment of x feeds ROWS wgmmas.
 //
-// Roles: two or three warpgroups consume: they share columns of taps, channels, filters or steps. The last one
+// Roles: two or three warpgroups consume: they divide columns of taps, channels, filters or steps. The last one
 // produces: a thread asks TMA for boxes, or (X_LOADS, Y_LOADS) its warps load what TMA cannot take, and transpose it,
 // or (X_PLANES, Y_PLANES) they shift lines that TMA brings from the aligned piece on in which they begin, or
 // (Y_PLANES -1) they transpose what it brings.

@@ -38,7 +38,7 @@ _SUM_THREADS, _PART_LANES = 256, 8  # of wgrad_sum.cu: of a block, of a sum
 # those of the first lines of a block; partial sums that are written and added in a cycle; how much longer steps of a
 # tile take whose rows of taps are not all in the filter.
 _LINE_CYCLES, _BOX_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 1000, 6000, 300, 1.3
-_MAP_TYPES = {  # fp32 is rounded on its way into shared memory
+_MAP_TYPES = {  # TMA rounds fp32 to TF32
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,
@@ -86,7 +86,7 @@ class Tiling(NamedTuple):
 
 
 def configs(request: Request) -> list[Config]:
-    """The best tilings by the cost model, best first, that differ by more than how warpgroups share a tile."""
+    """The best tilings by the cost model, best first, that differ by more than how warpgroups divide a tile."""
     return [Config(KERNEL, str(each), each) for each in _best(tilings(request))]
 
 
@@ -104,7 +104,7 @@ def tilings(request: Request) -> list[Tiling]:
 
 
 def _every_tiling(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
-    """Those of x and dy as they are, and of copies of them."""
+    """Every tiling, best first: of x and dy as they are, and of copies of them."""
     problem = request.problem
     found = _tilings(joined(request), max_smem_bytes, sm_count)
     for how in arrange.arrangements(problem):
@@ -121,7 +121,7 @@ def _multiplied(request: Request, how: Arrangement | None) -> Request:
 
 
 def joined(request: Request) -> Request:
-    """Of a 1x1 layer the same sum over longer rows: of whole images, or of the batch.
+    """The request of a 1x1 layer as a sum over longer rows: of whole images, or of the batch.
 
     Rows are joined where they follow one another in both tensors, and images too: then lines are full and begin at
     multiples of 16 bytes, however few columns the images have. Pixels that a stride leaves out are taken for what lies

@@ -1,15 +1,17 @@
 // halo_sm90_wgrad_sum: dw from the partial sums of halo_sm90_wgrad, in the order of the parts.
 //
-// Sums are numbered as they lie in a part: [tile][consumer][sum of a thread][thread]. PART_LANES threads share one:
+// Sums are numbered as they lie in a part: [tile][consumer][sum of a thread][thread]. PART_LANES threads add one:
 // thread j adds parts j, j + PART_LANES, ..., and the first of them adds the sums of the others in order. Neighbouring
-// threads read neighbouring sums, with AT_ONCE loads on their way. Shared memory: a sum for each thread.
+// threads read neighbouring sums, with AT_ONCE loads in flight.
+//
+// Budget: 256 threads, AT_ONCE registers for loads; a sum for each thread in shared memory, 1 KB.
 #include "families/halo_sm90/wgrad/order.cuh"
 #include "kernels/ptx/fence.cuh"
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
 //   ROWS CHANNELS FILTERS COLUMN_GROUPS SPLIT_S SPLIT_C SPLIT_K  of wgrad.cu
 //   SPREAD_ROWS  1: rows of M have channels in different banks
-//   PART_LANES   threads that share the parts of a sum
+//   PART_LANES   threads that add the parts of one sum
 namespace hc::wgrad {
 
 using elem_t = ELEM;
@@ -25,6 +27,10 @@ struct SumParams {
     i64 part_sums;                                 // of a part
     int parts, channels, filters, taps_r, taps_s;  // channels and filters of a group
     Blocks blocks;
+};
+
+struct SumSmem {
+    float totals[PART_LANES][BLOCK_SUMS];
 };
 
 __device__ __forceinline__ float sum_parts(const SumParams& p, i64 sum, int part) {
@@ -57,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(hc::wgrad::SUM_THREADS)
     halo_sm90_wgrad_sum(const __grid_constant__ hc::wgrad::SumParams p) {
     using namespace hc;
     using namespace hc::wgrad;
-    __shared__ float totals[PART_LANES][BLOCK_SUMS];
+    __shared__ SumSmem smem;
+    auto& totals = smem.totals;
     const int own = threadIdx.x % BLOCK_SUMS, lane = threadIdx.x / BLOCK_SUMS;
     const i64 index = (i64)blockIdx.x * BLOCK_SUMS + own;
     ptx::griddepcontrol_wait();  // the launch may begin before the sums are there (PDL)

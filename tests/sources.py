@@ -1,4 +1,4 @@
-"""The kernel texts that calls need, learnt without a GPU: a stand-in for it notes what it is asked to load."""
+"""The kernel sources that calls need, learnt without a GPU: a stand-in for it notes what it is asked to load."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class _Nothing:
 
 
 @contextmanager
-def noted_texts(facts: DeviceFacts) -> Iterator[dict[str, KernelSource]]:
+def noted_sources(facts: DeviceFacts) -> Iterator[dict[str, KernelSource]]:
     """While active, calls on CPU tensors choose, bind and launch as on a GPU of these facts, but nothing is compiled.
 
-    Gives the texts that the calls load, by their digest; what the calls return means nothing. Plans that were made
+    Gives the sources that the calls load, by their digest; what the calls return means nothing. Plans that were made
     before are forgotten, and so are those made here. Raises RuntimeError inside another stand-in.
     """
     if stand_in() is not None:
         raise RuntimeError("a stand-in for a GPU is in force already")
-    texts: dict[str, KernelSource] = {}
+    sources: dict[str, KernelSource] = {}
 
     def load(source: KernelSource, smem_bytes: int) -> _Nothing:
-        texts[source.digest] = source
+        sources[source.digest] = source
         return _Nothing()
 
     def encode(*arguments: object, **options: object) -> bytes:
@@ -40,21 +40,21 @@ def noted_texts(facts: DeviceFacts) -> Iterator[dict[str, KernelSource]]:
     plan.clear_plans()
     set_stand_in(Device(facts, load, encode))
     try:
-        yield texts
+        yield sources
     finally:
         set_stand_in(None)
         plan.clear_plans()
 
 
-def compile_all(texts: Iterable[KernelSource], arch: str) -> None:
-    """Compile texts side by side, a thread for each core: NVRTC works without Python's lock. They stay in the cache.
+def compile_all(sources: Iterable[KernelSource], arch: str) -> None:
+    """Compile sources side by side, a thread for each core: NVRTC works without Python's lock. They stay in the cache.
 
     Raises what get_kernel raises for one of them.
     """
     nvrtc_info()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        longest_first = sorted(texts, key=lambda each: -len(each.text))
-        running = [pool.submit(get_kernel, text, arch) for text in longest_first]
+        longest_first = sorted(sources, key=lambda each: -len(each.code))
+        running = [pool.submit(get_kernel, each, arch) for each in longest_first]
         try:
             for each in running:
                 each.result()
