@@ -57,7 +57,7 @@ def _joined_hash(parts: Iterable[str]) -> str:
 
 @cache
 def _file_hash(file: Path) -> str:
-    """Of one device file, which many kernels include."""
+    """Hash of one device file's canonical source; kept, because many kernels include it."""
     return hashlib.sha256(canonical_device(file.read_text(encoding="utf-8")).encode()).hexdigest()
 
 

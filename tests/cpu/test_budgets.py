@@ -230,7 +230,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield each.lineno, words
 
 
-@pytest.mark.parametrize("file", [f for f in MODULES if "families" not in f.parts], ids=name_of)
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
 def test_docstrings_say_what_something_is_without_its_name(file: Path) -> None:
     """``Of every shard.`` says nothing to one who does not know what ``_traffics`` are."""
     found = [(line, text[:60]) for line, text in docstrings(tree_of(file)) if LEANS_ON_ITS_NAME.match(text)]

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
 import haloconv
 from haloconv.bench.results import latest_name, read_rows
-from haloconv.bench.suite import SUITES, load_suite
-from haloconv.choose import rules
+from haloconv.bench.suite import SUITES
 from haloconv.cli import VERBS, app
-from haloconv.device import DeviceFacts
 from haloconv.env import VARIABLES
 from haloconv.families import OWN
 from haloconv.reference import ELEMENT_FACTOR, IEEE_NORM, NORM_LIMITS
@@ -347,64 +342,3 @@ def test_missing_markers_are_refused(page: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}:begin"):
         readme_results.filled(page, text)
     assert {"headline", "models", "results", "verified"} <= {section for _, section in SECTIONS}
-
-
-def test_auto_keeps_away_from_what_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gives a family for special layers what it won clearly. Where the ruled one was faster since, newer rows say.
-
-    fp16 and bf16 are alike there: of one of them a newer row may be missing.
-    """
-    rows = list(ruled("suite", "latest", monkeypatch))
-    assert any(row["ratio"] < 1 for row, _ in rows) and any(row["family"] == "halo_sm90" for row, _ in rows)
-    for row, family in rows:
-        clear = row["family"] != "direct" and row["ratio"] > 1.2
-        if (row["ratio"] < 1 or clear) and not was_faster(family, row):
-            about = f"{row['case']} {row['direction']} {row['precision']} {row['layout']}: {row['family']}"
-            assert (family == row["family"]) == clear, f"{about} {row['ratio']}, now {family}"
-
-
-def was_faster(family: str, row: dict) -> bool:
-    """Whether a newer row of the family took less time on the same layer in the same layout and number of bytes."""
-    folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
-    rows = (json.loads(line) for path in folder.glob("????-??-??-suite.jsonl") for line in path.open(encoding="utf-8"))
-    halves, alike = {"fp16", "bf16"}, {row["precision"]}
-    alike |= halves if row["precision"] in halves else set()
-    return any(
-        (each["case"], each["layout"], readme_results.family_of(each)) == (row["case"], row["layout"], family)
-        and each["precision"] in alike
-        and each["date"] > row["date"]
-        and each["haloconv_ms"] < row["haloconv_ms"]
-        for each in rows
-    )
-
-
-def test_auto_keeps_away_from_what_few_images_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gives away most of what was won clearly: there PyTorch's search is a matter of luck."""
-    rows = list(ruled("few_images", "latest-few_images", monkeypatch))
-    assert [row["case"] for row, family in rows if row["ratio"] < 1 and family == row["family"]] == []
-    won = [family == row["family"] for row, family in rows if row["ratio"] > 1.2]
-    assert len(won) > 40 and sum(won) > 0.8 * len(won)
-
-
-def test_auto_takes_other_convolutions_that_won(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rows of an H100; none that lost there."""
-    rows = list(ruled("fronts", "latest-fronts", monkeypatch, "nvidia-h100-80gb-hbm3"))
-    assert [row["case"] for row, family in rows if row["ratio"] < 0.98 and family == row["family"]] == []
-    assert sum(row["ratio"] < 0.98 for row, _ in rows) > 20
-    won = [family == row["family"] for row, family in rows if row["ratio"] > 1.2]
-    assert len(won) > 50 and sum(won) > 0.9 * len(won)
-
-
-def ruled(
-    suite: str, latest: str, monkeypatch: pytest.MonkeyPatch, gpu: str = "nvidia-h200"
-) -> Iterator[tuple[dict, str]]:
-    """A GPU's rows of our families, and the family that takes each by rule on an H200."""
-    h200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 1 << 37, 232_448, "none")
-    for name, module in list(sys.modules.items()):
-        if name.startswith("haloconv.") and hasattr(module, "device_facts"):
-            monkeypatch.setattr(module, "device_facts", lambda index: h200)
-    cases = {case.name: case for case in load_suite(SUITES / f"{suite}.toml")}
-    lines = (ROOT / "benchmarks" / "results" / gpu / f"{latest}.jsonl").read_text("utf-8").splitlines()
-    for row in (row for row in map(json.loads, lines) if row["family"] != "aten"):
-        problem = cases[row["case"]].problem(row["direction"], row["precision"], row["layout"])
-        yield row | {"family": readme_results.family_of(row)}, rules.by_rule(problem, torch.device("cuda", 0))[0]

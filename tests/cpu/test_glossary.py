@@ -15,7 +15,7 @@ CODE = sorted(
     file
     for folder in ("haloconv", "tests", "tools")
     for file in (ROOT / folder).rglob("*")
-    if file.suffix in SUFFIXES and "mutations" not in file.parts and file != Path(__file__)
+    if file.suffix in SUFFIXES and file != Path(__file__)
 )
 TERM = re.compile(r"^\| (?P<term>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
 NOT_PROSE = re.compile(r"^```.*?^```$|`[^`]*`|<!--.*?-->|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
@@ -60,10 +60,6 @@ PRIVATE_WORDS_IN_CODE = {
 }
 """The same for what we wrote besides: a word comes here when the last place that used it is renamed."""
 
-OF_KERNELS = ("haloconv/families/", "haloconv/kernels/")
-NOT_YET_OF_KERNELS = list(PRIVATE_WORDS_IN_CODE)[-5:]
-"""Words that some kernels still use."""
-
 
 def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
@@ -95,8 +91,7 @@ def test_old_words_do_not_stand_in_docs(word: str) -> None:
 
 @pytest.mark.parametrize("word", PRIVATE_WORDS_IN_CODE)
 def test_private_words_do_not_stand_in_code(word: str) -> None:
-    files = [file for file in CODE if word not in NOT_YET_OF_KERNELS or not name_of(file).startswith(OF_KERNELS)]
-    found = {name_of(file): where for file in files if (where := places(word, file.read_text("utf-8")))}
+    found = {name_of(file): where for file in CODE if (where := places(word, file.read_text("utf-8")))}
     assert found == {}, f"say: {PRIVATE_WORDS_IN_CODE[word]}"
 
 
