@@ -45,7 +45,7 @@ class Kernel(Protocol):
         """At most ``MOST_CONFIGS``, best first, none twice; none if the kernel does not take the request."""
 
     def bind(self, request: Request, config: Config) -> BoundCall:
-        """As that of ``Family``."""
+        """The launch for a request, with everything fixed that does not depend on the elements; see ``Family.bind``."""
 
 
 class Family(Protocol):
