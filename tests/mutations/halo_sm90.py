@@ -205,7 +205,8 @@ VALUES = (
           ("* TILE_PX + line_px -\n" + " " * 35 + "p.pitch.quotient(line_px) * p.pitch.value", "* TILE_PX"),
           on="border_3x3"),
     fault("packed rows are not shifted", "all output rows of an output pack take the taps of the first",
-          ("r - p.shift_r * (residue / p.pack_w)", "r"), on="large_3x3", kernel="halo_sm90/pack", shape="boxes in rows"),
+          ("r - p.shift_r * (residue / p.pack_w)", "r"), on="large_3x3", kernel="halo_sm90/pack",
+          shape="boxes in rows"),
     fault("packed channels beyond the last one", "weights are read behind the last channel",
           ("there && first_channel + i * PLANES < p.channels", "there"), on="odd_widths", kernel="halo_sm90/pack"),
 )  # fmt: skip
