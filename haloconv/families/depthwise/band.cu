@@ -1,4 +1,4 @@
-// depthwise_band: fprop and dgrad of depthwise layers in 16 bits on tensor cores, with bands of weights.
+// depthwise_band: fprop and dgrad of depthwise layers in 16 bits on tensor cores, with banded matrices of weights.
 //
 //   y[col, row] = sum over r, k of band_r[col, k] * x[row + r, k],   band_r[col, k] = w[r, k - col]
 //
@@ -7,9 +7,9 @@
 // many multiplies by zero take less time than the taps would elsewhere. The trick: the 16 rows of a fragment stand for
 // columns 0, 2, ..., 14, 1, 3, ..., 15, so that a thread's sums are neighbours. dgrad is fprop with the filter flipped.
 //
-// A zero of the band times an infinity is a NaN that does not belong into the sum: sums that are not finite are summed
-// once more over the taps alone. A block keeps the bands of its channel, whose strips come through a ring of buffers.
-// Budget: 4 * R * SLICES registers for bands, 4 * TILES for sums; BUFFERS strips of a plane in shared memory.
+// A zero of the matrix times an infinity is a NaN that does not belong into the sum: sums that are not finite are
+// summed once more over the taps alone. A block keeps its channel's matrices; strips come through a ring of buffers.
+// Budget: 4 * R * SLICES registers for matrices, 4 * TILES for sums; BUFFERS strips of a plane in shared memory.
 #include "families/depthwise/strips.cuh"
 #include "families/depthwise/march_row.cuh"
 #include "families/depthwise/taps.cuh"
@@ -20,7 +20,7 @@
 //   DGRAD                1: in is dy, out is dx, and taps count from the filter's end
 //   R S DIL_H DIL_W      filter taps; pixels
 //   MULTIPLIER           M: filters of a channel
-//   SLICES TILES         16 input columns of a band each; 16 output columns of a warp's step each
+//   SLICES TILES         16 input columns of a matrix each; 16 output columns of a warp's step each
 //   BUFFERS              strips under way, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
 //   HAS_BIAS             fprop adds bias[k]
@@ -46,7 +46,7 @@ struct Params {
     int out_rows, out_cols, pad_left;
 };
 
-// ---- Bands ----
+// ---- Banded matrices ----
 
 // The rows of one channel's filter between zeros, as they are, and once more without the first element: then any two
 // neighbours are a word of one of both.
@@ -70,7 +70,7 @@ struct Filter {
     }
 };
 
-// Fragments of the bands of one channel, and its bias.
+// Fragments of the banded matrices of one channel, and its bias.
 struct Bands {
     unsigned of[R][SLICES][4];
     float bias;

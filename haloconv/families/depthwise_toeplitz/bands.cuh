@@ -1,5 +1,5 @@
-// Bands of a filter: for each of its rows the matrix of k input columns by 8 output columns whose element (k, col) is
-// the tap k - col - LEAD, in groups of k of 16 bytes.
+// Banded matrices of a filter: for each of its rows that of k input columns by 8 output columns whose element (k, col)
+// is the tap k - col - LEAD, in groups of k of 16 bytes.
 #pragma once
 
 #include "families/depthwise_toeplitz/planes.cuh"
@@ -29,7 +29,7 @@ __device__ __forceinline__ unsigned short table_bits(Half tap) {
 template <class Elem, int ROWS, int COLS, int LEAD>
 struct Bands {
     static constexpr int GROUP = GROUP_BYTES / (int)sizeof(Elem);           // columns
-    static constexpr int GROUPS = (7 + COLS + LEAD + GROUP - 1) / GROUP;    // of a band
+    static constexpr int GROUPS = (7 + COLS + LEAD + GROUP - 1) / GROUP;    // of a banded matrix
     static constexpr int COPIES = 4 / (int)sizeof(Elem);                    // of a row, for pairs at odd places
     static constexpr int BEFORE = 16, WIDTH = BEFORE + GROUPS * GROUP + 2;  // zeros before a row's first tap; elements
     // Words of a copy: lanes of both copies read from different banks.

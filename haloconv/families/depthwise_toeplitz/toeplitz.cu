@@ -4,13 +4,13 @@
 //
 // A row of the filter is a banded matrix, constant along its diagonals, of a few more input columns than 8 output
 // columns and the filter's width. mma.sync multiplies 16 rows of planes with it: 8 rows of each of two half tiles,
-// mostly of two images. Rows come by ldmatrix as they lie in memory. The two tricks: a band's fragments are read, as
+// mostly of two images. Rows come by ldmatrix as they lie in memory. The two tricks: a banded matrix is read, as
 // they are needed, from one row of the filter between zeros, where element (k, col) stands at k - col; and rows that
 // are read once serve all groups of 8 output rows that meet them, each with another row of the filter.
 //
-// Groups of columns and of rows that lie outside of the image are left out. A zero of the band times an infinity is a
+// Groups of columns and of rows that lie outside of the image are left out. A zero of the matrix times an infinity is a
 // NaN that does not belong into the sum: sums that are not finite are summed once more over the taps alone.
-// Budget: 4 * M_TILES * ROW_GROUPS * N_TILES registers for sums, 2 * (HI - LO) for rows, a band for each row group.
+// Budget: 4 * M_TILES * ROW_GROUPS * N_TILES registers for sums, 2 * (HI - LO) for rows, a matrix for each row group.
 #include "families/depthwise/taps.cuh"
 #include "families/depthwise_toeplitz/bands.cuh"
 #include "families/depthwise_toeplitz/planes.cuh"
@@ -101,7 +101,7 @@ __device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const Rows& 
     for (int pair = 0; pair < GROUPS; pair += 2)
 #pragma unroll
         for (int tile = 0; tile < N_TILES; ++tile) {
-            const int at = LO + pair - tile * TILE_GROUPS;  // of the band
+            const int at = LO + pair - tile * TILE_GROUPS;  // of the banded matrix
             const bool low = at >= 0 && at < Band::GROUPS;
             const bool high = at + 1 >= 0 && at + 1 < Band::GROUPS && pair + 1 < GROUPS;
             if (low && high)
