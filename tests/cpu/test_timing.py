@@ -62,9 +62,14 @@ def test_summary_is_median_and_spread():
         timing.summarise([])
 
 
-def test_host_cost_is_in_microseconds_per_call():
-    """Another unit would be a thousand times as far off; a machine with other work sleeps longer."""
-    assert 1000 <= timing.host_cost(lambda: time.sleep(0.001), repeats=5, rounds=3, device=CPU) < 30_000
+def test_host_cost_is_in_microseconds_per_call(monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
+
+    def call() -> None:
+        clock.seconds += 0.001
+
+    assert timing.host_cost(call, repeats=5, rounds=3, device=CPU) == pytest.approx(1000)
 
 
 class FakeEvent:
