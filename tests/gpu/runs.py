@@ -33,7 +33,7 @@ def check_run(subject: Subject, run: Run, record: Callable) -> None:
     fences.check()
     if run.finite:
         record(names, run.result, subject.label(run.dtype), error.norm)
-        with forced(run.shape):
+        with forced(subject.name, run.shape):
             check_integers(subject, run.result, run.forced, run.dtype, record)
         plan.clear_plans()
 
