@@ -22,6 +22,7 @@ from tools.result_facts import (
     costs_section,
     export_section,
     modes_section,
+    networks_section,
     rates_section,
     refresh_latest_files,
     result_files,
@@ -234,6 +235,7 @@ def slowest_cells(network: Network) -> list[str]:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "headline": headline_section,
+        "networks": networks_section,
         "stamps": lambda: stamps_line(read_stamps(), pending()),
     },
     "docs/results.md": {
