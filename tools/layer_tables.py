@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 
 from haloconv.bench.sample import LAYERS, name_of_layer
 from haloconv.bench.suite import Case
+from haloconv.problem import as_pair
 from haloconv.tune.problems import noting
 
 CLASSIFICATION = (
@@ -49,21 +51,21 @@ def networks() -> Iterator[Network]:
     )
     image = ((1, 3, 224, 224),)
     for name in CLASSIFICATION:
-        yield Network("classification", "timm", name, lambda name=name: timm.create_model(name), image)
+        yield Network("classification", "timm", name, partial(timm.create_model, name), image)
     for name in SEGMENTATION:
         make = getattr(tv.segmentation, name)
         yield Network(
             "segmentation",
             "torchvision",
             name,
-            lambda make=make: make(weights=None, weights_backbone=None),
+            partial(make, weights=None, weights_backbone=None),
             ((1, 3, 512, 512),),
         )
     for name in DECODERS:
         made = getattr(smp, name)
         yield Network(
             "segmentation", "segmentation-models-pytorch", f"{name}(resnet34)",
-            lambda made=made: made("resnet34", encoder_weights=None), ((1, 3, 512, 512),),
+            partial(made, "resnet34", encoder_weights=None), ((1, 3, 512, 512),),
         )  # fmt: skip
     yield Network(
         "diffusion U-Net", "diffusers", "UNet2DConditionModel(sample_size=64, cross_attention_dim=768)",
@@ -94,10 +96,10 @@ def layers_of(network: Network) -> Counter[str]:
             "",
             (n, c, h, w),
             module.out_channels,
-            module.kernel_size,
-            module.stride,
+            as_pair(module.kernel_size, "kernel_size"),
+            as_pair(module.stride, "stride"),
             padding,
-            module.dilation,
+            as_pair(module.dilation, "dilation"),
             module.groups,
         )
         found[name_of_layer(layer)] += 1

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,8 @@ from haloconv.reference import unsearched
 from haloconv.report import Row
 from haloconv.subclasses import padding_of
 from haloconv.tune.problems import noting
+
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ def placed(model: torch.nn.Module, inputs: Inputs, options: Options) -> tuple[to
     return in_memory_format(model, order), inputs
 
 
-def in_memory_format(model: torch.nn.Module, order: torch.memory_format) -> torch.nn.Module:
+def in_memory_format(model: Model, order: torch.memory_format) -> Model:
     """The model with its 4-D parameters in this memory order."""
-    stored: torch.nn.Module = model.to(memory_format=order)  # type: ignore[call-overload]  # torch's stubs lack it
+    stored: Model = model.to(memory_format=order)  # type: ignore[call-overload]  # torch's stubs lack it
     return stored
 
 
