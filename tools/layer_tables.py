@@ -21,8 +21,8 @@ import torch
 
 from haloconv.bench.sample import LAYERS, name_of_layer
 from haloconv.bench.suite import Case
+from haloconv.calls import noting_calls
 from haloconv.problem import as_pair
-from haloconv.tune.problems import noting
 
 CLASSIFICATION = (
     "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2", "convnext_tiny", "efficientnet_b0",
@@ -89,7 +89,7 @@ def layers_of(network: Network) -> Counter[str]:
     """How often each distinct convolution runs in one forward pass of one image."""
     found: Counter[str] = Counter()
 
-    def note(_: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:
+    def note(_: str, module: torch.nn.Conv2d, x: torch.Tensor, __: torch.Tensor) -> None:
         padding = module.padding if isinstance(module.padding, tuple) else _same(module)
         n, c, h, w = x.shape
         layer = Case(
@@ -107,7 +107,7 @@ def layers_of(network: Network) -> Counter[str]:
     with torch.device("meta"), torch.no_grad():
         model = network.make().eval()
         layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
-        with noting(layers, note):
+        with noting_calls(layers, note):
             model(*(torch.empty(each) if isinstance(each, tuple) else each for each in network.inputs))
     return found
 
