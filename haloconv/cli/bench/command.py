@@ -19,7 +19,7 @@ from haloconv.bench.one_kernel import check_asked
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
 from haloconv.bench.sample import DRAWN, fresh_seed
 from haloconv.bench.sample import sample as draw
-from haloconv.bench.stale import stale_networks, stale_runs
+from haloconv.bench.stale import stale_networks, stale_settings
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench.cold_start import ColdStartOrder, bench_cold_start
@@ -161,7 +161,7 @@ def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stal
         for row in read_rows(stale / latest_name(suite.stem))
         if row["direction"] in directions and row["precision"] in precisions and row["layout"] in layouts
     ]
-    return Order(stale_pieces(cases, stale_runs(rows)), budget, suite.stem, limit)
+    return Order(stale_pieces(cases, stale_settings(rows)), budget, suite.stem, limit)
 
 
 def _networks(suite: Path, words: Words, effort: Effort, limit: float | None, stale: Path | None) -> NetworkOrder:
