@@ -83,8 +83,8 @@ def test_networks_with_a_stale_row_run_again() -> None:
     assert stale.stale_networks(rows) == {("net", "fp32", "nchw")}
 
 
-def words(**changes: str) -> bench.Words:
-    return bench.Words(case="", tag="", direction=None, precision=None, layout=None, family="auto")._replace(**changes)
+def words(precision: str | None = None, layout: str | None = None) -> bench.Words:
+    return bench._words("", "", None, precision, layout, "auto")
 
 
 def suite_of(folder: Path) -> Path:
