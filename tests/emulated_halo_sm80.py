@@ -126,6 +126,35 @@ _RUNS: tuple[tuple[str, tuple[torch.dtype, ...], tuple[str, ...], str], ...] = (
     ("unaligned_channels_last", (FP32,), ("fprop",), ""),
     ("channel_slice", (FP32,), ("dgrad",), ""),
 )  # fmt: skip
+# The same with what follows the convolution: each kind of stores in each type, late and wide ones, tiles that are not
+# full of images, groups, columns or filters, chunks, a folded stem, neither a bias nor a scale.
+_FOLLOWED: tuple[tuple[str, torch.dtype, str, str], ...] = (
+    ("large_3x3", FP32, "relu", ""),
+    ("large_3x3", FP16, "scale_relu", ""),
+    ("large_3x3", BF16, "residual_relu", ""),
+    ("large_3x3", FP32, "scale_residual", ""),
+    ("eight_by_eight", FP32, "scale_residual", ""),
+    ("eight_by_eight", FP16, "residual_relu", "strips"),
+    ("eight_by_eight", FP32, "residual_relu", "wide"),
+    ("eight_by_eight_nhwc", FP32, "residual_relu", ""),
+    ("eight_by_eight_nhwc", BF16, "scale_residual", ""),
+    ("four_by_four_nhwc", FP16, "scale_residual", "groups"),
+    ("many_tiles", FP32, "residual_relu", "several tiles"),
+    ("aligned_stem", FP32, "scale_residual", ""),
+    ("aligned_stem", FP16, "residual_relu", ""),
+    ("aligned_stem_nhwc", FP32, "residual_relu", ""),
+    ("aligned_stem_nhwc", FP16, "scale_residual", ""),
+    ("aligned_stem_nhwc", BF16, "scale_relu", ""),
+    ("aligned_stride_4", FP32, "scale_residual", "late"),
+    ("wide_groups", FP16, "scale_residual", "chunks in one buffer"),
+    ("wide_groups_nhwc", BF16, "residual_relu", ""),
+    ("odd_plane", FP16, "residual_relu", "images"),
+    ("groups_32", FP32, "scale_residual", ""),
+    ("channels_last_odd", FP32, "residual_relu", ""),
+    ("channels_last_sliced", FP32, "residual_relu", ""),
+    ("no_bias", FP32, "residual_relu", ""),
+    ("no_bias", FP32, "scale_relu", ""),
+)
 _NOT_FINITE = (
     ("one_channel_in", (FP32,)),
     ("large_3x3", (FP16,)),
@@ -143,6 +172,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     for name, dtypes in _NOT_FINITE:
         yield from ((name, dtype, result, "", False) for dtype in dtypes for result in BOTH)
     yield "one_channel_in", FP32, "fprop", "copies", False
+    yield from ((*run, True) for run in _FOLLOWED)
+    yield "eight_by_eight_nhwc", FP32, "residual_relu", "", False
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,10 +202,11 @@ def test_autocast_leaves_bias_and_scale_in_fp32() -> None:
     torch.testing.assert_close(y.float(), want, rtol=0.05, atol=0.05)
 
 
-LAYERS = {  # one for each kernel that has epilogues: shapes, and the kernel
+LAYERS = {  # one for each kernel that has epilogues: shapes, and the kernel of the family before its stroke
     "conv": ((2, 6, 9, 7), (8, 6, 3, 3), "halo_sm90/conv"),
     "pointwise": ((2, 64, 8, 8), (64, 64, 1, 1), "halo_sm90/pointwise"),
     "planes": ((2, 32, 7, 7), (32, 32, 1, 1), "halo_sm90/pointwise_planes"),
+    "few channels": ((2, 6, 9, 8), (8, 6, 3, 3), "halo_sm80/conv"),
 }
 
 
@@ -215,7 +218,7 @@ def test_kernels_apply_every_epilogue(layer: str, emulator_cache: None) -> None:
     x, w, b = (torch.randn(shape, generator=new) for shape in (x_shape, w_shape, w_shape[:1]))
     scale = torch.linspace(-2, 2, w_shape[0])
     padding = (w_shape[2] // 2,) * 4
-    spec = ConvSpec(padding=padding, family="halo_sm90", strict=True, precision="tf32")
+    spec = ConvSpec(padding=padding, family=kernel.partition("/")[0], strict=True, precision="tf32")
     plan.clear_plans()
     with emulated_device():
         for name, has_scale in product((None, *ACTIVATIONS), (False, True)):
@@ -244,12 +247,12 @@ def test_on_our_kernels(family: str, emulator_cache: None) -> None:
 
 
 @pytest.mark.skipif(available() is not None, reason=f"no emulator: {available()}")
-@pytest.mark.parametrize(("family", "passes"), [("direct", 1), ("halo_sm90", 0)])
+@pytest.mark.parametrize(("family", "passes"), [("direct", 1), ("halo_sm90", 0), ("halo_sm80", 0)])
 def test_a_kernel_that_has_epilogues_needs_no_pass(
     family: str, passes: int, monkeypatch: pytest.MonkeyPatch, emulator_cache: None
 ) -> None:
     x, w, b, _ = _tensors("padded", torch.float32)
-    spec = ConvSpec(family=family, strict=True, precision="tf32" if family == "halo_sm90" else None)
+    spec = ConvSpec(family=family, strict=True, precision=None if family == "direct" else "tf32")
     made, followed = [], plan.followed
     monkeypatch.setattr(plan, "followed", lambda *args: made.append(args) or followed(*args))
     plan.clear_plans()
@@ -283,6 +286,14 @@ def test_what_a_sum_of_parts_does_not_apply_is_not_split() -> None:
 
 def _keys(problem: Problem) -> list[str]:
     return [config.key for config in FAMILIES["halo_sm90"].configs(dense_request(problem, CPU))]
+
+
+@pytest.mark.parametrize("page", ["compile.md", "fuse.md", "tuning.md"])
+def test_a_page_names_the_families_whose_kernels_apply_it(page: str) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / page).read_text(encoding="utf-8")
+    name = r"\[?`(\w+)`(?:\]\([\w/.]+\))?"
+    found = re.search(rf"\bkernel of {name}(?:(?:, | or ){name})*", text)
+    assert found and {name for name in FAMILIES if FAMILIES[name].has_epilogue} == set(re.findall(name, found[0]))
 
 
 def test_the_choice_is_made_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,22 @@
-"""halo_sm80 and halo_sm80_wgrad have a config for every problem that they take, however its tensors are stored."""
+"""halo_sm80 and halo_sm80_wgrad have a config for every problem that they take, however its tensors are stored.
+
+A residual may begin anywhere.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from haloconv import plan
 from haloconv.device import DeviceFacts
+from haloconv.emulator import available, emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
-from haloconv.problem import Direction, Problem, Request, TensorForm
+from haloconv.families.halo_sm80 import conv
+from haloconv.problem import ConvSpec, Direction, Epilogue, Problem, Request, TensorForm
+from tests.cases import generator, store
+from tests.exact import integers
 from tests.sources import noted_sources
 
 CPU = torch.device("cpu")
@@ -63,3 +71,28 @@ def test_what_is_taken_has_configs_for_tensors_of_any_form(name: str, result_lay
         for config in configs:
             FAMILIES[family].bind(request, config)
         assert len(sources) >= len(configs)
+
+
+@pytest.mark.skipif(available() is not None, reason=f"no emulator: {available()}")
+@pytest.mark.parametrize(
+    ("storage", "filters", "stores"),
+    [("unaligned", 8, 2), ("channels_last_unaligned", 6, 1), ("channels_last_unaligned", 16, 3)],
+)
+def test_a_residual_that_begins_anywhere(
+    storage: str, filters: int, stores: int, emulator_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels read it by pairs and fours, as y is written; where it is not aligned for them, it is copied."""
+    gen, shape = generator(storage, "cpu"), (2, filters, 6, 8)
+    x, w, b = (integers(each, torch.float16, gen) for each in ((2, 4, 6, 8), (filters, 4, 3, 3), (filters,)))
+    x = store(x, storage.removesuffix("_unaligned").replace("unaligned", "contiguous"))
+    residual = store(integers(shape, torch.float16, gen), storage)
+    assert residual.data_ptr() % 4 == 2
+    seen, source = [], conv.source
+    monkeypatch.setattr(conv, "source", lambda *asked: seen.append(source(*asked)) or seen[-1])
+    spec, epilogue = ConvSpec(padding=(1,) * 4, family="halo_sm80", strict=True), Epilogue(residual=True)
+    plan.clear_plans()
+    with emulated_device():
+        got = plan.plan_fprop(x, w, b, spec, epilogue, residual).run(x, w, b, residual)
+    plan.clear_plans()
+    want = torch.conv2d(x.double(), w.double(), b.double(), padding=1) + residual.double()
+    assert torch.equal(got, want.half()) and {dict(each.constants)["STORES"] for each in seen} == {stores}

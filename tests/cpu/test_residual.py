@@ -158,6 +158,7 @@ KERNELS = {  # shapes of x and w
     "halo_sm90/conv": ((2, 6, 9, 7), (8, 6, 3, 3)),
     "halo_sm90/pointwise": ((2, 64, 8, 8), (64, 64, 1, 1)),
     "halo_sm90/pointwise_planes": ((2, 32, 7, 7), (32, 32, 1, 1)),
+    "halo_sm80/conv": ((2, 6, 9, 8), (8, 6, 3, 3)),
 }
 
 
@@ -171,7 +172,7 @@ def test_any_strides_in_kernels(kernel: str, emulator_cache: None, monkeypatch: 
     new = torch.Generator().manual_seed(0)
     shapes = (*KERNELS[kernel], (k,), (n, k, h, w))
     x, filters, b, dense = (torch.randint(-3, 4, shape, generator=new).float() for shape in shapes)
-    spec = ConvSpec(padding=(s // 2,) * 4, family="halo_sm90", strict=True, precision="tf32")
+    spec = ConvSpec(padding=(s // 2,) * 4, family=kernel.partition("/")[0], strict=True, precision="tf32")
     plan.clear_plans()
     with emulated_device():
         for name, form in STRIDED.items():
@@ -234,6 +235,7 @@ def test_a_struct_has_a_residual_only_where_it_is_added() -> None:
         ("halo_sm90/conv", "halo_sm90", "AFFINE_AND_RESIDUAL"),
         ("halo_sm90/fixup", "halo_sm90_fixup", "AFFINE_AND_RESIDUAL"),
         ("halo_sm90/pointwise", "halo_sm90_pointwise", "AFFINE_AND_RESIDUAL"),
+        ("halo_sm80/conv", "halo_sm80", "AFFINE_AND_RESIDUAL"),
         ("reduce/partials", "sum_partials", "HAS_RESIDUAL"),
     ):
         without, added = (params_of(kernel_source(kernel, entry, {name: 1})) for name in ("ELEM", constant))

@@ -112,10 +112,12 @@ def test_its_names_are_those_of_an_epilogue() -> None:
         ("halo_sm90", False, ALL, 3),
         ("halo_sm90", True, compiled(RELU), 1),
         ("halo_sm90", False, compiled(ALL), 1),
-        ("halo_sm80", True, Epilogue(), 1),
-        ("halo_sm80", True, RELU, 1),
-        ("halo_sm80", False, ALL, 0),
-        ("halo_sm80", True, compiled(RELU), 0),
+        ("halo_sm80", True, RELU, 2),
+        ("halo_sm80", False, ALL, 3),
+        ("grouped_sm90", True, Epilogue(), 1),
+        ("grouped_sm90", True, RELU, 1),
+        ("grouped_sm90", False, ALL, 0),
+        ("grouped_sm90", True, compiled(RELU), 0),
     ],
 )
 def test_a_pass_for_each_part_or_one_in_a_compiled_graph(

@@ -20,6 +20,7 @@ import torch
 
 from haloconv import plan
 from haloconv.device import DeviceFacts, device_facts
+from haloconv.families import FAMILIES
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
 from tests import (
     emulated_depthwise,
@@ -90,9 +91,10 @@ class Tiny(NamedTuple):
 def problems_of(subject: Subject) -> list[Tiny]:
     """The tiny problems of a family: those that all families take, or a special family's own."""
     if subject not in SPECIALS:
+        followed = (oracle.SCALE_RELU, oracle.RESIDUAL_RELU) if FAMILIES[subject.name].has_epilogue else ()
+        whole = [Tiny(one, (*subject.results, *followed)) for one in TINY]
         if subject != HALO_SM90:
-            return [Tiny(one, subject.results) for one in TINY]
-        whole = [Tiny(one, (*subject.results, oracle.SCALE_RELU, oracle.RESIDUAL_RELU)) for one in TINY]
+            return whole
         not_finite = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE]
         special = (*emulated_halo_sm90_pointwise.SANITIZED, *emulated_halo_sm90_planes.SANITIZED)
         pointwise = [Tiny(BY_NAME[name], results, shape) for name, results, shape in special]

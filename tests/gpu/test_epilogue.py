@@ -1,4 +1,4 @@
-"""Epilogues of halo_sm90 on a GPU: a scale and a residual in every tiling, and every activation in every kernel."""
+"""Epilogues on a GPU: a scale and a residual in every tiling of halo_sm90, and every activation in every kernel."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from haloconv.problem import ACTIVATIONS, ConvSpec, Epilogue
 from tests import oracle
 from tests.cases import Case, case_id, make, pick
 from tests.exact import make_exact
-from tests.families import HALO_SM90, Subject, each_dtype, name_of
+from tests.families import HALO_SM80, HALO_SM90, Subject, each_dtype, name_of, over
 from tests.launches import launched
 from tests.tilings import nth_tiling
 
-LAYERS = {  # extents of x and w, and the kernel that runs them in either order of memory
-    "conv": ((4, 64, 30, 40), (72, 64, 3, 3), ("halo_sm90/conv",)),
-    "pointwise": ((4, 128, 16, 16), (136, 128, 1, 1), ("halo_sm90/pointwise",)),
-    "planes": ((8, 64, 7, 7), (72, 64, 1, 1), ("halo_sm90/pointwise_planes", "halo_sm90/pointwise")),
+LAYERS = {  # the family, extents of x and w, and the kernel that runs them in either order of memory
+    "conv": (HALO_SM90, (4, 64, 30, 40), (72, 64, 3, 3), ("halo_sm90/conv",)),
+    "pointwise": (HALO_SM90, (4, 128, 16, 16), (136, 128, 1, 1), ("halo_sm90/pointwise",)),
+    "planes": (HALO_SM90, (8, 64, 7, 7), (72, 64, 1, 1), ("halo_sm90/pointwise_planes", "halo_sm90/pointwise")),
+    "stem": (HALO_SM80, (4, 3, 61, 80), (64, 3, 7, 7), ("halo_sm80/conv",)),
+    "groups": (HALO_SM80, (4, 72, 28, 31), (72, 24, 3, 3), ("halo_sm80/conv",)),
 }
+OF_LAYERS = over(*((found[0], dtype, layer) for layer, found in LAYERS.items() for dtype in found[0].dtypes))
 SLOPE = 1.13  # of the steepest activation, by which it enlarges an error
 
 
@@ -45,20 +48,17 @@ def test_every_tiling(result: str, one: Case, subject: Subject, dtype: torch.dty
         record(names, result, subject.label(dtype), kind="exact")
 
 
-@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize(("subject", "dtype", "layer"), OF_LAYERS, ids=name_of)
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_every_activation(layer: str, order: torch.memory_format, subject: Subject, dtype: torch.dtype) -> None:
-    x_shape, w_shape, kernels = LAYERS[layer]
+def test_every_activation(order: torch.memory_format, subject: Subject, dtype: torch.dtype, layer: str) -> None:
+    _, x_shape, w_shape, kernels = LAYERS[layer]
     new = torch.Generator("cuda").manual_seed(0)
     x, w, b = (torch.randn(shape, generator=new, device="cuda").to(dtype) for shape in (x_shape, w_shape, w_shape[:1]))
     x, w = x.to(memory_format=order), w * (w[0].numel() ** -0.5)
     pairs = bias_and_scale(b, torch.linspace(-2, 2, w_shape[0], device="cuda"), dtype)
-    padding = (w_shape[2] // 2,) * 4
-    spec = ConvSpec(
-        padding=padding, family="halo_sm90", strict=True, precision="tf32" if x.element_size() == 4 else None
-    )
-    sums = torch.conv2d(x.double(), w.double(), None, padding=padding[0])
+    padding, groups = (w_shape[2] // 2,) * 4, x_shape[1] // w_shape[1]
+    spec = _spec(subject, dtype, groups)._replace(padding=padding)
+    sums = torch.conv2d(x.double(), w.double(), None, padding=padding[0], groups=groups)
     residual = torch.randn(sums.shape, generator=new, device="cuda").to(dtype).to(memory_format=order)
     limit = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     for name, has_scale, has_residual in product((None, *ACTIVATIONS), (False, True), (False, True)):
@@ -72,15 +72,21 @@ def test_every_activation(layer: str, order: torch.memory_format, subject: Subje
         assert (got.double() - want).abs().max() <= SLOPE * limit * (1 + want.abs().max()), epilogue
 
 
-@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_residual_of_any_strides(layer: str, subject: Subject, dtype: torch.dtype) -> None:
+def _spec(subject: Subject, dtype: torch.dtype, groups: int) -> ConvSpec:
+    """What forces the family."""
+    precision = "tf32" if dtype == torch.float32 else None
+    return ConvSpec(groups=groups, family=subject.name, strict=True, precision=precision)
+
+
+@pytest.mark.parametrize(("subject", "dtype", "layer"), OF_LAYERS, ids=name_of)
+def test_a_residual_of_any_strides(subject: Subject, dtype: torch.dtype, layer: str) -> None:
     """Integers, to the bit: in either order, expanded, and where it begins at an odd element."""
-    x_shape, w_shape, _ = LAYERS[layer]
+    _, x_shape, w_shape, _ = LAYERS[layer]
     new = torch.Generator("cuda").manual_seed(0)
     x, w = (torch.randint(-2, 3, shape, generator=new, device="cuda").to(dtype) for shape in (x_shape, w_shape))
-    spec = ConvSpec(family="halo_sm90", strict=True, precision="tf32" if x.element_size() == 4 else None)
-    sums, epilogue = torch.conv2d(x.double(), w.double()), Epilogue(activation="relu", residual=True)
+    groups = x_shape[1] // w_shape[1]
+    spec, epilogue = _spec(subject, dtype, groups), Epilogue(activation="relu", residual=True)
+    sums = torch.conv2d(x.double(), w.double(), groups=groups)
     dense = torch.randint(-2, 3, sums.shape, generator=new, device="cuda").to(dtype)
     odd = torch.cat((dense.flatten()[:1], dense.flatten()))[1:].view(dense.shape)
     for given in (dense, odd, dense.to(memory_format=torch.channels_last), dense[:, :1].expand(dense.shape)):

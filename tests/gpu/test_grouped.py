@@ -16,7 +16,7 @@ from tests.launches import launched
 
 SUBJECTS = (HALO_SM80, HALO_SM80_WGRAD, GROUPED_SM90)
 RUNS = tuple((subject, run) for subject in SUBJECTS for run in module_runs(subject.name) if "nhwc" in run.case.name
-             or subject is GROUPED_SM90 or "stem" in run.case.name)  # fmt: skip
+             or subject is GROUPED_SM90 or "stem" in run.case.name or run.result in oracle.EPILOGUES)  # fmt: skip
 RESULTS = [
     (subject, dtype, result) for subject in SUBJECTS for dtype in subject.dtypes for result in subject.results
     if subject is not GROUPED_SM90 or result != "wgrad" or dtype != torch.float32

@@ -98,7 +98,7 @@ STORES = (
     _fault("groups written beyond the last one", "the last tile of groups writes channels that do not exist",
            ("    if (group >= p.groups) return;\n", ""), on="four_by_four_nhwc", dtype=torch.float16, shape="groups"),
     _fault("the bias of the first group", "every group adds the bias of the first one",
-           ("to_acc(p.bias[filter + j", "to_acc(p.bias[first + j"), on="eight_by_eight"),
+           ("bias_and_scale(p.bias[filter + j", "bias_and_scale(p.bias[first + j"), on="eight_by_eight"),
     _fault("residues in one place", "every class of a strided gradient is written to the first one's pixels",
            ("v.residue + (i64)tile.row * v.spacing", "(i64)tile.row * v.spacing"), on="pointwise_stride",
            result="dgrad"),
@@ -139,9 +139,44 @@ BOXES = (
            ("column / 2 * 4 + eight % 2 * 2 + column % 2", "eight % 2 * 8 + column"), on="aligned_stem_nhwc",
            dtype=torch.float16),
     _fault("the bias of the eight", "four neighbours take the biases of two",
-           ("if (HAS_BIAS) four[e] += bias[e];", "if (HAS_BIAS) four[e] += bias[e % 2];"), on="aligned_stem_nhwc"),
+           ("y_of(four[e], own[e],", "y_of(four[e], own[e % 2],"), on="aligned_stem_nhwc"),
     _fault("fours behind the last filter", "filters that do not exist are written",
            ("if (pair * 16 < left) write_fours", "write_fours"), on="aligned_stem_nhwc", dtype=torch.float16),
 )  # fmt: skip
 
-MUTATIONS = (*STEPS, *BOXES, *STAGING, *PRODUCTS, *STORES, *WEIGHTS)
+_THERE = "if (offset >= 0 && filter < left) to ="
+
+FOLLOWED = (
+    _fault("no scale", "filters that leave by fours are not scaled",
+           ("own[e] = bias_and_scale(p.bias[filter + pair * 16 + e]);",
+            "own[e] = {bias_and_scale(p.bias[filter + pair * 16 + e]).bias, 1.f};"), on="aligned_stem_nhwc",
+           result="scale_residual", dtype=torch.float16),
+    _fault("the scale of the filter before", "every other filter is scaled as its neighbour",
+           ("first = y_of(first, own[e], both, 0)", "first = y_of(first, own[0], both, 0)"), on="large_3x3",
+           result="scale_residual"),
+    _fault("the residual is lost", "nothing is added",
+           ("finished<AFFINE, ACTIVATION>(sum, own, to_acc(added.elem[place]))",
+            "finished<AFFINE, ACTIVATION>(sum, own, 0.f)"), on="wide_groups_nhwc", result="residual_relu",
+           dtype=torch.bfloat16),
+    _fault("the activation before the residual", "what is added goes past the activation",
+           ("finished<AFFINE, ACTIVATION>(sum, own, to_acc(added.elem[place]))",
+            "finished<AFFINE, ACTIVATION>(sum, own) + to_acc(added.elem[place])"), on="eight_by_eight_nhwc",
+           result="residual_relu"),
+    _fault("the residual of the pixel before", "of two neighbours both add what belongs to the first",
+           ("both, NEIGHBOURS - 1)", "both, 0)"), on="aligned_stem", result="residual_relu", dtype=torch.float16),
+    _fault("the residual of other rows", "rows 8 to 15 of a fragment add what belongs to rows 0 to 7",
+           ("(2 * j + e) / FILTERS][i][half];", "(2 * j + e) / FILTERS][i][0];"), on="eight_by_eight",
+           result="scale_residual"),
+    _fault("the residual of the first columns", "what is read once is taken for all",
+           ("if (column % AHEAD > 0) return;", "if (column > 0) return;"), on="large_3x3", result="scale_residual"),
+    _fault("the residual of the first image", "every image adds what belongs to the first one",
+           ("p.residual + (y - p.y);", "p.residual + (y - p.y) % p.y_n;"), on="many_tiles", result="residual_relu",
+           shape="several tiles"),
+    _fault("the residual of filters beyond the last one", "it is read where no output is",
+           (_THERE, "if (offset >= 0) to ="), on="aligned_stem_nhwc", result="scale_residual", dtype=torch.float16),
+    _fault("the residual of places outside", "it is read before the tensor",
+           (_THERE, "if (filter < left) to ="), on="eight_by_eight", result="residual_relu", dtype=torch.float16,
+           shape="strips"),
+)  # fmt: skip
+
+MUTATIONS = (*STEPS, *BOXES, *STAGING, *PRODUCTS, *STORES, *WEIGHTS, *FOLLOWED)

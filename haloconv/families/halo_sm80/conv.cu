@@ -14,8 +14,8 @@
 // Constants: ELEM is float, hc::fp16 or hc::bf16; all others integers.
 //   DGRAD                        1: the output is x, in one class of pixels per residue of the stride
 //   UNIT_BYTES                   of one pixel in a plane: an element (SPLIT), or 8, 16 or 32
-//   COPY_BYTES                   of an asynchronous copy: pixels if SPLIT, else channels; 0: through registers
-//   STAGED_PX                    pixels of a copy, or of a load through registers
+//   STAGED_PX                    pixels of an asynchronous copy (SPLIT), or of a load through registers; or else
+//   COPY_BYTES                   of an asynchronous copy of channels of a pixel
 //   BOXES                        1: TMA brings whole planes of a tile, and rounds fp32 on the way
 //   M_TILES N_TILES              fragments of a warp: 16 pixels, 8 filters each
 //   WARPS DEPTH MIN_BLOCKS       of a block; buffers of the input; blocks per multiprocessor that registers must allow
@@ -25,9 +25,14 @@
 //   PACKED                       0: a block makes its weights from the filter
 //   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most
 //   I64_OFFSETS                  1: offsets inside a tensor are 64-bit integers
-//   HAS_BIAS                     adds bias[k]
+//   AFFINE ACTIVATION            what becomes of a sum, as in kernels/activation.cuh
 
 #define SPLIT (UNIT_BYTES < 8)  // planes of single channels, else units of neighbouring channels
+#ifdef COPY_BYTES
+#define STAGED_PX 1
+#else
+#define COPY_BYTES (SPLIT ? STAGED_PX * UNIT_BYTES : 0)  // 0: through registers
+#endif
 #define FILTER_PAIRS (STORES == 1)
 #define PIXEL_PAIRS (STORES == 2)
 #define FOUR_FILTERS (STORES == 3)
@@ -38,10 +43,9 @@
 
 namespace hc {
 
-static_assert(!SPLIT || (UNIT_BYTES == sizeof(elem_t) && COPY_BYTES == STAGED_PX * UNIT_BYTES && COPY_BYTES >= 4),
+static_assert(!SPLIT || (UNIT_BYTES == sizeof(elem_t) && COPY_BYTES >= 4),
               "planes of single channels are copied by runs of pixels");
 static_assert(!TAP_PAIRS || MOVE_W % 2 == 0, "pixels begin at whole words");
-static_assert(SPLIT || COPY_BYTES == 0 || STAGED_PX == 1, "copies of neighbouring channels are of one pixel");
 static_assert(SPLIT || UNIT_BYTES == 8 || UNIT_BYTES == 16 || UNIT_BYTES == 32, "a unit is 1, 2 or 4 atoms");
 static_assert(SPLIT || COPY_BYTES <= UNIT_BYTES, "a copy stays inside a unit");
 static_assert(!FOUR_FILTERS || N_TILES % 2 == 0, "two eights share their filters");

@@ -17,9 +17,10 @@ from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import (
     ELEMENTS,
     ceil_div,
-    dense_call,
+    epilogue_constants,
     extents_fields,
     few_apart,
+    in_order,
     named,
     why_not_direction,
 )
@@ -38,6 +39,7 @@ _MAP_TYPES = {
     torch.bfloat16: DataType.BFLOAT16,
 }
 _PACK_THREADS = 256
+_NEIGHBOUR_BYTES = 16  # of a residual that a lane reads at once, at most
 _LEAST_I64_ELEMS = (1 << 31) - (1 << 24)  # offsets from a tile's first place, which may lie before the tensor
 _TMA_CAPABILITY = (9, 0)
 
@@ -77,35 +79,52 @@ def _ranked(request: Request) -> tuple[Tiling, ...]:
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, or with a residual fprop(x, w, b, residual) -> y, or dgrad(dy, w) -> dx."""
     derived: _Derived = config.derived
     one, tiling = derived
     blocks = tiling.blocks(request.facts.sm_count, request.facts.max_smem_bytes)
     grid = tiling.layer.classes * tiling.filter_tiles * tiling.group_tiles * blocks
     shape = LaunchShape(grid, tiling.tile.threads, tiling.smem_bytes)
     maps = {"x_map": _x_map(one, tiling)} if tiling.boxes else {}
-    launch = Launch(source(one.problem, tiling), request.device, shape, _fields(one, tiling, blocks), maps)
-    run = _packing(one, tiling, launch) if tiling.packed else _unpacked(launch)
-    return dense_call(run, request.problem, request.result_shape, request.result_strides)
+    launch = Launch(source(request.problem, tiling), request.device, shape, _fields(one, tiling, blocks), maps)
+    return _call(_packing(one, tiling, launch) if tiling.packed else launch, request)
 
 
-def _unpacked(launch: Launch) -> Callable[[int, int, int, int], None]:
-    """``run(x, w, bias, y)`` where blocks read the filter as it is."""
-    return lambda x, w, bias, y: launch(x, w, y, bias)
+def _call(launch: Callable[..., None], request: Request) -> BoundCall:
+    shape, strides = request.result_shape, request.result_strides
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
+        y = x.new_empty_strided(shape, strides)
+        b = b if b is None or b.is_contiguous() else b.contiguous()
+        others: tuple[int, ...] = ()
+        if residual:
+            residual = (_aligned(in_order(residual[0], strides)),)  # which lives until all is launched
+            others = (residual[0].data_ptr(),)
+        launch(x.data_ptr(), w.data_ptr(), y.data_ptr(), 0 if b is None else b.data_ptr(), *others)
+        return y
+
+    return run
 
 
-def _packing(request: Request, tiling: Tiling, launch: Launch) -> Callable[[int, int, int, int], None]:
-    """``run(x, w, bias, y)`` where the filter is packed first."""
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, that is read by neighbours as the result is written."""
+    if tensor.data_ptr() % _NEIGHBOUR_BYTES == 0:
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+def _packing(request: Request, tiling: Tiling, launch: Launch) -> Callable[..., None]:
+    """``run(x, w, y, bias)``, and a residual if there is one, where the filter is packed first."""
     tiles = tiling.layer.classes * tiling.group_tiles * tiling.filter_tiles * tiling.chunks
     packed_bytes, device = tiles * tiling.weight_bytes, request.device
     lanes = packed_bytes // 8
     shape = LaunchShape(ceil_div(lanes, _PACK_THREADS), _PACK_THREADS)
     pack = Launch(pack_source(request.problem, tiling), device, shape, _pack_fields(request, tiling, lanes))
 
-    def run(x: int, w: int, bias: int, y: int) -> None:
+    def run(x: int, w: int, y: int, bias: int, *residual: int) -> None:
         packed = torch.empty(packed_bytes, dtype=torch.uint8, device=device)
         pack(w, packed.data_ptr())
-        launch(x, packed.data_ptr(), y, bias)
+        launch(x, packed.data_ptr(), y, bias, *residual)
 
     return run
 
@@ -200,8 +219,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "ELEM": ELEMENTS[problem.dtype],
         "DGRAD": int(problem.direction == "dgrad"),
         "UNIT_BYTES": tile.unit_bytes,
-        "COPY_BYTES": tile.copy_bytes,
-        "STAGED_PX": tile.run,
+        **({"STAGED_PX": tile.run} if tile.split or tile.copy_bytes == 0 else {"COPY_BYTES": tile.copy_bytes}),
         "BOXES": int(tiling.boxes),
         "M_TILES": tile.m_tiles,
         "N_TILES": tile.n_tiles,
@@ -214,7 +232,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "PACKED": int(tiling.packed),
         "LATE": int(tiling.late),
         "I64_OFFSETS": int(tiling.layer.i64_offsets),
-        "HAS_BIAS": int(problem.bias),
+        **epilogue_constants(problem.bias, problem.epilogue),
     }
     return kernel_source("halo_sm80/conv", "halo_sm80", constants)
 

@@ -23,7 +23,7 @@ class HaloSm80Family:
     directions: tuple[Direction, ...] = ("fprop", "dgrad")
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
-    has_epilogue = False
+    has_epilogue = True
     depthwise = False
     capability, newer = (8, 0), True
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "families/halo_sm80/weights.cuh"
+#include "kernels/activation.cuh"
 #include "kernels/small_divisor.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
@@ -26,13 +27,17 @@ struct OffsetOf<true> {
     using type = i64;
 };
 using offset_t = OffsetOf<I64_OFFSETS != 0>::type;  // inside a tensor, in elements
+using bias_t = BiasOf<elem_t, AFFINE>::type;
 
 struct Params {
     TensorMap x_map;  // BOXES: planes of single channels
     const elem_t* x;
     const char* w;  // PACKED: weights, as pack.cu writes them; else the filter
     elem_t* y;
-    const elem_t* bias;
+    const bias_t* bias;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;  // as y
+#endif
     i64 x_n, x_c, x_h, x_w;  // strides in elements: of the gathered tensor, of the output
     i64 y_n, y_k, y_h, y_w;
     FilterStrides strides;

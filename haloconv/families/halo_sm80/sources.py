@@ -1,4 +1,7 @@
-"""The kernels of ``halo_sm80`` that CI compiles: every warp tile, each kind of staging and of stores."""
+"""The kernels of ``halo_sm80`` that CI compiles: every warp tile, each kind of staging and of stores.
+
+Each of fprop also with all that an epilogue may have, which takes the most registers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from haloconv.families.halo_sm80.tile import Tiling
 from haloconv.families.halo_sm80.tilings import tilings
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
-from haloconv.problem import Direction, Problem, dense_request
+from haloconv.problem import Direction, Epilogue, Problem, dense_request
 
 _SM_COUNT, _SMEM_BYTES = 132, 99 * 1024  # what every device of the family has
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
@@ -29,21 +32,34 @@ _LAYERS: tuple[_Layer, ...] = (  # channels and filters, groups, filter and stri
     ("dgrad", torch.bfloat16, "nchw", 64, 64, 8, 3, 2, (4, 1)),
     ("dgrad", torch.float16, "nhwc", 64, 64, 2, 3, 1, (2, 4)),
 )
+_FOLLOWED_LAYERS: tuple[_Layer, ...] = (  # with an epilogue alone: stores of four and of two filters in 16 bits
+    ("fprop", torch.bfloat16, "nhwc", 48, 48, 2, 3, 1, (2, 4)),
+    ("fprop", torch.float16, "nhwc", 20, 20, 2, 3, 1, (4, 2)),
+)
+_EPILOGUE = Epilogue(True, "silu", True)
 
 
 def sources() -> list[KernelSource]:
     """One source for each kernel of the representative layers, none twice."""
-    found = (
+    found = [
         each
-        for problem, tiling in _representatives()
+        for problem, tiling in _representatives(_LAYERS)
         for each in (conv.source(problem, tiling), conv.pack_source(problem, tiling))
-    )
+    ]
+    found += [conv.source(problem, tiling) for problem, tiling in _followed()]
     return list({source.digest: source for source in found}.values())
 
 
-def _representatives() -> Iterator[tuple[Problem, Tiling]]:
+def _followed() -> Iterator[tuple[Problem, Tiling]]:
+    """The layers of fprop, and more of them, with an epilogue."""
+    for problem, tiling in _representatives((*_LAYERS, *_FOLLOWED_LAYERS)):
+        if problem.direction == "fprop":
+            yield replace(problem, bias=False, epilogue=_EPILOGUE), tiling
+
+
+def _representatives(layers: tuple[_Layer, ...]) -> Iterator[tuple[Problem, Tiling]]:
     """Each layer with the best tiling of its warp tile, and where planes come as boxes with the best of those."""
-    for direction, dtype, layout, channels, filters, groups, taps, stride, warp_tile in _LAYERS:
+    for direction, dtype, layout, channels, filters, groups, taps, stride, warp_tile in layers:
         problem = Problem(
             direction, n=32, c=channels, h=64, w=64, k=filters, r=taps, s=taps, stride=(stride, stride),
             padding=(1, 1, 1, 1), groups=groups, bias=direction == "fprop", dtype=dtype, layout=layout,

@@ -1,7 +1,9 @@
-// The items of a warp, and writing their sums: bias, conversion, stores of one or two neighbours.
+// The items of a warp, and writing their sums: scale, bias, residual, activation, conversion, stores of one to four
+// neighbours.
 #pragma once
 
 #include "families/halo_sm80/shape.cuh"
+#include "kernels/activation.cuh"
 
 namespace hc {
 
@@ -85,18 +87,71 @@ __device__ __forceinline__ void offsets_of(Offsets& offsets, const Params& p, co
     }
 }
 
+// What a lane stores, in columns of FILTERS. (Variables would be globals of every kernel.)
+enum {
+    HALVES = PIXEL_PAIRS ? 1 : 2,                   // of a fragment's rows, whose outputs go by themselves
+    FILTERS = FOUR_FILTERS ? 4 : 1 + FILTER_PAIRS,  // of one store
+    NEIGHBOURS = PIXEL_PAIRS ? 2 : FILTERS,         // outputs of one store
+    COLUMNS = 2 * N_TILES / FILTERS,
+    COLUMN_WORDS = M_TILES * HALVES * ((NEIGHBOURS * (int)sizeof(elem_t) + 3) / 4),
+    AHEAD_WORDS = N_TILES == 8 ? 8 : 16,  // registers for the residual: so much of it is read at once
+    AHEAD = AHEAD_WORDS > COLUMN_WORDS ? AHEAD_WORDS / COLUMN_WORDS : 1  // columns
+};
+
+// The filter of a column, from the lane's first one on.
+__device__ __forceinline__ constexpr int column_filter(int column) {
+    return FILTERS > 1 ? column * FILTERS * 4 : column / 2 * 8 + column % 2;
+}
+
+// Elements of the residual where the outputs of one store go.
+struct alignas(NEIGHBOURS * sizeof(elem_t)) Neighbours {
+    elem_t elem[NEIGHBOURS];
+};
+
+using Added = Neighbours[COLUMNS][M_TILES][HALVES];
+
+// RESIDUAL: before every AHEAD columns reads what is added to them, all at once. `y` is where the lane's first filter is
+// written, of `left` that there are. Its addresses are computed anew for each column (renew).
+__device__ __forceinline__ void read_ahead(Added& added, const Params& p, const Offsets& offsets, int column,
+                                           const elem_t* y, int left) {
+#if RESIDUAL
+    if (column % AHEAD > 0) return;
+    const elem_t* const from = p.residual + (y - p.y);
+#pragma unroll
+    for (int k = column; k < column + AHEAD && k < COLUMNS; ++k) {
+        int filter = column_filter(k);
+        ptx::renew(filter);
+        const elem_t* const first = from + filter * p.y_k;
+#pragma unroll
+        for (int i = 0; i < M_TILES * HALVES; ++i) {
+            const offset_t offset = offsets[i / HALVES][i % HALVES];
+            Neighbours& to = added[k][i / HALVES][i % HALVES];
+            to = {};
+            if (offset >= 0 && filter < left) to = *reinterpret_cast<const Neighbours*>(first + offset);
+        }
+    }
+#endif
+}
+
+// y of a sum: of what is added its element `place`.
+__device__ __forceinline__ float y_of(float sum, const BiasAndScale& own, const Neighbours& added, int place) {
+    if constexpr (RESIDUAL) return finished<AFFINE, ACTIVATION>(sum, own, to_acc(added.elem[place]));
+    return finished<AFFINE, ACTIVATION>(sum, own);
+}
+
 // Stores the sums of one filter, column `e` of eight in block `j`, or (FILTER_PAIRS) of it and the next one. The host
 // has seen to it that of two neighbours both are there or none.
 __device__ __forceinline__ void write_filter(const Sums& sums, const Offsets& offsets, int j, int e, elem_t* y,
-                                             const float (&bias)[2]) {
+                                             const BiasAndScale (&own)[2], const Added& added) {
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-        for (int half = 0; half < (PIXEL_PAIRS ? 1 : 2); ++half) {
+        for (int half = 0; half < HALVES; ++half) {
             const offset_t offset = offsets[i][half];
             if (offset < 0) continue;
             float first = sums[i][j][half * 2 + e], second = sums[i][j][PIXEL_PAIRS ? e + 2 : half * 2 + 1];
-            if (HAS_BIAS) first += bias[e], second += bias[PIXEL_PAIRS ? e : 1];
+            const Neighbours& both = added[(2 * j + e) / FILTERS][i][half];
+            first = y_of(first, own[e], both, 0), second = y_of(second, own[PIXEL_PAIRS ? e : 1], both, NEIGHBOURS - 1);
             if (FILTER_PAIRS || PIXEL_PAIRS)
                 store_pair(y + offset, first, second);
             else
@@ -107,7 +162,7 @@ __device__ __forceinline__ void write_filter(const Sums& sums, const Offsets& of
 // Stores the lane's four neighbouring filters of eights 2 * pair and the next one. The host has seen to it that of four
 // neighbours all are there or none.
 __device__ __forceinline__ void write_fours(const Sums& sums, const Offsets& offsets, int pair, elem_t* y,
-                                            const float (&bias)[4]) {
+                                            const BiasAndScale (&own)[4], const Added& added) {
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; ++i) {
         const offset_t offset = offsets[i / 2][i % 2];
@@ -116,7 +171,7 @@ __device__ __forceinline__ void write_fours(const Sums& sums, const Offsets& off
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             four[e] = sums[i / 2][(2 * pair + e / 2) % N_TILES][i % 2 * 2 + e % 2];
-            if (HAS_BIAS) four[e] += bias[e];
+            four[e] = y_of(four[e], own[e], added[pair][i / 2][i % 2], e);
         }
         store_four(y + offset, four);
     }
@@ -132,23 +187,30 @@ __device__ __forceinline__ void write_item(const Sums& sums, const Params& p, co
     elem_t* const y = output.y + filter * p.y_k;
     Offsets offsets;
     offsets_of(offsets, p, output, tables, item);
+    Added added;
 #pragma unroll
     for (int pair = 0; pair < (FOUR_FILTERS ? N_TILES / 2 : 0); ++pair) {
-        float bias[4] = {};
+        BiasAndScale own[4] = {};
+        read_ahead(added, p, offsets, pair, y, left);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            if (HAS_BIAS && pair * 16 < left) bias[e] = to_acc(p.bias[filter + pair * 16 + e]);
-        if (pair * 16 < left) write_fours(sums, offsets, pair, y + pair * 16, bias);
+            if (AFFINE != Affine::NONE && pair * 16 < left) own[e] = bias_and_scale(p.bias[filter + pair * 16 + e]);
+        if (pair * 16 < left) write_fours(sums, offsets, pair, y + pair * 16, own, added);
     }
 #pragma unroll
     for (int j = 0; j < (FOUR_FILTERS ? 0 : N_TILES); ++j) {
-        float bias[2] = {};
+        BiasAndScale own[2] = {};
+#pragma unroll
+        for (int e = 0; e < (FILTER_PAIRS ? 1 : 2); ++e) read_ahead(added, p, offsets, (2 * j + e) / FILTERS, y, left);
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-            if (HAS_BIAS && j * 8 + e < left) bias[e] = to_acc(p.bias[filter + j * 8 + e]);
+            if (AFFINE != Affine::NONE && j * 8 + e < left) own[e] = bias_and_scale(p.bias[filter + j * 8 + e]);
 #pragma unroll
-        for (int e = 0; e < (FILTER_PAIRS ? 1 : 2); ++e)
-            if (j * 8 + e < left) write_filter(sums, offsets, j, e, y + (j * 8 + e) * p.y_k, bias);
+        for (int e = 0; e < (FILTER_PAIRS ? 1 : 2); ++e) {
+            int own_filter = j * 8 + e;
+            if constexpr (RESIDUAL) ptx::renew(own_filter);
+            if (j * 8 + e < left) write_filter(sums, offsets, j, e, y + own_filter * p.y_k, own, added);
+        }
     }
 }
 
