@@ -67,7 +67,7 @@ STEPS = (
     _fault("band: one step of columns", "the columns behind the first step are left out",
            ("col < p.out_cols; col += COLS)", "col < COLS; col += COLS)"), on="band_5x5_multiplier"),
     _fault("band: columns beyond the last", "a step writes all its columns",
-           (" && col < cols)", ")"), on="band_3x5"),
+           (" && col < cols)\n", ")\n"), on="band_3x5"),
     _fault("band: rows beyond the last", "a step writes all its rows",
            ("(rows < ROWS ? rows : ROWS)", "ROWS"), on="band_7x7"),
     _fault("band: pieces leave too early", "a warp reads sums that other lanes have not written",

@@ -72,7 +72,7 @@ PRODUCTS = (
            ("unit.strip * p.cut.rows);\n        hc::ptx::fence_proxy_async_shared();",
             "unit.strip * p.cut.rows);"), on="patch_3x3"),
     _fault("patch: no second sum", "zero times an infinity stays in the sum",
-           ("if (!finite(sums)) sum_again(sums, p, channel, window);", ""), on="patch_many", dtype=torch.bfloat16,
+           ("if (!finite(sums)) sum_again(sums, p, unit.channel, window);", ""), on="patch_many", dtype=torch.bfloat16,
            finite=False),
     _fault("patch: the second sum of a neighbour", "sums that are not finite become the next row's",
            ("i / 4 * EDGE + 2 * warp + i / 2 % 2, col", "i / 4 * EDGE + 2 * warp + 1 - i / 2 % 2, col"),

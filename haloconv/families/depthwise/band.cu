@@ -11,6 +11,7 @@
 // summed once more over the taps alone. A block keeps its channel's matrices; strips come through a ring of buffers.
 // Budget: 4 * R * SLICES registers for matrices, 4 * TILES for sums; BUFFERS strips of a plane in shared memory.
 #include "families/depthwise/strips.cuh"
+#include "families/depthwise/finish.cuh"
 #include "families/depthwise/march_row.cuh"
 #include "families/depthwise/taps.cuh"
 #include "kernels/products.cuh"
@@ -23,7 +24,8 @@
 //   SLICES TILES         16 input columns of a matrix each; 16 output columns of a warp's step each
 //   BUFFERS              strips under way, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
-//   HAS_BIAS             fprop adds bias[k]
+//   HAS_BIAS             adds bias[k]
+//   AFFINE ACTIVATION    of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 using hc::i64;
 using elem_t = ELEM;
 
@@ -39,6 +41,9 @@ static_assert(TILES == 1 || TILES == 2 || TILES == 4, "a warp's step leaves in p
 struct Params {
     const elem_t *in, *w, *bias;
     elem_t* out;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;  // as out
+#endif
     i64 w_k, w_r, w_s;  // strides in elements
     i64 out_n, out_c, out_h;
     hc::strips::Staged staged;
@@ -156,6 +161,19 @@ __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, const Ban
     }
 }
 
+// What becomes of a step's sums. `out_step` is its first element; it has `rows` rows and `cols` columns of the output.
+__device__ __forceinline__ void finish(Sums& sums, const Params& p, int channel, const elem_t* out_step, int rows,
+                                       int cols) {
+    hc::Finish own;
+    own.load(p.bias, channel);
+#pragma unroll
+    for (int i = 0; i < TILES * 4; ++i) {
+        const int row = threadIdx.x % 4 * 2 + i % 2, col = i / 4 * 16 + threadIdx.x % 32 / 4 * 2 + i / 2 % 2;
+        const auto residual = hc::residual_at<elem_t>(p, out_step + row * p.out_h + col, row < rows && col < cols);
+        sums[i / 4][i % 4] = own(sums[i / 4][i % 4], hc::to_acc(residual));
+    }
+}
+
 // Where a lane's part of a step passes on its way out: the warp's own shared memory, so that rows leave in pieces.
 struct Writer {
     char *to, *from;  // the lane's first pair of sums, and its first piece
@@ -207,6 +225,7 @@ __device__ __forceinline__ void convolve(const Params& p, const Bands& bands, co
             Sums sums;
             multiply(sums, p, bands, window + lane % 8 * p.staged.row_bytes + lane / 8 * hc::strips::PIECE_BYTES);
             if (!finite(sums)) sum_again(sums, p, bands, channel, window);
+            if constexpr (EPILOGUE) finish(sums, p, channel, to, rows - row, p.out_cols - col);
             writer.store(p, sums, to, rows - row, p.out_cols - col);
             window += COLS * (int)sizeof(elem_t);
             to += COLS;

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div
-from haloconv.families.depthwise import strips
+from haloconv.families.depthwise import finish, strips
 from haloconv.families.depthwise.layer import padding, shapes
 from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.families.depthwise.strips import PIECE_BYTES, Cut, Window
@@ -111,12 +111,13 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "THREADS": 32 * tiling.warps,
         "MIN_BLOCKS": tiling.min_blocks,
         "HAS_BIAS": int(problem.bias),
+        **finish.constants(problem),
     }
     return kernel_source(KERNEL, "depthwise_band", constants)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
     problem, (tiling, cut) = request.problem, config.derived
     _, _, rows, cols = request.result_shape
     own = {"out_rows": rows, "out_cols": cols, "pad_left": padding(problem)[1]}

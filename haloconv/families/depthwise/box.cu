@@ -19,7 +19,8 @@
 //   LEAD                 columns of the first 16 bytes of a window that the filter does not meet
 //   BUFFERS              units under way, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
-//   HAS_BIAS             fprop adds bias[k]
+//   HAS_BIAS             adds bias[k]
+//   AFFINE ACTIVATION    of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 using hc::i64;
 using hc::ptx::u64;
 using namespace hc::tile;
@@ -31,6 +32,9 @@ struct Params {
     hc::TensorMap in_map;
     const float *in, *w, *bias;
     float* out;
+#ifdef AFFINE_AND_RESIDUAL
+    const float* residual;  // as out
+#endif
     i64 w_k, w_r, w_s;  // strides in elements
     i64 out_n, out_c, out_h;
     Cut cut;
@@ -58,7 +62,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_box(
         Sums sums(filter);
         if (place.active) sums.add_window(filter, buffer + window, p.cut.row_bytes);
         ring.advance(ask);
-        if (place.active && unit.image + place.image < p.images)
+        if (place.active && unit.image + place.image < p.images) {
+            if constexpr (EPILOGUE)
+                sums.finish(p, channel, out + unit.image * p.out_n + unit.row * p.out_h, p.out_h,
+                            p.out_rows - unit.row - place.row);
             sums.store(out + unit.image * p.out_n + unit.row * p.out_h, p.out_h, p.out_rows - unit.row - place.row);
+        }
     }
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.common import dense_call, named
-from haloconv.families.depthwise import boxes
+from haloconv.families.common import named
+from haloconv.families.depthwise import boxes, finish
 from haloconv.families.depthwise.boxes import COLS, Cut, Tiling
 from haloconv.families.depthwise.layer import shapes
 from haloconv.families.depthwise.one_config import OneConfig
@@ -58,11 +58,12 @@ def configs(request: Request) -> list[Config]:
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source of the kernel. No extent of the image takes part."""
     own: dict[str, int | str] = {"DGRAD": int(problem.direction == "dgrad"), "HAS_BIAS": int(problem.bias)}
-    return kernel_source(KERNEL, "depthwise_box", {**boxes.constants(problem, tiling), **own})
+    constants = {**boxes.constants(problem, tiling), **own, **finish.constants(problem)}
+    return kernel_source(KERNEL, "depthwise_box", constants)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
     problem, (_, cut) = request.problem, config.derived
     n, channels, rows, _ = request.result_shape
     parts = cut.parts(request.facts.sm_count)
@@ -75,4 +76,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     maps = {"in_map": boxes.box_map(shapes(problem)[0], request.first, cut.in_box, _IN_POINTER)}
     shape = LaunchShape(channels * parts, cut.tiling.threads, cut.smem_bytes)
     launch = Launch(source(problem, cut.tiling), request.device, shape, fields, maps)
-    return dense_call(launch, problem, request.result_shape, request.result_strides)
+    return finish.call(launch, request)

@@ -45,7 +45,7 @@ class DepthwiseFamily:
     directions = DIRECTIONS
     dtypes: tuple[torch.dtype, ...] = march_form.DTYPES
     tensor_cores = False  # what they multiply in 16 bits, CUDA cores do where they are not taken
-    has_epilogue = False
+    has_epilogue = True
     depthwise = True
     capability, newer = (7, 0), True
 

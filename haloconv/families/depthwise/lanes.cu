@@ -8,6 +8,7 @@
 // with the filter flipped.
 //
 // Budget: R * S registers for the filter, ROWS * COLS for sums, COLS + S - 1 for the window; a ring of rows.
+#include "families/depthwise/finish.cuh"
 #include "families/depthwise/lanes.cuh"
 
 // Constants, all integers.
@@ -17,7 +18,8 @@
 //   WARPS_C WARPS_R      warps beside each other in channels, in rows
 //   CHANNELS             of the tensors
 //   THREADS              of a block
-//   HAS_BIAS             fprop adds bias[k]
+//   HAS_BIAS             adds bias[k]
+//   AFFINE ACTIVATION    of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 using hc::i64;
 using namespace hc::lanes;
 
@@ -28,6 +30,9 @@ struct Params {
     hc::TensorMap in_map;
     const float *in, *w, *bias;
     float* out;
+#ifdef AFFINE_AND_RESIDUAL
+    const float* residual;  // as out
+#endif
     i64 w_k, w_r, w_s;  // strides in elements
     Cut cut;
 };
@@ -78,6 +83,18 @@ struct Sums {
             for (int s = 0; s < S; ++s)
 #pragma unroll
                 for (int b = 0; b < COLS; ++b) of[row][b] += x[b + s] * filter.of[r][s];
+        }
+    }
+    // What becomes of the part of `rows` by `cols`, which `store` takes to `to`.
+    __device__ __forceinline__ void finish(const Params& p, int channel, const float* to, i64 stride, int rows,
+                                           int cols) {
+        hc::Finish own;
+        if (channel < CHANNELS) own.load(p.bias, channel);
+#pragma unroll
+        for (int i = 0; i < ROWS * COLS; ++i) {
+            const int row = i / COLS, b = i % COLS;
+            const float* output = to + row * stride + b * CHANNELS;
+            of[row][b] = own(of[row][b], hc::residual_at<float>(p, output, row < rows && b < cols));
         }
     }
     // The part of `rows` by `cols`.
@@ -136,6 +153,7 @@ __device__ __forceinline__ void convolve(const Params& p, Ring& ring, const char
                     if (window == ring_bytes) window = 0;
                     if (WARPS_R == 1 && at == ROWS - 1) reader.free(ring, cut, row + STEP_ROWS);
                 }
+                if constexpr (EPILOGUE) sums.finish(p, place.channel, out, row_elems, run.rows - row - place.row, cols);
                 sums.store(out, row_elems, run.rows - row - place.row, cols);
             }
             reader.free(ring, cut, row + STEP_ROWS < run.rows ? row + STEP_ROWS : reads);

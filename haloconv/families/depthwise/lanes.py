@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.common import dense_call, named
-from haloconv.families.depthwise import lanes_cut
+from haloconv.families.common import named
+from haloconv.families.depthwise import finish, lanes_cut
 from haloconv.families.depthwise.lanes_cut import LANES, ROWS, Cut, Tiling
 from haloconv.families.depthwise.layer import shapes
 from haloconv.families.depthwise.one_config import OneConfig
@@ -70,15 +70,16 @@ def configs(request: Request) -> list[Config]:
 def source(problem: Problem, tiling: Tiling) -> KernelSource:
     """The specialised source of the kernel. No extent of the image takes part."""
     own = {"DGRAD": int(problem.direction == "dgrad"), "HAS_BIAS": int(problem.bias)}
-    return kernel_source(KERNEL, "depthwise_lanes", {**lanes_cut.constants(problem, tiling), **own})
+    constants = {**lanes_cut.constants(problem, tiling), **own, **finish.constants(problem)}
+    return kernel_source(KERNEL, "depthwise_lanes", constants)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
     problem, (_, cut) = request.problem, config.derived
     parts = cut.parts(request.facts.sm_count)
     fields = {**named("w", "k.rs", request.second.strides), "cut": cut.fields(parts)}
     maps = {"in_map": cut.box_map(shapes(problem)[0], request.first.strides, cut.x_cols, _IN_POINTER)}
     shape = LaunchShape(cut.slabs * parts, cut.tiling.threads, cut.stages * cut.stage_bytes)
     launch = Launch(source(problem, cut.tiling), request.device, shape, fields, maps)
-    return dense_call(launch, problem, request.result_shape, request.result_strides)
+    return finish.call(launch, request)

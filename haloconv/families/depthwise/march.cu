@@ -12,6 +12,7 @@
 // A row step is DIL_H rows: rows of one residue modulo the dilation (a class) are marched by themselves.
 // Budget: CHANNELS * (R * S + COLS * rows of the ring) registers for weights and sums; the words of each row ahead.
 #include "kernels/geometry.cuh"
+#include "families/depthwise/finish.cuh"
 #include "families/depthwise/march_axes.cuh"
 #include "families/depthwise/march_row.cuh"
 
@@ -25,7 +26,8 @@
 //   IN_VEC IN_LEAD OUT_VEC           columns of a vector, columns of the first one before the thread's (march_row.cuh)
 //   IN_COL OUT_COL                   elements between neighbouring columns in memory, 0: known at run time
 //   CHANNEL_LANES                    1: neighbouring lanes have neighbouring channels, 0: columns
-//   HAS_BIAS                         fprop adds bias[k]
+//   HAS_BIAS                         adds bias[k]
+//   AFFINE ACTIVATION                of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 #define THREADS 128  // of a block
 
 using hc::i64;
@@ -46,6 +48,9 @@ static_assert(!DGRAD || COLS % STRIDE_W == 0, "threads begin at the same residue
 struct Params {
     const elem_t *in, *w, *bias;
     elem_t* out;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;  // as out
+#endif
     i64 in_n, in_c, in_h, in_w;  // strides in elements
     i64 w_k, w_r, w_s;
     i64 out_n, out_c, out_h, out_w;
@@ -161,6 +166,7 @@ struct State {
     InRow rows[AHEAD];
     Sums ring[RING];
     float bias[CHANNELS];
+    hc::Finish finish[CHANNELS];
 
     __device__ __forceinline__ State(const Params& p, const Place& place, const March& march) : ring{} {
         constexpr i64 BYTES = sizeof(elem_t);
@@ -174,14 +180,32 @@ struct State {
         in_mask = InRow::inside(col, p.in_cols);
         out_mask = OutRow::inside(place.col, p.out_cols);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) bias[c] = HAS_BIAS ? hc::to_acc(p.bias[place.channel + c]) : 0.f;
+        for (int c = 0; c < CHANNELS; ++c) {
+            bias[c] = HAS_BIAS ? hc::to_acc(p.bias[place.channel + c]) : 0.f;
+            finish[c].load(p.bias, place.channel + c);
+        }
     }
 
     __device__ __forceinline__ void load(InRow& to, bool inside) { to.load(in, inside ? in_mask : 0, in_col_bytes); }
 
     __device__ __forceinline__ void store(const Sums& sums, const Params& p, bool wanted) {
         OutRow to;
-        to.set(sums);
+        if constexpr (EPILOGUE) {
+            Sums y = {};
+#ifdef AFFINE_AND_RESIDUAL
+            to.load(reinterpret_cast<const char*>(p.residual) + (out - reinterpret_cast<const char*>(p.out)),
+                    wanted ? out_mask : 0, out_col_bytes);
+            to.unpack(y);
+#endif
+#pragma unroll
+            for (int i = 0; i < COLS * CHANNELS; ++i) {
+                const int b = i / CHANNELS, c = i % CHANNELS;
+                y[b][c] = finish[c](sums[b][c], y[b][c]);
+            }
+            to.set(y);
+        } else {
+            to.set(sums);
+        }
         if (wanted) to.store(out, out_mask, out_col_bytes);
         out += p.out_step_bytes;
     }

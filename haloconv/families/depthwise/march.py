@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ceil_div, dense_call, named
-from haloconv.families.depthwise import march_form
+from haloconv.families.common import ceil_div, named
+from haloconv.families.depthwise import finish, march_form
 from haloconv.families.depthwise.layer import beyond_l2
 from haloconv.families.depthwise.march_form import THREADS, Form, Tiling, column_constant, common_constants, vectors
 from haloconv.jit import KernelSource, kernel_source
@@ -102,13 +102,14 @@ def source(form: Form, tiling: Tiling) -> KernelSource:
         "OUT_COL": column_constant(form, form.output, form.out_shape[1]),
         "CHANNEL_LANES": int(form.channel_lanes),
         "HAS_BIAS": int(form.problem.bias),
+        **finish.constants(form.problem),
     }
     return kernel_source(KERNEL, "depthwise_march", constants)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
-    problem, (form, tiling) = request.problem, config.derived
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
+    problem, form, (_, tiling) = request.problem, form_of(request), config.derived  # chosen without dgrad's bias
     (n, channels, rows, cols), (_, _, in_rows, in_cols) = form.out_shape, form.in_shape
     channel_groups, col_groups = channels // tiling.channels, ceil_div(cols, tiling.cols)
     threads = n * channel_groups * col_groups
@@ -130,4 +131,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(blocks * cut.number * dil, THREADS)
     launch = Launch(source(form, tiling), request.device, shape, fields)
-    return dense_call(launch, problem, request.result_shape, request.result_strides)
+    return finish.call(launch, request)

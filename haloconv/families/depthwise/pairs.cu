@@ -13,6 +13,7 @@
 // sums that are not finite are summed once more over the taps alone.
 // Budget: a warp has 4 * PAIRS registers of A for each product of a window, 4 * PAIRS * TILES * LIVE sums; a ring of
 // stages of BAND rows of x, and three of y, in shared memory.
+#include "families/depthwise/finish.cuh"
 #include "families/depthwise/pairs.cuh"
 #include "kernels/ptx/register.cuh"
 
@@ -26,6 +27,7 @@
 //   BAND               rows of a band and of a stage
 //   REGISTERS          of threads that multiply, which take those that others need not have; 0: as the compiler says
 //   HAS_BIAS           adds bias[c]
+//   AFFINE ACTIVATION  of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 namespace hc::pairs {
 
 using elem_t = ELEM;
@@ -51,6 +53,9 @@ struct Params {
     TensorMap x_map, y_map;
     const elem_t *x, *w, *bias;
     elem_t* y;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;  // as y
+#endif
     i64 w_first, w_c, w_r, w_s;  // the first tap's place; strides; in elements
     i64 x_n, x_h, x_w;           // strides in elements
     Cut cut;
@@ -58,6 +63,9 @@ struct Params {
     int lead;                             // rows between the first stage of a run and its first window
     int strip_cols, x_cols, y_cols;       // of a strip of y; of rows of x and of y in shared memory
     int stages, x_bytes, y_bytes;         // buffers of x; of a buffer
+#ifdef AFFINE_AND_RESIDUAL
+    int y_rows, y_width;  // of an image of y
+#endif
 };
 
 struct Smem {
@@ -256,16 +264,38 @@ __device__ __forceinline__ bool finite(const Sums& sums) {
     return zeros[0] + zeros[1] + (zeros[2] + zeros[3]) == 0.f;
 }
 
-// Writes a row of patches; `places` are bytes of the lane's pixels, -1 for none.
-__device__ __forceinline__ void write(const Sums& sums, char* y, const int (&places)[TILES][2]) {
+// The residual from a channel of a pixel of y on; zeros where no output is.
+template <class T>
+__device__ __forceinline__ T residual_at(const Params& p, int channel, int image, int row, int col) {
+    T found = {};
+#ifdef AFFINE_AND_RESIDUAL
+    if (row < p.y_rows && col < p.y_width && channel < p.channels)
+        found = *reinterpret_cast<const T*>(p.residual +
+                                            (((i64)image * p.y_rows + row) * p.y_width + col) * p.channels + channel);
+#endif
+    return found;
+}
+
+// Writes a row of patches; `places` are bytes of the lane's pixels, -1 for none. They are in row `row` of y, of a strip
+// from column `col` on.
+__device__ __forceinline__ void write(const Sums& sums, char* y, const int (&places)[TILES][2], const Params& p,
+                                      const Place& place, int image, int row, int col) {
+    Finish finish[2 * PAIRS];
+#pragma unroll
+    for (int c = 0; c < 2 * PAIRS; ++c)
+        if (place.channel < p.channels) finish[c].load(p.bias, place.channel + c);
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            Words words;
+            const int at = out_col(t, threadIdx.x % 4 * 2 + e);
+            Words words = residual_at<Words>(p, place.channel, image, row, col + at);
 #pragma unroll
-            for (int pair = 0; pair < PAIRS; ++pair)
-                words.of[pair] = from_acc_pair<elem_t>(sums[t][pair][e], sums[t][pair][2 + e]);
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                const elem_t low{(unsigned short)words.of[pair]}, high{(unsigned short)(words.of[pair] >> 16)};
+                words.of[pair] = from_acc_pair<elem_t>(finish[2 * pair](sums[t][pair][e], to_acc(low)),
+                                                       finish[2 * pair + 1](sums[t][pair][2 + e], to_acc(high)));
+            }
             if (places[t][e] >= 0) *reinterpret_cast<Words*>(y + places[t][e]) = words;
         }
 }
@@ -285,6 +315,11 @@ __device__ __forceinline__ void write_again(const Params& p, const Place& place,
             if ((unsigned)x_row >= (unsigned)p.rows || (unsigned)x_col >= (unsigned)p.cols) continue;
             sum += to_acc(p.x[image * p.x_n + x_row * p.x_h + x_col * p.x_w + channel]) *
                    to_acc(p.w[p.w_first + channel * p.w_c + r * p.w_r + s * p.w_s]);
+        }
+        if constexpr (EPILOGUE) {
+            Finish finish;
+            finish.load(p.bias, channel);
+            sum = finish(sum, to_acc(residual_at<elem_t>(p, channel, image, row, col + at)));
         }
         reinterpret_cast<elem_t*>(y + place.in_row(at))[i % (2 * PAIRS)] = from_acc<elem_t>(sum);
     }
@@ -324,7 +359,8 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, unsig
                 move_on(sums, taps);
                 if (!empty) multiply(sums, taps, x + row * x_row, x_row, x_places);
                 if (!writes) continue;
-                write(sums[LIVE - 1], y + row * y_row, y_places);
+                write(sums[LIVE - 1], y + row * y_row, y_places, p, place, run.image,
+                      (run.first + i - WARMUP) * BAND + row + patch_row, run.strip * p.strip_cols);
                 if (!finite(sums[LIVE - 1])) {
                     const int first = row + patch_row;
                     write_again(p, place, y + first * y_row, run.image, (run.first + i - WARMUP) * BAND + first,

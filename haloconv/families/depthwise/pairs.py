@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
+from haloconv.families.common import ELEMENTS, ceil_div, named
+from haloconv.families.depthwise import finish
 from haloconv.families.depthwise.layer import NO_HOPPER, Extents, in_boxes, is_hopper, padding, shapes
 from haloconv.families.depthwise.one_config import OneConfig
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
@@ -154,6 +155,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "BAND": tiling.band,
         "REGISTERS": tiling.registers,
         "HAS_BIAS": int(problem.bias),
+        **finish.constants(problem),
     }
     return kernel_source(KERNEL, "depthwise_pairs", constants)
 
@@ -209,7 +211,7 @@ def configs(request: Request) -> list[Config]:
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
     problem, x, (tiling, cut) = request.problem, request.first, config.derived
     x_shape, y_shape = shapes(problem)
     images, channels, rows, cols = x_shape
@@ -228,6 +230,7 @@ def bind(request: Request, config: Config) -> BoundCall:
         **{"channels": channels, "rows": rows, "cols": cols, "top": top, "left": left, "lead": cut.lead},
         **{"strip_cols": cut.strip_cols, "x_cols": cut.x_cols, "y_cols": cut.y_cols},
         **{"stages": cut.stages, "x_bytes": cut.x_bytes, "y_bytes": cut.y_bytes},
+        **({"y_rows": y_shape[2], "y_width": y_shape[3]} if problem.epilogue.residual else {}),
     }
     maps = {
         "x_map": _box_map(problem, tiling, (x_shape, x.strides), (cut.x_cols, tiling.band), _X_POINTER),
@@ -235,7 +238,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(slabs * parts, tiling.threads, cut.smem_bytes)
     launch = Launch(source(problem, tiling), request.device, shape, fields, maps)
-    return dense_call(launch, problem, request.result_shape, request.result_strides)
+    return finish.call(launch, request)
 
 
 def _box_map(

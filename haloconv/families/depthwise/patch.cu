@@ -11,6 +11,7 @@
 // more over the taps alone.
 // Budget: 4 * SLICES registers for A, 4 * GROUPS for sums; BUFFERS strips of the input as it lands, one
 // padded, one of the output.
+#include "families/depthwise/finish.cuh"
 #include "families/depthwise/patches.cuh"
 #include "families/depthwise/taps.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
@@ -23,7 +24,8 @@
 //   GROUPS               rows of patches that are multiplied at a time
 //   BUFFERS              strips of the input under way, the one that is padded included
 //   MIN_BLOCKS           blocks per multiprocessor that registers must allow
-//   HAS_BIAS             fprop adds bias[k]
+//   HAS_BIAS             adds bias[k]
+//   AFFINE ACTIVATION    of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 using hc::i64;
 using elem_t = ELEM;
 using hc::ptx::u32;
@@ -45,6 +47,9 @@ static_assert(SHIFT >= 0 && SHIFT < EDGE, "the left padding modulo a piece");
 struct Params {
     const elem_t *in, *w, *bias;
     elem_t* out;
+#ifdef AFFINE_AND_RESIDUAL
+    const elem_t* residual;  // as out
+#endif
     i64 w_k, w_r, w_s;  // strides in elements
     Side side;
     Cut cut;
@@ -160,6 +165,21 @@ __device__ __forceinline__ void sum_again(Sums& sums, const Params& p, int chann
     }
 }
 
+// What becomes of a product's sums, whose first patch begins in row `row` of the output and column `col`.
+__device__ __forceinline__ void finish(Sums& sums, const Params& p, float bias, const Unit& unit, int row, int col) {
+    const elem_t* plane = p.out + ((i64)unit.image * p.channels + unit.channel) * p.out_rows * p.out_cols;
+    hc::Finish own;
+    own.load(p.bias, unit.channel);
+    row += int(threadIdx.x) / 32 * 2, col += int(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) {
+        const int y = row + i / 4 * EDGE + i / 2 % 2, x = col + (int(threadIdx.x) % 4 * 2 + i % 2) * EDGE;
+        const auto residual =
+            hc::residual_at<elem_t>(p, plane + (i64)y * p.out_cols + x, y < p.out_rows && x < p.out_cols);
+        sums[i] = own(sums[i] + bias, hc::to_acc(residual));
+    }
+}
+
 // ---- Stores ----
 
 // Eight lanes have the eight patches of a row of patches: 16 bytes of a row of the output each.
@@ -194,17 +214,18 @@ struct Writer {
     }
 };
 
-__device__ __forceinline__ void convolve(const Params& p, const Weights& weights, const Writer& writer, int channel,
-                                         const char* strip, char* out) {
+__device__ __forceinline__ void convolve(const Params& p, const Weights& weights, const Writer& writer,
+                                         const Unit& unit, const char* strip, char* out) {
     const int out_row_bytes = p.out_cols * (int)sizeof(elem_t);
     for (int row = 0; row < p.cut.rows; row += GROUPS * EDGE)
         for (int col = 0; col < p.out_cols; col += 8 * EDGE) {
             const char* window = strip + row * p.side.row_bytes + col * (int)sizeof(elem_t);
             Sums sums;
             multiply(sums, p, weights, window);
-            if (!finite(sums)) sum_again(sums, p, channel, window);
-            writer.store(sums, weights.bias, out + row * out_row_bytes + col * (int)sizeof(elem_t), out_row_bytes,
-                         p.out_cols - col);
+            if (!finite(sums)) sum_again(sums, p, unit.channel, window);
+            if constexpr (EPILOGUE) finish(sums, p, weights.bias, unit, unit.strip * p.cut.rows + row, col);
+            writer.store(sums, EPILOGUE ? 0.f : weights.bias, out + row * out_row_bytes + col * (int)sizeof(elem_t),
+                         out_row_bytes, p.out_cols - col);
         }
 }
 
@@ -264,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_patc
             ask(p, landed, &smem.full[in.index], smem.next);
             smem.next.advance(p.cut);
         }
-        convolve(p, weights, writer, channel, padded, leaving);
+        convolve(p, weights, writer, unit, padded, leaving);
         hc::ptx::fence_proxy_async_shared();
         __syncthreads();
         if (leads) send(p, leaving, unit);

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named
-from haloconv.families.depthwise import patches
+from haloconv.families.common import ELEMENTS, ceil_div, named
+from haloconv.families.depthwise import finish, patches
 from haloconv.families.depthwise.landing import whole
 from haloconv.families.depthwise.layer import padding, shapes
 from haloconv.families.depthwise.one_config import OneConfig
@@ -54,8 +54,12 @@ def _slices(problem: Problem) -> int:
 
 
 def best_tiling(problem: Problem) -> Tiling:
-    """Eight or seven rows of patches, whichever leave fewer idle; the rest best of a sweep on an NVIDIA H200."""
-    return min((Tiling(groups, 1, 2, 4) for groups in (8, 7)), key=lambda tiling: _padded_rows(problem, tiling))
+    """Eight or seven rows of patches, whichever leave fewer idle; the rest best of a sweep on an NVIDIA H200.
+
+    With a residual, whose addresses do not fit the registers of four blocks, there are three.
+    """
+    blocks = 3 if problem.epilogue.residual else 4
+    return min((Tiling(groups, 1, 2, blocks) for groups in (8, 7)), key=lambda tiling: _padded_rows(problem, tiling))
 
 
 def _padded_rows(problem: Problem, tiling: Tiling) -> int:
@@ -116,12 +120,13 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
         "BUFFERS": tiling.buffers,
         "MIN_BLOCKS": tiling.min_blocks,
         "HAS_BIAS": int(problem.bias),
+        **finish.constants(problem),
     }
     return kernel_source(KERNEL, "depthwise_patch", constants)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
     problem, (tiling, cut) = request.problem, config.derived
     n, channels, rows, cols = request.result_shape
     units = n * channels * cut.strips
@@ -134,4 +139,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(min(units, cut.slots), THREADS, cut.smem_bytes)
     launch = Launch(source(problem, tiling), request.device, shape, fields)
-    return dense_call(launch, problem, request.result_shape, request.result_strides)
+    return finish.call(launch, request)

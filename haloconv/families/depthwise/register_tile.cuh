@@ -3,6 +3,7 @@
 // Constants: those of the kernels, with R, S, ROWS and LEAD.
 #pragma once
 
+#include "families/depthwise/finish.cuh"
 #include "families/depthwise/quads.cuh"
 #include "kernels/numeric.cuh"
 
@@ -52,6 +53,19 @@ struct Sums {
             Row x;
             read(x, window + at * row_bytes);
             add(filter, x, at);
+        }
+    }
+    // What becomes of the first `rows` rows, which `store` takes to `to`.
+    template <class Params>
+    __device__ __forceinline__ void finish(const Params& p, int channel, const float* to, i64 stride, int rows) {
+        Finish own;
+        own.load(p.bias, channel);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            const auto residual = residual_at<Vector>(p, to, i < rows);
+#pragma unroll
+            for (int col = 0; col < COLS; ++col) of[i][col] = own(of[i][col], residual.of[col]);
+            to += stride;
         }
     }
     // The first `rows` rows to `to` and `stride` elements behind it each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from haloconv.families.depthwise import finish
 from haloconv.families.depthwise.layer import lead
 from haloconv.problem import Problem
 
@@ -37,4 +38,5 @@ def constants(problem: Problem, tiling: Tiling) -> dict[str, int | str]:
         "THREADS": 32 * tiling.warps,
         "MIN_BLOCKS": tiling.min_blocks,
         "HAS_BIAS": int(problem.bias),
+        **finish.constants(problem),
     }

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall
-from haloconv.families.common import ceil_div, dense_call, named
+from haloconv.families.common import ceil_div, named
+from haloconv.families.depthwise import finish
 from haloconv.families.depthwise.layer import Extents, activations
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import Launch, LaunchShape, Value
@@ -135,7 +136,7 @@ def slots(facts: DeviceFacts, smem_bytes: int, min_blocks: int) -> int:
 
 
 def bind(source: KernelSource, request: Request, cut: Cut, threads: int, own: Mapping[str, int]) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx of a kernel of ``threads`` a block, with fields of its ``own``."""
+    """``finish.call`` of a kernel of ``threads`` a block, with fields of its ``own``."""
     n, channels, _, _ = request.result_shape
     divided = partition(channels, n, cut.strips, cut.side.buffer_bytes, cut.slots)
     fields: dict[str, Value] = {
@@ -147,4 +148,4 @@ def bind(source: KernelSource, request: Request, cut: Cut, threads: int, own: Ma
     }
     shape = LaunchShape(channels * divided.parts, threads, cut.smem_bytes)
     launch = Launch(source, request.device, shape, fields)
-    return dense_call(launch, request.problem, request.result_shape, request.result_strides)
+    return finish.call(launch, request)

@@ -19,7 +19,8 @@
 //   LEAD                 columns of the first 16 bytes of a window that the filter does not meet
 //   BUFFERS              strips under way, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
-//   HAS_BIAS             fprop adds bias[k]
+//   HAS_BIAS             adds bias[k]
+//   AFFINE ACTIVATION    of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 using hc::i64;
 using namespace hc::tile;
 
@@ -29,6 +30,9 @@ static_assert(BUFFERS >= 2, "strips are copied while one is multiplied");
 struct Params {
     const float *in, *w, *bias;
     float* out;
+#ifdef AFFINE_AND_RESIDUAL
+    const float* residual;  // as out
+#endif
     i64 w_k, w_r, w_s;  // strides in elements
     i64 out_n, out_c, out_h;
     hc::strips::Staged staged;
@@ -51,7 +55,7 @@ struct Own {
     }
 };
 
-__device__ __forceinline__ void convolve(const Params& p, const Filter& filter, const Own& own,
+__device__ __forceinline__ void convolve(const Params& p, const Filter& filter, const Own& own, int channel,
                                          const hc::strips::Unit& unit, const char* buffer) {
     const int first_row = unit.strip * p.partition.rows, left = p.out_rows - first_row;
     const int rows = left < p.partition.rows ? left : p.partition.rows;
@@ -61,6 +65,7 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
     for (int row = own.row; row < rows; row += own.hop) {
         Sums sums(filter);
         sums.add_window(filter, window, p.staged.row_bytes);
+        if constexpr (EPILOGUE) sums.finish(p, channel, out, p.out_h, rows - row);
         sums.store(out, p.out_h, rows - row);
         window += own.hop * p.staged.row_bytes;
         out += own.hop * p.out_h;
@@ -83,6 +88,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) depthwise_tile
     const Own own(p, channel);
     for (; ring.has(); ring.advance()) {
         ring.next_buffer(copy);
-        convolve(p, filter, own, ring.unit, ring.buffer());
+        convolve(p, filter, own, channel, ring.unit, ring.buffer());
     }
 }

@@ -69,7 +69,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
     tiling, cut = config.derived
     _, _, rows, cols = request.result_shape
     own = {"out_rows": rows, "col_groups": cols // COLS}

@@ -19,7 +19,8 @@
 //   LEAD                 columns of the first 16 bytes of a window that the filter does not meet
 //   BUFFERS              strips under way, the one that is multiplied included
 //   THREADS MIN_BLOCKS   of a block; blocks per multiprocessor that registers must allow
-//   HAS_BIAS             fprop adds bias[k]
+//   HAS_BIAS             adds bias[k]
+//   AFFINE ACTIVATION    of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
 using hc::i64;
 using hc::ptx::u64;
 using namespace hc::landing;
@@ -31,6 +32,9 @@ static_assert(BUFFERS >= 2, "strips land while one is multiplied");
 struct Params {
     const float *in, *w, *bias;
     float* out;
+#ifdef AFFINE_AND_RESIDUAL
+    const float* residual;  // as out
+#endif
     i64 w_k, w_r, w_s;  // strides in elements
     Planes planes;
     Cut cut;
@@ -87,6 +91,7 @@ __device__ __forceinline__ void convolve(const Params& p, const Filter& filter, 
     for (int row = own.row; row < rows; row += own.hop) {
         Sums sums(filter);
         multiply(sums, p, filter, own, window, first + row, Vector{});
+        if constexpr (EPILOGUE) sums.finish(p, unit.channel, out, p.out_cols, rows - row);
         sums.store(out, p.out_cols, rows - row);
         window += own.hop * row_bytes;
         out += (i64)own.hop * p.out_cols;

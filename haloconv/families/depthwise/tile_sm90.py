@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import BoundCall, Config
-from haloconv.families.common import ceil_div, dense_call, named
-from haloconv.families.depthwise import register_tile
+from haloconv.families.common import ceil_div, named
+from haloconv.families.depthwise import finish, register_tile
 from haloconv.families.depthwise.landing import LEAST_COLS, NO_PLANES, Planes, land_whole
 from haloconv.families.depthwise.layer import NO_HOPPER, beyond_l2, is_hopper, padding, shapes
 from haloconv.families.depthwise.one_config import OneConfig
@@ -95,7 +95,7 @@ def source(problem: Problem, tiling: Tiling) -> KernelSource:
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx."""
+    """fprop(x, w, b) -> y, with an epilogue, or dgrad(dy, w) -> dx, with a bias: ``finish.call``."""
     problem, (tiling, cut) = request.problem, config.derived
     n, channels, rows, cols = request.result_shape
     units = n * channels * cut.strips
@@ -109,4 +109,4 @@ def bind(request: Request, config: Config) -> BoundCall:
     }
     shape = LaunchShape(min(units, cut.slots), 32 * tiling.warps, cut.smem_bytes)
     launch = Launch(source(problem, tiling), request.device, shape, fields)
-    return dense_call(launch, problem, request.result_shape, request.result_strides)
+    return finish.call(launch, request)
