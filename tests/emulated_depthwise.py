@@ -185,6 +185,39 @@ PAIRS = (
     "pairs_lead", "pairs_48",
 )  # fmt: skip
 HALVES |= dict.fromkeys(PAIRS, (torch.float16, torch.bfloat16))
+_FP32, _FP16, _BF16 = torch.float32, torch.float16, torch.bfloat16
+EPILOGUES = (  # case, dtype, result, shape: every kernel, with a residual that lies as each of them writes
+    *(("march_large", dtype, result, "") for dtype in (_FP32, _FP16)
+      for result in ("relu", "scale_relu", "residual_relu", "scale_residual")),
+    ("march_3x3", _FP32, "scale_residual", ""),
+    ("march_strips", _FP32, "residual_relu", ""),
+    ("march_stride", _FP16, "residual_relu", ""),
+    ("march_stride_mixed", _FP32, "scale_residual", ""),
+    ("march_dilated", _FP32, "residual_relu", ""),
+    ("march_storage", _FP32, "scale_residual", ""),
+    ("march_nhwc", _BF16, "scale_residual", ""),
+    ("march_nhwc", _BF16, "relu", ""),
+    ("march_nhwc_stride", _FP32, "scale_residual", ""),
+    ("march_nhwc_odd", _FP32, "scale_residual", ""),
+    ("pairs_3x3", _FP16, "scale_residual", ""),
+    ("pairs_7x7", _BF16, "scale_residual", ""),
+    ("pairs_many", _BF16, "scale_relu", ""),
+    ("pairs_48", _FP16, "residual_relu", ""),
+    ("pairs_padding", _BF16, "residual_relu", ""),
+    ("patch_3x3", _FP16, "scale_residual", ""),
+    ("patch_strips", _BF16, "residual_relu", ""),
+    ("patch_5x5_multiplier", _BF16, "scale_residual", ""),
+    ("patch_3x3", _FP32, "scale_residual", ""),
+    ("patch_5x5_multiplier", _FP32, "residual_relu", ""),
+    ("band_strips", _FP16, "scale_residual", OLDER),
+    ("band_5x5_multiplier", _BF16, "residual_relu", OLDER),
+    ("band_strips", _FP32, "scale_residual", OLDER),
+    ("band_5x5_multiplier", _FP32, "residual_relu", OLDER),
+    ("box_7x7", _FP32, "scale_residual", SMALL),
+    ("box_5x5_multiplier", _FP32, "residual_relu", SMALL),
+    ("lanes_3x3", _FP32, "scale_residual", SMALL),
+    ("lanes_slabs", _FP32, "residual_relu", SMALL),
+)  # fmt: skip
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
@@ -211,6 +244,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
             some = every[1:]
         for dtype in every if one.name in STAGED + PATCHES else some:
             yield from ((one.name, dtype, result, shape, True) for result in results_of(one))
+    yield from ((*run, True) for run in EPILOGUES)
+    yield from ((name, _BF16, "scale_residual", "", False) for name in ("pairs_5x5", "patch_many"))
     for name in NOT_FINITE:
         yield from ((name, torch.float32, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
     for name in ("pairs_wgrad_3x3", "pairs_wgrad_sides"):

@@ -47,7 +47,7 @@ FACTS = {
     "grouped_sm90": Facts(_GROUPED, "grouped_sm90/conv", tma_stores=True),
     "depthwise_window": Facts(_DEPTHWISE, "depthwise_window/window", fronts=True),
     "depthwise_toeplitz": Facts(_LARGE, "depthwise_toeplitz/toeplitz", fronts=True),
-    "depthwise": Facts(_DEPTHWISE, "", tma_stores=True),
+    "depthwise": Facts(_DEPTHWISE, "", _EPILOGUES, tma_stores=True),
 }
 """Each family once; CONTRIBUTING.md has a new one added here."""
 

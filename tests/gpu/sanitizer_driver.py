@@ -101,7 +101,9 @@ def problems_of(subject: Subject) -> list[Tiny]:
         return [*whole, *not_finite, *pointwise, *(Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES)]
     module = MODULES[subject.name]
     shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""
-    return [Tiny(one, module.results_of(one), shape_of(one)) for one in module.CASES]
+    own = [Tiny(one, module.results_of(one), shape_of(one)) for one in module.CASES]
+    runs = emulated_depthwise.EPILOGUES if subject == DEPTHWISE else ()
+    return [*own, *dict.fromkeys(Tiny(BY_NAME[name], (result,), shape) for name, _, result, shape in runs)]
 
 
 def calls_of(subject: Subject, every: int = 1) -> list[Call]:

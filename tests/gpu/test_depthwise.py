@@ -25,12 +25,26 @@ from haloconv.families.depthwise import (
     tile_sm90,
 )
 from haloconv.families.depthwise.march_form import Form, Tiling
+from haloconv.problem import ACTIVATIONS
 from tests import oracle
+from tests.activations import check_activation
 from tests.cases import Case, case, case_id, make
-from tests.emulated_depthwise import BOXES, LANES, PAIRS, PATCHES, SHARED, STAGED, forced, results_of, shape_of
+from tests.emulated import BY_NAME, Run
+from tests.emulated_depthwise import (
+    BOXES,
+    EPILOGUES,
+    LANES,
+    PAIRS,
+    PATCHES,
+    SHARED,
+    STAGED,
+    forced,
+    results_of,
+    shape_of,
+)
 from tests.emulated_depthwise import CASES as OWN_CASES
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
-from tests.gpu.runs import check_integers
+from tests.gpu.runs import check_integers, check_run
 from tests.launches import launched
 from tests.specials import special_activations
 
@@ -56,6 +70,10 @@ RUNS = over(
 NO_MARCHES = (
     pairs, pairs_wgrad, patch, patch_wgrad, tile_sm90, band, band_wgrad, tile, lanes, lanes_wgrad, box, box_wgrad,
 )  # fmt: skip
+FOLLOWED = tuple(
+    (DEPTHWISE, Run("depthwise", BY_NAME[name], dtype, result, shape)) for name, dtype, result, shape in EPILOGUES
+)
+ACTIVATED = ("3x3", "3x3_nhwc", "3x3_stride_nhwc", "7x7_nhwc", "5x5_large_nhwc")  # each activation follows these
 TILINGS = ("3x3", "3x3_stride", "7x7", "3x3_nhwc", "5x5_nhwc")
 
 
@@ -72,6 +90,21 @@ def test_case(subject: Subject, one: Case, dtype: torch.dtype, result: str, reco
     assert zones.check() >= 2
     record(names, result, subject.label(dtype), error.norm)
     check_integers(subject, result, forced, dtype, record)
+
+
+@pytest.mark.parametrize(("subject", "run"), over(*FOLLOWED), ids=str)
+def test_epilogue(subject: Subject, run: Run, record: Callable) -> None:
+    """What the emulator runs, on the kernels that it runs."""
+    check_run(subject, run, record)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
+@pytest.mark.parametrize("one", [one for one in (*LARGE, *LARGE_NHWC) if one.name in ACTIVATED], ids=case_id)
+def test_every_activation(one: Case, subject: Subject, dtype: torch.dtype) -> None:
+    """With a scale or without, with a residual or without, one after the other."""
+    asked = subject.on(one, dtype)
+    for at, activation in enumerate((None, *ACTIVATIONS)):
+        check_activation(asked, dtype, "cuda", activation, at + (not activation))
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tests.mutations import (
     depthwise_band,
     depthwise_box,
+    depthwise_epilogue,
     depthwise_lanes,
     depthwise_march,
     depthwise_pairs,
@@ -53,6 +54,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *residual.MUTATIONS,
     *depthwise_band.MUTATIONS,
     *depthwise_box.MUTATIONS,
+    *depthwise_epilogue.MUTATIONS,
     *depthwise_lanes.MUTATIONS,
     *depthwise_march.MUTATIONS,
     *depthwise_pairs.MUTATIONS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import torch
@@ -25,7 +26,7 @@ from haloconv.families.depthwise import (
 from haloconv.families.depthwise.march_form import best_tiling
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
-from haloconv.problem import DIRECTIONS, Direction, Problem, dense_request
+from haloconv.problem import DIRECTIONS, Direction, Epilogue, Problem, dense_request
 
 _NO_DEVICE = torch.device("cpu")  # no source depends on one
 _FPROP: tuple[Direction, ...] = ("fprop",)
@@ -57,11 +58,30 @@ _OTHERS: tuple[tuple[ModuleType, Layout, tuple[_OtherLayer, ...]], ...] = (  # n
                      (torch.bfloat16, 7, _FPROP))),
     (pairs_wgrad, "nhwc", tuple((*each, _WGRAD) for each in _HALVES)),
 )  # fmt: skip
+_SILU, _RELU, _ADDED = Epilogue(True, "silu"), Epilogue(activation="relu"), Epilogue(True, "relu", True)
+_FOLLOWED: tuple[tuple[ModuleType, _Layer, tuple[Epilogue, ...]], ...] = (
+    (march, (torch.bfloat16, "nhwc", 3, 1), (_SILU, _ADDED)),
+    (march, (torch.bfloat16, "nhwc", 5, 2), (_SILU,)),
+    (march, (torch.float32, "nchw", 3, 1), (_RELU, _ADDED)),
+    (pairs, (torch.bfloat16, "nhwc", 3, 1), (_SILU, _ADDED)),
+    (pairs, (torch.float16, "nhwc", 7, 1), (_RELU,)),
+    (patch, (torch.float16, "nchw", 3, 1), (_SILU, _ADDED)),
+    (band, (torch.float16, "nchw", 5, 1), (_ADDED,)),
+    (tile, (torch.float32, "nchw", 5, 1), (_ADDED,)),
+    (tile_sm90, (torch.float32, "nchw", 3, 1), (_ADDED,)),
+    (box, (torch.float32, "nchw", 7, 1), (_ADDED,)),
+    (lanes, (torch.float32, "nhwc", 3, 1), (_ADDED,)),
+    (lanes, (torch.float32, "nhwc", 5, 1), (_SILU,)),
+)
 
 
 def sources() -> list[KernelSource]:
-    """One source for each layer of each kernel, none twice."""
+    """One source for each layer of each kernel, and some with an epilogue; none twice."""
     found = [_march_source(_layer(direction, *layer)) for layer, directions in _MARCHED for direction in directions]
+    for twin, layer, epilogues in _FOLLOWED:
+        for epilogue in epilogues:
+            problem = replace(_layer("fprop", *layer), bias=not epilogue.scale, epilogue=epilogue)
+            found.append(_march_source(problem) if twin is march else twin.source(problem, twin.best_tiling(problem)))
     for twin, layout, layers in _OTHERS:
         problems = (
             _layer(direction, dtype, layout, taps) for dtype, taps, directions in layers for direction in directions
