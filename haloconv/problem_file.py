@@ -20,6 +20,8 @@ from typing import NoReturn, TextIO
 import torch
 from torch.utils import _pytree
 
+from haloconv.calls import noting_calls
+
 SMALLEST_OUTPUT = 16
 REDUCED_FLOPS = 2_000_000_000
 NAMES = ("Model", "get_inputs", "get_init_inputs")
@@ -318,18 +320,15 @@ def _dry_run(twin: torch.nn.Module, inputs: Inputs) -> tuple[int, int] | None:
     """The FLOP of the convolutions and their smallest output extent, for a model on meta; None if it refuses."""
     outputs: list[tuple[int, int]] = []
 
-    def note(module: torch.nn.Conv2d, _: object, y: torch.Tensor) -> None:
+    def note(_: str, module: torch.nn.Conv2d, __: object, y: torch.Tensor) -> None:
         outputs.append((2 * y.numel() * module.weight[0].numel(), min(y.shape[-2:])))
 
-    hooks = [m.register_forward_hook(note) for m in twin.modules() if isinstance(m, torch.nn.Conv2d)]
+    layers = {name: module for name, module in twin.named_modules() if isinstance(module, torch.nn.Conv2d)}
     try:
-        with torch.no_grad():
+        with noting_calls(layers, note), torch.no_grad():
             twin(*map_tensors(lambda x: x.to("meta"), inputs))
     except KeyboardInterrupt:
         raise
     except BaseException:  # whatever the model raises means: not at this extent
         return None
-    finally:
-        for hook in hooks:
-            hook.remove()
     return sum(flops for flops, _ in outputs), min((extent for _, extent in outputs), default=SMALLEST_OUTPUT)

@@ -107,7 +107,7 @@ class Piece(NamedTuple):
     def padding(self) -> FourSides:
         return (*self.rows.padding, *self.columns.padding)
 
-    def blocks(self) -> Iterator[tuple[int, int, Run, Run]]:
+    def rectangles(self) -> Iterator[tuple[int, int, Run, Run]]:
         """Each run of rows by each of columns: its first row and column in the strip, and the two runs."""
         for top, down in zip(_starts(self.rows.runs), self.rows.runs, strict=True):
             for left, across in zip(_starts(self.columns.runs), self.columns.runs, strict=True):

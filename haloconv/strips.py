@@ -27,20 +27,20 @@ from haloconv.rim_batch import Asked, Batch, Posed, is_upright, oriented, packed
 from haloconv.rims import NOBODY, Cut, Piece, Place, Run
 
 Tensor = torch.Tensor
-Block = tuple[Run, Run]
+Rectangle = tuple[Run, Run]
 """Pixels of one shard: a run of rows and a run of columns."""
 Messages = dict[Place, Tensor]
-"""For each other shard, its blocks one after the other as one flat tensor."""
+"""For each other shard, its rectangles one after the other as one flat tensor."""
 
 
 class Exchange(Protocol):
-    """How shards get blocks of each other. What is asked for at once arrives when it is waited for."""
+    """How shards get rectangles of each other. What is asked for at once arrives when it is waited for."""
 
     def start(self, x: Tensor) -> Callable[[], Messages]:
-        """Send the blocks of x that others need, and ask for those that this shard needs."""
+        """Send the rectangles of x that others need, and ask for those that this shard needs."""
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
-        """Send gradients of blocks to their owners, and ask for those of the blocks that ``start`` sent."""
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
+        """Send gradients of rectangles to their owners, and ask for those of the rectangles that ``start`` sent."""
 
     def differentiable(self, x: Tensor) -> Messages:
         """What ``start`` gives, with gradients of any order; perhaps also an empty one of no use to a rim."""
@@ -64,7 +64,7 @@ class Alone:
     def start(self, x: Tensor) -> Callable[[], Messages]:
         return dict
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
         return list
 
     def differentiable(self, x: Tensor) -> Messages:
@@ -104,12 +104,12 @@ def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
         return _fprop(x, w, b, job)[0]
 
 
-# --- blocks, and strips that are put together from them
+# --- rectangles, and strips that are put together from them
 
 
-def take(x: Tensor, block: Block) -> Tensor:
-    """The pixels of a block: a view, unless it is mirrored."""
-    for dim, run in zip((2, 3), block, strict=True):
+def take(x: Tensor, rectangle: Rectangle) -> Tensor:
+    """The pixels of a rectangle: a view, unless it is mirrored."""
+    for dim, run in zip((2, 3), rectangle, strict=True):
         if run.step == 1:
             x = x.narrow(dim, run.start, run.length)
         elif run.step == -1:
@@ -119,9 +119,9 @@ def take(x: Tensor, block: Block) -> Tensor:
     return x
 
 
-def give(dx: Tensor, block: Block, gradient: Tensor) -> None:
-    """Add the gradient of a block to that of the pixels that ``take`` took."""
-    for dim, run in zip((2, 3), block, strict=True):
+def give(dx: Tensor, rectangle: Rectangle, gradient: Tensor) -> None:
+    """Add the gradient of a rectangle to that of the pixels that ``take`` took."""
+    for dim, run in zip((2, 3), rectangle, strict=True):
         length = run.length if run.step else 1
         dx = dx.narrow(dim, run.start - (length - 1 if run.step == -1 else 0), length)
         if run.step == -1:
@@ -131,41 +131,41 @@ def give(dx: Tensor, block: Block, gradient: Tensor) -> None:
     dx.add_(gradient)
 
 
-def owner_of(block: Block) -> Place | None:
+def owner_of(rectangle: Rectangle) -> Place | None:
     """The shard that has the pixels; None for zeros."""
-    down, across = block
+    down, across = rectangle
     return None if NOBODY in (down.owner, across.owner) else (down.owner, across.owner)
 
 
 @lru_cache(maxsize=4096)
-def needed(cut: Cut, place: Place) -> dict[Place, list[Block]]:
-    """For each other shard, the blocks of it that the rims of a shard need, in order; not to be changed."""
-    found: dict[Place, list[Block]] = defaultdict(list)
+def needed(cut: Cut, place: Place) -> dict[Place, list[Rectangle]]:
+    """For each other shard, the rectangles of it that the rims of a shard need, in order; not to be changed."""
+    found: dict[Place, list[Rectangle]] = defaultdict(list)
     for piece in cut.rims:
-        for *_, down, across in piece.blocks():
+        for *_, down, across in piece.rectangles():
             owner = owner_of((down, across))
             if owner is not None and owner != place:
                 found[owner].append((down, across))
     return dict(found)
 
 
-def split(message: Tensor, blocks: list[Block], like: Tensor) -> list[Tensor]:
-    """The blocks of a flat message, each (N, C, rows, columns) with the N and C of ``like``."""
-    shapes = [(*like.shape[:2], down.length, across.length) for down, across in blocks]
+def split(message: Tensor, rectangles: list[Rectangle], like: Tensor) -> list[Tensor]:
+    """The rectangles of a flat message, each (N, C, rows, columns) with the N and C of ``like``."""
+    shapes = [(*like.shape[:2], down.length, across.length) for down, across in rectangles]
     parts = message.split([torch.Size(shape).numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _received(messages: Messages, job: Job, like: Tensor) -> dict[Place, Iterator[Tensor]]:
-    blocks = needed(job.cut, job.place) if messages else {}
-    return {owner: iter(split(message, blocks.get(owner, []), like)) for owner, message in messages.items()}
+    rectangles = needed(job.cut, job.place) if messages else {}
+    return {owner: iter(split(message, rectangles.get(owner, []), like)) for owner, message in messages.items()}
 
 
-def _pixels(x: Tensor, block: Block, received: dict[Place, Iterator[Tensor]], place: Place) -> Tensor:
-    owner = owner_of(block)
+def _pixels(x: Tensor, rectangle: Rectangle, received: dict[Place, Iterator[Tensor]], place: Place) -> Tensor:
+    owner = owner_of(rectangle)
     if owner is None:
-        return x.new_zeros(()).expand(*x.shape[:2], block[0].length, block[1].length)
-    return take(x, block) if owner == place else next(received[owner])
+        return x.new_zeros(()).expand(*x.shape[:2], rectangle[0].length, rectangle[1].length)
+    return take(x, rectangle) if owner == place else next(received[owner])
 
 
 def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
@@ -179,8 +179,8 @@ def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
             shape = (x.shape[0] * len(batch), x.shape[1], *extents)
             strip = x.new_empty_strided(shape, strides_of(shape, layout))
             for piece, part in _parts(oriented(strip, upright), batch):
-                for top, left, *block in piece.blocks():
-                    pixels = _pixels(x, (block[0], block[1]), received, job.place)
+                for top, left, *rectangle in piece.rectangles():
+                    pixels = _pixels(x, (rectangle[0], rectangle[1]), received, job.place)
                     part[:, :, top : top + pixels.shape[2], left : left + pixels.shape[3]].copy_(pixels)
         strips.append(strip)
     return strips
@@ -199,26 +199,26 @@ def _parts(strip: Tensor, batch: Batch) -> list[tuple[Piece, Tensor]]:
 # --- fprop and its gradients, unseen by autograd
 
 
-def _block(piece: Piece) -> Block:
+def _rectangle(piece: Piece) -> Rectangle:
     """What an interior reads of its shard."""
     return piece.rows.runs[0], piece.columns.runs[0]
 
 
-def _part(x_shape: tuple[int, ...], w_shape: tuple[int, ...], piece: Piece, job: Job) -> Block | None:
+def _part(x_shape: tuple[int, ...], w_shape: tuple[int, ...], piece: Piece, job: Job) -> Rectangle | None:
     """What the convolution of the shard alone reads of it; None for all of it, pixels left over by a stride with it."""
     spec, sides = job.spec, (piece.rows.padding, piece.columns.padding)
-    block = _block(piece)
+    rectangle = _rectangle(piece)
     outputs = tuple(
         output_extent(x_shape[dim + 2], sum(sides[dim]), w_shape[dim + 2], spec.stride[dim], spec.dilation[dim])
         for dim in (0, 1)
     )
-    return None if outputs == job.cut.outputs and not (block[0].start or block[1].start) else block
+    return None if outputs == job.cut.outputs and not (rectangle[0].start or rectangle[1].start) else rectangle
 
 
 def _own(x: Tensor, w_shape: tuple[int, ...], piece: Piece, job: Job) -> Tensor:
     """What the convolution of the shard alone is given of it: x itself, or a view."""
-    block = _part(tuple(x.shape), w_shape, piece, job)
-    return x if block is None else take(x, block)
+    rectangle = _part(tuple(x.shape), w_shape, piece, job)
+    return x if rectangle is None else take(x, rectangle)
 
 
 def _rims(direction: Direction, x: Tensor, w: Tensor, layout: Layout, job: Job) -> tuple[Posed, ...]:
@@ -251,7 +251,7 @@ def _keep_what_is_outside(strips: list[Tensor], job: Job) -> None:
             oriented(each, is_upright(batch, job.cut)) for each, batch in zip(strips, job.cut.batches, strict=True)
         ]
         for piece, strip in chain.from_iterable(map(_parts, views, job.cut.batches)):
-            for top, left, down, across in piece.blocks():
+            for top, left, down, across in piece.rectangles():
                 if down.inside and across.inside:
                     strip[:, :, top : top + down.length, left : left + across.length].zero_()
 
@@ -261,12 +261,12 @@ def _dgrad_of_shard(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Lay
     piece = job.cut.padded
     if piece is None:
         return dy.new_zeros(()).expand(x_shape).contiguous(memory_format=_format(layout))
-    block, spec = _part(x_shape, tuple(w.shape), piece, job), job.spec_of(piece)
-    if block is None:
+    rectangle, spec = _part(x_shape, tuple(w.shape), piece, job), job.spec_of(piece)
+    if rectangle is None:
         return plans.dgrad(dy, w, x_shape, layout, spec)
     dx = dy.new_zeros(()).expand(x_shape).contiguous(memory_format=_format(layout))
-    shape = (*x_shape[:2], *(run.length for run in block))
-    take(dx, block).copy_(plans.dgrad(dy, w, shape, layout, spec))
+    shape = (*x_shape[:2], *(run.length for run in rectangle))
+    take(dx, rectangle).copy_(plans.dgrad(dy, w, shape, layout, spec))
     return dx
 
 
@@ -299,15 +299,15 @@ def _gradients_of_strips(dy: Tensor, x: Tensor, w: Tensor, layout: Layout, job: 
         yield from _parts(oriented(gradient, rims.upright), rims.batch)
 
 
-def _by_owner(gradients: Iterable[tuple[Piece, Tensor]], job: Job) -> tuple[list[tuple[Block, Tensor]], Messages]:
-    """The gradients of strips as those of this shard's own blocks, and what others are sent.
+def _by_owner(gradients: Iterable[tuple[Piece, Tensor]], job: Job) -> tuple[list[tuple[Rectangle, Tensor]], Messages]:
+    """The gradients of strips as those of this shard's own rectangles, and what others are sent.
 
     What the convolution of the shard alone reads, too, has its gradient from there.
     """
-    own: list[tuple[Block, Tensor]] = []
+    own: list[tuple[Rectangle, Tensor]] = []
     sent: dict[Place, list[Tensor]] = defaultdict(list)
     for piece, gradient in gradients:
-        for top, left, down, across in piece.blocks():
+        for top, left, down, across in piece.rectangles():
             part = gradient[:, :, top : top + down.length, left : left + across.length]
             owner, counted = owner_of((down, across)), job.cut.padded is not None and down.inside and across.inside
             if owner == job.place and not counted:
@@ -339,7 +339,7 @@ class _Convolve(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_differentiable_gradients(dy, (x, w, b), wanted, job), None
         layout, exchange = plans.result_layout(x, w), job.exchange
-        own: list[tuple[Block, Tensor]] = []
+        own: list[tuple[Rectangle, Tensor]] = []
         arrive = dx = None
         if wanted[0]:
             own, sent = _by_owner(_gradients_of_strips(dy, x, w, layout, job), job)
@@ -349,8 +349,8 @@ class _Convolve(torch.autograd.Function):
         summed = exchange.start_sum(dw, db)
         if arrive is not None:
             dx = _dgrad_of_shard(dy, w, tuple(x.shape), layout, job)
-            for block, gradient in (*own, *arrive()):
-                give(dx, block, gradient)
+            for rectangle, gradient in (*own, *arrive()):
+                give(dx, rectangle, gradient)
         return dx, *summed(), None
 
 
@@ -372,7 +372,7 @@ def _recorded(inputs: Sequence[Any], job: Job) -> Tensor:
     assert w is not None
     y = x.new_empty(x.shape[0], w.shape[0], *cut.outputs)
     if cut.interior is not None:
-        inner = autograd.fprop(take(x, _block(cut.interior)), w, b, job.spec_of(cut.interior))
+        inner = autograd.fprop(take(x, _rectangle(cut.interior)), w, b, job.spec_of(cut.interior))
         y = _written(y, cut.interior, inner)
     for piece, strip in zip(cut.rims, recorded_strips(x, messages, job), strict=True):
         y = _written(y, piece, autograd.fprop(strip, w, b, job.spec_of(piece)))
@@ -383,9 +383,9 @@ def recorded_strips(x: Tensor, messages: Messages, job: Job) -> Iterator[Tensor]
     """The input of each rim, put together by operations that have gradients of any order."""
     received = _received(messages, job, x)
     for piece in job.cut.rims:
-        blocks = [_pixels(x, (down, across), received, job.place) for *_, down, across in piece.blocks()]
+        rectangles = [_pixels(x, (down, across), received, job.place) for *_, down, across in piece.rectangles()]
         across = len(piece.columns.runs)
-        yield _joined([_joined(blocks[at : at + across], 3) for at in range(0, len(blocks), across)], 2)
+        yield _joined([_joined(rectangles[at : at + across], 3) for at in range(0, len(rectangles), across)], 2)
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from haloconv.layout import Layout
 from haloconv.problem import ConvSpec, Direction, FourSides, Pair, Problem
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -26,6 +27,10 @@ class Tensors(NamedTuple):
     w: torch.Tensor
     b: torch.Tensor | None
     dy: torch.Tensor
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
+        """Each operand changed; a bias that is not there stays away."""
+        return Tensors(change(self.x), change(self.w), None if self.b is None else change(self.b), change(self.dy))
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Case:
     def problem(self, direction: Direction = "fprop", dtype: torch.dtype = torch.float32) -> Problem:
         """The case as a problem of haloconv, in the layout that its storage suggests."""
         s = self.spec
-        layout = "nhwc" if self.storage.startswith("channels_last") else "nchw"
+        layout: Layout = "nhwc" if self.storage.startswith("channels_last") else "nchw"
         return Problem(
             direction, *self.extents, stride=s.stride, padding=s.padding, dilation=s.dilation, groups=s.groups,
             bias=self.bias and direction == "fprop", dtype=dtype, layout=layout,
@@ -61,14 +66,14 @@ class Case:
 
 def case(
     name: str, reason: str, x: tuple[int, int, int, int], filters: tuple[int, int, int], *, stride: int | Pair = 1,
-    padding: int | Pair | FourSides = 0, dilation: int | Pair = 1, groups: int = 1, **fields: object,
+    padding: int | Pair | FourSides = 0, dilation: int | Pair = 1, groups: int = 1, **fields: Any,
 ) -> Case:  # fmt: skip
     """A case from the input shape (N, C, H, W), the filters (K, R, S) and layer parameters in their short forms."""
     sides = (padding,) * 4 if isinstance(padding, int) else padding
     if len(sides) == 2:
         sides = (sides[0], sides[0], sides[1], sides[1])
     spec = ConvSpec(stride=_pair(stride), padding=sides, dilation=_pair(dilation), groups=groups)
-    return Case(name, reason, (*x, *filters), spec, **fields)  # type: ignore[arg-type]
+    return Case(name, reason, (*x, *filters), spec, **fields)
 
 
 def _pair(value: int | Pair) -> Pair:

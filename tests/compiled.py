@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -22,7 +22,7 @@ def emulated() -> Iterator[EmulatedDevice]:
         yield device
 
 
-def through_aot(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable:
+def through_aot(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
     """The backend with PyTorch's operators in Inductor's place, which is quicker to compile."""
     backends.replace_convolutions(graph)
     return lookup_backend("aot_eager")(graph, inputs)

@@ -14,9 +14,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torch reads it: a test forks
 import torch
 
 from haloconv import plan
-from tests import gpu_results
+from tests import gpu_results, parts
 from tests.browser import NO_BROWSER
 from tests.cases import EMULATOR_SEEDS
+from tests.fuzz.campaign import commit_seed
 from tests.gpu_results import RECORDER, GpuTests
 from tests.recorder import Recorder
 
@@ -42,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(GpuTests(config, GPU_TESTS, torch.cuda.is_available()), "gpu tests")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    parts.leave_out(config, items, commit_seed())
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.gpu)

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import haloconv
+from haloconv.bench.networks.swapped import in_memory_format
 from tests.usages import Place, all_ours
 
 
@@ -16,7 +17,7 @@ def net(on: Place, memory_format: torch.memory_format) -> nn.Sequential:
     """A pointwise and a depthwise convolution: filters with dimensions of size 1, whose strides are a choice."""
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
-    return nn.Sequential(*layers).to(on.device, memory_format=memory_format)
+    return in_memory_format(nn.Sequential(*layers).to(on.device), memory_format)
 
 
 def images(on: Place, memory_format: torch.memory_format) -> torch.Tensor:
@@ -103,11 +104,11 @@ class _OtherStrides(torch.autograd.Function):
     """Passes a pointwise filter on; its gradient is stored like one that is not channels_last."""
 
     @staticmethod
-    def forward(ctx, w):
+    def forward(ctx: object, w: torch.Tensor) -> torch.Tensor:
         return w.view_as(w)
 
     @staticmethod
-    def backward(ctx, dw):
+    def backward(ctx: object, dw: torch.Tensor) -> torch.Tensor:
         return dw.as_strided(dw.shape, (dw.shape[1], 1, 1, 1))
 
 
@@ -118,5 +119,5 @@ class _Wrong(nn.Conv2d):
 
 def other_strides(on: Place) -> None:
     """What DDP warns of: a gradient whose strides are not its parameter's."""
-    model = _Wrong(3, 8, 1).to(on.device, memory_format=torch.channels_last)
+    model = in_memory_format(_Wrong(3, 8, 1).to(on.device), torch.channels_last)
     train(DistributedDataParallel(model), own_part(images(on, torch.channels_last)))

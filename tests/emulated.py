@@ -6,7 +6,7 @@ sizes and seeds cost no build.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ import torch
 
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES, OWN
+from haloconv.precision import Precision
 from tests import oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, generator, make
 from tests.emulated_cases import EVERY_DTYPE, HUGE_LEFT_OUT, ON_EMULATOR
@@ -63,7 +64,7 @@ class Run:
     @property
     def forced(self) -> Case:
         """The case with the family forced: a refusal raises instead of running PyTorch's convolution."""
-        precision = "tf32" if self.family in TENSOR_CORES and self.dtype == torch.float32 else None
+        precision: Precision | None = "tf32" if self.family in TENSOR_CORES and self.dtype == torch.float32 else None
         precision = "tf32x3" if self.shape.startswith("three products") else precision
         spec = self.case.spec._replace(family=self.family, precision=precision, strict=True)
         return replace(self.case, spec=spec)
@@ -88,8 +89,7 @@ class Run:
 
     def __str__(self) -> str:
         parts = (self.family, self.case.name, DTYPE_NAMES[self.dtype], self.result, self.shape)
-        parts += () if self.finite else ("not finite",)
-        return " ".join(part for part in parts if part)
+        return " ".join(part for part in (*parts, "" if self.finite else "not finite") if part)
 
 
 def forced(family: str, shape: str) -> AbstractContextManager[None]:
@@ -134,7 +134,7 @@ def module_runs(family: str) -> Iterator[Run]:
         yield Run(family, BY_NAME[name], dtype, result, shape, finite)
 
 
-FAMILY_RUNS = {
+FAMILY_RUNS: dict[str, Callable[[], Iterator[Run]]] = {
     "direct": direct_runs,
     **{family: partial(module_runs, family) for family in MODULES},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -76,7 +76,7 @@ WGRAD_SHAPES: dict[str, tuple[int, ...]] = {
     "several parts": (),
 }
 
-_RUNS = (
+_RUNS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("f64_eights", "f64_groups", "f64_groups_nhwc", "f64_images", "f64_strips_nhwc", "f64_residues", "f64_pointwise",
       "large_3x3", "four_sides", "odd_widths", "one_pixel_image", "padding_beyond_filter", "padding_with_stride",
       "one_by_one_everything", "dilated_strided_coprime", "channels_last_odd", "unaligned_channels_last"), ALL),
@@ -88,11 +88,16 @@ _RUNS = (
     (("f64_five_taps", "f64_loose", "f64_narrow_nhwc", "large_filter_gradient", "wide", "tall", "huge_filter",
       "stride_mixed", "transposed"), WGRAD),
 )  # fmt: skip
-_SHAPED = (
+_SHAPED: tuple[tuple[Iterable[str], tuple[str, ...], tuple[str, ...]], ...] = (
     (SHAPES, ("f64_strips", "f64_strips_nhwc"), DENSE),
     (WGRAD_SHAPES, ("f64_five_taps", "f64_narrow_nhwc"), WGRAD),
 )
-_NOT_FINITE = (("f64_strips", DENSE), ("odd_widths", ALL), ("f64_loose", WGRAD), ("f64_narrow_nhwc", WGRAD))
+_NOT_FINITE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("f64_strips", DENSE),
+    ("odd_widths", ALL),
+    ("f64_loose", WGRAD),
+    ("f64_narrow_nhwc", WGRAD),
+)
 
 
 def results_of(one: Case) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ SHAPES: dict[str, Callable[[Block, Layer], bool]] = {
     "long distances": lambda block, layer: True,
     "runs of parts": lambda block, layer: True,
 }
-SHAPED = {
+SHAPED: dict[str, tuple[str, ...]] = {
     "several groups": ("wgrad_groups", "wgrad_groups_nhwc"),
     "parts of a group": ("wgrad_wide_groups", "wgrad_wide_groups_nhwc"),
     "shared pixels": ("wgrad_stem", "wgrad_one_image"),
@@ -96,8 +96,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape, and whether all inputs are finite."""
     for names, dtypes in _RUNS:
         yield from ((name, dtype, "wgrad", "", True) for name in names for dtype in dtypes)
-    for shape, names in SHAPED.items():
-        yield from ((name, dtype, "wgrad", shape, True) for name in names for dtype in _BOTH)
+    for shape, shaped in SHAPED.items():
+        yield from ((name, dtype, "wgrad", shape, True) for name in shaped for dtype in _BOTH)
     yield from ((name, dtype, "wgrad", "", False) for name in NOT_FINITE for dtype in _BOTH)
 
 

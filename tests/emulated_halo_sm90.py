@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
 from pytest import MonkeyPatch
@@ -242,7 +243,7 @@ def fixups_noted() -> Iterator[list[int]]:
     flags: list[int] = []
     bind = conv.fixup_launch
 
-    def noting(*args: object) -> Callable[..., None]:
+    def noting(*args: Any) -> Callable[..., None]:
         launch = bind(*args)
 
         def call(*pointers: int) -> None:

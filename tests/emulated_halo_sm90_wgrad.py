@@ -138,7 +138,7 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     AS_THEY_ARE: lambda each: True,
 }
 PARTS = {"wgrad short lines": 1, "wgrad one part": 1, "wgrad many parts": 9}  # of the shapes that are about them
-SHAPED = {
+SHAPED: dict[str, tuple[str, ...]] = {
     "wgrad columns shared": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
     "wgrad channels shared": ("sm90_wgrad_rows", "sm90_wgrad_strips_nhwc"),
     "wgrad filters shared": ("sm90_wgrad_wide", "sm90_wgrad_wide_nhwc"),
@@ -170,8 +170,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
         for name in names:
             shape = AS_THEY_ARE if name in SHORT else ""
             yield from ((name, dtype, "wgrad", shape, True) for dtype in dtypes)
-    for shape, names in SHAPED.items():
-        yield from ((name, dtype, "wgrad", shape, True) for name in names for dtype in _BOTH)
+    for shape, shaped in SHAPED.items():
+        yield from ((name, dtype, "wgrad", shape, True) for name in shaped for dtype in _BOTH)
     yield from ((name, dtype, "wgrad", "", False) for name in NOT_FINITE for dtype in _BOTH)
     yield from ((name, dtype, "wgrad", _SIDE_BY_SIDE, False) for name in _LOOSE_CELLS for dtype in _BOTH)
 

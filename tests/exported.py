@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from haloconv.emulator.device import EmulatedDevice, EmulatedKernel
 from haloconv.emulator.tensor_map import encode_tiled
 from haloconv.export.cpp import NamedKernel, named_kernels
 from haloconv.export.layers import Layer
-from haloconv.export.record import Address, Clear, LaunchRecord, MapRecord, Tape
+from haloconv.export.record import Address, Clear, LaunchRecord, MapRecord, Step, Tape
 from haloconv.jit.params import params_of, unpacked
 
 STUB = Path(__file__).resolve().parent / "cuda_stub"
@@ -101,15 +102,24 @@ class Host:
     ) -> None:
         self._tapes = {name: tape for layer in layers for name, tape in layer.functions.items()}
         self._library = build_host(module, named_kernels(self._tapes), folder)
-        self._run, self._waiting, self._places, self._allowed = run, [], {}, 0
+        self._run, self._allowed = run, 0
+        self._waiting: list[Step] = []
+        self._places: dict[str, int] = {}
         self._encoded: list[MapRecord] = []
         self._error: BaseException | None = None
         self.faults: list[str] = []
         self.launches = 0
-        kinds = dict(_Callbacks._fields_)
-        handlers = {"launch": self._launch, "allow": self._allow, "fill": self._fill, "encode": self._encode}
+        kinds: dict[str, Any] = {name: kind for name, kind, *_ in _Callbacks._fields_}
+        handlers: dict[str, Callable[..., None]] = {
+            "launch": self._launch,
+            "allow": self._allow,
+            "fill": self._fill,
+            "encode": self._encode,
+        }
         self._callbacks = _Callbacks(**{name: kinds[name](self._kept(each)) for name, each in handlers.items()})
-        _Callbacks.in_dll(self._library, "hc_callbacks").__init__(*(getattr(self._callbacks, name) for name in kinds))
+        exported = _Callbacks.in_dll(self._library, "hc_callbacks")
+        for name in kinds:
+            setattr(exported, name, getattr(self._callbacks, name))
 
     def _kept(self, handler: Callable[..., None]) -> Callable[..., int]:
         """The handler as a callback that fails nowhere: nothing may be thrown through the C code between."""
@@ -142,7 +152,7 @@ class Host:
     def _place(self, address: Address | None) -> int:
         return 0 if address is None else self._places[address.tensor] + address.offset
 
-    def _launch(self, blocks: int, threads: int, smem_bytes: int, stream: int, arguments: ctypes.Array) -> None:
+    def _launch(self, blocks: int, threads: int, smem_bytes: int, stream: int, arguments: Any) -> None:
         wanted = self._waiting.pop(0)
         if not isinstance(wanted, LaunchRecord):
             raise AssertionError(f"a launch in the place of {wanted}")
@@ -167,9 +177,12 @@ class Host:
         for each, got, packed in zip(wanted.arguments, unpacked(fields, block), recorded, strict=True):
             if each.field.is_map:
                 continue
-            want = self._place(each.value) if each.field.is_pointer else packed
+            want = packed
+            if each.field.is_pointer:
+                assert each.value is None or isinstance(each.value, Address)
+                want = self._place(each.value)
             if got != want:
-                self.faults.append(f"{about}.{each.field.name} is {got}, recorded {want}")
+                self.faults.append(f"{about}.{each.field.name} is {got!r}, recorded {want!r}")
 
     def _allow(self, smem_bytes: int) -> None:
         self._allowed = smem_bytes
@@ -203,11 +216,11 @@ def on_emulator(module: types.ModuleType, host: Host, device: EmulatedDevice, pa
     """Inside, the file's layers take CPU tensors, and its launches go through ``host`` to the emulated device."""
     run = module.run
 
-    def ready(tensor, name, shape, memory_format, layer):
+    def ready(tensor: torch.Tensor, name: str, shape: tuple, memory_format: torch.memory_format, layer: str) -> object:
         assert tuple(tensor.shape) == shape, name
         return tensor.detach().contiguous(memory_format=memory_format)
 
-    def watched(layer, direction, operands, *rest):
+    def watched(layer: str, direction: str, operands: Iterable[torch.Tensor | None], *rest: object) -> object:
         for each in operands:
             if each is not None:
                 device.expose(each)

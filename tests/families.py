@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from haloconv.families import FAMILIES
+from haloconv.precision import Precision
 from tests import oracle
 from tests.cases import DTYPE_NAMES, DTYPES, Case, case, case_id
 
@@ -68,7 +69,7 @@ class Subject:
 
     def on(self, one: Case, dtype: torch.dtype, *, strict: bool = True) -> Case:
         """The case with this family forced: with ``strict`` a refusal raises instead of running PyTorch's own."""
-        precision = "tf32" if self.tensor_cores and dtype == torch.float32 else None
+        precision: Precision | None = "tf32" if self.tensor_cores and dtype == torch.float32 else None
         return replace(one, spec=one.spec._replace(family=self.name, precision=precision, strict=strict))
 
     def label(self, dtype: torch.dtype) -> str:

@@ -94,6 +94,6 @@ def check_layers(name: str, device: str, dtype: torch.dtype) -> None:
         def theirs(x: Tensor, w: Tensor, b: Tensor, module: torch.nn.Module = wide) -> Tensor:
             return torch.func.functional_call(module, {"weight": w, "bias": b}, (x,))
 
-        check_against_float64(y, [x, layer.weight, layer.bias], theirs)
+        check_against_float64(y, [x, *(layer.get_parameter(each) for each in ("weight", "bias"))], theirs)
         count += 1
     assert count >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from torch.nn import functional
 from haloconv.choose.choice import Choice
 from haloconv.fusion import call as fused_call
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def settled(model: nn.Module) -> nn.Module:
+
+def settled(model: Model) -> Model:
     """The model in evaluation mode, with statistics and weights of norms that are not those that it was made with."""
     new = torch.Generator().manual_seed(0)
     for each in model.modules():

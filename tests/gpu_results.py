@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ class GpuTests:
     # what is written of them
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        known = dict(report.user_properties)
+        known: dict[str, Any] = dict(report.user_properties)
         ended = report.when == "call" or report.outcome != "passed"
         if self.begin is None or "gpu family" not in known or not ended or LEFT in str(report.longrepr):
             return

@@ -25,10 +25,10 @@ def launched() -> Iterator[set[str]]:
     """
     names: set[str] = set()
     _open.append(names)
-    Launch.__call__ = _noting
+    Launch.__call__ = _noting  # type: ignore[method-assign]
     try:
         yield names
     finally:
         _open[:] = [other for other in _open if other is not names]
         if not _open:
-            Launch.__call__ = _call
+            Launch.__call__ = _call  # type: ignore[method-assign]

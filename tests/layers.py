@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from haloconv.problem import ConvSpec
 from tests.cases import Case
@@ -16,14 +17,14 @@ def random_layer(rng: random.Random, name: str = "random", *, largest_filter: in
     reach, groups from dense to depthwise with a multiplier.
     """
     taps = [_taps(rng, largest_filter) for _ in range(2)]
-    dilation = tuple(rng.choice((1, 1, 2, 3, 5)) if extent <= 7 else 1 for extent in taps)
-    stride = tuple(rng.choice((1, 1, 2, 3, 4, 5)) for _ in range(2))
-    reach = [d * (extent - 1) for d, extent in zip(dilation, taps, strict=True)]
-    padding = tuple(rng.choice((0, rng.randint(0, max(1, reach[axis])))) for axis in (0, 0, 1, 1))
+    d0, d1 = (rng.choice((1, 1, 2, 3, 5)) if extent <= 7 else 1 for extent in taps)
+    s0, s1 = (rng.choice((1, 1, 2, 3, 4, 5)) for _ in range(2))
+    reach = [d * (extent - 1) for d, extent in zip((d0, d1), taps, strict=True)]
+    top, bottom, left, right = (rng.choice((0, rng.randint(0, max(1, reach[axis])))) for axis in (0, 0, 1, 1))
     c, k, groups = _channels(rng)
-    spec = ConvSpec(stride, padding, dilation, groups)  # type: ignore[arg-type]
+    spec = ConvSpec((s0, s1), (top, bottom, left, right), (d0, d1), groups)
     h, w = smallest_image(spec, taps[0], taps[1])
-    return Case(name, "drawn at random", (1, c, h, w, k, *taps), spec, bias=rng.random() < 0.5)
+    return Case(name, "drawn at random", (1, c, h, w, k, taps[0], taps[1]), spec, bias=rng.random() < 0.5)
 
 
 def _taps(rng: random.Random, largest: int) -> int:
@@ -48,9 +49,9 @@ def smallest_image(spec: ConvSpec, r: int, s: int) -> tuple[int, int]:
     return max(1, rows - top - bottom), max(1, cols - left - right)
 
 
-def sized(layer: Case, n: int, extra_rows: int, extra_cols: int, **fields: object) -> Case:
+def sized(layer: Case, n: int, extra_rows: int, extra_cols: int, **fields: Any) -> Case:
     """The layer for a batch of ``n`` images that are larger than the smallest one by the given rows and columns."""
     _, c, _, _, k, r, s = layer.extents
     h, w = smallest_image(layer.spec, r, s)
     extents = (n, c, h + extra_rows, w + extra_cols, k, r, s)
-    return replace(layer, name=f"{layer.name} {extents}", extents=extents, **fields)  # type: ignore[arg-type]
+    return replace(layer, name=f"{layer.name} {extents}", extents=extents, **fields)

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from haloconv import plan, reference
 from haloconv.epilogue import bias_and_scale
+from haloconv.layout import Layout
 from haloconv.precision import convolution_precision
-from haloconv.problem import NO_EPILOGUE, ConvSpec, Epilogue, Problem
+from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, Epilogue, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
@@ -38,7 +39,7 @@ EXACT_SUMS = 1 << 24
 LOST_IN_TF32 = 0x1FFF  # the low bits of an fp32 number
 
 
-def layout_of(storage: str) -> str:
+def layout_of(storage: str) -> Layout:
     return "nhwc" if storage.startswith("channels_last") else "nchw"
 
 
@@ -85,7 +86,7 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
     Small problems are computed on the CPU, where tests/cpu/test_reference.py holds it against ``tap_sums``.
     """
     if t.w.is_cuda and problem_of(result, t, spec).flops < CPU_FLOPS:
-        answer = expected(result, Tensors(*(None if v is None else v.cpu() for v in t)), spec)
+        answer = expected(result, t.each(torch.Tensor.cpu), spec)
         return Oracle(*(v.to(t.w.device) for v in answer))
     if result == "fprop":
         return reference.oracle_fprop(t.x, t.w, t.b, spec)
@@ -118,10 +119,10 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
 
 
 def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
-    direction = "fprop" if result in FORWARD else "wgrad" if result == "bgrad" else result
-    extents, epilogue = (*t.x.shape, t.w.shape[0], *t.w.shape[2:]), EPILOGUES.get(result, NO_EPILOGUE)
+    direction: Direction = "fprop" if result in FORWARD else "dgrad" if result == "dgrad" else "wgrad"
+    (n, c, h, w), (k, _, r, s), epilogue = t.x.shape, t.w.shape, EPILOGUES.get(result, NO_EPILOGUE)
     return Problem(
-        direction, *extents, stride=spec.stride, padding=spec.padding, dilation=spec.dilation, groups=spec.groups,
+        direction, n, c, h, w, k, r, s, spec.stride, spec.padding, spec.dilation, spec.groups,
         bias=t.b is not None and direction == "fprop" and not epilogue.scale, dtype=t.x.dtype, epilogue=epilogue,
         precision=spec.precision or "ieee" if t.x.dtype == torch.float32 else "ieee",
     )  # fmt: skip

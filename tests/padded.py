@@ -19,7 +19,7 @@ def integers(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randint(-3, 4, shape).to(dtype)
 
 
-def padded(x: Tensor, layer: torch.nn.Module) -> Tensor:
+def padded(x: Tensor, layer: torch.nn.Conv2d) -> Tensor:
     """The copy, one dimension after the other."""
     modes = layer.padding_mode if isinstance(layer.padding_mode, tuple) else (layer.padding_mode,) * 2
     left, right, top, bottom = layer._reversed_padding_repeated_twice
@@ -29,7 +29,7 @@ def padded(x: Tensor, layer: torch.nn.Module) -> Tensor:
     return x
 
 
-def convolved(x: Tensor, layer: torch.nn.Module) -> Tensor:
+def convolved(x: Tensor, layer: torch.nn.Conv2d) -> Tensor:
     """What a layer of PyTorch's that had the padding would give."""
     return torch.conv2d(padded(x, layer), layer.weight, layer.bias, layer.stride, 0, layer.dilation, layer.groups)
 

@@ -88,7 +88,7 @@ def fork_ranks(
     for number in late:
         ranks[number].kill()
     assert not late, f"ranks {late} were not done after {limit_s} s"
-    return [rank.exitcode for rank in ranks]
+    return [rank.exitcode for rank in ranks if rank.exitcode is not None]
 
 
 def _forked(work: Callable[..., None], arguments: tuple, rank: int, world_size: int, meeting: str) -> None:

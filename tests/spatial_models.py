@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -59,9 +59,11 @@ def assert_alike(
     y.backward(shard(dy, mesh, placements))
     expected.backward(dy)
     assert_close(y.full_tensor(), expected)
+    assert isinstance(mine.grad, DTensor) and x.grad is not None
     assert_close(mine.grad.full_tensor(), x.grad)
-    for ours, theirs in zip(model.parameters(), single.parameters(), strict=True):
-        assert_close(ours.grad, theirs.grad)
+    for parameter, other in zip(model.parameters(), single.parameters(), strict=True):
+        assert parameter.grad is not None and other.grad is not None
+        assert_close(parameter.grad, other.grad)
     for ours, theirs in zip(model.buffers(), single.buffers(), strict=True):
         assert_close(ours, theirs)
     again = copy.deepcopy(model).eval()
@@ -79,8 +81,10 @@ def with_ddp(model: nn.Module, data: DeviceMesh) -> nn.Module:
 
 
 def with_fsdp2(model: nn.Module, data: DeviceMesh) -> nn.Module:
+    assert isinstance(model, nn.Sequential)
     fully_shard(model[0], mesh=data)
-    return fully_shard(model, mesh=data)
+    fully_shard(model, mesh=data)
+    return model
 
 
 def assert_trained_alike(wrap: Callable, data: DeviceMesh, space: DeviceMesh) -> None:
@@ -119,7 +123,7 @@ class _GivesAll(nn.Module):
         super().__init__()
         self.models = [model]  # no child
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: DTensor) -> torch.Tensor:
         return shard_spatially(self.models[0], x.device_mesh)(x.to_local())
 
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from haloconv import distributed
-from haloconv.rims import PADDING_MODES
+from haloconv.rims import PADDING_MODES, PaddingMode
 from tests.usages import Place
 
 Tensor = torch.Tensor
@@ -28,7 +28,7 @@ class Case:
     sides: tuple[int, int, int, int]
     dilation: tuple[int, int]
     groups: int
-    modes: tuple[str, str]
+    modes: tuple[PaddingMode, PaddingMode]
     channels_last: bool
     seed: int
 
@@ -55,7 +55,7 @@ class Case:
 
 def draw(random: Random) -> Case:
     """A case with a result: images down to one row, filters up to five taps, padding of all modes."""
-    axes = []
+    axes: list[tuple[int, int, int, PaddingMode, int, int]] = []
     while len(axes) < 2:
         extent, taps, dilation = random.randint(1, 11), random.randint(1, 5), random.choice((1, 1, 2, 3))
         mode = random.choice(PADDING_MODES)
@@ -79,7 +79,8 @@ def integers(*shape: int) -> Tensor:
 def shard(whole: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
     """This rank's part of what all ranks have, without communication; a leaf if ``whole`` is one."""
     part = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
-    return part.requires_grad_(whole.requires_grad)
+    part.requires_grad_(whole.requires_grad)
+    return part
 
 
 def off_by(ours: Tensor, whole: Tensor) -> float:
@@ -87,7 +88,8 @@ def off_by(ours: Tensor, whole: Tensor) -> float:
     assert ours.shape == whole.shape and ours.dtype == whole.dtype
     if isinstance(ours, DTensor):
         placed = whole.to(ours.device_mesh.device_type)
-        ours, whole = ours.to_local(), shard(placed, ours.device_mesh, tuple(ours.placements)).to_local()
+        whole = shard(placed, ours.device_mesh, tuple(ours.placements)).to_local()
+        ours = ours.to_local()
     away = (ours.detach() - whole.detach().to(ours.device)).abs()
     return float(away.max()) if away.numel() else 0.0
 

@@ -176,7 +176,7 @@ def norms_twice() -> None:
             torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, wanted)
 
 
-def _differs(**by_rank: object) -> object:
+def _differs(**by_rank: int) -> int:
     return by_rank.get(f"rank_{dist.get_rank()}", by_rank["others"])
 
 

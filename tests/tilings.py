@@ -16,7 +16,7 @@ from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.families.reduce.partials import applies
 from haloconv.jit import KernelSource
-from haloconv.problem import Request, TensorForm
+from haloconv.problem import Request
 from tests import oracle
 from tests.cases import Case, Tensors
 
@@ -50,8 +50,8 @@ def sources_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
     """The sources of every tiling of one result."""
     problem = oracle.problem_of(result, t, one.spec)
     first = t.x if result == "fprop" else t.dy
-    operands = (TensorForm(tensor.stride(), tensor.data_ptr() % 16 == 0) for tensor in (first, t.w))
-    request = Request(problem, *operands, oracle.layout_of(one.storage), first.device)
+    forms = plan.form_of(first), plan.form_of(t.w)
+    request = Request(problem, forms[0], forms[1], oracle.layout_of(one.storage), first.device)
     return [*halo_sm90.sources(request), *halo_sm90.split_sources(request)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def forget() -> None:
     env.disabled.cache_clear()
 
 
-def record(problem: Problem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes) -> Record:
+def record(problem: Problem = LAYER, family: str = "direct", facts: DeviceFacts = FACTS, **changes: Any) -> Record:
     """A record that holds on ``facts`` and is current, unless ``changes`` say otherwise."""
     kernel = KERNELS.get(family, f"{family}/fake")
     own = kernel if family != "aten" else KERNELS["direct"]
@@ -101,7 +102,8 @@ class FakeFamily:
     takes: Callable[[Problem], bool] = lambda problem: True
     tensor_cores: bool = False
     bound: list[FakeConfig] = field(default_factory=list)
-    directions, dtypes, has_epilogue = DIRECTIONS, KERNEL_DTYPES, False
+    dtypes: tuple[torch.dtype, ...] = KERNEL_DTYPES
+    directions, has_epilogue = DIRECTIONS, False
     depthwise, capability, newer = False, (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
@@ -162,9 +164,13 @@ def only(*families: Family) -> Iterator[None]:
         FAMILIES.update(before)
 
 
+def _none(*_: object) -> NoReturn:
+    raise AssertionError("a fake device has no kernels")
+
+
 def fake_device(facts: DeviceFacts = FACTS) -> Device:
     """CPU tensors count as a GPU's; no kernel can be loaded, so that only fake families run."""
-    return Device(facts, load=None, encode_tiled=None, keeps_time=True)
+    return Device(facts, load=_none, encode_tiled=_none, keeps_time=True)
 
 
 @contextmanager

@@ -65,7 +65,8 @@ def tunes(on: Place) -> None:
 
 
 def _net(layers: int = 2) -> torch.nn.Sequential:
-    return torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 4, 1))[:layers]
+    both = torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 4, 1)
+    return torch.nn.Sequential(*both[:layers])
 
 
 def _chosen(clock: Clock) -> list[object]:

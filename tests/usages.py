@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import haloconv
 from haloconv.accelerate import Acceleration
+from haloconv.bench.networks.swapped import in_memory_format
 
 
 class Net(nn.Module):
@@ -213,18 +215,18 @@ def weights_made_anew(on: Place, kind: str, first: bool) -> None:
 
 def fused_with_batch_norm(on: Place) -> None:
     ours, theirs = (net.eval() for net in on.pair())
-    fused = [torch.nn.utils.fuse_conv_bn_eval(net.stem, net.norm) for net in (ours, theirs)]
-    assert type(fused[0]) is haloconv.Conv2d
-    assert_close(*fused, on.image())
-    assert_restored(*fused, on.image())
+    fused, plain = (torch.nn.utils.fuse_conv_bn_eval(net.stem, net.norm) for net in (ours, theirs))
+    assert type(fused) is haloconv.Conv2d
+    assert_close(fused, plain, on.image())
+    assert_restored(fused, plain, on.image())
 
 
 def channels_last(on: Place) -> None:
     """Before or after, by ``to`` or by hand: the memory order of weights stays, and their gradients have it."""
     ours, theirs = on.pair()
-    late = on.net().to(memory_format=torch.channels_last)
+    late = in_memory_format(on.net(), torch.channels_last)
     on.accelerate(late)
-    ours, theirs = (net.to(memory_format=torch.channels_last) for net in (ours, theirs))
+    ours, theirs = (in_memory_format(net, torch.channels_last) for net in (ours, theirs))
     x = on.image().to(memory_format=torch.channels_last)
     for net in (ours, late):
         assert net.stem.weight.stride() == theirs.stem.weight.stride() == (27, 1, 9, 3)
@@ -251,8 +253,10 @@ def compiled(on: Place) -> None:
     """
     ours, theirs = on.pair()
     torch._dynamo.reset()
-    assert_close(torch.compile(ours, fullgraph=True, backend="aot_eager"), theirs, on.image())
-    late = torch.compile(on.net(), fullgraph=True, backend="aot_eager")
+    options: dict[str, Any] = {"fullgraph": True, "backend": "aot_eager"}
+    first: Any = torch.compile(ours, **options)  # a module, which PyTorch's annotations call a function
+    late: Any = torch.compile(on.net(), **options)
+    assert_close(first, theirs, on.image())
     results(late, on.image())
     on.accelerate(late)
     with torch.profiler.profile() as profile:
@@ -278,12 +282,11 @@ def exported(on: Place) -> None:
 
 def traced_by_fx(on: Place) -> None:
     """A layer of ours stays one node that calls the module, as torch.nn's do."""
-    ours, theirs = on.pair()
-    graphs = [torch.fx.symbolic_trace(net) for net in (ours, theirs)]
-    nodes = [[(node.op, node.target) for node in graph.graph.nodes] for graph in graphs]
-    assert nodes[0] == nodes[1] and all_ours(graphs[0])
-    assert_close(*graphs, on.image())
-    assert_restored(*graphs, on.image())
+    ours, theirs = (torch.fx.symbolic_trace(net) for net in on.pair())
+    nodes = [[(node.op, node.target) for node in graph.graph.nodes] for graph in (ours, theirs)]
+    assert nodes[0] == nodes[1] and all_ours(ours)
+    assert_close(ours, theirs, on.image())
+    assert_restored(ours, theirs, on.image())
 
 
 def traced_by_jit(on: Place) -> None:
@@ -374,14 +377,14 @@ def made_on_meta(on: Place) -> None:
 
 
 USAGES: dict[str, Callable[[Place], None]] = {
-    usage.__name__: usage
-    for usage in (
+    **{usage.__name__: usage for usage in (
         a_plain_step, trained, deep_copies, pickles, saved_whole, saved_state, fused_with_batch_norm, channels_last,
         other_dtypes, compiled, exported, traced_by_fx, traced_by_jit, autocast, checkpointed, function_transforms,
         made_on_meta,
-    )
-} | {
-    f"{kind}, {'first' if first else 'later'}": partial(weights_made_anew, kind=kind, first=first)
-    for kind in REWEIGHTINGS
-    for first in (True, False)
+    )},
+    **{
+        f"{kind}, {'first' if first else 'later'}": partial(weights_made_anew, kind=kind, first=first)
+        for kind in REWEIGHTINGS
+        for first in (True, False)
+    },
 }  # fmt: skip

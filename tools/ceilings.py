@@ -65,7 +65,7 @@ def launches(rate: Rate, largest: float) -> Callable[[], None]:
     kernel = load_kernel(get_kernel(source(rate), ARCH), device, 0)
     given, out = values(rate, largest), torch.empty(blocks * rate.threads, device="cuda")
     block = ArgumentBlock(24)
-    block.buffer[:] = struct.pack("QQi4x", given.data_ptr(), out.data_ptr(), rate.rounds)
+    struct.pack_into("QQi4x", block.buffer, 0, given.data_ptr(), out.data_ptr(), rate.rounds)
 
     def call(kept: tuple = (given, out)) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -76,7 +76,8 @@ def launches(rate: Rate, largest: float) -> Callable[[], None]:
 
 def median_s(call: Callable[[], object]) -> float:
     """Seconds of a call on a GPU that is busy with it."""
-    times, until = [], time.monotonic() + BUSY_S
+    times: list[float] = []
+    until = time.monotonic() + BUSY_S
     while time.monotonic() < until or len(times) < RUNS:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()

@@ -13,7 +13,7 @@ import ctypes
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -84,20 +84,22 @@ class TapeDevice(EmulatedDevice):
     def load(self, source: KernelSource, smem_bytes: int) -> _Kernel:
         return _Kernel(self, source)
 
-    def encode_tiled(self, data_type, address, extents, strides, box, *, swizzle) -> bytes:
+    def encode_tiled(self, data_type: int, address: int, *shape: Sequence[int], swizzle: int) -> bytes:
+        extents, strides, box = shape
         self._maps.append((int(data_type), address, list(extents), list(strides), list(box), int(swizzle)))
         return len(self._maps).to_bytes(TENSOR_MAP_BYTES, "little")
 
     def note(self, source: KernelSource, shape: tuple[int, int, int], params_address: int) -> None:
         fields = params_of(source)
-        block = ctypes.string_at(ctypes.c_void_p.from_address(params_address).value, size_of(fields))
-        values = []
+        block = ctypes.string_at(ctypes.c_size_t.from_address(params_address).value, size_of(fields))
+        values: list[object] = []
         for field, value in zip(fields, unpacked(fields, block), strict=True):
-            if field.is_pointer:
-                value = self._named(value)
-            elif field.is_map:
-                value = self._named_map(int.from_bytes(value, "little"))
-            values.append(value)
+            if field.is_pointer and isinstance(value, int):
+                values.append(self._named(value))
+            elif field.is_map and isinstance(value, bytes):
+                values.append(self._named_map(int.from_bytes(value, "little")))
+            else:
+                values.append(value)
         constants = [value for _, value in source.constants]
         self.tape.append([source.kernel, constants, list(shape), values])
         self.launched.append(source)

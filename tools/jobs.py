@@ -39,7 +39,7 @@ class Pool:
         """Run the jobs; ``then`` gets each as it ends, with its output, which ``logs`` keeps. Gives those that did not
         begin. What a stopped job printed is kept.
         """
-        waiting, running = dict(jobs), {}
+        waiting, running = dict(jobs), dict[str, tuple[subprocess.Popen, float]]()
         try:
             while running or (waiting and time.monotonic() < self.until):
                 free = self.most - len(running) if time.monotonic() < self.until else 0

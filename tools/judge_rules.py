@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,7 +48,8 @@ def draws(gpu: dict, root: Path = ROOT) -> tuple[list[Draw], int]:
     """The draws of a GPU model, and how many rows were left out, as today another family would run them."""
     found, others = [], 0
     with stood_in(facts_of(gpu)):
-        for row in newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample"):
+        rows: list[dict[str, Any]] = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample")
+        for row in rows:
             if row["ratio"] is None:
                 continue
             problem = read_case(row["case"]).problem(row["direction"], row["precision"], row["layout"])

@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +21,8 @@ import torch
 
 from haloconv.bench.sample import LAYERS, name_of_layer
 from haloconv.bench.suite import Case
-from haloconv.tune.problems import noting
+from haloconv.calls import noting_calls
+from haloconv.problem import as_pair
 
 CLASSIFICATION = (
     "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2", "convnext_tiny", "efficientnet_b0",
@@ -49,21 +51,21 @@ def networks() -> Iterator[Network]:
     )
     image = ((1, 3, 224, 224),)
     for name in CLASSIFICATION:
-        yield Network("classification", "timm", name, lambda name=name: timm.create_model(name), image)
+        yield Network("classification", "timm", name, partial(timm.create_model, name), image)
     for name in SEGMENTATION:
         make = getattr(tv.segmentation, name)
         yield Network(
             "segmentation",
             "torchvision",
             name,
-            lambda make=make: make(weights=None, weights_backbone=None),
+            partial(make, weights=None, weights_backbone=None),
             ((1, 3, 512, 512),),
         )
     for name in DECODERS:
         made = getattr(smp, name)
         yield Network(
             "segmentation", "segmentation-models-pytorch", f"{name}(resnet34)",
-            lambda made=made: made("resnet34", encoder_weights=None), ((1, 3, 512, 512),),
+            partial(made, "resnet34", encoder_weights=None), ((1, 3, 512, 512),),
         )  # fmt: skip
     yield Network(
         "diffusion U-Net", "diffusers", "UNet2DConditionModel(sample_size=64, cross_attention_dim=768)",
@@ -87,17 +89,17 @@ def layers_of(network: Network) -> Counter[str]:
     """How often each distinct convolution runs in one forward pass of one image."""
     found: Counter[str] = Counter()
 
-    def note(_: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:
+    def note(_: str, module: torch.nn.Conv2d, x: torch.Tensor, __: torch.Tensor) -> None:
         padding = module.padding if isinstance(module.padding, tuple) else _same(module)
         n, c, h, w = x.shape
         layer = Case(
             "",
             (n, c, h, w),
             module.out_channels,
-            module.kernel_size,
-            module.stride,
+            as_pair(module.kernel_size, "kernel_size"),
+            as_pair(module.stride, "stride"),
             padding,
-            module.dilation,
+            as_pair(module.dilation, "dilation"),
             module.groups,
         )
         found[name_of_layer(layer)] += 1
@@ -105,7 +107,7 @@ def layers_of(network: Network) -> Counter[str]:
     with torch.device("meta"), torch.no_grad():
         model = network.make().eval()
         layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
-        with noting(layers, note):
+        with noting_calls(layers, note):
             model(*(torch.empty(each) if isinstance(each, tuple) else each for each in network.inputs))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 
 import torch
 
@@ -29,7 +30,7 @@ def check_layer() -> None:
     torch.testing.assert_close(pairs[2], pairs[3], rtol=0, atol=0)
 
 
-def inputs_grads(tensors) -> list[torch.Tensor]:
+def inputs_grads(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
     """The gradients of some tensors."""
     return [tensor.grad for tensor in tensors]
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
@@ -39,11 +40,15 @@ def facts_of(gpu: dict) -> DeviceFacts:
     return DeviceFacts(gpu["name"], arch, gpu["sm_count"], capability, 1 << 36, gpu["max_smem_bytes"], "none")
 
 
+def _none(*_: object) -> NoReturn:
+    raise RuntimeError("this GPU is only described: nothing runs on it")
+
+
 @contextmanager
 def stood_in(facts: DeviceFacts) -> Iterator[None]:
     """While active, CPU tensors count as that GPU's; nothing can be run on them."""
     before = stand_in()
-    set_stand_in(Device(facts, load=None, encode_tiled=None))
+    set_stand_in(Device(facts, load=_none, encode_tiled=_none))
     try:
         yield
     finally:
@@ -74,10 +79,12 @@ def _rows(root: Path, stem: str) -> Iterator[tuple[dict, Case]]:
     folder = root / "benchmarks" / "results" / stem
     for suite in NAMES:
         cases = {case.name: case for case in load_suite(SUITES / f"{suite}.toml")}
-        for row in read_rows(folder / latest_name(suite)):
+        rows: list[dict[str, Any]] = read_rows(folder / latest_name(suite))
+        for row in rows:
             if row["direction"] != "step" and row["ratio"] is not None:
                 yield row, cases[row["case"]]
-    for row in newest_rows(folder, "sample"):
+    sampled: list[dict[str, Any]] = newest_rows(folder, "sample")
+    for row in sampled:
         if row["ratio"] is not None:
             yield row, read_case(row["case"])
 

@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,8 @@ _ROUNDED = 1e-4  # of a time: five digits are kept
 def facts_of_row(row: Row) -> DeviceFacts:
     """The GPU that the row says. Raises ValueError or TypeError if it says none."""
     gpu = row.gpu
-    major, minor = gpu["capability"]  # type: ignore[misc]
+    capability: Any = gpu["capability"]
+    major, minor = capability
     name, driver = str(gpu["name"]), str(gpu["driver"])
     sms, smem = int(str(gpu["sm_count"])), int(str(gpu["max_smem_bytes"]))
     return DeviceFacts(name, arch_of((major, minor)), sms, (major, minor), 1 << 36, smem, driver)

@@ -22,6 +22,7 @@ from tools.result_facts import (
     costs_section,
     export_section,
     modes_section,
+    networks_section,
     rates_section,
     refresh_latest_files,
     result_files,
@@ -203,11 +204,11 @@ def networks_summary(networks: list[Network], layers: list[dict]) -> list[str]:
     lines = []
     wholes = {"Inference": [each.forward for each in networks], "A training step": [each.step for each in networks]}
     for name, found in wholes.items():
-        timed = [row for row in found if row is not None and row.ratio is not None]
+        timed = [(row.ratio, row.ratio_best) for row in found if row is not None and row.ratio is not None]
         if timed:
-            best = spread((row.ratio if row.ratio_best is None else row.ratio_best for row in timed), ".2f")
+            best = spread((ratio if best is None else best for ratio, best in timed), ".2f")
             lines.append(
-                f"{name}, {len(timed)} settings: {spread((row.ratio for row in timed), '.2f')} times PyTorch's speed, "
+                f"{name}, {len(timed)} settings: {spread((ratio for ratio, _ in timed), '.2f')} times PyTorch's speed, "
                 f"{best} times its speed in its faster layout."
             )
     return [*lines, f"Their layers: {summary(layers)}."] if layers else lines
@@ -234,6 +235,7 @@ def slowest_cells(network: Network) -> list[str]:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "headline": headline_section,
+        "networks": networks_section,
         "stamps": lambda: stamps_line(read_stamps(), pending()),
     },
     "docs/results.md": {

@@ -6,6 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from haloconv.bench.networks.compiled import SEARCH
 from haloconv.bench.results import MAIN_SUITE, latest_name, newest_rows, refresh_latest
 from haloconv.bench.suite import SUITES, Case, load_suite
 from tools.result_tables import DIRECTIONS, annotated, number, place_of, read_rows, span, summary, table, times
@@ -181,13 +182,33 @@ def scaling_section(root: Path = ROOT) -> str:
 
 def compiled_section(root: Path = ROOT) -> str:
     """The Markdown between the compiled markers: networks, each side by the fastest of its variants in the row."""
-    lines = []
+    found = []
     for path in result_files(root, "latest-compiled.jsonl"):
         rows = read_rows(path)
         body = [[*place_of(row)[:3], row["direction"], *_fastest(row["variants"])] for row in rows]
         header = ["network", "precision", "layout", "call", "PyTorch", "haloconv", "ratio", "memory"]
-        lines += [f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *table(header, body)]
-    return "\n".join(lines) or NO_RESULTS
+        lines = [f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *table(header, body)]
+        found.append("\n".join([*lines, *_not_searched(rows)]))
+    return "\n\n".join(found) or NO_RESULTS
+
+
+def networks_section(root: Path = ROOT) -> str:
+    """The Markdown between README's networks markers: the compiled networks of the first GPU that has such rows."""
+    path = next(iter(result_files(root, "latest-compiled.jsonl")), None)
+    if path is None:
+        return NO_RESULTS
+    rows = read_rows(path)
+    body = [[*place_of(row)[:3], row["direction"], *_fastest(row["variants"])[:3]] for row in rows]
+    header = ["network", "precision", "layout", "call", "PyTorch", "haloconv", "times PyTorch's speed"]
+    how = '[`torch.compile(model, backend="haloconv")`](docs/compile.md)'
+    lead = f"Whole networks by {how}, ms on the GPU, each side by its fastest setting: {span(rows, 'gpu')}."
+    return "\n".join([lead, "", *table(header, body), *_not_searched(rows)])
+
+
+def _not_searched(rows: list[dict]) -> list[str]:
+    """A sentence about the networks whose rows lack a search by Inductor."""
+    lacking = sorted({row["case"] for row in rows if not any(SEARCH in each for each in row["variants"])})
+    return ["", f"Without {SEARCH} on either side: {', '.join(lacking)}."] if lacking else []
 
 
 def _fastest(variants: dict[str, dict]) -> list[str]:

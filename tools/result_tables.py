@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from haloconv.bench.suite import Case
 from haloconv.report.rows import computed_precision
@@ -71,10 +72,11 @@ def _limit_today(row: dict, cases: Mapping[str, Case]) -> float | None:
         return None
     case, gpu, flops = cases.get(row["case"]), row["gpu"], row.get("tflops")
     if case is not None:
-        directions = DIRECTIONS[:3] if row["direction"] == "step" else (row["direction"],)
+        directions: Iterable[Any] = DIRECTIONS[:3] if row["direction"] == "step" else (row["direction"],)
         problems = [case.problem(each, row["precision"], row["layout"]) for each in directions]
         limits = [limit_ms(problem, gpu) for problem in problems]
-        return row["limit_ms"] if None in limits else sum(limits)
+        known = [each for each in limits if each is not None]
+        return sum(known) if len(known) == len(limits) else row["limit_ms"]
     if flops is None or row.get("bytes") is None:
         return row["limit_ms"]
     return limit_of(gpu, row["precision"], round(flops * row["haloconv_ms"] * 1e9), row["bytes"]) or row["limit_ms"]

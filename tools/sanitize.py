@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -110,7 +110,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no process later than this")
     parser.add_argument("--jobs", type=int, default=side_by_side(), help="how many processes run side by side")
     parser.add_argument("--calls", type=int, default=48, help="how many calls a process makes at most")
-    form = {"type": per_tool, "action": "append", "default": [], "metavar": "TOOL=NUMBER"}
+    form: dict[str, Any] = {"type": per_tool, "action": "append", "default": [], "metavar": "TOOL=NUMBER"}
     parser.add_argument("--limit", **form, help="seconds for one tool, instead of --timeout; may be repeated")
     parser.add_argument("--every", **form, help="let one tool make one call in NUMBER; the verdict says how many")
     return parser.parse_args(arguments)
@@ -128,9 +128,9 @@ def driver(*arguments: str) -> list[str]:
 
 def compile_and_note(families: list[str], pool: Pool, folder: Path, limit_s: float) -> dict[str, list[str]]:
     """Compile what the families' calls need; gives the kernels that each call launches. Exits if that fails."""
-    noted, ended = folder / "calls.json", {}
+    noted, ended = folder / "calls.json", dict[str, Ended]()
     chosen = [f"--family={name}" for name in families]
-    pool.run({"compiling": Job(driver(*chosen, "--compile", str(noted)), limit_s)}, folder, ended.setdefault)
+    pool.run({"compiling": Job(driver(*chosen, "--compile", str(noted)), limit_s)}, folder, ended.__setitem__)
     print(ended["compiling"].output)
     if ended["compiling"].code:
         sys.exit(f"sanitize: the kernels cannot be compiled (exit code {ended['compiling'].code})")

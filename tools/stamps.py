@@ -48,7 +48,7 @@ def tested_by(family: str) -> tuple[str, ...]:
 
 def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:
     """The stamp of every kernel that has one: a file a family, a line a kernel."""
-    found = {}
+    found: dict[str, dict] = {}
     for file in sorted(folder.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
         found |= {f"{content['family']}/{name}": stamp for name, stamp in content["kernels"].items()}

@@ -15,7 +15,7 @@ from haloconv.bench.layer import LAYOUTS, Layer, Step
 from haloconv.functional import conv2d
 from haloconv.padding import ZEROS, Modes, modes_in_use, padded_copy
 from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
-from haloconv.strips import Alone, Block, Job, Messages, convolve_cut, give, needed, split, take
+from haloconv.strips import Alone, Job, Messages, Rectangle, convolve_cut, give, needed, split, take
 
 Tensor = torch.Tensor
 
@@ -28,21 +28,21 @@ class InTurn(Alone):
 
     def __init__(self, cut: Cut, place: Place, shards: dict[Place, Tensor]) -> None:
         self.needed, self.shards = needed(cut, place), shards
-        self.owed: list[tuple[Place, Block, Tensor]] = []
+        self.owed: list[tuple[Place, Rectangle, Tensor]] = []
 
     def start(self, x: Tensor) -> Callable[[], Messages]:
-        """The blocks of the others, as one flat tensor of each."""
+        """The rectangles of the others, as one flat tensor of each."""
         return lambda: {
-            owner: torch.cat([take(self.shards[owner].detach(), block).reshape(-1) for block in blocks])
-            for owner, blocks in self.needed.items()
+            owner: torch.cat([take(self.shards[owner].detach(), rectangle).reshape(-1) for rectangle in rectangles])
+            for owner, rectangles in self.needed.items()
         }
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
         """Keep what others are owed."""
         self.owed = []
         for owner, message in sent.items():
-            blocks = self.needed[owner]
-            self.owed += [(owner, *each) for each in zip(blocks, split(message, blocks, like), strict=True)]
+            rectangles = self.needed[owner]
+            self.owed += [(owner, *each) for each in zip(rectangles, split(message, rectangles, like), strict=True)]
         return list
 
 
@@ -153,7 +153,7 @@ class Shards:
         """A sentence: the bytes that a shard gets of others, and the messages."""
         x = self.layer.x
         pixels = max(
-            sum(down.length * across.length for blocks in one.needed.values() for down, across in blocks)
+            sum(down.length * across.length for rectangles in one.needed.values() for down, across in rectangles)
             for one in self.exchanges
         )
         megabytes = pixels * x.shape[0] * x.shape[1] * x.itemsize / 1e6
@@ -178,8 +178,8 @@ class Shards:
         def run() -> list[Tensor]:
             found = [torch.autograd.grad(y, wanted, dy, retain_graph=True)[0] for y, wanted, dy in parts]
             for each in self.exchanges if step == "dgrad" else ():
-                for owner, block, gradient in each.owed:
-                    give(found[owner[0]], block, gradient)
+                for owner, rectangle, gradient in each.owed:
+                    give(found[owner[0]], rectangle, gradient)
             return found
 
         return run

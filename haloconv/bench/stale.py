@@ -23,7 +23,7 @@ ASKED_FOR = "asked for"  # the reason of a choice that the user made
 KERNEL_ASKED_FOR = "kernel asked for"  # the same of a row of one kernel (one_kernel.py)
 
 
-class Run(NamedTuple):
+class LayerSetting(NamedTuple):
     """How a layer of a suite ran: ``family`` is the one asked for by name, or a kernel's name, or ``"auto"``."""
 
     case: str
@@ -53,14 +53,14 @@ def same_sources(folder: Path, kernel: str) -> frozenset[str]:
     return frozenset([origin["hash"], *origin.get("between", [])])
 
 
-def stale_runs(rows: Iterable[ResultRow]) -> dict[Run, list[str]]:
-    """The directions of every run that has stale rows, in the rows' order."""
-    found: dict[Run, list[str]] = {}
+def stale_settings(rows: Iterable[ResultRow]) -> dict[LayerSetting, list[str]]:
+    """The directions of every setting that has stale rows, in the rows' order."""
+    found: dict[LayerSetting, list[str]] = {}
     for row in rows:
         if is_stale(row):
             layout: Layout = "nhwc" if row["layout"] == "nhwc" else "nchw"
-            run = Run(str(row["case"]), label_of(str(row["precision"])), layout, _family_asked(row))
-            found.setdefault(run, []).append(str(row["direction"]))
+            setting = LayerSetting(str(row["case"]), label_of(str(row["precision"])), layout, _family_asked(row))
+            found.setdefault(setting, []).append(str(row["direction"]))
     return found
 
 

@@ -72,7 +72,7 @@ def exchange_cost(
     traffics = _traffics(layer, shape, shards, padding_mode)
     pixels = shape[0] * shape[1] * layer.weight.element_size()
     received = [
-        sum(down.length * across.length for blocks in each.asked.values() for down, across in blocks)
+        sum(down.length * across.length for rectangles in each.asked.values() for down, across in rectangles)
         for each in traffics
     ]
     inside = [_interior(each) for each in traffics if 0 not in each.cut.outputs]

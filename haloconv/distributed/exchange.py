@@ -17,7 +17,7 @@ import torch.distributed as dist
 from haloconv.distributed.group import Group, RankError, agree, others_there
 from haloconv.distributed.image import Image
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
-from haloconv.strips import Block, Messages, give, needed, split, take
+from haloconv.strips import Messages, Rectangle, give, needed, split, take
 
 Tensor = torch.Tensor
 Pending = Callable[[], Messages]
@@ -25,21 +25,21 @@ Interval = tuple[int, int]
 
 
 class Traffic(NamedTuple):
-    """What a shard computes, the blocks that it asks others for, and those that they ask it for.
+    """What a shard computes, the rectangles that it asks others for, and those that they ask it for.
 
     ``is_any`` if any shard asks another.
     """
 
     cut: Cut
-    asked: dict[Place, list[Block]]
-    sent: dict[Place, list[Block]]
+    asked: dict[Place, list[Rectangle]]
+    sent: dict[Place, list[Rectangle]]
     is_any: bool
 
 
 def _traffic(cuts: dict[Place, Cut], place: Place) -> Traffic:
     wanted = {other: needed(cut, other) for other, cut in cuts.items()}
     asked = {owner: wanted[place][owner] for owner in sorted(wanted[place])}
-    sent = {other: blocks[place] for other, blocks in sorted(wanted.items()) if place in blocks}
+    sent = {other: rectangles[place] for other, rectangles in sorted(wanted.items()) if place in rectangles}
     return Traffic(cuts[place], asked, sent, any(wanted.values()))
 
 
@@ -93,28 +93,28 @@ class MeshExchange:
         if not self.traffic.is_any:
             return dict
         self._agree("")
-        blocks, pixels = self.traffic.sent, x.shape[0] * x.shape[1]
+        rectangles, pixels = self.traffic.sent, x.shape[0] * x.shape[1]
         expected = {owner: pixels * _area(each) for owner, each in self.traffic.asked.items()}
 
         def pack() -> Messages:
-            return {other: torch.cat([take(x, each).reshape(-1) for each in blocks[other]]) for other in blocks}
+            return {other: torch.cat([take(x, each).reshape(-1) for each in rectangles[other]]) for other in rectangles}
 
         return self._exchanged(pack, expected, x)
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Block, Tensor]]]:
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
         if not self.traffic.is_any:
             return list
         self._agree("gradient of x in ")
-        blocks, pixels = self.traffic.sent, like.shape[0] * like.shape[1]
-        expected = {other: pixels * _area(each) for other, each in blocks.items()}
+        rectangles, pixels = self.traffic.sent, like.shape[0] * like.shape[1]
+        expected = {other: pixels * _area(each) for other, each in rectangles.items()}
         arrive = self._exchanged(lambda: sent, expected, like)
 
-        def gradients() -> list[tuple[Block, Tensor]]:
+        def gradients() -> list[tuple[Rectangle, Tensor]]:
             found = arrive()
             return [
                 pair
-                for other in blocks
-                for pair in zip(blocks[other], split(found[other], blocks[other], like), strict=True)
+                for other in rectangles
+                for pair in zip(rectangles[other], split(found[other], rectangles[other], like), strict=True)
             ]
 
         return gradients
@@ -186,8 +186,8 @@ class MeshExchange:
         return arrive
 
 
-def _area(blocks: list[Block]) -> int:
-    return sum(down.length * across.length for down, across in blocks)
+def _area(rectangles: list[Rectangle]) -> int:
+    return sum(down.length * across.length for down, across in rectangles)
 
 
 @lru_cache(maxsize=16)
@@ -264,8 +264,8 @@ class _SendBack(torch.autograd.Function):
     def forward(ctx: Any, exchange: MeshExchange, shape: torch.Size, *gradients: Tensor) -> Tensor:
         ctx.exchange = exchange
         dx = gradients[-1].new_zeros(shape)
-        for block, gradient in exchange.start_back(dict(zip(exchange.traffic.asked, gradients)), dx)():  # noqa: B905
-            give(dx, block, gradient)
+        for rectangle, gradient in exchange.start_back(dict(zip(exchange.traffic.asked, gradients)), dx)():  # noqa: B905
+            give(dx, rectangle, gradient)
         return dx
 
     @staticmethod

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from haloconv import plan
+from haloconv.calls import noting_calls
 from haloconv.choose.choice import Choice, choose
 from haloconv.choose.rules import by_rule
 from haloconv.device import device_facts
@@ -26,7 +27,6 @@ from haloconv.problem_file import (
     map_tensors,
     tensors_in,
 )
-from haloconv.tune.problems import noting
 
 ROUTED = "PyTorch's own convolution is the choice here, and an exported file has kernels alone"
 
@@ -71,7 +71,7 @@ def layers_of(file: ProblemFile, precision: Precision | None) -> list[Layer]:
     model = file.model().to("meta")
     convolutions = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)}
     try:
-        with noting(convolutions, lambda *call: seen.append(call)), torch.no_grad():
+        with noting_calls(convolutions, lambda *call: seen.append(call[:3])), torch.no_grad():
             model(*inputs)
     except KeyboardInterrupt:
         raise

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from haloconv.backend import explain
+from haloconv.calls import noting_calls
 from haloconv.front import Front, Images
 from haloconv.functional import make_spec
 from haloconv.fusion.module import fused_calls
@@ -57,13 +57,13 @@ def problems_of(
     frozen_inputs = {tensor.data_ptr() for tensor in tensors_in((args, kwargs)) if not tensor.requires_grad}
     found: list[Posed] = []
 
-    def note(name: str, module: torch.nn.Module, x: torch.Tensor) -> None:
+    def note(name: str, module: torch.nn.Module, x: torch.Tensor, _: torch.Tensor) -> None:
         wanted = [each for each in directions if each != "dgrad" or x.data_ptr() not in frozen_inputs]
         posed = _problems(module, x, wanted) if isinstance(module, torch.nn.Conv2d) else _of_front(module, x, wanted)
         found.extend(Posed(name, problem, x.device) for problem in posed)
 
     layers = {name: module for name, module in model.named_modules() if _is_ours_to_run(module)}
-    with noting(layers, note), evaluating(model), torch.no_grad(), unsearched():
+    with noting_calls(layers, note), evaluating(model), torch.no_grad(), unsearched():
         model(*args, **kwargs)
     return list(dict.fromkeys(found))
 
@@ -88,14 +88,14 @@ def wholes_of(model: torch.nn.Module, example_inputs: Inputs) -> list[Posed]:
     calls, names = [*fused_calls(model)], {module: name for name, module in model.named_modules()}
     layers = {names[call.conv]: call.conv for call in calls}
 
-    def note(name: str, module: torch.nn.Conv2d, x: torch.Tensor) -> None:
+    def note(name: str, module: torch.nn.Conv2d, x: torch.Tensor, _: torch.Tensor) -> None:
         for problem in _problems(module, x, DIRECTIONS[:1]):
             for epilogue in (each.chain.epilogue for each in calls if each.conv is module):
                 whole = replace(problem, bias=problem.bias and not epilogue.scale, epilogue=epilogue)
                 found.append(Posed(name, whole, x.device))
 
     with (
-        noting(layers, note),
+        noting_calls(layers, note),
         evaluating(model),
         torch.no_grad(),
         unsearched(),
@@ -144,21 +144,6 @@ def _spec_of(module: torch.nn.Conv2d, image: Sequence[int]) -> ConvSpec:
         chosen = (module.precision, module.family, module.strict)
     r, s = module.kernel_size
     return make_spec(module.stride, padding, module.dilation, module.groups, (r, s), *chosen)
-
-
-@contextmanager
-def noting(layers: Mapping[str, torch.nn.Module], note: Callable[[str, Any, torch.Tensor], None]) -> Iterator[None]:
-    """While active, ``note(name, module, x)`` is called before each call of one of these layers, which takes ``x``."""
-
-    def hook_of(name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
-        return lambda module, args, kwargs: note(name, module, args[0] if args else kwargs["input"])
-
-    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in layers.items()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _is_ours_to_run(module: torch.nn.Module) -> bool:

@@ -233,5 +233,5 @@ def cases() -> Iterator[Case]:
 
 
 def _case(kind: str, mode: int, name: str, build: Callable[[], Setup], digest_only: bool = False) -> Case:
-    constants = {"TYPE": f"hc::{kind}", "MODE": mode}
+    constants: dict[str, int | str] = {"TYPE": f"hc::{kind}", "MODE": mode}
     return Case(f"wgmma_{name}", "wgmma", 128, build, constants, digest_only=digest_only)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
+from tests.conformance.case import Random
+
+Addresses = TypeVar("Addresses", np.ndarray, int)
 TYPES = ("tf32", "fp16", "bf16")
 DEPTH = {"tf32": 8, "fp16": 16, "bf16": 16}
 ELEMENT_BYTES = {"tf32": 4, "fp16": 2, "bf16": 2}
@@ -45,7 +50,7 @@ def decode(bits: np.ndarray, kind: str) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def random_bits(random, kind: str, *shape: int) -> np.ndarray:
+def random_bits(random: Random, kind: str, *shape: int) -> np.ndarray:
     """Random finite elements around 1, with all bits of the format (and for tf32 those below it) in use."""
     values = random.floats(*shape)
     if kind == "fp16":
@@ -53,7 +58,7 @@ def random_bits(random, kind: str, *shape: int) -> np.ndarray:
     return values.view(np.uint32) if kind == "tf32" else (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def swizzled(addresses: np.ndarray | int, span: int) -> np.ndarray | int:
+def swizzled(addresses: Addresses, span: int) -> Addresses:
     """Where the byte at a shared address really lies: address bits 4.. are XORed with bits 7..."""
     return addresses ^ ((addresses >> 3) & {128: 0x70, 64: 0x30, 32: 0x10, 0: 0}[span])
 

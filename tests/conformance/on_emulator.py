@@ -45,8 +45,8 @@ def run(case: Case, setup: Setup, seed: int) -> tuple[np.ndarray, ...]:
         outputs[0][...] = setup.initial
     gave_up = aligned(np.zeros(4, np.uint32))
     block = ArgumentBlock(PARAMS_BYTES)
-    addresses = [[each.ctypes.data for each in arrays] for arrays in (inputs, outputs)]
-    block.buffer[:] = packed(setup, *addresses, gave_up.ctypes.data, encode)
+    given, made = ([each.ctypes.data for each in arrays] for arrays in (inputs, outputs))
+    block.buffer[:] = list(packed(setup, given, made, gave_up.ctypes.data, encode))
     regions = [Region(each.ctypes.data, each.ctypes.data + each.nbytes, False) for each in inputs]
     regions += [Region(each.ctypes.data, each.ctypes.data + each.nbytes, True) for each in (*outputs, gave_up)]
     _modules[source.digest].run(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,9 +114,9 @@ def run(case: Case, setup: Setup) -> tuple[np.ndarray, ...]:
     inputs = [_on_device(each) for each in setup.inputs]
     outputs = [torch.full((each.nbytes,), SENTINEL, dtype=torch.uint8, device="cuda") for each in setup.expected]
     gave_up = torch.zeros(4, dtype=torch.int32, device="cuda")
-    addresses = [[each.data_ptr() for each in tensors] for tensors in (inputs, outputs)]
+    given, made = ([each.data_ptr() for each in tensors] for tensors in (inputs, outputs))
     block = ArgumentBlock(PARAMS_BYTES)
-    block.buffer[:] = packed(setup, *addresses, gave_up.data_ptr(), _encode)
+    block.buffer[:] = list(packed(setup, given, made, gave_up.data_ptr(), _encode))
     stream = torch.cuda.current_stream().cuda_stream
     kernel.launch(1, case.threads, case.smem_bytes, stream, block.pointer_array_address)
     torch.cuda.synchronize()
@@ -129,7 +130,7 @@ def main() -> None:
     """Run the cases named on the command line; a fault of the GPU ends the process."""
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     torch.cuda.init()
-    sources = {case.source().digest: case.source() for case in map(BY_NAME.get, names)}
+    sources = {case.source().digest: case.source() for case in (BY_NAME[name] for name in names)}
     with ThreadPoolExecutor(COMPILE_THREADS) as pool:
         for future in [pool.submit(get_kernel, source, ARCH) for source in sources.values()]:
             future.exception()  # the case that needs it says what is wrong
@@ -143,7 +144,8 @@ def main() -> None:
             except RuntimeError:
                 sys.exit(_CONTEXT_LOST)
             continue
-        np.savez(folder / f"{name}.partial", **{str(index): each for index, each in enumerate(outputs)})
+        arrays: dict[str, Any] = {str(index): each for index, each in enumerate(outputs)}
+        np.savez(folder / f"{name}.partial", **arrays)
         (folder / f"{name}.partial.npz").rename(folder / f"{name}.npz")
 
 

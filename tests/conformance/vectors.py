@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,10 @@ def save(
     missing: Mapping[str, str] | None = None,
 ) -> None:
     """Write the file, all of it or nothing; ``about`` says where the results come from, ``missing`` which have none."""
-    arrays = {"about": np.array(json.dumps(dict(about))), "missing": np.array(json.dumps(dict(missing or {})))}
+    arrays: dict[str, Any] = {
+        "about": np.array(json.dumps(dict(about))),
+        "missing": np.array(json.dumps(dict(missing or {}))),
+    }
     for case, (setup, outputs) in results.items():
         arrays[f"{case.name}/inputs"] = np.array(setup.digest)
         if case.digest_only:

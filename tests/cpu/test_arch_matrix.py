@@ -10,19 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
 
 import pytest
+import torch
 
 from haloconv import jit
 from haloconv.choose.trust import stamped
+from haloconv.device import DeviceFacts, max_smem_bytes_of
 from haloconv.families import FAMILIES, OWN
 from haloconv.families.direct.family import DirectFamily
 from haloconv.families.files import kernels_of
 from haloconv.jit.source import SOURCE_ROOT, kernel_path
+from haloconv.problem import Request, dense_request
 from tests.covering import NO_REGISTER, constants_together, covering
+from tests.emulated import FAMILY_RUNS
 from tests.fuzz.campaign import commit_seed
 from tests.nvrtc_ctypes import Nvrtc, library_folder
+from tools.measured import stood_in
+
+CPU = torch.device("cpu")
 
 EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MAIN_ARCH = "sm_90a"  # where kernels were measured
@@ -43,34 +52,22 @@ TOGETHER_ON_MAIN, TOGETHER_ELSEWHERE = 2, 1  # how many constants' values meet i
 # On the main one 2 are for kernels whose sources were not all compiled there, as those of a stamp that holds were.
 
 
+def _number(arch: str) -> int:
+    return int(arch.removeprefix("sm_").rstrip("a"))
+
+
 def _archs_of(name: str) -> tuple[str, ...]:
     """The architectures that a family has kernels for."""
     family, found = FAMILIES[name], []
     for arch in EVERY_ARCH:
-        major, minor = divmod(int(arch.removeprefix("sm_").rstrip("a")), 10)
-        if (major, minor) == family.capability or (family.newer and (major, minor) > family.capability):
+        capability = divmod(_number(arch), 10)
+        if capability == family.capability or (family.newer and capability > family.capability):
             found.append(arch)
     return tuple(found)
 
 
 ARCHS = {name: _archs_of(name) for name in OWN}
-LEAST_ARCHS = {  # of kernels that need more than other kernels of their family
-    "depthwise/band": 80,
-    "depthwise/band_wgrad": 80,
-    "depthwise/tile": 80,
-}
 BOXES_ARCH = 90  # where TMA takes boxes
-HOPPER_ONLY = (
-    "depthwise/box",
-    "depthwise/box_wgrad",
-    "depthwise/lanes",
-    "depthwise/lanes_wgrad",
-    "depthwise/pairs",
-    "depthwise/pairs_wgrad",
-    "depthwise/patch",
-    "depthwise/patch_wgrad",
-    "depthwise/tile_sm90",
-)  # the same, that need Hopper
 OLD_NVRTCS = (12, 11)
 THREADS = 2
 
@@ -86,12 +83,42 @@ def _spills(sources: list[jit.KernelSource], spill_bytes: Callable[[jit.KernelSo
     ]
 
 
-def _runs(source: jit.KernelSource, arch: str) -> bool:
+@cache
+def _requests(family: str) -> list[Request]:
+    """What the family's kernels are asked for on the emulator, and the same of many large images."""
+    runs = (run for run in FAMILY_RUNS[family]() if run.result in FAMILIES[family].directions)
+    small = dict.fromkeys(run.case.problem(run.result, run.dtype) for run in runs)
+    fp32 = "tf32" if FAMILIES[family].tensor_cores else "ieee"
+    return [
+        dense_request(replace(problem, precision=fp32) if problem.dtype == torch.float32 else problem, CPU)
+        for each in small
+        for problem in (each, replace(each, n=32, h=112, w=112))
+    ]
+
+
+@cache
+def _takes(kernel: str, family: str, arch: str) -> bool:
+    """Whether the kernel's host half takes one of the family's requests on a GPU of that architecture.
+
+    Kernels without a host half of their own, or one that offers no configs, run wherever the others of the family do.
+    """
+    path = kernel_path(kernel)
+    if not (SOURCE_ROOT / path).with_suffix(".py").is_file():
+        return True
+    host = import_module(f"haloconv.{path.replace('/', '.')}")
+    if not hasattr(host, "configs"):
+        return True
+    capability = divmod(_number(arch), 10)
+    facts = DeviceFacts(arch, arch, 132, capability, 1 << 36, max_smem_bytes_of(capability), "none")
+    with stood_in(facts):
+        return any(host.configs(request) for request in _requests(family))
+
+
+def _runs(source: jit.KernelSource, family: str, arch: str) -> bool:
     """Whether the source is for this architecture."""
-    if source.kernel in HOPPER_ONLY:
-        return arch == "sm_90a"
-    least = BOXES_ARCH if dict(source.constants).get("BOXES") else LEAST_ARCHS.get(source.kernel, 0)
-    return int(arch.removeprefix("sm_").rstrip("a")) >= least
+    if dict(source.constants).get("BOXES") and _number(arch) < BOXES_ARCH:
+        return False
+    return _takes(source.kernel, family, arch)
 
 
 def test_every_kernel_file_is_in_the_matrix() -> None:
@@ -102,6 +129,18 @@ def test_every_kernel_file_is_in_the_matrix() -> None:
     assert {source.kernel for source in sources} == set(names) and len(names) == len(files)
     assert {kernel_path(name) for name in names} == {f"families/{path.with_suffix('')}" for path in files}
     assert len({source.digest for source in sources}) == len(sources)
+
+
+def test_kernels_that_need_more_than_their_family() -> None:
+    """Every kernel is for some architecture of its family; those of the depthwise family are for fewer, or for all."""
+    for name, archs in ARCHS.items():
+        for kernel in {source.kernel for source in FAMILIES[name].sources()}:
+            assert any(_takes(kernel, name, arch) for arch in archs), kernel
+    found = {
+        kernel: [arch for arch in EVERY_ARCH if _takes(f"depthwise/{kernel}", "depthwise", arch)]
+        for kernel in ("march", "band", "pairs")
+    }
+    assert found == {"march": [*EVERY_ARCH], "band": [*EVERY_ARCH[1:]], "pairs": [MAIN_ARCH]}
 
 
 def test_kernels_have_few_constants() -> None:
@@ -168,7 +207,7 @@ def every(request: pytest.FixtureRequest) -> bool:
 
 
 def test_no_kernel_spills(family: str, arch: str, every: bool) -> None:
-    sources = [source for source in FAMILIES[family].sources() if _runs(source, arch)]
+    sources = [source for source in FAMILIES[family].sources() if _runs(source, family, arch)]
     if not every:
         whole_once = stamped() if arch == MAIN_ARCH else {source.kernel: None for source in sources}
         old = [source for source in sources if source.kernel in whole_once]

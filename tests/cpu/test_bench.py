@@ -146,6 +146,7 @@ def test_a_suite_names_its_rows(name, pretended_gpu):
         (["--tag", "none"], "the suite has no none"),
         (["--case", "A", "--tag", "depthwise"], "none of the cases A has one of the tags depthwise"),
         (["--direction", "sideways"], "--direction takes some of fprop,dgrad,wgrad,step, not 'sideways'"),
+        (["--models", "--direction", "sideways"], "--direction takes some of fprop,dgrad,wgrad,step, not 'sideways'"),
         (["--precision", "fp8"], "--precision takes some of"),
         (["--family", "nobody"], "family must be one of ('auto', "),
         (["--family", "depthwise/bnd"], "depthwise has no kernel depthwise/bnd; it has depthwise/band, "),

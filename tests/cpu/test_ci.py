@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.cpu.conftest import MAY_BE_SKIPPED
-from tests.cpu.test_emulator_mutations import part
 from tests.fuzz.campaign import SEED, commit_seed
+from tests.parts import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_THE_EMULATOR = (
     "test_emulator_families.py::test_the_list_reaches_everything",
     "test_emulator_conformance.py::test_vectors_are_of_cases_that_exist",
-    f"test_emulator_mutations.py::test_planted_fault_is_caught[{part(commit_seed())[0].name}]",
+    f"test_emulator_mutations.py::test_planted_fault_is_caught[{faults(commit_seed())[0].name}]",
 )
 
 

@@ -25,13 +25,15 @@ from tests.covering import covering
 from tests.emulated import FAMILY_RUNS, TENSOR_CORES, Run, execute
 from tests.emulated_cases import HUGE, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR
 from tests.exact import make_exact
-from tests.mutations import MUTATIONS
+from tests.fuzz.campaign import commit_seed
 from tests.mutations.runner import run_of
+from tests.parts import faults
 
 MISSING = emulator.available()
 VERIFIED = {name for name in OWN if set(kernels_of(name)) <= set(stamped())}
 RUNS = [run for runs in FAMILY_RUNS.values() for run in runs()]
-JUDGES = {run_of(mutation) for mutation in MUTATIONS}  # what a planted fault is judged by is right without it
+JUDGES = {run_of(mutation) for mutation in faults(commit_seed())}
+"""What a planted fault of this commit is judged by is right without it."""
 
 LONG_FLOPS, LONG_FLOPS_ON_TENSOR_CORES = 2_000_000, 80_000_000  # from there on optimising a kernel pays
 """What tensor cores multiply is the runtime's work, which is always optimised."""

@@ -1,7 +1,6 @@
 """The emulator notices every fault of the list in ``tests/mutations``: its findings are not decoration.
 
-Without ``--every-run`` a part: the faults of kernels without a stamp, and of kernels that a GPU has seen as they are a
-third, which one the commit's seed says (``FUZZ_SEED`` overrides it).
+Without ``--every-run`` a part (tests/parts.py), which one the commit's seed says (``FUZZ_SEED`` overrides it).
 """
 
 from __future__ import annotations
@@ -20,25 +19,19 @@ from tests.fuzz.campaign import commit_seed
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import Mutation, StaleMutation, planted
 from tests.mutations.runner import judge, run_of
+from tests.parts import faults
 
 MISSING = emulator.available()
 FEWEST = 25
-PARTS = 3
 
 pytestmark = pytest.mark.usefixtures("emulator_cache")
 needs_emulator = pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
 
 
-def part(seed: int) -> list[Mutation]:
-    """The faults that are enough without being asked for all."""
-    old = stamped()
-    return [one for place, one in enumerate(MUTATIONS) if one.kernel not in old or (place + seed) % PARTS == 0]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "mutation" in metafunc.fixturenames:
-        faults = MUTATIONS if metafunc.config.getoption("--every-run") else part(commit_seed())
-        metafunc.parametrize("mutation", faults, ids=lambda mutation: mutation.name)
+        planned = MUTATIONS if metafunc.config.getoption("--every-run") else faults(commit_seed())
+        metafunc.parametrize("mutation", planned, ids=lambda mutation: mutation.name)
 
 
 @needs_emulator
@@ -49,7 +42,7 @@ def test_planted_fault_is_caught(mutation: Mutation, record_property: Callable) 
 
 
 def test_three_seeds_in_a_row_plant_every_fault() -> None:
-    parts = [part(seed) for seed in (7, 8, 9)]
+    parts = [faults(seed) for seed in (7, 8, 9)]
     assert set().union(*parts) == set(MUTATIONS)
     new = {one for one in MUTATIONS if one.kernel not in stamped()}
     assert set.intersection(*map(set, parts)) == new and all(len(each) < len(MUTATIONS) for each in parts)

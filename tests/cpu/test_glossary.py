@@ -102,6 +102,19 @@ def test_every_term_is_explained_once() -> None:
     assert [term for term, meaning in terms() if len(meaning) < 10] == []
 
 
+def test_words_of_several_senses_are_explained() -> None:
+    """Each has one meaning where it stands alone; what else it could be has a name of its own."""
+    meanings = dict(terms())
+    assert {"block", "filter block", "run", "pixel run", "unit", "descriptor unit"} <= meanings.keys()
+    others = {
+        name_of(file): where
+        for file in CODE
+        if file.suffix == ".py" and file.is_relative_to(ROOT / "haloconv") and "families" not in file.parts
+        and (where := places(r"class (?:Run|Block|Unit)s?", file.read_text("utf-8")))
+    }  # fmt: skip
+    assert others.keys() == {"haloconv/rims.py"}, "of pixels a run, of CUDA a block: say rectangle or setting"
+
+
 def test_groups_of_terms_are_alphabetical() -> None:
     groups = GLOSSARY.read_text("utf-8").split("\n## ")[1:]
     assert len(groups) >= 4

@@ -24,7 +24,7 @@ from tests.cpu.test_budgets import (
 
 LAYERS = (
     {"version"},
-    {"atomic", "device", "layout"},
+    {"atomic", "calls", "device", "layout"},
     {"env", "epilogue", "extras", "logs", "precision", "problem", "profiling", "support", "reference", "roofline"},
     {"report"},
     {"jit"},
@@ -169,6 +169,12 @@ def test_no_cycle_of_folders() -> None:
 @pytest.mark.parametrize("file", MODULES, ids=name_of)
 def test_import_module_is_called_for_a_reason(file: Path) -> None:
     assert set(late_imports(tree_of(file))) == LATE_IMPORTS.get(file.relative_to(PACKAGE).as_posix(), {}).keys()
+
+
+def test_one_walker_over_forward_hooks() -> None:
+    """What else sets one, a sharded model, changes what its layers get and give."""
+    setting = {name_of(each) for each in MODULES if "register_forward" in each.read_text("utf-8")}
+    assert setting == {name_of(PACKAGE / "calls.py"), name_of(PACKAGE / "distributed" / "model.py")}
 
 
 def test_late_imports_are_found() -> None:

@@ -187,6 +187,23 @@ def test_small_inputs_are_left_alone():
     assert torch.equal(reduced.inputs[0], x) and reduced.note is None
 
 
+def test_crop_of_a_layer_whose_input_has_another_name():
+    class Renamed(nn.Conv2d):
+        def forward(self, image):
+            return super().forward(image)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = Renamed(4, 4, 3)
+
+        def forward(self, x):
+            return self.conv(image=x)
+
+    reduced = scaled_inputs(Model(), [torch.rand(8, 4, 64, 64)])
+    assert reduced.inputs[0].shape == (1, 4, 18, 18)
+
+
 def test_other_tensors_follow_the_batch():
     class Scaled(nn.Module):
         def __init__(self):

@@ -150,7 +150,7 @@ def test_fuzzed_gradients_are_those_of_a_padded_copy() -> None:
 
 
 def test_strips_are_gathered_where_rows_lie_end_to_end() -> None:
-    """And else, of a part of an image, put together of blocks."""
+    """And else, of a part of an image, put together of rectangles."""
     cut, x = cut_of_axes(), torch.randn(2, 3, 12, 11)
     batch, whole = cut.batches[1], x[..., :9].contiguous()
     expected = gathered(whole, batch, (0, 0), "nchw", True)

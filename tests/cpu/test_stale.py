@@ -68,7 +68,7 @@ def test_stale_rows_run_again_as_they_ran() -> None:
             {**old, "case": "c", "family": "gone"},
             {**old, "case": "d", "reason": stale.KERNEL_ASKED_FOR, "kernel": "depthwise/band"},
             {**old, "case": "e", "reason": stale.KERNEL_ASKED_FOR, "kernel": "depthwise/gone"}]  # fmt: skip
-    assert stale.stale_runs(rows) == {
+    assert stale.stale_settings(rows) == {
         ("a", "fp32", "nchw", "depthwise"): ["dgrad", "wgrad"],
         ("b", "fp32", "nchw", "auto"): ["fprop"],
         ("c", "fp32", "nchw", "auto"): ["fprop"],
@@ -83,8 +83,8 @@ def test_networks_with_a_stale_row_run_again() -> None:
     assert stale.stale_networks(rows) == {("net", "fp32", "nchw")}
 
 
-def words(**changes: str) -> bench.Words:
-    return bench.Words(case="", tag="", direction=None, precision=None, layout=None, family="auto")._replace(**changes)
+def words(precision: str | None = None, layout: str | None = None) -> bench.Words:
+    return bench._words("", "", None, precision, layout, "auto")
 
 
 def suite_of(folder: Path) -> Path:
@@ -116,7 +116,7 @@ def test_the_order_of_stale_rows(tmp_path: Path) -> None:
 def test_what_ran_again_is_stale_no_more(tmp_path: Path) -> None:
     assert bench_suite.bench_suite(order(directions=["fprop"]), CPU, tmp_path, Console(file=io.StringIO()))
     latest = lines_of(tmp_path / "latest.jsonl")
-    assert stale.stale_runs(latest) == {} and stale.stale_runs([{**row, "source": None} for row in latest])
+    assert stale.stale_settings(latest) == {} and stale.stale_settings([{**row, "source": None} for row in latest])
     out = Console(file=io.StringIO(), width=132)
     assert bench_suite.bench_suite(replace(order(), pieces=[]), CPU, tmp_path, out)
     assert "every row is of today's sources" in out.file.getvalue()

@@ -30,6 +30,7 @@ FAMILIES = stamps.kernel_families()
 STAMPS = stamps.read_stamps()
 
 SUMS = ({"fprop", "dgrad", "wgrad", "bgrad", "relu", "residual_relu"}, {"fp32", "fp64", "fp16", "bf16"})  # of reduce
+DRAWN = {"tf32", "tf32x3"}  # products that random problems of fp32 tensors may ask for, beside a family's own
 
 
 def verified(family: str) -> tuple[set[str], set[str]]:
@@ -142,7 +143,7 @@ def test_stamp_shows_a_clean_run(kernel: str) -> None:
     assert all(f"{tool}: 0 findings in " in stamp["sanitizer"] for tool in TOOLS)
     assert "carried_from" in stamp or stamp["sanitizer_calls"] > 0
     directions, precisions = verified(kernel.split("/")[0])
-    assert set() < set(stamp["errors"]) <= directions and set() < set(stamp["worst_errors"]) <= {*precisions, "tf32"}
+    assert set() < set(stamp["errors"]) <= directions and set() < set(stamp["worst_errors"]) <= {*precisions, *DRAWN}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -154,7 +155,7 @@ def test_stamps_of_a_family_show_all_its_results_and_precisions(family: str) -> 
         directions, precisions = verified(family)
         assert set().union(*(stamp["errors"] for stamp in found.values())) == directions
         seen = set().union(*(stamp["worst_errors"] for stamp in found.values()))
-        assert seen in (precisions, {*precisions, "tf32"})  # random problems ask for TF32 where products are full, too
+        assert precisions <= seen <= {*precisions, *DRAWN}
 
 
 def test_pending_names_existing_kernels_with_a_date_and_a_reason() -> None:

@@ -20,6 +20,8 @@ from tests.emulated_halo_sm90_wgrad import forced as forced_shape
 from tests.exact import integers
 from tests.mutations.mutation import Mutation, planted
 
+pytestmark = pytest.mark.of_kernel("halo_sm90/wgrad")
+
 CPU = torch.device("cpu")
 BY_NAME = {one.name: one for one in CASES}
 SUMS = (  # lines of whole partial sums and of less; steps that consumers share; short lines in boxes

@@ -91,12 +91,11 @@ def key_of(draw: Draw, t: Tensors, device: str, index: int) -> str:
 
 def bound(draw: Draw, t: Tensors, index: int) -> BoundCall:
     """The bound call of one config: kernels are compiled and loaded."""
-    operands = _operands(draw, t)
-    device = operands[0].device
+    device = t.x.device
     if draw.family == AUTO:
         storage = {"nhwc": "channels_last"}.get(draw.layout, "contiguous")  # of the gradients
-        extents = (*draw.x, *draw.filters)
-        one = Case("fuzz", "drawn at random", extents, draw.spec, storage=storage, w_storage=storage)
+        (n, c, h, w), (k, r, s) = draw.x, draw.filters
+        one = Case("fuzz", "drawn at random", (n, c, h, w, k, r, s), draw.spec, storage=storage, w_storage=storage)
         return lambda *_: oracle.run(draw.answer, t, one)
     if draw.family == REDUCE:
         return watched(bind_bgrad(draw.dtype, draw.y_shape, _form(t.dy), device), device)
@@ -111,7 +110,7 @@ def _candidates(draw: Draw, t: Tensors) -> list[Config]:
 
 def _asked(draw: Draw, t: Tensors) -> Request:
     """The request, as the plan makes it."""
-    first, second, *_ = _operands(draw, t)
+    first, second = {"fprop": (t.x, t.w), "dgrad": (t.dy, t.w)}.get(draw.result, (t.dy, t.x))
     layout = plan.result_layout(first, second) if draw.result == "fprop" else draw.layout
     problem = draw.problem(plan.layout_of(second) if draw.result == "wgrad" else layout)
     return Request(problem, _form(first), _form(second), layout, first.device)

@@ -13,7 +13,9 @@ import torch
 from haloconv import plan
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.problem import NO_EPILOGUE, ConvSpec, Problem, output_extent
+from haloconv.layout import Layout
+from haloconv.precision import Precision
+from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, FourSides, Pair, Problem, output_extent
 from tests import oracle
 from tests.cases import DTYPE_NAMES, STORAGES
 from tests.families import forms_tiles
@@ -26,11 +28,17 @@ REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
 SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
 PRECISIONS = ("fp32", "tf32", "tf32x3", "fp16", "bf16", "fp64")
 KINDS = ("normal", "normal", "positive", "wide", "cancellation", "denormal", "special", "constant")
-PLAIN = (("contiguous", "nchw"), ("channels_last", "nhwc"))
+PLAIN: tuple[tuple[str, Layout], ...] = (("contiguous", "nchw"), ("channels_last", "nhwc"))
+WORDS = ("str", "Layout")  # annotations of fields that are no numbers
 ARCHS = ("sm_90a", "sm_90a", "sm_90a", "sm_80", "sm_86", "sm_75", "sm_120")  # shared memory differs
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | dict.fromkeys(("tf32", "tf32x3"), torch.float32)
+_PRECISIONS: dict[str, Precision] = {"fp32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 _FORMS = 2  # combinations of storages on a layer, about: a kernel is compiled for each
 _TRIES = 200  # layers drawn for a family before the next family
+
+
+Extents = tuple[int, int, int, int]  # (N, C, H, W)
+Filters = tuple[int, int, int]  # (K, R, S)
 
 
 @dataclass(frozen=True)
@@ -45,17 +53,17 @@ class Draw:
     family: str
     result: str
     precision: str
-    x: tuple[int, ...]
-    filters: tuple[int, ...]
-    stride: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0)
-    dilation: tuple[int, ...] = (1, 1)
+    x: Extents
+    filters: Filters
+    stride: Pair = (1, 1)
+    padding: FourSides = (0, 0, 0, 0)
+    dilation: Pair = (1, 1)
     groups: int = 1
     bias: bool = False
     epilogue: str = ""
     first: str = "contiguous"
     second: str = "contiguous"
-    layout: str = "nchw"
+    layout: Layout = "nchw"
     values: str = "normal"
     seed: int = 0
     arch: str = "sm_90a"
@@ -81,9 +89,8 @@ class Draw:
     @property
     def spec(self) -> ConvSpec:
         """What a caller would say; fp32 products are formed as ``precision`` says, whatever PyTorch's setting."""
-        precision = {"fp32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}.get(self.precision)
         family = "auto" if self.family in (AUTO, REDUCE) else self.family
-        return ConvSpec(self.stride, self.padding, self.dilation, self.groups, precision, family)
+        return ConvSpec(self.stride, self.padding, self.dilation, self.groups, _PRECISIONS.get(self.precision), family)
 
     @property
     def y_shape(self) -> tuple[int, int, int, int]:
@@ -110,10 +117,9 @@ class Draw:
         divides = self.groups >= 1 and self.x[1] % self.groups == 0 and self.filters[0] % self.groups == 0
         return divides and min(*self.x[1:], *self.filters, *self.y_shape[2:]) >= 1
 
-    def problem(self, layout: str) -> Problem:
-        direction = "wgrad" if self.result == "bgrad" else self.result
-        shapes = (self.x, self.w_shape)
-        problem = plan.problem_of(direction, *shapes, self.spec, self.dtype, layout)
+    def problem(self, layout: Layout) -> Problem:
+        direction: Direction = "fprop" if self.result == "fprop" else "dgrad" if self.result == "dgrad" else "wgrad"
+        problem = plan.problem_of(direction, self.x, self.w_shape, self.spec, self.dtype, layout)
         epilogue = oracle.EPILOGUES.get(self.epilogue, NO_EPILOGUE)
         return replace(problem, bias=self.bias and not epilogue.scale, epilogue=epilogue)
 
@@ -139,10 +145,9 @@ def parsed(line: str, cls: type[Any] = Draw) -> Any:
         if name not in kinds:
             raise ValueError(f"{name!r} is no field of a draw")
         kind = kinds[name]
-        numbers = tuple(int(each) for each in text.split(",")) if kind != "str" else ()
-        found[name] = {"str": text, "int": numbers[:1], "bool": numbers[:1]}.get(kind, numbers)
-        if kind in ("int", "bool"):
-            found[name] = bool(numbers[0]) if kind == "bool" else numbers[0]
+        numbers = tuple(int(each) for each in text.split(",")) if kind not in WORDS else ()
+        single = bool(numbers[0]) if kind == "bool" else numbers[0] if kind == "int" else numbers
+        found[name] = text if kind in WORDS else single
     return cls(**found)
 
 
@@ -189,14 +194,16 @@ def _layer(rng: random.Random, family: str) -> Draw:
     c, k, groups = (_many(rng, 160), _many(rng, 160), 1) if pointwise else _channels(rng, family)
     taps = (1, 1) if pointwise else _filter(rng)
     plain = pointwise or rng.random() < 0.4
-    dilation = tuple(1 if plain or taps[axis] > 7 else rng.choice((1, 1, 2, 3, 5)) for axis in (0, 1))
-    stride = (rng.choice((1, 1, 2)),) * 2 if plain else tuple(rng.choice((1, 1, 2, 3, 4, 5)) for _ in (0, 1))
+    down, across = (1 if plain or taps[axis] > 7 else rng.choice((1, 1, 2, 3, 5)) for axis in (0, 1))
+    dilation = (down, across)
+    by, along = (rng.choice((1, 1, 2)),) * 2 if plain else (rng.choice((1, 1, 2, 3, 4, 5)) for _ in (0, 1))
+    stride = (by, along)
     if family == GROUPED:
         dilation = stride = (1, 1)
     reach = [d * (extent - 1) for d, extent in zip(dilation, taps, strict=True)]
     same = (reach[0] // 2, reach[0] // 2, reach[1] // 2, reach[1] // 2)
-    sides = tuple(rng.choice((0, rng.randint(0, max(1, reach[axis] + 1)))) for axis in (0, 0, 1, 1))
-    padding = same if plain else sides
+    top, bottom, left, right = (rng.choice((0, rng.randint(0, max(1, reach[axis] + 1)))) for axis in (0, 0, 1, 1))
+    padding = same if plain else (top, bottom, left, right)
     spec = ConvSpec(stride, padding, dilation, groups)
     h, w = smallest_image(spec, *taps)
     results = ("bgrad",) if family == REDUCE else ("fprop", "dgrad", "wgrad")
@@ -206,8 +213,8 @@ def _layer(rng: random.Random, family: str) -> Draw:
     bias = result == "fprop" and rng.random() < 0.5
     layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, epilogue)
     storage, layout = rng.choice(PLAIN)
-    gpu = {"arch": rng.choice(ARCHS), "sm_count": rng.choice((1, 3, 4, 4, 7))}
-    return replace(layer, first=storage, second=storage, layout=layout, **gpu)
+    arch, sm_count = rng.choice(ARCHS), rng.choice((1, 3, 4, 4, 7))
+    return replace(layer, first=storage, second=storage, layout=layout, arch=arch, sm_count=sm_count)
 
 
 def _size(rng: random.Random, layer: Draw, most_work: int) -> Draw:

@@ -106,9 +106,9 @@ def run(draw: FrontDraw, operands: list[Tensor | None], device: str, *, alone: b
     """
     *tensors, dy = operands
     emulated = emulated_device(draw.seed + alone, draw.sm_count, draw.arch) if device == "cpu" else nullcontext()
-    fences = oracle.RedZones(device) if device == "cuda" else nullcontext()
+    fences = oracle.RedZones(device) if device == "cuda" else None
     found: dict[str, tuple] = {}
-    with emulated, fences, warnings.catch_warnings():
+    with emulated, fences or nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a family that does not take the call
         names = [name for name, each in zip(RESULTS[1:], tensors, strict=True) if each is not None]
         for wanted in [[], *([name] for name in names)] if alone else [names]:
@@ -124,7 +124,7 @@ def run(draw: FrontDraw, operands: list[Tensor | None], device: str, *, alone: b
                 gradients = torch.autograd.grad(y, leaves, dy) if leaves else ()
             for name, each in zip(wanted, gradients, strict=True):
                 found[name] = (each, frozenset(of_gradients))
-    if device == "cuda":
+    if fences is not None:
         fences.check()
     return found
 

@@ -198,16 +198,20 @@ def _form(rng: random.Random) -> str:
     return rng.choice(("contiguous", "contiguous", "neighbours", *FORMS))
 
 
+def _with(draw: FrontDraw, name: str, value: Any) -> FrontDraw:
+    return replace(draw, **{name: value})
+
+
 def simpler_front(draw: FrontDraw) -> Iterator[FrontDraw]:
     """Draws that are one step simpler. Not all of them are legal."""
     for name in ("bias", "first", "second", "third", "family", "arch", "sm_count", "batched"):
-        default = next(each.default for each in fields(FrontDraw) if each.name == name)
+        default: Any = next(each.default for each in fields(FrontDraw) if each.name == name)
         if getattr(draw, name) != default:
-            yield replace(draw, **{name: default})
+            yield _with(draw, name, default)
     for name in ("stride", "dilation", "padding", "output_padding"):
         plain = (1 if name in ("stride", "dilation") else 0,) * len(getattr(draw, name))
         if getattr(draw, name) != plain:
-            yield replace(draw, **{name: plain})
+            yield _with(draw, name, plain)
     for at, extent in enumerate(draw.x):
         for fewer in sorted({1, extent // 2, extent - 1} & set(range(1, extent))):
             if at != 1:

@@ -50,7 +50,7 @@ def random_operands(draw: Draw, device: str) -> tuple[Tensors, Oracle]:
         return t, oracle.expected(draw.answer, t, draw.spec)
     first, second = _with_special(draw, first, second, gen)
     t = _stored(draw, first, second, (bias, residual))
-    clean = Tensors(*(None if each is None else each.nan_to_num(0.0, 0.0, 0.0) for each in t))
+    clean = t.each(lambda each: each.nan_to_num(0.0, 0.0, 0.0))
     return t, Oracle(oracle.tap_sums(draw.answer, t, draw.spec), oracle.expected(draw.answer, clean, draw.spec).scale)
 
 

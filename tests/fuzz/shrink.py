@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from typing import Any
 
 from tests.fuzz.check import check
 from tests.fuzz.draw import Draw, takes
@@ -64,7 +65,8 @@ def simpler(draw: Draw | FrontDraw) -> Iterator[Draw | FrontDraw]:
     for name in _PLAIN:
         default = next(each.default for each in fields(Draw) if each.name == name)
         if getattr(draw, name) != default:
-            yield replace(draw, **{name: default})
+            plain: dict[str, Any] = {name: default}
+            yield replace(draw, **plain)
     for fewer in _less(h):
         yield replace(draw, x=(n, c, fewer, w))
     for fewer in _less(w):
@@ -75,7 +77,8 @@ def simpler(draw: Draw | FrontDraw) -> Iterator[Draw | FrontDraw]:
         yield replace(draw, filters=(k, r, fewer))
     for side, pixels in enumerate(draw.padding):
         for fewer in _less(pixels, least=0):
-            yield replace(draw, padding=(*draw.padding[:side], fewer, *draw.padding[side + 1 :]))
+            top, bottom, left, right = (fewer if at == side else each for at, each in enumerate(draw.padding))
+            yield replace(draw, padding=(top, bottom, left, right))
 
 
 def _less(extent: int, least: int = 1) -> list[int]:

@@ -23,7 +23,7 @@ def on_device(t: torch.Tensor) -> torch.Tensor:
 
 def check_run(subject: Subject, run: Run, record: Callable) -> None:
     """The same case with the same shape forced: right, its operands untouched, nothing written outside."""
-    t = type(run.tensors)(*(None if each is None else on_device(each) for each in run.tensors))
+    t = run.tensors.each(on_device)
     plan.clear_plans()
     fences = oracle.RedZones("cuda")
     with forced(subject.name, run.shape), oracle.Unchanged(t), fences, launched() as names:
@@ -33,7 +33,7 @@ def check_run(subject: Subject, run: Run, record: Callable) -> None:
     fences.check()
     if run.finite:
         record(names, run.result, subject.label(run.dtype), error.norm)
-        with forced(run.shape):
+        with forced(subject.name, run.shape):
             check_integers(subject, run.result, run.forced, run.dtype, record)
         plan.clear_plans()
 

@@ -97,7 +97,7 @@ def problems_of(subject: Subject) -> list[Tiny]:
             return whole
         not_finite = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE]
         special = (*emulated_halo_sm90_pointwise.SANITIZED, *emulated_halo_sm90_planes.SANITIZED)
-        pointwise = [Tiny(BY_NAME[name], *how) for name, *how in special]
+        pointwise = [Tiny(BY_NAME[name], results, shape) for name, results, shape in special]
         return [*whole, *not_finite, *pointwise, *(Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES)]
     module = MODULES[subject.name]
     shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""
@@ -115,7 +115,7 @@ def calls_of(subject: Subject, every: int = 1) -> list[Call]:
         step = min(every, len(dtypes) + len(tiny.results) - 1)
         kinds = product(enumerate(dtypes), enumerate(tiny.results))
         chosen = [(dtype, result) for (j, dtype), (k, result) in kinds if (i + j + k) % step == 0]
-        calls += [Call(subject.on(tiny.one, dtype), dtype, *kind, *tiny[2:]) for dtype, *kind in chosen]
+        calls += [Call(subject.on(tiny.one, dtype), dtype, result, tiny.shape, tiny.finite) for dtype, result in chosen]
     return calls
 
 
@@ -146,9 +146,9 @@ def operands(call: Call) -> Tensors:
 def placed(call: Call, device: str) -> tuple[Tensors, Tensors]:
     """The operands on the CPU, and the same values in the same storage on the device; only copies run there."""
     one, here = call.one, operands(call)
-    whole = [None if v is None else v.contiguous().to(device) for v in here]
+    whole = here.each(lambda v: v.contiguous().to(device))
     if one.storage == "contiguous" and one.w_storage == "contiguous":
-        return here, Tensors(*whole)
+        return here, whole
     x, w, b, dy = whole
     return here, Tensors(store(x, one.storage), store(w, one.w_storage), b, store(dy, one.storage))
 

@@ -53,6 +53,7 @@ def test_cuda_graph() -> None:
 def test_graphed_callables() -> None:
     ours, theirs = (net.eval() for net in ON.pair())
     graphed = torch.cuda.make_graphed_callables(ours, (ON.image().requires_grad_(),))
+    assert isinstance(graphed, torch.nn.Module)
     assert_close(graphed, theirs, ON.image())
 
 

@@ -26,10 +26,10 @@ LAYERS = (
 @pytest.mark.parametrize("one", LAYERS, ids=case_id)
 def test_200_image_sizes_compile_nothing_new(one: Case, dtype: torch.dtype, compiles: Callable[[], int]) -> None:
     forced, rng = one.on("direct"), random.Random(one.name)
-    _, c, _, _, *filters = one.extents
+    _, c, _, _, k, r, s = one.extents
 
     def visit(n: int, h: int, w: int) -> None:
-        sized = Case(f"{one.name} {n},{h},{w}", one.reason, (n, c, h, w, *filters), forced.spec, storage=one.storage)
+        sized = Case(f"{one.name} {n},{h},{w}", one.reason, (n, c, h, w, k, r, s), forced.spec, storage=one.storage)
         t = make(sized, dtype, "cuda")
         for result in oracle.RESULTS:
             got = oracle.run(result, t, sized)

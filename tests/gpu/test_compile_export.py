@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ class Net(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        options = {"device": "cuda", "family": "direct", "strict": True}
+        options: dict[str, Any] = {"device": "cuda", "family": "direct", "strict": True}
         self.first = haloconv.Conv2d(6, 10, (3, 5), stride=(1, 2), padding=(1, 2), **options)
         self.second = haloconv.Conv2d(10, 8, 3, padding=1, groups=2, **options)
 
@@ -58,7 +60,7 @@ def test_compiled_graph_runs_our_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     ran: list[plan.Plan] = []
     inner = plan.plan_fprop
 
-    def note(*args: object) -> plan.Plan:
+    def note(*args: Any) -> plan.Plan:
         ran.append(inner(*args))
         return ran[-1]
 

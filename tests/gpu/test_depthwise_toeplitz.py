@@ -10,6 +10,7 @@ import torch
 from haloconv import plan
 from haloconv.device import device_facts
 from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
+from haloconv.problem import Direction
 from tests import oracle
 from tests.cases import Case, case, case_id, make
 from tests.emulated import Run, module_runs
@@ -71,7 +72,9 @@ def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)
 @pytest.mark.parametrize("direction", ("fprop", "wgrad"))
-def test_every_tiling(subject: Subject, dtype: torch.dtype, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tiling(
+    subject: Subject, dtype: torch.dtype, direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What ``tilings`` offers is right, also behind the first one."""
     one = subject.on(LAYERS[0], dtype)
     twin = wgrad if direction == "wgrad" else toeplitz

@@ -17,15 +17,15 @@ from tests.launches import launched
 
 RUNS = tuple(module_runs("depthwise_window"))
 LAYERS = tuple(
-    case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
+    case(f"{name}_{storage}", reason, x, filters, storage=storage, padding=padding, groups=groups, **more)
     for storage in ("contiguous", "channels_last")
-    for name, reason, shape, layer in (
-        ("replk_31", "RepLKNet, first stage", ((4, 32, 56, 56), (32, 31, 31)), {"padding": 15, "groups": 32}),
-        ("replk_13", "RepLKNet, last stage", ((4, 64, 7, 7), (64, 13, 13)), {"padding": 6, "groups": 64}),
-        ("63x63", "a filter that is cut", ((1, 4, 56, 56), (4, 63, 63)), {"padding": 31, "groups": 4}),
-        ("70x70", "sums that are promoted", ((1, 2, 80, 80), (2, 70, 70)), {"padding": 35, "groups": 2}),
-        ("dilated", "far taps", ((4, 32, 64, 64), (32, 3, 3)), {"padding": 8, "dilation": 8, "groups": 32}),
-        ("strided", "far stride", ((4, 32, 96, 96), (64, 7, 7)), {"padding": 3, "stride": 4, "groups": 32}),
+    for name, reason, x, filters, padding, groups, more in (
+        ("replk_31", "RepLKNet, first stage", (4, 32, 56, 56), (32, 31, 31), 15, 32, {}),
+        ("replk_13", "RepLKNet, last stage", (4, 64, 7, 7), (64, 13, 13), 6, 64, {}),
+        ("63x63", "a filter that is cut", (1, 4, 56, 56), (4, 63, 63), 31, 4, {}),
+        ("70x70", "sums that are promoted", (1, 2, 80, 80), (2, 70, 70), 35, 2, {}),
+        ("dilated", "far taps", (4, 32, 64, 64), (32, 3, 3), 8, 32, {"dilation": 8}),
+        ("strided", "far stride", (4, 32, 96, 96), (64, 7, 7), 3, 32, {"stride": 4}),
     )
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ import torch
 
 from haloconv import plan
 from haloconv.epilogue import applied, bias_and_scale
+from haloconv.precision import Precision
 from haloconv.problem import ACTIVATIONS, ConvSpec, Epilogue
 from tests import oracle
 from tests.cases import Case, case_id, make, pick
@@ -74,7 +75,7 @@ def test_every_activation(order: torch.memory_format, subject: Subject, dtype: t
 
 def _spec(subject: Subject, dtype: torch.dtype, groups: int) -> ConvSpec:
     """What forces the family."""
-    precision = "tf32" if dtype == torch.float32 else None
+    precision: Precision | None = "tf32" if dtype == torch.float32 else None
     return ConvSpec(groups=groups, family=subject.name, strict=True, precision=precision)
 
 

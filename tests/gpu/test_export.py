@@ -66,8 +66,10 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checked]:
         output = folder / f"{problem.stem}_new.py"
         output.write_text(export(problem), encoding="utf-8")
         command = [sys.executable, "-c", CHECK, output.name, problem.name]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        running[problem.stem] = (output, subprocess.Popen(command, cwd=folder, env=environment, **pipes))
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        running[problem.stem] = (output, process)
     done = {}
     for name, (output, process) in running.items():
         said, _ = process.communicate(timeout=BUILD_S)
@@ -117,8 +119,8 @@ def test_any_storage_of_the_input_and_of_the_gradient(depthwise: types.ModuleTyp
     shifted = torch.empty(x.numel() + 1, device="cuda")[1:].view_as(x).copy_(x)
     for stored in (shifted, x.to(memory_format=torch.channels_last)):
         assert oracle.same_bits(layer(stored), want)
-    (wide,) = torch.autograd.grad(want.sum(), layer.weight)  # of a gradient whose strides are zero
-    (dense,) = torch.autograd.grad(layer(x), layer.weight, torch.ones_like(want))
+    (wide,) = torch.autograd.grad(want.sum(), layer.get_parameter("weight"))  # of a gradient whose strides are zero
+    (dense,) = torch.autograd.grad(layer(x), layer.get_parameter("weight"), torch.ones_like(want))
     assert oracle.same_bits(wide, dense)
 
 
@@ -136,6 +138,6 @@ def test_a_graph_replays_the_launches(depthwise: types.ModuleType) -> None:
 
 def test_a_second_derivative_is_refused(depthwise: types.ModuleType) -> None:
     layer, x = layer_and_input(depthwise)
-    (gradient,) = torch.autograd.grad(layer(x).square().sum(), layer.weight, create_graph=True)
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), layer.get_parameter("weight"), create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()

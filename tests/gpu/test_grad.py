@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -84,8 +85,9 @@ def test_all_gradients_where_a_family_lacks_one(one: Case, subject: Subject, dty
     s, leaves = forced.spec, [v.detach().requires_grad_() for v in (t.x, t.w, t.b)]
     plan.clear_plans()
     plan._warned.clear()
-    options = {"precision": s.precision, "family": subject.name}
-    y = haloconv.conv2d(*leaves, s.stride, s.padding, s.dilation, s.groups, **options)
+    x, w, b = leaves
+    own: dict[str, Any] = {"precision": s.precision, "family": subject.name}
+    y = haloconv.conv2d(x, w, b, s.stride, s.padding, s.dilation, s.groups, **own)
     with pytest.warns(RuntimeWarning, match="takes groups of at least 8"):
         grads = torch.autograd.grad(y, leaves, t.dy)
     for result, value in zip(oracle.RESULTS, (y.detach(), *grads), strict=True):

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
-from haloconv.problem import Request, TensorForm
+from haloconv.plan import form_of
+from haloconv.precision import Precision
+from haloconv.problem import Direction, Request
 from tests import emulated_halo_sm90_planes, emulated_halo_sm90_pointwise, oracle
 from tests.cases import Case, Tensors, case, make
 from tests.emulated import BY_NAME, Run
@@ -24,14 +26,14 @@ RUNS = tuple(
     for name, dtype, result, shape, finite in module.runs()
 )
 LAYERS = tuple(
-    case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
+    case(f"{name}_{storage}", reason, x, filters, storage=storage)
     for storage in ("contiguous", "channels_last")
-    for name, reason, shape, layer in (
-        ("wide", "many filters of few channels", ((8, 64, 56, 56), (256, 1, 1)), {}),
-        ("narrow", "few filters of many channels", ((8, 256, 56, 56), (64, 1, 1)), {}),
-        ("resnet_28", "maps of 28 columns", ((16, 512, 28, 28), (128, 1, 1)), {}),
-        ("uneven", "chunks and blocks that are not full", ((4, 200, 24, 40), (328, 1, 1)), {}),
-        ("deep", "few pixels of many channels", ((2, 2048, 8, 8), (512, 1, 1)), {}),
+    for name, reason, x, filters in (
+        ("wide", "many filters of few channels", (8, 64, 56, 56), (256, 1, 1)),
+        ("narrow", "few filters of many channels", (8, 256, 56, 56), (64, 1, 1)),
+        ("resnet_28", "maps of 28 columns", (16, 512, 28, 28), (128, 1, 1)),
+        ("uneven", "chunks and blocks that are not full", (4, 200, 24, 40), (328, 1, 1)),
+        ("deep", "few pixels of many channels", (2, 2048, 8, 8), (512, 1, 1)),
     )
 ) + (
     case("resnet_14", "maps of 14 columns", (16, 1024, 14, 14), (256, 1, 1), storage="channels_last"),
@@ -54,7 +56,7 @@ def test_run(subject: Subject, run: Run, record: Callable) -> None:
 @pytest.mark.parametrize("result", ["fprop", "dgrad"])
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
-def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: str, record: Callable) -> None:
+def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: Direction, record: Callable) -> None:
     """Right, and the same bits twice, in every config that the layer has."""
     t, exact, spec = make(one, dtype, "cuda"), make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
     request = _request(one, dtype, result, t, spec.precision or "ieee")
@@ -79,8 +81,7 @@ def _operands(result: str, t: Tensors) -> tuple[torch.Tensor | None, ...]:
     return (t.x, t.w, t.b) if result == "fprop" else (t.dy, t.w)
 
 
-def _request(one: Case, dtype: torch.dtype, result: str, t: Tensors, precision: str) -> Request:
+def _request(one: Case, dtype: torch.dtype, result: Direction, t: Tensors, precision: Precision) -> Request:
     problem = replace(one.problem("fprop", dtype), precision=precision).toward(result)
     first = t.x if result == "fprop" else t.dy
-    forms = (TensorForm(each.stride(), each.data_ptr() % 16 == 0) for each in (first, t.w))
-    return Request(problem, *forms, problem.layout, first.device)
+    return Request(problem, form_of(first), form_of(t.w), problem.layout, first.device)

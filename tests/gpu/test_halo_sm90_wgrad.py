@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from haloconv.families.halo_sm90.wgrad import wgrad
-from haloconv.problem import Request, TensorForm
+from haloconv.plan import form_of
+from haloconv.precision import Precision
+from haloconv.problem import Request
 from tests import emulated_halo_sm90_wgrad, oracle
 from tests.cases import Case, case, make
 from tests.emulated import BY_NAME, Run
@@ -112,7 +114,6 @@ def test_the_same_bits_beside_other_work(subject: Subject, dtype: torch.dtype) -
         assert oracle.same_bits(oracle.run("wgrad", t, forced), first)
 
 
-def _request(one: Case, dtype: torch.dtype, dy: torch.Tensor, x: torch.Tensor, precision: str) -> Request:
+def _request(one: Case, dtype: torch.dtype, dy: torch.Tensor, x: torch.Tensor, precision: Precision) -> Request:
     problem = replace(one.problem("wgrad", dtype), precision=precision)
-    forms = (TensorForm(each.stride(), each.data_ptr() % 16 == 0) for each in (dy, x))
-    return Request(problem, *forms, "nchw", dy.device)
+    return Request(problem, form_of(dy), form_of(x), "nchw", dy.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def test_rims(
     subject: Subject, modes: object, order: torch.memory_format, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     precision = "tf32" if subject.tensor_cores else "ieee"
-    own = {"family": subject.name, "strict": True, "precision": precision, "padding_mode": modes}
+    own: dict[str, Any] = {"family": subject.name, "strict": True, "precision": precision, "padding_mode": modes}
     layer = with_integers(haloconv.Conv2d(16, 24, (3, 5), stride, (1, 2), **own).cuda())
     x = integers(2, 16, 30, 44, dtype=torch.float32).cuda().to(memory_format=order).requires_grad_()
     reference, wide = layer.double(), x.detach().double().requires_grad_()

@@ -72,7 +72,9 @@ def test_stale_memory_is_never_read(subject: Subject) -> None:
         blocks = [torch.full((size,), stale, device="cuda") for size in (1 << 10, 1 << 16, 1 << 20) for _ in range(16)]
         del blocks
         leaves = {name: getattr(t, name).detach().requires_grad_(name in wanted) for name in "xwb"}
-        y = haloconv.conv2d(*leaves.values(), padding=1, family=subject.name, precision=one.spec.precision)
+        y = haloconv.conv2d(
+            leaves["x"], leaves["w"], leaves["b"], padding=1, family=subject.name, precision=one.spec.precision
+        )
         answers.append((y, *torch.autograd.grad(y, [leaves[name] for name in wanted], t.dy)))
     for first, second in zip(*answers, strict=True):
         assert oracle.same_bits(first, second) and not first.isnan().any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,8 @@ def test_op_errors(index: int) -> None:
 def test_module_samples(dtype: torch.dtype, record: Callable) -> None:
     count = 0
     for args, kwargs, x in samples.module_samples("cuda", dtype):
-        ours = haloconv.Conv2d(*args, **kwargs, device="cuda", dtype=dtype, family="direct", strict=True)
+        own: dict[str, Any] = {**kwargs, "device": "cuda", "dtype": dtype, "family": "direct", "strict": True}
+        ours = haloconv.Conv2d(*args, **own)
         options = {"padding": kwargs.get("padding", 0)}
         with launched() as names:
             errors = samples.check_call(samples.Sample(x, ours.weight, ours.bias, options), ours(x))
@@ -62,7 +64,9 @@ def test_module_samples(dtype: torch.dtype, record: Callable) -> None:
 @pytest.mark.parametrize("elsewhere", ["weight", "bias", "input"])
 def test_tensors_on_different_devices_are_refused_as_torch_does(elsewhere: str) -> None:
     shapes = {"input": (2, 4, 8, 9), "weight": (6, 4, 3, 3), "bias": (6,)}
-    given = {n: torch.zeros(shape, device="cpu" if n == elsewhere else "cuda") for n, shape in shapes.items()}
+    given: dict[str, Any] = {
+        n: torch.zeros(shape, device="cpu" if n == elsewhere else "cuda") for n, shape in shapes.items()
+    }
     with pytest.raises(Exception) as theirs:
         torch.nn.functional.conv2d(**given)
     with pytest.raises(theirs.type, match=r"(?s)cpu.*cuda|cuda.*cpu"):

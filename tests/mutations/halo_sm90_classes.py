@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.mutations.mutation import Mutation
@@ -16,7 +18,8 @@ def _fault(
     return Mutation(f"classes: {name}", kernel, fault, edits, on, "dgrad", dtype, "halo_sm90", shape, finite)
 
 
-_PACK, _FIXUP = {"kernel": "halo_sm90/pack"}, {"kernel": "halo_sm90/fixup", "finite": False}
+_PACK: dict[str, Any] = {"kernel": "halo_sm90/pack"}
+_FIXUP: dict[str, Any] = {"kernel": "halo_sm90/fixup", "finite": False}
 
 MUTATIONS = (
     _fault("one for all", "all residues of rows have the same taps",

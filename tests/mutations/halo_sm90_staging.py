@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.mutations.halo_sm90 import fault
@@ -157,7 +159,7 @@ LOADS = (
           on="pointwise"),
 )  # fmt: skip
 
-_BY_FOUR = {"on": "joined_by_four", "shape": "boxes in rows", "dtype": torch.float16}
+_BY_FOUR: dict[str, Any] = {"on": "joined_by_four", "shape": "boxes in rows", "dtype": torch.float16}
 _BY_EIGHT = {**_BY_FOUR, "on": "joined_by_eight"}
 
 PLANES = (

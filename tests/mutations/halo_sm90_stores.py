@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.mutations.halo_sm90 import fault
@@ -10,8 +12,8 @@ _NEXT = "self.next_buffer.advance(BUFFERS);\n"
 _COMMIT = "hc::ptx::cp_async_bulk_commit_group();\n            }"
 _FENCE = "            hc::ptx::fence_proxy_async_shared();\n"
 _FILLED = "if (Y_BOXES || Y_IN_STAGE) hc::ptx::fence_proxy_async_shared();\n        "
-_BY_FILTERS = {"on": "large_nhwc", "shape": "rows"}  # input that is loaded: no warp is free to send
-_SENT = {"on": "aligned_nhwc", "shape": "boxes in rows"}
+_BY_FILTERS: dict[str, Any] = {"on": "large_nhwc", "shape": "rows"}  # input that is loaded: no warp is free to send
+_SENT: dict[str, Any] = {"on": "aligned_nhwc", "shape": "boxes in rows"}
 
 BOXES = (
     fault("one box of pixels too many under way", "a buffer is filled while it is sent",
@@ -105,7 +107,7 @@ STORES = (
           ("if (j == output) at", "if (j == 0) at"), on="large_nhwc", shape="two runs of 64", dtype=torch.float16),
 )  # fmt: skip
 
-_JOINED = {"on": "joined_rows", "shape": "rows without packs"}
+_JOINED: dict[str, Any] = {"on": "joined_rows", "shape": "rows without packs"}
 
 _SENDER_READS = "                hc::ptx::cp_async_bulk_wait_group_read<0>();\n                if (has_before)"
 
@@ -166,11 +168,15 @@ JOINED = (
           ("% PIECE == 0 && rows.count == WARP_ROWS)", "% PIECE == 0)"), on="joined_pairs", shape="rows without packs"),
 )  # fmt: skip
 
-_TWO = {"on": "filters_by_two", "shape": "every few filters"}
-_TWO_BLOCKS = {"on": "filters_by_two", "shape": "every few filters, two tiles"}
-_SHARED = {"on": "filters_by_eight", "shape": "every few filters, a shared tile", "dtype": torch.float16}
-_EIGHT = {"on": "filters_by_eight", "shape": "every few filters", "dtype": torch.float16}
-_ADDED = {"on": "filters_by_two", "shape": "every few filters", "result": "scale_residual"}
+_TWO: dict[str, Any] = {"on": "filters_by_two", "shape": "every few filters"}
+_TWO_BLOCKS: dict[str, Any] = {"on": "filters_by_two", "shape": "every few filters, two tiles"}
+_SHARED: dict[str, Any] = {
+    "on": "filters_by_eight",
+    "shape": "every few filters, a shared tile",
+    "dtype": torch.float16,
+}
+_EIGHT: dict[str, Any] = {"on": "filters_by_eight", "shape": "every few filters", "dtype": torch.float16}
+_ADDED: dict[str, Any] = {"on": "filters_by_two", "shape": "every few filters", "result": "scale_residual"}
 
 JOINED_FILTERS = (
     fault("all planes are aligned", "planes begin where the first one does",
@@ -208,7 +214,7 @@ JOINED_FILTERS = (
           ("row_shift(p, own.first, box_row", "row_shift(p, 0, box_row"), **_ADDED),
 )  # fmt: skip
 
-_STRIPS = {"on": "joined_rows", "shape": "two runs of 64"}
+_STRIPS: dict[str, Any] = {"on": "joined_rows", "shape": "two runs of 64"}
 
 STRIPS = (
     fault("the first strip for every block", "the others are not computed",

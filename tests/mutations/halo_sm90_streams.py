@@ -3,13 +3,15 @@ the second half a tile behind the first; and in how a tap gives back the stage o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.mutations.halo_sm90 import fault
 
 _WAIT_READ = "hc::ptx::cp_async_bulk_wait_group_read<0>();\n"
-_KEPT = {"on": "shared_3x3", "shape": "shared tile kept"}
-_FLAT = {"on": "shared_nhwc", "shape": "shared tile flat", "dtype": torch.float16}
+_KEPT: dict[str, Any] = {"on": "shared_3x3", "shape": "shared tile kept"}
+_FLAT: dict[str, Any] = {"on": "shared_nhwc", "shape": "shared tile flat", "dtype": torch.float16}
 
 STREAMS = (
     fault("one stream of weights", "both consumers get the first one's block of filters",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from pytest import MonkeyPatch
 
 from haloconv import plan
 from haloconv.jit import source
@@ -55,13 +56,14 @@ def planted(mutation: Mutation) -> Iterator[None]:
     """
     joined = source._joined
     mutant = mutation.applied_to(joined(mutation.kernel))
-    source._joined = lambda kernel: mutant if kernel == mutation.kernel else joined(kernel)
-    _forget()
-    try:
-        yield
-    finally:
-        source._joined = joined
+    with MonkeyPatch.context() as patch:
+        patch.setattr(source, "_joined", lambda kernel: mutant if kernel == mutation.kernel else joined(kernel))
         _forget()
+        try:
+            yield
+        finally:
+            patch.undo()
+            _forget()
 
 
 def _forget() -> None:

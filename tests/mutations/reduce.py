@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.mutations.mutation import Mutation
@@ -13,7 +15,7 @@ def _fault(name: str, fault: str, *edits: tuple[str, str], on: str) -> Mutation:
     return Mutation(name, "reduce/bgrad", fault, edits, on, "bgrad")
 
 
-def _of_partials(name: str, fault: str, *edits: tuple[str, str], on: str = "many_images", **run) -> Mutation:
+def _of_partials(name: str, fault: str, *edits: tuple[str, str], on: str = "many_images", **run: Any) -> Mutation:
     return Mutation(f"partials: {name}", "reduce/partials", fault, edits, on, **{"result": "wgrad", **run})
 
 
@@ -45,9 +47,9 @@ BGRAD = (
            on="channels_last_many_pixels"),
 )  # fmt: skip
 
-_SLABS = {"on": "grouped_wgrad_strips", "family": "grouped_sm90", "dtype": torch.float16}
-_SPLITS = {"family": "halo_sm90", "shape": "split-K of two", "result": "fprop"}
-_BLOCKS = {"on": "pairs_wgrad_channels", "family": "depthwise", "dtype": torch.float16}
+_SLABS: dict[str, Any] = {"on": "grouped_wgrad_strips", "family": "grouped_sm90", "dtype": torch.float16}
+_SPLITS: dict[str, Any] = {"family": "halo_sm90", "shape": "split-K of two", "result": "fprop"}
+_BLOCKS: dict[str, Any] = {"on": "pairs_wgrad_channels", "family": "depthwise", "dtype": torch.float16}
 PARTIALS = (
     _of_partials("the last part is lost", "one partial result is never added",
                  ("at < p.parts ?", "at < p.parts - 1 ?"), on="four_sides"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.mutations.mutation import Mutation
@@ -17,9 +19,9 @@ def _fault(
     return Mutation(f"residual: {name}", kernel, fault, edits, on, result, dtype, "halo_sm90", shape, finite)
 
 
-_TWO_RUNS = {"on": "large_3x3", "shape": "two runs of 64"}
-_POINTWISE = {"kernel": "halo_sm90/pointwise", "shape": "pointwise"}
-_PLANES = {"kernel": "halo_sm90/pointwise_planes", "shape": "planes"}
+_TWO_RUNS: dict[str, Any] = {"on": "large_3x3", "shape": "two runs of 64"}
+_POINTWISE: dict[str, Any] = {"kernel": "halo_sm90/pointwise", "shape": "pointwise"}
+_PLANES: dict[str, Any] = {"kernel": "halo_sm90/pointwise_planes", "shape": "planes"}
 
 MUTATIONS = (
     _fault("none", "bias alone is added to sums",

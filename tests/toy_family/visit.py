@@ -20,6 +20,7 @@ from haloconv.families import FAMILIES, OWN
 from haloconv.families.closure import kernels, source_of, stamped_files
 from haloconv.families.files import device_hash
 from haloconv.jit import compile_source
+from haloconv.layout import Layout
 from haloconv.problem import Problem, dense_request
 from tests.fuzz.check import check
 from tests.fuzz.draw import SUBJECTS, Draw
@@ -32,7 +33,8 @@ ONE_PIXEL = Problem("fprop", 2, 5, 4, 7, 6, 1, 1)
 def fuzzed() -> list[str]:
     """Kernels launched by problems drawn for the family, in several storages; a failure's sentence instead."""
     found = []
-    for first, result in (("contiguous", "nchw"), ("channels_last", "nhwc"), ("sliced", "nchw")):
+    storages: tuple[tuple[str, Layout], ...] = (("contiguous", "nchw"), ("channels_last", "nhwc"), ("sliced", "nchw"))
+    for first, result in storages:
         draw = Draw("toy", "fprop", "fp32", (2, 5, 4, 7), (6, 1, 1), bias=first != "sliced", first=first, layout=result)
         outcome = check(draw, "cpu")
         found += [str(outcome)] if not isinstance(outcome, list) else [*{k for one in outcome for k in one.kernels}]

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
 from haloconv.accelerate import accelerate
+from haloconv.calls import noting_calls
 from haloconv.distributed import ExchangeCost, exchange_cost, shard_spatially
-from haloconv.tune.problems import noting
 from haloconv.tune.timing import synchronize
 
 Tensor = torch.Tensor
@@ -163,14 +163,14 @@ def _exchanges(order: dict[str, Any]) -> list[ExchangeCost]:
     """What each convolution of the model exchanges, by the cost model, in the order of the calls."""
     found: list[ExchangeCost] = []
 
-    def note(_: str, layer: nn.Conv2d, x: Tensor) -> None:
+    def note(_: str, layer: nn.Conv2d, x: Tensor, __: Tensor) -> None:
         n, c, h, w = x.shape
         found.append(exchange_cost(layer, (n, c, h, w), (order["ranks"], 1)))
 
     with torch.device("meta"):
         model = UNet(order["variables"], order["channels"])
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
-    with torch.device("meta"), noting(layers, note):
+    with torch.device("meta"), noting_calls(layers, note):
         model(torch.empty(order["batch"], order["variables"], order["rows"] * order["ranks"], order["columns"]))
     return found
 

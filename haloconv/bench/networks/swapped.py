@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from haloconv.bench.layer import LAYOUTS, Layer, Step
 from haloconv.bench.networks.whole import Contest
 from haloconv.bench.trial import Budget, tried_step
 from haloconv.bench.values import ModelError, device_of, run_theirs
+from haloconv.calls import noting_calls
 from haloconv.changes import Swap
 from haloconv.families.closure import JOIN
 from haloconv.front import Front, Images
@@ -29,7 +30,8 @@ from haloconv.problem_file import Inputs, map_tensors, tensors_in
 from haloconv.reference import unsearched
 from haloconv.report import Row
 from haloconv.subclasses import padding_of
-from haloconv.tune.problems import noting
+
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ def placed(model: torch.nn.Module, inputs: Inputs, options: Options) -> tuple[to
     return in_memory_format(model, order), inputs
 
 
-def in_memory_format(model: torch.nn.Module, order: torch.memory_format) -> torch.nn.Module:
+def in_memory_format(model: Model, order: torch.memory_format) -> Model:
     """The model with its 4-D parameters in this memory order."""
-    stored: torch.nn.Module = model.to(memory_format=order)  # type: ignore[call-overload]  # torch's stubs lack it
+    stored: Model = model.to(memory_format=order)  # type: ignore[call-overload]  # torch's stubs lack it
     return stored
 
 
@@ -115,13 +117,13 @@ def layers_of(
     inputs = map_tensors(torch.clone, inputs)  # the model may change them in place
     seen: dict[torch.nn.Module, torch.Tensor] = {}
 
-    def note(_: str, module: Any, x: torch.Tensor) -> None:
+    def note(_: str, module: Any, x: torch.Tensor, __: torch.Tensor) -> None:
         x = x.detach()
         if x.numel() and (not isinstance(module, Front) or isinstance(module.posed(x), Images)):
             seen.setdefault(module, x if x.dim() == module.weight.dim() else x.unsqueeze(0))
 
     swapped = {swap.name: swap.module for swap in swaps}
-    with noting(swapped, note), torch.no_grad(), evaluating(model), unsearched(), warnings.catch_warnings():
+    with noting_calls(swapped, note), torch.no_grad(), evaluating(model), unsearched(), warnings.catch_warnings():
         if options.emulation is not None:  # no kernel of ours is meant to run in this pass
             warnings.filterwarnings("ignore", "haloconv: PyTorch's own convolution", RuntimeWarning)
         run_theirs(lambda: model(*inputs), "Model's forward")

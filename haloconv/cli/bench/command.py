@@ -19,7 +19,7 @@ from haloconv.bench.one_kernel import check_asked
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
 from haloconv.bench.sample import DRAWN, fresh_seed
 from haloconv.bench.sample import sample as draw
-from haloconv.bench.stale import stale_networks, stale_runs
+from haloconv.bench.stale import stale_networks, stale_settings
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench.cold_start import ColdStartOrder, bench_cold_start
@@ -28,9 +28,11 @@ from haloconv.cli.bench.costs import bench_compiling, bench_host_cost, show_own_
 from haloconv.cli.bench.models import SUITE as NETWORKS
 from haloconv.cli.bench.models import NetworkOrder, bench_models
 from haloconv.cli.bench.scaling import ScalingOrder, bench_scaling
-from haloconv.cli.bench.suite import TIMED, Order, SampleOrder, bench_sample, bench_suite, pieces, stale_pieces
+from haloconv.cli.bench.suite import TIMED, Order, SampleOrder, Timed, bench_sample, bench_suite, pieces, stale_pieces
 from haloconv.cli.live import make_console
 from haloconv.cli.output import check_folder, positive, refusal
+from haloconv.layout import Layout
+from haloconv.precision import PrecisionLabel
 from haloconv.problem import DIRECTIONS
 
 SEED_CASES = ("A", "B", "C")
@@ -81,9 +83,9 @@ def bench(
     """
     console = make_console()
     device = _device(host_cost, console)
-    words = Words(case, tag, direction, precision, layout, family)
     timing = Budget(budget, other_layout=other_layout and not models, settle_s=SETTLE_S)  # networks: both are settings
     try:
+        words = _words(case, tag, direction, precision, layout, family)
         suite = find_suite(suite or Path(NETWORKS if models or cold_start else MAIN_SUITE))
         folder = _folder_of_rows(results, suite, device)
         since = folder if stale else None
@@ -97,7 +99,7 @@ def bench(
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
-            passed = bench_sample(_random_layers(sample, seed, precision, timing, limit), device, folder, console)
+            passed = bench_sample(_random_layers(sample, seed, words, timing, limit), device, folder, console)
         elif compile_time:
             passed = bench_compiling(select(load_suite(suite), SEED_CASES), family, device, folder, console)
         else:
@@ -124,24 +126,33 @@ def _folder_of_rows(results: Path | None, suite: Path, device: torch.device) -> 
     return folder
 
 
-def _random_layers(
-    count: int, seed: int | None, precision: str | None, budget: Budget, limit: float | None
-) -> SampleOrder:
+class Words(NamedTuple):
+    """What the command line says of layers, each word an allowed one; None where nothing was said."""
+
+    cases: list[str]
+    tags: list[str]
+    directions: list[Timed] | None
+    precisions: list[PrecisionLabel] | None
+    layouts: list[Layout] | None
+    family: str
+
+
+def _words(case: str, tag: str, direction: str | None, precision: str | None, layout: str | None, family: str) -> Words:
+    """The words of the options, whatever is timed. Raises typer.BadParameter for one that is not allowed."""
+    return Words(
+        listed(case),
+        listed(tag),
+        None if direction is None else choices("--direction", direction, TIMED),
+        None if precision is None else choices("--precision", precision, PRECISIONS),
+        None if layout is None else choices("--layout", layout, LAYOUTS),
+        family,
+    )
+
+
+def _random_layers(count: int, seed: int | None, words: Words, budget: Budget, limit: float | None) -> SampleOrder:
     """The order for random layers, of a fresh seed if none is given."""
     chosen = fresh_seed() if seed is None else seed
-    precisions = choices("--precision", ",".join(DRAWN) if precision is None else precision, PRECISIONS)
-    return SampleOrder(draw(count, chosen, precisions), budget, chosen, limit)
-
-
-class Words(NamedTuple):
-    """What the command line says of layers, as it stands there; None where nothing was said."""
-
-    case: str
-    tag: str
-    direction: str | None
-    precision: str | None
-    layout: str | None
-    family: str
+    return SampleOrder(draw(count, chosen, words.precisions or list(DRAWN)), budget, chosen, limit)
 
 
 def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stale: Path | None) -> Order:
@@ -149,11 +160,10 @@ def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stal
 
     By default every direction, fp32 and nchw; of stale rows all.
     """
-    cases = select(load_suite(suite), listed(words.case), listed(words.tag))
-    whole = ",".join(DIRECTIONS) if stale is None else ",".join(TIMED)
-    directions = choices("--direction", words.direction or whole, TIMED)
-    precisions = _chosen("--precision", words.precision, "fp32", PRECISIONS, stale)
-    layouts = _chosen("--layout", words.layout, "nchw", LAYOUTS, stale)
+    cases = select(load_suite(suite), words.cases, words.tags)
+    directions = words.directions or [*(DIRECTIONS if stale is None else TIMED)]
+    precisions = words.precisions or _usual(["fp32"], PRECISIONS, stale)
+    layouts = words.layouts or _usual(["nchw"], LAYOUTS, stale)
     if stale is None:
         return Order(pieces(cases, directions, precisions, layouts, words.family), budget, suite.stem, limit)
     rows = [
@@ -161,16 +171,16 @@ def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stal
         for row in read_rows(stale / latest_name(suite.stem))
         if row["direction"] in directions and row["precision"] in precisions and row["layout"] in layouts
     ]
-    return Order(stale_pieces(cases, stale_runs(rows)), budget, suite.stem, limit)
+    return Order(stale_pieces(cases, stale_settings(rows)), budget, suite.stem, limit)
 
 
 def _networks(suite: Path, words: Words, effort: Effort, limit: float | None, stale: Path | None) -> NetworkOrder:
     """The order for networks; for those alone that have a row in the folder ``stale`` not of today's sources."""
     only = None if stale is None else stale_networks(read_rows(stale / latest_name(NETWORKS)))
     return NetworkOrder(
-        cases=_named(load_networks(suite), listed(words.case)),
-        precisions=_chosen("--precision", words.precision, "tf32,bf16", PRECISIONS, stale),
-        layouts=_chosen("--layout", words.layout, "nchw,nhwc", LAYOUTS, stale),
+        cases=_named(load_networks(suite), words.cases),
+        precisions=words.precisions or _usual(["tf32", "bf16"], PRECISIONS, stale),
+        layouts=words.layouts or _usual(["nchw", "nhwc"], LAYOUTS, stale),
         effort=effort,
         limit_s=limit,
         only=only,
@@ -181,14 +191,13 @@ def _starts(suite: Path, words: Words, limit: float | None) -> ColdStartOrder:
     """The order for first steps: by default of three networks in bf16, in both layouts."""
     cases = load_networks(suite)
     usual = [each.name for each in cases if each.name in COLD_NETWORKS]
-    precisions = choices("--precision", words.precision or "bf16", PRECISIONS)
-    layouts = choices("--layout", words.layout or "nhwc,nchw", LAYOUTS)
-    return ColdStartOrder(_named(cases, listed(words.case) or usual), precisions, layouts, limit)
+    layouts = words.layouts or ["nhwc", "nchw"]
+    return ColdStartOrder(_named(cases, words.cases or usual), words.precisions or ["bf16"], layouts, limit)
 
 
 def _divided(words: Words, gpus: str) -> ScalingOrder:
     """The order for images divided over GPUs: by default over all of them, in TF32."""
-    precisions = choices("--precision", words.precision or "tf32", SCALED_PRECISIONS)
+    precisions = choices("--precision", ",".join(words.precisions or ["tf32"]), SCALED_PRECISIONS)
     every = ",".join(str(index) for index in range(torch.cuda.device_count()))
     return ScalingOrder(Workload(), precisions, [str(each) for each in _gpus(gpus or every)])
 
@@ -201,9 +210,9 @@ def _named(cases: list[NetworkCase], names: list[str]) -> list[NetworkCase]:
     return [each for each in cases if not names or each.name in names]
 
 
-def _chosen(option: str, said: str | None, usual: str, allowed: Collection[Word], stale: Path | None) -> list[Word]:
-    """What an option says; without a word the usual, and all for stale rows."""
-    return choices(option, (usual if stale is None else ",".join(allowed)) if said is None else said, allowed)
+def _usual(usual: list[Word], allowed: Collection[Word], stale: Path | None) -> list[Word]:
+    """What an option stands for where nothing was said: all for stale rows."""
+    return usual if stale is None else [*allowed]
 
 
 def _gpus(text: str) -> list[torch.device]:

@@ -27,7 +27,7 @@ from haloconv.bench.results import (
     refresh_latest,
 )
 from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, verdict
-from haloconv.bench.stale import KERNEL_ASKED_FOR, Run
+from haloconv.bench.stale import KERNEL_ASKED_FOR, LayerSetting
 from haloconv.bench.suite import Case
 from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_training_step
 from haloconv.cli.live import make_progress, show
@@ -87,19 +87,19 @@ def pieces(
     return [Piece(case, precision, layout, family, tuple(directions)) for case, precision, layout in combinations]
 
 
-def stale_pieces(cases: Iterable[Case], runs: dict[Run, list[str]]) -> list[Piece]:
+def stale_pieces(cases: Iterable[Case], settings: dict[LayerSetting, list[str]]) -> list[Piece]:
     """What has to run again, of these cases, in their order."""
     known = {case.name: case for case in cases}
     found = [
         Piece(
-            known[run.case],
-            run.precision,
-            run.layout,
-            run.family,
+            known[setting.case],
+            setting.precision,
+            setting.layout,
+            setting.family,
             tuple(each for each in TIMED if each in directions),
         )
-        for run, directions in runs.items()
-        if run.case in known
+        for setting, directions in settings.items()
+        if setting.case in known
     ]
     return sorted(found, key=lambda piece: list(known).index(piece.case.name))
 

@@ -10,6 +10,7 @@ import torch
 
 from haloconv.families.base import BoundCall, Config, Family
 from haloconv.families.grouped_sm90 import conv, sources, wgrad
+from haloconv.families.grouped_sm90.slab import LEAST_CAPABILITY
 from haloconv.families.halo_sm80.family import HaloSm80Family
 from haloconv.families.halo_sm80_wgrad.family import HaloSm80WgradFamily
 from haloconv.jit import KernelSource
@@ -32,7 +33,7 @@ class GroupedSm90Family:
     tensor_cores = True
     has_epilogue = False
     depthwise = False
-    capability, newer = (9, 0), True
+    capability, newer = LEAST_CAPABILITY, True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         reason = _OLDER[problem.direction].why_not(problem, device)

@@ -11,7 +11,7 @@ from haloconv.jit import BoxMap, DataType, Swizzle
 from haloconv.problem import Problem, Request, TensorForm
 
 ATOM_BYTES, SLAB_BYTES = 16, 128
-_LEAST_CAPABILITY = (9, 0)
+LEAST_CAPABILITY = (9, 0)
 _RESERVED_BYTES = 1 << 10  # of shared memory, for each block
 _BARRIER_BYTES = 16  # of a buffer: its two barriers
 _MOST_STAGES = 8
@@ -38,7 +38,7 @@ def why_no_slab(request: Request, *forms: TensorForm) -> str | None:
     """
     problem = request.problem
     size = problem.dtype.itemsize
-    if request.facts.capability < _LEAST_CAPABILITY:
+    if request.facts.capability < LEAST_CAPABILITY:
         return "the device has no TMA (compute capability 9.0)"
     if problem.stride != (1, 1) or problem.dilation != (1, 1):
         return "the layer is strided or dilated"

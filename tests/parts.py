@@ -1,0 +1,39 @@
+"""Which tests of one kernel run: all while no GPU has seen its present code, else a third that the commit draws.
+
+So it is with planted faults, and with tests that hold one kernel alone, each with a case of its own:
+``@pytest.mark.of_kernel("halo_sm90/wgrad")``. ``--every-run`` runs all.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+
+from haloconv.choose.trust import stamped
+from tests.mutations import MUTATIONS
+from tests.mutations.mutation import Mutation
+
+PARTS = 3
+
+
+def faults(seed: int) -> list[Mutation]:
+    """The planted faults that are enough without being asked for all."""
+    old = stamped()
+    return [one for place, one in enumerate(MUTATIONS) if one.kernel not in old or (place + seed) % PARTS == 0]
+
+
+def waits(item: pytest.Item, seed: int) -> bool:
+    """Whether a test is of other seeds' thirds, and a stamp of the present code lets it wait."""
+    kernels = {mark.args[0] for mark in item.iter_markers("of_kernel")}
+    return bool(kernels) and kernels <= set(stamped()) and (crc32(item.nodeid.encode()) + seed) % PARTS != 0
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], seed: int) -> None:
+    """Deselects the tests that wait."""
+    if config.getoption("--every-run"):
+        return
+    waiting = {item.nodeid for item in items if waits(item, seed)}
+    if waiting:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in waiting])
+        items[:] = [item for item in items if item.nodeid not in waiting]
