@@ -25,7 +25,7 @@
 //   PACKED                       0: a block makes its weights from the filter
 //   LATE                         1: outputs go while the next tile comes; a warp has one item of a tile at most
 //   I64_OFFSETS                  1: offsets inside a tensor are 64-bit integers
-//   AFFINE ACTIVATION            what becomes of a sum, as in kernels/activation.cuh
+//   AFFINE ACTIVATION            what becomes of a sum (kernels/activation.cuh), or AFFINE_AND_RESIDUAL for AFFINE
 
 #define SPLIT (UNIT_BYTES < 8)  // planes of single channels, else units of neighbouring channels
 #ifdef COPY_BYTES

@@ -110,8 +110,8 @@ struct alignas(NEIGHBOURS * sizeof(elem_t)) Neighbours {
 
 using Added = Neighbours[COLUMNS][M_TILES][HALVES];
 
-// RESIDUAL: before every AHEAD columns reads what is added to them, all at once. `y` is where the lane's first filter is
-// written, of `left` that there are. Its addresses are computed anew for each column (renew).
+// RESIDUAL: before every AHEAD columns reads what is added to them, all at once. `y` is where the lane's first filter
+// is written, of `left` that there are. Its addresses are computed anew for each column (renew).
 __device__ __forceinline__ void read_ahead(Added& added, const Params& p, const Offsets& offsets, int column,
                                            const elem_t* y, int left) {
 #if RESIDUAL
