@@ -4,8 +4,9 @@ A kernel's stamp moves over if nothing that a GPU sees changed since the revisio
 launch it every launch has the same kernel, constants, grid, block, shared memory and arguments, and every CI source of
 what they launch has the same code (comments and layout aside) or compiles to the same cubin. Kernels may have other
 names and places: they are matched by what they are. Where a kernel has other constants than it had, what each run
-launches of it is compiled, too, and must be the same code. ``--write`` changes benchmarks/verified and the shipped
-records; without it the proof is printed alone.
+launches of it is compiled, too, and must be the same code. A kernel that got new sources needs a stamp of its own; the
+records of what it had carry over. ``--write`` changes benchmarks/verified and the shipped records; without it the proof
+is printed alone.
 Exit code 1 if a kernel that was verified at the revision cannot be carried.
 """
 
@@ -158,6 +159,11 @@ def carried(stamp: dict, digest: str, revision: str) -> dict:
     return {**stamp, "hash": digest, "carried_from": {**origin, "between": sorted(between), "through": revision}}
 
 
+def with_records(then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> set[str]:
+    """The kernels whose records stay true: what was launched then is the same code, and what is new has no records."""
+    return {new for old, new in names.items() if same_code(new, old, then, now, grows=True)}
+
+
 def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], same: set[str]) -> int:
     """Give shipped records of kernels of the same code their present names and hashes; how many.
 
@@ -205,7 +211,7 @@ def main() -> int:
         names = names_now(then, now)
         outcome = {kernel: changes(kernel, then, now, names) for kernel in stamps.kernels()}
         olds = {new: old for old, new in names.items()}
-        same = {kernel for kernel in outcome if kernel in olds and same_code(kernel, olds[kernel], then, now)}
+        same = with_records(then, now, names)
     sources, launches = sum(map(len, now.sources.values())), sum(map(len, now.tapes.values()))
     print(f"{sources} CI sources, {len(now.tapes)} runs, {launches} launches against {revision}")
     moved, refused = {}, 0

@@ -67,6 +67,13 @@ def test_a_new_source_is_not_verified_but_of_a_kernel_that_is_launched_beside_an
     assert changes(B, now) == changes(SUM, now) == [f"{SUM} compiles to other code"]
 
 
+def test_records_stay_true_of_a_kernel_that_got_new_sources() -> None:
+    now = fingerprint({A: "a", B: "b", SUM: "other"}, THEN.tapes)
+    now.sources["two"] = [[A, A, "more"]]
+    assert carry.with_records(THEN, now, carry.names_now(THEN, now)) == {A, B}
+    assert carry.with_records(now, THEN, carry.names_now(now, THEN)) == {B}
+
+
 def test_a_file_that_no_run_launches_beside_a_kernel_does_not_matter_to_it() -> None:
     tapes = {**THEN.tapes, "run b": [launch(B), launch("sums/new")], "both": [launch(A), launch(B)]}
     now = fingerprint({A: "a", B: "b", "sums/new": "n"}, tapes)
