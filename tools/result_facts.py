@@ -8,6 +8,7 @@ from pathlib import Path
 
 from haloconv.bench.networks.compiled import SEARCH
 from haloconv.bench.results import MAIN_SUITE, latest_name, newest_rows, refresh_latest
+from haloconv.bench.sample import verdict, verdict_of_own
 from haloconv.bench.suite import SUITES, Case, load_suite
 from tools.result_tables import DIRECTIONS, annotated, number, place_of, read_rows, span, summary, table, times
 from tools.stamps import ROOT
@@ -70,10 +71,11 @@ def sample_section(root: Path = ROOT) -> str:
     lines = []
     for path in newest(root, "sample"):
         rows = annotated(read_rows(path), {})
-        ours = sum(row["family"] != "aten" for row in rows)
         slowest = min((row for row in rows if row["ratio"] is not None), key=lambda row: row["ratio"])
+        bars = verdict(row["ratio"] for row in rows if row["ratio"] is not None)
         lines += [
-            f"{span(rows, 'gpu')}, {where_from(rows, path, root)}: {summary(rows)}; {ours} ran on our kernels.",
+            f"{span(rows, 'gpu')}, {where_from(rows, path, root)}: {summary(rows)}.",
+            f"By the bars: {bars}; {verdict_of_own(rows)}.",
             f"The slowest at {slowest['ratio']:.2f}×: {' '.join(place_of(slowest))} on `{slowest['family']}`.",
         ]
     return "\n".join(lines) or NO_RESULTS

@@ -10,7 +10,7 @@ import json
 import random
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -107,6 +107,14 @@ def verdict(ratios: Iterable[float]) -> str:
     ratios = list(ratios)
     behind, far_behind = (sum(ratio < limit for ratio in ratios) for limit in (BEHIND, FAR_BEHIND))
     return f"{behind} of {len(ratios)} below {BEHIND}, {far_behind} below {FAR_BEHIND}"
+
+
+def verdict_of_own(rows: Iterable[Mapping[str, object]]) -> str:
+    """The same of the rows that ran on our kernels: in the others PyTorch is on both sides, and differs by noise."""
+    rows = list(rows)
+    own = [row for row in rows if row["family"] != "aten"]
+    ratios = [float(str(row["ratio"])) for row in own if row["ratio"] is not None]
+    return f"of {len(own)} of {len(rows)} on our kernels {verdict(ratios)}"
 
 
 def _reasonable(rng: random.Random, kind: Callable[[random.Random], Case]) -> Case:

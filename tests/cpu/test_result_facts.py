@@ -39,7 +39,8 @@ def test_sample_is_the_newest_and_names_its_slowest(tmp_path: Path) -> None:
     write(tmp_path, "2026-01-02-sample.jsonl", [ROW, slow])
     text = result_facts.sample_section(tmp_path)
     assert "2026-01-02-sample.jsonl`: 2 measurements, haloconv faster in 1, within 2 % in 0, slower in 1" in text
-    assert "1 ran on our kernels" in text and "at 0.50×: grouped 3x3 tf32 nchw fprop on `aten`" in text
+    assert "1 of 2 below 0.95, 1 below 0.85; of 1 of 2 on our kernels 0 of 1 below 0.95" in text
+    assert "at 0.50×: grouped 3x3 tf32 nchw fprop on `aten`" in text
 
 
 def test_rates_show_the_fastest_row_beside_its_roofline(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from haloconv.bench.results import (
     read_rows,
     refresh_latest,
 )
-from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, verdict
+from haloconv.bench.sample import LEAST_RATIO, Drawn, compile_ahead, verdict, verdict_of_own
 from haloconv.bench.stale import KERNEL_ASKED_FOR, LayerSetting
 from haloconv.bench.suite import Case
 from haloconv.bench.trial import Budget, above_the_ceiling, try_step, try_training_step
@@ -231,8 +231,7 @@ def _tell_verdict(order: SampleOrder, folder: Path, commit: str, console: Consol
     found = _rows_of_seed(folder, order.seed, commit)
     rows = [found[each.key] for each in order.drawn if each.key in found]
     ratios = [float(str(row["ratio"])) for row in rows if row["ratio"] is not None]
-    own = sum(row["family"] != "aten" for row in rows)
-    console.print(f"{verdict(ratios)}; {own} of {len(rows)} ran on our kernels; rows are in {folder}", highlight=False)
+    console.print(f"{verdict(ratios)}; {verdict_of_own(rows)}; rows are in {folder}", highlight=False)
     if len(rows) < len(order.drawn):
         console.print(
             f"LEFT {len(order.drawn) - len(rows)} of {len(order.drawn)}: run it again with --seed {order.seed}",
