@@ -110,7 +110,7 @@ def verdict(ratios: Iterable[float]) -> str:
 
 
 def verdict_of_own(rows: Iterable[Mapping[str, object]]) -> str:
-    """The same of the rows that ran on our kernels: in the others PyTorch is on both sides, and differs by noise."""
+    """The verdict on the rows that ran on our kernels: in the others PyTorch is on both sides, and differs by noise."""
     rows = list(rows)
     own = [row for row in rows if row["family"] != "aten"]
     ratios = [float(str(row["ratio"])) for row in own if row["ratio"] is not None]
