@@ -31,8 +31,10 @@ def call(launch: Callable[..., None], request: Request) -> BoundCall:
         result = first.new_empty_strided(shape, strides)
         if b is not None and not b.is_contiguous():
             b = b.contiguous()
-        added = [_aligned(in_order(each, strides)) for each in residual]  # which live until all is launched
-        others = [each.data_ptr() for each in added]
+        others: tuple[int, ...] = ()
+        if residual:
+            residual = (_aligned(in_order(residual[0], strides)),)  # which lives until all is launched
+            others = (residual[0].data_ptr(),)
         launch(first.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), result.data_ptr(), *others)
         return result
 

@@ -27,8 +27,14 @@
 //   IN_COL OUT_COL                   elements between neighbouring columns in memory, 0: known at run time
 //   CHANNEL_LANES                    1: neighbouring lanes have neighbouring channels, 0: columns
 //   HAS_BIAS                         adds bias[k]
-//   AFFINE ACTIVATION                of an epilogue of fprop, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh)
+//   AFFINE ACTIVATION                of an epilogue, or AFFINE_AND_RESIDUAL for AFFINE (finish.cuh), in place of DGRAD,
+//                                    PHASE_W and HAS_BIAS
 #define THREADS 128  // of a block
+#if EPILOGUE         // of fprop
+#define DGRAD 0
+#define PHASE_W 0
+#define HAS_BIAS (AFFINE == hc::Affine::BIAS)
+#endif
 
 using hc::i64;
 using elem_t = ELEM;

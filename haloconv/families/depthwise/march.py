@@ -94,15 +94,14 @@ def strips(form: Form, tiling: Tiling, blocks: int, sm_count: int) -> Strips:
 
 def source(form: Form, tiling: Tiling) -> KernelSource:
     """The specialised source of the kernel. No extent of the image takes part."""
+    epilogue = finish.constants(form.problem)  # of fprop alone, which says what the others are
     constants: dict[str, int | str] = {
         **common_constants(form, tiling),
-        "DGRAD": int(form.scatters),
-        "PHASE_W": form.phase,
+        **({} if epilogue else {"DGRAD": int(form.scatters), "PHASE_W": form.phase}),
         "OUT_VEC": vectors(form, tiling).output,
         "OUT_COL": column_constant(form, form.output, form.out_shape[1]),
         "CHANNEL_LANES": int(form.channel_lanes),
-        "HAS_BIAS": int(form.problem.bias),
-        **finish.constants(form.problem),
+        **(epilogue or {"HAS_BIAS": int(form.problem.bias)}),
     }
     return kernel_source(KERNEL, "depthwise_march", constants)
 
