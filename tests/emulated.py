@@ -81,11 +81,19 @@ class Run:
         return {(case, self.dtype), (case, self.result, self.finite), (case, cut), (cut, self.dtype, self.result)}
 
     @property
+    def is_listed(self) -> bool:
+        """Whether it runs a case of the shared list, on which every family gives every result."""
+        return self.finite and self.case in CASES
+
+    @property
+    def of_case(self) -> tuple:
+        """What it shows of its case: of one of the shared list that with this result."""
+        return ((self.family, self.case.name), *((self.result, self.finite) if self.is_listed else ()))
+
+    @property
     def shown(self) -> set:
-        """Less: its case, with this result where the case is of the shared list, and each cut with dtype and result."""
-        case, cut = (self.family, self.case.name), (self.family, self.cut)
-        result = (self.result, self.finite) if self.finite and self.case in CASES else ()
-        return {(case, *result), (cut, self.dtype, self.result)}
+        """Less than the pairs: its case, and its cut with dtype and result."""
+        return {self.of_case, ((self.family, self.cut), self.dtype, self.result)}
 
     def __str__(self) -> str:
         parts = (self.family, self.case.name, DTYPE_NAMES[self.dtype], self.result, self.shape)

@@ -1,7 +1,7 @@
 """Which tests of one kernel run: all while no GPU has seen its present code, else a third that the commit draws.
 
-So it is with planted faults, and with tests that hold one kernel alone, each with a case of its own:
-``@pytest.mark.of_kernel("halo_sm90/wgrad")``. ``--every-run`` runs all.
+So it is with planted faults, with tiles and a family's own cases on the emulator, and with tests that hold one kernel
+alone, each with a case of its own: ``@pytest.mark.of_kernel("halo_sm90/wgrad")``. ``--every-run`` runs all.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ def faults(seed: int) -> list[Mutation]:
     return [one for place, one in enumerate(MUTATIONS) if one.kernel not in old or (place + seed) % PARTS == 0]
 
 
+def draws(what: object, seed: int) -> bool:
+    """Whether a thing of verified kernels is of this seed's third, by what it is printed as."""
+    return (crc32(repr(what).encode()) + seed) % PARTS == 0
+
+
 def waits(item: pytest.Item, seed: int) -> bool:
     """Whether a test is of other seeds' thirds, and a stamp of the present code lets it wait."""
     kernels = {mark.args[0] for mark in item.iter_markers("of_kernel")}
-    return bool(kernels) and kernels <= set(stamped()) and (crc32(item.nodeid.encode()) + seed) % PARTS != 0
+    return bool(kernels) and kernels <= set(stamped()) and not draws(item.nodeid, seed)
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], seed: int) -> None:

@@ -2,8 +2,8 @@
 
 Without ``--every-arch`` a part is: for one architecture, of kernels without a stamp, sources in which the values of
 every two constants occur together, else sources in which every value occurs, and so for Volta and for two others: both
-of families that have a kernel without a stamp, else the one that the commit's seed says. A stamp asks for all on the
-first one (tools/make_stamps.py).
+of families that have a kernel without a stamp, else the one that the commit's seed says. Of kernels with a stamp it is
+a third of these sources, which one the seed says, too. A stamp asks for all on the first one (tools/make_stamps.py).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tests.covering import NO_REGISTER, constants_together, covering
 from tests.emulated import FAMILY_RUNS
 from tests.fuzz.campaign import commit_seed
 from tests.nvrtc_ctypes import Nvrtc, library_folder
+from tests.parts import draws
 from tools.measured import stood_in
 
 CPU = torch.device("cpu")
@@ -156,6 +157,21 @@ def _part(sources: list[jit.KernelSource], together: int) -> list[jit.KernelSour
     return covering(sources, partial(constants_together, number=together))
 
 
+def _of_commit(sources: list[jit.KernelSource], seed: int) -> list[jit.KernelSource]:
+    """All of kernels without a stamp, and a third of the others, whose code was compiled at earlier commits."""
+    return [source for source in sources if source.kernel not in stamped() or draws(source.digest, seed)]
+
+
+def test_three_seeds_in_a_row_compile_every_source_of_the_part() -> None:
+    sources = [source for name in OWN for source in FAMILIES[name].sources()]
+    thirds = [_of_commit(sources, seed) for seed in (7, 8, 9)]
+    assert sorted(set().union(*({each.digest for each in third} for third in thirds))) == sorted(
+        {source.digest for source in sources}
+    )
+    new = [source for source in sources if source.kernel not in stamped()]
+    assert all(set(new) <= set(third) and len(third) <= len(sources) for third in thirds)
+
+
 @pytest.mark.parametrize("together", [TOGETHER_ON_MAIN, TOGETHER_ELSEWHERE])
 @pytest.mark.parametrize("family", OWN)
 def test_the_part_has_all_that_so_many_constants_do_together(family: str, together: int) -> None:
@@ -212,7 +228,7 @@ def test_no_kernel_spills(family: str, arch: str, every: bool) -> None:
         whole_once = stamped() if arch == MAIN_ARCH else {source.kernel: None for source in sources}
         old = [source for source in sources if source.kernel in whole_once]
         new = [source for source in sources if source.kernel not in whole_once]
-        sources = _part(old, TOGETHER_ELSEWHERE) + _part(new, TOGETHER_ON_MAIN)
+        sources = _of_commit(_part(old, TOGETHER_ELSEWHERE) + _part(new, TOGETHER_ON_MAIN), commit_seed())
     assert _spills(sources, lambda source: jit.compile_source(source, arch).spill_bytes) == []
 
 

@@ -1,8 +1,9 @@
 """Every family on the emulator: its real kernels, under several schedules, against float64. No GPU takes part.
 
 Without ``--every-run`` a part: of families that have a kernel without a stamp, runs in which each case has each of its
-dtypes, each result and each way to be cut; of others, whose kernels a GPU has seen as they are, each case of the shared
-list with each result. Each way to be cut has each dtype with each result in both.
+dtypes, each result and each way to be cut, and each way to be cut each dtype with each result; of others, whose kernels
+a GPU has seen as they are, each case of the shared list with each result, and of the rest the third that the commit's
+seed says (tests/parts.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.emulated_cases import HUGE, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR
 from tests.exact import make_exact
 from tests.fuzz.campaign import commit_seed
 from tests.mutations.runner import run_of
-from tests.parts import faults
+from tests.parts import draws, faults
 
 MISSING = emulator.available()
 VERIFIED = {name for name in OWN if set(kernels_of(name)) <= set(stamped())}
@@ -44,9 +45,17 @@ pytestmark = [
 ]
 
 
-def part() -> list[Run]:
+def features(run: Run, seed: int) -> set:
+    """What the run shows that a part must show."""
+    if run.family not in VERIFIED:
+        return run.pairs
+    return {each for each in run.shown if run.is_listed and each == run.of_case or draws(each, seed)}
+
+
+def part(seed: int | None = None) -> list[Run]:
     """The runs that are enough without being asked for all."""
-    return covering(RUNS, lambda run: run.shown if run.family in VERIFIED else run.pairs, JUDGES)
+    seed = commit_seed() if seed is None else seed
+    return covering(RUNS, lambda run: features(run, seed), {run_of(mutation) for mutation in faults(seed)})
 
 
 @cache
@@ -110,13 +119,18 @@ def test_the_list_reaches_everything() -> None:
 
 
 def test_the_part_has_every_pair_and_every_judge() -> None:
-    runs = part()
-    for new in (True, False):
-        some = [run for run in runs if (run.family not in VERIFIED) == new]
-        every = [run for run in RUNS if (run.family not in VERIFIED) == new]
-        shown = [set().union(*(run.pairs if new else run.shown for run in each)) for each in (some, every)]
-        assert shown[0] == shown[1]
-    assert JUDGES <= set(runs) < set(RUNS)
+    runs, seed = part(), commit_seed()
+    some, every = (set().union(*(features(run, seed) for run in each)) for each in (runs, RUNS))
+    assert some == every and JUDGES <= set(runs) < set(RUNS)
+
+
+def test_three_seeds_in_a_row_show_everything() -> None:
+    """Of new kernels every pair each time; of those that a GPU has seen each tile and each case in one of three."""
+    parts = [part(seed) for seed in (7, 8, 9)]
+    shown = set().union(*(run.shown for each in parts for run in each if run.family in VERIFIED))
+    assert shown == set().union(*(run.shown for run in RUNS if run.family in VERIFIED))
+    pairs = set().union(*(run.pairs for run in RUNS if run.family not in VERIFIED))
+    assert all(set().union(*(run.pairs for run in each if run.family not in VERIFIED)) == pairs for each in parts)
 
 
 def test_every_direction_of_the_shared_list_has_a_run_of_integers() -> None:
