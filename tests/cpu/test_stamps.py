@@ -30,7 +30,8 @@ FAMILIES = stamps.kernel_families()
 STAMPS = stamps.read_stamps()
 
 SUMS = ({"fprop", "dgrad", "wgrad", "bgrad", "relu", "residual_relu"}, {"fp32", "fp64", "fp16", "bf16"})  # of reduce
-DRAWN = {"tf32", "tf32x3"}  # products that random problems of fp32 tensors may ask for, beside a family's own
+DRAWN = {"tf32", "tf32x3"}
+"""What random problems of fp32 tensors may ask for, beside a family's own: others answer tf32x3 with full products."""
 
 
 def verified(family: str) -> tuple[set[str], set[str]]:
