@@ -171,6 +171,21 @@ def test_the_verb_records_each_row_tells_both_sides_at_their_best_and_goes_on(
     assert passed and len(tried) == 4 and "4 rows are in" in text
 
 
+def test_one_direction_is_run_where_it_alone_is_asked_for(
+    case: NetworkCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def try_one(piece: Piece, *others: object) -> dict:
+        tried.append(piece.direction)
+        return dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True), variants={})
+
+    monkeypatch.setattr(verb, "try_piece", try_one)
+    order = NetworkOrder([case], ["fp32"], ["nchw"], EFFORT, directions=["step"])
+    verb.bench_compiled(order, [CPU], tmp_path, Console(width=200, file=io.StringIO()))
+    assert tried == ["step"]
+
+
 def test_memory_or_times_that_are_not_known_are_dashes() -> None:
     assert verb._compared(None, None)[0] == "–"
     side = "PyTorch eager", {"ms": 2.0, "first_call_s": 1.0, "peak_bytes": None}
@@ -188,3 +203,10 @@ def test_the_option_gives_the_networks_to_this_verb(monkeypatch: pytest.MonkeyPa
     ((order, devices, folder, _),) = orders
     assert [str(setting) for setting in order.settings] == ["unet bf16 nchw", "unet bf16 nhwc"] and order.limit_s == 60
     assert devices == [torch.device("cuda", 0)] and folder.name == "nvidia-h200"
+    assert order.directions == ("forward", "step")
+
+    assert CliRunner().invoke(app, [*words, "--direction", "step"]).exit_code == 0
+    assert orders[-1][0].directions == ["step"]
+    for refused in ([*words, "--direction", "wgrad"], ["bench", "--models", "--direction", "step"]):
+        result = CliRunner().invoke(app, refused)
+        assert result.exit_code == 2 and "fprop or step" in " ".join(result.output.split())

@@ -56,7 +56,7 @@ def test_committed_latest_files_are_the_newest_of_the_dated_ones(path):
 
 
 def test_every_suite_has_its_latest_file():
-    suites = {*(file.stem for file in SUITES.glob("*.toml")), "compiled"}
+    suites = {*(file.stem for file in SUITES.glob("*.toml")), "compiled", "cold-start"}
     for folder in (BENCHMARKS / "results").iterdir():
         dated = {path.stem[len("2026-11-20-") :] for path in folder.glob("????-??-??-*.jsonl")} & suites
         assert {path.name for path in LATEST if path.parent == folder} == {results.latest_name(each) for each in dated}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -34,6 +35,7 @@ from haloconv.cli.output import check_folder, positive, refusal
 from haloconv.layout import Layout
 from haloconv.precision import PrecisionLabel
 from haloconv.problem import DIRECTIONS
+from haloconv.report.rows import WHOLE_DIRECTIONS, WholeDirection
 
 SEED_CASES = ("A", "B", "C")
 Word = TypeVar("Word", bound=str)
@@ -91,6 +93,7 @@ def bench(
         since = folder if stale else None
         if models:
             order = _networks(suite, words, Effort(timing, tune, layers=layers, search=search), limit, since)
+            order = replace(order, directions=_whole_directions(words.directions, compiled))
             passed = (bench_compiled if compiled else bench_models)(order, _gpus(gpus) or [device], folder, console)
         elif cold_start:
             passed = bench_cold_start(_starts(suite, words, limit), str(device), folder, console)
@@ -185,6 +188,16 @@ def _networks(suite: Path, words: Words, effort: Effort, limit: float | None, st
         limit_s=limit,
         only=only,
     )
+
+
+def _whole_directions(asked: list[Timed] | None, compiled: bool) -> Sequence[WholeDirection]:
+    """Inference and a training step, or what ``asked`` names. Raises typer.BadParameter for anything else."""
+    names: dict[str, WholeDirection] = {"fprop": "forward", "step": "step"}
+    if asked is None:
+        return WHOLE_DIRECTIONS
+    if not compiled or not set(asked) <= set(names):
+        raise typer.BadParameter("--direction of networks is fprop or step, and is asked for with --compiled alone")
+    return [names[each] for each in asked]
 
 
 def _starts(suite: Path, words: Words, limit: float | None) -> ColdStartOrder:

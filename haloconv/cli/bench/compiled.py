@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from haloconv.bench.networks.compiled import CALLS, VARIANTS, Piece, left_to_do, try_piece
+from haloconv.bench.networks.compiled import VARIANTS, Piece, left_to_do, try_piece
 from haloconv.bench.results import ResultRow, append_rows, latest_name, read_rows, refresh_latest
 from haloconv.bench.targets import TargetError
 from haloconv.bench.values import ModelError
@@ -31,7 +31,7 @@ def bench_compiled(order: NetworkOrder, devices: Sequence[torch.device], folder:
     It runs on the first of the devices.
     """
     environment, began = environment_stamp(), time.monotonic()
-    wanted = [Piece(setting, direction) for setting in order.settings for direction in CALLS]
+    wanted = [Piece(setting, direction) for setting in order.settings for direction in order.directions]
     pieces = left_to_do(wanted, read_rows(folder / latest_name(SUITE)), environment, order.effort)
     left: list[str] = []
     with make_progress(console) as progress:

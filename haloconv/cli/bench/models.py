@@ -19,6 +19,7 @@ from haloconv.env import environment_stamp
 from haloconv.layout import Layout
 from haloconv.precision import PrecisionLabel
 from haloconv.report import Report, Row, network_table, networks_of, print_table
+from haloconv.report.rows import WHOLE_DIRECTIONS, WholeDirection
 
 SUITE = "models"
 
@@ -27,7 +28,7 @@ SUITE = "models"
 class NetworkOrder:
     """Every network in every precision and layout; after ``limit_s`` seconds no further one is begun.
 
-    ``only`` may name those that are wanted: network, precision and layout.
+    ``only`` may name those that are wanted: network, precision and layout. ``directions`` are those of compiled ones.
     """
 
     cases: list[NetworkCase]
@@ -36,6 +37,7 @@ class NetworkOrder:
     effort: Effort
     limit_s: float | None = None
     only: Collection[tuple[str, str, str]] | None = None
+    directions: Sequence[WholeDirection] = WHOLE_DIRECTIONS
 
     @property
     def settings(self) -> list[Setting]:
