@@ -70,10 +70,11 @@ demo-cuda:
 	else $(MAKE) --no-print-directory $(VENV_GPU)/.package && \
 	set -x && $(VENV_GPU)/bin/haloconv run --precision ieee $(PROBLEMS); fi
 
-# The tests take every core; what comes before them has parts that need not wait for each other.
+# The tests take every core; what comes before them has parts that need not wait for each other. Tests start Python
+# often: bytecode is kept, whatever the environment says, so that each start does not compile our modules again.
 test:
 	$(MAKE) --no-print-directory -j $(JOBS) lint $(VENV)/.nvrtc only-in-ci
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/cpu -n $(JOBS) $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/cpu -n $(JOBS) $(PYTEST_ARGS)
 
 # CI looks at pages in a browser where one can be installed, and builds the site and the files of a release (15 s with
 # their environment); on other machines `make browser docs package` does so when it is asked.
