@@ -11,6 +11,7 @@ from zlib import crc32
 import pytest
 
 from haloconv.choose.trust import stamped
+from haloconv.jit import KernelSource
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import Mutation
 
@@ -26,6 +27,11 @@ def faults(seed: int) -> list[Mutation]:
 def draws(what: object, seed: int) -> bool:
     """Whether a thing of verified kernels is of this seed's third, by what it is printed as."""
     return (crc32(repr(what).encode()) + seed) % PARTS == 0
+
+
+def sources_of_commit(sources: list[KernelSource], seed: int) -> list[KernelSource]:
+    """All of kernels without a stamp, and a third of the others, whose code was compiled at earlier commits."""
+    return [source for source in sources if source.kernel not in stamped() or draws(source.digest, seed)]
 
 
 def waits(item: pytest.Item, seed: int) -> bool:

@@ -29,7 +29,7 @@ from tests.covering import NO_REGISTER, constants_together, covering
 from tests.emulated import FAMILY_RUNS
 from tests.fuzz.campaign import commit_seed
 from tests.nvrtc_ctypes import Nvrtc, library_folder
-from tests.parts import draws
+from tests.parts import sources_of_commit
 from tools.measured import stood_in
 
 CPU = torch.device("cpu")
@@ -157,14 +157,9 @@ def _part(sources: list[jit.KernelSource], together: int) -> list[jit.KernelSour
     return covering(sources, partial(constants_together, number=together))
 
 
-def _of_commit(sources: list[jit.KernelSource], seed: int) -> list[jit.KernelSource]:
-    """All of kernels without a stamp, and a third of the others, whose code was compiled at earlier commits."""
-    return [source for source in sources if source.kernel not in stamped() or draws(source.digest, seed)]
-
-
 def test_three_seeds_in_a_row_compile_every_source_of_the_part() -> None:
     sources = [source for name in OWN for source in FAMILIES[name].sources()]
-    thirds = [_of_commit(sources, seed) for seed in (7, 8, 9)]
+    thirds = [sources_of_commit(sources, seed) for seed in (7, 8, 9)]
     assert sorted(set().union(*({each.digest for each in third} for third in thirds))) == sorted(
         {source.digest for source in sources}
     )
@@ -228,7 +223,7 @@ def test_no_kernel_spills(family: str, arch: str, every: bool) -> None:
         whole_once = stamped() if arch == MAIN_ARCH else {source.kernel: None for source in sources}
         old = [source for source in sources if source.kernel in whole_once]
         new = [source for source in sources if source.kernel not in whole_once]
-        sources = _of_commit(_part(old, TOGETHER_ELSEWHERE) + _part(new, TOGETHER_ON_MAIN), commit_seed())
+        sources = sources_of_commit(_part(old, TOGETHER_ELSEWHERE) + _part(new, TOGETHER_ON_MAIN), commit_seed())
     assert _spills(sources, lambda source: jit.compile_source(source, arch).spill_bytes) == []
 
 

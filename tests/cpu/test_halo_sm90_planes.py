@@ -181,6 +181,7 @@ def test_rows_of_boxes_come_after_the_filters_of_their_stage() -> None:
     assert first.x_cols == 0 and boxes.cycles(one, SM_COUNT) > 1.2 * first.cycles(one, SM_COUNT)
 
 
+@pytest.mark.of_kernel("halo_sm90/pointwise_planes")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_wgmma_is_not_serialized(dtype: torch.dtype, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,7 @@ def test_small_stages_cost_the_time_for_which_they_are_under_way() -> None:
     assert small.cycles(product, SM_COUNT) > 1.2 * found[0].cycles(product, SM_COUNT)
 
 
+@pytest.mark.of_kernel("halo_sm90/pointwise")
 @pytest.mark.parametrize("direction", ["fprop", "dgrad"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -142,6 +143,7 @@ def test_wgmma_is_not_serialized(
     assert "Compiling entry function 'halo_sm90_pointwise'" in logs[0] and SERIALIZED not in logs[0]
 
 
+@pytest.mark.of_kernel("halo_sm90/pointwise")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_clearing_gaps_spills_no_register(dtype: torch.dtype) -> None:
     one = replace(LAYER, direction="dgrad", layout="nhwc", dtype=dtype, stride=(2, 2))

@@ -64,12 +64,14 @@ def log_of(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> str:
     return logs[0]
 
 
+@pytest.mark.of_kernel("halo_sm90/conv")
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_wgmma_is_not_serialized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of(_representative(*REPRESENTATIVE[name]), monkeypatch)
     assert "Compiling entry function 'halo_sm90'" in log and SERIALIZED not in log
 
 
+@pytest.mark.of_kernel("halo_sm90/wgrad")
 @pytest.mark.parametrize(("width", "channels", "loads"), [(64, 64, 0), (63, 64, 0), (63, 63, 1), (60, 63, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_wgmma_of_weight_gradients_is_not_serialized(
