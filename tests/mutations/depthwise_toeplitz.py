@@ -152,11 +152,11 @@ TERMS = (
     _lost("wgrad: no large term", "the product of the large terms does not count",
           ("multiply(part, x, dy, group);", ""), result="wgrad"),
     _lost("wgrad: small sums are lost", "they are not added to those of large products",
-          ("add(part, small_part);", ""), result="wgrad"),
-    _lost("wgrad: the last part alone", "a row's sums replace those before",
-          ("(&sums[0][0])[i] += (&more[0][0])[i];", "(&sums[0][0])[i] = (&more[0][0])[i];"), result="wgrad"),
+          ("move(part, small_part);", ""), result="wgrad"),
+    _lost("wgrad: the last part alone", "a part's sums replace those before",
+          ("(&sums[0][0])[i] += (&more[0][0])[i],", "(&sums[0][0])[i] = (&more[0][0])[i],"), result="wgrad"),
     _lost("wgrad: parts of a row", "groups behind the first part are left out",
-          ("begin < X_GROUPS; begin += PART_GROUPS", "begin < PART_GROUPS; begin += PART_GROUPS"),
+          ("(group + 2) % PART_GROUPS == 0 || group + 2 >= X_GROUPS", "group + 2 == PART_GROUPS"),
           on="toeplitz_wide", result="wgrad"),
 )  # fmt: skip
 

@@ -21,17 +21,21 @@ __device__ __forceinline__ tf32x3 from_acc<tf32x3>(float value) {
 
 namespace hc::toeplitz {
 
-// What mma.sync multiplies for elements of a type, in how many terms each.
+// What mma.sync multiplies for elements of a type.
 template <class Elem>
 struct Multiplied {
     using type = Elem;
-    static constexpr bool IN_TERMS = false;
 };
 template <>
 struct Multiplied<tf32x3> {
     using type = float;
-    static constexpr bool IN_TERMS = true;
 };
+
+template <class Elem>
+__device__ __forceinline__ constexpr bool in_terms(Elem) {
+    return false;
+}
+__device__ __forceinline__ constexpr bool in_terms(tf32x3) { return true; }
 
 // What TF32 keeps of a value when it is cut, as tensor cores cut it.
 __device__ __forceinline__ float large_term(float value) {

@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const Rows& 
 // One row of the filter. In two terms it has sums of its own, the small products first: tensor cores cut what does not
 // fit at each step, where the sum over rows is rounded to nearest.
 __device__ __forceinline__ void add_row(float (&sums)[N_TILES][4], const Rows& x, const Band::Fragments& band) {
-    if constexpr (hc::toeplitz::Multiplied<elem_t>::IN_TERMS) {
+    if constexpr (hc::toeplitz::in_terms(elem_t{})) {
         float of_row[N_TILES][4] = {};
         multiply<Terms::SMALL_ROWS>(of_row, x, band);
         multiply<Terms::SMALL_BANDS>(of_row, x, band);

@@ -34,8 +34,6 @@ using multiplied_t = hc::toeplitz::Multiplied<elem_t>::type;
 constexpr int GROUP = GROUP_BYTES / (int)sizeof(elem_t), TILE_GROUPS = 8 / GROUP;  // columns; groups of 8 taps
 constexpr int M_TILES = (R + 15) / 16, N_TILES = (S + 7) / 8;                      // of 16 rows and 8 columns of taps
 constexpr int WARPS = THREADS / 32, SUM_ROWS = 16 * M_TILES, SUM_COLS = 8 * N_TILES;
-constexpr int PART_GROUPS = 16;  // of a row of x, of one sum in two terms
-constexpr bool IN_TERMS = hc::toeplitz::Multiplied<elem_t>::IN_TERMS;
 constexpr int COPIES = 4 / (int)sizeof(elem_t);                       // of dy, for pairs at odd places
 constexpr int STEP_ROWS = X_GROUPS >= 6 ? 1 : X_GROUPS >= 3 ? 2 : 4;  // short ones are loaded together
 
@@ -81,50 +79,43 @@ __device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const unsign
     }
 }
 
-__device__ __forceinline__ void add(float (&sums)[N_TILES][4], const float (&more)[N_TILES][4]) {
+// Adds `more`, which become zero.
+__device__ __forceinline__ void move(float (&sums)[N_TILES][4], float (&more)[N_TILES][4]) {
 #pragma unroll
-    for (int i = 0; i < N_TILES * 4; ++i) (&sums[0][0])[i] += (&more[0][0])[i];
+    for (int i = 0; i < N_TILES * 4; ++i) (&sums[0][0])[i] += (&more[0][0])[i], (&more[0][0])[i] = 0;
 }
 
-// Two groups of x from the lane's place in group 0: row lane % 16 of the tile, group lane / 16.
-__device__ __forceinline__ void load_groups(unsigned (&x)[4], const char* row, int group) {
-    if (group + 1 < X_GROUPS) {
-        hc::ptx::ldmatrix_x4(x, row + group * GROUP_BYTES);
-    } else {
-        unsigned two[2];
-        hc::ptx::ldmatrix_x2(two, row + group * GROUP_BYTES);
-        x[0] = two[0], x[1] = two[1];
-    }
-}
-
-__device__ __forceinline__ void multiply_row(float (&sums)[N_TILES][4], const char* row, const Matrices& dy) {
+// `row` is the lane's place in group 0 of x: row lane % 16 of the tile, group lane / 16. In two terms tensor cores cut
+// what does not fit at each step: sums of PART_GROUPS groups are added rounded to nearest, and those of small products,
+// of which little is cut, are apart from those of large ones.
+__device__ __forceinline__ void multiply_row(float (&sums)[N_TILES][4], const char* row, const Matrices& dy,
+                                             const Matrices& small_dy) {
+    constexpr int PART_GROUPS = 16;
+    float part[N_TILES][4] = {}, small_part[N_TILES][4] = {};
 #pragma unroll
     for (int group = 0; group < X_GROUPS; group += 2) {
         unsigned x[4] = {};
-        load_groups(x, row, group);
-        multiply(sums, x, dy, group);
-    }
-}
-
-// The same in two terms. Tensor cores cut what does not fit at each step: sums of PART_GROUPS groups are added rounded to
-// nearest, and those of small products, of which little is cut, are apart from those of large ones.
-__device__ __forceinline__ void multiply_row(float (&sums)[N_TILES][4], const char* row, const Matrices& dy,
-                                             const Matrices& small_dy) {
-#pragma unroll
-    for (int begin = 0; begin < X_GROUPS; begin += PART_GROUPS) {
-        float part[N_TILES][4] = {}, small_part[N_TILES][4] = {};
-#pragma unroll
-        for (int group = begin; group < X_GROUPS && group < begin + PART_GROUPS; group += 2) {
-            unsigned x[4] = {}, small[4];
-            load_groups(x, row, group);
+        if (group + 1 < X_GROUPS) {
+            hc::ptx::ldmatrix_x4(x, row + group * GROUP_BYTES);
+        } else {
+            unsigned two[2];
+            hc::ptx::ldmatrix_x2(two, row + group * GROUP_BYTES);
+            x[0] = two[0], x[1] = two[1];
+        }
+        if constexpr (hc::toeplitz::in_terms(elem_t{})) {
+            unsigned small[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) small[i] = hc::toeplitz::small_term(x[i]);
             multiply(small_part, small, dy, group);
             multiply(part, x, dy, group);
             multiply(small_part, x, small_dy, group);
+            if ((group + 2) % PART_GROUPS == 0 || group + 2 >= X_GROUPS) {
+                move(part, small_part);
+                move(sums, part);
+            }
+        } else {
+            multiply(sums, x, dy, group);
         }
-        add(part, small_part);
-        add(sums, part);
     }
 }
 
@@ -166,7 +157,7 @@ __device__ __forceinline__ void multiply_rows(Sums& sums, const Params& p, Walk&
 #pragma unroll
         for (int j = 0; j < MATRICES; ++j)
             if (meets(j)) dy[i][j] = *reinterpret_cast<const unsigned*>(walk.dy + j * GROUP_BYTES);
-        if constexpr (IN_TERMS) {
+        if constexpr (hc::toeplitz::in_terms(elem_t{})) {
 #pragma unroll
             for (int j = 0; j < MATRICES; ++j)
                 if (meets(j)) small_dy[i][j] = hc::toeplitz::small_term(dy[i][j]);
@@ -177,13 +168,8 @@ __device__ __forceinline__ void multiply_rows(Sums& sums, const Params& p, Walk&
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-            const char* row = x[i] + m * 16 * p.x_staged.row_bytes;
-            if constexpr (IN_TERMS)
-                multiply_row(sums[m], row, dy[i], small_dy[i]);
-            else
-                multiply_row(sums[m], row, dy[i]);
-        }
+        for (int m = 0; m < M_TILES; ++m)
+            multiply_row(sums[m], x[i] + m * 16 * p.x_staged.row_bytes, dy[i], small_dy[i]);
 }
 
 __device__ __forceinline__ void multiply_unit(Sums& sums, const Params& p, int rows, const char* buffer,
