@@ -96,8 +96,7 @@ __device__ __forceinline__ void load_rows(Rows& x, const char* rows) {
     }
 }
 
-// Which terms of rows and bands are multiplied. Where both are the large ones the values are taken as they are: of their
-// low bits tensor cores know nothing.
+// Which terms of rows and bands are multiplied. A large one is the value itself: tensor cores ignore its low bits.
 enum class Terms { LARGE, SMALL_ROWS, SMALL_BANDS };
 
 // Pairs of groups are those that one ldmatrix has read: their registers are neighbours, as an instruction wants them.
