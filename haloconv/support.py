@@ -65,7 +65,7 @@ def why_no_tensor_core_products(problem: Problem, takes: Collection[str] = ("tf3
     if problem.dtype != torch.float32 or problem.precision in takes:
         return None
     if problem.precision == "tf32x3":
-        return "of the kernels on tensor cores halo_sm90/conv and halo_sm90/wgrad alone have precision='tf32x3'"
+        return "of the families on tensor cores halo_sm90 and depthwise_toeplitz alone have precision='tf32x3'"
     return "fp32 products in full precision do not run on the tensor cores; allow TF32 or ask for precision='tf32'"
 
 

@@ -53,6 +53,14 @@ TILINGS = {
         toeplitz.Tiling(m_tiles=2, row_groups=1, n_tiles=2, images=4, min_blocks=2),
         wgrad.Tiling(images=3, min_blocks=2),
     ),
+    "three products in strips": (
+        toeplitz.Tiling(m_tiles=1, row_groups=2, n_tiles=3, images=2, min_blocks=2, buffers=3, rows=16),
+        wgrad.Tiling(images=1, min_blocks=2, buffers=3, rows=10),
+    ),
+    "three products, pairs of halves": (
+        toeplitz.Tiling(m_tiles=2, row_groups=1, n_tiles=2, images=4, min_blocks=2),
+        wgrad.Tiling(images=3, min_blocks=2),
+    ),
     "mixed halves": (
         toeplitz.Tiling(m_tiles=1, row_groups=1, n_tiles=3, images=1, min_blocks=2),
         wgrad.Tiling(images=1, min_blocks=2),
@@ -64,6 +72,14 @@ TILING_CASES = {
     "pairs of halves": ("toeplitz_13x13", "toeplitz_multiplier"),
     "mixed halves": ("toeplitz_13x13", "toeplitz_cut"),
 }
+THREE_PRODUCTS = {  # of fp32 as two TF32 values each, in the tiling of the problem and in those above
+    "three products": (
+        "toeplitz_13x13", "toeplitz_31x31", "toeplitz_multiplier", "toeplitz_odd", "toeplitz_wide", "toeplitz_nhwc",
+        "toeplitz_sliced", "toeplitz_channels",
+    ),
+    "three products in strips": ("toeplitz_13x13", "toeplitz_cut"),
+    "three products, pairs of halves": ("toeplitz_13x13",),
+}  # fmt: skip
 EVERY_DTYPE = ("toeplitz_13x13", "toeplitz_many")
 IN_FP32_TOO = ("toeplitz_multiplier", "toeplitz_odd", "toeplitz_wide", "toeplitz_cut", "toeplitz_nhwc")
 ONE_RESULT = {"toeplitz_many_taps": ("wgrad",), "toeplitz_multiplier": ("fprop", "wgrad")}
@@ -95,15 +111,19 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
         for name in names:
             yield from ((name, torch.float16, result, tiling, True) for result in _results_of(name))
         yield from (("toeplitz_13x13", torch.float32, result, tiling, True) for result in _results_of("toeplitz_13x13"))
+    for tiling, names in THREE_PRODUCTS.items():
+        for name in names:
+            yield from ((name, torch.float32, result, tiling, True) for result in _results_of(name))
+    yield from (("toeplitz_channels", torch.float32, result, "three products", False) for result in _results_of(""))
     for name, dtype in product(NOT_FINITE, (torch.float32, torch.bfloat16)):
         yield from ((name, dtype, result, "", False) for result in ("fprop", "dgrad", "wgrad"))
 
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, depthwise_toeplitz has the tiling ``TILINGS[shape]``."""
+    """While active, depthwise_toeplitz has the tiling ``TILINGS[shape]``, where there is one."""
     with MonkeyPatch.context() as patch:
-        if shape:
+        if shape in TILINGS:
             gradient, filter_gradient = TILINGS[shape]
             patch.setattr(toeplitz, "tilings", lambda *_: [gradient])
             patch.setattr(wgrad, "tilings", lambda *_: [filter_gradient])

@@ -15,14 +15,16 @@ def integers(shape: tuple[int, ...], dtype: torch.dtype, gen: torch.Generator, l
     return (sizes * (torch.randint(0, 2, shape, generator=gen, device=gen.device) * 2 - 1)).to(dtype)
 
 
-def make_exact(one: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensors:
+def make_exact(one: Case, dtype: torch.dtype, device: torch.device | str = "cpu", result: str = "") -> Tensors:
     """The tensors of a case with small integers, stored as it asks.
 
-    Where fp32 is split into TF32 values, x and dy have 13 bits and w is 1 or -1: their low terms count.
+    Where fp32 is split into TF32 values, x and dy have 13 bits and w is 1 or -1: their low terms count. For
+    a ``result`` of "wgrad" dy is 1 or -1, too.
     """
     problem, gen = one.problem(dtype=dtype), generator(f"{one.name} exact", device)
     split = (one.spec.precision or "").endswith(("x3", "x6"))
     large, small = ((1 << 13) - 1, 1) if split else (LARGEST, LARGEST)
-    x, dy = (store(integers(shape, dtype, gen, large), one.storage) for shape in (problem.x_shape, problem.y_shape))
+    sizes = ((problem.x_shape, large), (problem.y_shape, small if result == "wgrad" else large))
+    x, dy = (store(integers(shape, dtype, gen, largest), one.storage) for shape, largest in sizes)
     w = store(integers(problem.w_shape, dtype, gen, small), one.w_storage)
     return Tensors(x, w, integers((problem.k,), dtype, gen) if one.bias else None, dy)

@@ -89,7 +89,7 @@ def test_run(run: Run, request: pytest.FixtureRequest, replay: Callable, record_
         results.append(got)
     if not run.finite:
         return
-    exact = make_exact(run.forced, run.dtype)
+    exact = make_exact(run.forced, run.dtype, result=run.result)
     got = emulated(run, exact, integers, replay)
     with replay(integers):
         oracle.check_exact(run.result, got, exact, run.forced.spec)

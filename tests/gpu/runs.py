@@ -40,7 +40,7 @@ def check_run(subject: Subject, run: Run, record: Callable) -> None:
 
 def check_integers(subject: Subject, result: str, forced: Case, dtype: torch.dtype, record: Callable) -> None:
     """A case on small integers, whose family is forced: the reference's bits, and nothing written outside."""
-    t, fences = make_exact(forced, dtype, "cuda"), oracle.RedZones("cuda")
+    t, fences = make_exact(forced, dtype, "cuda", result), oracle.RedZones("cuda")
     with oracle.Unchanged(t), fences, launched() as names:
         got = oracle.run(result, t, forced)
     oracle.check_exact(result, got, t, forced.spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,18 @@ def test_special_activations(one: Case, subject: Subject, dtype: torch.dtype) ->
     for result in RESULTS:
         t, want = special_activations(result, forced_on, dtype, "cuda")
         oracle.check(result, oracle.run(result, t, forced_on), t, forced_on.spec, want=want)
+
+
+@pytest.mark.parametrize("kind", ("normal", "positive", "wide", "cancellation"))
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("one", LAYERS, ids=case_id)
+def test_three_products_of_every_kind(one: Case, result: str, kind: str) -> None:
+    """In tf32x3 sums of up to 38,000 products of every kind of values are within the limits of fp32."""
+    forced = DEPTHWISE_TOEPLITZ.on(one, torch.float32)
+    forced = replace(forced, spec=forced.spec._replace(precision="tf32x3"))
+    t = make(one, torch.float32, "cuda", kind)
+    error = oracle.check(result, oracle.run(result, t, forced), t, forced.spec, norm_counts=kind != "cancellation")
+    print(f"{one.name} {result} tf32x3 {kind}: norm {error.norm:.2e}, worst element {error.worst:.2e}")
 
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE_TOEPLITZ,)), ids=name_of)

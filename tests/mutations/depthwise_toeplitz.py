@@ -17,6 +17,13 @@ def _fault(
     )
 
 
+def _lost(
+    name: str, fault: str, *edits: tuple[str, str], on: str = "toeplitz_13x13", result: str = "fprop"
+) -> Mutation:
+    """A fault of three products of TF32 for one of fp32."""
+    return _fault(name, fault, *edits, on=on, result=result, dtype=torch.float32, shape="three products")
+
+
 PLANES = (
     _fault("nothing is cleared", "what copies do not write is what memory held",
            ("hc::toeplitz::clear<THREADS>(dynamic_smem, BUFFERS * p.partition.buffer_bytes);", "")),
@@ -123,4 +130,34 @@ WGRAD = (
            dtype=torch.bfloat16, finite=False),
 )  # fmt: skip
 
-MUTATIONS = (*PLANES, *BANDS, *STEPS, *OUTPUTS, *WGRAD)
+TERMS = (
+    _lost("no small term of a row", "what TF32 leaves of the image does not count",
+          ("multiply<Terms::SMALL_ROWS>(of_row, x, band);", "")),
+    _lost("no small term of a band", "what TF32 leaves of the filter does not count",
+          ("multiply<Terms::SMALL_BANDS>(of_row, x, band);", ""), result="dgrad"),
+    _lost("no large term", "the product of the large terms does not count",
+          ("multiply<Terms::LARGE>(of_row, x, band);", "")),
+    _lost("the small term is the value", "the large term is multiplied twice",
+          ("__float_as_uint(value - large_term(value))", "__float_as_uint(value)")),
+    _lost("planes are rounded to TF32", "no small term of the image is left",
+          ("__uint_as_float(rounded_bits(word, Elem{}))", "__uint_as_float(tf32_bits(word))")),
+    _lost("the filter is rounded to TF32", "no small term of the filter is left",
+          ("return rounded_bits(tap.value, tap);", "return tf32_bits(tap.value);")),
+    _lost("one row of the filter", "each row's sums replace those before",
+          ("(&sums[0][0])[i] += (&of_row[0][0])[i];", "(&sums[0][0])[i] = (&of_row[0][0])[i];")),
+    _lost("wgrad: no small term of x", "what TF32 leaves of x does not count",
+          ("multiply(small_part, small, dy, group);", ""), result="wgrad"),
+    _lost("wgrad: no small term of dy", "what TF32 leaves of dy does not count",
+          ("multiply(small_part, x, small_dy, group);", ""), result="wgrad"),
+    _lost("wgrad: no large term", "the product of the large terms does not count",
+          ("multiply(part, x, dy, group);", ""), result="wgrad"),
+    _lost("wgrad: small sums are lost", "they are not added to those of large products",
+          ("move(part, small_part);", ""), result="wgrad"),
+    _lost("wgrad: the last part alone", "a part's sums replace those before",
+          ("(&sums[0][0])[i] += (&more[0][0])[i],", "(&sums[0][0])[i] = (&more[0][0])[i],"), result="wgrad"),
+    _lost("wgrad: parts of a row", "groups behind the first part are left out",
+          ("(group + 2) % PART_GROUPS == 0 || group + 2 >= X_GROUPS", "group + 2 == PART_GROUPS"),
+          on="toeplitz_wide", result="wgrad"),
+)  # fmt: skip
+
+MUTATIONS = (*PLANES, *BANDS, *STEPS, *OUTPUTS, *WGRAD, *TERMS)

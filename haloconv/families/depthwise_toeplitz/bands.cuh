@@ -15,12 +15,14 @@ struct alignas(8) Pair {
 __device__ __forceinline__ void store_pair(float* to, float low, float high) {
     *reinterpret_cast<Pair*>(to) = {low, high};
 }
+__device__ __forceinline__ void store_pair(tf32x3* to, float low, float high) { store_pair(&to->value, low, high); }
 template <class Half>
 __device__ __forceinline__ void store_pair(Half* to, float low, float high) {
     *reinterpret_cast<unsigned*>(to) = from_acc_pair<Half>(low, high);
 }
 
-__device__ __forceinline__ unsigned table_bits(float tap) { return tf32_bits(tap); }
+__device__ __forceinline__ unsigned table_bits(float tap) { return rounded_bits(tap, tap); }
+__device__ __forceinline__ unsigned table_bits(tf32x3 tap) { return rounded_bits(tap.value, tap); }
 template <class Half>
 __device__ __forceinline__ unsigned short table_bits(Half tap) {
     return tap.bits;

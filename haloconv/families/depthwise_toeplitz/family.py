@@ -1,6 +1,7 @@
 """The ``depthwise_toeplitz`` family: depthwise layers with large filters on tensor cores.
 
-One input channel per group, any number of filters per channel, four-sided padding; TF32, fp16 and bf16 with fp32 sums.
+One input channel per group, any number of filters per channel, four-sided padding; TF32, three
+products of it for one of fp32, fp16 and bf16, with fp32 sums.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ from haloconv.families.base import BoundCall, Config, Kernel
 from haloconv.families.depthwise_toeplitz import toeplitz, wgrad
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
+from haloconv.precision import Precision
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 
 _KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (toeplitz, wgrad)}
 _LEAST_SMEM = 99 << 10  # of a block, on every device of the family
+_PRECISIONS: dict[str, tuple[torch.dtype, Precision]] = {
+    "fp16": (torch.float16, "ieee"),
+    "bf16": (torch.bfloat16, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+    "tf32x3": (torch.float32, "tf32x3"),
+}
 _ANY_DEVICE = torch.device("cpu")  # of sources: they do not depend on it
 
 
@@ -67,20 +75,24 @@ def _best_source(request: Request) -> KernelSource:
 
 
 def _representative_problems() -> Iterator[Problem]:
-    layers: tuple[tuple[torch.dtype, Layout, int, int, tuple[Direction, ...]], ...] = (
-        (torch.float16, "nchw", 56, 31, DIRECTIONS),
-        (torch.float32, "nchw", 56, 31, DIRECTIONS),
-        (torch.bfloat16, "nchw", 28, 29, DIRECTIONS[::2]),
-        (torch.float16, "nchw", 14, 27, DIRECTIONS[1:]),
-        (torch.bfloat16, "nchw", 7, 13, DIRECTIONS),
-        (torch.float32, "nhwc", 28, 13, DIRECTIONS),
-        (torch.float16, "nhwc", 112, 21, DIRECTIONS[::2]),
-        (torch.float32, "nchw", 112, 31, DIRECTIONS[1:]),
+    layers: tuple[tuple[str, Layout, int, int, tuple[Direction, ...]], ...] = (
+        ("fp16", "nchw", 56, 31, DIRECTIONS),
+        ("tf32", "nchw", 56, 31, DIRECTIONS),
+        ("bf16", "nchw", 28, 29, DIRECTIONS[::2]),
+        ("fp16", "nchw", 14, 27, DIRECTIONS[1:]),
+        ("bf16", "nchw", 7, 13, DIRECTIONS),
+        ("tf32", "nhwc", 28, 13, DIRECTIONS),
+        ("fp16", "nhwc", 112, 21, DIRECTIONS[::2]),
+        ("tf32", "nchw", 112, 31, DIRECTIONS[1:]),
+        ("tf32x3", "nchw", 56, 31, DIRECTIONS),
+        ("tf32x3", "nhwc", 14, 27, DIRECTIONS),
+        ("tf32x3", "nchw", 112, 31, DIRECTIONS[1:]),
+        ("tf32x3", "nchw", 7, 13, DIRECTIONS[::2]),
     )
-    for dtype, order, extent, taps, directions in layers:
+    for label, order, extent, taps, directions in layers:
+        dtype, precision = _PRECISIONS[label]
         for direction in directions:
             yield Problem(
                 direction, n=8, c=32, h=extent, w=extent, k=32, r=taps, s=taps, padding=(taps // 2,) * 4, groups=32,
-                bias=direction == "fprop", dtype=dtype, layout=order,
-                precision="tf32" if dtype == torch.float32 else "ieee",
+                bias=direction == "fprop", dtype=dtype, layout=order, precision=precision,
             )  # fmt: skip

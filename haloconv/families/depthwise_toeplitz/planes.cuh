@@ -2,6 +2,7 @@
 #pragma once
 
 #include "families/depthwise/strips.cuh"
+#include "families/depthwise_toeplitz/terms.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
@@ -14,10 +15,19 @@ __device__ __forceinline__ unsigned tf32_bits(float value) {
     return value == value ? ptx::cvt_rna_tf32(value) : 0x7fffffffu;
 }
 
+// The bits of an fp32 element as it is multiplied: rounded to TF32, or to two terms, of which the first is cut and the
+// second rounded. Of two terms those of an infinity are NaN, and of the largest numbers they may be an infinity.
+__device__ __forceinline__ unsigned rounded_bits(float value, float) { return tf32_bits(value); }
+__device__ __forceinline__ unsigned rounded_bits(float value, tf32x3) {
+    const float large = large_term(value);
+    return __float_as_uint(large + __uint_as_float(tf32_bits(value - large)));
+}
+
 // What added to the magnitude of a 16-bit element carries into its sign if it is not finite.
 __device__ __forceinline__ constexpr unsigned below_infinity(fp16) { return 0x8000 - 0x7c00; }
 __device__ __forceinline__ constexpr unsigned below_infinity(bf16) { return 0x8000 - 0x7f80; }
 __device__ __forceinline__ constexpr unsigned below_infinity(float) { return 0; }
+__device__ __forceinline__ constexpr unsigned below_infinity(tf32x3) { return 0; }
 
 // A plane in shared memory: `rows` rows of the image from a strip's first one on, of which column 0 is `left` bytes in.
 struct Staged {
@@ -77,7 +87,7 @@ struct Copier {
         }
     }
 
-    // Rounds what the thread has copied to TF32, once it has landed. Returns whether an element is not finite.
+    // Rounds what the thread has copied, once it has landed. Returns whether an element is not finite.
     template <int COUNT>
     __device__ __forceinline__ bool settle(const Staged& s, char* planes) const {
         struct alignas(PIECE_BYTES > 4 ? PIECE_BYTES : 4) Copied {
@@ -93,7 +103,7 @@ struct Copier {
 #pragma unroll
                 for (float& word : copied.word) {
                     zero += word * 0.f;
-                    word = __uint_as_float(tf32_bits(word));
+                    word = __uint_as_float(rounded_bits(word, Elem{}));
                 }
                 place = copied;
             }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from haloconv import support
-from haloconv.families.common import ceil_div
-from haloconv.problem import Request, TensorForm
+from haloconv.families.common import ELEMENTS, ceil_div
+from haloconv.problem import Problem, Request, TensorForm
 
 GROUP_BYTES = 16  # of columns
 FEWEST_THREADS = 128  # of a block
@@ -55,6 +57,16 @@ def planes(
     return Planes(image, channel, row, col, shape[0], shape[2], copies, rows, *places)
 
 
+def in_terms(problem: Problem) -> bool:
+    """Whether fp32 is multiplied as two TF32 values (terms.cuh)."""
+    return problem.dtype == torch.float32 and problem.precision == "tf32x3"
+
+
+def element(problem: Problem) -> str:
+    """The device code's name of what is multiplied."""
+    return "hc::tf32x3" if in_terms(problem) else ELEMENTS[problem.dtype]
+
+
 def groups_of(cols: int, itemsize: int) -> int:
     """Groups that hold so many columns."""
     return ceil_div(cols * itemsize, GROUP_BYTES)
@@ -72,7 +84,7 @@ def copy_bytes(side: TensorForm, cols: int, itemsize: int) -> int:
 def why_no_bands(request: Request) -> str | None:
     """None if the layer is one for bands on tensor cores, else a sentence that says why not."""
     problem = request.problem
-    reason = support.why_no_tensor_core_products(problem)
+    reason = support.why_no_tensor_core_products(problem, ("tf32", "tf32x3"))
     if reason is not None:
         return reason
     if problem.c_per_group != 1:

@@ -17,7 +17,7 @@
 #include "kernels/products.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 
-// Constants: ELEM is hc::fp16, hc::bf16 or float (multiplied in TF32); all others are integers.
+// Constants: ELEM is hc::fp16, hc::bf16, float (multiplied in TF32) or hc::tf32x3; all others are integers.
 //   DGRAD                1: in is dy, out is dx, and taps count from the filter's end
 //   R S                  filter taps
 //   SHIFT                columns from the first one of a window to the first one that the filter meets
@@ -33,6 +33,7 @@
 using hc::i64;
 using elem_t = ELEM;
 using Band = hc::toeplitz::Bands<elem_t, R, S, SHIFT>;
+using multiplied_t = hc::toeplitz::Multiplied<elem_t>::type;
 
 constexpr int GROUP = Band::GROUP, TILE_GROUPS = 8 / GROUP;  // columns of a group; groups of 8 output columns
 constexpr int GROUPS = HI - LO;
@@ -95,23 +96,51 @@ __device__ __forceinline__ void load_rows(Rows& x, const char* rows) {
     }
 }
 
+// Which terms of rows and bands are multiplied. A large one is the value itself: tensor cores ignore its low bits.
+enum class Terms { LARGE, SMALL_ROWS, SMALL_BANDS };
+
 // Pairs of groups are those that one ldmatrix has read: their registers are neighbours, as an instruction wants them.
-__device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const Rows& x, const Band::Fragments& band) {
+template <Terms TERMS>
+__device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const Rows& rows, const Band::Fragments& band) {
+    const auto word = [&](int i) {
+        return TERMS == Terms::SMALL_BANDS ? hc::toeplitz::small_term(band.of[i]) : band.of[i];
+    };
 #pragma unroll
-    for (int pair = 0; pair < GROUPS; pair += 2)
+    for (int pair = 0; pair < GROUPS; pair += 2) {
+        unsigned x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const unsigned word = (&rows[0][0])[pair * 2 + i < GROUPS * 2 ? pair * 2 + i : 0];
+            x[i] = TERMS == Terms::SMALL_ROWS ? hc::toeplitz::small_term(word) : word;
+        }
 #pragma unroll
         for (int tile = 0; tile < N_TILES; ++tile) {
             const int at = LO + pair - tile * TILE_GROUPS;  // of the banded matrix
             const bool low = at >= 0 && at < Band::GROUPS;
             const bool high = at + 1 >= 0 && at + 1 < Band::GROUPS && pair + 1 < GROUPS;
             if (low && high)
-                hc::mma(sums[tile], {x[pair][0], x[pair][1], x[pair + 1][0], x[pair + 1][1]},
-                        {band.of[at], band.of[at + 1]}, elem_t{});
+                hc::mma(sums[tile], x, {word(at), word(at + 1)}, multiplied_t{});
             else if (low)
-                hc::mma_half(sums[tile], x[pair], band.of[at], elem_t{});
+                hc::mma_half(sums[tile], {x[0], x[1]}, word(at), multiplied_t{});
             else if (high)
-                hc::mma_half(sums[tile], x[pair + 1], band.of[at + 1], elem_t{});
+                hc::mma_half(sums[tile], {x[2], x[3]}, word(at + 1), multiplied_t{});
         }
+    }
+}
+
+// One row of the filter. In two terms it has sums of its own, the small products first: tensor cores cut what does not
+// fit at each step, where the sum over rows is rounded to nearest.
+__device__ __forceinline__ void add_row(float (&sums)[N_TILES][4], const Rows& x, const Band::Fragments& band) {
+    if constexpr (hc::toeplitz::in_terms(elem_t{})) {
+        float of_row[N_TILES][4] = {};
+        multiply<Terms::SMALL_ROWS>(of_row, x, band);
+        multiply<Terms::SMALL_BANDS>(of_row, x, band);
+        multiply<Terms::LARGE>(of_row, x, band);
+#pragma unroll
+        for (int i = 0; i < N_TILES * 4; ++i) (&sums[0][0])[i] += (&of_row[0][0])[i];
+    } else {
+        multiply<Terms::LARGE>(sums, x, band);
+    }
 }
 
 // Steps [first, end), of which each has the rows that begin so many rows behind the first one of the half tiles'
@@ -128,7 +157,7 @@ __device__ __forceinline__ void multiply_steps(Sums& sums, const Band& bands, co
         for (int group = BEGIN; group < END; ++group) {
             const Band::Fragments band = bands.row(step - 8 * group);
 #pragma unroll
-            for (int m = 0; m < M_TILES; ++m) multiply(sums[m][group], x[m], band);
+            for (int m = 0; m < M_TILES; ++m) add_row(sums[m][group], x[m], band);
         }
     }
 }

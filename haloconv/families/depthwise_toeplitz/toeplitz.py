@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from haloconv.families.base import BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, dense_call, named, why_not_direction
+from haloconv.families.common import ceil_div, dense_call, named, why_not_direction
 from haloconv.families.depthwise.layer import padding, shapes
 from haloconv.families.depthwise.strips import partition, slots
 from haloconv.families.depthwise_toeplitz.planes import (
@@ -14,7 +14,9 @@ from haloconv.families.depthwise_toeplitz.planes import (
     Planes,
     blocks_that_fit,
     copy_bytes,
+    element,
     groups_of,
+    in_terms,
     planes,
     why_no_bands,
 )
@@ -28,6 +30,7 @@ _MOST_COLS = 64  # of the filter
 _MOST_TILES = 14  # of a half tile
 _WARPS = (4, 5, 6, 7, 8)  # of a block
 _MOST_WARPS, _NEARLY = 16, 0.8  # of a multiprocessor; of the most that work at a time
+_MOST_REGISTERS = 255  # of a thread
 _REGISTERS, _OTHER_REGISTERS = 65536, 40  # of a multiprocessor; of a thread, beside those that are counted
 _SOME_FORM = TensorForm((1, 1, 1, 1), True)  # how planes are copied does not change their place
 
@@ -91,7 +94,7 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
     of_window = window(problem, tiling)
     in_shape, out_shape = shapes(problem)
     constants: dict[str, int | str] = {
-        "ELEM": ELEMENTS[problem.dtype],
+        "ELEM": element(problem),
         "DGRAD": int(problem.direction == "dgrad"),
         "R": problem.r,
         "S": problem.s,
@@ -161,6 +164,8 @@ def _registers(problem: Problem, tiling: Tiling) -> int:
     band = ceil_div(_COLS - 1 + problem.s + of_window.shift, group)
     sums = 4 * tiling.m_tiles * tiling.row_groups * tiling.n_tiles
     rows = 2 * tiling.m_tiles * (of_window.hi - of_window.lo)
+    if in_terms(problem):  # of rows and of a band both terms, and sums of one row of the filter
+        return ceil_div(sums + 2 * rows + 2 * band + 4 * tiling.n_tiles + _OTHER_REGISTERS, 8) * 8
     return ceil_div(sums + rows + tiling.row_groups * band + _OTHER_REGISTERS, 8) * 8
 
 
@@ -182,17 +187,27 @@ def _in_strips(problem: Problem, tiling: Tiling, max_smem: int) -> Tiling | None
     return next((cut for at_work, cut in found if at_work >= _NEARLY * most), None)
 
 
+def _n_tiles(problem: Problem, tiles: int) -> int:
+    """Tiles of a half tile, of ``tiles`` side by side: as many as have registers, in half tiles that are alike."""
+    most = _MOST_TILES
+    while in_terms(problem) and most > 1 and _registers(problem, Tiling(1, 1, most, 1, 1)) > _MOST_REGISTERS:
+        most -= 1
+    return ceil_div(tiles, ceil_div(tiles, most))
+
+
 def tilings(problem: Problem, max_smem: int) -> list[Tiling]:
     """Tilings that run, best first by sweeps on an NVIDIA H200 (2026-11-22, maps of 14, 28, 56 and 112)."""
     out_rows, out_cols = shapes(problem)[1][2:]
     tiles = ceil_div(out_cols, _COLS)
-    n_tiles = ceil_div(tiles, ceil_div(tiles, _MOST_TILES))
+    n_tiles = _n_tiles(problem, tiles)
     m_tiles = 2 if n_tiles * problem.dtype.itemsize <= 4 and problem.n >= 4 else 1
     found = []
     for row_groups in (2, 1) if out_rows > _ROWS and n_tiles <= _MOST_TILES // 2 else (1,):
         units = ceil_div(out_rows, _ROWS * row_groups) * ceil_div(tiles, n_tiles)
         images = 2 * m_tiles * min(ceil_div(_WARPS[0], units), ceil_div(problem.n, 2 * m_tiles))
         tiling = Tiling(m_tiles, row_groups, n_tiles, images if problem.n > 1 else 1, 1)
+        if in_terms(problem) and row_groups > 1 and _registers(problem, tiling) > _MOST_REGISTERS:
+            continue
         found.append(_in_strips(problem, tiling, max_smem))
     return [tiling for tiling in found if tiling is not None]
 

@@ -18,7 +18,7 @@
 #include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/warp_sum.cuh"
 
-// Constants: ELEM is hc::fp16, hc::bf16 or float (multiplied in TF32); all others are integers.
+// Constants: ELEM is hc::fp16, hc::bf16, float (multiplied in TF32) or hc::tf32x3; all others are integers.
 //   R S                  filter taps
 //   PAD_LEFT             columns of zeros before the image
 //   MULTIPLIER           M: filters of a channel
@@ -29,6 +29,7 @@
 using hc::i64;
 using hc::toeplitz::GROUP_BYTES;
 using elem_t = ELEM;
+using multiplied_t = hc::toeplitz::Multiplied<elem_t>::type;
 
 constexpr int GROUP = GROUP_BYTES / (int)sizeof(elem_t), TILE_GROUPS = 8 / GROUP;  // columns; groups of 8 taps
 constexpr int M_TILES = (R + 15) / 16, N_TILES = (S + 7) / 8;                      // of 16 rows and 8 columns of taps
@@ -61,8 +62,36 @@ struct Params {
 using Sums = float[M_TILES][N_TILES][4];
 using Matrices = unsigned[MATRICES];
 
-// `row` is the lane's place in group 0 of x: row lane % 16 of the tile, group lane / 16.
-__device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const char* row, const Matrices& dy) {
+// Two groups of x times the matrices of dy that tiles of taps meet them with: number `group` is that of the first one
+// and of tile 0.
+__device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const unsigned (&x)[4], const Matrices& dy,
+                                         int group) {
+#pragma unroll
+    for (int tile = 0; tile < N_TILES; ++tile) {
+        const int matrix = group - tile * TILE_GROUPS + FEWEST;
+        const bool low = meets(matrix), high = group + 1 < X_GROUPS && meets(matrix + 1);
+        if (low && high)
+            hc::mma(sums[tile], x, {dy[matrix], dy[matrix + 1]}, multiplied_t{});
+        else if (low)
+            hc::mma_half(sums[tile], {x[0], x[1]}, dy[matrix], multiplied_t{});
+        else if (high)
+            hc::mma_half(sums[tile], {x[2], x[3]}, dy[matrix + 1], multiplied_t{});
+    }
+}
+
+// Adds `more`, which become zero.
+__device__ __forceinline__ void move(float (&sums)[N_TILES][4], float (&more)[N_TILES][4]) {
+#pragma unroll
+    for (int i = 0; i < N_TILES * 4; ++i) (&sums[0][0])[i] += (&more[0][0])[i], (&more[0][0])[i] = 0;
+}
+
+// `row` is the lane's place in group 0 of x: row lane % 16 of the tile, group lane / 16. In two terms tensor cores cut
+// what does not fit at each step: sums of PART_GROUPS groups are added rounded to nearest, and those of small products,
+// of which little is cut, are apart from those of large ones.
+__device__ __forceinline__ void multiply_row(float (&sums)[N_TILES][4], const char* row, const Matrices& dy,
+                                             const Matrices& small_dy) {
+    constexpr int PART_GROUPS = 16;
+    float part[N_TILES][4] = {}, small_part[N_TILES][4] = {};
 #pragma unroll
     for (int group = 0; group < X_GROUPS; group += 2) {
         unsigned x[4] = {};
@@ -73,16 +102,19 @@ __device__ __forceinline__ void multiply(float (&sums)[N_TILES][4], const char* 
             hc::ptx::ldmatrix_x2(two, row + group * GROUP_BYTES);
             x[0] = two[0], x[1] = two[1];
         }
+        if constexpr (hc::toeplitz::in_terms(elem_t{})) {
+            unsigned small[4];
 #pragma unroll
-        for (int tile = 0; tile < N_TILES; ++tile) {
-            const int matrix = group - tile * TILE_GROUPS + FEWEST;
-            const bool low = meets(matrix), high = group + 1 < X_GROUPS && meets(matrix + 1);
-            if (low && high)
-                hc::mma(sums[tile], x, {dy[matrix], dy[matrix + 1]}, elem_t{});
-            else if (low)
-                hc::mma_half(sums[tile], {x[0], x[1]}, dy[matrix], elem_t{});
-            else if (high)
-                hc::mma_half(sums[tile], {x[2], x[3]}, dy[matrix + 1], elem_t{});
+            for (int i = 0; i < 4; ++i) small[i] = hc::toeplitz::small_term(x[i]);
+            multiply(small_part, small, dy, group);
+            multiply(part, x, dy, group);
+            multiply(small_part, x, small_dy, group);
+            if ((group + 2) % PART_GROUPS == 0 || group + 2 >= X_GROUPS) {
+                move(part, small_part);
+                move(sums, part);
+            }
+        } else {
+            multiply(sums, x, dy, group);
         }
     }
 }
@@ -118,20 +150,26 @@ struct Walk {
 
 template <int COUNT>
 __device__ __forceinline__ void multiply_rows(Sums& sums, const Params& p, Walk& walk) {
-    Matrices dy[COUNT];
+    Matrices dy[COUNT], small_dy[COUNT];
     const char* x[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
 #pragma unroll
         for (int j = 0; j < MATRICES; ++j)
             if (meets(j)) dy[i][j] = *reinterpret_cast<const unsigned*>(walk.dy + j * GROUP_BYTES);
+        if constexpr (hc::toeplitz::in_terms(elem_t{})) {
+#pragma unroll
+            for (int j = 0; j < MATRICES; ++j)
+                if (meets(j)) small_dy[i][j] = hc::toeplitz::small_term(dy[i][j]);
+        }
         x[i] = walk.x;
         walk.advance();
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
-        for (int m = 0; m < M_TILES; ++m) multiply(sums[m], x[i] + m * 16 * p.x_staged.row_bytes, dy[i]);
+        for (int m = 0; m < M_TILES; ++m)
+            multiply_row(sums[m], x[i] + m * 16 * p.x_staged.row_bytes, dy[i], small_dy[i]);
 }
 
 __device__ __forceinline__ void multiply_unit(Sums& sums, const Params& p, int rows, const char* buffer,

@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, why_not_direction
+from haloconv.families.common import ceil_div, why_not_direction
 from haloconv.families.depthwise.strips import partition, slots
 from haloconv.families.depthwise_toeplitz.planes import (
     Planes,
     blocks_that_fit,
     copy_bytes,
+    element,
     groups_of,
+    in_terms,
     planes,
     why_no_bands,
 )
@@ -24,7 +26,7 @@ from haloconv.problem import Problem, Request, TensorForm
 KERNEL = "depthwise_toeplitz/wgrad"
 _BESIDE = 12  # columns of zeros beside dy, in whole groups: a group that meets dy, and the taps of a tile
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
-_MOST_SUMS = 16  # tiles of 16 x 8 taps: four registers each
+_MOST_SUMS, _MOST_IN_TERMS = 16, 8  # tiles of 16 x 8 taps: four registers each; in terms more beside them
 _MOST_WARPS = 16  # of a multiprocessor
 _UNIT_ROWS = 56  # of dy, in several images if they are small
 _SOME_FORM = TensorForm((1, 1, 1, 1), True)  # how planes are copied does not change their place
@@ -49,7 +51,7 @@ def source(request: Request, tiling: Tiling) -> KernelSource:
     problem, dy, x = request.problem, request.first, request.second
     itemsize = problem.dtype.itemsize
     constants: dict[str, int | str] = {
-        "ELEM": ELEMENTS[problem.dtype],
+        "ELEM": element(problem),
         "R": problem.r,
         "S": problem.s,
         "PAD_LEFT": problem.padding[2],
@@ -99,12 +101,13 @@ def _smem_bytes(problem: Problem, tiling: Tiling) -> int:
 def tilings(problem: Problem, max_smem: int) -> list[Tiling]:
     """Tilings that run, best first by sweeps on an NVIDIA H200 (2026-11-22, maps of 14, 28, 56 and 112)."""
     images = min(problem.n, ceil_div(_UNIT_ROWS, problem.p))
+    forms, most_warps = (((4, 2), (8, 1)), 8) if in_terms(problem) else (((4, 3), (8, 2), (8, 1)), _MOST_WARPS)
     found: list[Tiling] = []
     for strips in range(1, problem.p + 1):
         rows = ceil_div(problem.p, strips)
-        for warps, fewest in ((4, 3), (8, 2), (8, 1)):
+        for warps, fewest in forms:
             tiling = Tiling(images, 1, warps=warps, rows=rows if strips > 1 else 0)
-            blocks = min(_MOST_WARPS // warps, blocks_that_fit(_smem_bytes(problem, tiling), max_smem))
+            blocks = min(most_warps // warps, blocks_that_fit(_smem_bytes(problem, tiling), max_smem))
             if blocks >= fewest and not (fewest == 1 and (found or rows > 1)):
                 found.append(replace(tiling, min_blocks=blocks))
                 break
@@ -121,7 +124,7 @@ def why_not(request: Request) -> str | None:
 
 def _why_no_tiling(problem: Problem, max_smem: int) -> str | None:
     """None if the gradient runs with ``max_smem`` bytes of shared memory a block, else a sentence that says why not."""
-    if ceil_div(problem.r, 16) * ceil_div(problem.s, 8) > _MOST_SUMS:
+    if ceil_div(problem.r, 16) * ceil_div(problem.s, 8) > (_MOST_IN_TERMS if in_terms(problem) else _MOST_SUMS):
         return f"{problem.r} x {problem.s} sums do not fit registers"
     return None if tilings(problem, max_smem) else "the rows that a strip needs do not fit shared memory"
 
