@@ -189,28 +189,33 @@ def compiled_section(root: Path = ROOT) -> str:
         rows = read_rows(path)
         body = [[*place_of(row)[:3], row["direction"], *_fastest(row["variants"])] for row in rows]
         header = ["network", "precision", "layout", "call", "PyTorch", "haloconv", "ratio", "memory"]
-        lines = [f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *table(header, body)]
-        found.append("\n".join([*lines, *_not_searched(rows)]))
+        lead = f"**{span(rows, 'gpu')}**, {span(rows, 'date')}{_not_searched(rows)}:"
+        found.append("\n".join([lead, "", *table(header, body)]))
     return "\n\n".join(found) or NO_RESULTS
 
 
 def networks_section(root: Path = ROOT) -> str:
-    """The Markdown between README's networks markers: the compiled networks of the first GPU that has such rows."""
-    path = next(iter(result_files(root, "latest-compiled.jsonl")), None)
-    if path is None:
+    """The Markdown between README's networks markers: the compiled networks of every GPU that has such rows."""
+    rows = [row for path in result_files(root, "latest-compiled.jsonl") for row in read_rows(path)]
+    if not rows:
         return NO_RESULTS
-    rows = read_rows(path)
-    body = [[*place_of(row)[:3], row["direction"], *_fastest(row["variants"])[:3]] for row in rows]
-    header = ["network", "precision", "layout", "call", "PyTorch", "haloconv", "times PyTorch's speed"]
+    gpus = [row["gpu"].removeprefix("NVIDIA ") for row in rows]
+    body = [
+        [gpu, *place_of(row)[:3], row["direction"], *_fastest(row["variants"])[:3]]
+        for gpu, row in zip(gpus, rows, strict=True)
+    ]
+    header = ["GPU", "network", "precision", "layout", "call", "PyTorch", "haloconv", "times PyTorch's speed"]
     how = '[`torch.compile(model, backend="haloconv")`](docs/compile.md)'
-    lead = f"Whole networks by {how}, ms on the GPU, each side by its fastest setting: {span(rows, 'gpu')}."
-    return "\n".join([lead, "", *table(header, body), *_not_searched(rows)])
+    lead = f"Whole networks by {how}, ms on the GPU, each side by its fastest setting{_not_searched(rows)}."
+    return "\n".join([lead, "", *table(header, body)])
 
 
-def _not_searched(rows: list[dict]) -> list[str]:
-    """A sentence about the networks whose rows lack a search by Inductor."""
-    lacking = sorted({row["case"] for row in rows if not any(SEARCH in each for each in row["variants"])})
-    return ["", f"Without {SEARCH} on either side: {', '.join(lacking)}."] if lacking else []
+def _not_searched(rows: list[dict]) -> str:
+    """Which networks' rows lack a search by Inductor, as the end of a sentence; all, if none has one."""
+    lacking = [row for row in rows if not any(SEARCH in each for each in row["variants"])]
+    names = sorted({row["case"] for row in lacking})
+    which = "" if len(lacking) == len(rows) else f" for {', '.join(names)}"
+    return f", without {SEARCH} on either side{which}" if lacking else ""
 
 
 def _fastest(variants: dict[str, dict]) -> list[str]:

@@ -158,3 +158,22 @@ def test_rows_of_whole_networks_are_not_among_those_of_layers(kind: str, tmp_pat
         [{name: ROW[name] for name in ("case", "direction", "precision", "layout", "date")}],
     )
     assert [row["case"] for row in result_facts.suite_rows(folder_of(tmp_path))] == ["A"]
+
+
+def test_compiled_networks_of_every_gpu_stand_in_one_table_and_what_was_not_searched_is_said(tmp_path: Path) -> None:
+    def row(gpu: str, case: str, *modes: str) -> dict:
+        sides = {f"PyTorch {mode}": 2.0 for mode in modes} | {f"haloconv {mode}": 1.6 for mode in modes}
+        variants = {name: {"ms": ms, "peak_bytes": 8} for name, ms in sides.items()}
+        return {**ROW, "gpu": gpu, "case": case, "direction": "step", "variants": variants}
+
+    assert result_facts.networks_section(tmp_path) == result_facts.NO_RESULTS
+    for gpu, case, *modes in (("NVIDIA H200", "unet", "compiled"), ("NVIDIA H100", "vae", "compiled", "max-autotune")):
+        folder = tmp_path / "benchmarks" / "results" / gpu.lower().replace(" ", "-")
+        folder.mkdir(parents=True)
+        (folder / "latest-compiled.jsonl").write_text(json.dumps(row(gpu, case, *modes)) + "\n", "utf-8")
+    text = result_facts.networks_section(tmp_path)
+    assert "| H200 | unet | tf32 | nchw | step | 2.00 compiled | 1.60 compiled | 1.25× |" in text
+    assert "| H100 | vae |" in text and "without max-autotune on either side for unet." in text
+    whole = result_facts.compiled_section(tmp_path)
+    assert "**NVIDIA H200**, 2026-01-02, without max-autotune on either side:" in whole
+    assert "**NVIDIA H100**, 2026-01-02:" in whole
