@@ -26,6 +26,8 @@ from tools.readme_results import family_of
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("suite", "few_images", "pointwise", "fronts")
 CPU = torch.device("cpu")
+LEAST_DRAWS = 150
+"""Random layers of the newest sample of a GPU model from which on rules hold there; fewer say little about them."""
 
 
 def gpus(root: Path = ROOT) -> list[dict]:
@@ -69,7 +71,8 @@ def _entry(gpu: dict, root: Path) -> dict:
             if ruling.family == family_of(row) != "aten":
                 kind = kind_of(ruling.rule, problem)
                 least[kind] = min(least[kind], round(row["ratio"], 2))
-    sampled = bool(newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample"))
+    drawn = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample")
+    sampled = len(drawn) >= LEAST_DRAWS
     known = {"capability": gpu["capability"], "sm_count": gpu["sm_count"], "sampled": sampled}
     return known | {"least": dict(sorted(least.items()))}
 

@@ -23,6 +23,7 @@ from haloconv.problem import Problem, dense_request
 from haloconv.roofline import limit_ms
 
 _HOPPER = (9, 0)
+_BANDS_OF_TERMS = 31 * 31  # taps
 _MARCHED_TAPS = 49  # of one depthwise filter: what marches and small bands take
 _LEAST_OUTPUTS = 1 << 20  # elements: the smallest output that was measured of few channels per group
 _GROUPED_CHANNELS = 16  # per group, at most: what the kernels of few channels were measured on
@@ -224,13 +225,18 @@ def _has_many_taps(problem: Problem) -> bool:
 
 
 def _in_terms(problem: Problem, device: torch.device) -> Ruling | None:
-    """``halo_sm90`` where three TF32 products were measured ahead of PyTorch's full fp32, else None.
+    """What was measured ahead of full fp32 in three TF32 products, ``halo_sm90`` for dense layers, else None.
 
     By rows of A and B on an NVIDIA H200 (2026-11-24), and by a probe of C, U-Net's, ASPP's and ResNet's 3x3 layers and
     of 1x15 there beside earlier rows of PyTorch's: all of 32 channels and more, 9 taps and more, and 2^16 pixels and
     more were ahead, those of ResNet at 56 pixels by the least. Of weight gradients those of A and B in ``nchw`` were
-    measured (NVIDIA H100, 2026-11-26), of 45 taps: others are left alone.
+    measured (NVIDIA H100, 2026-11-26), of 45 taps: others are left alone. Of depthwise layers that of 31x31 taps in
+    ``nchw`` (H200, 2026-11-27), where our own full fp32 took 1.56 to 1.81 times as long.
     """
+    bands = _has_bands(problem) and problem.r * problem.s >= _BANDS_OF_TERMS and problem.layout == "nchw"
+    if bands and FAMILIES["depthwise_toeplitz"].why_not(problem, device) is None:
+        reason = "by rule: depthwise_toeplitz is faster in three TF32 products than full fp32 on the largest filters"
+        return Ruling("depthwise_toeplitz", reason, "depthwise_toeplitz in_terms")
     taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
     channels = min(problem.c_per_group, problem.k_per_group)
     many = taps >= 9 and channels >= _DENSE_CHANNELS and pixels >= 1 << 16

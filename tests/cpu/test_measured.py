@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from haloconv.bench import sample
+from haloconv.bench.results import newest_rows
 from haloconv.choose import choice, measured, rules
 from haloconv.choose.measured import PATH, by_measured_rule, kind_of, measured_models
 from haloconv.choose.records import forget_shelves, records_path, write_records
@@ -50,7 +51,8 @@ def test_the_file_is_that_of_the_committed_results() -> None:
 def test_models_are_those_with_results_and_rules_hold_on_sampled_ones() -> None:
     folders = [path for path in (tool.ROOT / "benchmarks" / "results").iterdir()]
     assert {gpu_stem(each.name) for each in measured_models()} == {path.name for path in folders}
-    sampled = {path.name for path in folders if [*path.glob("????-??-??-sample.jsonl")]}
+    sampled = {path.name for path in folders if len(newest_rows(path, "sample")) >= tool.LEAST_DRAWS}
+    assert newest_rows(tool.ROOT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3", "sample")  # but too few
     assert {gpu_stem(each.name) for each in measured_models() if each.sampled} == sampled == {"nvidia-h200"}
 
 
