@@ -53,19 +53,13 @@ TILINGS = {
         toeplitz.Tiling(m_tiles=2, row_groups=1, n_tiles=2, images=4, min_blocks=2),
         wgrad.Tiling(images=3, min_blocks=2),
     ),
-    "three products in strips": (
-        toeplitz.Tiling(m_tiles=1, row_groups=2, n_tiles=3, images=2, min_blocks=2, buffers=3, rows=16),
-        wgrad.Tiling(images=1, min_blocks=2, buffers=3, rows=10),
-    ),
-    "three products, pairs of halves": (
-        toeplitz.Tiling(m_tiles=2, row_groups=1, n_tiles=2, images=4, min_blocks=2),
-        wgrad.Tiling(images=3, min_blocks=2),
-    ),
     "mixed halves": (
         toeplitz.Tiling(m_tiles=1, row_groups=1, n_tiles=3, images=1, min_blocks=2),
         wgrad.Tiling(images=1, min_blocks=2),
     ),
 }
+TILINGS["three products in strips"] = TILINGS["strips"]
+TILINGS["three products, pairs of halves"] = TILINGS["pairs of halves"]
 TILING_CASES = {
     "one row group": ("toeplitz_13x13", "toeplitz_odd"),
     "strips": ("toeplitz_13x13", "toeplitz_cut", "toeplitz_31x31"),
