@@ -115,6 +115,44 @@ __device__ __forceinline__ void store_line_elements(const char* buffer, int lane
     }
 }
 
+// Stores the lines of a warp's buffer in pieces of PX pixels, at most a place's. place_of is that of
+// store_line_elements. Rows and the first pixel of each place, `shift` pixels further on, are at multiples of a piece.
+// A piece of two places is whole where these are neighbours in a row; its other pixels go one by one.
+template <class Elem, int ACROSS, int PX, class PlaceOf>
+__device__ __forceinline__ void store_line_pieces(const char* buffer, int lane, int shift, const PlaceOf& place_of,
+                                                  const Rows<Elem>& rows) {
+    using Buffer = LineBuffer<Elem, ACROSS>;
+    static_assert(Buffer::PIXELS % (32 * PX) == 0 && ACROSS % PX == 0, "lanes have as many pieces, of two places");
+    struct alignas(PX * sizeof(Elem)) Piece {
+        Elem px[PX];
+    };
+    const auto place_at = [&](int px) { return place_of(px / ACROSS, px % ACROSS); };
+#pragma unroll 1
+    for (int px = lane * PX; px < Buffer::PIXELS; px += 32 * PX) {
+        const int first = px < shift ? px - shift + Buffer::PIXELS : px - shift;
+        const Place begin = place_at(first);
+        Place end = {begin.offset + PX - 1, begin.inside};
+        if (shift > 0) end = place_at(px - shift + PX - 1);
+        if (begin.inside && end.inside && end.offset == begin.offset + PX - 1) {
+            Elem* const to = rows.y + begin.offset;
+#pragma unroll
+            for (int line = 0; line < Buffer::LINES; ++line)
+                if (line < rows.count)
+                    *reinterpret_cast<Piece*>(to + line * rows.stride) =
+                        *reinterpret_cast<const Piece*>(buffer + Buffer::offset(line, px));
+        } else if (begin.inside || end.inside) {
+#pragma unroll 1
+            for (int i = 0; i < PX; ++i) {
+                const Place place = place_at(px + i < shift ? px + i - shift + Buffer::PIXELS : px + i - shift);
+#pragma unroll 1
+                for (int line = 0; place.inside && line < rows.count; ++line)
+                    rows.y[place.offset + line * rows.stride] =
+                        *reinterpret_cast<const Elem*>(buffer + Buffer::offset(line, px + i));
+            }
+        }
+    }
+}
+
 // Stores 32 pixels of a consumer's buffer, from pixel `first_px` on, as store_by_filters does. Of the lane's pixel each
 // of PARTS blocks of rows has an offset, that of its first filter, and a count of filters that exist.
 template <class Elem, int ROW_BYTES, bool VECTOR, int PARTS>

@@ -130,9 +130,10 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
 template <class Finished>
 __device__ __forceinline__ void write_across(const Params& p, Consumer& self, WorkTile column, const Filters& filters,
                                              int tile, const Sums& sums, const Finished& finish) {
-    constexpr int PX = PixelBuffer::PIXELS, PIECE_PX = 8 / sizeof(y_elem_t);
+    constexpr int PX = PixelBuffer::PIXELS,
+                  PIECE_PX = FLAT && sizeof(y_elem_t) * ACROSS < 8 ? ACROSS : 8 / sizeof(y_elem_t);
     if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.image), hc::ptx::renew(column.cls);
-    const bool aligned = !FLAT && (((unsigned)p.y_n | (unsigned)p.y_k | (unsigned)p.y_row) % PIECE_PX == 0);
+    const bool aligned = (((unsigned)p.y_n | (unsigned)p.y_k | (unsigned)p.y_row) % PIECE_PX == 0);
 #pragma unroll(ROLLED ? 1 : TILE_PX / PX)
     for (int px = 0; px < TILE_PX; px += PX) {
         int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
@@ -149,15 +150,17 @@ __device__ __forceinline__ void write_across(const Params& p, Consumer& self, Wo
         __syncwarp();
         hc::Rows<y_elem_t> rows{p.y + ((i64)filters.group * p.filters + filters.first) * p.y_k, p.y_k,
                                 min(hc::WARP_ROWS / ACROSS, filters.count)};
-        if (aligned) {
+        const auto place_of = [&](int i, int residue) {
+            return hc::place_of(p, hc::output_of<FLAT>(p, column, run, first_px + i, filters.residue + residue));
+        };
+        if (!aligned) {
+            hc::store_line_elements<y_elem_t, ACROSS>(buffer, lane, place_of, rows);
+        } else if constexpr (FLAT) {
+            hc::store_line_pieces<y_elem_t, ACROSS, PIECE_PX>(buffer, lane, shift, place_of, rows);
+        } else {
             rows.y += at.n * p.y_n + at.row * p.y_row;
             if ((unsigned)at.row < (unsigned)p.rows)
                 hc::store_lines<y_elem_t, ACROSS>(buffer, lane, at.col, shift, p.cols, rows);
-        } else {
-            const auto place_of = [&](int i, int residue) {
-                return hc::place_of(p, hc::output_of<FLAT>(p, column, run, first_px + i, filters.residue + residue));
-            };
-            hc::store_line_elements<y_elem_t, ACROSS>(buffer, lane, place_of, rows);
         }
     }
 }
