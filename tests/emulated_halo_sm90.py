@@ -16,7 +16,7 @@ import torch
 from pytest import MonkeyPatch
 
 from haloconv.families.halo_sm90.conv import conv
-from haloconv.families.halo_sm90.conv.configs import cost, split_tilings, tilings
+from haloconv.families.halo_sm90.conv.configs import copied_tilings, cost, split_tilings, tilings
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import Storage, TileShape
 from haloconv.families.halo_sm90.conv.tile import Tiling
@@ -126,6 +126,8 @@ SHAPES: dict[str, Callable[[TileShape], bool]] = {
     "three products": lambda shape: shape.flat,
     "three products in rows": lambda shape: not shape.flat,
     "three products in boxes": lambda shape: shape.boxes,
+    "copied flat": lambda shape: shape.copied and shape.flat,
+    "copied rows": lambda shape: shape.copied and not shape.flat,
 }
 SHAPED = {
     "flat": ("large_3x3", "large_nhwc", "stride_2", "dilated_strided_coprime", "groups_odd", "four_sides"),
@@ -226,7 +228,8 @@ def forced(shape: str) -> Iterator[None]:
     def only(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
         if "boxes" in shape:  # why_not does not know the strides; the encoder refuses those that do not fit
             storage = replace(storage, x_whole=True)
-        found = (*tilings(form, storage), *split_tilings(form, storage))
+        found = copied_tilings(form, storage) if shape.startswith("copied") else tilings(form, storage)
+        found = [*found, *split_tilings(form, storage)]
         fitting = [each for each in found if SHAPES[shape](each.shape)]
         return tuple(sorted(fitting, key=lambda each: cost(each, each.storage, sm_count)))
 

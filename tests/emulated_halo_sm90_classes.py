@@ -44,6 +44,8 @@ CASES = (
          storage="channels_last"),
     case("classes_nhwc_groups", "the same in groups, and a stride of three", (2, 48, 10, 32), (32, 4, 3), stride=(3, 2),
          padding=1, groups=2, storage="channels_last"),
+    case("classes_copied", "small images in groups, whose gradient is copied", (5, 12, 13, 15), (24, 4, 4), stride=2,
+         padding=1, groups=3),
     case("classes_wide", "two blocks of filters of one tile", (1, 72, 6, 40), (40, 4, 4), stride=2, padding=1),
     case("classes_nhwc_wide", "the same where channels are neighbours", (1, 72, 6, 40), (40, 4, 4), stride=2, padding=1,
          storage="channels_last"),
@@ -61,6 +63,8 @@ _SHAPED = {
     "rows of 256": ("classes_nhwc_long",),
     "two runs of 128": ("classes_4x4", "classes_1x16", "classes_nhwc_3x3"),
     "boxes in rows": ("classes_4x4", "classes_nhwc_3x3", "classes_nhwc_above"),
+    "copied flat": ("classes_4x4", "classes_2x2", "classes_1x16", "classes_copied", "classes_by_3"),
+    "copied rows": ("classes_4x4", "classes_3x3", "classes_1x16", "classes_by_3"),
 }  # fmt: skip
 _NOT_FINITE = ("classes_3x3", "classes_dilated", "classes_nhwc_odd", "classes_1x7_by_4")
 

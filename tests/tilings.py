@@ -9,7 +9,7 @@ from pytest import MonkeyPatch
 
 from haloconv import plan
 from haloconv.families.halo_sm90.conv import conv as halo_sm90
-from haloconv.families.halo_sm90.conv.configs import best_tilings, split_tilings, storage_of, tilings
+from haloconv.families.halo_sm90.conv.configs import best_tilings, copied_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import Form, form_of
 from haloconv.families.halo_sm90.conv.launches import conv_source
 from haloconv.families.halo_sm90.conv.shape import Storage
@@ -23,7 +23,7 @@ from tests.cases import Case, Tensors
 
 def all_tilings(form: Form, storage: Storage) -> list[Tiling]:
     """Every tiling that fits, whatever the cost model thinks of it."""
-    return [*tilings(form, storage), *split_tilings(form, storage)]
+    return [*tilings(form, storage), *copied_tilings(form, storage), *split_tilings(form, storage)]
 
 
 @contextmanager

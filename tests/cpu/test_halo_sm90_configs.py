@@ -57,6 +57,19 @@ def test_configs_are_few_and_differ(direction: str, layout: str) -> None:
     assert len(set(keys)) == len(keys) == MOST_CONFIGS
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_of_a_strided_gradient_one_config_reads_a_copy_of_dy(dtype: torch.dtype) -> None:
+    """Where its channels are whole groups of 16 bytes that are no neighbours; and it takes a launch more."""
+    precision = "tf32" if dtype == torch.float32 else "ieee"
+    layer = Problem("dgrad", 8, 64, 16, 16, 128, 4, 4, (2, 2), (1, 1, 1, 1), dtype=dtype, precision=precision)
+    configs = configs_of(dense_request(layer, CPU))
+    assert sorted(config.derived.shape.copied for config in configs[:2]) == [False, True]
+    launches = {config.derived.shape.copied: len(tape_of(dense_request(layer, CPU), config)) for config in configs[:2]}
+    assert launches[True] == launches[False] + 1
+    for other in (replace(layer, layout="nhwc"), replace(layer, k=127), replace(layer, stride=(1, 1))):
+        assert not any(config.derived.shape.copied for config in configs_of(dense_request(other, CPU)))
+
+
 def test_a_gradient_that_no_tap_reaches_is_zeros_that_torch_writes() -> None:
     layer = Problem("dgrad", 1, 8, 1, 1, 8, 1, 1, stride=(2, 2), padding=(1, 1, 1, 1), dtype=torch.float16)
     request = dense_request(layer, CPU)

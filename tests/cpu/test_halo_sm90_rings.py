@@ -55,7 +55,7 @@ def test_no_warp_is_two_rounds_ahead(direction: str, dtype: torch.dtype, layout:
         storage = storage_of(dense_request(problem, CPU))
         for tiling in all_tilings(form_of(problem), storage):
             seen += 1
-            if tiling.memory.ring < _lines_ahead(tiling, storage):
+            if tiling.memory.ring < _lines_ahead(tiling, tiling.storage):
                 short.append((width, taps, channels, filters, stride, tiling.shape, tiling.memory.ring))
     assert seen > 1000
     assert not short, f"{len(short)} of {seen} tilings, such as {short[0]}"

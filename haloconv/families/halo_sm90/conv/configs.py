@@ -8,7 +8,8 @@ from functools import lru_cache
 from itertools import product
 from math import gcd
 
-from haloconv.families.common import ceil_div
+from haloconv.families.common import ceil_div, few_apart
+from haloconv.families.halo_sm90.conv import copy_of_dy
 from haloconv.families.halo_sm90.conv.classes import classes_of, rows_of_m
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
@@ -27,13 +28,17 @@ _COORDINATES = 1 << 31  # pixels that TMA numbers along one axis
 
 @lru_cache(maxsize=4096)
 def best_tilings(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
-    """At most eight tilings of a launch, best first by the cost model; split-K only where it ``may_split``."""
-    found = sorted(tilings(form, storage), key=lambda each: _order(each, sm_count))
+    """At most eight tilings of a launch, best first by the cost model; split-K only where it ``may_split``.
+
+    The best one that reads a copy and the best one that reads none come first, since the model compares them poorly.
+    """
+    every = [*tilings(form, storage), *copied_tilings(form, storage)]
+    found = sorted(every, key=lambda each: _order(each, sm_count))
     # with two work tiles a multiprocessor split-K has nothing to gain
     if may_split and found and found[0].total < 2 * sm_count:
         found = sorted([*found, *split_tilings(form, storage)], key=lambda each: _order(each, sm_count))
     best: dict[TileShape, Tiling] = {}
-    for each in found:  # a shape is named once
+    for each in (*few_apart(found, lambda each: each.shape.copied), *found):  # a shape is named once
         best.setdefault(each.shape, each)
     return tuple(best.values())[:_CANDIDATES]
 
@@ -93,6 +98,18 @@ def split_tilings(form: Form, storage: Storage) -> list[Tiling]:
     whole = [splits for splits in _SPLITS if form.channels * storage.elem_bytes % (128 * splits) == 0]
     found = (each for splits in whole for each in tilings(form.split(splits), partial_storage(form, storage)))
     return [each for each in found if each.shape.tile_px <= 128]
+
+
+def copied_tilings(form: Form, storage: Storage) -> list[Tiling]:
+    """Every tiling of a strided dgrad whose dy is copied first, so that its channels are neighbours.
+
+    All classes' rows of M gather the same pixels. Where pixels are neighbours, warps transpose them once for each pair
+    of blocks of rows, in flat tiles each row by itself, however short. TMA brings those of the copy.
+    """
+    if storage.x_inner or storage.terms > 1 or copy_of_dy.why_no_copy(form, storage.elem_bytes):
+        return []
+    of_copy = replace(storage, x_inner=True, x_whole=True, x_joined=0)
+    return [replace(each, shape=replace(each.shape, copied=True)) for each in tilings(form, of_copy)]
 
 
 def partial_storage(form: Form, storage: Storage) -> Storage:
@@ -185,8 +202,9 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     consumer = taps * (tap + 340) + writing + 600
     staging = _staged_units(tiling) * _unit_cycles(shape, storage)
     adding = _adding(tiling) / sm_count if shape.splits > 1 else 0
+    copying = copy_of_dy.cycles(tiling.form) if shape.copied else 0
     slowest = max(multiply, consumer, _streaming(tiling), staging)
-    return tiling.schedule(sm_count).most * slowest * _sharing(tiling) + adding
+    return tiling.schedule(sm_count).most * slowest * _sharing(tiling) + adding + copying
 
 
 def _cycles_of_terms(tiling: Tiling, storage: Storage) -> float:

@@ -7,6 +7,7 @@ are native. Filters are packed by a small kernel before every launch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ import torch
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import in_order, why_not_direction
-from haloconv.families.halo_sm90.conv.configs import best_tilings, split_tilings, storage_of, tilings
+from haloconv.families.halo_sm90.conv import copy_of_dy
+from haloconv.families.halo_sm90.conv.configs import best_tilings, copied_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import form_of
 from haloconv.families.halo_sm90.conv.launches import (
     conv_launch,
@@ -80,11 +82,15 @@ class _Launches(NamedTuple):
 
 
 class _Bound:
-    """A request bound to its launches: pack the filter, convolve, fix up or sum, and the same of columns left over."""
+    """A request bound to its launches.
+
+    Copy dy, if it is read from a copy; pack the filter, convolve, fix up or sum, and the same of columns left over.
+    """
 
     def __init__(self, request: Request, tiling: Tiling) -> None:
         self._shape, self._strides = request.result_shape, request.result_strides
         self._has_gaps = tiling.form.has_gaps
+        self._copy = copy_of_dy.bind(request) if tiling.shape.copied else None
         self._launches: list[_Launches] = []
         self._packed_bytes, self._partial_bytes = 0, 4 * tiling.form.splits * prod(self._shape)
         for one in tiling.launches:
@@ -99,6 +105,7 @@ class _Bound:
         b = b if b is None or b.is_contiguous() else b.contiguous()
         if self._has_gaps:
             y.zero_() if b is None else y.copy_(b.view(-1, 1, 1))  # pixels that no tap reaches
+        source = x if self._copy is None else self._copy(x)
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
         bias = 0 if b is None else b.data_ptr()
         others: tuple[int, ...] = ()
@@ -111,10 +118,10 @@ class _Bound:
             pack(w.data_ptr(), place, flag)
             if add is not None:
                 partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
-                conv(x.data_ptr(), place, partial.data_ptr(), 0, flag)
+                conv(source.data_ptr(), place, partial.data_ptr(), 0, flag)
                 add(y.data_ptr(), partial.data_ptr(), bias, *others)
                 continue
-            conv(x.data_ptr(), place, y.data_ptr(), bias, flag, *others)
+            conv(source.data_ptr(), place, y.data_ptr(), bias, flag, *others)
             if fixup is not None:
                 fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag, *others)
         return y
@@ -123,6 +130,8 @@ class _Bound:
 def _launches(request: Request, tiling: Tiling, offset: int) -> _Launches:
     form, operands, splits = tiling.form, operands_of(request), tiling.form.splits > 1
     own = operands.split_k(tiling, request.result_layout) if splits else operands
+    if tiling.shape.copied:
+        own = replace(own, x=copy_of_dy.strides(request.problem))
     return _Launches(
         pack_launch(request, tiling, own),
         conv_launch(request, tiling, own),
@@ -134,8 +143,11 @@ def _launches(request: Request, tiling: Tiling, offset: int) -> _Launches:
 
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources of every tile shape that the request's launches choose from, and of their packing."""
-    problem, storage = request.problem, storage_of(request)
-    for tiling in (launch for each in tilings(form_of(problem), storage) for launch in each.launches):
+    problem, storage, form = request.problem, storage_of(request), form_of(request.problem)
+    copied = copied_tilings(form, storage)
+    if copied:
+        yield copy_of_dy.source(problem)
+    for tiling in (launch for each in (*tilings(form, storage), *copied) for launch in each.launches):
         yield pack_source(problem, tiling)
         yield conv_source(problem, tiling)
         if tiling.needs_fixup:

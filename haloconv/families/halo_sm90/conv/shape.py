@@ -59,7 +59,8 @@ class TileShape:
     of a strip of flat tiles (0: all of them, in one strip). With ``boxes`` TMA brings the input. With ``keeps`` the
     lines of a tile column are staged once, else once for each phase. With ``shared_tile`` the consumers work on two
     blocks of filters of the same tile, else on neighbouring tiles of one block. ``splits`` of split-K: so many ranges
-    of the channels, which different blocks of threads sum. ``terms`` are those of ``Storage``.
+    of the channels, which different blocks of threads sum. ``terms`` are those of ``Storage``. ``copied``: the input is
+    first copied with channels as neighbours.
     """
 
     flat: bool
@@ -74,6 +75,7 @@ class TileShape:
     shared_tile: bool = False
     splits: int = 1
     terms: int = 1
+    copied: bool = False
 
     @property
     def packs(self) -> int:
