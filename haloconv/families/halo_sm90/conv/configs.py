@@ -202,7 +202,7 @@ def cost(tiling: Tiling, storage: Storage, sm_count: int) -> float:
     consumer = taps * (tap + 340) + writing + 600
     staging = _staged_units(tiling) * _unit_cycles(shape, storage)
     adding = _adding(tiling) / sm_count if shape.splits > 1 else 0
-    copying = copy_of_dy.cycles(tiling.form) if shape.copied else 0
+    copying = copy_of_dy.cycles(tiling.form, storage.elem_bytes) if shape.copied else 0
     slowest = max(multiply, consumer, _streaming(tiling), staging)
     return tiling.schedule(sm_count).most * slowest * _sharing(tiling) + adding + copying
 

@@ -130,10 +130,10 @@ __device__ __forceinline__ void write_by_pixels(const Params& p, Consumer& self,
 template <class Finished>
 __device__ __forceinline__ void write_across(const Params& p, Consumer& self, WorkTile column, const Filters& filters,
                                              int tile, const Sums& sums, const Finished& finish) {
-    constexpr int PX = PixelBuffer::PIXELS,
-                  PIECE_PX = FLAT && sizeof(y_elem_t) * ACROSS < 8 ? ACROSS : 8 / sizeof(y_elem_t);
+    constexpr int PX = PixelBuffer::PIXELS, PIECE_PX = 8 / sizeof(y_elem_t);
+    constexpr bool PIECES = FLAT && ACROSS >= 8;  // in pieces of fewer classes it takes longer than by elements
     if (ROLLED) hc::ptx::renew(column.strip), hc::ptx::renew(column.image), hc::ptx::renew(column.cls);
-    const bool aligned = (((unsigned)p.y_n | (unsigned)p.y_k | (unsigned)p.y_row) % PIECE_PX == 0);
+    const bool aligned = (PIECES || !FLAT) && (((unsigned)p.y_n | (unsigned)p.y_k | (unsigned)p.y_row) % PIECE_PX == 0);
 #pragma unroll(ROLLED ? 1 : TILE_PX / PX)
     for (int px = 0; px < TILE_PX; px += PX) {
         int run = tile * RUNS + px / RUN, lane = threadIdx.x % 32;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_across(const Params& p, Consumer& self, Wo
         };
         if (!aligned) {
             hc::store_line_elements<y_elem_t, ACROSS>(buffer, lane, place_of, rows);
-        } else if constexpr (FLAT) {
+        } else if constexpr (PIECES) {
             hc::store_line_pieces<y_elem_t, ACROSS, PIECE_PX>(buffer, lane, shift, place_of, rows);
         } else {
             rows.y += at.n * p.y_n + at.row * p.y_row;
