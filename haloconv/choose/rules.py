@@ -181,37 +181,6 @@ def _has_a_small_filter_gradient(problem: Problem) -> bool:
     return 4 <= problem.c_per_group <= _GROUPED_CHANNELS and 4 <= problem.k_per_group <= _GROUPED_CHANNELS
 
 
-def _has_a_wide_filter_gradient(problem: Problem) -> bool:
-    """Weight gradients whose lines TMA brings to ``halo_sm90``, on images that it was measured ahead on.
-
-    By probes of an NVIDIA H200 (2026-11-23): 3x3, 5x9 and 1x15 layers, ahead in ``nchw`` from rows of 28 pixels on in
-    TF32 and of 56 in 16 bits; in 16-bit ``nhwc`` on rows of 512 of 64 filters (of 128 it was at 0.95), with 15 taps,
-    and dilated. In TF32 ``nhwc`` on rows of 496 and more of 3x3 and 5x9 layers (2026-11-24). Groups in TF32 ``nchw`` of
-    24 channels (NVIDIA H100); of fewer ``halo_sm80_wgrad`` was.
-    """
-    if problem.direction != "wgrad" or max(problem.stride) > 1:
-        return False
-    taps, channels = problem.r * problem.s, min(problem.c_per_group, problem.k_per_group)
-    if problem.groups > 1 and (
-        problem.dtype != torch.float32 or problem.layout == "nhwc" or channels <= _GROUPED_CHANNELS
-    ):
-        return False
-    if (problem.groups == 1 and channels < _DENSE_CHANNELS) or taps < 9 or problem.q < 28:
-        return False
-    if problem.n * problem.p * problem.q < 1 << 15:
-        return False
-    piece = 16 // problem.dtype.itemsize
-    if problem.layout == "nchw":
-        aligned = problem.w % piece == problem.q % piece == 0
-        return aligned and problem.q >= (28 if problem.dtype == torch.float32 else 48)
-    if problem.c % piece or problem.k % piece:
-        return False
-    if problem.dtype == torch.float32:
-        return problem.q >= 496
-    few_filters = problem.k_per_group <= 64
-    return (problem.q >= 512 and few_filters) or taps >= 15 or max(problem.dilation) > 1
-
-
 def _has_many_taps(problem: Problem) -> bool:
     """Layers of many taps, channels and pixels, that ``halo_sm90`` was measured ahead on."""
     if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
@@ -364,7 +333,7 @@ RULES = (
     ),
     Rule(
         "halo_sm90",
-        _has_a_wide_filter_gradient,
+        rules_sm90.has_a_wide_filter_gradient,
         "halo_sm90 is faster on weight gradients of wide layers on Hopper's tensor cores",
     ),
     Rule("halo_sm90", _has_many_taps, "halo_sm90 is faster on layers of many taps on Hopper's tensor cores"),

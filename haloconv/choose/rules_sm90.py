@@ -1,7 +1,7 @@
-"""Signals and strided layers on which ``halo_sm90`` was measured ahead: a part of haloconv/choose/rules.py.
+"""Layers on which ``halo_sm90`` was measured ahead: weight gradients, signals, strides; a part of rules.py.
 
-By rows of the suite ``fronts`` on an NVIDIA H100 (2026-11-26), in ``nchw``: half of them, as ``tools/judge_rules.py``
-halves them, gave the numbers, the other half judged them, but for ``upsamples_by_two``.
+Signals and strides by rows of the suite ``fronts`` on an NVIDIA H100 (2026-11-26), in ``nchw``: half of them, as
+``tools/judge_rules.py`` halves them, gave the numbers, the other half judged them, but for ``upsamples_by_two``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,46 @@ from haloconv.problem import Problem
 _ON_TENSOR_CORES = ("tf32", "fp16", "bf16")
 _LEAST_PIXELS = 1376  # of all signals: the least that was measured
 _LEAST_CHANNELS = 32
+_GROUPED_CHANNELS = 16  # of a group: of so many, or fewer, other families were measured ahead
+
+
+def has_a_wide_filter_gradient(problem: Problem) -> bool:
+    """Weight gradients of stride 1 and at least nine taps: dense ones, and groups of more than 16 channels.
+
+    By rows of the suite on an NVIDIA H100 (2026-11-27: C, ASPP, 1x15, U-Net's, a VAE's, ResNet's and RegNet's layers)
+    beside probes of an NVIDIA H200 (2026-11-23 to 26). Behind, or no more than 4 % ahead, and left out: 16 bits on rows
+    of fewer than 48 pixels, TF32 in ``nhwc`` on rows of 7.
+    """
+    if problem.direction != "wgrad" or problem.precision_label not in _ON_TENSOR_CORES:
+        return False
+    if max(problem.stride) > 1 or problem.r * problem.s < 9:
+        return False
+    pixels, piece = problem.n * problem.p * problem.q, 16 // problem.dtype.itemsize
+    if problem.layout == "nhwc" and (problem.c % piece or problem.k % piece):
+        return False
+    if problem.groups > 1:
+        return _has_a_grouped_filter_gradient(problem, pixels)
+    if min(problem.c, problem.k) < _LEAST_CHANNELS:
+        return False
+    if pixels < 1 << 15 or problem.q < 28:
+        return _has_a_small_map(problem, pixels)
+    if problem.layout == "nchw":
+        aligned = problem.w % piece == problem.q % piece == 0
+        return problem.q >= 496 or (aligned and (piece == 4 or problem.q >= 48))
+    return piece == 4 or problem.q >= 48 or problem.r * problem.s >= 15 or max(problem.dilation) > 1
+
+
+def _has_a_grouped_filter_gradient(problem: Problem, pixels: int) -> bool:
+    """Groups of 24 channels were measured, on rows of 14 and 28: in 16-bit ``nchw`` ahead on those of 14 alone."""
+    enough = min(problem.c_per_group, problem.k_per_group) > _GROUPED_CHANNELS and problem.q >= 14
+    return enough and pixels >= 12544 and (problem.dtype.itemsize == 4 or problem.layout == "nhwc")
+
+
+def _has_a_small_map(problem: Problem, pixels: int) -> bool:
+    """TF32 of 256 channels and more on rows of 14, and in ``nchw`` of 7; 32 images are the fewest measured."""
+    if problem.dtype.itemsize != 4 or min(problem.c, problem.k) < 256:
+        return False
+    return problem.q >= (7 if problem.layout == "nchw" else 14) and pixels >= (1568 if problem.q < 14 else 6272)
 
 
 def _is_of_signals(problem: Problem) -> bool:
@@ -56,11 +96,14 @@ def upsamples_by_two(problem: Problem) -> bool:
     """``dgrad`` of stride 2, the forward pass of transposed layers, to at most 64 channels and 2^17 pixels or more.
 
     Only where taps are a multiple of the stride, so that none is multiplied for nothing. Drawn from a probe and all of
-    the rows (2026-11-26), so that none judged it: it names four rows, of 1.18 to 1.68 times PyTorch's speed.
+    the rows (2026-11-26), so that none judged it: it names five rows, of 1.18 to 1.68 times PyTorch's speed. In 16 bits
+    signals alone: of an image 64 filters were behind PyTorch's (2026-11-27).
     """
     if problem.direction != "dgrad" or problem.layout != "nchw" or problem.precision_label not in _ON_TENSOR_CORES:
         return False
     if problem.groups > 1 or max(problem.dilation) > 1 or problem.stride not in ((2, 2), (1, 2)):
+        return False
+    if problem.dtype.itemsize == 2 and problem.h > 1:
         return False
     even = problem.r % problem.stride[0] == 0 and problem.s % problem.stride[1] == 0
     enough = problem.n * problem.h * problem.w >= 1 << 17 and problem.k >= _LEAST_CHANNELS

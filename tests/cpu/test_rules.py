@@ -61,11 +61,13 @@ def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
         (torch.float16, "nchw", 56, 64, "halo_sm90"),
         (torch.float16, "nchw", 32, 64, "aten"),
         (torch.float16, "nhwc", 512, 64, "halo_sm90"),
-        (torch.float16, "nhwc", 512, 128, "aten"),
-        (torch.float16, "nhwc", 56, 64, "aten"),
+        (torch.float16, "nhwc", 56, 64, "halo_sm90"),
+        (torch.float16, "nhwc", 40, 64, "aten"),
+        (torch.float32, "nchw", 499, 64, "halo_sm90"),
         (torch.float32, "nhwc", 512, 64, "halo_sm90"),
         (torch.float32, "nhwc", 512, 66, "aten"),
-        (torch.float32, "nhwc", 448, 128, "aten"),
+        (torch.float32, "nhwc", 28, 128, "halo_sm90"),
+        (torch.float32, "nhwc", 14, 128, "aten"),
     ],
 )
 def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_brings_long_rows(
@@ -80,16 +82,50 @@ def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_bring
         assert by_rule(problem, torch.device("cuda", 0))[0] == family
 
 
-@pytest.mark.parametrize(("groups", "layout", "family"), [(7, "nchw", "halo_sm90"), (7, "nhwc", "aten")])
-def test_weight_gradients_of_groups_of_24_have_a_kernel_on_hopper_in_nchw(
-    groups: int, layout: str, family: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "layout", "channels", "family"),
+    [
+        (torch.float32, "nchw", 24, "halo_sm90"),
+        (torch.float32, "nhwc", 24, "halo_sm90"),
+        (torch.float16, "nhwc", 24, "halo_sm90"),
+        (torch.float16, "nchw", 24, "aten"),
+    ],
+)
+def test_weight_gradients_of_groups_of_24_have_a_kernel_on_hopper(
+    dtype: torch.dtype, layout: str, channels: int, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    channels = 24 * groups
-    extents = (64, channels, 28, 28, channels, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), groups)
-    problem = Problem("wgrad", *extents, dtype=torch.float32, layout=layout, precision="tf32")
+    extents = (64, 7 * channels, 28, 28, 7 * channels, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), 7)
+    precision = "tf32" if dtype == torch.float32 else "ieee"
+    assert (
+        _on_an_h200(Problem("wgrad", *extents, dtype=dtype, layout=layout, precision=precision), monkeypatch) == family
+    )
+
+
+@pytest.mark.parametrize(
+    ("images", "layout", "extent", "channels", "family"),
+    [
+        (32, "nchw", 14, 256, "halo_sm90"),
+        (32, "nchw", 7, 512, "halo_sm90"),
+        (32, "nhwc", 14, 256, "halo_sm90"),
+        (32, "nhwc", 7, 512, "aten"),
+        (4, "nchw", 7, 512, "aten"),
+        (32, "nchw", 14, 128, "aten"),
+    ],
+)
+def test_weight_gradients_of_small_maps_have_a_kernel_on_hopper_in_tf32(
+    images: int, layout: str, extent: int, channels: int, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extents = (images, channels, extent, extent, channels, 3, 3, (1, 1), (1, 1, 1, 1))
+    in_tf32 = Problem("wgrad", *extents, dtype=torch.float32, layout=layout, precision="tf32")
+    assert _on_an_h200(in_tf32, monkeypatch) == family
+    assert _on_an_h200(Problem("wgrad", *extents, dtype=torch.float16, layout=layout), monkeypatch) == "aten"
+
+
+def _on_an_h200(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The family that the rules name on an NVIDIA H200."""
     monkeypatch.setattr(rules, "device_facts", lambda index: H200)
     monkeypatch.setattr(requests, "device_facts", lambda index: H200)
-    assert by_rule(problem, torch.device("cuda", 0))[0] == family
+    return by_rule(problem, torch.device("cuda", 0)).family
 
 
 @pytest.mark.parametrize(
