@@ -107,7 +107,8 @@ class GpuTests:
             items[:] = [item for item in items if item not in out]
 
     def _done(self, items: list[pytest.Item]) -> set[str]:
-        results, hashes, gpu = GpuResults(read_lines([self.path])), dict(all_hashes()), self.where()["gpu"]
+        hashes, gpu = dict(all_hashes()), self.where()["gpu"]
+        results = GpuResults(read_lines([self.path]), gpu)
         return {item.nodeid for item in items if results.is_done(item.nodeid, file_hash(item.path), gpu, hashes)}
 
     @pytest.hookimpl(tryfirst=True)

@@ -45,15 +45,19 @@ class KernelResults:
 
 
 class GpuResults:
-    """The lines of one or several runs, in the order in which they were written."""
+    """The lines of one or several runs, in the order in which they were written.
 
-    def __init__(self, lines: Iterable[dict]) -> None:
+    ``gpu``: only of runs on this GPU model, so that a run on another one takes no test away.
+    """
+
+    def __init__(self, lines: Iterable[dict], gpu: str | None = None) -> None:
         self.runs: dict[str, dict] = {}
         self.collected: dict[str, list[str]] = {}
         self.tests: dict[str, dict] = {}
         for line in lines:
             if line["kind"] == "run":
-                self.runs[line["run"]] = line
+                if gpu in (None, line["environment"]["gpu"]):
+                    self.runs[line["run"]] = line
             elif line["kind"] == "collected":
                 self.collected |= line["tests"]
             elif line["run"] in self.runs:

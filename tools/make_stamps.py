@@ -38,7 +38,7 @@ def objections(found: KernelResults, verdicts: dict[str, ToolVerdict]) -> list[s
         "no run of all its GPU tests was begun": found.left is None,
         "none of its GPU tests passed on these sources": not found.checks,
         "no error of it was recorded": not found.errors,
-        f"it ran on GPUs of several models: {gpus}": len(found.gpus) > 1,
+        f"it ran on GPUs of several models: {gpus} (--gpu takes one)": len(found.gpus) > 1,
         f"the sanitizer was not clean ({in_words(verdicts)})": not is_clean(verdicts),
     }
     return [sentence for sentence, holds in against.items() if holds]
@@ -91,9 +91,10 @@ def main() -> int:
     )
     parser.add_argument("--sanitizer", type=Path, action="append", default=[], help="may be repeated")
     parser.add_argument("--family", action="append", default=[], choices=kernel_families(), help="may be repeated")
+    parser.add_argument("--gpu", help="only tests on this GPU model")
     parser.add_argument("--out", type=Path, default=VERIFIED)
     options = parser.parse_args()
-    tests = GpuResults(read_lines(options.gpu_results or [GPU_TESTS]))
+    tests = GpuResults(read_lines(options.gpu_results or [GPU_TESTS]), options.gpu)
     if not tests.runs:
         print("no stamp: run `pytest tests/gpu` on a machine with a GPU first", file=sys.stderr)
         return 1

@@ -187,6 +187,14 @@ def test_the_last_line_of_a_test_counts() -> None:
     assert found.errors == {"fprop": {"fp32": 3e-7}} and found.environment == {"gpu": "another GPU"}
 
 
+def test_a_run_on_another_model_takes_no_test_away_from_the_model_that_is_asked_for() -> None:
+    lines = [COLLECTED, begin("1"), ended("1", "a"), ended("1", "b"), begin("2", "another GPU"), ended("2", "b")]
+    found = GpuResults(lines, "a GPU").of_kernel(DIRECT, "abc")
+    assert (found.checks, found.left, found.gpus) == (2, 0, {"a GPU"})
+    assert GpuResults(lines, "a GPU").is_done("b", "m", "a GPU", {DIRECT: "abc"})
+    assert GpuResults(lines, "another GPU").of_kernel(DIRECT, "abc").left == 1
+
+
 def test_what_other_sources_gave_does_not_count() -> None:
     lines = [COLLECTED, begin("1", **{DIRECT: "old"}), ended("1", "a"), begin("2"), ended("2", "b", kernels=())]
     found = GpuResults(lines).of_kernel(DIRECT, "abc")
