@@ -90,6 +90,11 @@ class CutLayer(Layer):
         plain = step == "bgrad" or modes_in_use(self.modes, self.spec.padding) == ZEROS
         return super().baseline(step) if plain else _of_step(self, step, self.convolve_by_torch)
 
+    def searches(self, step: Step) -> bool:
+        """Whether PyTorch's convolution may run a part: each is chosen by itself, so of what is cut it may."""
+        whole = self.shards == 1 and modes_in_use(self.modes, self.spec.padding) == ZEROS
+        return super().searches(step) if whole else step != "bgrad"
+
     def oracle(self, step: Step) -> reference.Oracle:
         """The float64 answer, of a padded copy."""
         modes = modes_in_use(self.modes, self.spec.padding)

@@ -19,7 +19,7 @@ from haloconv.functional import conv2d
 from haloconv.layout import Layout
 from haloconv.precision import Precision, convolution_precision
 from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Problem, Request
-from haloconv.tune.baseline import searched_again
+from haloconv.tune.baseline import all_apart
 
 Step = Literal["fprop", "dgrad", "wgrad", "bgrad"]
 SomeLayer = TypeVar("SomeLayer", bound="Layer")
@@ -137,13 +137,14 @@ class Layer:
         mask = [step == "dgrad", step == "wgrad", False]
         return lambda: self._baseline_backward(mask)
 
-    def baseline_again(self, step: Step) -> Callable[[], torch.Tensor]:
-        """``baseline`` of copies of the tensors, for which cuDNN searches anew: what it finds differs."""
+    def searches(self, step: Step) -> bool:
+        """Whether our side calls PyTorch's convolution, at least for a part: it runs on what cuDNN's search found."""
+        return step != "bgrad" and self.choice(step).family == "aten"
 
-        def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, dy: torch.Tensor) -> torch.Tensor:
-            return replace(self, x=x, w=w, b=b, dy=dy).baseline(step)()
-
-        return searched_again(call, (self.x, self.w, self.b, self.dy))
+    def elsewhere(self: SomeLayer) -> SomeLayer:
+        """The layer with copies of its tensors, for which cuDNN searches anew: what it finds differs."""
+        x, w, b, dy = all_apart((self.x, self.w, self.b, self.dy))
+        return replace(self, x=x, w=w, b=b, dy=dy)
 
     def oracle(self, step: Step) -> reference.Oracle:
         """The float64 answer."""

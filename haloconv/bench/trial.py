@@ -149,11 +149,10 @@ def _limits(layer: Layer, step: Step, aten_error: Error) -> Limits:
 
 
 def measured(timings: dict[str, Timing]) -> dict[str, Any]:
-    """The fields of a Row that come from timing, for the variants that were timed."""
-    baseline, other = _better(timings, BASELINE), _better(timings, BASELINE_OTHER_LAYOUT)
-    if baseline is None:
+    """The fields of a Row that come from timing, for the variants that were timed: of each side its better search."""
+    ours, baseline, other = (_better(timings, name) for name in (OURS, BASELINE, BASELINE_OTHER_LAYOUT))
+    if ours is None or baseline is None:
         return {"aten_ms": None, "haloconv_ms": None, "spread": 0.0, "runs": 0}
-    ours = timings[OURS]
     return {
         "aten_ms": baseline.ms,
         "haloconv_ms": ours.ms,
@@ -172,7 +171,8 @@ def _better(timings: dict[str, Timing], name: str) -> Timing | None:
 def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
     """Both sides, and PyTorch in the other layout too if the budget has it, so that the best of both is known.
 
-    On a GPU PyTorch takes part twice in each layout: what cuDNN's search finds differs.
+    On a GPU PyTorch takes part twice in each layout, for what cuDNN's search finds differs; and so does our side where
+    it calls PyTorch's convolution, which then runs on the plans of these same searches. A kernel has no search.
     """
     device = layer.x.device
     baselines = {BASELINE: layer}
@@ -180,9 +180,17 @@ def _timings(layer: Layer, step: Step, budget: Budget) -> dict[str, Timing]:
         other = next(layout for layout in LAYOUTS if layout != layer.layout)
         baselines[BASELINE_OTHER_LAYOUT] = layer.with_layout(other)
     variants = {name: each.baseline(step) for name, each in baselines.items()} | {OURS: layer.timed(step)}
-    if device.type == "cuda" and step != "bgrad":
-        variants |= {name + _AGAIN: each.baseline_again(step) for name, each in baselines.items()}
+    if _searches(device) and step != "bgrad":
+        copies = {name: each.elsewhere() for name, each in baselines.items()}
+        variants |= {name + _AGAIN: each.baseline(step) for name, each in copies.items()}
+        if layer.searches(step):
+            variants[OURS + _AGAIN] = copies[BASELINE].timed(step)
     return compared(variants, device, budget)
+
+
+def _searches(device: torch.device) -> bool:
+    """Whether PyTorch's convolution runs on what a search found."""
+    return device.type == "cuda"
 
 
 def compared(variants: Mapping[str, Callable[[], object]], device: torch.device, budget: Budget) -> dict[str, Timing]:

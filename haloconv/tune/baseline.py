@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -12,21 +13,26 @@ _APART_BYTES = 16  # from the alignment of allocations to the least that every k
 def searched_again(
     run: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor | None]
 ) -> Callable[[], torch.Tensor]:
-    """``run`` of the same operands elsewhere: PyTorch's cache of cuDNN's searches asks for their alignment, too.
-
-    They are copied at the first call, and where memory is short for that, they are those that PyTorch has had.
-    """
+    """``run`` of the operands elsewhere; they are copied at the first call."""
     copies: list[torch.Tensor | None] = []
 
     def call() -> torch.Tensor:
         if not copies:
-            try:
-                copies.extend([each if each is None else apart(each) for each in operands])
-            except torch.cuda.OutOfMemoryError:
-                copies[:] = operands
+            copies.extend(all_apart(operands))
         return run(*copies)
 
     return call
+
+
+def all_apart(operands: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """The operands elsewhere, for which PyTorch searches anew: its cache of searches asks for their alignment, too.
+
+    Where memory is short for copies, they are those that PyTorch has had.
+    """
+    try:
+        return tuple(each if each is None else apart(each) for each in operands)
+    except torch.cuda.OutOfMemoryError:
+        return tuple(operands)
 
 
 def apart(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from haloconv import reference
 from haloconv.bench import suite, trial
+from haloconv.bench.cut_layer import CutLayer
+from haloconv.bench.layer import Layer
+from haloconv.choose.choice import Choice
+from haloconv.families.base import Config
 from haloconv.problem import Problem
 from haloconv.reference import cudnn_search
 from haloconv.roofline import limit_ms
@@ -70,26 +75,30 @@ def test_a_time_too_fast_fails_its_row(monkeypatch):
 
 
 class Raced:
-    """A layer whose calls are only names; it says that it lies on a GPU."""
+    """A layer whose calls are only names; it says that it lies on a GPU. ``ours`` is what runs on our side."""
 
     x = SimpleNamespace(device=torch.device("cuda", 0))
 
-    def __init__(self, layout="nchw"):
-        self.layout = layout
+    def __init__(self, layout="nchw", ours="direct", again=""):
+        self.layout, self.family, self.again = layout, ours, again
 
     def with_layout(self, layout):
-        return Raced(layout)
+        return Raced(layout, self.family)
+
+    def elsewhere(self):
+        return Raced(self.layout, self.family, " again")
+
+    def searches(self, step):
+        return step != "bgrad" and self.family == "aten"
 
     def baseline(self, step):
-        return f"aten {self.layout}"
-
-    def baseline_again(self, step):
-        return f"aten {self.layout} again"
+        return f"aten {self.layout}{self.again}"
 
     def timed(self, step):
-        return "ours"
+        return f"ours{self.again}"
 
 
+@pytest.mark.parametrize("family", ["direct", "aten"])
 @pytest.mark.parametrize(
     "step, other, calls",
     [
@@ -98,8 +107,10 @@ class Raced:
         ("bgrad", True, ["aten nchw", "ours"]),
     ],
 )
-def test_on_a_gpu_pytorch_searches_twice_in_each_layout(monkeypatch, step, other, calls):
+def test_on_a_gpu_pytorch_searches_twice_in_each_layout(monkeypatch, step, other, calls, family):
+    """And on our side, where it runs there: of every side the better search counts."""
     seen = {}
+    expected = [*calls, "ours again"] if family == "aten" and step != "bgrad" else calls
 
     def compare(variants, **options):
         seen.update(variants=list(variants.values()), **options)
@@ -107,17 +118,84 @@ def test_on_a_gpu_pytorch_searches_twice_in_each_layout(monkeypatch, step, other
 
     monkeypatch.setattr(trial, "compare", compare)
     budget = replace(QUICK, other_layout=other, settle_s=1.0)
-    fields = trial.measured(trial._timings(Raced(), step, budget))
-    assert seen["variants"] == calls and seen["settle_s"] == 1.0
-    times = dict(zip(calls, range(len(calls), 0, -1), strict=True))
-    assert fields["aten_ms"] == min(times[each] for each in calls if each.startswith("aten nchw"))
-    assert fields["aten_best_ms"] == (1.0 if other and step == "fprop" else None)
+    row = trial.measured(trial._timings(Raced(ours=family), step, budget))
+    assert seen["variants"] == expected and seen["settle_s"] == 1.0
+    times = dict(zip(expected, range(len(expected), 0, -1), strict=True))
+    assert row["aten_ms"] == min(times[each] for each in expected if each.startswith("aten nchw"))
+    assert row["haloconv_ms"] == min(times[each] for each in expected if each.startswith("ours"))
+    least = min(times[each] for each in expected if each.startswith("aten"))
+    assert row["aten_best_ms"] == (least if other and step == "fprop" else None)
+
+
+class OwnKernel(Layer):
+    """A layer on whose side PyTorch runs nothing."""
+
+    def choice(self, step):
+        return Choice("direct", "for this test")
+
+    def ran(self, step):
+        return Config("direct/direct")
+
+    def ours(self, step):
+        right = reference.oracle_fprop(self.x, self.w, self.b, self.spec).value.to(self.x.dtype)
+        return right.clone
+
+
+def by_search(plans):
+    """A stand-in for the clock: a call costs by the searches whose plans PyTorch's convolution runs in it.
+
+    ``plans`` has the ms of the first search and of the second, which is for operands at another alignment, and those
+    of a call that does not convolve by PyTorch.
+    """
+    convolve, used = torch.conv2d, []
+
+    def conv2d(x, *others):
+        used.append(plans["again" if x.data_ptr() % 32 == 16 else "first"])
+        return convolve(x, *others)
+
+    def compare(variants, **options):
+        found = {}
+        for name, call in variants.items():
+            used.clear()
+            call()
+            found[name] = timing.Timing(sum(used) if used else plans["kernel"], 0.0, 9)
+        return found
+
+    return conv2d, compare
+
+
+@pytest.mark.parametrize("again, faster", [(0.7, 0.7), (1.3, 1.0)])
+def test_both_sides_run_on_the_better_search(monkeypatch, again, faster):
+    """PyTorch against itself is as fast, whichever search found more; a kernel is held to the better one."""
+    conv2d, compare = by_search({"first": 1.0, "again": again, "kernel": 0.8})
+    monkeypatch.setattr(torch, "conv2d", conv2d)
+    monkeypatch.setattr(trial, "compare", compare)
+    monkeypatch.setattr(trial, "_searches", lambda device: True)
+    layer = SMALL.layer("fp32", "nchw", "aten", CPU)
+    row = trial.try_step(layer, "fprop", QUICK)
+    assert (row.family, row.haloconv_ms, row.aten_ms, row.ratio) == ("aten", faster, faster, 1.0)
+    own = OwnKernel(**{field.name: getattr(layer, field.name) for field in fields(Layer)})
+    row = trial.try_step(own, "fprop", QUICK)
+    assert (row.complaint, row.haloconv_ms, row.aten_ms) == (None, 0.8, faster)
+    assert row.ratio == pytest.approx(faster / 0.8)
+
+
+def test_what_is_cut_may_be_pytorchs_in_part(monkeypatch):
+    """Its pieces are chosen each by itself; a layer that is not cut is one choice. A sum is searched for by nobody."""
+    layer = SMALL.layer("fp32", "nchw", "aten", CPU)
+    given = {field.name: getattr(layer, field.name) for field in fields(Layer)}
+    assert layer.searches("fprop") and not layer.searches("bgrad") and not OwnKernel(**given).searches("wgrad")
+    monkeypatch.setattr(Layer, "choice", lambda self, step: Choice("direct", "for this test"))
+    for more, cut in (({}, False), ({"shards": 2}, True), ({"modes": ("circular", "circular")}, True)):
+        assert CutLayer(**given, **more).searches("wgrad") == cut
+        assert not CutLayer(**given, **more).searches("bgrad")
 
 
 def test_the_second_search_is_for_copies_at_another_alignment():
     layer = SMALL.layer("fp32", "nhwc", "aten", CPU)
     for step in layer.steps:
-        assert torch.equal(layer.baseline_again(step)(), layer.baseline(step)())
+        assert torch.equal(layer.elsewhere().baseline(step)(), layer.baseline(step)())
+    assert layer.elsewhere().x.data_ptr() % 32 == 16 and layer.elsewhere().w.data_ptr() % 32 == 16
     sliced = torch.arange(48.0).reshape(2, 2, 3, 4)[:, :, 1:, ::2]
     for tensor in (layer.x, sliced, sliced.expand(2, 2, 2, 2)):
         copy = apart(tensor)
