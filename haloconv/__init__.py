@@ -1,6 +1,6 @@
 """haloconv: a drop-in 2-D convolution for PyTorch on its own CUDA kernels, specialised per layer at run time.
 
-What measures, reports and exports is loaded when it is first asked for.
+What measures, reports, exports and fuses is loaded when it is first asked for, and so is each family of kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from haloconv.choose import measuring
 from haloconv.decompositions import decompositions
 from haloconv.fronts import Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from haloconv.functional import conv2d, functional_mode
-from haloconv.fusion.fuse import fuse
 from haloconv.logs import set_logs
 from haloconv.module import Conv2d
 from haloconv.one_dimension import conv1d
@@ -27,6 +26,7 @@ from haloconv.version import __version__
 
 if TYPE_CHECKING:
     from haloconv.export.export import export
+    from haloconv.fusion.fuse import fuse
     from haloconv.tune.advice import advise
     from haloconv.tune.ahead import tune
 
@@ -57,6 +57,7 @@ __all__ = [
 _LOADED_WHEN_ASKED_FOR = {
     "advise": "haloconv.tune.advice",
     "export": "haloconv.export.export",
+    "fuse": "haloconv.fusion.fuse",
     "tune": "haloconv.tune.ahead",
 }
 for _name in ("export", "tune"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from haloconv import env
 from haloconv.changes import Changes, Left, Swap, extents, shown, tell_disabled
 from haloconv.choose.choice import DISABLED
 from haloconv.functional import check_names
-from haloconv.fusion.module import set_back
 from haloconv.layer import OWN_NAMES, Layer
 from haloconv.precision import Precision
 from haloconv.precompile import Inputs, precompile
@@ -172,7 +172,8 @@ def restore(model: torch.nn.Module) -> list[str]:
         for name in OWN_NAMES:
             vars(module).pop(name, None)
         restored.extend(names)
-    fused = {module for module in model.modules() if set_back(module)}
+    fusion: Any = import_module("haloconv.fusion.module")
+    fused = {module for module in model.modules() if fusion.set_back(module)}
     restored.extend(name for name, module in model.named_modules(remove_duplicate=False) if module in fused)
     return restored
 

@@ -85,7 +85,7 @@ def _choose_measured(problem: Problem, device: torch.device, examines: bool) -> 
 
 def _choose_own(problem: Problem, device: torch.device) -> Choice:
     """The most special of our families that takes the problem: for stand-ins for a GPU, where nothing is fast."""
-    takes = (name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, device) is None)
+    takes = (name for name in reversed(FAMILIES) if FAMILIES[name].why_not(problem, device) is None)
     return Choice(next(takes), "the most special of our families that takes the problem")
 
 

@@ -179,7 +179,7 @@ def _choice(problem: Problem, chosen: Choice | None, family: str) -> Choice:
 
 def _own(problem: Problem) -> str | None:
     """The most special of our families; a weight gradient that none is special for goes to tensor cores if it can."""
-    takes = [name for name, family in reversed(FAMILIES.items()) if family.why_not(problem, CPU) is None]
+    takes = [name for name in reversed(FAMILIES) if FAMILIES[name].why_not(problem, CPU) is None]
     takes.remove("aten")
     on_tensor_cores = [name for name in takes if FAMILIES[name].tensor_cores]
     return next(iter([*(on_tensor_cores if takes[:1] == [UNIVERSAL] else ()), *takes]), None)

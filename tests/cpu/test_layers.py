@@ -11,6 +11,7 @@ import pytest
 
 import haloconv
 from haloconv.env import child_environment
+from haloconv.families import OWN
 from tests.cpu.test_budgets import (
     MODULE_NAMES,
     MODULES,
@@ -69,8 +70,9 @@ COMPUTED = "(computed)"
 LATE_IMPORTS = {
     "__init__.py": {
         "haloconv.tune.first_use": "what measures is loaded by the first call that has to be measured",
-        COMPUTED: "functions that measure and export are loaded when they are asked for",
+        COMPUTED: "functions that measure, export and fuse are loaded when they are asked for",
     },
+    "accelerate.py": {"haloconv.fusion.module": "what fuses is loaded by fuse, and by restore, which takes it back"},
     "__main__.py": {"haloconv.cli": "without the packages of the command line there is one sentence, no traceback"},
     "changes.py": {"haloconv.report.changes": "tables are loaded when one is printed"},
     "bench/costs/first_step.py": dict.fromkeys(
@@ -90,12 +92,16 @@ LATE_IMPORTS = {
         COMPUTED: "takes seconds, and only what compiles needs it",
         "torch._dynamo.config": "takes seconds, and only what compiles needs it",
     },
+    "families/__init__.py": {
+        COMPUTED: "a family is loaded when it is first asked something: a model needs two or three"
+    },
     "bench/one_kernel.py": {COMPUTED: "the module of a kernel that the user names"},
 }
 HEAVY = (
     "haloconv.report",
     "haloconv.tune.",
     "haloconv.bench",
+    "haloconv.fusion",
     "jinja2",
     "matplotlib",
     "rich",
@@ -103,6 +109,7 @@ HEAVY = (
     "torch._dynamo",
     "haloconv.distributed",
     "torch.distributed.tensor",
+    *(f"haloconv.families.{name}" for name in OWN),
 )
 
 
@@ -192,9 +199,25 @@ def test_importing_the_package_loads_no_measuring_and_no_reports() -> None:
         "assert not heavy, heavy\n"
         "import inspect\n"
         "assert 'example_inputs' in inspect.signature(haloconv.tune).parameters\n"
+        "assert 'model' in inspect.signature(haloconv.fuse).parameters\n"
         "assert 'arch' in inspect.signature(haloconv.export).parameters\n"
         "from haloconv.tune import measure\n"
         "assert callable(haloconv.tune) and {'tune', 'export'} <= set(dir(haloconv))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=child_environment(), check=True, timeout=120)
+
+
+def test_a_family_loads_where_it_is_asked_and_no_other() -> None:
+    """Its name and whether it is there are known before."""
+    own = [f"haloconv.families.{name}" for name in OWN]
+    code = (
+        "import sys, torch, haloconv\n"
+        "from haloconv.families import FAMILIES, check_family\n"
+        f"loaded = lambda: {{name for name in sys.modules if name in {own}}}\n"
+        "check_family('direct')\n"
+        "assert 'direct' in FAMILIES and len(list(reversed(FAMILIES))) > 5 and not loaded()\n"
+        "haloconv.conv2d(torch.zeros(1, 3, 8, 8), torch.zeros(8, 3, 3, 3))\n"
+        "assert FAMILIES['direct'] is FAMILIES['direct'] and loaded() == {'haloconv.families.direct'}, loaded()\n"
     )
     subprocess.run([sys.executable, "-c", code], env=child_environment(), check=True, timeout=120)
 

@@ -35,18 +35,16 @@ def get_inputs():
 
 
 def add_family(checkout: Path) -> None:
-    """The steps that write: a folder of twins, and one line of the registry with its import."""
+    """The steps that write: a folder of twins, and one line of the registry."""
     folder = checkout / "haloconv" / "families" / "toy"
     folder.mkdir()
     for name in FOLDER:
         shutil.copy(TOY / name, folder / name)
     registry = checkout / "haloconv" / "families" / "__init__.py"
     text = registry.read_text("utf-8")
-    imported = "from haloconv.families.halo_sm90.family import HaloSm90Family\n"
-    last = "    DepthwiseFamily(),\n"
-    assert text.count(imported) == text.count(last) == 1
-    text = text.replace(imported, f"{imported}from haloconv.families.toy.family import ToyFamily\n")
-    registry.write_text(text.replace(last, f"{last}    ToyFamily(),\n"), "utf-8")
+    last = '    "depthwise": "DepthwiseFamily",\n'
+    assert text.count(last) == 1
+    registry.write_text(text.replace(last, f'{last}    "toy": "ToyFamily",\n'), "utf-8")
 
 
 def run_in(checkout: Path, *command: str) -> str:
