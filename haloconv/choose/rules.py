@@ -29,6 +29,8 @@ _LEAST_OUTPUTS = 1 << 20  # elements: the smallest output that was measured of f
 _GROUPED_CHANNELS = 16  # per group, at most: what the kernels of few channels were measured on
 _DENSE_CHANNELS = 32  # per group, in and out, at least: what halo_sm90 was measured on
 _STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
+_STEM_TAPS = 11  # in a row or column, at most: patches of 16x16 were behind
+_NARROW = 48  # pixels of a row: in 16-bit nchw layers of many taps were behind on shorter ones (draws of 2026-11-27)
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
 
 
@@ -149,6 +151,7 @@ def _has_few_channels(problem: Problem) -> bool:
     if problem.groups == 1:
         folded = problem.c <= _FOLDED_CHANNELS and problem.k % 4 == 0 and problem.stride[1] % 2 == 0
         measured = problem.layout == "nchw" or problem.dtype == torch.float32 or folded
+        measured = measured and max(problem.r, problem.s) <= _STEM_TAPS
         return problem.direction == "fprop" and problem.c <= _STEM_CHANNELS and measured
     few = min(problem.c_per_group, problem.k_per_group) >= 4
     few = few and max(problem.c_per_group, problem.k_per_group) <= _GROUPED_CHANNELS
@@ -178,6 +181,8 @@ def _has_a_small_filter_gradient(problem: Problem) -> bool:
         return few and problem.k <= 128 and not baseline_ahead
     if halves_nhwc:
         return _marches(problem)
+    if problem.dtype != torch.float32 and (problem.w % 2 or problem.q % 2):
+        return False  # rows that begin at odd pixels: a layer was at 0.67 (a draw of 2026-11-27)
     return 4 <= problem.c_per_group <= _GROUPED_CHANNELS and 4 <= problem.k_per_group <= _GROUPED_CHANNELS
 
 
@@ -187,6 +192,8 @@ def _has_many_taps(problem: Problem) -> bool:
         return False
     taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
     if min(problem.c_per_group, problem.k_per_group) < _DENSE_CHANNELS:
+        return False
+    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and problem.q < _NARROW:
         return False
     if taps >= 15 and pixels >= 1 << 17:
         return True
@@ -272,6 +279,9 @@ def _is_a_large_product(problem: Problem, device: torch.device) -> bool:
         many = problem.direction == "fprop" and problem.dtype.itemsize == 2 and problem.c >= 512
         if many or pixels < 1 << 12:
             return False
+    filters = problem.k if problem.direction == "fprop" else problem.c
+    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and filters > 128 and filters % 128:
+        return False  # 320 filters, two and a half blocks, were at 0.93 (a draw of 2026-11-27)
     return _has_a_product_kernel(problem, device)
 
 
@@ -355,12 +365,12 @@ def _by_cuda_cores(problem: Problem) -> tuple[str, str]:
         return "aten", "by rule: direct is slower on layers of one channel per group"
     if problem.groups > 1 and problem.c_per_group <= _GROUPED_CHANNELS:
         return "direct", "by rule: direct is faster on fp32 layers of few channels per group"
-    if problem.r * problem.s <= 16:
-        return "aten", "by rule: direct is no faster on dense fp32 layers of up to 16 taps"
+    if problem.r * problem.s < (45 if problem.c > 8 else 17):
+        return "aten", "by rule: direct is no faster on dense fp32 layers of up to 16 taps, or of 44 and many channels"
     if problem.direction == "dgrad" and max(problem.dilation) == 1:
         return "aten", "by rule: direct is slower on dense fp32 input gradients without dilation"
     if problem.direction == "wgrad" and problem.c_per_group < 4:
         return "aten", "by rule: direct is slower on weight gradients of very few channels"
     if problem.direction == "wgrad" and problem.n * problem.p * problem.q < 1 << 16:
         return "aten", "by rule: direct is slower on weight gradients of few pixels"
-    return "direct", "by rule: direct is faster on dense fp32 layers of more than 16 taps"
+    return "direct", "by rule: direct is faster on dense fp32 layers of many taps"

@@ -35,17 +35,20 @@ NAMES = [
     "resnet_stem",
     "alexnet_stem",
     "resnet_56",
+    "resnet_28",
     "resnet_14",
     "resnet_7",
     "resnet_14_one",
     "resnet_7_one",
     "resnext_g32",
+    "regnet_g24",
     "mobilenet_dw3",
     "mobilenet_dw3_s2",
     "efficientnet_dw5",
     "convnext_dw7",
     "replknet_dw31",
     "aspp_dil12",
+    "vae_3x3",
     "unet_3x3",
     "row_1x15",
 ]
@@ -297,6 +300,7 @@ def test_selection_by_name_and_tag():
         "resnet_stem",
         "alexnet_stem",
         "resnext_g32",
+        "regnet_g24",
     }
     assert [case.name for case in suite.select(cases, ["A", "B"], ["dilated"])] == ["A"]
 

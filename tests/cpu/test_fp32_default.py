@@ -192,8 +192,8 @@ WIDE = {"direction": "wgrad", "h": 512, "w": 512, "r": 5, "s": 9, "padding": (0,
 @pytest.mark.parametrize(
     ("changes", "family"),
     [({}, "halo_sm90"), ({"direction": "dgrad"}, "halo_sm90"), ({"direction": "wgrad"}, "aten"),
-     (WIDE, "halo_sm90"), (WIDE | {"layout": "nhwc"}, "direct"), (WIDE | {"r": 3}, "direct"),
-     ({"n": 1}, "aten"), ({"groups": 8, "n": 1}, "direct"), ({"r": 5, "s": 5, "n": 1}, "direct")],
+     (WIDE, "halo_sm90"), (WIDE | {"layout": "nhwc"}, "direct"), (WIDE | {"r": 3}, "aten"),
+     ({"n": 1}, "aten"), ({"groups": 8, "n": 1}, "direct"), ({"r": 5, "s": 5, "n": 1}, "aten")],
 )  # fmt: skip
 def test_auto_takes_what_the_rule_names_and_else_what_full_fp32_gets(changes: dict, family: str) -> None:
     asked = replace(MANY, **changes)
