@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from haloconv.device import DeviceFacts
 from haloconv.families import FAMILIES
 from haloconv.families.base import MOST_CONFIGS
 from haloconv.families.depthwise import family as family_module
-from haloconv.families.depthwise import march, march_wgrad
+from haloconv.families.depthwise import march, march_wgrad, patch_wgrad
+from haloconv.jit import compile_source
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, dense_request
 from tests.sources import noted_sources
 
@@ -87,3 +90,14 @@ def test_a_key_says_the_parameters() -> None:
         "rows7 buffers3 min_blocks3 warps4",
         "q2 c1 a3 m4",
     ]
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3, 4])
+def test_dilated_patches_do_not_spill(dilation: int) -> None:
+    """The blocks of a multiprocessor leave the registers that a window needs: it is higher with dilated taps."""
+    problem = request_of("wgrad", torch.bfloat16, "nchw", 3).problem
+    request = dense_request(replace(problem, dilation=(dilation, dilation), padding=(dilation,) * 4), CPU)
+    with noted_sources(H200):
+        tilings = [config.derived[0] for config in patch_wgrad.configs(request)]
+    sources = [patch_wgrad.source(request.problem, tiling) for tiling in tilings]
+    assert sources and not any(compile_source(source, H200.arch).spill_bytes for source in sources)

@@ -22,6 +22,7 @@ KERNEL = "depthwise/patch_wgrad"
 _STEP_ROWS = 2 * EDGE  # of dy in a product
 _MOST_SUMS = 128  # registers of a thread
 _MOST_WINDOW_ROWS = 16  # rows of a window: what wgmma takes as columns
+_LOW_WINDOW_ROWS = 10  # of 3x3 without dilation
 _MOST_PRODUCTS = 4096  # of one fp32 sum: bounds its rounding
 MOST_IDLE = 1.32  # pixels of patches for one of dy, up to which an NVIDIA H200 was faster with them
 
@@ -50,10 +51,14 @@ def _refused(request: Request) -> str | None:
 
 
 def best_tiling(problem: Problem) -> Tiling:
-    """Best of a sweep on an NVIDIA H200: strips of one height, of wide planes and few taps shorter ones."""
+    """Best of a sweep on an NVIDIA H200: strips of one height, of wide planes and few taps shorter ones.
+
+    Four blocks have 128 registers a thread, in which sums of a window of 12 rows or more do not fit.
+    """
     few = problem.r * problem.s <= 9
     most = 32 if few and problem.q > 8 * EDGE else 64
-    return Tiling(ceil_div(problem.p, ceil_div(problem.p, most)), 2, 4 if few else 3)
+    low = few and window(problem).height <= _LOW_WINDOW_ROWS
+    return Tiling(ceil_div(problem.p, ceil_div(problem.p, most)), 2, 4 if low else 3)
 
 
 class _Cut(NamedTuple):
