@@ -27,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("suite", "few_images", "pointwise", "fronts")
 CPU = torch.device("cpu")
 LEAST_DRAWS = 150
-"""Random layers of the newest sample of a GPU model from which on rules hold there; fewer say little about them."""
+"""Random layers of the newest sample of a GPU model from which on rules hold there; fewer say little about them.
+
+Nor does a sample in which ``auto`` held a rule back, because nothing of its kind was measured there, judge that rule.
+"""
 
 
 def gpus(root: Path = ROOT) -> list[dict]:
@@ -72,7 +75,8 @@ def _entry(gpu: dict, root: Path) -> dict:
                 kind = kind_of(ruling.rule, problem)
                 least[kind] = min(least[kind], round(row["ratio"], 2))
     drawn = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample")
-    sampled = len(drawn) >= LEAST_DRAWS
+    held_back = any("nothing of the kind was measured" in row["reason"] for row in drawn)
+    sampled = len(drawn) >= LEAST_DRAWS and not held_back
     known = {"capability": gpu["capability"], "sm_count": gpu["sm_count"], "sampled": sampled}
     return known | {"least": dict(sorted(least.items()))}
 

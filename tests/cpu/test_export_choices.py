@@ -26,7 +26,7 @@ def test_the_choice_follows_architecture_family_and_precision() -> None:
     assert families_of(export(path, arch=HOPPER, precision="ieee")) == direct
     assert families_of(export(path, arch=HOPPER, family="direct")) == direct
     assert families_of(text_of("a_5x9_dilated", PORTABLE)) == direct
-    assert "PyTorch's own convolution is the choice here" in text_of("c_3x3")
+    assert "PyTorch's own convolution is the choice here" in text_of("b_5x9", PORTABLE)
     assert set(families_of(text_of("depthwise_7x7")).values()) == {"depthwise"}
 
 

@@ -51,9 +51,11 @@ def test_the_file_is_that_of_the_committed_results() -> None:
 def test_models_are_those_with_results_and_rules_hold_on_sampled_ones() -> None:
     folders = [path for path in (tool.ROOT / "benchmarks" / "results").iterdir()]
     assert {gpu_stem(each.name) for each in measured_models()} == {path.name for path in folders}
-    sampled = {path.name for path in folders if len(newest_rows(path, "sample")) >= tool.LEAST_DRAWS}
-    assert newest_rows(tool.ROOT / "benchmarks" / "results" / "nvidia-h100-80gb-hbm3", "sample")  # but too few
-    assert {gpu_stem(each.name) for each in measured_models() if each.sampled} == sampled == {"nvidia-h200"}
+    drawn = {path.name: newest_rows(path, "sample") for path in folders}
+    assert all(len(rows) >= tool.LEAST_DRAWS for rows in drawn.values())
+    held_back = {name for name, rows in drawn.items() if any("nothing of the kind" in row["reason"] for row in rows)}
+    assert held_back == {"nvidia-h100-80gb-hbm3"}
+    assert {gpu_stem(each.name) for each in measured_models() if each.sampled} == drawn.keys() - held_back
 
 
 def test_a_measured_model_follows_every_rule(on) -> None:
@@ -127,3 +129,14 @@ def test_a_drawn_layer_is_read_off_its_name(seed: int) -> None:
         assert sample.read_case(each.case.name) == each.case
     with pytest.raises(ValueError, match="no name of a drawn layer"):
         sample.read_case("resnet50 stem")
+
+
+@pytest.mark.parametrize(("draws", "held_back", "sampled"), [(150, 0, True), (149, 0, False), (900, 1, False)])
+def test_a_model_is_sampled_by_draws_in_which_no_rule_was_held_back(
+    draws: int, held_back: int, sampled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = ["by rule: halo_sm90 is faster"] * (draws - held_back)
+    reasons += ["by rule: nothing of the kind was measured on a GPU"] * held_back
+    monkeypatch.setattr(tool, "newest_rows", lambda folder, name: [{"reason": each} for each in reasons])
+    monkeypatch.setattr(tool, "_rows", lambda root, stem: iter(()))
+    assert tool._entry(tool.gpus()[0], tmp_path)["sampled"] is sampled

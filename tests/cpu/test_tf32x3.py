@@ -180,8 +180,8 @@ def test_families_on_tensor_cores_without_it_say_so(name: str) -> None:
 
 
 def test_without_a_rule_it_gets_what_full_fp32_gets() -> None:
-    for groups, family in ((1, "aten"), (8, "direct")):
-        problem = Problem("fprop", 8, 32, 64, 64, 32, 3, 3, groups=groups, precision="tf32x3")
+    for groups, family in ((1, "aten"), (32, "depthwise")):
+        problem = Problem("fprop", 16, 32, 64, 64, 32, 3, 3, groups=groups, precision="tf32x3")
         with recording():
             full = by_measured_rule(replace(problem, precision="ieee"), CPU)
             assert by_measured_rule(problem, CPU) == full and full[0] == family
