@@ -75,7 +75,7 @@ def _entry(gpu: dict, root: Path) -> dict:
                 kind = kind_of(ruling.rule, problem)
                 least[kind] = min(least[kind], round(row["ratio"], 2))
     drawn = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample")
-    held_back = any("nothing of the kind was measured" in row["reason"] for row in drawn)
+    held_back = any("nothing of the kind was measured" in str(row["reason"]) for row in drawn)
     sampled = len(drawn) >= LEAST_DRAWS and not held_back
     known = {"capability": gpu["capability"], "sm_count": gpu["sm_count"], "sampled": sampled}
     return known | {"least": dict(sorted(least.items()))}
