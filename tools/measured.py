@@ -18,7 +18,7 @@ import torch
 from haloconv.bench.results import latest_name, newest_rows, read_rows
 from haloconv.bench.sample import read_case
 from haloconv.bench.suite import SUITES, Case, load_suite
-from haloconv.choose.measured import PATH, kind_of
+from haloconv.choose.measured import NOTHING_MEASURED, PATH, kind_of
 from haloconv.choose.rules import by_rule
 from haloconv.device import Device, DeviceFacts, arch_of, gpu_stem, set_stand_in, stand_in
 from tools.readme_results import family_of
@@ -75,7 +75,7 @@ def _entry(gpu: dict, root: Path) -> dict:
                 kind = kind_of(ruling.rule, problem)
                 least[kind] = min(least[kind], round(row["ratio"], 2))
     drawn = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample")
-    held_back = any("nothing of the kind was measured" in str(row["reason"]) for row in drawn)
+    held_back = any(NOTHING_MEASURED in str(row["reason"]) for row in drawn)
     sampled = len(drawn) >= LEAST_DRAWS and not held_back
     known = {"capability": gpu["capability"], "sm_count": gpu["sm_count"], "sampled": sampled}
     return known | {"least": dict(sorted(least.items()))}

@@ -22,6 +22,8 @@ from haloconv.problem import Problem
 
 FAR_AHEAD = 1.3
 """The least ratio on a measured GPU model with which a rule is followed on another one."""
+NOTHING_MEASURED = "nothing of the kind was measured"
+"""What the reason says where a rule is held back on a GPU model."""
 PATH = Path(__file__).resolve().with_suffix(".json")
 
 
@@ -79,7 +81,7 @@ def _followed(ruling: Ruling, problem: Problem, device: torch.device) -> tuple[s
         return family, f"{reason}, at least {found[0]:.2f}x PyTorch on {facts.name}"
     if found:
         return "aten", f"by rule: {family} fell to {found[0]:.2f}x PyTorch on {facts.name}"
-    unknown = f"by rule: nothing of the kind was measured on {facts.name}"
+    unknown = f"by rule: {NOTHING_MEASURED} on {facts.name}"
     near = [each for each in measured_models() if each.capability == facts.capability and each.sampled]
     if not near:
         return "aten", f"{unknown}, nor on another GPU of its architecture; haloconv.tune measures here"

@@ -16,6 +16,7 @@ import torch
 from haloconv import support
 from haloconv.choose import rules_sm90
 from haloconv.choose.rules_fp64 import is_dense_in_fp64
+from haloconv.choose.rules_sm90 import GROUPED_CHANNELS
 from haloconv.choose.whole import bare, is_ahead, saved_ms
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
@@ -26,7 +27,6 @@ _HOPPER = (9, 0)
 _BANDS_OF_TERMS = 31 * 31  # taps
 _MARCHED_TAPS = 49  # of one depthwise filter: what marches and small bands take
 _LEAST_OUTPUTS = 1 << 20  # elements: the smallest output that was measured of few channels per group
-_GROUPED_CHANNELS = 16  # per group, at most: what the kernels of few channels were measured on
 _DENSE_CHANNELS = 32  # per group, in and out, at least: what halo_sm90 was measured on
 _STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
 _STEM_TAPS = 11  # in a row or column, at most: patches of 16x16 were behind
@@ -154,7 +154,7 @@ def _has_few_channels(problem: Problem) -> bool:
         measured = measured and max(problem.r, problem.s) <= _STEM_TAPS
         return problem.direction == "fprop" and problem.c <= _STEM_CHANNELS and measured
     few = min(problem.c_per_group, problem.k_per_group) >= 4
-    few = few and max(problem.c_per_group, problem.k_per_group) <= _GROUPED_CHANNELS
+    few = few and max(problem.c_per_group, problem.k_per_group) <= GROUPED_CHANNELS
     if problem.layout == "nhwc":
         eight = problem.c_per_group == problem.k_per_group == 8
         dilated = max(problem.stride) == 1 < max(problem.dilation)
@@ -183,7 +183,7 @@ def _has_a_small_filter_gradient(problem: Problem) -> bool:
         return _marches(problem)
     if problem.dtype != torch.float32 and (problem.w % 2 or problem.q % 2):
         return False  # rows that begin at odd pixels: a layer was at 0.67 (a draw of 2026-11-27)
-    return 4 <= problem.c_per_group <= _GROUPED_CHANNELS and 4 <= problem.k_per_group <= _GROUPED_CHANNELS
+    return 4 <= problem.c_per_group <= GROUPED_CHANNELS and 4 <= problem.k_per_group <= GROUPED_CHANNELS
 
 
 def _has_many_taps(problem: Problem) -> bool:
@@ -363,7 +363,7 @@ def _by_cuda_cores(problem: Problem) -> tuple[str, str]:
         return "aten", f"by rule: {problem.precision_label} belongs on tensor cores, which direct does not use"
     if problem.c_per_group == 1:
         return "aten", "by rule: direct is slower on layers of one channel per group"
-    if problem.groups > 1 and problem.c_per_group <= _GROUPED_CHANNELS:
+    if problem.groups > 1 and problem.c_per_group <= GROUPED_CHANNELS:
         return "direct", "by rule: direct is faster on fp32 layers of few channels per group"
     if problem.r * problem.s < (45 if problem.c > 8 else 17):
         return "aten", "by rule: direct is no faster on dense fp32 layers of up to 16 taps, or of 44 and many channels"

@@ -11,7 +11,7 @@ from haloconv.problem import Problem
 _ON_TENSOR_CORES = ("tf32", "fp16", "bf16")
 _LEAST_PIXELS = 1376  # of all signals: the least that was measured
 _LEAST_CHANNELS = 32
-_GROUPED_CHANNELS = 16  # of a group: of so many, or fewer, other families were measured ahead
+GROUPED_CHANNELS = 16  # of a group: of so many, or fewer, other families were measured ahead
 
 
 def has_a_wide_filter_gradient(problem: Problem) -> bool:
@@ -42,7 +42,7 @@ def has_a_wide_filter_gradient(problem: Problem) -> bool:
 
 def _has_a_grouped_filter_gradient(problem: Problem, pixels: int) -> bool:
     """Groups of 24 channels were measured, on rows of 14 and 28: in 16-bit ``nchw`` ahead on those of 14 alone."""
-    enough = min(problem.c_per_group, problem.k_per_group) > _GROUPED_CHANNELS and problem.q >= 14
+    enough = min(problem.c_per_group, problem.k_per_group) > GROUPED_CHANNELS and problem.q >= 14
     return enough and pixels >= 12544 and (problem.dtype.itemsize == 4 or problem.layout == "nhwc")
 
 

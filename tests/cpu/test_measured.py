@@ -53,7 +53,7 @@ def test_models_are_those_with_results_and_rules_hold_on_sampled_ones() -> None:
     assert {gpu_stem(each.name) for each in measured_models()} == {path.name for path in folders}
     drawn = {path.name: newest_rows(path, "sample") for path in folders}
     assert all(len(rows) >= tool.LEAST_DRAWS for rows in drawn.values())
-    held_back = {name for name, rows in drawn.items() if any("nothing of the kind" in row["reason"] for row in rows)}
+    held_back = {name for name, rows in drawn.items() if any(tool.NOTHING_MEASURED in row["reason"] for row in rows)}
     assert held_back == {"nvidia-h100-80gb-hbm3"}
     assert {gpu_stem(each.name) for each in measured_models() if each.sampled} == drawn.keys() - held_back
 
@@ -136,7 +136,7 @@ def test_a_model_is_sampled_by_draws_in_which_no_rule_was_held_back(
     draws: int, held_back: int, sampled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasons = ["by rule: halo_sm90 is faster"] * (draws - held_back)
-    reasons += ["by rule: nothing of the kind was measured on a GPU"] * held_back
+    reasons += [f"by rule: {tool.NOTHING_MEASURED} on a GPU"] * held_back
     monkeypatch.setattr(tool, "newest_rows", lambda folder, name: [{"reason": each} for each in reasons])
     monkeypatch.setattr(tool, "_rows", lambda root, stem: iter(()))
     assert tool._entry(tool.gpus()[0], tmp_path)["sampled"] is sampled
