@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -27,6 +27,7 @@ from tests import emulated_halo_sm90_planes as planes
 from tests import emulated_halo_sm90_pointwise as of_pointwise
 from tests import emulated_halo_sm90_residual as residuals
 from tests import emulated_halo_sm90_wgrad as wgrad
+from tests import emulated_halo_sm90_wgrad_ss as wgrad_ss
 from tests.cases import case
 from tests.emulated_cases import EVERY_DTYPE, HUGE, ON_EMULATOR
 from tests.oracle import ACTIVATED as ACTIVATED_RESULTS
@@ -92,7 +93,7 @@ TILED = (
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
          padding=1),
 )  # fmt: skip
-PARTS = (wgrad, of_pointwise, planes, classes, joined, residuals)
+PARTS = (wgrad, wgrad_ss, of_pointwise, planes, classes, joined, residuals)
 CASES = (*TILED, *(each for part in PARTS for each in part.CASES))
 
 # Tiles of halo_sm90 that its cost model takes for larger problems only, and the cases that run with them here.
@@ -216,12 +217,16 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 
 @contextmanager
 def forced(shape: str) -> Iterator[None]:
-    """While active, halo_sm90 takes the best of its tiles of that shape, whatever its cost model prefers."""
+    """While active, halo_sm90 takes the best of its tiles of that shape, whatever its cost model prefers.
+
+    Without a shape weight gradients are those of wgrad.
+    """
     if not shape:
-        yield
+        with wgrad_ss.left_out():
+            yield
         return
     for module in (each for each in PARTS if shape in each.SHAPES):
-        with module.forced(shape):
+        with module.forced(shape), nullcontext() if module is wgrad_ss else wgrad_ss.left_out():
             yield
         return
 

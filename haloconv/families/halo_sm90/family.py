@@ -10,13 +10,23 @@ from haloconv.families.halo_sm90 import sources
 from haloconv.families.halo_sm90.conv import conv
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
+from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
 from haloconv.problem import Direction, Problem, Request, dense_request
 
 _TWINS = (conv, wgrad)  # that take every layer of the family
 _OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
-_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1)}
+_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, wgrad_ss)}
 _BY_DIRECTION: dict[Direction, Kernel] = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
+
+
+def _weight_gradients(request: Request) -> list[Config]:
+    """At most three configs of both kernels, the one first that is ahead by the cost models, two of it."""
+    shifted, by_descriptor = wgrad.configs(request), wgrad_ss.configs(request)
+    if not (shifted and by_descriptor):
+        return shifted or by_descriptor
+    ahead, behind = sorted((shifted, by_descriptor), key=lambda found: found[0].derived.cycles)
+    return [*ahead[: MOST_CONFIGS - 1], *behind][:MOST_CONFIGS]
 
 
 class HaloSm90Family:
@@ -40,8 +50,10 @@ class HaloSm90Family:
         return _BY_DIRECTION[problem.direction].why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
-        """At most three configs: of the 1x1 kernel that takes the request, then of ``conv`` or ``wgrad``."""
+        """At most three configs: of the 1x1 kernel that takes the request, then of ``conv``; or of weight gradients."""
         direction = request.problem.direction
+        if direction == "wgrad":
+            return _weight_gradients(request)
         special = (twin.configs(request) for twin in _OF_1X1 if direction in twin.DIRECTIONS)
         found: list[Config] = next(filter(None, special), [])
         return [*found[: MOST_CONFIGS - 1], *_BY_DIRECTION[direction].configs(request)][:MOST_CONFIGS]

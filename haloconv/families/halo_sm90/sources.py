@@ -11,6 +11,7 @@ import torch
 from haloconv.families.halo_sm90.conv import conv
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
+from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
 from haloconv.precision import Precision
@@ -69,6 +70,8 @@ def sources() -> list[KernelSource]:
         found |= {source.digest: source for source in conv.split_sources(request)}
     for problem in _weight_gradients():
         found |= {source.digest: source for source in wgrad.sources(dense_request(problem, _NO_DEVICE))}
+    for problem in _by_descriptor():
+        found |= {source.digest: source for source in wgrad_ss.sources(dense_request(problem, _NO_DEVICE))}
     for request in _pointwise_requests():
         found |= {source.digest: source for source in pointwise.sources(request)}
     for request in _planes_requests():
@@ -118,6 +121,15 @@ def _weight_gradients() -> Iterator[Problem]:
     for dtype, width in product((torch.float32, torch.float16, torch.bfloat16), (7, 14)):  # images side by side
         one = _problem("wgrad", dtype, "nchw", 512, 512)
         yield replace(one, n=32, h=width, w=width, padding=(1, 1, 1, 1))
+
+
+def _by_descriptor() -> Iterator[Problem]:
+    """Weight gradients in 16 bits with both operands by descriptor: 3x3, 5x9 and 1x1 layers."""
+    for dtype in (torch.float16, torch.bfloat16):
+        one = replace(_problem("wgrad", dtype, "nhwc", 256, 256), n=32, padding=(1, 1, 1, 1))
+        yield from (replace(one, h=width, w=width) for width in (7, 14, 56))
+        yield replace(one, c=32, k=64, r=5, s=9, padding=(2, 2, 4, 4))
+        yield replace(one, h=14, w=14, r=1, s=1, padding=(0, 0, 0, 0))
 
 
 def _representative_problems() -> Iterator[Problem]:

@@ -1,0 +1,96 @@
+// The consumers of halo_sm90_wgrad_ss: products of boxes, and partial sums.
+#pragma once
+
+#include "families/halo_sm90/wgrad_ss/tile.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace hc::wgrad_ss {
+
+using Sums = float[TAPS][M_BLOCKS][COLUMNS / 2];
+
+constexpr int STEP_UNITS = DEPTH * PIXEL_BYTES / 16;  // of a descriptor, from step to step
+
+// Descriptors of what a consumer multiplies in stage 0: dy from its first filter on, and x from its first channel on at
+// each of its taps.
+struct Operands {
+    ptx::u64 dy[M_BLOCKS], x[TAPS];
+
+    __device__ __forceinline__ Operands(const Params& p, const Smem& smem, const Tile& tile, const Part& part) {
+        const unsigned base = ptx::shared_address(smem.stages);
+#pragma unroll
+        for (int i = 0; i < M_BLOCKS; ++i)
+            dy[i] = ptx::smem_descriptor(base + smem.y + (part.filter / SPAN + i) * smem.y_span, smem.y_span,
+                                         8 * PIXEL_BYTES, PIXEL_BYTES);
+        const ptx::u64 first =
+            ptx::smem_descriptor(base + part.channel / SPAN * smem.x_span, smem.x_span, 8 * PIXEL_BYTES, PIXEL_BYTES);
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) {
+            const int tap = min(tile.tap + part.tap + i, p.taps - 1);  // sums of taps behind the last are not written
+            const int r = tap / p.taps_s, s = tap - r * p.taps_s;
+            const int pixels = (r * p.dil_h - first_row(p, tile)) * p.pitch + s * p.dil_w;
+            x[i] = ptx::moved(first, pixels * (PIXEL_BYTES / 16));
+        }
+    }
+};
+
+// Adds the products of a stage, `units` from stage 0 on.
+__device__ __forceinline__ void multiply_stage(Sums& sums, const Operands& operands, int units, int steps) {
+    ptx::wgmma_fence();
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step, units += STEP_UNITS)
+#pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap)
+#pragma unroll
+            for (int i = 0; i < M_BLOCKS; ++i)
+                ptx::wgmma_ss<elem_t, COLUMNS, true, true>(sums[tap][i], ptx::moved(operands.dy[i], units),
+                                                           ptx::moved(operands.x[tap], units), true);
+    ptx::wgmma_commit_group();
+}
+
+// Adds the sums to those of the same consumer in memory, or writes them there if they are the first: a register of 128
+// threads is 512 bytes side by side. wgrad_ss_sum.cu knows the order.
+__device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
+    float* const own = &sums[0][0][0];
+    to += threadIdx.x % 128;
+    if (!first) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) own[i] += to[i * 128];
+    }
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) to[i * 128] = own[i];
+}
+
+__device__ __forceinline__ void settle(Sums& sums) {
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int i = 0; i < TAPS * M_BLOCKS; ++i) ptx::wgmma_hold(sums[i / M_BLOCKS][i % M_BLOCKS]);
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
+    Walk walk(p.cut);
+    const Tile tile(p.blocks, walk.slab);
+    const Part part(warpgroup);
+    const Operands operands(p, smem, tile, part);
+    float* const partials =
+        p.partials + ((i64)walk.part * p.cut.slabs + walk.slab) * TILE_SUMS + warpgroup * CONSUMER_SUMS;
+    Cursor at;
+    int box = walk.at, band = walk.at % p.cut.bands;
+    for (bool first = true; box < walk.end; first = false) {
+        Sums sums = {};
+        int done = -1;  // the stage before this one: it goes back when its products are done, while those of this run
+        for (int steps = 0; box < walk.end && steps < FLUSH_STEPS; ++box, at.advance(STAGES)) {
+            const int box_steps = ceil_div(min(p.box_rows, p.rows - band * p.box_rows) * p.pitch, DEPTH);
+            wait(&smem.full[at.index], at.parity);
+            multiply_stage(sums, operands, at.index * (smem.stage / 16), box_steps);
+            ptx::wgmma_wait_group<1>();
+            if (done >= 0) arrive_warp(&smem.empty[done]);
+            done = at.index, steps += box_steps;
+            band = band + 1 == p.cut.bands ? 0 : band + 1;
+        }
+        settle(sums);
+        arrive_warp(&smem.empty[done]);
+        write_sums(sums, partials, first);
+    }
+}
+
+}  // namespace hc::wgrad_ss
