@@ -31,6 +31,7 @@ from tests.mutations import (
     halo_sm90_stores,
     halo_sm90_streams,
     halo_sm90_wgrad,
+    halo_sm90_wgrad_ss,
     reduce,
     residual,
 )
@@ -49,6 +50,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *halo_sm90_stores.MUTATIONS,
     *halo_sm90_streams.MUTATIONS,
     *halo_sm90_wgrad.MUTATIONS,
+    *halo_sm90_wgrad_ss.MUTATIONS,
     *halo_sm90_pointwise.MUTATIONS,
     *halo_sm90_planes.MUTATIONS,
     *residual.MUTATIONS,

@@ -24,10 +24,11 @@ _LEAST_STRIP = 32  # columns of dy, of several strips
 _BARRIER_BYTES = 16  # of a stage
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
-# The cost model, in cycles of a multiprocessor: what shared memory reads and the L2 brings in one; a stage by itself,
-# and of the shorter of two times that overlap; the first stages of a block and its sums, as of halo_sm90/wgrad; partial
-# sums that are written and added in a cycle of all, as there. None of it is measured.
-_SMEM_BYTES, _L2_BYTES, _STAGE_CYCLES, _UNHIDDEN = 128, 32, 60, 0.2
+# The cost model, in cycles of a multiprocessor: what shared memory reads and the L2 brings in one; from asking for a
+# stage until it is there, a stage by itself, and of the shorter of two times that overlap; the first stages of a block
+# and its sums, as of halo_sm90/wgrad; partial sums that are written and added in a cycle of all, as there. Nothing of
+# it is measured.
+_SMEM_BYTES, _L2_BYTES, _LATENCY_CYCLES, _STAGE_CYCLES, _UNHIDDEN = 128, 32, 1500, 60, 0.2
 _BLOCK_CYCLES, _SUMS_OF_CYCLE = 6000, 300
 
 
@@ -194,12 +195,16 @@ class Box:
         """Boxes of the layer."""
         return problem.n * self.strips.number * ceil_div(problem.p, self.rows)
 
-    def cycles(self, tile: Tile) -> float:
-        """Cycles of a box, by the model."""
-        of_k, of_c = tile.spans
-        multiply, (of_x, of_dy) = self.y_pixels // DEPTH * tile.step_cycles, self.filled
-        bring = PIXEL_BYTES * (of_k * of_dy + of_c * of_x) / _L2_BYTES
-        return _STAGE_CYCLES + max(multiply, bring) + _UNHIDDEN * min(multiply, bring)
+    def bring_cycles(self, tile: Tile) -> float:
+        """Cycles in which the L2 brings a box, by the model."""
+        (of_k, of_c), (of_x, of_dy) = tile.spans, self.filled
+        return PIXEL_BYTES * (of_k * of_dy + of_c * of_x) / _L2_BYTES
+
+    def cycles(self, tile: Tile, stages: int) -> float:
+        """Cycles of a box, by the model, where all stages but one are on their way."""
+        multiply, bring = self.y_pixels // DEPTH * tile.step_cycles, self.bring_cycles(tile)
+        longer = max(multiply, bring, (bring + _LATENCY_CYCLES) / (stages - 1))
+        return _STAGE_CYCLES + longer + _UNHIDDEN * min(multiply, bring)
 
 
 def boxes(problem: Problem, tile: Tile, max_smem_bytes: int) -> Iterator[tuple[Box, int]]:
@@ -237,21 +242,23 @@ def tilings(problem: Problem, max_smem_bytes: int, sm_count: int) -> list[Tiling
     """The best of each tile, best first."""
     found = []
     for tile in tiles(problem):
-        fitting = list(boxes(problem, tile, max_smem_bytes))
-        if fitting:
-            box, stages = min(fitting, key=lambda each: each[0].boxes(problem) * each[0].cycles(tile))
-            parts, cycles = _parts(problem, tile, box, sm_count)
-            found.append(Tiling(tile, box, stages, parts, cycles))
+        each = [
+            Tiling(tile, box, stages, *_parts(problem, tile, (box, stages), sm_count))
+            for box, stages in boxes(problem, tile, max_smem_bytes)
+        ]
+        found += sorted(each, key=lambda one: one.cycles)[:1]
     return sorted(found, key=lambda each: each.cycles)
 
 
-def _parts(problem: Problem, tile: Tile, box: Box, sm_count: int) -> tuple[int, float]:
-    """The parts of a tile that take least time by the model, and that time."""
+def _parts(problem: Problem, tile: Tile, staged: tuple[Box, int], sm_count: int) -> tuple[int, float]:
+    """The parts of a tile that take least time by the model, and that time; ``staged``: boxes and their stages."""
+    box, stages = staged
+    of_box, begin = box.cycles(tile, stages), _BLOCK_CYCLES + box.bring_cycles(tile)
     blocks, sums, count = tile.blocks(problem), tile.sums(problem), box.boxes(problem)
     most = max(1, min(count, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * sums)))
 
     def cycles(parts: int) -> float:
-        of_block = ceil_div(count, parts) * box.cycles(tile) + _BLOCK_CYCLES
+        of_block = ceil_div(count, parts) * of_box + begin
         return ceil_div(blocks * parts, sm_count) * of_block + parts * sums / _SUMS_OF_CYCLE
 
     wanted = {1, *(max(1, min(most, waves * sm_count // blocks)) for waves in range(1, _MOST_WAVES + 1))}

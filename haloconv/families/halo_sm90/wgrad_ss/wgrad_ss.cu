@@ -2,7 +2,7 @@
 //
 //   dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, p + r dil_h - pad_top, q + s dil_w - pad_left]
 //
-// wgmma sums over pixels, K, and takes both operands from shared memory, [pixel][channels] as TMA brings them, MN-major:
+// wgmma sums over pixels, K, and takes both from shared memory as TMA brings them, MN-major: [pixel][channels].
 // M are filters, N channels. Boxes of x and dy have one pitch, so that a tap is a shift of the first pixel of x, in the
 // descriptor: it costs no instruction and no copy, and short rows follow one another in a step.
 //
