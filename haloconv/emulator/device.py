@@ -168,6 +168,12 @@ class EmulatedKernel:
         if report is not None:
             device.statistics.append(report)
 
+    def cluster_launch(
+        self, grid_x: int, block_threads: int, smem_bytes: int, cluster: int
+    ) -> Callable[[int, int], None]:
+        """Raises RuntimeError: blocks run one after the other, so none can read its neighbour's shared memory."""
+        raise RuntimeError(f"{self.module.source.entry}: the emulator runs no clusters (here of {cluster} blocks)")
+
 
 _current: EmulatedDevice | None = None
 

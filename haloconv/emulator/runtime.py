@@ -161,7 +161,7 @@ class Module:
         ``params_address`` is that of an array with the address of each by-value parameter. Raises EmulatorError for
         what was found, ValueError for a geometry that no device takes.
         """
-        grid, threads, smem_bytes = shape
+        grid, threads, smem_bytes, _ = shape
         if not 0 < threads <= MAX_THREADS or grid < 1:
             raise ValueError(f"{self.source.entry}: {grid} blocks of {threads} threads cannot be launched")
         array = (_Region * len(regions))(*(_Region(*each) for each in regions))

@@ -96,17 +96,57 @@ class LoadedKernel:
         serial = driver.CUlaunchAttribute()
         serial.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         serial.value.programmaticStreamSerializationAllowed = 1
+        submit = self._submitter(serial, grid_x, block_threads, smem_bytes)
+
+        def launch(stream: int, params_address: int) -> None:
+            error = submit(stream, params_address)
+            if error:
+                self._recover(error, grid_x, block_threads, smem_bytes, stream, params_address)
+
+        return launch
+
+    def cluster_launch(
+        self, grid_x: int, block_threads: int, smem_bytes: int, cluster: int
+    ) -> Callable[[int, int], None]:
+        """``launch`` with ``cluster`` neighbouring blocks as a cluster, at most 8, which divide ``grid_x``.
+
+        A function of the stream and the parameters' address, for one thread at a time. It never falls back to a launch
+        without clusters, whose blocks would have no neighbours.
+        """
+        from cuda.bindings import driver
+
+        dimension = driver.CUlaunchAttribute()
+        dimension.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        extent = dimension.value.clusterDim
+        extent.x, extent.y, extent.z = cluster, 1, 1
+        submit = self._submitter(dimension, grid_x, block_threads, smem_bytes)
+
+        def launch(stream: int, params_address: int) -> None:
+            error = submit(stream, params_address)
+            if error == _INVALID_CONTEXT:
+                _driver_call("cuCtxSetCurrent", self._context)
+                error = submit(stream, params_address)
+            if error:
+                raise self._refusal(error, grid_x, block_threads, smem_bytes)
+
+        return launch
+
+    def _submitter(
+        self, attribute: object, grid_x: int, block_threads: int, smem_bytes: int
+    ) -> Callable[[int, int], int]:
+        """cuLaunchKernelEx with one attribute, as a function of the stream and the parameters' address; its status."""
+        from cuda.bindings import driver
+
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid_x, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = block_threads, 1, 1
-        config.sharedMemBytes, config.attrs, config.numAttrs = smem_bytes, [serial], 1
+        config.sharedMemBytes, config.attrs, config.numAttrs = smem_bytes, [attribute], 1
         submit, handle = driver.cuLaunchKernelEx, driver.CUfunction(int(self.handle))
 
-        def launch(stream: int, params_address: int) -> None:
+        def launch(stream: int, params_address: int) -> int:
             config.hStream = stream
-            error = submit(config, handle, params_address, 0)[0]
-            if error:
-                self._recover(error, grid_x, block_threads, smem_bytes, stream, params_address)
+            error: int = submit(config, handle, params_address, 0)[0]
+            return error
 
         return launch
 
@@ -116,11 +156,15 @@ class LoadedKernel:
             _driver_call("cuCtxSetCurrent", self._context)
             error = self._submit(self.handle, grid_x, 1, 1, block_threads, 1, 1, smem_bytes, stream, params, 0)[0]
         if error:
-            raise DriverError(
-                f"launch of {self.cubin.entry} ({self.cubin.arch}) on cuda:{self.device_index} failed with "
-                f"{_error_text(error)}; {grid_x} blocks of {block_threads} threads, {smem_bytes} bytes of dynamic "
-                f"shared memory, {self.cubin.static_smem_bytes} static, {self.cubin.registers} registers per thread"
-            )
+            raise self._refusal(error, grid_x, block_threads, smem_bytes)
+
+    def _refusal(self, error: int, grid_x: int, block_threads: int, smem_bytes: int) -> DriverError:
+        """What is raised for a launch that failed with ``error``."""
+        return DriverError(
+            f"launch of {self.cubin.entry} ({self.cubin.arch}) on cuda:{self.device_index} failed with "
+            f"{_error_text(error)}; {grid_x} blocks of {block_threads} threads, {smem_bytes} bytes of dynamic "
+            f"shared memory, {self.cubin.static_smem_bytes} static, {self.cubin.registers} registers per thread"
+        )
 
 
 class ArgumentBlock:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.device import Device, device_facts, is_capturing, stand_in
+from haloconv.device import ClusterKernel, Device, device_facts, is_capturing, stand_in
 from haloconv.jit.cache import get_kernel
 from haloconv.jit.driver import TENSOR_MAP_BYTES, ArgumentBlock, LoadedKernel, load_kernel
 from haloconv.jit.params import params_of, size_of
 from haloconv.jit.source import KernelSource
 from haloconv.jit.tensor_map import BoxMap, encode_tiled
 
-_GRID_LIMIT = (1 << 31) - 1
+_GRID_LIMIT, _MOST_CLUSTER = (1 << 31) - 1, 8
 _ALIGNMENT, _MAP_ALIGNMENT = 8, 64
 _KEPT_ENCODINGS = 64
 
@@ -71,11 +71,12 @@ def _device(device: torch.device) -> Device:
 
 
 class LaunchShape(NamedTuple):
-    """Blocks of a launch, threads of a block, and bytes of its dynamic shared memory."""
+    """Blocks of a launch, threads of a block, bytes of its dynamic shared memory, and blocks of a cluster."""
 
     grid: int
     threads: int
     smem_bytes: int = 0
+    cluster: int = 1
 
 
 Value = int | float | Mapping[str, "Value"] | Sequence["Value"]
@@ -140,7 +141,8 @@ class Launch:
     A call raises DriverError if the driver does not encode a map or refuses the launch.
 
     Raises RuntimeError at construction if the grid is larger than a launch can hold or if a CUDA graph is being
-    captured (compiling and loading belong before the capture), TypeError if the fields are not those of the struct.
+    captured (compiling and loading belong before the capture), TypeError if the fields are not those of the struct,
+    ValueError if clusters are no whole part of the grid, have more than 8 blocks, or are asked for with ``pdl``.
     """
 
     __slots__ = (
@@ -175,6 +177,8 @@ class Launch:
         self.source = source
         if shape.grid > _GRID_LIMIT:
             raise RuntimeError(f"{source.entry} would need {shape.grid} blocks; a launch holds at most {_GRID_LIMIT}")
+        if shape.cluster > 1 and (shape.grid % shape.cluster or shape.cluster > _MOST_CLUSTER or pdl):
+            raise ValueError(f"{source.entry}: no clusters of {shape.cluster} in {shape.grid} blocks, PDL: {pdl}")
         place = _device(device)
         self._fill = _filler(arguments.lead, arguments.maps, place.encode_tiled)
         self._arguments, self._shape, self._pdl = arguments.whole, shape, pdl
@@ -201,15 +205,17 @@ class Launch:
     def _queue(self, arguments_address: int) -> None:
         submit = self._submits.get(arguments_address)
         if submit is None:
-            self._kernel.launch(*self._shape, self._stream(self._index), arguments_address)
+            self._kernel.launch(*self._shape[:3], self._stream(self._index), arguments_address)
         else:
             submit(self._stream(self._index), arguments_address)
 
     def _new_block(self) -> ArgumentBlock:
         block = ArgumentBlock(len(self._arguments))
         ctypes.memmove(block.buffer, self._arguments, len(self._arguments))
-        if self._pdl and isinstance(self._kernel, LoadedKernel):
-            self._submits[block.pointer_array_address] = self._kernel.pdl_launch(*self._shape)
+        if self._shape.cluster > 1 and isinstance(self._kernel, ClusterKernel):
+            self._submits[block.pointer_array_address] = self._kernel.cluster_launch(*self._shape)
+        elif self._pdl and isinstance(self._kernel, LoadedKernel):
+            self._submits[block.pointer_array_address] = self._kernel.pdl_launch(*self._shape[:3])
         return block
 
 
