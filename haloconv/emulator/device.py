@@ -159,20 +159,24 @@ class EmulatedKernel:
 
         Raises EmulatorError for what the emulator finds, RuntimeError outside ``emulated_device``.
         """
-        device = current_device()
-        device.launches += 1
-        report = self.module.run(
-            LaunchShape(grid_x, block_threads, smem_bytes), params_address, device.regions(), device.seed,
-            device.limit_s, device.wants_statistics,
-        )  # fmt: skip
-        if report is not None:
-            device.statistics.append(report)
+        self._run(LaunchShape(grid_x, block_threads, smem_bytes), params_address)
 
     def cluster_launch(
         self, grid_x: int, block_threads: int, smem_bytes: int, cluster: int
     ) -> Callable[[int, int], None]:
-        """Raises RuntimeError: blocks run one after the other, so none can read its neighbour's shared memory."""
-        raise RuntimeError(f"{self.module.source.entry}: the emulator runs no clusters (here of {cluster} blocks)")
+        """``launch`` with ``cluster`` neighbouring blocks as a cluster, as jit.LoadedKernel's."""
+        shape = LaunchShape(grid_x, block_threads, smem_bytes, cluster)
+        return lambda stream, params_address: self._run(shape, params_address)
+
+    def _run(self, shape: LaunchShape, params_address: int) -> None:
+        device = current_device()
+        device.launches += 1
+        report = self.module.run(
+            shape, params_address, device.regions(), device.seed,
+            device.limit_s, device.wants_statistics,
+        )  # fmt: skip
+        if report is not None:
+            device.statistics.append(report)
 
 
 _current: EmulatedDevice | None = None

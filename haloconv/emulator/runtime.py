@@ -105,7 +105,8 @@ class _Request(ctypes.Structure):
         ("region_count", ctypes.c_uint64),
         ("seed", ctypes.c_uint64),
         ("limit_s", ctypes.c_double),
-        *((name, ctypes.c_uint64) for name in ("grid", "threads", "dynamic_bytes", "want_statistics", "one_finding")),
+        *((name, ctypes.c_uint64) for name in ("grid", "threads", "dynamic_bytes", "cluster")),
+        *((name, ctypes.c_uint64) for name in ("want_statistics", "one_finding")),
     ]
 
 
@@ -161,13 +162,15 @@ class Module:
         ``params_address`` is that of an array with the address of each by-value parameter. Raises EmulatorError for
         what was found, ValueError for a geometry that no device takes.
         """
-        grid, threads, smem_bytes, _ = shape
-        if not 0 < threads <= MAX_THREADS or grid < 1:
-            raise ValueError(f"{self.source.entry}: {grid} blocks of {threads} threads cannot be launched")
+        grid, threads, smem_bytes, cluster = shape
+        if not 0 < threads <= MAX_THREADS or grid < 1 or cluster < 1 or grid % cluster:
+            raise ValueError(
+                f"{self.source.entry}: {grid} blocks of {threads} threads, {cluster} in a cluster, cannot be launched"
+            )
         array = (_Region * len(regions))(*(_Region(*each) for each in regions))
         request = _Request(
             self._entry, params_address, ctypes.addressof(array), len(regions), seed, limit_s, grid, threads,
-            smem_bytes, statistics, _one_finding,
+            smem_bytes, cluster, statistics, _one_finding,
         )  # fmt: skip
         with _one_at_a_time:
             self._runtime.hc_emu_run.restype = ctypes.c_uint64

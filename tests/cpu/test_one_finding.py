@@ -6,7 +6,7 @@ import pytest
 
 from haloconv import emulator
 from haloconv.emulator.runtime import one_finding
-from tests.cpu.test_emulator_core import OUT, Result, run
+from tests.toy_kernels import OUT, Result, run
 
 MISSING = emulator.available()
 pytestmark = [

@@ -29,6 +29,9 @@ void hc_emu_tensor_load_im2col(void* dst_smem, const void* map, void* bar, int c
                                unsigned offset_w, unsigned offset_h);
 void hc_emu_prefetch_tensormap(const void* map);
 void hc_emu_fence_proxy_async();
+unsigned hc_emu_cluster_rank();
+void hc_emu_cluster_sync();
+const void* hc_emu_peer_shared(const void* smem, unsigned rank);
 void hc_emu_bar(unsigned id, unsigned threads, bool waits);
 void hc_emu_setmaxnreg(int registers, bool increase);
 void hc_emu_cp_async(void* dst_smem, const void* src, unsigned bytes, unsigned src_bytes);
@@ -191,6 +194,15 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 template <int N>
 __device__ __forceinline__ void setmaxnreg_dec() {
     hc_emu_setmaxnreg(N, false);
+}
+
+// ---- Clusters ----
+
+__device__ __forceinline__ u32 cluster_rank() { return hc_emu_cluster_rank(); }
+__device__ __forceinline__ void cluster_sync() { hc_emu_cluster_sync(); }
+template <class T>
+__device__ __forceinline__ const T* peer_shared(const T* smem, u32 rank) {
+    return static_cast<const T*>(hc_emu_peer_shared(smem, rank));
 }
 
 // ---- cp.async ----

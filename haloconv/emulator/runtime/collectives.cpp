@@ -182,7 +182,10 @@ void begin_block_collectives() {
     atomics = {};
 }
 
-void thread_left() { open_block_barrier_if_complete(); }
+void thread_left() {
+    open_block_barrier_if_complete();
+    thread_left_cluster();
+}
 
 }  // namespace core
 
@@ -270,6 +273,8 @@ T atomically(T* at, Site site, Update update) {
         shared_write(at, sizeof(T), sizeof(T), site);
     else
         check_global(at, sizeof(T), true, sizeof(T), "an atomic operation", site);
+    if (runs_again() && !is_shared(at))
+        fatal("cluster", site, "the emulator takes no atomic operation on global memory before a cluster barrier");
     const T before = *at;
     *at = update(before);
     release(atomics);

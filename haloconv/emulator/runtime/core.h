@@ -74,7 +74,7 @@ namespace core __attribute__((visibility("hidden"))) {
         u64 region_count;
         u64 seed;
         double limit_s;
-        u64 grid, threads, dynamic_bytes;
+        u64 grid, threads, dynamic_bytes, cluster;
         u64 want_statistics, one_finding;
     };
 
@@ -124,8 +124,21 @@ namespace core __attribute__((visibility("hidden"))) {
     std::string whereabouts(u64 address);          // of an address that is in none of the right places
     void check_alignment(u64 address, u64 bytes, u64 align, bool write, Site site);
     void check_time();
+    u64 shared_window_bytes();          // of a block, from WINDOW_BASE on
+    void copy_window(char* to);         // the block's shared memory as it is now
     Word* shadow_of(u64 address);       // of a shared address, else nullptr
     std::string place_of(u64 address);  // "dynamic_smem + 64 (shared address 0x440)"
+
+    // cluster.cpp
+    void begin_launch_clusters();
+    void begin_cluster();
+    void begin_block_cluster(bool first_run);
+    void end_block_cluster();
+    void end_cluster();
+    void thread_left_cluster();
+    bool runs_again();  // the block ends at its first cluster barrier, to run again from its begin
+    bool in_peer_memory(u64 address);
+    void peer_access(u64 address, u64 bytes, bool write, Site site);
 
     // owners.cpp
     void begin_launch_owners();
@@ -148,6 +161,7 @@ namespace core __attribute__((visibility("hidden"))) {
     // scheduler.cpp
     void run_launch(const Request& request);
     [[noreturn]] void leave_launch();  // from any fiber: end the run
+    void leave_block();                // from any fiber: end the block, wherever its threads are
     [[noreturn]] void time_is_up();    // the wall-clock limit is reached
     void make_ready(u32 thread);
 
@@ -162,6 +176,7 @@ namespace core __attribute__((visibility("hidden"))) {
 
     // statistics.cpp
     void begin_statistics();
+    void hold_statistics(bool hold);  // while held nothing counts
     void end_block_statistics();
     void count_access(u64 address, u32 bytes, bool write, bool shared, Site site);
 

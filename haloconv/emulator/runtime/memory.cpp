@@ -102,6 +102,7 @@ __attribute__((noinline)) void access_slowly(u64 address, u64 bytes, u64 align, 
         if (launch.statistics) count_access(address, (u32)bytes, WRITE, true, site);
         return access_words<WRITE>(shadow_of(address), address, bytes, site);
     }
+    if (in_peer_memory(address)) return peer_access(address, bytes, WRITE, site);
     const Region* region = region_for(address, bytes, WRITE);
     if (region && (!WRITE || region->writable)) {
         if (WRITE) claim(owners_of(address), bytes, address, site);
@@ -194,8 +195,15 @@ void begin_launch_memory() {
 void begin_block_memory() {
     memset((void*)launch.dynamic_smem.begin, 0xff, launch.dynamic_smem.bytes);  // NaN in every format
     if (launch.static_smem.bytes) memset((void*)launch.static_smem.begin, 0xff, launch.static_smem.bytes);
-    begin_block_shadow((dynamic_window - WINDOW_BASE + launch.dynamic_smem.bytes + 3) / 4);
+    begin_block_shadow((shared_window_bytes() + 3) / 4);
     begin_block_agents();
+}
+
+u64 shared_window_bytes() { return dynamic_window - WINDOW_BASE + launch.dynamic_smem.bytes; }
+
+void copy_window(char* to) {
+    memcpy(to, (const void*)launch.static_smem.begin, launch.static_smem.bytes);
+    memcpy(to + (dynamic_window - WINDOW_BASE), (const void*)launch.dynamic_smem.begin, launch.dynamic_smem.bytes);
 }
 
 void refresh_fast_path() {

@@ -248,29 +248,43 @@ void begin_threads() {
     launch.alive = launch.threads;
 }
 
-void run_block(u64 block) {
+// Runs a block to its end, or to its first cluster barrier.
+void run_block(u64 block, bool to_cluster_barrier) {
     launch.block = block;
     blockIdx[0] = (u32)block;
     begin_threads();
     begin_block_memory();
     begin_block_collectives();
     begin_block_polls();
+    begin_block_cluster(to_cluster_barrier);
+    hold_statistics(to_cluster_barrier);
     for (BlockHook* hook = hooks; hook; hook = hook->next)
         if (hook->begin) hook->begin();
     current = &outside;
     left = false;
     schedule();
     if (left) throw LeftLaunch{};
+    if (to_cluster_barrier) return;
     while (!pending.empty()) land(random_below((u32)pending.size()));
     for (BlockHook* hook = hooks; hook; hook = hook->next)
         if (hook->end) hook->end();
+    end_block_cluster();
     end_block_statistics();
 }
 
-// On a GPU the order is open. Here it is that of the index with seed 0, the reverse with seeds 1, 4, 7 and so on, and else
-// it begins with any block and goes on by any step that reaches all.
+void run_cluster(u64 first) {
+    const u64 blocks = launch.request.cluster;
+    if (blocks < 2) return run_block(first, false);
+    begin_cluster();
+    for (const bool to_cluster_barrier : {true, false})
+        for (u64 i = 0; i < blocks; ++i) run_block(first + i, to_cluster_barrier);
+    end_cluster();
+}
+
+// On a GPU the order of clusters, of a block each as a rule, is open. Here it is that of the index with seed 0, the
+// reverse with seeds 1, 4, 7 and so on, and else it begins with any of them and goes on by any step that reaches all.
 void run_blocks() {
-    const u64 grid = launch.request.grid;
+    const u64 cluster = launch.request.cluster, grid = launch.request.grid / cluster;
     u64 step = 1, block = 0;
     if (launch.request.seed % 3 == 1) {
         step = block = grid - 1;
@@ -279,7 +293,7 @@ void run_blocks() {
         do step = 1 + random_bits() % grid;
         while (std::gcd(step, grid) != 1);
     }
-    for (u64 i = 0; i < grid; ++i, block = (block + step) % grid) run_block(block);
+    for (u64 i = 0; i < grid; ++i, block = (block + step) % grid) run_cluster(block * cluster);
 }
 
 }  // namespace
@@ -303,6 +317,8 @@ void leave_launch() {
     throw LeftLaunch{};
 }
 
+void leave_block() { switch_to(outside); }
+
 // splitmix64
 u64 random_bits() {
     u64 z = (random_state += 0x9e3779b97f4a7c15ull);
@@ -320,6 +336,7 @@ void run_launch(const Request& request) {
     launch.statistics = statistics;
     begin_statistics();
     begin_launch_memory();
+    begin_launch_clusters();
     random_state = launch.request.seed * 0x2545f4914f6cdd1dull;
     constexpr u32 ODDS[] = {0, 8, 2};  // of an operation landing early: by the seed
     early_odds = ODDS[launch.request.seed % 3];

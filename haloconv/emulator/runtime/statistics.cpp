@@ -36,6 +36,7 @@ using SiteKey = std::pair<u64, bool>;  // offset in the module, write
 std::map<SiteKey, SiteStatistics> sites;
 std::map<std::pair<SiteKey, u32>, WarpSite> warp_sites;
 u64 counters[COUNTERS];
+bool held;
 
 void finish(SiteStatistics& site, const Execution& execution) {
     const u32 group = execution.bytes <= 4 ? 32 : execution.bytes == 8 ? 16 : 8;
@@ -72,9 +73,13 @@ void begin_statistics() {
     sites.clear();
     warp_sites.clear();
     memset(counters, 0, sizeof counters);
+    held = false;
 }
 
+void hold_statistics(bool hold) { held = hold; }
+
 void count_access(u64 address, u32 bytes, bool write, bool shared, Site site) {
+    if (held) return;
     counters[shared ? (write ? SHARED_WRITE_BYTES : SHARED_READ_BYTES)
                     : (write ? GLOBAL_WRITE_BYTES : GLOBAL_READ_BYTES)] += bytes;
     if (!shared) return;
@@ -105,7 +110,9 @@ void end_block_statistics() {
 
 }  // namespace core
 
-void count(Counter counter, u64 amount) { core::counters[counter] += amount; }
+void count(Counter counter, u64 amount) {
+    if (!core::held) core::counters[counter] += amount;
+}
 
 }  // namespace hc::emu
 
