@@ -49,18 +49,26 @@ CASES = (
 )  # fmt: skip
 
 FIRST = "wgrad by descriptor"
+CLUSTER = "wgrad by descriptor, a cluster"
+CLUSTERS = "wgrad by descriptor, several clusters"
 _BOTH = (torch.float16, torch.bfloat16)
 SHAPES: dict[str, Callable[[Tiling], bool]] = {
-    FIRST: lambda each: True,
+    FIRST: lambda each: each.cluster == 1,
     "wgrad by descriptor, taps shared": lambda each: each.tile.split[2] == 3,
     "wgrad by descriptor, channels shared": lambda each: each.tile.split[1] == 2,
     "wgrad by descriptor, filters shared": lambda each: each.tile.split[0] == 2,
     "wgrad by descriptor, blocks of filters": lambda each: each.tile.m_blocks == 2,
     "wgrad by descriptor, many channels": lambda each: each.tile.columns == 128,
-    "wgrad by descriptor, one part": lambda each: True,
-    "wgrad by descriptor, many parts": lambda each: True,
+    "wgrad by descriptor, one part": lambda each: each.cluster == 1,
+    "wgrad by descriptor, many parts": lambda each: each.cluster == 1,
+    CLUSTER: lambda each: each.cluster == 2,
+    CLUSTERS: lambda each: each.cluster == 2,
+    "wgrad by descriptor, a cluster of eight": lambda each: each.cluster == 8,
 }
-_PARTS = {"wgrad by descriptor, one part": 1, "wgrad by descriptor, many parts": 9}
+_PARTS = {
+    **{"wgrad by descriptor, one part": 1, "wgrad by descriptor, many parts": 9},
+    **{CLUSTER: 2, CLUSTERS: 4, "wgrad by descriptor, a cluster of eight": 8},
+}
 SHAPED: dict[str, tuple[str, ...]] = {
     FIRST: tuple(one.name for one in CASES if one.name != "sm90_wgrad_ss_long_sum"),
     "wgrad by descriptor, taps shared": ("sm90_wgrad_ss_of_7", "sm90_wgrad_ss_sides"),
@@ -70,6 +78,9 @@ SHAPED: dict[str, tuple[str, ...]] = {
     "wgrad by descriptor, many channels": ("sm90_wgrad_ss_of_14", "sm90_wgrad_ss_pointwise_planes"),
     "wgrad by descriptor, one part": ("sm90_wgrad_ss_of_7", "sm90_wgrad_ss_of_28", "sm90_wgrad_ss_long_sum"),
     "wgrad by descriptor, many parts": ("sm90_wgrad_ss_of_28", "sm90_wgrad_ss_pointwise"),
+    CLUSTER: ("sm90_wgrad_ss_of_7", "sm90_wgrad_ss_sides", "sm90_wgrad_ss_pixel", "sm90_wgrad_ss_planes"),
+    CLUSTERS: ("sm90_wgrad_ss_of_14", "sm90_wgrad_ss_pointwise"),
+    "wgrad by descriptor, a cluster of eight": ("sm90_wgrad_ss_of_28",),
 }
 NOT_FINITE = (
     "sm90_wgrad_ss_loose", "sm90_wgrad_ss_loose_planes", "sm90_wgrad_ss_loose_strips", "sm90_wgrad_ss_sides",
@@ -81,7 +92,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape, and whether all inputs are finite."""
     for shape, names in SHAPED.items():
         yield from ((name, dtype, "wgrad", shape, True) for name in names for dtype in _BOTH)
-    yield from ((name, dtype, "wgrad", FIRST, False) for name in NOT_FINITE for dtype in _BOTH)
+    for shape in (FIRST, CLUSTER):
+        yield from ((name, dtype, "wgrad", shape, False) for name in NOT_FINITE for dtype in _BOTH)
 
 
 @contextmanager

@@ -19,8 +19,16 @@ struct Walk {
     int at, end;     // bands
 
     template <class Cut>
-    __device__ __forceinline__ explicit Walk(const Cut& cut) {
-        part = blockIdx.x / (unsigned)cut.slabs, slab = blockIdx.x - part * cut.slabs;
+    __device__ __forceinline__ explicit Walk(const Cut& cut, unsigned block = blockIdx.x) {
+        const int number = block / (unsigned)cut.slabs;
+        slab = block - number * cut.slabs;
+        deal(cut, number);
+    }
+
+    // Gives the block the bands of that part of its slab.
+    template <class Cut>
+    __device__ __forceinline__ void deal(const Cut& cut, int to) {
+        part = to;
         at = part * cut.per_block + (part < cut.longer ? part : cut.longer);
         end = at + cut.per_block + (part < cut.longer);
     }

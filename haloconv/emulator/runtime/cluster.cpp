@@ -23,6 +23,7 @@ struct Kept {
     std::vector<char> bytes;
     std::vector<Word> words;
     Clock clock;                         // of all that the barrier orders
+    Clock clock_again;                   // the same in the second run
     std::vector<u8> read_by, rewritten;  // words: by a peer; by the block behind the first barrier
     u32 barriers = 0;                    // that the block has met
 };
@@ -60,7 +61,7 @@ void keep_block() {
 void note_rewritten() {
     Kept& own = kept[own_rank()];
     for (size_t i = 0; i < own.rewritten.size(); ++i)
-        for (const u32 write : shadow[i].write) own.rewritten[i] |= !ordered(own.clock.entries.data(), write);
+        for (const u32 write : shadow[i].write) own.rewritten[i] |= !ordered(own.clock_again.entries.data(), write);
 }
 
 void open_barrier() {
@@ -74,7 +75,7 @@ void open_barrier() {
     }
     Kept& own = kept[own_rank()];
     own.barriers = barrier.round;
-    if (barrier.round == 1) own.clock = barrier.met;
+    if (barrier.round == 1) own.clock_again = barrier.met;
     if (barrier.round == MOST_BARRIERS) note_rewritten();
     notify_all(barrier.waiters);
 }

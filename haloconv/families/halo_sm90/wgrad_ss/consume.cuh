@@ -8,6 +8,8 @@ namespace hc::wgrad_ss {
 
 using Sums = float[TAPS][M_BLOCKS][COLUMNS / 2];
 
+// Steps after which sums go to memory and begin anew, since wgmma cuts them. Parts of a cluster have no more.
+constexpr int FLUSH_STEPS = CLUSTER > 1 ? 1 << 30 : 2048;
 constexpr int STEP_UNITS = DEPTH * PIXEL_BYTES / 16;  // of a descriptor, from step to step
 
 // Descriptors of what a consumer multiplies in stage 0: dy from its first filter on, and x from its first channel on at
@@ -60,6 +62,31 @@ __device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
     for (int i = 0; i < SUMS; ++i) to[i * 128] = own[i];
 }
 
+// Adds the sums of the cluster's blocks, which are parts of a tile, in their order, by way of shared memory: each block
+// adds one of CLUSTER shares of the items. They are dw's, or those of the cluster's part in memory.
+__device__ __forceinline__ void add_in_cluster(const Params& p, const Smem& smem, const Tile& tile, const Sums& sums,
+                                               int warpgroup, float* partials) {
+    constexpr int THREADS_ADD = CONSUMERS * 128;
+    float* const own = reinterpret_cast<float*>(smem.stages);
+    ptx::bar_sync(1, THREADS_ADD);  // no consumer multiplies the stages any more
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) own[warpgroup * CONSUMER_SUMS + i * 128 + threadIdx.x % 128] = (&sums[0][0][0])[i];
+    ptx::cluster_sync();
+    for (int item = ptx::cluster_rank() * THREADS_ADD + threadIdx.x; item < TILE_ITEMS; item += CLUSTER * THREADS_ADD) {
+        const Place place(tile, item);
+        Item total = {};
+#pragma unroll
+        for (int part = 0; part < CLUSTER; ++part) add(total, ptx::peer_shared(own + place.from, part));
+        if (p.dw) {
+            mend(p, place, total);
+            write(p, place, total);
+        } else {
+            store(partials + place.from, total);
+        }
+    }
+    ptx::cluster_sync();  // others read this block's sums
+}
+
 __device__ __forceinline__ void settle(Sums& sums) {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
@@ -67,18 +94,17 @@ __device__ __forceinline__ void settle(Sums& sums) {
 }
 
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
-    Walk walk(p.cut);
-    const Tile tile(p.blocks, walk.slab);
+    Boxes boxes(p);
+    const Tile tile(p.blocks, boxes.slab);
     const Part part(warpgroup);
     const Operands operands(p, smem, tile, part);
-    float* const partials =
-        p.partials + ((i64)walk.part * p.cut.slabs + walk.slab) * TILE_SUMS + warpgroup * CONSUMER_SUMS;
+    float* const partials = p.partials + ((i64)boxes.cluster * p.cut.slabs + boxes.slab) * TILE_SUMS;
     Cursor at;
-    int box = walk.at, band = walk.at % p.cut.bands;
-    for (bool first = true; box < walk.end; first = false) {
+    int box = boxes.at, band = boxes.at % p.cut.bands;
+    for (bool first = true; box < boxes.end; first = false) {
         Sums sums = {};
         int done = -1;  // the stage before this one: it goes back when its products are done, while those of this run
-        for (int steps = 0; box < walk.end && steps < FLUSH_STEPS; ++box, at.advance(STAGES)) {
+        for (int steps = 0; box < boxes.end && steps < FLUSH_STEPS; ++box, at.advance(STAGES)) {
             const int box_steps = ceil_div(min(p.box_rows, p.rows - band * p.box_rows) * p.pitch, DEPTH);
             wait(&smem.full[at.index], at.parity);
             multiply_stage(sums, operands, at.index * (smem.stage / 16), box_steps);
@@ -89,7 +115,10 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
         }
         settle(sums);
         arrive_warp(&smem.empty[done]);
-        write_sums(sums, partials, first);
+        if constexpr (CLUSTER > 1)
+            add_in_cluster(p, smem, tile, sums, warpgroup, partials);
+        else
+            write_sums(sums, partials + warpgroup * CONSUMER_SUMS, first);
     }
 }
 

@@ -8,11 +8,11 @@ namespace hc::wgrad_ss {
 
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
     const int bytes = (X_SPANS * p.x_filled + Y_SPANS * p.y_filled) * PIXEL_BYTES;
-    Walk walk(p.cut);
-    const Tile tile(p.blocks, walk.slab);
+    Boxes boxes(p);
+    const Tile tile(p.blocks, boxes.slab);
     const int top = first_row(p, tile) - p.pad_top;
     Cursor at;
-    for (Run run; walk.next(p.cut, run);) {
+    for (Run run; boxes.next(p.cut, run);) {
         const int x_column = run.strip * p.strip_cols - p.pad_left;
         const int y_column = run.strip * p.y_column, y_strip = run.strip * p.y_strip;
         for (int box = run.first; box < run.first + run.bands; ++box, at.advance(STAGES)) {

@@ -7,24 +7,22 @@
 // may be. Left of x there is its padding; what is padded on the right is the left padding of the row below.
 #pragma once
 
-#include "families/halo_sm90/piece.cuh"
-#include "families/halo_sm90/wgrad_ss/order.cuh"
+#include "families/halo_sm90/wgrad_ss/sum.cuh"
 #include "kernels/band_walk.cuh"
 #include "kernels/ceil_div.cuh"
 #include "kernels/pipeline.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
 namespace hc::wgrad_ss {
-
-using elem_t = ELEM;
 
 constexpr int PIXEL_BYTES = 128, SPAN = 64;  // of a span: the channels, or filters, of a swizzled row
 constexpr int DEPTH = 16;                    // pixels of a wgmma: a step
 constexpr int X_SPANS = ceil_div(BLOCK_CHANNELS, SPAN), Y_SPANS = BLOCK_FILTERS / SPAN;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160, PRODUCER_REGISTERS = CONSUMERS == 2 ? 24 : 32;
-constexpr int FLUSH_STEPS = 2048;  // wgmma cuts its sums
+constexpr int SUM_BYTES = CLUSTER > 1 ? TILE_SUMS * int(sizeof(float)) : 0;  // of a block, in place of its stages
 
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are divided among two or three consumers");
 static_assert(sizeof(elem_t) == 2, "TF32 operands in shared memory are K-major: their taps cannot be shifted");
@@ -39,6 +37,7 @@ struct Params {
     TensorMap x_map, y_map;
     const elem_t *x, *dy;
     float* partials;
+    elem_t* dw;  // CLUSTER > 1 and one cluster has all parts of a tile, else nullptr
     int taps, taps_s, dil_h, dil_w, pad_top, pad_left;
     int rows;                // of dy
     int pitch, box_rows;     // of boxes, in pixels; of dy in a box
@@ -48,6 +47,17 @@ struct Params {
     int x_filled, y_filled;  // pixels of them that TMA writes
     Blocks blocks;
     Cut cut;
+    Result result;
+};
+
+// The boxes of a block. Neighbouring blocks are the parts of a cluster's tile; without clusters, parts of other tiles.
+struct Boxes : Walk {
+    int cluster;  // which of the tile's
+
+    __device__ __forceinline__ explicit Boxes(const Params& p) : Walk(p.cut, blockIdx.x / CLUSTER) {
+        cluster = part;
+        deal(p.cut, cluster * CLUSTER + (CLUSTER > 1 ? int(ptx::cluster_rank()) : 0));
+    }
 };
 
 struct Smem {
@@ -58,7 +68,7 @@ struct Smem {
     __device__ __forceinline__ Smem(const Params& p, char* smem) : stages(smem) {
         x_span = p.x_pixels * PIXEL_BYTES, y_span = p.y_pixels * PIXEL_BYTES;
         y = X_SPANS * x_span, stage = y + Y_SPANS * y_span;
-        full = reinterpret_cast<ptx::u64*>(smem + STAGES * stage), empty = full + STAGES;
+        full = reinterpret_cast<ptx::u64*>(smem + max(STAGES * stage, SUM_BYTES)), empty = full + STAGES;
     }
 };
 

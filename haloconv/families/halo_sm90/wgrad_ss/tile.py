@@ -24,12 +24,17 @@ _LEAST_STRIP = 32  # columns of dy, of several strips
 _BARRIER_BYTES = 16  # of a stage
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
+_CLUSTERS = (1, 2, 4, 8)  # blocks of one
+_MOST_STEPS = 2048  # of a block that is in a cluster: wgmma cuts its sums
+_PLACES = 16  # multiprocessors that are whole clusters of any size, of the 16 or 18 that share a part of the chip
 # The cost model, in cycles of a multiprocessor: bytes that shared memory reads in one, by the hardware, and that the
 # L2 brings; from asking for a stage until it is there, and a stage by itself; the launches and the first stages of a
 # block; partial sums that are written and added in a cycle of all. Fitted to 30 times of 3x3 layers and four of 1x1
 # ones at 14 x 14 on an NVIDIA H200 at 1.7 GHz, which it gives within 8 %.
 _SMEM_BYTES, _L2_BYTES, _LATENCY_CYCLES, _STAGE_CYCLES = 128, 52, 1500, 60
 _BLOCK_CYCLES, _SUMS_OF_CYCLE = 7800, 255
+# Not measured: what a multiprocessor reads of other blocks' shared memory in a cycle, and both barriers of a cluster.
+_PEER_BYTES, _CLUSTER_CYCLES = 24, 2500
 
 
 class Blocks(NamedTuple):
@@ -228,42 +233,78 @@ def boxes(problem: Problem, tile: Tile, max_smem_bytes: int) -> Iterator[tuple[B
 
 
 class Tiling(NamedTuple):
-    """A layer's tiles, boxes, stages, blocks of each tile, and the cost model's cycles."""
+    """A layer's tiles, boxes, stages, blocks of each tile, and the cost model's cycles.
+
+    ``cluster`` blocks of a tile add their sums in shared memory; 1: each writes its own.
+    """
 
     tile: Tile
     box: Box
     stages: int
+    cluster: int
     parts: int
     cycles: float
 
+    def __str__(self) -> str:
+        return f"{self.tile} cluster{self.cluster}" if self.cluster > 1 else str(self.tile)
+
     @property
     def smem_bytes(self) -> int:
-        return self.stages * (self.box.stage_bytes(self.tile) + _BARRIER_BYTES)
+        """Sums take the place of stages; barriers lie behind both."""
+        stages = self.stages * self.box.stage_bytes(self.tile)
+        return max(stages, _sum_bytes(self.tile) if self.cluster > 1 else 0) + self.stages * _BARRIER_BYTES
+
+    @property
+    def sums(self) -> int:
+        """How many partial sums of each element of dw are written; 0: none, since blocks write dw."""
+        left = self.parts // self.cluster
+        return 0 if left == 1 and self.cluster > 1 else left
+
+
+def _sum_bytes(tile: Tile) -> int:
+    """Of a block."""
+    filters, channels, taps = tile.extents
+    return 4 * filters * channels * taps
 
 
 def tilings(problem: Problem, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
-    """The best of each tile, best first."""
+    """The best of each tile without clusters, and with clusters of each size, best first."""
     found = []
     for tile in tiles(problem):
-        each = [
-            Tiling(tile, box, stages, *_parts(problem, tile, (box, stages), sm_count))
-            for box, stages in boxes(problem, tile, max_smem_bytes)
-        ]
-        found += sorted(each, key=lambda one: one.cycles)[:1]
+        staged = list(boxes(problem, tile, max_smem_bytes))
+        for cluster in _CLUSTERS:
+            if cluster > 1 and _sum_bytes(tile) + _STAGES[1] * _BARRIER_BYTES > max_smem_bytes:
+                continue
+            each = [one for box in staged if (one := _tiling(problem, tile, box, cluster, sm_count)) is not None]
+            found += sorted(each, key=lambda one: one.cycles)[:1]
     return sorted(found, key=lambda each: each.cycles)
 
 
-def _parts(problem: Problem, tile: Tile, staged: tuple[Box, int], sm_count: int) -> tuple[int, float]:
-    """The parts of a tile that take least time by the model, and that time; ``staged``: boxes and their stages."""
+def _tiling(problem: Problem, tile: Tile, staged: tuple[Box, int], cluster: int, sm_count: int) -> Tiling | None:
+    """With the parts of a tile that take least time by the model; None if clusters of that size cannot have its sums.
+
+    ``staged``: boxes and their stages.
+    """
     box, stages = staged
     of_box, begin = box.cycles(tile, stages), _BLOCK_CYCLES + box.bring_cycles(tile)
     blocks, sums, count = tile.blocks(problem), tile.sums(problem), box.boxes(problem)
-    most = max(1, min(count, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * sums)))
+    places = sm_count if cluster <= 2 else max(1, sm_count // _PLACES) * _PLACES
+    most = min(count, _MOST_WAVES * places // blocks, cluster * _MOST_PARTIAL_BYTES // (4 * sums))
+    if cluster > 1:
+        begin += _CLUSTER_CYCLES + _sum_bytes(tile) / _PEER_BYTES
+        if most < cluster:
+            return None
 
     def cycles(parts: int) -> float:
         of_block = ceil_div(count, parts) * of_box + begin
-        return ceil_div(blocks * parts, sm_count) * of_block + parts * sums / _SUMS_OF_CYCLE
+        left = 0 if parts == cluster > 1 else parts // cluster
+        return ceil_div(blocks * parts, places) * of_block + left * sums / _SUMS_OF_CYCLE
 
-    wanted = {1, *(max(1, min(most, waves * sm_count // blocks)) for waves in range(1, _MOST_WAVES + 1))}
-    best = min(sorted(wanted), key=cycles)
-    return best, cycles(best)
+    waves = range(1, _MOST_WAVES + 1)
+    wanted = {cluster, *(max(1, min(most, wave * places // blocks) // cluster) * cluster for wave in waves)}
+    steps = box.y_pixels // DEPTH
+    fits = [parts for parts in sorted(wanted) if cluster == 1 or ceil_div(count, parts) * steps <= _MOST_STEPS]
+    if not fits:
+        return None
+    best = min(fits, key=cycles)
+    return Tiling(tile, box, stages, cluster, best, cycles(best))

@@ -1,4 +1,4 @@
-// halo_sm90_wgrad_ss: the weight gradient in 16 bits on Hopper's tensor cores, as partial sums.
+// halo_sm90_wgrad_ss: the weight gradient in 16 bits on Hopper's tensor cores, or partial sums of it.
 //
 //   dw[k, c, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, c, p + r dil_h - pad_top, q + s dil_w - pad_left]
 //
@@ -7,8 +7,8 @@
 // descriptor: it costs no instruction and no copy, and short rows follow one another in a step.
 //
 // Roles: two or three warpgroups consume: they divide filters, channels or taps. One thread of the last asks TMA.
-// Budget: SUMS registers of a consumer; stages of a box of dy and the box of x that it meets. wgmma cuts its sums, so
-// that they are added to those in memory every FLUSH_STEPS steps.
+// Budget: SUMS registers of a consumer; stages of a box of dy and the box of x that it meets, and in their place the
+// sums of a block that is in a cluster.
 #include "families/halo_sm90/wgrad_ss/consume.cuh"
 #include "families/halo_sm90/wgrad_ss/produce.cuh"
 #include "kernels/ptx/register.cuh"
@@ -19,6 +19,7 @@
 //   TAPS      of a consumer, which follow one another in the filter
 //   SPLIT_K SPLIT_C SPLIT_T  parts into which the consumers divide filters, channels and taps
 //   STAGES    boxes that are there at a time
+//   CLUSTER   blocks that add their sums in shared memory, neighbours; 1: each writes its own to memory
 extern "C" __global__ void __launch_bounds__(hc::wgrad_ss::THREADS, 1)
     halo_sm90_wgrad_ss(const __grid_constant__ hc::wgrad_ss::Params p) {
     using namespace hc::wgrad_ss;

@@ -56,8 +56,8 @@ def configs(request: Request) -> list[Config]:
     """The best tiles by the cost model, best first; none for a request that the kernel does not take."""
     if why_not(request) is not None:
         return []
-    found = few_apart(tilings(request), lambda each: each.tile.extents, MOST_CONFIGS)
-    return [Config(KERNEL, str(each.tile), each) for each in found]
+    found = few_apart(tilings(request), lambda each: (each.tile.extents, each.cluster > 1), MOST_CONFIGS)
+    return [Config(KERNEL, str(each), each) for each in found]
 
 
 def tilings(request: Request) -> list[Tiling]:
@@ -87,7 +87,9 @@ def _order(problem: Problem, tile: Tile) -> dict[str, int | str]:
 
 def source(problem: Problem, one: Tiling) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
-    return kernel_source(KERNEL, "halo_sm90_wgrad_ss", {**_order(problem, one.tile), "STAGES": one.stages})
+    return kernel_source(
+        KERNEL, "halo_sm90_wgrad_ss", {**_order(problem, one.tile), "STAGES": one.stages, "CLUSTER": one.cluster}
+    )
 
 
 def sources(request: Request) -> Iterator[KernelSource]:
@@ -113,24 +115,27 @@ def _call(of: Seen, one: Tiling, copies: Copies | None) -> BoundCall:
     request = of.request
     problem, tile = request.problem, one.tile
     maps = {"x_map": _x_map(request, one.box), "y_map": _y_map(request, one.box)}
-    shape = LaunchShape(tile.blocks(problem) * one.parts, tile.threads, one.smem_bytes)
-    multiply = Launch(source(problem, one), request.device, shape, _fields(problem, one), maps)
-    add = wgrad_ss_sum.bind(request, tile, one.parts, _order(problem, tile))
-    partials, result, strides = one.parts * tile.sums(problem), request.result_shape, request.result_strides
+    shape = LaunchShape(tile.blocks(problem) * one.parts, tile.threads, one.smem_bytes, one.cluster)
+    multiply = Launch(source(problem, one), request.device, shape, _fields(request, one), maps)
+    add = wgrad_ss_sum.bind(request, tile, one.sums, _order(problem, tile)) if one.sums else None
+    partials, result, strides = one.sums * tile.sums(problem), request.result_shape, request.result_strides
 
     def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         x_from, dy_from, _room = (x.data_ptr(), dy.data_ptr(), None) if copies is None else copies(dy, x)
-        sums = x.new_empty(partials, dtype=torch.float32)
-        multiply(x_from, dy_from, sums.data_ptr())
         dw = x.new_empty_strided(result, strides)
+        if add is None:
+            multiply(x_from, dy_from, 0, dw.data_ptr())
+            return dw
+        sums = x.new_empty(partials, dtype=torch.float32)
+        multiply(x_from, dy_from, sums.data_ptr(), 0)
         add(dw.data_ptr(), sums.data_ptr(), x_from, dy_from)
         return dw
 
     return wgrad
 
 
-def _fields(problem: Problem, one: Tiling) -> dict[str, Value]:
-    box, strips = one.box, one.box.strips
+def _fields(request: Request, one: Tiling) -> dict[str, Value]:
+    problem, box, strips = request.problem, one.box, one.box.strips
     x_filled, y_filled = box.filled
     per_block, longer = divmod(box.boxes(problem), one.parts)
     return {
@@ -148,6 +153,7 @@ def _fields(problem: Problem, one: Tiling) -> dict[str, Value]:
             "per_block": per_block,
             "longer": longer,
         },
+        "result": wgrad_ss_sum.result_fields(request),
     }
 
 

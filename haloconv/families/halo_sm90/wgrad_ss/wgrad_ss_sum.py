@@ -23,17 +23,13 @@ def source(order: dict[str, int | str], lanes: int) -> KernelSource:
     return kernel_source(KERNEL, "halo_sm90_wgrad_ss_sum", {**order, "PART_LANES": lanes})
 
 
-def bind(request: Request, tile: Tile, parts: int, order: dict[str, int | str]) -> Launch:
-    """``launch(dw, partial sums, x, dy)`` of a request as it is multiplied."""
-    problem, sums = request.problem, tile.sums(request.problem)
-    items = sums // _ITEM
-    lanes = part_lanes(items, parts, request.facts.sm_count)
-    w_channel = request.result_strides[1]
-    fields: dict[str, Value] = {
+def result_fields(request: Request) -> dict[str, Value]:
+    """Fields of Result in sum.cuh, of a request as it is multiplied."""
+    problem = request.problem
+    return {
         **named("w", "kcrs", request.result_strides),
-        **{"part_sums": sums, "parts": parts, "filters": problem.k, "channels": problem.c},
-        **{"taps": problem.r * problem.s, "whole": int(w_channel == 1 and problem.c % _ITEM == 0)},
-        "blocks": tile.blocks_of(problem)._asdict(),
+        **{"filters": problem.k, "channels": problem.c, "taps": problem.r * problem.s},
+        "whole": int(request.result_strides[1] == 1 and problem.c % _ITEM == 0),
         "layer": {
             "x": dict(zip("nchw", request.second.strides, strict=True)),
             "dy": dict(zip("nchw", request.first.strides, strict=True)),
@@ -41,6 +37,17 @@ def bind(request: Request, tile: Tile, parts: int, order: dict[str, int | str]) 
             **{"taps_s": problem.s, "dil_h": problem.dilation[0], "dil_w": problem.dilation[1]},
             **{"pad_top": problem.padding[0], "pad_left": problem.padding[2]},
         },
+    }
+
+
+def bind(request: Request, tile: Tile, parts: int, order: dict[str, int | str]) -> Launch:
+    """``launch(dw, partial sums, x, dy)`` of a request as it is multiplied."""
+    sums = tile.sums(request.problem)
+    items = sums // _ITEM
+    lanes = part_lanes(items, parts, request.facts.sm_count)
+    fields: dict[str, Value] = {
+        **{"part_sums": sums, "parts": parts, "blocks": tile.blocks_of(request.problem)._asdict()},
+        "result": result_fields(request),
     }
     shape = LaunchShape(items * lanes // _THREADS, _THREADS)
     return Launch(source(order, lanes), request.device, shape, fields, pdl=True)
