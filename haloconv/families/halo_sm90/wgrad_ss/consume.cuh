@@ -2,6 +2,7 @@
 #pragma once
 
 #include "families/halo_sm90/wgrad_ss/tile.cuh"
+#include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace hc::wgrad_ss {
