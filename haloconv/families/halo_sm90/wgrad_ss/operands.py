@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from haloconv.families.halo_sm90.wgrad import arrange
-from haloconv.families.halo_sm90.wgrad.arrange import Arrangement
+from haloconv.families.halo_sm90.wgrad.arrange import Arrangement, Copies
 from haloconv.families.halo_sm90.wgrad.wgrad import joined
+from haloconv.families.halo_sm90.wgrad_ss import nchw_to_nhwc
 from haloconv.problem import Problem, Request, TensorForm
 
 _PIECE = 8  # elements of 16 bytes
@@ -16,11 +17,11 @@ _MOST_BYTES = 64 << 20  # of both copies
 class Seen(NamedTuple):
     """The request of what is multiplied, channels as neighbours and strides 1; how it was copied, None if it was not.
 
-    Rows of a 1x1 layer are joined where they follow one another.
+    ``planes``: from dense planes, by nchw_to_nhwc.cu. Rows of a 1x1 layer are joined where they follow one another.
     """
 
     request: Request
-    arrangement: Arrangement | None
+    copied: Arrangement | Literal["planes"] | None
 
 
 def seen(request: Request) -> Seen | None:
@@ -29,7 +30,11 @@ def seen(request: Request) -> Seen | None:
     if as_they_are.problem.stride == (1, 1) and _are_reached(as_they_are):
         return Seen(as_they_are, None)
     problem = request.problem
-    if problem.stride != (1, 1) or problem.q > problem.w:
+    if problem.stride != (1, 1):
+        return None
+    if 2 * sum(nchw_to_nhwc.elems(problem)) <= _MOST_BYTES and nchw_to_nhwc.takes(request):
+        return Seen(joined(nchw_to_nhwc.copied(request)), "planes")
+    if problem.q > problem.w:  # arrange.cu has room for the columns of x
         return None
     how = Arrangement(1, problem.w, 0)
     copied = arrange.arranged(request, how)
@@ -49,6 +54,15 @@ def _is_reached(form: TensorForm, shape: tuple[int, ...]) -> bool:
     return form.aligned and of_channels == 1 and all(n == 1 or (step > 0 and step % _PIECE == 0) for n, step in steps)
 
 
-def cycles(problem: Problem, how: Arrangement | None) -> float:
+def cycles(problem: Problem, one: Seen) -> float:
     """Cycles that the copies take, by their cost model."""
-    return 0 if how is None else arrange.cycles(problem, how)
+    if one.copied is None:
+        return 0
+    return nchw_to_nhwc.cycles(problem) if one.copied == "planes" else arrange.cycles(problem, one.copied)
+
+
+def bind_copies(request: Request, one: Seen) -> Copies | None:
+    """What copies the tensors of the request; None if they are multiplied as they are."""
+    if one.copied is None:
+        return None
+    return nchw_to_nhwc.bind(request) if one.copied == "planes" else arrange.bind(request, one.copied)

@@ -14,9 +14,8 @@ import torch
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
 from haloconv.families.common import ELEMENTS, few_apart, why_not_direction
-from haloconv.families.halo_sm90.wgrad import arrange
 from haloconv.families.halo_sm90.wgrad.arrange import Copies
-from haloconv.families.halo_sm90.wgrad_ss import operands, wgrad_ss_sum
+from haloconv.families.halo_sm90.wgrad_ss import nchw_to_nhwc, operands, wgrad_ss_sum
 from haloconv.families.halo_sm90.wgrad_ss.operands import Seen, seen
 from haloconv.families.halo_sm90.wgrad_ss.tile import SPAN, Box, Tile, Tiling
 from haloconv.families.halo_sm90.wgrad_ss.tile import tilings as tilings_of
@@ -71,7 +70,7 @@ def _every_tiling(request: Request, max_smem_bytes: int, sm_count: int) -> list[
     one = seen(request)
     if one is None:
         return []
-    more = operands.cycles(request.problem, one.arrangement)
+    more = operands.cycles(request.problem, one)
     found = tilings_of(one.request.problem, max_smem_bytes, sm_count)
     return [each._replace(cycles=each.cycles + more) for each in found]
 
@@ -98,6 +97,8 @@ def sources(request: Request) -> Iterator[KernelSource]:
         yield source(request.problem, each)
         for lanes in (1, 8):
             yield wgrad_ss_sum.source(_order(request.problem, each.tile), lanes)
+        if (one := seen(request)) is not None and one.copied == "planes":
+            yield nchw_to_nhwc.source(request.problem)
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -106,8 +107,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     of = seen(request)
     if of is None:
         raise ValueError(f"{KERNEL} does not take the request")
-    copies = None if of.arrangement is None else arrange.bind(request, of.arrangement)
-    return _call(of, one, copies)
+    return _call(of, one, operands.bind_copies(request, of))
 
 
 def _call(of: Seen, one: Tiling, copies: Copies | None) -> BoundCall:
