@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.emulated_halo_sm90_wgrad_ss import FIRST
+from tests.emulated_halo_sm90_wgrad_ss import CLUSTER, CLUSTERS, FIRST
 from tests.mutations.mutation import Mutation
 
 _ONE_PART, _MANY_PARTS = "wgrad by descriptor, one part", "wgrad by descriptor, many parts"
@@ -19,7 +19,7 @@ def _fault(
     )
 
 
-_SUM = "halo_sm90/wgrad_ss_sum"
+_SUM, _COPIES = "halo_sm90/wgrad_ss_sum", "halo_sm90/nchw_to_nhwc"
 
 MUTATIONS = (
     # wgrad_ss/tile.cuh
@@ -51,14 +51,52 @@ MUTATIONS = (
            on="sm90_wgrad_ss_of_28", shape=_ONE_PART),
     _fault("sums begin anew", "the sums of steps before are lost in memory",
            ("    if (!first) {\n", "    if (false) {\n"), on="sm90_wgrad_ss_long_sum", shape=_ONE_PART),
-    # wgrad_ss/wgrad_ss_sum.cu and mend.cuh
+    _fault("sums before the stages are free", "a consumer's sums go where another one still multiplies",
+           ("    ptx::bar_sync(1, THREADS_ADD);  // no consumer multiplies the stages any more\n", ""),
+           on="sm90_wgrad_ss_of_7", shape=CLUSTER),
+    _fault("sums of peers that are not there", "a block adds what others have not written yet",
+           ("(&sums[0][0][0])[i];\n    ptx::cluster_sync();\n", "(&sums[0][0][0])[i];\n"), on="sm90_wgrad_ss_of_7",
+           shape=CLUSTER),
+    _fault("a block leaves its peers", "shared memory goes while others read it",
+           ("    ptx::cluster_sync();  // others read this block's sums\n", ""), on="sm90_wgrad_ss_of_7", shape=CLUSTER),
+    _fault("a block's own sums", "the sums of other blocks are lost, and its own counted for them",
+           ("ptx::peer_shared(own + place.from, part)", "own + place.from"), on="sm90_wgrad_ss_of_7", shape=CLUSTER),
+    _fault("shares of one block", "every block adds the first share of the items",
+           ("for (int item = ptx::cluster_rank() * THREADS_ADD + threadIdx.x;", "for (int item = threadIdx.x;"),
+           on="sm90_wgrad_ss_of_7", shape=CLUSTER),
+    _fault("clusters in one place", "all clusters of a tile write the first one's sums",
+           ("((i64)boxes.cluster * p.cut.slabs + boxes.slab)", "((i64)boxes.slab)"), on="sm90_wgrad_ss_of_14",
+           shape=CLUSTERS),
+    _fault("parts of the first block", "all blocks of a cluster have the first one's boxes",
+           ("cluster * CLUSTER + (CLUSTER > 1 ? int(ptx::cluster_rank()) : 0)", "cluster * CLUSTER"),
+           on="sm90_wgrad_ss_of_7", shape=CLUSTER),
+    # wgrad_ss/sum.cuh, mend.cuh and wgrad_ss_sum.cu
+    _fault("registers side by side", "channels of two registers change places on their way through memory",
+           ("{{total[0], total[2], total[4], total[6]}}", "{{total[0], total[1], total[4], total[6]}}"),
+           on="sm90_wgrad_ss_of_14", shape=CLUSTERS),
     _fault("a part is lost", "the first part does not count",
-           ("sum_parts(p, place, lane, total);", "sum_parts(p, place, lane + 1, total);"),
+           ("sum_parts(p, p.partials + (hc::i64)tile * TILE_SUMS + place.from, lane, total);",
+            "sum_parts(p, p.partials + (hc::i64)tile * TILE_SUMS + place.from, lane + 1, total);"),
            on="sm90_wgrad_ss_of_28", shape=_MANY_PARTS, kernel=_SUM),
     _fault("sums that are NaN stay", "an infinity in a gap makes a NaN",
-           ("if (__syncthreads_or(is_nan))", "if (__syncthreads_or(false))"), on="sm90_wgrad_ss_loose", finite=False,
-           kernel=_SUM),
+           ("    mend(p, place, total);\n    write(p, place, total);\n", "    write(p, place, total);\n"),
+           on="sm90_wgrad_ss_loose", finite=False, kernel=_SUM),
+    _fault("mended in the first lane", "what is computed again goes to another item",
+           ("if (threadIdx.x % 32 == lane && i == j)", "if (threadIdx.x % 32 == 0 && i == j)"),
+           on="sm90_wgrad_ss_loose", finite=False, kernel=_SUM),
     _fault("mended by the wrong tap", "a sum that is computed again has the rows of x of the first tap",
            ("at.row + r * p.dil_h - p.pad_top", "at.row - p.pad_top"), on="sm90_wgrad_ss_loose", finite=False,
-           kernel=_SUM),
+           shape=CLUSTER),
+    # wgrad_ss/nchw_to_nhwc.cu
+    _fault("copies: one barrier less", "elements are read before they are there",
+           ("load(smem, from, 1, channels * one.plane, 0);\n        __syncthreads();\n",
+            "load(smem, from, 1, channels * one.plane, 0);\n"), on="sm90_wgrad_ss_planes", kernel=_COPIES),
+    _fault("copies: pixels of the first block", "all blocks of a plane move the same pixels",
+           ("+ (i64)channel * one.plane + pixel;", "+ (i64)channel * one.plane;"), on="sm90_wgrad_ss_large_planes",
+           kernel=_COPIES),
+    _fault("copies: runs beyond the plane", "the last block of a plane reads the next channel's",
+           ("min(PIXELS, one.plane - pixel);", "PIXELS;"), on="sm90_wgrad_ss_large_planes", kernel=_COPIES),
+    _fault("copies: channels of the next pixel", "channels behind the last one are written",
+           ("if (channel >= channels || pixel >= pixels) continue;", "if (pixel >= pixels) continue;"),
+           on="sm90_wgrad_ss_odd_planes", kernel=_COPIES),
 )  # fmt: skip
