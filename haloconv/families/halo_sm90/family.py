@@ -21,12 +21,11 @@ _BY_DIRECTION: dict[Direction, Kernel] = {direction: twin for twin in _TWINS for
 
 
 def _weight_gradients(request: Request) -> list[Config]:
-    """At most three configs of both kernels, the one first that is ahead by the cost models, two of it."""
+    """At most three configs of both kernels: of ``wgrad`` first, until ``wgrad_ss`` was verified on a GPU."""
     shifted, by_descriptor = wgrad.configs(request), wgrad_ss.configs(request)
-    if not (shifted and by_descriptor):
-        return shifted or by_descriptor
-    ahead, behind = sorted((shifted, by_descriptor), key=lambda found: found[0].derived.cycles)
-    return [*ahead[: MOST_CONFIGS - 1], *behind][:MOST_CONFIGS]
+    if not by_descriptor:
+        return shifted
+    return [*shifted[: MOST_CONFIGS - 1], *by_descriptor][:MOST_CONFIGS]
 
 
 class HaloSm90Family:
