@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from typing import Any
 
 import torch
 
 from haloconv import emulator
 from haloconv.emulator import EmulatorError, Module, Region
+from haloconv.emulator.runtime import LaunchStatistics
 from haloconv.jit import KernelSource
 from haloconv.jit.launch import LaunchShape
 
@@ -39,10 +41,12 @@ extern "C" __global__ void toy(const Params p) {{
 class Result:
     """What a toy kernel left behind: its output, its findings."""
 
-    def __init__(self, source: KernelSource, shape: LaunchShape, **options: object) -> None:
+    def __init__(self, source: KernelSource, shape: LaunchShape, **options: Any) -> None:
         self.input = torch.arange(OUT, dtype=torch.int32)
         self.out = torch.full((OUT,), -1, dtype=torch.int32)
-        self.findings, self.error, self.statistics = (), None, None
+        self.findings: tuple[emulator.Finding, ...] = ()
+        self.error: EmulatorError | None = None
+        self.statistics: LaunchStatistics | None = None
         data = struct.pack("2Q", self.input.data_ptr(), self.out.data_ptr())
         block = ctypes.create_string_buffer(data, len(data))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
@@ -61,7 +65,7 @@ class Result:
 
 
 def run(
-    body: str, threads: int = OUT, grid: int = 1, smem_bytes: int = 1024, before: str = "", **options: object
+    body: str, threads: int = OUT, grid: int = 1, smem_bytes: int = 1024, before: str = "", **options: Any
 ) -> Result:
     return Result(toy(body, before), LaunchShape(grid, threads, smem_bytes), **options)
 

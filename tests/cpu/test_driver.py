@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from haloconv import emulator
 from haloconv.jit import DriverError, KernelSource
 from haloconv.jit import driver as kernels
 from haloconv.jit.driver import LoadedKernel
@@ -142,13 +141,3 @@ def test_clusters_that_cannot_be(shape: tuple[int, ...], pdl: bool) -> None:
     source = KernelSource("toy", "toy", (), code)
     with pytest.raises(ValueError, match="no clusters of"):
         Launch(source, torch.device("cpu"), LaunchShape(*shape), {}, pdl=pdl)
-
-
-@pytest.mark.skipif(emulator.available() is not None, reason="no emulator")
-def test_the_emulator_says_that_it_runs_no_clusters() -> None:
-    code = 'struct Params { int of; };\nextern "C" __global__ void toy(const __grid_constant__ Params p) {}\n'
-    source = KernelSource("toy", "toy", (), code)
-    with emulator.emulated_device():
-        launch = Launch(source, torch.device("cpu"), LaunchShape(4, 32, cluster=2), {"of": 1})
-        with pytest.raises(RuntimeError, match="the emulator runs no clusters"):
-            launch()

@@ -83,7 +83,7 @@ def test_the_family_offers_the_kernel_that_takes_the_layer_and_the_best_of_conv(
 def test_a_weight_gradient_is_none_of_theirs() -> None:
     with emulated_device():
         found = FAMILIES["halo_sm90"].configs(requested(replace(LAYER, direction="wgrad")))
-    assert {each.kernel for each in found} == {"halo_sm90/wgrad"}
+    assert {each.kernel for each in found} <= {"halo_sm90/wgrad", "halo_sm90/wgrad_ss"}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

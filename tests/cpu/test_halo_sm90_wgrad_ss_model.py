@@ -29,6 +29,6 @@ def _problem(extents: tuple[int, ...]) -> Problem:
 @pytest.mark.parametrize("name", _FASTEST)
 def test_the_fastest_tile_is_first_and_its_time_is_near(name: str) -> None:
     extents, tile, parts, us = _FASTEST[name]
-    first = tilings(_problem(extents), _SMEM_BYTES, _SM_COUNT)[0]
+    first = next(each for each in tilings(_problem(extents), _SMEM_BYTES, _SM_COUNT) if each.cluster == 1)
     assert (first.tile.extents, first.parts) == (tile, parts)
     assert first.cycles / _CYCLES_OF_US == pytest.approx(us, rel=0.12)

@@ -124,12 +124,13 @@ def _weight_gradients() -> Iterator[Problem]:
 
 
 def _by_descriptor() -> Iterator[Problem]:
-    """Weight gradients in 16 bits with both operands by descriptor: 3x3, 5x9 and 1x1 layers."""
+    """Weight gradients in 16 bits with both operands by descriptor: 3x3, 5x9 and 1x1 layers, and planes."""
     for dtype in (torch.float16, torch.bfloat16):
         one = replace(_problem("wgrad", dtype, "nhwc", 256, 256), n=32, padding=(1, 1, 1, 1))
         yield from (replace(one, h=width, w=width) for width in (7, 14, 56))
         yield replace(one, c=32, k=64, r=5, s=9, padding=(2, 2, 4, 4))
         yield replace(one, h=14, w=14, r=1, s=1, padding=(0, 0, 0, 0))
+        yield replace(one, h=14, w=14, layout="nchw")
 
 
 def _representative_problems() -> Iterator[Problem]:

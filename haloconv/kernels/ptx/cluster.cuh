@@ -1,4 +1,4 @@
-// Clusters: neighbouring blocks that run at a time on one part of the chip and read one another's shared memory (sm_90).
+// Clusters: neighbouring blocks that run at a time, close together, and read one another's shared memory (sm_90).
 #pragma once
 
 #include "kernels/ptx/address.cuh"

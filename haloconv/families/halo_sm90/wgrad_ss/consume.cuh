@@ -64,7 +64,7 @@ __device__ __forceinline__ void write_sums(Sums& sums, float* to, bool first) {
 }
 
 // Adds the sums of the cluster's blocks, which are parts of a tile, in their order, by way of shared memory: each block
-// adds one of CLUSTER shares of the items. They are dw's, or those of the cluster's part in memory.
+// adds one of CLUSTER fractions of the items. They are dw's, or those of the cluster's part in memory.
 __device__ __forceinline__ void add_in_cluster(const Params& p, const Smem& smem, const Tile& tile, const Sums& sums,
                                                int warpgroup, float* partials) {
     constexpr int THREADS_ADD = CONSUMERS * 128;

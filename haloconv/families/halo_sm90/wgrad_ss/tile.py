@@ -262,7 +262,7 @@ class Tiling(NamedTuple):
 
 
 def _sum_bytes(tile: Tile) -> int:
-    """Of a block."""
+    """Bytes of the sums of a block."""
     filters, channels, taps = tile.extents
     return 4 * filters * channels * taps
 
