@@ -1,7 +1,7 @@
 """Host half of families/halo_sm90/wgrad_ss/wgrad_ss.cu: the weight gradient in 16 bits, both operands by descriptor.
 
-Sums are fp32, in an order that the problem and the number of multiprocessors fix. Channels must be neighbours: tensors
-of another memory order are copied first, if they are small.
+Sums are fp32, in an order that the problem and the number of multiprocessors fix. Channels must be neighbours: dense
+planes are copied first, if they are small.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
 from haloconv.families.common import ELEMENTS, few_apart, why_not_direction
 from haloconv.families.halo_sm90.wgrad.arrange import Copies
-from haloconv.families.halo_sm90.wgrad_ss import nchw_to_nhwc, operands, wgrad_ss_sum
+from haloconv.families.halo_sm90.wgrad_ss import nchw_to_nhwc, wgrad_ss_sum
 from haloconv.families.halo_sm90.wgrad_ss.operands import Seen, seen
 from haloconv.families.halo_sm90.wgrad_ss.tile import SPAN, Box, Tile, Tiling
 from haloconv.families.halo_sm90.wgrad_ss.tile import tilings as tilings_of
@@ -45,7 +45,7 @@ def why_not(request: Request) -> str | None:
     if problem.groups > 1 or min(problem.c, problem.k) < _LEAST_CHANNELS:
         return f"the layer has groups, or fewer than {_LEAST_CHANNELS} channels or filters"
     if seen(request) is None:
-        return "channels are not neighbours at multiples of 16 bytes, and the tensors are too large to be copied"
+        return "channels are not neighbours at multiples of 16 bytes, and no dense planes of at most 64 MB are to be copied"
     if not tilings(request):
         return "a tile would be mostly empty, no box with its halo fits shared memory, or no strips are as wide"
     return None
@@ -70,7 +70,7 @@ def _every_tiling(request: Request, max_smem_bytes: int, sm_count: int) -> list[
     one = seen(request)
     if one is None:
         return []
-    more = operands.cycles(request.problem, one)
+    more = nchw_to_nhwc.cycles(request.problem) if one.copied else 0
     found = tilings_of(one.request.problem, max_smem_bytes, sm_count)
     return [each._replace(cycles=each.cycles + more) for each in found]
 
@@ -97,7 +97,7 @@ def sources(request: Request) -> Iterator[KernelSource]:
         yield source(request.problem, each)
         for lanes in (1, 8):
             yield wgrad_ss_sum.source(_order(request.problem, each.tile), lanes)
-        if (one := seen(request)) is not None and one.copied == "planes":
+        if (one := seen(request)) is not None and one.copied:
             yield nchw_to_nhwc.source(request.problem)
 
 
@@ -107,7 +107,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     of = seen(request)
     if of is None:
         raise ValueError(f"{KERNEL} does not take the request")
-    return _call(of, one, operands.bind_copies(request, of))
+    return _call(of, one, nchw_to_nhwc.bind(request) if of.copied else None)
 
 
 def _call(of: Seen, one: Tiling, copies: Copies | None) -> BoundCall:
