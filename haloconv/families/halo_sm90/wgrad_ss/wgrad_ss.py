@@ -45,7 +45,7 @@ def why_not(request: Request) -> str | None:
     if problem.groups > 1 or min(problem.c, problem.k) < _LEAST_CHANNELS:
         return f"the layer has groups, or fewer than {_LEAST_CHANNELS} channels or filters"
     if seen(request) is None:
-        return "channels are not neighbours at multiples of 16 bytes, and no dense planes of at most 64 MB are to be copied"
+        return "channels are not neighbours at multiples of 16 bytes, and they are no dense planes of at most 64 MB"
     if not tilings(request):
         return "a tile would be mostly empty, no box with its halo fits shared memory, or no strips are as wide"
     return None
