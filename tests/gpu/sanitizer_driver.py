@@ -27,6 +27,7 @@ from tests import (
     emulated_halo_sm90_planes,
     emulated_halo_sm90_pointwise,
     emulated_halo_sm90_wgrad,
+    emulated_halo_sm90_wgrad_ss,
     oracle,
 )
 from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store
@@ -96,9 +97,10 @@ def problems_of(subject: Subject) -> list[Tiny]:
         if subject != HALO_SM90:
             return whole
         not_finite = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE]
-        special = (*emulated_halo_sm90_pointwise.SANITIZED, *emulated_halo_sm90_planes.SANITIZED)
-        pointwise = [Tiny(BY_NAME[name], results, shape) for name, results, shape in special]
-        return [*whole, *not_finite, *pointwise, *(Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES)]
+        parts = (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_wgrad_ss)
+        forced_ones = (each for part in parts for each in part.SANITIZED)
+        special = [Tiny(BY_NAME[name], results, shape) for name, results, shape in forced_ones]
+        return [*whole, *not_finite, *special, *(Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES)]
     module = MODULES[subject.name]
     shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""
     own = [Tiny(one, module.results_of(one), shape_of(one)) for one in module.CASES]
