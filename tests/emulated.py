@@ -17,6 +17,7 @@ import torch
 
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES, OWN
+from haloconv.families.files import kernels_of
 from haloconv.precision import Precision
 from tests import oracle
 from tests.cases import CASES, DTYPE_NAMES, DTYPES, Case, Tensors, generator, make
@@ -79,6 +80,12 @@ class Run:
         """What the run shows: its case with this dtype, with this result and cut like this, and each cut with both."""
         case, cut = (self.family, self.case.name), (self.family, self.cut)
         return {(case, self.dtype), (case, self.result, self.finite), (case, cut), (cut, self.dtype, self.result)}
+
+    @property
+    def kernels(self) -> set[str]:
+        """The kernels that it is there for: those of its way to cut alone, else the others of its family."""
+        apart: dict[str, set[str]] = getattr(MODULES.get(self.family), "KERNELS_APART", {})
+        return apart.get(self.shape) or set(kernels_of(self.family)).difference(*apart.values())
 
     @property
     def is_listed(self) -> bool:

@@ -95,6 +95,7 @@ TILED = (
 )  # fmt: skip
 PARTS = (wgrad, wgrad_ss, of_pointwise, planes, classes, joined, residuals)
 CASES = (*TILED, *(each for part in PARTS for each in part.CASES))
+KERNELS_APART = dict.fromkeys(wgrad_ss.SHAPES, wgrad_ss.KERNELS)  # what runs of these shapes alone launch
 
 # Tiles of halo_sm90 that its cost model takes for larger problems only, and the cases that run with them here.
 SHAPES: dict[str, Callable[[TileShape], bool]] = {

@@ -50,6 +50,7 @@ CASES = (
          storage=_NHWC),
 )  # fmt: skip
 
+KERNELS = {"halo_sm90/wgrad_ss", "halo_sm90/wgrad_ss_sum", "halo_sm90/nchw_to_nhwc"}
 FIRST = "wgrad by descriptor"
 CLUSTER = "wgrad by descriptor, a cluster"
 CLUSTERS = "wgrad by descriptor, several clusters"

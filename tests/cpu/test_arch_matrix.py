@@ -3,7 +3,7 @@
 Without ``--every-arch`` a part is: for one architecture, of kernels without a stamp, sources in which the values of
 every two constants occur together, else sources in which every value occurs, and so for Volta and for two others: both
 of families that have a kernel without a stamp, else the one that the commit's seed says. Of kernels with a stamp it is
-a third of these sources, which one the seed says, too. A stamp asks for all on the first one (tools/make_stamps.py).
+a quarter of these sources, which one the seed says, too. A stamp asks for all on the first one (tools/make_stamps.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.covering import NO_REGISTER, constants_together, covering
 from tests.emulated import FAMILY_RUNS
 from tests.fuzz.campaign import commit_seed
 from tests.nvrtc_ctypes import Nvrtc, library_folder
-from tests.parts import sources_of_commit
+from tests.parts import PARTS, sources_of_commit
 from tools.measured import stood_in
 
 CPU = torch.device("cpu")
@@ -157,14 +157,14 @@ def _part(sources: list[jit.KernelSource], together: int) -> list[jit.KernelSour
     return covering(sources, partial(constants_together, number=together))
 
 
-def test_three_seeds_in_a_row_compile_every_source_of_the_part() -> None:
+def test_four_seeds_in_a_row_compile_every_source_of_the_part() -> None:
     sources = [source for name in OWN for source in FAMILIES[name].sources()]
-    thirds = [sources_of_commit(sources, seed) for seed in (7, 8, 9)]
-    assert sorted(set().union(*({each.digest for each in third} for third in thirds))) == sorted(
+    quarters = [sources_of_commit(sources, seed) for seed in range(7, 7 + PARTS)]
+    assert sorted(set().union(*({each.digest for each in quarter} for quarter in quarters))) == sorted(
         {source.digest for source in sources}
     )
     new = [source for source in sources if source.kernel not in stamped()]
-    assert all(set(new) <= set(third) and len(third) <= len(sources) for third in thirds)
+    assert all(set(new) <= set(quarter) and len(quarter) <= len(sources) for quarter in quarters)
 
 
 @pytest.mark.parametrize("together", [TOGETHER_ON_MAIN, TOGETHER_ELSEWHERE])

@@ -110,7 +110,7 @@ def test_sources_without_an_epilogue_have_no_constants_of_one() -> None:
 
 
 def test_sources_with_an_epilogue_do_not_spill() -> None:
-    """Those that CI compiles for Hopper: of kernels with a stamp a third, which the commit says."""
+    """Those that CI compiles for Hopper: of kernels with a stamp a quarter, which the commit says."""
     sources = [each for each in FAMILIES["depthwise"].sources() if "ACTIVATION" in dict(each.constants)]
     assert {each.kernel for each in sources} == {f"depthwise/{kernel}" for kernel in KERNELS}
     drawn = sources_of_commit(sources, commit_seed())

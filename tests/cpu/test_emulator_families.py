@@ -1,14 +1,15 @@
 """Every family on the emulator: its real kernels, under several schedules, against float64. No GPU takes part.
 
-Without ``--every-run`` a part: of families that have a kernel without a stamp, runs in which each case has each of its
+Without ``--every-run`` a part: of runs for a kernel without a stamp, those in which each case has each of its
 dtypes, each result and each way to be cut, and each way to be cut each dtype with each result; of others, whose kernels
-a GPU has seen as they are, each case of the shared list with each result, and of the rest the third that the commit's
+a GPU has seen as they are, each case of the shared list with each result, and of the rest the quarter that the commit's
 seed says (tests/parts.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from zlib import crc32
 
@@ -17,10 +18,11 @@ import torch
 
 from haloconv import emulator
 from haloconv.choose.trust import stamped
-from haloconv.emulator import build
-from haloconv.families import FAMILIES, OWN
+from haloconv.emulator import build, emulated_device
+from haloconv.families import FAMILIES
 from haloconv.families.files import kernels_of
-from tests import oracle
+from haloconv.problem import dense_request
+from tests import emulated_halo_sm90, oracle
 from tests.cases import CASES, Tensors
 from tests.covering import covering
 from tests.emulated import FAMILY_RUNS, TENSOR_CORES, Run, execute
@@ -28,11 +30,11 @@ from tests.emulated_cases import HUGE, LARGE_OUTPUTS, LEFT_OUT, ON_EMULATOR
 from tests.exact import make_exact
 from tests.fuzz.campaign import commit_seed
 from tests.mutations.runner import run_of
-from tests.parts import draws, faults
+from tests.parts import PARTS, draws, faults
 
 MISSING = emulator.available()
-VERIFIED = {name for name in OWN if set(kernels_of(name)) <= set(stamped())}
 RUNS = [run for runs in FAMILY_RUNS.values() for run in runs()]
+NEW = {run for run in RUNS if not run.kernels <= set(stamped())}
 JUDGES = {run_of(mutation) for mutation in faults(commit_seed())}
 """What a planted fault of this commit is judged by is right without it."""
 
@@ -47,7 +49,7 @@ pytestmark = [
 
 def features(run: Run, seed: int) -> set:
     """What the run shows that a part must show."""
-    if run.family not in VERIFIED:
+    if run in NEW:
         return run.pairs
     return {each for each in run.shown if run.is_listed and each == run.of_case or draws(each, seed)}
 
@@ -124,13 +126,25 @@ def test_the_part_has_every_pair_and_every_judge() -> None:
     assert some == every and JUDGES <= set(runs) < set(RUNS)
 
 
-def test_three_seeds_in_a_row_show_everything() -> None:
-    """Of new kernels every pair each time; of those that a GPU has seen each tile and each case in one of three."""
-    parts = [part(seed) for seed in (7, 8, 9)]
-    shown = set().union(*(run.shown for each in parts for run in each if run.family in VERIFIED))
-    assert shown == set().union(*(run.shown for run in RUNS if run.family in VERIFIED))
-    pairs = set().union(*(run.pairs for run in RUNS if run.family not in VERIFIED))
-    assert all(set().union(*(run.pairs for run in each if run.family not in VERIFIED)) == pairs for each in parts)
+def test_kernels_that_stand_apart_are_launched_by_runs_of_their_shapes_alone() -> None:
+    """So a new one does not make all runs of its family new."""
+    apart = set().union(*emulated_halo_sm90.KERNELS_APART.values())
+    assert apart < set(kernels_of("halo_sm90"))
+    one = next(run for run in RUNS if run.kernels == apart)
+    for shape in ("", one.shape):
+        with emulated_device(), emulated_halo_sm90.forced(shape):
+            problem = replace(one.case.problem(), direction="wgrad", dtype=one.dtype)
+            offered = FAMILIES["halo_sm90"].configs(dense_request(problem, torch.device("cpu")))
+        assert {each.kernel in apart for each in offered} == {bool(shape)}
+
+
+def test_four_seeds_in_a_row_show_everything() -> None:
+    """Of new kernels every pair each time; of those that a GPU has seen each tile and each case in one of four."""
+    parts = [part(seed) for seed in range(7, 7 + PARTS)]
+    shown = set().union(*(run.shown for each in parts for run in each if run not in NEW))
+    assert shown == set().union(*(run.shown for run in RUNS if run not in NEW))
+    pairs = set().union(*(run.pairs for run in RUNS if run in NEW))
+    assert all(set().union(*(run.pairs for run in each if run in NEW)) == pairs for each in parts)
 
 
 def test_every_direction_of_the_shared_list_has_a_run_of_integers() -> None:
