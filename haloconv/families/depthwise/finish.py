@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from haloconv.families.base import BoundCall
-from haloconv.families.common import epilogue_constants, in_order
+from haloconv.families.common import as_the_result, epilogue_constants
 from haloconv.problem import Problem, Request
 
 _VECTOR_BYTES = 16  # a residual is read as y is written, in vectors of so many at most
@@ -31,15 +31,9 @@ def call(launch: Callable[..., None], request: Request) -> BoundCall:
         result = first.new_empty_strided(shape, strides)
         if b is not None and not b.is_contiguous():
             b = b.contiguous()
-        others: tuple[int, ...] = ()
-        if residual:
-            residual = (_aligned(in_order(residual[0], strides)),)  # which lives until all is launched
-            others = (residual[0].data_ptr(),)
+        residual = as_the_result(residual, strides, _VECTOR_BYTES)
+        others = [each.data_ptr() for each in residual]
         launch(first.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), result.data_ptr(), *others)
         return result
 
     return run
-
-
-def _aligned(residual: torch.Tensor) -> torch.Tensor:
-    return residual.clone() if residual.data_ptr() % _VECTOR_BYTES else residual

@@ -16,11 +16,11 @@ from haloconv.device import DeviceFacts
 from haloconv.families.base import BoundCall, Config, config_key
 from haloconv.families.common import (
     ELEMENTS,
+    as_the_result,
     ceil_div,
     epilogue_constants,
     extents_fields,
     few_apart,
-    in_order,
     named,
     why_not_direction,
 )
@@ -96,21 +96,12 @@ def _call(launch: Callable[..., None], request: Request) -> BoundCall:
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
         b = b if b is None or b.is_contiguous() else b.contiguous()
-        others: tuple[int, ...] = ()
-        if residual:
-            residual = (_aligned(in_order(residual[0], strides)),)  # which lives until all is launched
-            others = (residual[0].data_ptr(),)
+        residual = as_the_result(residual, strides, _NEIGHBOUR_BYTES)
+        others = [each.data_ptr() for each in residual]
         launch(x.data_ptr(), w.data_ptr(), y.data_ptr(), 0 if b is None else b.data_ptr(), *others)
         return y
 
     return run
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it, that is read by neighbours as the result is written."""
-    if tensor.data_ptr() % _NEIGHBOUR_BYTES == 0:
-        return tensor
-    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def _packing(request: Request, tiling: Tiling, launch: Launch) -> Callable[..., None]:

@@ -15,7 +15,7 @@ import torch
 
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import in_order, why_not_direction
+from haloconv.families.common import as_the_result, why_not_direction
 from haloconv.families.halo_sm90.conv import copy_of_dy
 from haloconv.families.halo_sm90.conv.configs import best_tilings, copied_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import form_of
@@ -108,10 +108,8 @@ class _Bound:
         source = x if self._copy is None else self._copy(x)
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
         bias = 0 if b is None else b.data_ptr()
-        others: tuple[int, ...] = ()
-        if residual:
-            residual = (in_order(residual[0], self._strides),)  # which lives until all is launched
-            others = (residual[0].data_ptr(),)
+        residual = as_the_result(residual, self._strides)
+        others = [each.data_ptr() for each in residual]
         for pack, conv, fixup, add, offset in self._launches:
             flag = packed.data_ptr() + offset
             place = flag + _FLAG_BYTES

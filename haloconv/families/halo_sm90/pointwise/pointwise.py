@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_constants, few_apart, in_order
+from haloconv.families.common import ELEMENTS, as_the_result, ceil_div, divisor, epilogue_constants, few_apart
 from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, Tile, product_of, tiles, why_not
 from haloconv.families.reduce.partials import Axis, Partials, bind_sum, followed
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
@@ -28,6 +28,7 @@ DIRECTIONS = ("fprop", "dgrad")
 _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 _THREADS, _PACK_THREADS = 384, 256  # of a block that multiplies, that packs
 _SLAB_ROWS = 64  # of M
+_TMA_BYTES = 16  # a residual begins at a multiple of it
 _FLAG_BYTES = 128  # before packed filters, which keep their alignment
 _X_POINTER, _W_POINTER, _Y_POINTER, _RESIDUAL_POINTER = 0, 1, 2, 4  # of a launch
 _Axes = tuple[int, ...]  # innermost first
@@ -113,10 +114,8 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
         b = b if b is None or b.is_contiguous() else b.contiguous()
-        others: tuple[int, ...] = ()
-        if residual:
-            residual = (_aligned(in_order(residual[0], strides)),)  # which lives until all is launched
-            others = (residual[0].data_ptr(),)
+        residual = as_the_result(residual, strides, _TMA_BYTES)
+        others = [each.data_ptr() for each in residual]
         if fills and b is not None:
             y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
         cleared = (y.data_ptr(),) if clears else ()
@@ -134,13 +133,6 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
         return y
 
     return run
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it, where TMA takes it from."""
-    if tensor.data_ptr() % 16 == 0:
-        return tensor
-    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
-from haloconv.families.common import ELEMENTS, divisor, epilogue_constants, few_apart, in_order
+from haloconv.families.common import ELEMENTS, as_the_result, divisor, epilogue_constants, few_apart
 from haloconv.families.halo_sm90.pointwise import pointwise
 from haloconv.families.halo_sm90.pointwise.planes_tile import Planes, Side, Tile, planes_of, tiles
 from haloconv.families.halo_sm90.pointwise.tile import SPAN, why_no_product
@@ -93,10 +93,8 @@ def bind(request: Request, config: Config) -> BoundCall:
     packed_bytes = _FLAG_BYTES + one.product.packed_bytes(tile)
 
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
-        others: tuple[int, ...] = ()
-        if residual:
-            residual = (in_order(residual[0], strides),)  # which lives until all is launched
-            others = (residual[0].data_ptr(),)
+        residual = as_the_result(residual, strides)
+        others = [each.data_ptr() for each in residual]
         y, filters = x.new_empty_strided(shape, strides), w.data_ptr()
         b = b if b is None or b.is_contiguous() else b.contiguous()
         if pack is not None:
