@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -40,11 +40,6 @@ class Kernel(Protocol):
 
     def launch(self, grid_x: int, block_threads: int, smem_bytes: int, stream: int, params_address: int) -> None:
         """Queue ``grid_x`` blocks; ``params_address`` is that of an array with the address of each parameter."""
-
-
-@runtime_checkable
-class ClusterKernel(Kernel, Protocol):
-    """A loaded kernel whose blocks may be clusters; others only note their launches."""
 
     def cluster_launch(
         self, grid_x: int, block_threads: int, smem_bytes: int, cluster: int

@@ -81,8 +81,8 @@ def _kernel_stub(kernel: NamedKernel) -> str:
 
 class _Callbacks(ctypes.Structure):
     _fields_ = [
-        ("launch", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t, ctypes.c_int64,
-                                    ctypes.POINTER(ctypes.c_void_p))),
+        ("launch", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint,
+                                    ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p))),
         ("allow", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)),
         ("fill", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int64)),
         ("encode", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p,
@@ -152,21 +152,22 @@ class Host:
     def _place(self, address: Address | None) -> int:
         return 0 if address is None else self._places[address.tensor] + address.offset
 
-    def _launch(self, blocks: int, threads: int, smem_bytes: int, stream: int, arguments: Any) -> None:
+    def _launch(self, *geometry: Any) -> None:
         wanted = self._waiting.pop(0)
         if not isinstance(wanted, LaunchRecord):
             raise AssertionError(f"a launch in the place of {wanted}")
+        *shape, stream, arguments = geometry
         block = ctypes.string_at(arguments[0], len(wanted.block))
-        self._compare(wanted, (blocks, threads, smem_bytes, stream), block)
+        self._compare(wanted, (*shape, stream), block)
         self.launches += 1
         self._run(wanted, ctypes.addressof(arguments.contents))
 
     def _compare(self, wanted: LaunchRecord, geometry: tuple[int, ...], block: bytes) -> None:
         about = wanted.source.entry
-        if geometry != (wanted.grid, wanted.threads, wanted.smem_bytes, STREAM):
-            self.faults.append(f"{about}: blocks, threads, bytes, stream {geometry}")
-        if wanted.smem_bytes > max(48 << 10, self._allowed):
-            self.faults.append(f"{about}: {wanted.smem_bytes} bytes of shared memory without leave")
+        if geometry != (*wanted.shape, STREAM):
+            self.faults.append(f"{about}: blocks, threads, bytes, cluster, stream {geometry}")
+        if wanted.shape.smem_bytes > max(48 << 10, self._allowed):
+            self.faults.append(f"{about}: {wanted.shape.smem_bytes} bytes of shared memory without leave")
         self._allowed = 0
         fields = params_of(wanted.source)
         maps = [each.value for each in wanted.arguments if each.field.is_map and each.value is not None]
@@ -241,5 +242,5 @@ def on_emulator(module: types.ModuleType, host: Host, device: EmulatedDevice, pa
 
 def emulate(launch: LaunchRecord, arguments_address: int) -> None:
     """Run a launch on the emulated device in force, with the arguments at the address."""
-    kernel = EmulatedKernel(launch.source, launch.smem_bytes)
-    kernel.launch(launch.grid, launch.threads, launch.smem_bytes, 0, arguments_address)
+    kernel = EmulatedKernel(launch.source, launch.shape.smem_bytes)
+    kernel.cluster_launch(*launch.shape)(0, arguments_address)

@@ -13,7 +13,7 @@ import ctypes
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -67,6 +67,9 @@ class _Kernel:
     def launch(self, grid_x: int, block_threads: int, smem_bytes: int, stream: int, params_address: int) -> None:
         self.device.note(self.source, (grid_x, block_threads, smem_bytes), params_address)
 
+    def cluster_launch(self, *shape: int) -> Callable[[int, int], None]:
+        return lambda stream, params_address: self.device.note(self.source, shape, params_address)
+
 
 class TapeDevice(EmulatedDevice):
     """An emulated device on which nothing runs: ``tape`` has a line for each launch, ``launched`` its source.
@@ -89,7 +92,7 @@ class TapeDevice(EmulatedDevice):
         self._maps.append((int(data_type), address, list(extents), list(strides), list(box), int(swizzle)))
         return len(self._maps).to_bytes(TENSOR_MAP_BYTES, "little")
 
-    def note(self, source: KernelSource, shape: tuple[int, int, int], params_address: int) -> None:
+    def note(self, source: KernelSource, shape: tuple[int, ...], params_address: int) -> None:
         fields = params_of(source)
         block = ctypes.string_at(ctypes.c_size_t.from_address(params_address).value, size_of(fields))
         values: list[object] = []

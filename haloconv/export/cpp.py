@@ -89,7 +89,10 @@ def _statement(step: Step, namespaces: dict[str, str]) -> str:
         return f"    clear({at}, {step.size_bytes}, stream);"
     source = step.source
     kernel = f"{namespaces[source.digest]}::{source.entry}"
-    head = f'    launch("{source.entry}", {kernel}, {step.grid}, {step.threads}, {step.smem_bytes}, stream,'
+    grid, threads, smem_bytes, cluster = step.shape
+    how = f"{grid}, {threads}, {smem_bytes}" if cluster == 1 else f"{grid}, {threads}, {smem_bytes}, {cluster}"
+    launch = "launch" if cluster == 1 else "launch_clusters"
+    head = f'    {launch}("{source.entry}", {kernel}, {how}, stream,'
     return f"{head}\n{_arguments(step)});"
 
 

@@ -186,6 +186,7 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "constants": constants,
         "hosts": hosts,
         "has_clears": any("clear(" in host for host in hosts),
+        "has_clusters": any("launch_clusters(" in host for host in hosts),
         "has_maps": has_maps,
         "declarations": [f"{signature(name, tape)};" for name, tape in functions.items()],
         "functions": list(functions),

@@ -21,7 +21,7 @@ from haloconv.device import Device, DeviceFacts, set_stand_in, stand_in
 from haloconv.families import FAMILIES
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
-from haloconv.jit.launch import ceil_to
+from haloconv.jit.launch import LaunchShape, ceil_to
 from haloconv.jit.params import Field, params_of, size_of, unpacked
 from haloconv.layout import Layout, strides_of
 from haloconv.problem import Problem, Request, TensorForm
@@ -68,9 +68,7 @@ class LaunchRecord(NamedTuple):
     """One launch. ``block`` holds the bytes of the struct as the family packed them, with stand-in addresses."""
 
     source: KernelSource
-    grid: int
-    threads: int
-    smem_bytes: int
+    shape: LaunchShape
     arguments: tuple[Argument, ...]
     block: bytes
 
@@ -113,6 +111,9 @@ class _Placed:
     def size_bytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
     def data_ptr(self) -> int:
         return self.index << _PLACE_BITS
 
@@ -138,9 +139,15 @@ class _Kernel:
     source: KernelSource
 
     def launch(self, grid_x: int, block_threads: int, smem_bytes: int, stream: int, params_address: int) -> None:
+        self._note(LaunchShape(grid_x, block_threads, smem_bytes), params_address)
+
+    def cluster_launch(self, *shape: int) -> Callable[[int, int], None]:
+        return lambda stream, params_address: self._note(LaunchShape(*shape), params_address)
+
+    def _note(self, shape: LaunchShape, params_address: int) -> None:
         block = ctypes.c_void_p.from_address(params_address).value or 0
         packed = ctypes.string_at(block, size_of(params_of(self.source)))
-        self.recorder.steps.append((self.source, grid_x, block_threads, smem_bytes, packed))
+        self.recorder.steps.append((self.source, shape, packed))
 
 
 class Recorder(TorchFunctionMode):
@@ -263,7 +270,7 @@ def _finished(
 def _step(note: tuple[Any, ...], named: Callable[[int], Address], maps: list[tuple[Any, ...]]) -> Step:
     if isinstance(note[0], _Placed):
         return Clear(named(note[0].data_ptr()), note[1])
-    source, grid, threads, smem_bytes, block = note
+    source, shape, block = note
     fields = params_of(source)
     arguments = []
     for each, packed in zip(fields, unpacked(fields, block), strict=True):
@@ -277,4 +284,4 @@ def _step(note: tuple[Any, ...], named: Callable[[int], Address], maps: list[tup
         else:
             value = packed
         arguments.append(Argument(each, value))
-    return LaunchRecord(source, grid, threads, smem_bytes, tuple(arguments), block)
+    return LaunchRecord(source, shape, tuple(arguments), block)

@@ -41,19 +41,13 @@ def in_order(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
-def as_the_result(
-    residual: tuple[torch.Tensor, ...], strides: tuple[int, ...], align_bytes: int = 1
-) -> tuple[torch.Tensor, ...]:
-    """A residual, if there is one, with the result's strides and at a multiple of so many bytes: itself, or a copy.
+def as_the_result(residual: torch.Tensor, strides: tuple[int, ...], align_bytes: int = 1) -> torch.Tensor:
+    """A residual with the result's strides, at a multiple of so many bytes: itself, or a copy.
 
     It must live until all is launched: PyTorch gives a copy's memory to what is made next.
     """
-    if not residual:
-        return ()
-    one = in_order(residual[0], strides)
-    if one.data_ptr() % align_bytes:
-        one = one.new_empty_strided(one.shape, one.stride()).copy_(one)
-    return (one,)
+    one = in_order(residual, strides)
+    return one.new_empty_strided(one.shape, one.stride()).copy_(one) if one.data_ptr() % align_bytes else one
 
 
 def why_not_direction(problem: Problem, *directions: Direction) -> str | None:

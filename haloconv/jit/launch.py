@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from haloconv.device import ClusterKernel, Device, device_facts, is_capturing, stand_in
+from haloconv.device import Device, device_facts, is_capturing, stand_in
 from haloconv.jit.cache import get_kernel
 from haloconv.jit.driver import TENSOR_MAP_BYTES, ArgumentBlock, LoadedKernel, load_kernel
 from haloconv.jit.params import params_of, size_of
@@ -212,7 +212,7 @@ class Launch:
     def _new_block(self) -> ArgumentBlock:
         block = ArgumentBlock(len(self._arguments))
         ctypes.memmove(block.buffer, self._arguments, len(self._arguments))
-        if self._shape.cluster > 1 and isinstance(self._kernel, ClusterKernel):
+        if self._shape.cluster > 1:
             self._submits[block.pointer_array_address] = self._kernel.cluster_launch(*self._shape)
         elif self._pdl and isinstance(self._kernel, LoadedKernel):
             self._submits[block.pointer_array_address] = self._kernel.pdl_launch(*self._shape[:3])

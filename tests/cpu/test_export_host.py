@@ -18,6 +18,7 @@ from haloconv.export.record import CPU, Clear, recorder
 from haloconv.families import FAMILIES
 from haloconv.problem import dense_request
 from haloconv.problem_file import load_problem_file
+from tests import emulated_halo_sm90, emulated_halo_sm90_wgrad_ss
 from tests.exported import Host, emulate, load_text, on_emulator
 
 MISSING = emulator.available()
@@ -49,6 +50,29 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.randn(2, 6, 9, 24)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+HALVES = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(24, 32, 3, padding=1, bias=False).half()
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+def get_inputs():
+    return [torch.randn(2, 24, 7, 7).half()]
 
 
 def get_init_inputs():
@@ -107,6 +131,28 @@ def test_results_are_right(arch: str, family: str, tmp_path: Path, monkeypatch: 
     for name, got, right in zip(names, [y, *gradients], [want, *exact], strict=True):
         error = (got.double() - right).norm() / right.norm()
         assert error < NORM_LIMIT, f"{name}: {error:.2e}"
+
+
+def test_clusters_are_launched_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight gradient whose parts are a cluster: without one each block would write its own sums as the result."""
+    path = tmp_path / "clusters.py"
+    path.write_text(HALVES, encoding="utf-8")
+    with emulated_halo_sm90.forced(emulated_halo_sm90_wgrad_ss.CLUSTER):
+        layers = recorded(path, "sm_90a", "halo_sm90")
+        text = export(path, arch="sm_90a", family="halo_sm90")
+    (launch,) = [each for each in layers[0].tapes["wgrad"].launches if each.shape.cluster > 1]
+    assert launch.shape.cluster == 2 and text.count('launch_clusters("') == 1
+    module = load_text(text)
+    host = Host(module, layers, tmp_path, emulate)
+    model = module.ModelNew()
+    x = torch.randint(-2, 3, (2, 24, 7, 7)).half()
+    with emulated_device(arch="sm_90a") as device, on_emulator(module, host, device, monkeypatch):
+        y = model(x)
+        dy = torch.randint(-2, 3, y.shape).to(y.dtype)
+        (got,) = torch.autograd.grad(y, [model.conv.weight], dy)
+    assert host.faults == []
+    want = torch.nn.grad.conv2d_weight(x.double(), got.shape, dy.double(), padding=1)
+    assert torch.equal(got.double(), want.half().double())
 
 
 def test_a_wrong_field_would_be_found(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@
 #define CUDART_VERSION 13000
 
 struct Callbacks {
-    int (*launch)(unsigned blocks, unsigned threads, size_t smem_bytes, int64_t stream, void** arguments);
+    int (*launch)(unsigned blocks, unsigned threads, size_t smem_bytes, unsigned cluster, int64_t stream,
+                  void** arguments);
     int (*allow)(int smem_bytes);
     int (*fill)(void* first, int value, size_t size_bytes, int64_t stream);
     int (*encode)(void* map, int type, unsigned rank, void* address, const void* const* lists, const int* modes);
@@ -35,7 +36,32 @@ inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int valu
 inline cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void** arguments, size_t smem_bytes,
                                     cudaStream_t stream) {
     if (grid.y * grid.z * block.y * block.z != 1) return cudaError_t(1);
-    return cudaError_t(hc_callbacks.launch(grid.x, block.x, smem_bytes, (int64_t)stream, arguments));
+    return cudaError_t(hc_callbacks.launch(grid.x, block.x, smem_bytes, 1, (int64_t)stream, arguments));
+}
+
+enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4 };
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    struct {
+        struct {
+            unsigned x, y, z;
+        } clusterDim;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    unsigned numAttrs;
+};
+inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void** arguments) {
+    const dim3 grid = config->gridDim, block = config->blockDim;
+    const auto& cluster = config->attrs->val.clusterDim;
+    const bool known = config->numAttrs == 1 && config->attrs->id == cudaLaunchAttributeClusterDimension;
+    if (!known || grid.y * grid.z * block.y * block.z * cluster.y * cluster.z != 1) return cudaError_t(1);
+    return cudaError_t(hc_callbacks.launch(grid.x, block.x, config->dynamicSmemBytes, cluster.x,
+                                           (int64_t)config->stream, arguments));
 }
 inline cudaError_t cudaMemsetAsync(void* first, int value, size_t size_bytes, cudaStream_t stream) {
     return cudaError_t(hc_callbacks.fill(first, value, size_bytes, (int64_t)stream));

@@ -148,6 +148,9 @@ class _IdleKernel:
     def launch(self, *_: int) -> None:
         pass
 
+    def cluster_launch(self, *_: int) -> Callable[[int, int], None]:
+        return self.launch
+
 
 @contextmanager
 def _idle(facts: DeviceFacts) -> Iterator[None]:

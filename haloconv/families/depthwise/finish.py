@@ -31,8 +31,10 @@ def call(launch: Callable[..., None], request: Request) -> BoundCall:
         result = first.new_empty_strided(shape, strides)
         if b is not None and not b.is_contiguous():
             b = b.contiguous()
-        residual = as_the_result(residual, strides, _VECTOR_BYTES)
-        others = [each.data_ptr() for each in residual]
+        others: tuple[int, ...] = ()
+        if residual:
+            ordered = as_the_result(residual[0], strides, _VECTOR_BYTES)
+            others = (ordered.data_ptr(),)
         launch(first.data_ptr(), w.data_ptr(), 0 if b is None else b.data_ptr(), result.data_ptr(), *others)
         return result
 

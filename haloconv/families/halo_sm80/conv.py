@@ -96,8 +96,10 @@ def _call(launch: Callable[..., None], request: Request) -> BoundCall:
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
         b = b if b is None or b.is_contiguous() else b.contiguous()
-        residual = as_the_result(residual, strides, _NEIGHBOUR_BYTES)
-        others = [each.data_ptr() for each in residual]
+        others: tuple[int, ...] = ()
+        if residual:
+            ordered = as_the_result(residual[0], strides, _NEIGHBOUR_BYTES)
+            others = (ordered.data_ptr(),)
         launch(x.data_ptr(), w.data_ptr(), y.data_ptr(), 0 if b is None else b.data_ptr(), *others)
         return y
 

@@ -108,8 +108,10 @@ class _Bound:
         source = x if self._copy is None else self._copy(x)
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
         bias = 0 if b is None else b.data_ptr()
-        residual = as_the_result(residual, self._strides)
-        others = [each.data_ptr() for each in residual]
+        others: tuple[int, ...] = ()
+        if residual:
+            ordered = as_the_result(residual[0], self._strides)
+            others = (ordered.data_ptr(),)
         for pack, conv, fixup, add, offset in self._launches:
             flag = packed.data_ptr() + offset
             place = flag + _FLAG_BYTES

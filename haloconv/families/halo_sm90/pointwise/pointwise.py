@@ -114,8 +114,10 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         y = x.new_empty_strided(shape, strides)
         b = b if b is None or b.is_contiguous() else b.contiguous()
-        residual = as_the_result(residual, strides, _TMA_BYTES)
-        others = [each.data_ptr() for each in residual]
+        others: tuple[int, ...] = ()
+        if residual:
+            ordered = as_the_result(residual[0], strides, _TMA_BYTES)
+            others = (ordered.data_ptr(),)
         if fills and b is not None:
             y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
         cleared = (y.data_ptr(),) if clears else ()

@@ -93,8 +93,10 @@ def bind(request: Request, config: Config) -> BoundCall:
     packed_bytes = _FLAG_BYTES + one.product.packed_bytes(tile)
 
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
-        residual = as_the_result(residual, strides)
-        others = [each.data_ptr() for each in residual]
+        others: tuple[int, ...] = ()
+        if residual:
+            ordered = as_the_result(residual[0], strides)
+            others = (ordered.data_ptr(),)
         y, filters = x.new_empty_strided(shape, strides), w.data_ptr()
         b = b if b is None or b.is_contiguous() else b.contiguous()
         if pack is not None:
