@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import locale
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -14,12 +17,15 @@ from haloconv.emulator import emulated_device
 from haloconv.emulator.build import _run
 from haloconv.export.export import export, facts_of, record
 from haloconv.export.layers import Layer, choose_and_record, layers_of
-from haloconv.export.record import CPU, Clear, recorder
-from haloconv.families import FAMILIES
-from haloconv.problem import dense_request
+from haloconv.export.record import CPU, Clear, Forms, recorder, tape_of
+from haloconv.families import FAMILIES, OWN
+from haloconv.problem import DIRECTIONS, dense_request
 from haloconv.problem_file import load_problem_file
 from tests import emulated_halo_sm90, emulated_halo_sm90_wgrad_ss
+from tests.cases import CASES
+from tests.emulated import MODULES
 from tests.exported import Host, emulate, load_text, on_emulator
+from tests.fuzz.campaign import commit_seed
 
 MISSING = emulator.available()
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +33,7 @@ PROBLEMS = [
     *sorted((ROOT / "examples" / "problems").glob("*.py")),
     *sorted((ROOT / "tests" / "problems").glob("[!_]*.py")),
 ]
+MOST_DRAWN = 120  # cases of a family, in a direction and a layout
 NORM_LIMIT = 2e-3  # TF32 in every layer
 
 pytestmark = [
@@ -131,6 +138,29 @@ def test_results_are_right(arch: str, family: str, tmp_path: Path, monkeypatch: 
     for name, got, right in zip(names, [y, *gradients], [want, *exact], strict=True):
         error = (got.double() - right).norm() / right.norm()
         assert error < NORM_LIMIT, f"{name}: {error:.2e}"
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_every_config_of_a_family_can_be_recorded(family: str) -> None:
+    """Cases that the commit draws, in either layout: each config uses tensors in ways that a recorded one has."""
+    drawn, recorded_configs = Random(f"{commit_seed()} {family}"), 0
+    cases = MODULES[family].CASES if family in MODULES else CASES
+    every = list(product(cases, DIRECTIONS, ("nchw", "nhwc")))
+    for one, direction, layout in drawn.sample(every, min(MOST_DRAWN, len(every))):
+        precision = "tf32" if FAMILIES[family].tensor_cores and torch.float32 in one.dtypes else None
+        dtype = drawn.choice(one.dtypes)
+        problem = replace(one.problem(), dtype=dtype, precision=precision if dtype == torch.float32 else "ieee")
+        posed = problem.toward(direction)
+        with recorder(facts_of("sm_90a")) as device:
+            if FAMILIES[family].why_not(posed, CPU) is not None:
+                continue
+            request = dense_request(replace(posed, layout=layout), CPU)
+            for config in FAMILIES[family].configs(request):
+                choice = Choice(family, "by a test", measured=True, kernel=config.kernel, config=config.key)
+                tape = tape_of(device, posed, choice, Forms(layout, layout))
+                assert tape.launches, (one.name, direction, layout, config)
+                recorded_configs += 1
+    assert recorded_configs
 
 
 def test_clusters_are_launched_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
