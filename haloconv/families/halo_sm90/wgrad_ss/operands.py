@@ -28,9 +28,9 @@ def seen(request: Request) -> Seen | None:
     if as_they_are.problem.stride == (1, 1) and _are_reached(as_they_are):
         return Seen(as_they_are, False)
     problem = request.problem
-    if problem.stride != (1, 1) or 2 * sum(nchw_to_nhwc.elems(problem)) > _MOST_BYTES:
+    if not nchw_to_nhwc.takes(request) or 2 * sum(nchw_to_nhwc.elems(problem)) > _MOST_BYTES:
         return None
-    return Seen(joined(nchw_to_nhwc.copied(request)), True) if nchw_to_nhwc.takes(request) else None
+    return Seen(joined(nchw_to_nhwc.copied(request)), True)
 
 
 def _are_reached(request: Request) -> bool:
