@@ -58,6 +58,7 @@ KERNELS = {"halo_sm90/wgrad_ss", "halo_sm90/wgrad_ss_sum", "halo_sm90/nchw_to_nh
 FIRST = "wgrad by descriptor"
 CLUSTER = "wgrad by descriptor, a cluster"
 CLUSTERS = "wgrad by descriptor, several clusters"
+ALL_TAPS, ALL_TAPS_OF_PARTS = "wgrad by descriptor, all taps in a cluster", "wgrad by descriptor, all taps of parts"
 SHAPES: dict[str, Callable[[Tiling], bool]] = {
     FIRST: lambda each: each.cluster == 1,
     "wgrad by descriptor, taps shared": lambda each: each.tile.split[2] == 3,
@@ -69,11 +70,12 @@ SHAPES: dict[str, Callable[[Tiling], bool]] = {
     "wgrad by descriptor, many parts": lambda each: each.cluster == 1,
     CLUSTER: lambda each: each.cluster == 2,
     CLUSTERS: lambda each: each.cluster == 2,
-    "wgrad by descriptor, a cluster of eight": lambda each: each.cluster == 8,
+    ALL_TAPS: lambda each: each.cluster == 2 and each.tile.extents[2] >= 9,
+    ALL_TAPS_OF_PARTS: lambda each: each.cluster == 1 and each.tile.extents[2] >= 9,
 }
 _PARTS = {
     **{"wgrad by descriptor, one part": 1, "wgrad by descriptor, many parts": 9},
-    **{CLUSTER: 2, CLUSTERS: 4, "wgrad by descriptor, a cluster of eight": 8},
+    **{CLUSTER: 2, CLUSTERS: 4, ALL_TAPS: 2, ALL_TAPS_OF_PARTS: 9},
 }
 SHAPED: dict[str, tuple[str, ...]] = {
     FIRST: tuple(one.name for one in CASES if one.name != "sm90_wgrad_ss_long_sum"),
@@ -84,9 +86,10 @@ SHAPED: dict[str, tuple[str, ...]] = {
     "wgrad by descriptor, many channels": ("sm90_wgrad_ss_of_14", "sm90_wgrad_ss_pointwise_planes"),
     "wgrad by descriptor, one part": ("sm90_wgrad_ss_of_7", "sm90_wgrad_ss_of_28", "sm90_wgrad_ss_long_sum"),
     "wgrad by descriptor, many parts": ("sm90_wgrad_ss_of_28", "sm90_wgrad_ss_pointwise"),
+    ALL_TAPS: ("sm90_wgrad_ss_large_planes",),
+    ALL_TAPS_OF_PARTS: ("sm90_wgrad_ss_large_planes",),
     CLUSTER: ("sm90_wgrad_ss_of_7", "sm90_wgrad_ss_sides", "sm90_wgrad_ss_pixel", "sm90_wgrad_ss_planes"),
-    CLUSTERS: ("sm90_wgrad_ss_of_14", "sm90_wgrad_ss_pointwise"),
-    "wgrad by descriptor, a cluster of eight": ("sm90_wgrad_ss_of_28",),
+    CLUSTERS: ("sm90_wgrad_ss_of_14", "sm90_wgrad_ss_pointwise", "sm90_wgrad_ss_odd_planes"),
 }
 SANITIZED = tuple(  # case, results, shape: what compute-sanitizer is to see
     (name, ("wgrad",), shape)
@@ -114,11 +117,11 @@ def forced(shape: str) -> Iterator[None]:
     tilings = wgrad_ss.tilings
 
     def only(request: Request) -> list[Tiling]:
-        found = [each for each in tilings(request) if SHAPES[shape](each)][:1]
         one = request if (copied := wgrad_ss.seen(request)) is None else copied.request
-        most = [each.box.boxes(one.problem) for each in found]
-        parts = [min(_PARTS.get(shape, each.parts), boxes) for each, boxes in zip(found, most, strict=True)]
-        return [each._replace(parts=count) for each, count in zip(found, parts, strict=True)]
+        found = [(each.box.boxes(one.problem), each) for each in tilings(request) if SHAPES[shape](each)]
+        wanted = _PARTS.get(shape)
+        found.sort(key=lambda pair: wanted is not None and pair[0] < wanted)  # first those with a box for each part
+        return [each._replace(parts=min(wanted or each.parts, boxes)) for boxes, each in found[:1]]
 
     with MonkeyPatch.context() as patch:
         patch.setattr(wgrad_ss, "tilings", only)

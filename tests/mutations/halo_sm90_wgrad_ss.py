@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.emulated_halo_sm90_wgrad_ss import CLUSTER, CLUSTERS, FIRST
+from tests.emulated_halo_sm90_wgrad_ss import ALL_TAPS, ALL_TAPS_OF_PARTS, CLUSTER, CLUSTERS, FIRST
 from tests.mutations.mutation import Mutation
 
 _ONE_PART, _MANY_PARTS = "wgrad by descriptor, one part", "wgrad by descriptor, many parts"
@@ -24,7 +24,10 @@ _SUM, _COPIES = "halo_sm90/wgrad_ss_sum", "halo_sm90/nchw_to_nhwc"
 MUTATIONS = (
     # wgrad_ss/tile.cuh
     _fault("pixels behind boxes stay as they are", "steps read what shared memory had before",
-           ("    for (int i = threadIdx.x; i < pieces; i += THREADS)\n", "    for (int i = pieces; i < pieces; ++i)\n"),
+           ("to < pixels * PIXEL_BYTES; to += 32 * 16)", "to < 0; to += 32 * 16)"),
+           on="sm90_wgrad_ss_of_14"),
+    _fault("no wait for zeros", "products begin while pixels behind boxes are cleared",
+           ("        ptx::bar_sync(BEGUN, THREADS);\n", "        ptx::bar_arrive(BEGUN, THREADS);\n"),
            on="sm90_wgrad_ss_of_14"),
     _fault("a barrier for one warp", "boxes go back when the first warp has read them",
            ("ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);", "ptx::mbarrier_init(&smem.empty[i], 1);"),
@@ -52,7 +55,7 @@ MUTATIONS = (
     _fault("sums begin anew", "the sums of steps before are lost in memory",
            ("    if (!first) {\n", "    if (false) {\n"), on="sm90_wgrad_ss_long_sum", shape=_ONE_PART),
     _fault("sums before the stages are free", "a consumer's sums go where another one still multiplies",
-           ("    ptx::bar_sync(1, THREADS_ADD);  // no consumer multiplies the stages any more\n", ""),
+           ("    ptx::bar_sync(MULTIPLIED, THREADS_ADD);  // no consumer multiplies the stages any more\n", ""),
            on="sm90_wgrad_ss_of_7", shape=CLUSTER),
     _fault("sums of peers that are not there", "a block adds what others have not written yet",
            ("(&sums[0][0][0])[i];\n    ptx::cluster_sync();\n", "(&sums[0][0][0])[i];\n"), on="sm90_wgrad_ss_of_7",
@@ -61,9 +64,9 @@ MUTATIONS = (
            ("    ptx::cluster_sync();  // others read this block's sums\n", ""), on="sm90_wgrad_ss_of_7",
            shape=CLUSTER),
     _fault("a block's own sums", "the sums of other blocks are lost, and its own counted for them",
-           ("ptx::peer_shared(own + place.from, part)", "own + place.from"), on="sm90_wgrad_ss_of_7", shape=CLUSTER),
+           ("part == rank ? at : ptx::peer_shared(at, part)", "at"), on="sm90_wgrad_ss_of_7", shape=CLUSTER),
     _fault("items of one block", "every block adds the first fraction of the items",
-           ("for (int item = ptx::cluster_rank() * THREADS_ADD + threadIdx.x;", "for (int item = threadIdx.x;"),
+           ("for (int item = rank * THREADS_ADD + threadIdx.x;", "for (int item = threadIdx.x;"),
            on="sm90_wgrad_ss_of_7", shape=CLUSTER),
     _fault("clusters in one place", "all clusters of a tile write the first one's sums",
            ("((i64)boxes.cluster * p.cut.slabs + boxes.slab)", "((i64)boxes.slab)"), on="sm90_wgrad_ss_of_14",
@@ -76,11 +79,10 @@ MUTATIONS = (
            ("{{total[0], total[2], total[4], total[6]}}", "{{total[0], total[1], total[4], total[6]}}"),
            on="sm90_wgrad_ss_of_14", shape=CLUSTERS),
     _fault("a part is lost", "the first part does not count",
-           ("sum_parts(p, p.partials + (hc::i64)tile * TILE_SUMS + place.from, lane, total);",
-            "sum_parts(p, p.partials + (hc::i64)tile * TILE_SUMS + place.from, lane + 1, total);"),
+           ("partials + place.from, lane, total);", "partials + place.from, lane + 1, total);"),
            on="sm90_wgrad_ss_of_28", shape=_MANY_PARTS, kernel=_SUM),
     _fault("sums that are NaN stay", "an infinity in a gap makes a NaN",
-           ("    mend(p, place, total);\n    write(p, place, total);\n", "    write(p, place, total);\n"),
+           ("        if (lane == 0) mend(p, place, total);\n", ""),
            on="sm90_wgrad_ss_loose", finite=False, kernel=_SUM),
     _fault("mended in the first lane", "what is computed again goes to another item",
            ("if (threadIdx.x % 32 == lane && i == j)", "if (threadIdx.x % 32 == 0 && i == j)"),
@@ -88,6 +90,15 @@ MUTATIONS = (
     _fault("mended by the wrong tap", "a sum that is computed again has the rows of x of the first tap",
            ("at.row + r * p.dil_h - p.pad_top", "at.row - p.pad_top"), on="sm90_wgrad_ss_loose", finite=False,
            shape=CLUSTER),
+    _fault("taps for channels", "where taps are neighbours in dw, elements of a piece change places",
+           ("to[i * RESULT_TAPS + after] =", "to[after * ITEM + i] ="), on="sm90_wgrad_ss_large_planes",
+           shape=ALL_TAPS),
+    _fault("one tap for all", "where taps are neighbours in dw, all have the sums of the first one",
+           ("item / TAP_ITEMS + after,", "item / TAP_ITEMS,"), on="sm90_wgrad_ss_large_planes",
+           shape=ALL_TAPS_OF_PARTS, kernel=_SUM),
+    _fault("lanes of the tap before", "the sums of lanes are overwritten while they are added",
+           ("    __syncthreads();  // what was there is read\n", ""), on="sm90_wgrad_ss_large_planes",
+           shape=ALL_TAPS_OF_PARTS, kernel=_SUM),
     # wgrad_ss/nchw_to_nhwc.cu
     _fault("copies: one barrier less", "elements are read before they are there",
            ("        __syncthreads();\n        store(to, smem, one, one.plane,",

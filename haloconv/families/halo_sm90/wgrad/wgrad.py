@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -103,6 +104,7 @@ def tilings(request: Request) -> list[Tiling]:
     return _every_tiling(request, request.facts.max_smem_bytes, request.facts.sm_count)
 
 
+@lru_cache(maxsize=256)
 def _every_tiling(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
     """Every tiling, best first: of x and dy as they are, and of copies of them."""
     problem = request.problem

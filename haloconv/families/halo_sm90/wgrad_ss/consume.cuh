@@ -69,21 +69,28 @@ __device__ __forceinline__ void add_in_cluster(const Params& p, const Smem& smem
                                                int warpgroup, float* partials) {
     constexpr int THREADS_ADD = CONSUMERS * 128;
     float* const own = reinterpret_cast<float*>(smem.stages);
-    ptx::bar_sync(1, THREADS_ADD);  // no consumer multiplies the stages any more
+    ptx::bar_sync(MULTIPLIED, THREADS_ADD);  // no consumer multiplies the stages any more
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) own[warpgroup * CONSUMER_SUMS + i * 128 + threadIdx.x % 128] = (&sums[0][0][0])[i];
     ptx::cluster_sync();
-    for (int item = ptx::cluster_rank() * THREADS_ADD + threadIdx.x; item < TILE_ITEMS; item += CLUSTER * THREADS_ADD) {
-        const Place place(tile, item);
-        Item total = {};
+    const int rank = ptx::cluster_rank();
+    for (int item = rank * THREADS_ADD + threadIdx.x; item < TILE_ITEMS; item += CLUSTER * THREADS_ADD) {
+        Rounded rounded;
 #pragma unroll
-        for (int part = 0; part < CLUSTER; ++part) add(total, ptx::peer_shared(own + place.from, part));
-        if (p.dw) {
-            mend(p, place, total);
-            write(p, place, total);
-        } else {
-            store(partials + place.from, total);
+        for (int after = 0; after < RESULT_TAPS; ++after) {
+            const Place place(tile, item, after);
+            const float* const at = own + place.from;
+            Item total;
+            clear(total);
+#pragma unroll
+            for (int part = 0; part < CLUSTER; ++part) add(total, part == rank ? at : ptx::peer_shared(at, part));
+            if (p.dw)
+                mend(p, place, total);
+            else
+                store(partials + place.from, total);
+            round(rounded, total, after);
         }
+        if (p.dw) write(p, Place(tile, item, 0), rounded);
     }
     ptx::cluster_sync();  // others read this block's sums
 }

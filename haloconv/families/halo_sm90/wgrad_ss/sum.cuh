@@ -1,7 +1,8 @@
 // Parts of halo_sm90_wgrad_ss's sums added up, and dw written: by wgrad_ss_sum.cu, or in a cluster by its own blocks.
 //
 // Sums are numbered as they lie in a part: [tile][consumer][sum of a thread][thread]. An item are the sums of four
-// neighbouring threads in two neighbouring registers: a filter's eight neighbouring channels at a tap.
+// neighbouring threads in two neighbouring registers: a filter's eight neighbouring channels at a tap. A thread adds
+// RESULT_TAPS items: where taps are neighbours in dw, all of the filter, so that what it writes are whole pieces.
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
@@ -10,34 +11,39 @@
 
 namespace hc::wgrad_ss {
 
-constexpr int ITEM = 8, TILE_ITEMS = TILE_SUMS / ITEM;
-static_assert(TILE_ITEMS % 32 == 0, "the items of a warp are in one tile");
+constexpr int ITEM = 8, TAP_ITEMS = BLOCK_FILTERS * BLOCK_CHANNELS / ITEM;        // of a tap of a tile
+constexpr int TILE_ITEMS = RESULT_TAPS > 1 ? TAP_ITEMS : BLOCK_TAPS * TAP_ITEMS;  // that are a thread's first ones
+static_assert(TAP_ITEMS % 32 == 0, "the items of a warp are of one tap of a tile");
+static_assert(RESULT_TAPS <= BLOCK_TAPS, "a tile has all taps that a thread adds");
 
 // dw, but for its address: strides in elements, and how it was summed.
 struct Result {
     i64 w_k, w_c, w_r, w_s;
     int filters, channels, taps;
-    int whole;  // 1: eight neighbouring channels are 16 bytes of dw, all in the layer or none
+    int whole;  // 1: what a thread adds are 16-byte pieces of dw, all in the layer or none
     Layer layer;
 };
 
 using Item = float[ITEM];
+using Rounded = elem_t[ITEM * RESULT_TAPS];  // [channel][tap]
 
-// The place of an item in its tile, and what it is of dw. The sums of threads and registers are wgmma's: wgmma.cuh.
+// The place of an item in its tile, `after` taps behind a thread's first one, and what it is of dw. The sums of threads
+// and registers are wgmma's: wgmma.cuh.
 struct Place {
     int from;  // of the sums of the first register; those of the second are 128 further on
     int filter, channel, tap;
 
-    __device__ __forceinline__ Place(const Tile& tile, int item) {
-        const int consumer = item / (CONSUMER_SUMS / ITEM);
-        const int thread = item % 32 * 4, sum = item / 32 % (SUMS / 2) * 2;
+    __device__ __forceinline__ Place(const Tile& tile, int item, int after) {
+        constexpr int WGMMA_ITEMS = COLUMNS / 4 * 32, PART_ITEMS = M_BLOCKS * WGMMA_ITEMS;
+        const int in_tile = item / TAP_ITEMS + after, of_tap = item % TAP_ITEMS;
+        const int consumer = of_tap / PART_ITEMS * SPLIT_T + in_tile / TAPS, block = of_tap / WGMMA_ITEMS % M_BLOCKS;
+        const int thread = item % 32 * 4, in_wgmma = of_tap / 32 % (COLUMNS / 4) * 2;
         const Part part(consumer);
-        const int in_wgmma = sum % (COLUMNS / 2), wgmma = sum / (COLUMNS / 2);
-        from = consumer * CONSUMER_SUMS + sum * 128 + thread;
-        filter = tile.filter + part.filter + wgmma % M_BLOCKS * 64 + thread / 32 * 16 + thread % 32 / 4 +
-                 in_wgmma / 2 % 2 * 8;
+        from =
+            consumer * CONSUMER_SUMS + ((in_tile % TAPS * M_BLOCKS + block) * (COLUMNS / 2) + in_wgmma) * 128 + thread;
+        filter = tile.filter + part.filter + block * 64 + thread / 32 * 16 + thread % 32 / 4 + in_wgmma / 2 % 2 * 8;
         channel = tile.channel + part.channel + in_wgmma / 4 * 8;
-        tap = tile.tap + part.tap + wgmma / M_BLOCKS;
+        tap = tile.tap + in_tile;
     }
 };
 
@@ -45,6 +51,11 @@ struct Place {
 struct alignas(16) Four {
     float of[4];
 };
+
+__device__ __forceinline__ void clear(Item& total) {
+#pragma unroll
+    for (int i = 0; i < ITEM; ++i) total[i] = 0;
+}
 
 // Adds an item of a part, whose sums are at `from`.
 __device__ __forceinline__ void add(Item& total, const float* from) {
@@ -80,23 +91,29 @@ __device__ __forceinline__ void mend(const P& p, const Place& place, Item& total
     }
 }
 
-// Writes an item where it belongs, as far as its filter, channels and tap exist.
-template <class P>
-__device__ __forceinline__ void write(const P& p, const Place& place, const Item& total) {
-    const Result& of = p.result;
-    if (place.filter >= of.filters || place.tap >= of.taps) return;
-    const int r = place.tap / of.layer.taps_s, s = place.tap - r * of.layer.taps_s;
-    elem_t* const to = p.dw + place.filter * of.w_k + place.channel * of.w_c + r * of.w_r + s * of.w_s;
-    elem_t rounded[ITEM];
+// Rounds an item, `after` taps behind the thread's first one.
+__device__ __forceinline__ void round(Rounded& to, const Item& total, int after) {
 #pragma unroll
-    for (int i = 0; i < ITEM; ++i) rounded[i] = from_acc<elem_t>(total[i]);
-    if (of.whole) {
-        if (place.channel < of.channels) *reinterpret_cast<Piece*>(to) = to_piece(rounded);
-        return;
+    for (int i = 0; i < ITEM; ++i) to[i * RESULT_TAPS + after] = from_acc<elem_t>(total[i]);
+}
+
+// Writes what a thread added where it belongs, as far as the filter, channels and tap of its first item exist.
+template <class P>
+__device__ __forceinline__ void write(const P& p, const Place& first, const Rounded& from) {
+    const Result& of = p.result;
+    if (first.filter >= of.filters || first.tap >= of.taps) return;
+    const int r = first.tap / of.layer.taps_s, s = first.tap - r * of.layer.taps_s;
+    elem_t* const to = p.dw + first.filter * of.w_k + first.channel * of.w_c + r * of.w_r + s * of.w_s;
+    if (of.whole && first.channel < of.channels) {
+        Piece* const pieces = reinterpret_cast<Piece*>(to);
+#pragma unroll
+        for (int i = 0; i < RESULT_TAPS; ++i)
+            pieces[i] = to_piece(reinterpret_cast<const elem_t(&)[ITEM]>(from[i * ITEM]));
     }
+    if (RESULT_TAPS > 1 || of.whole) return;
 #pragma unroll
     for (int i = 0; i < ITEM; ++i)
-        if (place.channel + i < of.channels) to[i * of.w_c] = rounded[i];
+        if (first.channel + i < of.channels) to[i * of.w_c] = from[i * RESULT_TAPS];
 }
 
 }  // namespace hc::wgrad_ss

@@ -11,6 +11,7 @@
 #include "kernels/band_walk.cuh"
 #include "kernels/ceil_div.cuh"
 #include "kernels/pipeline.cuh"
+#include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/tensor_map.cuh"
@@ -20,7 +21,8 @@ namespace hc::wgrad_ss {
 constexpr int PIXEL_BYTES = 128, SPAN = 64;  // of a span: the channels, or filters, of a swizzled row
 constexpr int DEPTH = 16;                    // pixels of a wgmma: a step
 constexpr int X_SPANS = ceil_div(BLOCK_CHANNELS, SPAN), Y_SPANS = BLOCK_FILTERS / SPAN;
-constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCER = THREADS / 32 - 1;  // a warp, the last one
+constexpr int BEGUN = 1, MULTIPLIED = 2;                                     // named barriers
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160, PRODUCER_REGISTERS = CONSUMERS == 2 ? 24 : 32;
 constexpr int SUM_BYTES = CLUSTER > 1 ? TILE_SUMS * int(sizeof(float)) : 0;  // of a block, in place of its stages
 
@@ -72,29 +74,38 @@ struct Smem {
     }
 };
 
-// Pixels behind a box, which TMA never writes and steps read, are zeros.
-__device__ __forceinline__ void clear_behind(char* span, int filled, int pixels) {
-    const int pieces = (pixels - filled) * (PIXEL_BYTES / 16);
-    for (int i = threadIdx.x; i < pieces; i += THREADS)
-        *reinterpret_cast<Piece*>(span + filled * PIXEL_BYTES + i * 16) = {};
+// Pixels behind boxes, which TMA never writes and steps read, are zeros: a warp takes a span of a stage at a time.
+__device__ __forceinline__ void clear_behind_boxes(const Params& p, const Smem& smem) {
+    constexpr int SPANS = X_SPANS + Y_SPANS;
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < STAGES * SPANS; i += PRODUCER) {
+        const int span = i % SPANS;
+        const bool of_x = span < X_SPANS;
+        char* const stage = smem.stages + i / SPANS * smem.stage;
+        char* const at = of_x ? stage + span * smem.x_span : stage + smem.y + (span - X_SPANS) * smem.y_span;
+        const int filled = of_x ? p.x_filled : p.y_filled, pixels = of_x ? p.x_pixels : p.y_pixels;
+        for (int to = filled * PIXEL_BYTES + threadIdx.x % 32 * 16; to < pixels * PIXEL_BYTES; to += 32 * 16)
+            *reinterpret_cast<Piece*>(at + to) = {};
+    }
+    ptx::fence_proxy_async_shared();
 }
 
+// The producing warp does not wait for the others: its first boxes come while they clear.
 __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
-    if (threadIdx.x == 0) {
+    if (threadIdx.x / 32 < PRODUCER) {
+        clear_behind_boxes(p, smem);
+        ptx::bar_sync(BEGUN, THREADS);
+        return;
+    }
+    if (threadIdx.x % 32 == 0) {
         for (int i = 0; i < STAGES; ++i) {
             ptx::mbarrier_init(&smem.full[i], 1);
             ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);  // a warp's lane each
         }
         ptx::fence_mbarrier_init();
     }
-    for (int i = 0; i < STAGES; ++i) {
-        char* const stage = smem.stages + i * smem.stage;
-        for (int span = 0; span < X_SPANS; ++span) clear_behind(stage + span * smem.x_span, p.x_filled, p.x_pixels);
-        for (int span = 0; span < Y_SPANS; ++span)
-            clear_behind(stage + smem.y + span * smem.y_span, p.y_filled, p.y_pixels);
-    }
-    ptx::fence_proxy_async_shared();
-    __syncthreads();
+    __syncwarp();
+    ptx::bar_arrive(BEGUN, THREADS);
 }
 
 // Rows of x from the first tap of the filter to the first one of a tile.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -24,17 +25,18 @@ _LEAST_STRIP = 32  # columns of dy, of several strips
 _BARRIER_BYTES = 16  # of a stage
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_WAVES = 4
-_CLUSTERS = (1, 2, 4, 8)  # blocks of one
+_CLUSTERS = (1, 2)  # blocks of one: of four or eight find room on 120 multiprocessors of 132, and never were ahead
 _MOST_STEPS = 2048  # of a block that is in a cluster: wgmma cuts its sums
-_PLACES = 16  # multiprocessors that are whole clusters of any size, of the 16 or 18 that share a part of the chip
-# The cost model, in cycles of a multiprocessor: bytes that shared memory reads in one, by the hardware, and that the
-# L2 brings; from asking for a stage until it is there, and a stage by itself; the launches and the first stages of a
-# block; partial sums that are written and added in a cycle of all. Fitted to 30 times of 3x3 layers and four of 1x1
-# ones at 14 x 14 on an NVIDIA H200 at 1.7 GHz, which it gives within 8 %.
-_SMEM_BYTES, _L2_BYTES, _LATENCY_CYCLES, _STAGE_CYCLES = 128, 52, 1500, 60
-_BLOCK_CYCLES, _SUMS_OF_CYCLE = 7800, 255
-# Not measured: what a multiprocessor reads of other blocks' shared memory in a cycle, and both barriers of a cluster.
-_PEER_BYTES, _CLUSTER_CYCLES = 24, 2500
+# The cost model, in cycles of a multiprocessor: bytes that shared memory reads in one, by the hardware, and that the L2
+# brings to one of all; bytes that device memory brings to all, and of tensors that the L2 holds; from asking for a
+# stage until it is there, if the L2 holds it and if not; a stage by itself; the launch and the first stage of a block;
+# partial sums that are written and added in a cycle of all, and the launch that adds them; bytes of sums that the
+# blocks of a cluster add, and its barriers. Fitted to 226 times of 13 layers on an NVIDIA H200 at 1.7 GHz: 8 % off in
+# the mean, and its first tiling 1.5 % slower than the fastest.
+_SMEM_BYTES, _L2_BYTES, _DEVICE_BYTES, _L2_HOLDS = 128, 41, 1720, 50 << 20
+_LATENCY_CYCLES, _FAR_CYCLES, _STAGE_CYCLES = 2400, 4400, 57
+_BLOCK_CYCLES, _SUMS_OF_CYCLE, _SUM_CYCLES = 9600, 230, 3400
+_PEER_BYTES, _CLUSTER_CYCLES = 11, 830
 
 
 class Blocks(NamedTuple):
@@ -200,19 +202,12 @@ class Box:
         """Boxes of the layer."""
         return problem.n * self.strips.number * ceil_div(problem.p, self.rows)
 
-    def bring_cycles(self, tile: Tile) -> float:
-        """Cycles in which the L2 brings a box, by the model."""
+    def cycles(self, tile: Tile, stages: int, is_near: bool) -> float:
+        """Cycles of a box, by the model, where all stages but one are on their way."""
         (of_k, of_c), (of_x, of_dy) = tile.spans, self.filled
-        return PIXEL_BYTES * (of_k * of_dy + of_c * of_x) / _L2_BYTES
-
-    def cycles(self, tile: Tile, stages: int) -> float:
-        """Cycles of a box, by the model, where all stages but one are on their way.
-
-        Times do not overlap: they fit as the longer one and the shorter one.
-        """
-        multiply, bring = self.y_pixels // DEPTH * tile.step_cycles, self.bring_cycles(tile)
-        longer = max(multiply, bring, (bring + _LATENCY_CYCLES) / (stages - 1))
-        return _STAGE_CYCLES + longer + min(multiply, bring)
+        bring = PIXEL_BYTES * (of_k * of_dy + of_c * of_x) / _L2_BYTES
+        comes = (bring + (_LATENCY_CYCLES if is_near else _FAR_CYCLES)) / (stages - 1)
+        return _STAGE_CYCLES + max(self.y_pixels // DEPTH * tile.step_cycles, bring, comes)
 
 
 def boxes(problem: Problem, tile: Tile, max_smem_bytes: int) -> Iterator[tuple[Box, int]]:
@@ -286,22 +281,24 @@ def _tiling(problem: Problem, tile: Tile, staged: tuple[Box, int], cluster: int,
     ``staged``: boxes and their stages.
     """
     box, stages = staged
-    of_box, begin = box.cycles(tile, stages), _BLOCK_CYCLES + box.bring_cycles(tile)
+    operands = 2 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))  # bytes
+    is_near = operands <= _L2_HOLDS
+    of_box, far = box.cycles(tile, stages, is_near), 0 if is_near else operands / _DEVICE_BYTES + _BLOCK_CYCLES
     blocks, sums, count = tile.blocks(problem), tile.sums(problem), box.boxes(problem)
-    places = sm_count if cluster <= 2 else max(1, sm_count // _PLACES) * _PLACES
-    most = min(count, _MOST_WAVES * places // blocks, cluster * _MOST_PARTIAL_BYTES // (4 * sums))
-    if cluster > 1:
-        begin += _CLUSTER_CYCLES + _sum_bytes(tile) / _PEER_BYTES
-        if most < cluster:
-            return None
+    most = min(count, _MOST_WAVES * sm_count // blocks, cluster * _MOST_PARTIAL_BYTES // (4 * sums))
+    if most < cluster:
+        return None
 
     def cycles(parts: int) -> float:
-        of_block = ceil_div(count, parts) * of_box + begin
+        of_block = ceil_div(count, parts) * of_box + _BLOCK_CYCLES
         left = 0 if parts == cluster > 1 else parts // cluster
-        return ceil_div(blocks * parts, places) * of_block + left * sums / _SUMS_OF_CYCLE
+        if cluster > 1:
+            of_block += _sum_bytes(tile) / _PEER_BYTES + _CLUSTER_CYCLES * (1 if left else 2)
+        adding = left * sums / _SUMS_OF_CYCLE + _SUM_CYCLES if left else 0
+        return max(ceil_div(blocks * parts, sm_count) * of_block, far) + adding
 
     waves = range(1, _MOST_WAVES + 1)
-    wanted = {cluster, *(max(1, min(most, wave * places // blocks) // cluster) * cluster for wave in waves)}
+    wanted = {cluster, *(max(1, min(most, wave * sm_count // blocks) // cluster) * cluster for wave in waves)}
     steps = box.y_pixels // DEPTH
     fits = [parts for parts in sorted(wanted) if cluster == 1 or ceil_div(count, parts) * steps <= _MOST_STEPS]
     if not fits:

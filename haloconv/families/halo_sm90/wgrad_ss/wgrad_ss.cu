@@ -20,6 +20,7 @@
 //   SPLIT_K SPLIT_C SPLIT_T  parts into which the consumers divide filters, channels and taps
 //   STAGES    boxes that are there at a time
 //   CLUSTER   blocks that add their sums in shared memory, neighbours; 1: each writes its own to memory
+//   RESULT_TAPS  items that a thread adds: sum.cuh
 extern "C" __global__ void __launch_bounds__(hc::wgrad_ss::THREADS, 1)
     halo_sm90_wgrad_ss(const __grid_constant__ hc::wgrad_ss::Params p) {
     using namespace hc::wgrad_ss;
@@ -32,6 +33,6 @@ extern "C" __global__ void __launch_bounds__(hc::wgrad_ss::THREADS, 1)
         consume(p, smem, warpgroup);
     } else {
         hc::ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x / 32 == THREADS / 32 - 1 && hc::ptx::elect_sync()) produce(p, smem);
+        if (threadIdx.x / 32 == PRODUCER && hc::ptx::elect_sync()) produce(p, smem);
     }
 }

@@ -71,8 +71,11 @@ def _every_tiling(request: Request, max_smem_bytes: int, sm_count: int) -> list[
     if one is None:
         return []
     more = nchw_to_nhwc.cycles(request.problem) if one.copied else 0
-    found = tilings_of(one.request.problem, max_smem_bytes, sm_count)
-    return [each._replace(cycles=each.cycles + more) for each in found]
+    found = [
+        each._replace(cycles=each.cycles + more + wgrad_ss_sum.scatter_cycles(one.request, each.tile))
+        for each in tilings_of(one.request.problem, max_smem_bytes, sm_count)
+    ]
+    return sorted(found, key=lambda each: each.cycles)
 
 
 def _order(problem: Problem, tile: Tile) -> dict[str, int | str]:
@@ -84,20 +87,24 @@ def _order(problem: Problem, tile: Tile) -> dict[str, int | str]:
     }
 
 
-def source(problem: Problem, one: Tiling) -> KernelSource:
-    """The specialised source: of the layer's own extents none takes part but through the tile."""
-    return kernel_source(
-        KERNEL, "halo_sm90_wgrad_ss", {**_order(problem, one.tile), "STAGES": one.stages, "CLUSTER": one.cluster}
-    )
+def source(request: Request, one: Tiling) -> KernelSource:
+    """The specialised source: of the layer's own extents none takes part but through the tile, and taps of whole dw."""
+    taps = 1 if one.sums else wgrad_ss_sum.result_taps(request, one.tile)
+    constants = {"STAGES": one.stages, "CLUSTER": one.cluster, "RESULT_TAPS": taps}
+    return kernel_source(KERNEL, "halo_sm90_wgrad_ss", {**_order(request.problem, one.tile), **constants})
 
 
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources that the request would choose on an NVIDIA H200; none for one that the kernel does not take."""
+    one = seen(request)
+    if one is None:
+        return
     for each in _every_tiling(request, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)[:1]:
-        yield source(request.problem, each)
-        for lanes in (1, 8):
-            yield wgrad_ss_sum.source(_order(request.problem, each.tile), lanes)
-        if (one := seen(request)) is not None and one.copied:
+        yield source(one.request, each)
+        if each.sums:
+            taps, lanes, _ = wgrad_ss_sum.adding(one.request, each.tile, each.sums, _SHIPPED_SM_COUNT)
+            yield wgrad_ss_sum.source(_order(request.problem, each.tile), taps, lanes)
+        if one.copied:
             yield nchw_to_nhwc.source(request.problem)
 
 
@@ -116,7 +123,7 @@ def _call(of: Seen, one: Tiling, copies: Copies | None) -> BoundCall:
     problem, tile = request.problem, one.tile
     maps = {"x_map": _x_map(request, one.box), "y_map": _y_map(request, one.box)}
     shape = LaunchShape(tile.blocks(problem) * one.parts, tile.threads, one.smem_bytes, one.cluster)
-    multiply = Launch(source(problem, one), request.device, shape, _fields(request, one), maps)
+    multiply = Launch(source(request, one), request.device, shape, _fields(request, one), maps)
     add = wgrad_ss_sum.bind(request, tile, one.sums, _order(problem, tile)) if one.sums else None
     partials, result, strides = one.sums * tile.sums(problem), request.result_shape, request.result_strides
 
@@ -153,7 +160,7 @@ def _fields(request: Request, one: Tiling) -> dict[str, Value]:
             "per_block": per_block,
             "longer": longer,
         },
-        "result": wgrad_ss_sum.result_fields(request),
+        "result": wgrad_ss_sum.result_fields(request, wgrad_ss_sum.result_taps(request, one.tile)),
     }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from haloconv.families.common import named
 from haloconv.families.halo_sm90.wgrad_ss.tile import Tile
 from haloconv.jit import KernelSource, kernel_source
@@ -10,26 +13,55 @@ from haloconv.problem import Request
 
 KERNEL = "halo_sm90/wgrad_ss_sum"
 _THREADS, _ITEM = 256, 8  # of a block; sums of an item
-_MANY_LANES = 8  # threads that add an item's parts, where items are few
+_SCATTERED_OF_CYCLE = 37  # elements that all multiprocessors write at a time, by the times of 14x14 and 7x7 on an H200
+_MOST_RESULT_TAPS = 9  # a thread has registers for their results
+_MANY_LANES = (8, 4, 2)  # threads that may add an item's parts, where items are few
 
 
-def part_lanes(items: int, parts: int, sm_count: int) -> int:
-    """Threads that add the parts of an item: several where one of each would leave multiprocessors idle."""
-    return _MANY_LANES if parts >= _MANY_LANES and items < 2 * sm_count * _THREADS else 1
+class Adding(NamedTuple):
+    """What a thread adds: items of so many taps, and of their parts one of ``lanes``. ``threads`` of all blocks."""
+
+    taps: int
+    lanes: int
+    threads: int
 
 
-def source(order: dict[str, int | str], lanes: int) -> KernelSource:
+def adding(request: Request, tile: Tile, parts: int, sm_count: int) -> Adding:
+    """Of several lanes the most that have a part and leave no multiprocessor more than two blocks."""
+    taps = result_taps(request, tile)
+    items = tile.sums(request.problem) // (_ITEM * (tile.extents[2] if taps > 1 else 1))
+    most = min(parts, 2 * sm_count * _THREADS // items)
+    lanes = next((lanes for lanes in _MANY_LANES if lanes <= most), 1)
+    return Adding(taps, lanes, items * lanes)
+
+
+def result_taps(request: Request, tile: Tile) -> int:
+    """RESULT_TAPS of sum.cuh: all of the layer where a tile has them, and in dw they are neighbours as channels are."""
+    problem, (of_k, *others) = request.problem, request.result_strides
+    taps = problem.r * problem.s
+    in_planes = tuple(others) == (taps, problem.s, 1) and of_k == problem.c * taps
+    return taps if in_planes and problem.c % _ITEM == 0 and taps <= min(tile.extents[2], _MOST_RESULT_TAPS) else 1
+
+
+def scatter_cycles(request: Request, tile: Tile) -> float:
+    """What it costs by the model that neighbours in dw are written by different threads."""
+    problem = request.problem
+    is_whole = result_taps(request, tile) > 1 or request.result_strides[1] == 1
+    return 0 if is_whole else math.prod(problem.w_shape) / _SCATTERED_OF_CYCLE
+
+
+def source(order: dict[str, int | str], taps: int, lanes: int) -> KernelSource:
     """The specialised source; ``order``: the constants that the order of partial sums depends on."""
-    return kernel_source(KERNEL, "halo_sm90_wgrad_ss_sum", {**order, "PART_LANES": lanes})
+    return kernel_source(KERNEL, "halo_sm90_wgrad_ss_sum", {**order, "RESULT_TAPS": taps, "PART_LANES": lanes})
 
 
-def result_fields(request: Request) -> dict[str, Value]:
-    """Fields of Result in sum.cuh, of a request as it is multiplied."""
+def result_fields(request: Request, taps: int) -> dict[str, Value]:
+    """Fields of Result in sum.cuh, of a request as it is multiplied; ``taps``: RESULT_TAPS."""
     problem = request.problem
     return {
         **named("w", "kcrs", request.result_strides),
         **{"filters": problem.k, "channels": problem.c, "taps": problem.r * problem.s},
-        "whole": int(request.result_strides[1] == 1 and problem.c % _ITEM == 0),
+        "whole": int(taps > 1 or (request.result_strides[1] == 1 and problem.c % _ITEM == 0)),
         "layer": {
             "x": dict(zip("nchw", request.second.strides, strict=True)),
             "dy": dict(zip("nchw", request.first.strides, strict=True)),
@@ -42,12 +74,10 @@ def result_fields(request: Request) -> dict[str, Value]:
 
 def bind(request: Request, tile: Tile, parts: int, order: dict[str, int | str]) -> Launch:
     """``launch(dw, partial sums, x, dy)`` of a request as it is multiplied."""
-    sums = tile.sums(request.problem)
-    items = sums // _ITEM
-    lanes = part_lanes(items, parts, request.facts.sm_count)
+    problem, (taps, lanes, threads) = request.problem, adding(request, tile, parts, request.facts.sm_count)
     fields: dict[str, Value] = {
-        **{"part_sums": sums, "parts": parts, "blocks": tile.blocks_of(request.problem)._asdict()},
-        "result": result_fields(request),
+        **{"part_sums": tile.sums(problem), "parts": parts, "blocks": tile.blocks_of(problem)._asdict()},
+        "result": result_fields(request, taps),
     }
-    shape = LaunchShape(items * lanes // _THREADS, _THREADS)
-    return Launch(source(order, lanes), request.device, shape, fields, pdl=True)
+    shape = LaunchShape(threads // _THREADS, _THREADS)
+    return Launch(source(order, taps, lanes), request.device, shape, fields, pdl=True)
