@@ -3,7 +3,7 @@
 Refuses a kernel (exit code 1) if a check of it failed, a part of its tests did not run on its present sources, it ran
 on GPUs of several models, the sanitizer was not clean in all that it was to run, or one of its CI sources spills
 registers: make test compiles only a part of them.
-With ``--family`` the stamps of these families alone are written; those of others stay as they are in any case.
+With ``--family`` or ``--kernel`` the stamps of these alone are written; those of others stay as they are in any case.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def main() -> int:
     )
     parser.add_argument("--sanitizer", type=Path, action="append", default=[], help="may be repeated")
     parser.add_argument("--family", action="append", default=[], choices=kernel_families(), help="may be repeated")
+    parser.add_argument("--kernel", action="append", default=[], choices=kernels(), help="may be repeated")
     parser.add_argument("--gpu", help="only tests on this GPU model")
     parser.add_argument("--out", type=Path, default=VERIFIED)
     options = parser.parse_args()
@@ -102,6 +103,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     stamps, families = {}, options.family or kernel_families()
     hashes = {kernel: digest for kernel, digest in all_hashes().items() if kernel.split("/")[0] in families}
+    hashes = {kernel: digest for kernel, digest in hashes.items() if kernel in (options.kernel or hashes)}
     sources = ci_sources()
     for kernel, digest in hashes.items():
         found, verdicts = tests.of_kernel(kernel, digest), sanitizer.of_kernel(kernel, digest)

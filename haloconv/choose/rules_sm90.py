@@ -18,8 +18,8 @@ def has_a_wide_filter_gradient(problem: Problem) -> bool:
     """Weight gradients of stride 1 and at least nine taps: dense ones, and groups of more than 16 channels.
 
     By rows of the suite on an NVIDIA H100 (2026-11-27: C, ASPP, 1x15, U-Net's, a VAE's, ResNet's and RegNet's layers)
-    beside probes of an NVIDIA H200 (2026-11-23 to 26). Behind, or no more than 4 % ahead, and left out: 16 bits on rows
-    of fewer than 48 pixels, TF32 in ``nhwc`` on rows of 7.
+    beside probes of an NVIDIA H200 (2026-11-23 to 26). Behind, or no more than 4 % ahead, and left out: TF32 in
+    ``nhwc`` and 16 bits on rows of 7.
     """
     if problem.direction != "wgrad" or problem.precision_label not in _ON_TENSOR_CORES:
         return False
@@ -36,8 +36,10 @@ def has_a_wide_filter_gradient(problem: Problem) -> bool:
         return _has_a_small_map(problem, pixels)
     if problem.layout == "nchw":
         aligned = problem.w % piece == problem.q % piece == 0
-        return problem.q >= 496 or (aligned and (piece == 4 or problem.q >= 48))
-    return piece == 4 or problem.q >= 48 or problem.r * problem.s >= 15 or max(problem.dilation) > 1
+        is_wide = problem.q >= 496 or (aligned and (piece == 4 or problem.q >= 48))
+    else:
+        is_wide = piece == 4 or problem.q >= 48 or problem.r * problem.s >= 15 or max(problem.dilation) > 1
+    return is_wide or (piece == 8 and problem.q < 48 and _has_a_small_map(problem, pixels))
 
 
 def _has_a_grouped_filter_gradient(problem: Problem, pixels: int) -> bool:
@@ -47,8 +49,16 @@ def _has_a_grouped_filter_gradient(problem: Problem, pixels: int) -> bool:
 
 
 def _has_a_small_map(problem: Problem, pixels: int) -> bool:
-    """TF32 of 256 channels and more on rows of 14, and in ``nchw`` of 7; 32 images are the fewest measured."""
-    if problem.dtype.itemsize != 4 or min(problem.c, problem.k) < 256:
+    """TF32 of 256 channels and more on rows of 14, and in ``nchw`` of 7; 32 images are the fewest measured.
+
+    In 16 bits 128 channels on rows of 28 and 256 on rows of 14, by rows on an NVIDIA H200 (2026-11-27); in ``nhwc`` no
+    more than 256: 512 on rows of 7, and of 32 with a dilation, were behind.
+    """
+    if problem.dtype.itemsize == 2:
+        few, many = min(problem.c, problem.k), max(problem.c, problem.k)
+        wide = few >= (128 if problem.q >= 28 else 256) and (problem.layout == "nchw" or many <= 256)
+        return wide and max(problem.dilation) == 1 and problem.q >= 14 and pixels >= 6272
+    if min(problem.c, problem.k) < 256:
         return False
     return problem.q >= (7 if problem.layout == "nchw" else 14) and pixels >= (1568 if problem.q < 14 else 6272)
 

@@ -12,6 +12,7 @@
 //   RESULT_TAPS PART_LANES  items that a thread adds; threads that add the parts of an item
 namespace hc::wgrad_ss {
 
+constexpr int SUM_BLOCKS = 2;  // of a multiprocessor: without it ptxas gives a thread 64 registers, and spills
 constexpr int SUM_THREADS = 256, BLOCK_ITEMS = SUM_THREADS / PART_LANES, AT_ONCE = 4;
 static_assert(BLOCK_ITEMS % 32 == 0 && TILE_ITEMS % BLOCK_ITEMS == 0,
               "the threads of a warp have the same parts, and a block is in one tile");
@@ -48,7 +49,7 @@ __device__ __forceinline__ void add_lanes(Totals& totals, Item& total) {
 
 }  // namespace hc::wgrad_ss
 
-extern "C" __global__ void __launch_bounds__(hc::wgrad_ss::SUM_THREADS)
+extern "C" __global__ void __launch_bounds__(hc::wgrad_ss::SUM_THREADS, hc::wgrad_ss::SUM_BLOCKS)
     halo_sm90_wgrad_ss_sum(const __grid_constant__ hc::wgrad_ss::SumParams p) {
     using namespace hc::wgrad_ss;
     __shared__ Totals totals;

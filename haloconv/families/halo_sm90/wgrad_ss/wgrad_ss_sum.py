@@ -27,7 +27,7 @@ class Adding(NamedTuple):
 
 
 def adding(request: Request, tile: Tile, parts: int, sm_count: int) -> Adding:
-    """Of several lanes the most that have a part and leave no multiprocessor more than two blocks."""
+    """Several threads add an item where there are parts for them and multiprocessors have fewer than two blocks."""
     taps = result_taps(request, tile)
     items = tile.sums(request.problem) // (_ITEM * (tile.extents[2] if taps > 1 else 1))
     most = min(parts, 2 * sm_count * _THREADS // items)
