@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import gcd
 from typing import NamedTuple
@@ -167,30 +168,41 @@ def _overlapped(one: float, other: float) -> float:
     return max(one, other) + _UNHIDDEN * min(one, other)
 
 
-def tiles(problem: Problem) -> Iterator[Tile]:
+def part_counts(boxes: int, most: int) -> Iterator[int]:
+    """Numbers of parts up to ``most`` whose longest part is shorter than with one part less."""
+    parts = 1
+    while parts <= most:
+        yield parts
+        longest = ceil_div(boxes, parts)
+        if longest == 1:
+            return
+        parts = ceil_div(boxes, longest - 1)
+
+
+def tiles(problem: Problem) -> list[Tile]:
     """Every tile that has no more rows, channels, filters or columns of taps than the layer can use."""
-    taps = ceil_div(problem.r, row_steps(problem)[0])
-    every_rows = {ceil_div(taps, count) for count in range(1, taps + 1)}
-    rows = [each for each in every_rows if each <= _MOST_ROWS]
-    for rows_, channels, filters, groups, split in product(
-        rows, _CHANNELS, _FILTERS, range(1, _MOST_COLUMN_GROUPS + 1), _SPLITS
-    ):
-        tile = Tile(rows_, channels, filters, groups, split)
-        if _is_of_use(tile, problem):
-            yield tile
+    return _tiles(ceil_div(problem.r, row_steps(problem)[0]), problem.s, problem.c_per_group, problem.k_per_group)
 
 
-def _is_of_use(tile: Tile, problem: Problem) -> bool:
+@lru_cache(maxsize=256)
+def _tiles(rows: int, columns: int, channels: int, filters: int) -> list[Tile]:
+    """Tiles for so many rows and columns of taps, channels and filters of a group."""
+    of_tile = [each for each in {ceil_div(rows, count) for count in range(1, rows + 1)} if each <= _MOST_ROWS]
+    every = product(of_tile, _CHANNELS, _FILTERS, range(1, _MOST_COLUMN_GROUPS + 1), _SPLITS)
+    return [tile for each in every if _is_of_use(tile := Tile(*each), columns, channels, filters)]
+
+
+def _is_of_use(tile: Tile, columns: int, channels: int, filters: int) -> bool:
     """Whether no part of the tile would be empty for every block."""
     s_parts, c_parts, k_parts, _ = tile.split
     one_column = _M // tile.channels
     return (
-        (tile.channels == _CHANNELS[0] or c_parts * tile.channels < 2 * problem.c_per_group)
-        and (tile.filters == _FILTERS[0] or k_parts * tile.filters < 2 * problem.k_per_group)
-        and (tile.columns < problem.s + s_parts * one_column or s_parts * tile.column_groups == 1)
-        and (c_parts - 1) * tile.channels < problem.c_per_group
-        and (k_parts - 1) * tile.filters < problem.k_per_group
-        and (s_parts * tile.column_groups - 1) * one_column < problem.s
+        (tile.channels == _CHANNELS[0] or c_parts * tile.channels < 2 * channels)
+        and (tile.filters == _FILTERS[0] or k_parts * tile.filters < 2 * filters)
+        and (tile.columns < columns + s_parts * one_column or s_parts * tile.column_groups == 1)
+        and (c_parts - 1) * tile.channels < channels
+        and (k_parts - 1) * tile.filters < filters
+        and (s_parts * tile.column_groups - 1) * one_column < columns
     )
 
 
@@ -253,12 +265,28 @@ def stage_of(problem: Problem, tile: Tile, x: Operand, dy: Operand, max_smem_byt
     terms = TERMS.get(problem.precision, 1)
     if not tile.fits(x.words(depth), terms) or (dy.inner and tile.filters > span and tile.filters % span):
         return None
-    found = None
+    channels, filters = tile.split[1] * tile.channels, tile.split[2] * tile.filters
+    return _longest(problem, _Block(tile.rows, min(tile.columns, problem.s), channels, filters), x, dy, max_smem_bytes)
+
+
+class _Block(NamedTuple):
+    """What lines depend on of a tile: rows and columns of taps, channels and filters of a block."""
+
+    rows: int
+    columns: int
+    channels: int
+    filters: int
+
+
+@lru_cache(maxsize=4096)
+def _longest(problem: Problem, block: _Block, x: Operand, dy: Operand, max_smem_bytes: int) -> Stage | None:
+    """Tiles that divide a block otherwise have the same lines."""
+    depth, terms, found = 32 // problem.dtype.itemsize, TERMS.get(problem.precision, 1), None
     for strip in _strips(problem, dy):
         if found is not None and ceil_div(problem.q, strip) == ceil_div(problem.q, found.strip):
             continue  # as many lines, and room for fewer of them
-        pitch = _x_pitch(problem, tile, x, min(strip, ceil_div(problem.q, depth) * depth))
-        boxes = _Lines(problem, tile, x, dy, strip, pitch).boxes(max_smem_bytes)
+        pitch = _x_pitch(problem, block, x, min(strip, ceil_div(problem.q, depth) * depth))
+        boxes = _Lines(problem, block, x, dy, strip, pitch).boxes(max_smem_bytes)
         if boxes is None:
             break
         if found is not None and dy.transposed and boxes.rows == 1 and boxes.stages < _TRANSPOSED_STAGES:
@@ -288,10 +316,10 @@ class _Boxes(NamedTuple):
 
 @dataclass(frozen=True)
 class _Lines:
-    """Lines of dy of ``strip`` pixels, and of x of ``pitch``, as they come for a tile."""
+    """Lines of dy of ``strip`` pixels, and of x of ``pitch``, as they come for a block."""
 
     problem: Problem
-    tile: Tile
+    block: _Block
     x: Operand
     dy: Operand
     strip: int
@@ -303,9 +331,11 @@ class _Lines:
         Boxes of an image are about as tall.
         """
         lines = lines_of(self.problem)
-        counts = range(ceil_div(lines, self._tallest()), lines + 1)
+        tallest = ceil_div(lines, ceil_div(lines, self._tallest()))
         wanted = 2 if self.x.is_raw or self.dy.is_raw else _MOST_STAGES  # raw ones are in flight, too
-        for rows in sorted({ceil_div(lines, count) for count in counts}, reverse=True):
+        for rows in (ceil_div(lines, count) for count in part_counts(lines, lines)):
+            if rows > tallest:
+                continue
             found = self._boxes_of(rows, max_smem_bytes)
             if found is not None and (rows == 1 or found.stages >= wanted):
                 return found
@@ -321,7 +351,7 @@ class _Lines:
     def _boxes_of(self, rows: int, max_smem_bytes: int) -> _Boxes | None:
         """Boxes of so many lines."""
         problem, x, dy, size = self.problem, self.x, self.dy, self.problem.dtype.itemsize
-        channels, filters = self.tile.split[1] * self.tile.channels, self.tile.split[2] * self.tile.filters
+        _, _, channels, filters = self.block
         depth = 32 // size
         read = min(self.strip, ceil_div(problem.q, depth) * depth)  # pixels of a line of dy that are multiplied
         raw = x.raw_pixels(problem.w, self.pitch, rows, size), dy.raw_pixels(problem.q, read, rows, size)
@@ -333,16 +363,16 @@ class _Lines:
         of_x = rows * channels * self.pitch * size + _BARRIER_BYTES
         terms = TERMS.get(problem.precision, 1)
         of_dy = terms * rows * filters * self.strip * size + _BARRIER_BYTES
-        copies = terms * (self.tile.rows - 1) * filters * self.strip * size if terms > 1 else 0
-        ahead_bytes = ceil_div(self.tile.rows - 1, rows) * of_dy + copies
+        copies = terms * (self.block.rows - 1) * filters * self.strip * size if terms > 1 else 0
+        ahead_bytes = ceil_div(self.block.rows - 1, rows) * of_dy + copies
         stages = min(_MOST_STAGES, (max_smem_bytes - raw_bytes - ahead_bytes) // (of_x + of_dy))
         return _Boxes(rows, stages, raw, stages * (of_x + of_dy) + ahead_bytes + raw_bytes) if stages >= 2 else None
 
 
-def _x_pitch(problem: Problem, tile: Tile, x: Operand, pixels: int) -> int:
+def _x_pitch(problem: Problem, block: _Block, x: Operand, pixels: int) -> int:
     """Pixels of a line of x: those that ``pixels`` of dy meet, from an aligned one on where pixels are neighbours."""
     piece = PIECE_BYTES // problem.dtype.itemsize
-    columns = (pixels - 1) * problem.stride[1] + (min(tile.columns, problem.s) - 1) * problem.dilation[1]
+    columns = (pixels - 1) * problem.stride[1] + (block.columns - 1) * problem.dilation[1]
     if x.inner:
         return ceil_div(columns + 1, 8) * 8
     return ceil_div(columns, 2 * piece) * 2 * piece + piece  # rows begin in different banks

@@ -20,7 +20,7 @@ from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.families.halo_sm90.wgrad import arrange
 from haloconv.families.halo_sm90.wgrad.arrange import Arrangement, Copies
 from haloconv.families.halo_sm90.wgrad.operand import LOADED, Operand
-from haloconv.families.halo_sm90.wgrad.tile import Stage, Tile, lines_of, row_steps, stage_of, tiles
+from haloconv.families.halo_sm90.wgrad.tile import Stage, Tile, lines_of, part_counts, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Direction, Problem, Request, TensorForm
@@ -206,7 +206,7 @@ def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int, short: bool)
         of_block = (ceil_div(boxes, parts) + ahead) * box_cycles + _BLOCK_CYCLES
         return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / _SUMS_OF_CYCLE
 
-    best = min(range(1, most + 1), key=cycles)
+    best = min(part_counts(boxes, most), key=cycles)
     return Cut(strips, bands, best), cycles(best)
 
 
