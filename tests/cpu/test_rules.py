@@ -147,6 +147,11 @@ def _on_an_h200(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> str:
         ("1024 -> 2048 at 14 / 2", "fprop", "fp16", "nhwc", "halo_sm90"),
         ("1024 -> 2048 at 14 / 2", "dgrad", "tf32", "nhwc", "halo_sm90"),
         ("1024 -> 2048 at 14 / 3", "fprop", "fp16", "nhwc", "aten"),
+        ("512 -> 1024 at 28 / 2", "wgrad", "fp16", "nhwc", "halo_sm90"),
+        ("256 -> 512 at 56 / 2", "wgrad", "bf16", "nchw", "halo_sm90"),
+        ("512 -> 1024 at 28 / 2", "wgrad", "tf32", "nchw", "aten"),
+        ("1024 -> 2048 at 14 / 2", "wgrad", "fp16", "nhwc", "aten"),  # rows of 7
+        ("252 -> 512 at 56 / 2", "wgrad", "fp16", "nchw", "aten"),
         ("512 -> 256 at 30", "fprop", "fp16", "nchw", "aten"),  # planes that no kernel for 1x1 layers takes
         ("512 -> 2048 at 6", "fprop", "fp16", "nchw", "aten"),  # fewer pixels than were measured
         ("64 -> 64 at 14", "fprop", "fp16", "nchw", "aten"),  # fewer bytes
