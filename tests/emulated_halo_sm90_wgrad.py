@@ -9,7 +9,8 @@ import torch
 from pytest import MonkeyPatch
 
 from haloconv.families.halo_sm90.wgrad import wgrad
-from haloconv.families.halo_sm90.wgrad.wgrad import Cut, Tiling
+from haloconv.families.halo_sm90.wgrad.cut import Cut
+from haloconv.families.halo_sm90.wgrad.wgrad import Tiling
 from haloconv.problem import Request
 from tests.cases import case
 

@@ -119,11 +119,14 @@ class Tile:
         all_registers = sums + (4 + 2 * words) * self.column_groups + 2 * self.rows
         return sums <= _MOST_SUMS[self.consumers] and all_registers <= _REGISTERS[self.consumers]
 
+    @property
+    def block_sums(self) -> int:
+        """Partial sums of a block, with those behind the last filter, channel and tap."""
+        return self.consumers // self.split[3] * self.column_groups * self.rows * self.filters * _M
+
     def sums(self, problem: Problem) -> int:
-        """Partial sums of a part: of all tiles, with those behind the last filter, channel and tap."""
-        return (
-            self.blocks(problem) * self.consumers // self.split[3] * self.column_groups * self.rows * self.filters * _M
-        )
+        """Partial sums of a part, of all tiles."""
+        return self.blocks(problem) * self.block_sums
 
     def blocks_of(self, problem: Problem) -> Blocks:
         """The tiles of a group, along each axis."""

@@ -19,8 +19,9 @@ from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_n
 from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.families.halo_sm90.wgrad import arrange
 from haloconv.families.halo_sm90.wgrad.arrange import Arrangement, Copies
+from haloconv.families.halo_sm90.wgrad.cut import Cut, Layer, classes_of, cut_of
 from haloconv.families.halo_sm90.wgrad.operand import LOADED, Operand
-from haloconv.families.halo_sm90.wgrad.tile import Stage, Tile, lines_of, part_counts, row_steps, stage_of, tiles
+from haloconv.families.halo_sm90.wgrad.tile import Stage, Tile, lines_of, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Direction, Problem, Request, TensorForm
@@ -30,28 +31,15 @@ DIRECTIONS: tuple[Direction, ...] = ("wgrad",)
 _ARCH = "sm_90a"
 _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 _LEAST_CHANNELS = 8  # and filters, of a group: of fewer most of a product would be zeros
-_MOST_PARTIAL_BYTES, _MOST_WAVES = 64 << 20, 4
 _LONGEST_ROW = 1 << 30  # pixels: positions in a row are 32-bit sums of two terms
 _X_POINTER, _Y_POINTER = 0, 1  # of a launch
 _SUM_THREADS, _PART_LANES = 256, 8  # of wgrad_sum.cu: of a block, of a sum
-# The cost model, by a fit to times of an NVIDIA H100: cycles between the products of two lines, the least of a box, and
-# those of the first lines of a block; partial sums that are written and added in a cycle; how much longer steps of a
-# tile take whose rows of taps are not all in the filter.
-_LINE_CYCLES, _BOX_CYCLES, _BLOCK_CYCLES, _SUMS_OF_CYCLE, _PARTIAL_ROWS = 120, 1000, 6000, 300, 1.3
 _MAP_TYPES = {  # TMA rounds fp32 to TF32
     torch.float32: DataType.TFLOAT32,
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,
 }
 _SWIZZLES = {16: Swizzle.NONE, 32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
-
-
-class Cut(NamedTuple):
-    """How the lines of x are dealt out: strips of columns, boxes of each class of rows, blocks of each tile."""
-
-    column_strips: int
-    bands: int
-    parts: int
 
 
 def why_not(request: Request) -> str | None:
@@ -182,37 +170,10 @@ def _tilings(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tilin
 def _staged(problem: Problem, x: Operand, dy: Operand, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
     """Every tile whose lines fit shared memory when x and dy come like this."""
     stages = ((tile, stage_of(problem, tile, x, dy, max_smem_bytes)) for tile in tiles(problem))
-    short = any(True for _ in arrange.arrangements(problem))
-    return [Tiling(tile, stage, *_cut(problem, tile, stage, sm_count, short)) for tile, stage in stages if stage]
-
-
-def _cut(problem: Problem, tile: Tile, stage: Stage, sm_count: int, short: bool) -> tuple[Cut, float]:
-    """The parts of a tile that take least time by the model, and that time in cycles of a multiprocessor.
-
-    ``short``: copies of x and dy may be multiplied instead.
-    """
-    lines = ceil_div(lines_of(problem), row_steps(problem)[1])
-    bands, strips = ceil_div(lines, stage.box_rows), ceil_div(problem.q, stage.strip)
-    boxes, blocks = problem.n * _classes(problem) * strips * bands, tile.blocks(problem)
-    steps = ceil_div(problem.q, stage.depth) / strips
-    whole = tile.blocks_of(problem).r * tile.rows == problem.r
-    partial = 1 if whole else _PARTIAL_ROWS  # rows of taps that are none are asked for at each step
-    line_cycles = max(partial * steps * stage.step_cycles(tile) + _LINE_CYCLES, stage.load_cycles(tile, short))
-    box_cycles, ahead = max(stage.box_rows * line_cycles, _BOX_CYCLES), ceil_div(tile.rows - 1, stage.box_rows)
-    elems = tile.sums(problem)
-    most = max(1, min(boxes, _MOST_WAVES * sm_count // blocks, _MOST_PARTIAL_BYTES // (4 * elems * tile.split[3])))
-
-    def cycles(parts: int) -> float:
-        of_block = (ceil_div(boxes, parts) + ahead) * box_cycles + _BLOCK_CYCLES
-        return ceil_div(blocks * parts, sm_count) * of_block + parts * tile.split[3] * elems / _SUMS_OF_CYCLE
-
-    best = min(part_counts(boxes, most), key=cycles)
-    return Cut(strips, bands, best), cycles(best)
-
-
-def _classes(problem: Problem) -> int:
-    """Classes of rows, among those a stride apart, that do not meet each other's outputs."""
-    return min(row_steps(problem)[1], lines_of(problem))
+    short, classes = any(True for _ in arrange.arrangements(problem)), classes_of(problem)
+    lines, q = ceil_div(lines_of(problem), row_steps(problem)[1]), problem.q
+    layer = Layer(problem, problem.n * classes, lines, q, sm_count, short)
+    return [Tiling(tile, stage, *cut_of(layer, tile, stage)) for tile, stage in stages if stage]
 
 
 def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
@@ -324,7 +285,7 @@ def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dic
 
 def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
     problem = request.problem
-    strips = cut.column_strips * _classes(problem)
+    strips = cut.column_strips * classes_of(problem)
     per_block, longer = divmod(problem.n * strips * cut.bands, cut.parts)
     return {
         **named("x", "nchw", request.second.strides),
