@@ -92,7 +92,8 @@ def _statement(step: Step, namespaces: dict[str, str]) -> str:
     grid, threads, smem_bytes, cluster = step.shape
     how = f"{grid}, {threads}, {smem_bytes}" if cluster == 1 else f"{grid}, {threads}, {smem_bytes}, {cluster}"
     launch = "launch" if cluster == 1 else "launch_clusters"
-    head = f'    {launch}("{source.entry}", {kernel}, {how}, stream,'
+    words = f'{launch}("{source.entry}", {kernel}, {how}, stream,'
+    head = textwrap.fill(words, LINE_WIDTH, initial_indent="    ", subsequent_indent=_INDENT, break_long_words=False)
     return f"{head}\n{_arguments(step)});"
 
 
