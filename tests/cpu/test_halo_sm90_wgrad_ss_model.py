@@ -12,7 +12,8 @@ _SMEM_BYTES, _SM_COUNT, _CYCLES_OF_US = 227 << 10, 132, 1700
 
 # Images, channels, rows, columns, filters of a 3x3 layer; extents of tiles, blocks of a cluster, parts, and us.
 _MEASURED = {
-    "at 14": ((32, 256, 14, 14, 256), [((64, 128, 3), 1, 5, 23.5), ((64, 64, 9), 1, 8, 25.8), ((64, 64, 9), 2, 8, 26.5)]),
+    "at 14": ((32, 256, 14, 14, 256),
+              [((64, 128, 3), 1, 5, 23.5), ((64, 64, 9), 1, 8, 25.8), ((64, 64, 9), 2, 8, 26.5)]),
     "at 7": ((32, 512, 7, 7, 512), [((64, 64, 9), 2, 2, 26.3), ((64, 64, 10), 2, 2, 28.1), ((64, 64, 9), 1, 2, 28.8)]),
     "at 28": ((32, 128, 28, 28, 128), [((64, 64, 3), 1, 11, 21.0), ((64, 64, 3), 2, 10, 22.8)]),
     "at 56": ((32, 64, 56, 56, 64), [((64, 64, 3), 1, 44, 21.8), ((64, 64, 3), 2, 44, 24.4)]),
@@ -30,9 +31,8 @@ def _problem(extents: tuple[int, ...]) -> Problem:
 @pytest.mark.parametrize("name", _MEASURED)
 def test_times_are_near_and_the_first_tile_is_hardly_slower_than_the_fastest(name: str) -> None:
     extents, measured = _MEASURED[name]
-    found = {
-        (each.tile.extents, each.cluster): each for each in reversed(tilings(_problem(extents), _SMEM_BYTES, _SM_COUNT))
-    }
+    every = tilings(_problem(extents), _SMEM_BYTES, _SM_COUNT)
+    found = {(each.tile.extents, each.cluster): each for each in reversed(every)}
     times = []
     for tile, cluster, parts, us in measured:
         one = found[tile, cluster]
