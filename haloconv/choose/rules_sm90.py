@@ -11,6 +11,7 @@ from haloconv.problem import Problem
 _ON_TENSOR_CORES = ("tf32", "fp16", "bf16")
 _LEAST_PIXELS = 1376  # of all signals: the least that was measured
 _LEAST_CHANNELS = 32
+_MOST_COPIED = 1 << 25  # elements of x and dy, 64 MB
 GROUPED_CHANNELS = 16  # of a group: of so many, or fewer, other families were measured ahead
 
 
@@ -56,8 +57,12 @@ def _has_a_small_map(problem: Problem, pixels: int) -> bool:
     """
     if problem.dtype.itemsize == 2:
         few, many = min(problem.c, problem.k), max(problem.c, problem.k)
-        wide = few >= (128 if problem.q >= 28 else 256) and (problem.layout == "nchw" or many <= 256)
-        return wide and max(problem.dilation) == 1 and problem.q >= 14 and pixels >= 6272
+        wide = few >= (128 if problem.q >= 28 else 256) and max(problem.dilation) == 1
+        if problem.layout == "nchw":  # what is copied to be multiplied by descriptor
+            wide = wide and problem.c % 8 == problem.k % 8 == 0 and (few + many) * pixels <= _MOST_COPIED
+        else:
+            wide = wide and many <= 256
+        return wide and problem.q >= 14 and pixels >= 6272
     if min(problem.c, problem.k) < 256:
         return False
     return problem.q >= (7 if problem.layout == "nchw" else 14) and pixels >= (1568 if problem.q < 14 else 6272)

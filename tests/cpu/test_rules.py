@@ -111,6 +111,8 @@ def test_weight_gradients_of_groups_of_24_have_a_kernel_on_hopper(
         (32, "nhwc", 7, 512, "aten", "aten"),
         (4, "nchw", 7, 512, "aten", "aten"),
         (32, "nchw", 14, 128, "aten", "aten"),
+        (32, "nchw", 14, 260, "halo_sm90", "aten"),
+        (512, "nchw", 14, 256, "halo_sm90", "aten"),
         (32, "nhwc", 28, 128, "aten", "halo_sm90"),
         (64, "nchw", 28, 128, "halo_sm90", "halo_sm90"),
     ],

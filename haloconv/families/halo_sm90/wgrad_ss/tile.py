@@ -264,24 +264,26 @@ def _sum_bytes(tile: Tile) -> int:
 
 def tilings(problem: Problem, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
     """The best of each tile without clusters, and with clusters of each size, best first."""
+    operands = 2 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))  # bytes
     found = []
     for tile in tiles(problem):
         staged = list(boxes(problem, tile, max_smem_bytes))
         for cluster in _CLUSTERS:
             if cluster > 1 and _sum_bytes(tile) + _STAGES[1] * _BARRIER_BYTES > max_smem_bytes:
                 continue
-            each = [one for box in staged if (one := _tiling(problem, tile, box, cluster, sm_count)) is not None]
+            each = [one for box in staged if (one := _tiling(problem, tile, box, cluster, sm_count, operands))]
             found += sorted(each, key=lambda one: one.cycles)[:1]
     return sorted(found, key=lambda each: each.cycles)
 
 
-def _tiling(problem: Problem, tile: Tile, staged: tuple[Box, int], cluster: int, sm_count: int) -> Tiling | None:
+def _tiling(
+    problem: Problem, tile: Tile, staged: tuple[Box, int], cluster: int, sm_count: int, operands: int
+) -> Tiling | None:
     """With the parts of a tile that take least time by the model; None if clusters of that size cannot have its sums.
 
-    ``staged``: boxes and their stages.
+    ``staged``: boxes and their stages. ``operands``: bytes of x and dy.
     """
     box, stages = staged
-    operands = 2 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))  # bytes
     is_near = operands <= _L2_HOLDS
     of_box, far = box.cycles(tile, stages, is_near), 0 if is_near else operands / _DEVICE_BYTES + _BLOCK_CYCLES
     blocks, sums, count = tile.blocks(problem), tile.sums(problem), box.boxes(problem)
