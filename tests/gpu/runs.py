@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 
 from haloconv import plan
+from haloconv.problem import Request
 from tests import oracle
-from tests.cases import Case
-from tests.emulated import Run, forced
+from tests.cases import Case, Tensors
+from tests.emulated import BY_NAME, Run, forced
 from tests.exact import make_exact
 from tests.families import Subject
 from tests.launches import launched
@@ -46,3 +49,38 @@ def check_integers(subject: Subject, result: str, forced: Case, dtype: torch.dty
     oracle.check_exact(result, got, t, forced.spec)
     fences.check()
     record(names, result, subject.label(dtype), kind="exact")
+
+
+def runs_of(family: str, *modules: ModuleType) -> tuple[Run, ...]:
+    """The emulator's runs that modules of tests/ list for a family."""
+    return tuple(
+        Run(family, BY_NAME[name], dtype, result, shape, finite)
+        for module in modules
+        for name, dtype, result, shape, finite in module.runs()
+    )
+
+
+def check_every_config(
+    kernel: Any, request: Request, one: Case, t: Tensors, subject: Subject, record: Callable
+) -> None:
+    """Right, the same bits twice, and the reference's bits on small integers, in every config of a kernel."""
+    result, dtype = request.problem.direction, request.problem.dtype
+    exact, spec = make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
+    want, configs = oracle.expected(result, t, spec), kernel.configs(request)
+    assert configs, kernel.why_not(request)
+    for config in configs:
+        with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
+            run = kernel.bind(request, config)
+            got, again = run(*_operands(result, t)), run(*_operands(result, t))
+        error = oracle.check(result, got, t, spec, want=want)
+        assert oracle.same_bits(got, again)
+        zones.check()
+        record(names, result, subject.label(dtype), error.norm)
+        with launched() as names:
+            got = kernel.bind(request, config)(*_operands(result, exact))
+        oracle.check_exact(result, got, exact, spec)
+        record(names, result, subject.label(dtype), kind="exact")
+
+
+def _operands(result: str, t: Tensors) -> tuple[torch.Tensor | None, ...]:
+    return {"fprop": (t.x, t.w, t.b), "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x)}[result]

@@ -12,19 +12,13 @@ from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.plan import form_of
 from haloconv.precision import Precision
 from haloconv.problem import Direction, Request
-from tests import emulated_halo_sm90_planes, emulated_halo_sm90_pointwise, oracle
+from tests import emulated_halo_sm90_planes, emulated_halo_sm90_pointwise
 from tests.cases import Case, Tensors, case, make
-from tests.emulated import BY_NAME, Run
-from tests.exact import make_exact
+from tests.emulated import Run
 from tests.families import HALO_SM90, Subject, each_dtype, name_of, over
-from tests.gpu.runs import check_run
-from tests.launches import launched
+from tests.gpu.runs import check_every_config, check_run, runs_of
 
-RUNS = tuple(
-    Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
-    for module in (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes)
-    for name, dtype, result, shape, finite in module.runs()
-)
+RUNS = runs_of("halo_sm90", emulated_halo_sm90_pointwise, emulated_halo_sm90_planes)
 LAYERS = tuple(
     case(f"{name}_{storage}", reason, x, filters, storage=storage)
     for storage in ("contiguous", "channels_last")
@@ -58,27 +52,10 @@ def test_run(subject: Subject, run: Run, record: Callable) -> None:
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
 def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: Direction, record: Callable) -> None:
     """Right, and the same bits twice, in every config that the layer has."""
-    t, exact, spec = make(one, dtype, "cuda"), make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
+    t, spec = make(one, dtype, "cuda"), subject.on(one, dtype).spec
     request = _request(one, dtype, result, t, spec.precision or "ieee")
     kernel = pointwise if pointwise.why_not(request) is None else pointwise_planes
-    want, configs = oracle.expected(result, t, spec), kernel.configs(request)
-    assert configs, kernel.why_not(request)
-    for config in configs:
-        with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
-            run = kernel.bind(request, config)
-            got, again = run(*_operands(result, t)), run(*_operands(result, t))
-        error = oracle.check(result, got, t, spec, want=want)
-        assert oracle.same_bits(got, again)
-        zones.check()
-        record(names, result, subject.label(dtype), error.norm)
-        with launched() as names:
-            got = kernel.bind(request, config)(*_operands(result, exact))
-        oracle.check_exact(result, got, exact, spec)
-        record(names, result, subject.label(dtype), kind="exact")
-
-
-def _operands(result: str, t: Tensors) -> tuple[torch.Tensor | None, ...]:
-    return (t.x, t.w, t.b) if result == "fprop" else (t.dy, t.w)
+    check_every_config(kernel, request, one, t, subject, record)
 
 
 def _request(one: Case, dtype: torch.dtype, result: Direction, t: Tensors, precision: Precision) -> Request:

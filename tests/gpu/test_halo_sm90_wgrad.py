@@ -14,16 +14,11 @@ from haloconv.precision import Precision
 from haloconv.problem import Request
 from tests import emulated_halo_sm90_wgrad, oracle
 from tests.cases import Case, case, make
-from tests.emulated import BY_NAME, Run
-from tests.exact import make_exact
+from tests.emulated import Run
 from tests.families import HALO_SM90_WGRAD, Subject, each_dtype, each_subject, name_of, over
-from tests.gpu.runs import check_run
-from tests.launches import launched
+from tests.gpu.runs import check_every_config, check_run, runs_of
 
-RUNS = tuple(
-    Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
-    for name, dtype, result, shape, finite in emulated_halo_sm90_wgrad.runs()
-)
+RUNS = runs_of("halo_sm90", emulated_halo_sm90_wgrad)
 LAYERS = tuple(
     case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
     for storage in ("contiguous", "channels_last")
@@ -57,23 +52,8 @@ def test_run(subject: Subject, run: Run, record: Callable) -> None:
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
 def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, record: Callable) -> None:
     """Right, and the same bits twice, in every config that the layer has."""
-    t, exact, spec = make(one, dtype, "cuda"), make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
-    request = _request(one, dtype, t.dy, t.x, spec.precision or "ieee")
-    want, configs = oracle.expected("wgrad", t, spec), wgrad.configs(request)
-    assert configs
-    for config in configs:
-        with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
-            run = wgrad.bind(request, config)
-            got, again = run(t.dy, t.x), run(t.dy, t.x)
-        error = oracle.check("wgrad", got, t, spec, want=want)
-        assert oracle.same_bits(got, again)
-        zones.check()
-        record(names, "wgrad", subject.label(dtype), error.norm)
-        with launched() as names:
-            run = wgrad.bind(request, config)
-            got = run(exact.dy, exact.x)
-        oracle.check_exact("wgrad", got, exact, spec)
-        record(names, "wgrad", subject.label(dtype), kind="exact")
+    t, spec = make(one, dtype, "cuda"), subject.on(one, dtype).spec
+    check_every_config(wgrad, _request(one, dtype, t.dy, t.x, spec.precision or "ieee"), one, t, subject, record)
 
 
 @pytest.mark.parametrize("subject", each_subject((HALO_SM90_WGRAD,)), ids=name_of)

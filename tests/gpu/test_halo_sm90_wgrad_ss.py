@@ -11,21 +11,15 @@ from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.layout import Layout
 from haloconv.plan import form_of
 from haloconv.problem import Request
-from tests import emulated_halo_sm90_wgrad_ss, oracle
-from tests.cases import Case, make
-from tests.cases import case as any_case
-from tests.emulated import BY_NAME, Run
-from tests.exact import make_exact
+from tests import emulated_halo_sm90_wgrad_ss
+from tests.cases import Case, case, make
+from tests.emulated import Run
 from tests.families import HALO_SM90_WGRAD, Subject, name_of, over
-from tests.gpu.runs import check_run
-from tests.launches import launched
+from tests.gpu.runs import check_every_config, check_run, runs_of
 
-RUNS = tuple(
-    Run("halo_sm90", BY_NAME[name], dtype, result, shape, finite)
-    for name, dtype, result, shape, finite in emulated_halo_sm90_wgrad_ss.runs()
-)
+RUNS = runs_of("halo_sm90", emulated_halo_sm90_wgrad_ss)
 LAYERS = tuple(
-    any_case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
+    case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
     for storage in ("contiguous", "channels_last")
     for name, reason, shape, layer in (
         ("resnet_56", "rows of 56 pixels", ((8, 64, 56, 56), (64, 3, 3)), {"padding": 1}),
@@ -56,19 +50,6 @@ def test_run(subject: Subject, run: Run, record: Callable) -> None:
 @pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
 def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, layout: Layout, record: Callable) -> None:
     """Right, and the same bits twice, in every config that the layer has and in both orders of dw."""
-    t, exact, spec = make(one, dtype, "cuda"), make_exact(one, dtype, "cuda"), subject.on(one, dtype).spec
+    t = make(one, dtype, "cuda")
     request = Request(one.problem("wgrad", dtype), form_of(t.dy), form_of(t.x), layout, t.dy.device)
-    want, configs = oracle.expected("wgrad", t, spec), wgrad_ss.configs(request)
-    assert configs
-    for config in configs:
-        run = wgrad_ss.bind(request, config)
-        with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
-            got, again = run(t.dy, t.x), run(t.dy, t.x)
-        error = oracle.check("wgrad", got, t, spec, want=want)
-        assert oracle.same_bits(got, again)
-        zones.check()
-        record(names, "wgrad", subject.label(dtype), error.norm)
-        with launched() as names:
-            got = run(exact.dy, exact.x)
-        oracle.check_exact("wgrad", got, exact, spec)
-        record(names, "wgrad", subject.label(dtype), kind="exact")
+    check_every_config(wgrad_ss, request, one, t, subject, record)
