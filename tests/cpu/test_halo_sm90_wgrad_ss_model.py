@@ -12,8 +12,7 @@ _SMEM_BYTES, _SM_COUNT, _CYCLES_OF_US = 227 << 10, 132, 1700
 
 # Images, channels, rows, columns, filters of a 3x3 layer; extents of tiles, blocks of a cluster, parts, and us.
 _MEASURED = {
-    "at 14": ((32, 256, 14, 14, 256),
-              [((64, 128, 3), 1, 5, 23.5), ((64, 64, 9), 1, 8, 25.8), ((64, 64, 9), 2, 8, 26.5)]),
+    "at 14": ((32, 256, 14, 14, 256), [((64, 128, 3), 1, 5, 23.5)]),
     "at 7": ((32, 512, 7, 7, 512), [((64, 64, 9), 2, 2, 26.3), ((64, 64, 10), 2, 2, 28.1), ((64, 64, 9), 1, 2, 28.8)]),
     "at 28": ((32, 128, 28, 28, 128), [((64, 64, 3), 1, 11, 21.0), ((64, 64, 3), 2, 10, 22.8)]),
     "at 56": ((32, 64, 56, 56, 64), [((64, 64, 3), 1, 44, 21.8), ((64, 64, 3), 2, 44, 24.4)]),
@@ -36,6 +35,6 @@ def test_times_are_near_and_the_first_tile_is_hardly_slower_than_the_fastest(nam
     times = []
     for tile, cluster, parts, us in measured:
         one = found[tile, cluster]
-        assert one.parts == parts and one.cycles / _CYCLES_OF_US == pytest.approx(us, rel=0.2)
+        assert one.parts == parts and one.cycles / _CYCLES_OF_US == pytest.approx(us, rel=0.12)
         times.append((one.cycles, us))
     assert min(times)[1] < 1.03 * min(us for _, us in times)
