@@ -146,14 +146,16 @@ def family_of(row: dict) -> str:
 def family_section(family: str, root: Path = ROOT) -> str:
     """The Markdown between the markers of a family's page: what its rows prove, a line a layer.
 
-    Of the first GPU that has rows of it; those of others are on the page of results.
+    Of the first GPU that has rows of it; those of others are on the page of results. Rows in tf32x3, which are compared
+    with PyTorch's full fp32, are a sentence.
     """
     for path in result_files(root, "latest.jsonl"):
         rows = [row for row in suite_rows(path.parent) if family_of(row) == family]
         if not rows:
             continue
         cases = {row["case"] for row in read_rows(path)}
-        suite = [row for row in rows if row["case"] in cases]
+        suite = [row for row in rows if row["case"] in cases and row["precision"] != "tf32x3"]
+        terms = [row for row in rows if row["case"] in cases and row["precision"] == "tf32x3"]
         other = [row for row in rows if row["case"] not in cases]
         lines = [
             f"**{span(rows, 'gpu')}**, {span(rows, 'date')}, commit {span(rows, 'commit')}; rows of `{family}` in",
@@ -164,6 +166,7 @@ def family_section(family: str, root: Path = ROOT) -> str:
             "",
             f"{summary(suite)}.",
         ]
+        lines += [f"In [tf32x3](../precision.md#tf32x3): {summary(terms)}."] if terms else []
         return "\n".join([*lines, *([f"Suites of other layers: {summary(other)}."] if other else [])])
     return NO_RESULTS
 

@@ -25,12 +25,14 @@ from haloconv.roofline import limit_ms
 
 _HOPPER = (9, 0)
 _BANDS_OF_TERMS = 31 * 31  # taps
+_CHANNELS_IN_TERMS, _NARROW_IN_TERMS, _PIXELS_IN_TERMS = 24, 128, 3136  # of a group, of weight gradients, of all images
 _MARCHED_TAPS = 49  # of one depthwise filter: what marches and small bands take
 _LEAST_OUTPUTS = 1 << 20  # elements: the smallest output that was measured of few channels per group
 _DENSE_CHANNELS = 32  # per group, in and out, at least: what halo_sm90 was measured on
 _STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
 _STEM_TAPS = 11  # in a row or column, at most: patches of 16x16 were behind
 _NARROW = 48  # pixels of a row: in 16-bit nchw layers of many taps were behind on shorter ones (draws of 2026-11-27)
+_MARCHED_COLS = 14  # of 16-bit nchw planes: one of 128 images of 7x7 was at 0.63 (a draw of 2026-11-27)
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
 
 
@@ -103,7 +105,7 @@ def _has_few_taps(problem: Problem) -> bool:
             return True
         return taps > 25 if problem.dtype == torch.float16 else strided or taps > 9
     if problem.layout == "nchw":
-        return not halves or taps > 9 or problem.q >= 28
+        return not halves or problem.q >= (_MARCHED_COLS if taps > 9 else 28)
     return halves or not strided or problem.direction == "dgrad"
 
 
@@ -203,11 +205,12 @@ def _has_many_taps(problem: Problem) -> bool:
 def _in_terms(problem: Problem, device: torch.device) -> Ruling | None:
     """What was measured ahead of full fp32 in three TF32 products, ``halo_sm90`` for dense layers, else None.
 
-    By rows of A and B on an NVIDIA H200 (2026-11-24), and by a probe of C, U-Net's, ASPP's and ResNet's 3x3 layers and
-    of 1x15 there beside earlier rows of PyTorch's: all of 32 channels and more, 9 taps and more, and 2^16 pixels and
-    more were ahead, those of ResNet at 56 pixels by the least. Of weight gradients those of A and B in ``nchw`` were
-    measured (NVIDIA H100, 2026-11-26), of 45 taps: others are left alone. Of depthwise layers that of 31x31 taps in
-    ``nchw`` (H200, 2026-11-27), where our own full fp32 took 1.56 to 1.81 times as long.
+    By rows of an NVIDIA H200 (2026-11-27). Of ``fprop`` and ``dgrad`` all of 24 channels a group and more, 9 taps and
+    more, and 3136 pixels and more were ahead (1.03 and more); of groups of 8 in ``nchw`` ``direct`` is faster. Weight
+    gradients of wide 3x3 layers stay with PyTorch, whose cuDNN has algorithms of fewer multiplications for them: with
+    256 channels it is ahead, with up to 128 behind (1.10 and more), and with more taps or a dilation far behind (2.7
+    and more). Of stems a 7x7 of stride 2 was ahead of both. Of depthwise layers that of 31x31 taps in ``nchw``, where
+    our own full fp32 took 1.56 to 1.81 times as long.
     """
     bands = _has_bands(problem) and problem.r * problem.s >= _BANDS_OF_TERMS and problem.layout == "nchw"
     if bands and FAMILIES["depthwise_toeplitz"].why_not(problem, device) is None:
@@ -215,10 +218,15 @@ def _in_terms(problem: Problem, device: torch.device) -> Ruling | None:
         return Ruling("depthwise_toeplitz", reason, "depthwise_toeplitz in_terms")
     taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
     channels = min(problem.c_per_group, problem.k_per_group)
-    many = taps >= 9 and channels >= _DENSE_CHANNELS and pixels >= 1 << 16
+    few = problem.layout == "nhwc" or problem.direction == "wgrad"
+    many = taps >= 9 and channels >= (8 if few else _CHANNELS_IN_TERMS) and pixels >= _PIXELS_IN_TERMS
+    many = many and problem.stride == (1, 1)
     if problem.direction == "wgrad":
-        many = many and taps >= 45 and pixels >= 1 << 20 and problem.layout == "nchw"
-    if many and problem.stride == (1, 1) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
+        narrow = max(problem.c_per_group, problem.k_per_group) <= _NARROW_IN_TERMS and pixels >= 4 * _PIXELS_IN_TERMS
+        many = many and (narrow or (pixels >= 1 << 15 and (taps >= 15 or max(problem.dilation) > 1)))
+    stem = problem.direction == "fprop" and problem.groups == 1 and problem.stride == (2, 2) and problem.k >= 64
+    stem = stem and problem.c <= _STEM_CHANNELS and taps >= 49 and pixels >= 1 << 19
+    if (many or stem) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
         reason = "by rule: halo_sm90 is faster in three TF32 products than full fp32 on layers of many taps"
         return Ruling("halo_sm90", reason, "halo_sm90 in_terms")
     return None

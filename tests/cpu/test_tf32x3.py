@@ -15,7 +15,7 @@ import haloconv
 from haloconv import emulator, reference
 from haloconv.bench.suite import SUITES, load_suite
 from haloconv.choose.buckets import layer_key, read_layer, size_of
-from haloconv.choose.measured import by_measured_rule
+from haloconv.choose.rules import by_rule
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.halo_sm90.conv import launches
@@ -181,21 +181,22 @@ def test_families_on_tensor_cores_without_it_say_so(name: str) -> None:
 
 def test_without_a_rule_it_gets_what_full_fp32_gets() -> None:
     for groups, family in ((1, "aten"), (32, "depthwise")):
-        problem = Problem("fprop", 16, 32, 64, 64, 32, 3, 3, groups=groups, precision="tf32x3")
+        problem = Problem("fprop", 64, 32, 64, 64, 32, 3, 3, groups=groups, stride=(2, 2), precision="tf32x3")
         with recording():
-            full = by_measured_rule(replace(problem, precision="ieee"), CPU)
-            assert by_measured_rule(problem, CPU) == full and full[0] == family
+            full = by_rule(replace(problem, precision="ieee"), CPU)
+            assert by_rule(problem, CPU) == full and full.family == family
 
 
 @pytest.mark.parametrize(
     ("changes", "family"),
-    [({}, "halo_sm90"), ({"direction": "dgrad"}, "halo_sm90"), ({"n": 15}, "aten"), ({"r": 1, "s": 1}, "aten"),
-     ({"k": 16}, "aten"), ({"stride": (2, 2), "n": 64}, "aten"), ({"direction": "wgrad"}, "aten")],
+    [({}, "halo_sm90"), ({"direction": "dgrad"}, "halo_sm90"), ({"n": 1, "h": 40}, "aten"), ({"r": 1, "s": 1}, "aten"),
+     ({"k": 16}, "aten"), ({"stride": (2, 2), "n": 64}, "aten"), ({"direction": "wgrad"}, "halo_sm90"),
+     ({"direction": "wgrad", "c": 256}, "aten")],
 )  # fmt: skip
 def test_the_rule_names_layers_of_many_taps_channels_and_pixels(changes: dict, family: str) -> None:
     problem = Problem("fprop", 16, 32, 64, 64, 32, 3, 3, padding=(1, 1, 1, 1), precision="tf32x3")
     with recording():
-        assert by_measured_rule(replace(problem, **changes), CPU)[0] == family
+        assert by_rule(replace(problem, **changes), CPU).family == family
 
 
 def test_pytorch_computes_it_in_full_fp32() -> None:
