@@ -20,7 +20,7 @@ def has_a_wide_filter_gradient(problem: Problem) -> bool:
 
     By rows of the suite on an NVIDIA H100 (2026-11-27: C, ASPP, 1x15, U-Net's, a VAE's, ResNet's and RegNet's layers)
     beside probes of an NVIDIA H200 (2026-11-23 to 26). Behind, or no more than 4 % ahead, and left out: TF32 in
-    ``nhwc`` and 16 bits on rows of 7.
+    ``nhwc`` on rows of 7.
     """
     if problem.direction != "wgrad" or problem.precision_label not in _ON_TENSOR_CORES:
         return False
@@ -52,20 +52,41 @@ def _has_a_grouped_filter_gradient(problem: Problem, pixels: int) -> bool:
 def _has_a_small_map(problem: Problem, pixels: int) -> bool:
     """TF32 of 256 channels and more on rows of 14, and in ``nchw`` of 7; 32 images are the fewest measured.
 
-    In 16 bits 128 channels on rows of 28 and 256 on rows of 14, by rows on an NVIDIA H200 (2026-11-27); in ``nhwc`` no
-    more than 256: 512 on rows of 7, and of 32 with a dilation, were behind.
+    In 16 bits 128 channels on rows of 28, 256 on rows of 14 and 512 on rows of 7, by rows on an NVIDIA H200
+    (2026-11-27; 1.08 and more); on rows of 7 64 images are the fewest measured. More channels are left out in ``nhwc``:
+    512 with a dilation were behind.
     """
     if problem.dtype.itemsize == 2:
         few, many = min(problem.c, problem.k), max(problem.c, problem.k)
-        wide = few >= (128 if problem.q >= 28 else 256) and max(problem.dilation) == 1
-        if problem.layout == "nchw":  # what is copied to be multiplied by descriptor
-            wide = wide and problem.c % 8 == problem.k % 8 == 0 and (few + many) * pixels <= _MOST_COPIED
+        wide = few >= (128 if problem.q >= 28 else 256 if problem.q >= 14 else 512) and max(problem.dilation) == 1
+        if problem.layout == "nchw":
+            wide = wide and _may_be_copied(problem, pixels)
         else:
-            wide = wide and many <= 256
-        return wide and problem.q >= 14 and pixels >= 6272
+            wide = wide and many <= (256 if problem.q >= 14 else 512)
+        return wide and problem.q >= 7 and pixels >= (6272 if problem.q >= 14 else 3136)
     if min(problem.c, problem.k) < 256:
         return False
     return problem.q >= (7 if problem.layout == "nchw" else 14) and pixels >= (1568 if problem.q < 14 else 6272)
+
+
+def _may_be_copied(problem: Problem, pixels: int) -> bool:
+    """Whether x and dy of ``nchw`` in 16 bits can be copied to be multiplied by descriptor."""
+    return problem.c % 8 == problem.k % 8 == 0 and (problem.c + problem.k) * pixels <= _MOST_COPIED
+
+
+def has_a_filter_gradient_of_products(problem: Problem) -> bool:
+    """``wgrad`` of 1x1 layers of stride 1 in 16-bit ``nchw``, whose short rows PyTorch copies, too.
+
+    By six rows on an NVIDIA H200 (2026-11-27; 1.19 to 1.24 times PyTorch's speed on rows of 14, 32 images), so that
+    none judged it. Left out: rows of 7 (1.02 to 1.08), and longer ones, whose copies cost more than they save (0.83 to
+    0.90).
+    """
+    if problem.direction != "wgrad" or problem.dtype.itemsize != 2 or problem.layout != "nchw" or problem.groups > 1:
+        return False
+    plain = problem.r == problem.s == 1 and problem.stride == (1, 1) and not any(problem.padding)
+    pixels = problem.n * problem.p * problem.q
+    enough = 14 <= problem.q < 28 and pixels >= 6272 and min(problem.c, problem.k) >= 256
+    return plain and enough and _may_be_copied(problem, pixels)
 
 
 def _is_of_signals(problem: Problem) -> bool:
@@ -136,6 +157,10 @@ KINDS = (
     (convolves_signals, "halo_sm90 is faster on signals of many channels on Hopper's tensor cores"),
     (has_a_filter_gradient_of_signals, "halo_sm90 is faster on weight gradients of signals on Hopper's tensor cores"),
     (upsamples_by_two, "halo_sm90 is faster on input gradients of stride 2 to few channels on Hopper's tensor cores"),
+    (
+        has_a_filter_gradient_of_products,
+        "halo_sm90 is faster on weight gradients of 1x1 layers of short rows on Hopper",
+    ),
     (has_a_strided_filter_gradient, "halo_sm90 is faster on weight gradients of stride 2 on Hopper's tensor cores"),
 )
 """Each kind, and the reason that is told."""
