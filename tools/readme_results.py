@@ -50,6 +50,7 @@ from tools.result_tables import (
     tally,
     times,
 )
+from tools.split_errors import splits_section
 from tools.stamp_tables import stamps_line, verified_section
 from tools.stamps import ROOT, pending, read_stamps
 
@@ -257,7 +258,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "verified": lambda: verified_section(read_stamps(), pending()),
     },
     "docs/export.md": {"export": export_section},
-    "docs/precision.md": {"modes": modes_section},
+    "docs/precision.md": {"modes": modes_section, "splits": splits_section},
     **{f"docs/kernels/{family}.md": {"rows": partial(family_section, family)} for family in OWN},
 }
 """Every page with generated sections, and who writes each section."""
