@@ -9,8 +9,20 @@ from itertools import product
 import torch
 from pytest import MonkeyPatch
 
-from haloconv.families.depthwise import box, box_wgrad, lanes_cut, pairs, patch, patch_wgrad, tile_sm90
+from haloconv.families.depthwise import (
+    box,
+    box_wgrad,
+    lanes_cut,
+    pairs,
+    patch,
+    patch_wgrad,
+    plane,
+    plane_wgrad,
+    tile_sm90,
+)
+from tests import emulated_depthwise_planes as planes
 from tests.cases import Case, case, pick
+from tests.emulated_depthwise_planes import PLANES
 
 CASES = (
     case("march_3x3", "aligned rows, threads that lie half outside, padding that differs on every side", (2, 3, 9, 20),
@@ -147,7 +159,9 @@ CASES = (
          storage="channels_last"),
     case("pairs_lead", "a run of bands that begins a row of patches before its first window", (2, 32, 10, 34),
          (32, 3, 5), padding=(1, 2), groups=32, storage="channels_last"),
+    *planes.CASES,
 )  # fmt: skip
+KERNELS_APART = {PLANES: planes.KERNELS}  # what runs of this shape alone launch
 
 # Cases of the shared list that the family takes.
 SHARED = pick("depthwise_multiplier", "one_by_one_everything")
@@ -217,6 +231,7 @@ EPILOGUES = (  # case, dtype, result, shape: every kernel, with a residual that 
     ("box_5x5_multiplier", _FP32, "residual_relu", SMALL),
     ("lanes_3x3", _FP32, "scale_residual", SMALL),
     ("lanes_slabs", _FP32, "residual_relu", SMALL),
+    *planes.EPILOGUES,
 )  # fmt: skip
 # Those that also run with values that are not finite.
 NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
@@ -224,6 +239,8 @@ NOT_FINITE = ("march_3x3", "march_stride_even", "march_nhwc")
 
 def results_of(one: Case) -> tuple[str, ...]:
     """The results of a case that run: where a channel has several filters no input gradient."""
+    if one in planes.CASES:
+        return planes.results_of(one)
     if one.name == "march_many_filters" or one.name in PAIRS_WGRAD:
         return ("wgrad",)
     return ("fprop", "dgrad", "wgrad") if one.problem().k_per_group == 1 else ("fprop", "wgrad")
@@ -231,13 +248,16 @@ def results_of(one: Case) -> tuple[str, ...]:
 
 def shape_of(one: Case) -> str:
     """What a case must be ``forced`` to on Hopper, to run on the kernels that it is for."""
+    if one in planes.CASES:
+        return PLANES
     return OLDER if one.name in STAGED else SMALL if one.name in LANES + BOXES else ""
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape (``forced``), and whether all inputs are finite."""
     every = (torch.float32, torch.float16, torch.bfloat16)
-    for one in (*SHARED, *CASES):
+    yield from planes.runs()
+    for one in (one for one in (*SHARED, *CASES) if one not in planes.CASES):
         shape = shape_of(one)
         some = (torch.float32, *HALVES.get(one.name, ()))
         if one.name in PAIRS_WGRAD:
@@ -264,12 +284,15 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 def forced(shape: str) -> Iterator[None]:
     """``OLDER``: Hopper's own kernels take nothing, so that those for older devices do; else they take small images.
 
-    ``SMALL``: lanes of channels and boxes do so, too.
+    ``SMALL``: lanes of channels and boxes do so, too. ``PLANES``: kernels of small planes take what they can, which
+    they leave to others else, and patches do not.
     """
-    assert shape in ("", OLDER, SMALL)
+    assert shape in ("", OLDER, SMALL, PLANES)
     with MonkeyPatch.context() as monkey:
+        for module in (plane, plane_wgrad) if shape != PLANES else ():
+            monkey.setattr(module, "configs", lambda request: [])
         for module in (patch, patch_wgrad):
-            monkey.setattr(module, "MOST_IDLE", 1000)
+            monkey.setattr(module, "MOST_IDLE", 0 if shape == PLANES else 1000)
         monkey.setattr(pairs, "LEAST_COLS", (0, 0))
         for limit in LANES_LIMITS if shape == SMALL else ():
             monkey.setattr(lanes_cut, limit, 0)

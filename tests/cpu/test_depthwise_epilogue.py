@@ -17,7 +17,7 @@ from tests import oracle
 from tests.activations import check_activation
 from tests.cases import generator
 from tests.emulated import BY_NAME, SM_COUNT
-from tests.emulated_depthwise import OLDER, SMALL, forced
+from tests.emulated_depthwise import OLDER, PLANES, SMALL, forced
 from tests.exact import integers, make_exact
 from tests.families import DEPTHWISE
 from tests.fuzz.campaign import commit_seed
@@ -39,6 +39,7 @@ KERNELS = {  # a case, its dtype, what it is forced to, and activations
     "tile": ("band_5x5_multiplier", torch.float32, OLDER, SOME),
     "box": ("box_sides", torch.float32, SMALL, SOME),
     "lanes": ("lanes_sides", torch.float32, SMALL, SOME),
+    "plane": ("plane_5x5", torch.float16, PLANES, SOME),
 }
 
 

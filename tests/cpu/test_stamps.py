@@ -76,6 +76,7 @@ HOST_AND_DEVICE = {
     "depthwise/band": {"depthwise/band.cu", "depthwise/strips.py", "depthwise/strips.cuh", "mma.cuh"},
     "depthwise/lanes_wgrad": {"depthwise/lanes_wgrad.cu", "depthwise/lanes_cut.py", "reduce/partials.cu"},
     "depthwise/tile_sm90": {"depthwise/tile_sm90.cu", "depthwise/landing.cuh", "mbarrier.cuh"},
+    "depthwise/plane_wgrad": {"depthwise/small_planes.cuh", "depthwise/small_planes.py", "reduce/partials.cu"},
     "depthwise/march": {"depthwise/march.cu", "depthwise/march_axes.cuh", "depthwise/march_form.py"},
 }  # fmt: skip
 BORROWS = {"grouped_sm90": {"halo_sm90"}, "halo_sm80": {"halo_sm90"}, "halo_sm80_wgrad": {"halo_sm80"}}

@@ -21,6 +21,8 @@ from haloconv.families.depthwise import (
     pairs_wgrad,
     patch,
     patch_wgrad,
+    plane,
+    plane_wgrad,
     tile,
     tile_sm90,
 )
@@ -43,6 +45,7 @@ from tests.emulated_depthwise import (
     shape_of,
 )
 from tests.emulated_depthwise import CASES as OWN_CASES
+from tests.emulated_depthwise_planes import CASES as SMALL_PLANES
 from tests.families import DEPTHWISE, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_integers, check_run
 from tests.launches import launched
@@ -69,6 +72,7 @@ RUNS = over(
 )
 NO_MARCHES = (
     pairs, pairs_wgrad, patch, patch_wgrad, tile_sm90, band, band_wgrad, tile, lanes, lanes_wgrad, box, box_wgrad,
+    plane, plane_wgrad,
 )  # fmt: skip
 FOLLOWED = tuple(
     (DEPTHWISE, Run("depthwise", BY_NAME[name], dtype, result, shape)) for name, dtype, result, shape in EPILOGUES
@@ -155,7 +159,9 @@ def test_every_tiling(one: Case, subject: Subject, dtype: torch.dtype, monkeypat
 
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((DEPTHWISE,)), ids=name_of)
 @pytest.mark.parametrize(
-    "one", [one for one in OWN_CASES if one.name in STAGED + PATCHES + LANES + BOXES + PAIRS], ids=case_id
+    "one",
+    [one for one in OWN_CASES if one.name in STAGED + PATCHES + LANES + BOXES + PAIRS or one in SMALL_PLANES],
+    ids=case_id,
 )
 def test_not_chosen(one: Case, subject: Subject, dtype: torch.dtype) -> None:
     """Kernels for older devices on Hopper, and Hopper's own on images that are small for them."""

@@ -16,6 +16,7 @@ from tests.mutations import (
     depthwise_pairs,
     depthwise_pairs_wgrad,
     depthwise_patch,
+    depthwise_planes,
     depthwise_toeplitz,
     depthwise_window,
     direct,
@@ -62,6 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *depthwise_pairs.MUTATIONS,
     *depthwise_pairs_wgrad.MUTATIONS,
     *depthwise_patch.MUTATIONS,
+    *depthwise_planes.MUTATIONS,
     *depthwise_toeplitz.MUTATIONS,
     *depthwise_window.MUTATIONS,
 )

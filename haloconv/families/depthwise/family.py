@@ -3,7 +3,7 @@
 Threads march down rows in registers. Aligned rows in 16 bits run on Hopper's tensor cores, as do filter gradients in
 16-bit channels_last; filters of more than 9 taps on aligned rows are staged in shared memory and run on older ones (16
 bits) or in register tiles (fp32). On Hopper rows of neighbouring channels in fp32 land in shared memory, and planes
-come as boxes where there are many taps.
+come as boxes where there are many taps. Small planes, whose rows begin anywhere, come many at a time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from haloconv.families.depthwise import (
     pairs_wgrad,
     patch,
     patch_wgrad,
+    plane,
+    plane_wgrad,
     sources,
     tile,
     tile_sm90,
@@ -33,8 +35,8 @@ from haloconv.families.depthwise import (
 from haloconv.jit import KernelSource
 from haloconv.problem import DIRECTIONS, Problem, Request, dense_request
 
-_DENSE = (lanes, pairs, patch, band, box, tile_sm90, tile, march)  # of fprop and dgrad, best first
-_WGRAD = (lanes_wgrad, patch_wgrad, box_wgrad, band_wgrad, pairs_wgrad, march_wgrad)
+_DENSE = (lanes, pairs, patch, band, box, tile_sm90, tile, plane, march)  # of fprop and dgrad, best first
+_WGRAD = (lanes_wgrad, patch_wgrad, box_wgrad, band_wgrad, pairs_wgrad, plane_wgrad, march_wgrad)
 _KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_DENSE, *_WGRAD)}
 
 

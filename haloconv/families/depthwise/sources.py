@@ -20,6 +20,8 @@ from haloconv.families.depthwise import (
     pairs_wgrad,
     patch,
     patch_wgrad,
+    plane,
+    plane_wgrad,
     tile,
     tile_sm90,
 )
@@ -58,6 +60,17 @@ _OTHERS: tuple[tuple[ModuleType, Layout, tuple[_OtherLayer, ...]], ...] = (  # n
                      (torch.bfloat16, 7, _FPROP))),
     (pairs_wgrad, "nhwc", tuple((*each, _WGRAD) for each in _HALVES)),
 )  # fmt: skip
+_SMALL: tuple[tuple[ModuleType, _Layer, int, tuple[Direction, ...]], ...] = (  # rows and columns of x
+    (plane, (torch.float16, "nchw", 3, 1), 14, _DENSE),
+    (plane, (torch.bfloat16, "nchw", 5, 1), 7, _DENSE),
+    (plane, (torch.float16, "nchw", 7, 1), 7, _FPROP),
+    (plane, (torch.float32, "nchw", 7, 1), 14, _FPROP),
+    (plane, (torch.float32, "nchw", 5, 2), 14, _DENSE),
+    (plane_wgrad, (torch.float16, "nchw", 3, 2), 14, _WGRAD),
+    (plane_wgrad, (torch.bfloat16, "nchw", 5, 1), 7, _WGRAD),
+    (plane_wgrad, (torch.float16, "nchw", 7, 1), 14, _WGRAD),
+    (plane_wgrad, (torch.float32, "nchw", 7, 1), 7, _WGRAD),
+)  # fmt: skip
 _SILU, _RELU, _ADDED = Epilogue(True, "silu"), Epilogue(activation="relu"), Epilogue(True, "relu", True)
 _FOLLOWED: tuple[tuple[ModuleType, _Layer, tuple[Epilogue, ...]], ...] = (
     (march, (torch.bfloat16, "nhwc", 3, 1), (_SILU, _ADDED)),
@@ -73,6 +86,11 @@ _FOLLOWED: tuple[tuple[ModuleType, _Layer, tuple[Epilogue, ...]], ...] = (
     (lanes, (torch.float32, "nhwc", 3, 1), (_ADDED,)),
     (lanes, (torch.float32, "nhwc", 5, 1), (_SILU,)),
 )
+_SMALL_FOLLOWED: tuple[tuple[_Layer, int, Epilogue], ...] = (  # of plane
+    ((torch.float16, "nchw", 5, 1), 7, _SILU),
+    ((torch.bfloat16, "nchw", 3, 1), 14, _ADDED),
+    ((torch.float32, "nchw", 7, 1), 7, _ADDED),
+)
 
 
 def sources() -> list[KernelSource]:
@@ -87,6 +105,11 @@ def sources() -> list[KernelSource]:
             _layer(direction, dtype, layout, taps) for dtype, taps, directions in layers for direction in directions
         )
         found += [twin.source(problem, twin.best_tiling(problem)) for problem in problems]
+    for twin, layer, size, directions in _SMALL:
+        found += [_small_source(twin, _layer(direction, *layer), size) for direction in directions]
+    for layer, size, epilogue in _SMALL_FOLLOWED:
+        problem = replace(_layer("fprop", *layer), bias=not epilogue.scale, epilogue=epilogue)
+        found.append(_small_source(plane, problem, size))
     return list({source.digest: source for source in found}.values())
 
 
@@ -94,6 +117,12 @@ def _march_source(problem: Problem) -> KernelSource:
     twin = march_wgrad if problem.direction == "wgrad" else march
     form = twin.form_of(dense_request(problem, _NO_DEVICE))
     source: KernelSource = twin.source(form, best_tiling(form))
+    return source
+
+
+def _small_source(twin: ModuleType, problem: Problem, size: int) -> KernelSource:
+    on_small_maps = replace(problem, h=size, w=size)
+    source: KernelSource = twin.source(on_small_maps, twin.best_tiling(on_small_maps))
     return source
 
 
