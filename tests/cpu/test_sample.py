@@ -182,4 +182,8 @@ def test_rules_are_judged_on_draws_that_they_were_not_drawn_from() -> None:
 
 def test_committed_draws_are_judged() -> None:
     found, others = judge_rules.draws(measured_tool.gpus()[0])
-    assert len(found) > 90 and others <= 20 and {"aten", "depthwise has_few_taps"} <= {draw.rule for draw in found}
+    assert (
+        len(found) > 90
+        and others <= 0.03 * len(found)
+        and {"aten", "depthwise has_few_taps"} <= {draw.rule for draw in found}
+    )
