@@ -18,9 +18,11 @@ def _fault(
 
 RUNS = (
     _fault("what is left over does not come", "less than 16 bytes at the end of a run count as nothing",
-           ("            if (left > 0)\n", "            if (left >= PIECE_BYTES)\n")),
-    _fault("a run is read beyond its end", "the last piece is read whole",
-           ("left < PIECE_BYTES ? left : PIECE_BYTES", "PIECE_BYTES")),
+           ("if (threadIdx.x < PIECE && whole * (int)sizeof(Elem) < bytes)", "if (false)")),
+    _fault("a piece is read beyond a run's end", "the last piece is read whole",
+           ("if (piece < bytes / PIECE_BYTES)", "if (piece * PIECE_BYTES < bytes)")),
+    _fault("an element is read beyond a run's end", "as many elements as a piece has are read",
+           ("at * (int)sizeof(Elem) < bytes ? run[at] : Elem{}", "run[at]")),
     _fault("what is left over does not leave", "elements behind the last whole piece are not written",
            ("if (rest * (int)sizeof(Elem) < bytes) run[rest]", "if (false) run[rest]")),
     _fault("a run is written beyond its end", "a piece that begins in the run leaves whole",

@@ -118,17 +118,21 @@ struct Geometry {
     }
 
     // A block of THREADS asks for `planes` planes, of MOST at most, that follow one another from a multiple of 16 bytes
-    // on. Zeros follow what is less than a piece.
+    // on. What is less than a piece is loaded at once, element by element, and zeros follow it.
     template <int MOST, int THREADS>
     static __device__ __forceinline__ void ask(char* smem, const Elem* run, int planes) {
         const int bytes = planes * PLANE_BYTES;
 #pragma unroll
         for (int i = 0; i < (MOST * PLANE_BYTES + THREADS * PIECE_BYTES - 1) / (THREADS * PIECE_BYTES); ++i) {
-            const int piece = threadIdx.x + i * THREADS, left = bytes - piece * PIECE_BYTES;
-            if (left > 0)
+            const int piece = threadIdx.x + i * THREADS;
+            if (piece < bytes / PIECE_BYTES)
                 ptx::cp_async_16(smem + place(piece), reinterpret_cast<const char*>(run) + piece * PIECE_BYTES,
-                                 left < PIECE_BYTES ? left : PIECE_BYTES);
+                                 PIECE_BYTES);
         }
+        constexpr int PIECE = PIECE_BYTES / (int)sizeof(Elem);
+        const int whole = bytes / PIECE_BYTES * PIECE, at = whole + threadIdx.x;
+        if (threadIdx.x < PIECE && whole * (int)sizeof(Elem) < bytes)
+            reinterpret_cast<Elem*>(smem)[at] = at * (int)sizeof(Elem) < bytes ? run[at] : Elem{};
     }
     // Planes leave as one run; what is less than a piece does so element by element.
     template <int MOST, int THREADS>
