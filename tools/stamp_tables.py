@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tools.result_tables import table
+from tools.stamps import gpus_of
 
 NO_STAMPS = "No kernel has been verified on a GPU yet: `make gpu` on a GPU machine writes the stamps."
 _COUNTS = {"checks": "checks", "exact_runs": "exact runs", "fuzz_problems": "fuzz problems", "sanitizer_calls": "calls"}
@@ -26,7 +27,8 @@ def verified_section(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> 
             continue
         if "carried_from" in stamp and name not in waiting:
             state += f" at {stamp['carried_from']['commit']}, carried over unchanged"
-        place = f"{stamp['gpu']}, PyTorch {stamp['torch']}"
+        others = "".join(f"; {each['gpu']}, {each['checks']} checks" for each in stamp.get("also", []))
+        place = f"{stamp['gpu']}, PyTorch {stamp['torch']}{others}"
         counts = [str(stamp.get(key, "–")) for key in _COUNTS]
         errors = ", ".join(f"{label} {error:.1e}" for label, error in sorted(stamp["worst_errors"].items()))
         rows.append([f"`{name}`", state, place, *counts, errors, stamp["sanitizer"], stamp["date"]])
@@ -39,7 +41,7 @@ def stamps_line(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> str:
         return NO_STAMPS
     late = {name.partition("/")[0] for name in waiting}
     held = sorted({name.partition("/")[0] for name in stamps} - late)
-    gpus = ", ".join(sorted({stamp["gpu"] for stamp in stamps.values()}))
+    gpus = ", ".join(sorted({gpu for stamp in stamps.values() for gpu in gpus_of(stamp)}))
     lines = [f"Verified on {gpus}: {_quoted(held)}."] if held else []
     fuzzed, exact, calls = (sum(stamp.get(key, 0) for stamp in stamps.values()) for key in _SUMMED)
     if fuzzed:

@@ -1,5 +1,7 @@
 """Stamps: a file a family under benchmarks/verified, a line a kernel. families.closure says what a hash covers.
 
+A stamp is of the GPU model that ran last; under ``also`` it keeps what others found on the same sources.
+
 ``python -m tools.stamps`` writes haloconv/choose/stamped.json, which tells the package of the stamps that hold.
 """
 
@@ -10,7 +12,7 @@ import json
 import re
 from pathlib import Path
 
-from haloconv.choose.trust import STAMPED
+from haloconv.choose.trust import STAMPED, Stamped
 from haloconv.env import child_environment
 from haloconv.families.closure import (
     all_hashes,
@@ -32,6 +34,8 @@ PENDING = VERIFIED / "PENDING.md"
 PENDING_LINE = re.compile(r"^[-*] `(?P<kernel>[\w/]+)` \((?P<date>\d{4}-\d{2}-\d{2})\): (?P<reason>.+)$", re.MULTILINE)
 
 
+_ALSO = ("gpu", "torch", "checks", "exact_runs", "sanitizer_calls", "commit", "date")
+"""What stays of the stamp of a GPU model when another one runs the same sources."""
 _VERIFIED_ELSEWHERE = {"reduce": ("direct",)}
 """Families that nobody asks for by name and many launch: whose tests are enough to verify them."""
 
@@ -61,10 +65,25 @@ def carried_hashes(folder: Path = VERIFIED) -> list[tuple[str, str, str]]:
     return [(kernel, each["carried_from"]["hash"], each["hash"]) for kernel, each in stamps if "carried_from" in each]
 
 
+def with_others(new: dict, old: dict | None) -> dict:
+    """The new stamp, with what other GPU models found on the same sources, as the old one has it."""
+    if old is None or old["hash"] != new["hash"]:
+        return new
+    known = [*new.get("also", []), {key: old[key] for key in _ALSO if key in old}, *old.get("also", [])]
+    others = {each["gpu"]: each for each in reversed(known) if each["gpu"] != new["gpu"]}
+    return {**new, "also": [others[gpu] for gpu in sorted(others)]} if others else new
+
+
+def gpus_of(stamp: dict) -> list[str]:
+    """The GPU models that vouch for the sources of a stamp, sorted."""
+    return sorted({stamp["gpu"], *(each["gpu"] for each in stamp.get("also", []))})
+
+
 def write_stamps(stamps: dict[str, dict], folder: Path = VERIFIED) -> list[Path]:
     """Put stamps into their families' files; those of other kernels stay unless the kernel is gone. Gives the files."""
     before = read_stamps(folder)
-    whole = {kernel: stamp for kernel, stamp in (before | stamps).items() if kernel in kernels()}
+    merged = {kernel: with_others(stamp, before.get(kernel)) for kernel, stamp in stamps.items()}
+    whole = {kernel: stamp for kernel, stamp in (before | merged).items() if kernel in kernels()}
     written = []
     for family in sorted({kernel.split("/")[0] for kernel in {*stamps, *(before.keys() - whole.keys())}}):
         own = {kernel.split("/")[1]: whole[kernel] for kernel in sorted(whole) if kernel.split("/")[0] == family}
@@ -80,10 +99,10 @@ def write_stamps(stamps: dict[str, dict], folder: Path = VERIFIED) -> list[Path]
     return written
 
 
-def stamped(stamps: dict[str, dict]) -> dict[str, dict[str, str]]:
-    """What choose/stamped.json holds: GPU model and device code of each kernel whose stamp is of today's sources."""
+def stamped(stamps: dict[str, dict]) -> dict[str, Stamped]:
+    """What choose/stamped.json holds: GPU models and device code of each kernel whose stamp is of today's sources."""
     return {
-        kernel: {"gpu": stamp["gpu"], "source": device_hash(kernel)}
+        kernel: {"gpus": gpus_of(stamp), "source": device_hash(kernel)}
         for kernel, stamp in sorted(stamps.items())
         if kernel in kernels() and stamp["hash"] == stamp_hash(kernel)
     }

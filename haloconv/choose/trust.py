@@ -11,6 +11,7 @@ import json
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import TypedDict
 
 from haloconv.choose.measuring import ONE_AT_A_TIME, measuring
 from haloconv.choose.records import Record, shelf_of
@@ -23,10 +24,17 @@ STAMPED = Path(__file__).with_name("stamped.json")
 _trusted: set[Record] = set()
 
 
+class Stamped(TypedDict):
+    """The GPU models on which a kernel was verified, and the hash of its device code."""
+
+    gpus: list[str]
+    source: str
+
+
 @cache
-def stamped() -> dict[str, dict[str, str]]:
-    """The stamps that hold: kernel -> GPU model -> hash of the kernel's device code that was verified there."""
-    stamped: dict[str, dict[str, str]] = json.loads(STAMPED.read_text(encoding="utf-8"))
+def stamped() -> dict[str, Stamped]:
+    """The stamps that hold, by kernel."""
+    stamped: dict[str, Stamped] = json.loads(STAMPED.read_text(encoding="utf-8"))
     return stamped
 
 
@@ -36,7 +44,8 @@ def has_stamp(record: Record) -> bool:
     Its device code is compared, which the record was found by. What else a stamp covers takes half a second to hash:
     the list is written, and held against the stamps by a test, for the sources that it comes with.
     """
-    return stamped().get(record.kernel) == {"gpu": record.gpu, "source": record.source}
+    stamp = stamped().get(record.kernel)
+    return stamp is not None and record.gpu in stamp["gpus"] and record.source == stamp["source"]
 
 
 def knows(record: Record) -> bool:

@@ -46,10 +46,10 @@ def test_a_shipped_record_is_looked_at_once(special: FakeFamily, shipped: Callab
 
 
 @pytest.fixture
-def stamp(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def stamp(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """The one stamp that there is, of the kernel that the shipped record names."""
     (found,) = [record(NCHW, "special", config="rows8")]
-    made = {"gpu": found.gpu, "source": found.source}
+    made: dict[str, object] = {"gpus": ["Another GPU", found.gpu], "source": found.source}
     monkeypatch.setattr(trust, "stamped", lambda: {found.kernel: made})
     return made
 
@@ -60,7 +60,7 @@ def test_a_record_of_a_stamped_kernel_needs_no_look(special: FakeFamily, shipped
     assert (found.family, found.config, special.bound) == ("special", "rows8", [])
 
 
-@pytest.mark.parametrize("other", [{"gpu": "NVIDIA H100"}, {"source": "0" * 64}])
+@pytest.mark.parametrize("other", [{"gpus": ["NVIDIA H100"]}, {"source": "0" * 64}])
 def test_a_stamp_of_another_gpu_or_of_other_code_does_not_count(
     special: FakeFamily, shipped: Callable, stamp: dict, other: dict
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -296,4 +297,27 @@ def test_the_package_knows_the_stamps_that_hold() -> None:
 def test_a_stamp_of_other_sources_is_not_told_to_the_package() -> None:
     holds, other = {"hash": stamps.stamp_hash(KERNELS[0]), "gpu": "A GPU"}, {"hash": "0" * 64, "gpu": "A GPU"}
     found = stamps.stamped({KERNELS[0]: holds, KERNELS[1]: other, "gone/kernel": holds})
-    assert found == {KERNELS[0]: {"gpu": "A GPU", "source": device_hash(KERNELS[0])}}
+    assert found == {KERNELS[0]: {"gpus": ["A GPU"], "source": device_hash(KERNELS[0])}}
+
+
+def test_gpu_models_vouch_for_the_same_sources_side_by_side(tmp_path: Path) -> None:
+    """What another model found stays beside the newest stamp, once each, until the sources change."""
+    kernel, facts = KERNELS[0], {"checks": 7, "date": "2026-01-01"}
+    before = {"hash": stamps.stamp_hash(kernel), "gpu": "A GPU", "errors": {}, **facts}
+    stamps.write_stamps({kernel: before}, tmp_path)
+    for gpu, others in (("Another GPU", ["A GPU"]), ("A third", ["A GPU", "Another GPU"]),
+                        ("A GPU", ["A third", "Another GPU"])):  # fmt: skip
+        stamps.write_stamps({kernel: {**before, "gpu": gpu}}, tmp_path)
+        found = stamps.read_stamps(tmp_path)[kernel]
+        assert found["gpu"] == gpu and found["also"] == [{"gpu": other, **facts} for other in others]
+    assert stamps.stamped({kernel: found})[kernel]["gpus"] == ["A GPU", "A third", "Another GPU"]
+    stamps.write_stamps({kernel: {**before, "hash": "of other sources"}}, tmp_path)
+    assert "also" not in stamps.read_stamps(tmp_path)[kernel]
+
+
+def test_a_record_is_trusted_on_each_gpu_model_that_vouches_for_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "stamped", lambda: {"a/kernel": {"gpus": ["A GPU", "Another GPU"], "source": "1234"}})
+    for gpu, source, trusted in (("A GPU", "1234", True), ("Another GPU", "1234", True), ("A third", "1234", False),
+                                 ("A GPU", "5678", False)):  # fmt: skip
+        record = SimpleNamespace(family="a", kernel="a/kernel", gpu=gpu, source=source)
+        assert trust.has_stamp(record) is trusted
