@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
-from haloconv.choose.measuring import ONE_AT_A_TIME, measuring
+from haloconv.choose.measuring import measuring
 from haloconv.choose.records import Record, shelf_of
 from haloconv.device import is_capturing
 from haloconv.families.base import Config
@@ -58,12 +58,11 @@ def examine(record: Record, request: Request, config: Config) -> bool:
     code = measuring()
     if code is None or is_capturing(request.device):
         return False
-    with ONE_AT_A_TIME:
-        complaint = code.complaint_about(request, record.family, config)
-        if complaint is None:
-            _trusted.add(record)
-            return True
-        shelf_of(request.facts).discard(record)
+    complaint = code.complaint_about(request, record.family, config)
+    if complaint is None:
+        _trusted.add(record)
+        return True
+    shelf_of(request.facts).discard(record)
     if complaint:
         warnings.warn(
             f"haloconv: a shipped record is not followed: {record.family} for {request.problem}: {complaint}",

@@ -21,11 +21,14 @@ _untunable: dict[tuple[str, object], str] = {}
 
 
 def complaint_about(request: Request, family: str, config: Config) -> str | None:
-    """None if the config gives about PyTorch's result, else what it does; empty if there was no memory to see."""
+    """None if the config gives about PyTorch's result, else what it does; empty if there was no memory to see.
+
+    Threads compile side by side, and compare one after another.
+    """
     problem = request.problem
     try:
-        with plain_surroundings(problem), unsearched():
-            ours, theirs = (bind(request, each) for each in (Candidate(family, config), ATEN))
+        ours, theirs = (bind(request, each) for each in (Candidate(family, config), ATEN))
+        with ONE_AT_A_TIME, plain_surroundings(problem), unsearched():
             operands = operands_of(problem, request.device)
             expected = theirs(*operands)
             result = on_poisoned_memory(lambda: ours(*operands), expected)

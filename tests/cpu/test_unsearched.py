@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -14,11 +16,13 @@ import haloconv
 from haloconv.bench.networks.swapped import Options, layers_of
 from haloconv.bench.trial import Budget
 from haloconv.bench.values import check_model
+from haloconv.choose.measuring import ONE_AT_A_TIME
 from haloconv.device import Device, set_stand_in
 from haloconv.families import FAMILIES
+from haloconv.families.base import BoundCall, Config
 from haloconv.jit import TENSOR_MAP_BYTES
 from haloconv.plan import clear_plans
-from haloconv.problem import Problem, dense_request
+from haloconv.problem import Problem, Request, dense_request
 from haloconv.reference import cudnn_search, unsearched
 from haloconv.tune.first_use import complaint_about
 from haloconv.tune.problems import problems_of
@@ -99,6 +103,31 @@ def test_a_look_at_a_record_searches_nothing() -> None:
         (config, *_) = FAMILIES["direct"].configs(request)
         complaint_about(request, "direct", config)
     assert ran.seen == [APART]
+
+
+def test_looks_at_records_compile_side_by_side_and_compare_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While something is measured a look at a record binds its kernel, and then waits."""
+    bound, ended = threading.Event(), threading.Event()
+    family = FAMILIES["direct"]
+
+    def bind(request: Request, config: Config) -> BoundCall:
+        bound.set()
+        return family.__class__.bind(family, request, config)
+
+    def look() -> None:
+        complaint_about(request, "direct", config)
+        ended.set()
+
+    with idle_gpu():
+        request = dense_request(Problem("fprop", 2, 16, 8, 8, 16, 3, 3), torch.device("cpu"))
+        (config, *_) = family.configs(request)
+        monkeypatch.setattr(family, "bind", bind)
+        with ThreadPoolExecutor(1) as pool:
+            with ONE_AT_A_TIME:
+                running = pool.submit(look)
+                assert bound.wait(30) and not ended.wait(0.1)
+            running.result(30)
+    assert ended.is_set()
 
 
 def test_passes_that_look_for_layers_search_nothing() -> None:
