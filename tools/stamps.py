@@ -1,6 +1,7 @@
 """Stamps: a file a family under benchmarks/verified, a line a kernel. families.closure says what a hash covers.
 
-A stamp is of the GPU model that ran last; under ``also`` it keeps what others found on the same sources.
+A stamp is of the GPU model that ran last; under ``also`` it keeps what others found on the same sources, and under
+``same`` the hashes of former sources that were proven to be these (tools/carry.py).
 
 ``python -m tools.stamps`` writes haloconv/choose/stamped.json, which tells the package of the stamps that hold.
 """
@@ -12,6 +13,7 @@ import json
 import re
 from pathlib import Path
 
+from haloconv.bench.stale import same_hashes
 from haloconv.choose.trust import STAMPED, Stamped
 from haloconv.env import child_environment
 from haloconv.families.closure import (
@@ -66,12 +68,14 @@ def carried_hashes(folder: Path = VERIFIED) -> list[tuple[str, str, str]]:
 
 
 def with_others(new: dict, old: dict | None) -> dict:
-    """The new stamp, with what other GPU models found on the same sources, as the old one has it."""
+    """The new stamp, with what the old one knows of the same sources: other GPU models, hashes of former sources."""
     if old is None or old["hash"] != new["hash"]:
         return new
     known = [*new.get("also", []), {key: old[key] for key in _ALSO if key in old}, *old.get("also", [])]
     others = {each["gpu"]: each for each in reversed(known) if each["gpu"] != new["gpu"]}
-    return {**new, "also": [others[gpu] for gpu in sorted(others)]} if others else new
+    also = {"also": [others[gpu] for gpu in sorted(others)]} if others else {}
+    former = same_hashes(old) | same_hashes(new)
+    return {**new, **also, **({"same": sorted(former)} if former else {})}
 
 
 def gpus_of(stamp: dict) -> list[str]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from haloconv.bench.results import BENCHMARKS, ResultRow
 from haloconv.families import FAMILIES
@@ -47,10 +47,14 @@ def same_sources(folder: Path, kernel: str) -> frozenset[str]:
     family, _, name = kernel.partition("/")
     file = folder / f"{family}.json"
     stamp = json.loads(file.read_text(encoding="utf-8"))["kernels"].get(name, {}) if file.is_file() else {}
+    return same_hashes(stamp) if stamp.get("hash") == source_of(kernel) else frozenset()
+
+
+def same_hashes(stamp: dict[str, Any]) -> frozenset[str]:
+    """Hashes of former sources that were proven to be those of a stamp."""
     origin = stamp.get("carried_from")
-    if origin is None or stamp["hash"] != source_of(kernel):
-        return frozenset()
-    return frozenset([origin["hash"], *origin.get("between", [])])
+    carried = [origin["hash"], *origin.get("between", [])] if origin else []
+    return frozenset([*carried, *stamp.get("same", [])])
 
 
 def stale_settings(rows: Iterable[ResultRow]) -> dict[LayerSetting, list[str]]:

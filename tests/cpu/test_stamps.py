@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from haloconv import families
+from haloconv.bench.stale import same_sources
 from haloconv.choose import trust
 from haloconv.families import closure
 from haloconv.families.files import device_hash, kernels_of
@@ -313,6 +314,19 @@ def test_gpu_models_vouch_for_the_same_sources_side_by_side(tmp_path: Path) -> N
     assert stamps.stamped({kernel: found})[kernel]["gpus"] == ["A GPU", "A third", "Another GPU"]
     stamps.write_stamps({kernel: {**before, "hash": "of other sources"}}, tmp_path)
     assert "also" not in stamps.read_stamps(tmp_path)[kernel]
+
+
+def test_a_new_stamp_of_the_same_sources_knows_what_was_carried_to_them(tmp_path: Path) -> None:
+    kernel = KERNELS[0]
+    new = {"hash": stamps.stamp_hash(kernel), "gpu": "A GPU"}
+    carried = {"carried_from": {"hash": "judged", "between": ["moved"]}}
+    stamps.write_stamps({kernel: new | carried}, tmp_path)
+    for again in (new, new | {"gpu": "Another GPU"}):
+        stamps.write_stamps({kernel: again}, tmp_path)
+        found = stamps.read_stamps(tmp_path)[kernel]
+        assert found["same"] == ["judged", "moved"] and "carried_from" not in found
+        assert same_sources(tmp_path, kernel) == {"judged", "moved"}
+        same_sources.cache_clear()
 
 
 def test_a_record_is_trusted_on_each_gpu_model_that_vouches_for_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
