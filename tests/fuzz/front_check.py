@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
@@ -87,13 +88,18 @@ def wanted(draw: FrontDraw, operands: list[Tensor | None]) -> dict[str, Tensor]:
 
 
 def of_pytorch(draw: FrontDraw, operands: list[Tensor | None]) -> dict[str, Tensor]:
-    """What PyTorch's function gives of these operands, in their dtype and on their device."""
+    """What PyTorch's function gives of these operands, in their dtype and on their device.
+
+    Padding that differs between the ends of a signal, which it does not have, is a padded copy.
+    """
     x, w, b, dy = operands
     assert x is not None and w is not None and dy is not None
     leaves = [each.detach().requires_grad_() for each in (x, w, b) if each is not None]
     options = draw.options()
     image = leaves[0]
-    if len(draw.padding) > len(draw.stride):
+    if len(draw.padding) > len(draw.stride) and len({*draw.padding}) == 1:
+        options["padding"] = draw.padding[0]
+    elif len(draw.padding) > len(draw.stride):
         image, options["padding"] = torch.nn.functional.pad(image, draw.padding), 0
     y = draw.one.theirs(image, *leaves[1:], **options)
     return dict(zip(RESULTS, [y.detach(), *torch.autograd.grad(y, leaves, dy)], strict=False))
@@ -153,20 +159,31 @@ def check_sums(got: Tensor, want: Tensor) -> None:
     )
 
 
+def after_other_values() -> Iterator[None]:
+    """Several times, each after memory of many sizes was filled with large numbers and given back."""
+    for _ in range(8):
+        held = [torch.full((1 << size,), 1e30) for size in range(4, 16) for _ in range(4)]
+        del held
+        yield
+
+
 def check_of_pytorch(draw: FrontDraw, result: str, got: Tensor, want: Tensor, operands: list[Tensor | None]) -> None:
     """Raises AssertionError unless what PyTorch computed is within its error, or PyTorch's function, called directly
     on these operands, is off as well.
 
     On some CPUs it is: PyTorch 2.13 gives other weight gradients than in float64 of depthwise layers in channels_last
-    whose axis has a stride and a dilation, and other forwards in bf16 of strided layers whose output is one column.
+    whose axis has a stride and a dilation, and other forwards and weight gradients in bf16 of strided layers whose
+    output is one column. These depend on what memory held before, so the function is called after other values.
     """
     limit = OF_PYTORCH.get(got.dtype, 1e-6)
     error = relative_norm(got, want)
     if error <= limit:
         return
     with convolution_precision("ieee"):
-        direct = relative_norm(of_pytorch(draw, operands)[result], want)
-    assert not direct <= limit, f"PyTorch's: off by {error:.1e} of the norm, {direct:.1e} where it is called directly"
+        direct = [relative_norm(of_pytorch(draw, operands)[result], want) for _ in after_other_values()]
+    assert any(not each <= limit for each in direct), (
+        f"PyTorch's: off by {error:.1e} of the norm, {max(direct):.1e} at most where it is called directly"
+    )
 
 
 def relative_norm(got: Tensor, want: Tensor) -> float:
