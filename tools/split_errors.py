@@ -6,11 +6,13 @@ with i + j below the number of terms are summed, here in float64, so that the er
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
+from haloconv.families.halo_sm90.terms import products_of
+from haloconv.problem import Problem
+from haloconv.reference import error_limits
 from haloconv.roofline import ceilings_of
 from tests.cases import values
 from tools.result_tables import table
@@ -26,10 +28,6 @@ class Split(NamedTuple):
     unit: str
     bits: int
     terms: int
-
-    @property
-    def products(self) -> int:
-        return self.terms * (self.terms + 1) // 2
 
 
 SPLITS = (Split("bf16x3", "bf16", 8, 2), Split("tf32x3", "tf32", 11, 2), Split("bf16x6", "bf16", 8, 3))
@@ -61,8 +59,8 @@ def error_of(one: Split, kind: str) -> float:
 
 
 def limit() -> float:
-    """What fp32 may err by in all: haloconv/reference.py."""
-    return 5e-7 * math.sqrt(math.log2(_LENGTH))
+    """What fp32 may err by in all, at so many products."""
+    return error_limits(Problem("fprop", 1, _LENGTH, 1, 1, 1, 1, 1)).norm
 
 
 def splits_section(gpu: str = "NVIDIA H200") -> str:
@@ -71,9 +69,10 @@ def splits_section(gpu: str = "NVIDIA H200") -> str:
     if rates is None:
         raise ValueError(f"no rate of {gpu} was measured")
     body = [
-        [one.name, str(one.products), f"{rates.flops_per_s[one.unit] / one.products / 1e12:.0f}",
+        [one.name, str(products), f"{rates.flops_per_s[one.unit] / products / 1e12:.0f}",
          *(f"{error_of(one, kind):.1e}" for kind in KINDS)]
         for one in SPLITS
+        for products in [products_of(one.terms)]
     ]  # fmt: skip
     lines = table(["split", "products", "TFLOP/s of fp32, at most", *KINDS], body)
     return "\n".join([*lines, "", f"The limit of fp32 is {limit():.1e} at {_LENGTH} products."])
