@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 from haloconv import plan
 from haloconv.device import Device, DeviceFacts, set_stand_in, stand_in
+from haloconv.families.base import Kernel
 from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel, nvrtc_info
+from haloconv.problem import Request
 
 
 class _Nothing:
@@ -64,3 +66,11 @@ def compile_all(sources: Iterable[KernelSource], arch: str) -> None:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def why_refused(kernel: Kernel, request: Request, facts: DeviceFacts) -> str | None:
+    """Why the kernel does not take the request on such a device; it offers a config exactly if there is no reason."""
+    with noted_sources(facts):
+        reason = kernel.why_not(request)
+        assert len(kernel.configs(request)) == (reason is None)
+    return reason

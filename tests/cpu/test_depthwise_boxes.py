@@ -15,7 +15,7 @@ from haloconv.families.depthwise.boxes import COLS, Cut, Tiling
 from haloconv.families.depthwise.layer import lead, shapes
 from haloconv.layout import strides_of
 from haloconv.problem import Direction, Problem, Request, TensorForm, dense_request
-from tests.sources import noted_sources
+from tests.sources import why_refused
 
 CPU = torch.device("cpu")
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 227 << 10, "580")
@@ -30,12 +30,7 @@ def layer(direction: Direction, n: int, h: int, w: int, taps: int = 7, channels:
 
 
 def refusal(request: Request, facts: DeviceFacts = H200) -> str | None:
-    """Why the kernel does not take the request on such a device; it offers a config exactly if there is no reason."""
-    module = box_wgrad if request.problem.direction == "wgrad" else box
-    with noted_sources(facts):
-        reason = module.why_not(request)
-        assert len(module.configs(request)) == (reason is None)
-    return reason
+    return why_refused(box_wgrad if request.problem.direction == "wgrad" else box, request, facts)
 
 
 def dense_refusal(problem: Problem, facts: DeviceFacts = H200) -> str | None:

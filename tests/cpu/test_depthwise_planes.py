@@ -19,7 +19,7 @@ from haloconv.families.depthwise.small_planes import MOST_COLS, MOST_PIXELS, Til
 from haloconv.jit import get_kernel
 from haloconv.layout import strides_of
 from haloconv.problem import DIRECTIONS, Direction, Problem, Request, TensorForm, dense_request
-from tests.sources import compile_all, noted_sources
+from tests.sources import compile_all, noted_sources, why_refused
 
 CPU = torch.device("cpu")
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 227 << 10, "580")
@@ -35,12 +35,7 @@ def layer(direction: Direction, size: int, taps: int, dtype: torch.dtype = torch
 
 
 def refusal(request: Request, facts: DeviceFacts = H200) -> str | None:
-    """Why the kernel does not take the request on such a device; it offers a config exactly if there is no reason."""
-    module = plane_wgrad if request.problem.direction == "wgrad" else plane
-    with noted_sources(facts):
-        reason = module.why_not(request)
-        assert len(module.configs(request)) == (reason is None)
-    return reason
+    return why_refused(plane_wgrad if request.problem.direction == "wgrad" else plane, request, facts)
 
 
 def dense_refusal(problem: Problem, facts: DeviceFacts = H200) -> str | None:
