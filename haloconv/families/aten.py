@@ -138,12 +138,21 @@ def _dgrad(order: Layout, problem: Problem, dy: torch.Tensor, w: torch.Tensor) -
     if order == "nhwc":
         like_x = dy.new_empty_strided((n, c, *extents), strides_of((n, c, *extents), "nhwc"))
     else:
-        like_x = dy.new_empty((1,)).expand(n, c, *extents)  # no memory but that of one element
+        like_x = _only_a_shape(dy, (n, c, *extents))
     dx = _backward(problem, dy, like_x, w, padding, [True, False, False])[0]
     return dx if is_symmetric(problem) else dx[:, :, top : top + h, left : left + width]
 
 
 def _wgrad(result_layout: Layout, problem: Problem, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     x, padding = _padded(problem, _in_order(result_layout, x))
-    like_w = dy.new_empty((1,)).expand(problem.w_shape)  # only its shape is read
+    like_w = _only_a_shape(dy, problem.w_shape)
     return _backward(problem, dy, x, like_w, padding, [False, True, False])[1]
+
+
+def _only_a_shape(dy: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of which PyTorch reads the shape alone: one element of dy.
+
+    It allocates nothing, so that what PyTorch allocates lies where it does without us.
+    """
+    one = dy if dy.numel() else dy.new_empty((1,))
+    return one.as_strided(shape, (0,) * len(shape))
