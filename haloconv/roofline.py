@@ -87,5 +87,10 @@ def least_ms(problem: Problem, gpu_name: str) -> float | None:
 
 def least_memory_ms(problem: Problem, gpu_name: str) -> float | None:
     """``least_ms`` of the memory alone, which holds for algorithms with fewer multiplications, too."""
+    return least_traffic_ms(problem.bytes, gpu_name)
+
+
+def least_traffic_ms(traffic_bytes: int, gpu_name: str) -> float | None:
+    """The ms that the data sheet's memory needs for so many bytes; None if the GPU has no sheet."""
     sheet = _of(gpu_name, DATA_SHEETS)
-    return None if sheet is None else problem.bytes / sheet.bytes_per_s * 1e3
+    return None if sheet is None else traffic_bytes / sheet.bytes_per_s * 1e3

@@ -16,7 +16,7 @@ from haloconv.problem import DIRECTIONS, Problem
 from haloconv.problem_file import how_it_ended
 from haloconv.reference import Error, Limits, Oracle, measure_error, raised
 from haloconv.report import Row
-from haloconv.roofline import least_memory_ms, least_ms, limit_ms
+from haloconv.roofline import least_memory_ms, least_ms, least_traffic_ms, limit_ms
 from haloconv.tune.judge import UNLIMITED, complaint_about, on_poisoned_memory, relative_difference
 from haloconv.tune.timing import Timing, compare
 
@@ -119,7 +119,7 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         **measured(timings),
         flops=None if step == "bgrad" else problem.flops,
         limit_ms=own_limit,
-        bytes=None if step == "bgrad" else problem.bytes,
+        bytes=layer.dy.nbytes if step == "bgrad" else problem.bytes,
         config=ran.key,
         kernel=ran.kernel,
         source=source_of(ran.kernel) if ran.kernel else None,
@@ -211,12 +211,15 @@ def too_fast(row: Row, problems: Sequence[Problem], gpu: str | None) -> str | No
     """The complaint about a time below what the GPU's data sheet allows, or None. ``gpu`` is its name, None for a CPU.
 
     PyTorch's own family may beat the arithmetic, because it has algorithms with fewer multiplications; nothing beats
-    the memory.
+    the memory. A bias gradient has no problem of its own: it reads dy, which are the row's bytes.
     """
     if gpu is None or row.haloconv_ms is None:
         return None
-    limit = least_memory_ms if row.family == "aten" else least_ms
-    least = _sum([limit(problem, gpu) for problem in problems])
+    if row.direction == "bgrad":
+        least = least_traffic_ms(row.bytes or 0, gpu)
+    else:
+        limit = least_memory_ms if row.family == "aten" else least_ms
+        least = _sum([limit(problem, gpu) for problem in problems])
     if least is None or row.haloconv_ms >= least:
         return None
     return f"{row.haloconv_ms:.4f} ms is below the {least:.4f} of the data sheet: the measurement is wrong"

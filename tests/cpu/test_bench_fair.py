@@ -64,6 +64,16 @@ def test_a_step_is_held_to_its_three_directions():
     assert trial.too_fast(replace(row, haloconv_ms=3.1 * one_ms), three, H200) is None
 
 
+def test_a_bias_gradient_is_held_to_reading_dy():
+    """And not to the layer's convolution, which takes longer."""
+    row, problems = timed("reduce", 1.0)
+    read = replace(row, direction="bgrad", bytes=48_000_000)
+    assert trial.too_fast(replace(read, haloconv_ms=0.0101), problems, H200) is None
+    assert trial.too_fast(replace(read, haloconv_ms=0.0099), problems, H200) is not None
+    layer = replace(SMALL.layer("fp32", "nchw", "aten", CPU), b=torch.zeros(SMALL.filters))
+    assert trial.try_step(layer, "bgrad", QUICK).bytes == layer.dy.nbytes
+
+
 def test_a_time_too_fast_fails_its_row(monkeypatch):
     monkeypatch.setattr(trial, "too_fast", lambda row, problems, gpu: f"{len(problems)} too fast")
     layer = SMALL.layer("fp32", "nchw", "aten", CPU)
