@@ -16,14 +16,17 @@ from haloconv.decompositions import fprop_in_aten
 from haloconv.epilogue import applied, bias_and_scale
 from haloconv.families import check_family
 from haloconv.library import autocast_dtype, autocast_to, cast_for_autocast, is_cast
-from haloconv.padding import ZEROS, Modes, as_modes, job_of, modes_in_use, padded_copy
+from haloconv.padding import as_modes, job_of, modes_in_use, padded_copy
 from haloconv.precision import Precision
 from haloconv.problem import (
     ACTIVATIONS,
     PRECISIONS,
+    ZEROS,
     Activation,
     ConvSpec,
     Epilogue,
+    Modes,
+    PaddingMode,
     Pair,
     as_four_sides,
     as_int,
@@ -31,7 +34,6 @@ from haloconv.problem import (
     check_ranks,
     check_residual,
 )
-from haloconv.rims import PaddingMode
 from haloconv.strips import convolve_cut
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))

@@ -12,10 +12,9 @@ from haloconv.autograd import Call
 from haloconv.functional import cached_spec, check_names, convolve, convolve_padded, make_spec
 from haloconv.layer import Layer
 from haloconv.layout import Layout, is_channels_last
-from haloconv.padding import Modes, Posed, as_modes, mode_of_layer, modes_in_use
+from haloconv.padding import Posed, as_modes, mode_of_layer, modes_in_use
 from haloconv.precision import Precision
-from haloconv.problem import ConvSpec, Pair, Problem
-from haloconv.rims import PaddingMode
+from haloconv.problem import ConvSpec, Modes, PaddingMode, Pair, Problem
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -11,8 +11,7 @@ from haloconv.arguments import Settings, Tensors, are_tensors, as_ints, kept, le
 from haloconv.autograd import Call
 from haloconv.functional import autocasted, convolve, convolve_padded
 from haloconv.precision import Precision
-from haloconv.problem import ConvSpec
-from haloconv.rims import PADDING_MODES, PaddingMode
+from haloconv.problem import PADDING_MODES, ConvSpec, PaddingMode
 from haloconv.transposed import in_rows
 
 Tensor = torch.Tensor

@@ -13,16 +13,12 @@ from haloconv.choose.choice import choose
 from haloconv.device import stand_in
 from haloconv.layout import Layout
 from haloconv.precision import torch_precision
-from haloconv.problem import ConvSpec, Direction, FourSides, Problem, check_tensors
-from haloconv.rims import PADDING_MODES, Cut, PaddingMode, axis_of, cut_of
+from haloconv.problem import PADDING_MODES, ZEROS, ConvSpec, Direction, FourSides, Modes, Problem, check_tensors
+from haloconv.rims import Cut, axis_of, cut_of
 from haloconv.strips import Job
 from haloconv.support import why_not_elements
 
 Tensor = torch.Tensor
-Modes = tuple[PaddingMode, PaddingMode]
-"""Padding mode of the rows above and below an image, and of the columns at its left and right."""
-
-ZEROS: Modes = ("zeros", "zeros")
 _FEWEST_BYTES = 64 << 20
 """Bytes of x from which "auto" cuts. A probe of an NVIDIA H200 (2026-11-26, fp32) had PyTorch's circular copies of 134
 and 268 MB take 118 and 220 us, and reflected ones 1.7 times as long: about 60 us of 64 MiB. By the cost model of
@@ -148,4 +144,4 @@ def job_of(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes)
 def _job_of_form(posed: Posed, device: torch.device, precision: str, generation: int) -> Job | None:
     """The last two stand for what the choice depends on besides."""
     cut = posed.cut_on(device)
-    return None if cut is None else Job(cut, (0, 0), posed.spec)
+    return None if cut is None else Job(cut, (0, 0), posed.spec, modes=posed.modes)

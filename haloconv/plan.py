@@ -319,17 +319,22 @@ def keep(key: tuple[object, ...], plan: Plan) -> Plan:
 
 
 def bind(request: Request, spec: ConvSpec) -> Plan:
-    """Choose and bind. Raises what compiling and loading raise, and as plan_fprop for a family that is refused."""
-    problem = request.problem
+    """Choose and bind. Raises what ``bound`` raises, and as plan_fprop for a family that is refused."""
     choice = choose_now(_without_dgrad_bias(request), spec.family)
     if choice.refused and request.device.type != "meta":  # there nothing is computed
-        _report_refusal(problem, choice, spec)
+        _report_refusal(request.problem, choice, spec)
+    return bound(request, spec, choice)
+
+
+def bound(request: Request, spec: ConvSpec, choice: Choice) -> Plan:
+    """The plan of a choice. Raises what compiling and loading raise."""
     run, config = _run_of(choice, request)
-    plain = _is_settled(choice, spec) and _is_plain(problem, spec)
     choice = choice._replace(kernel=config.kernel, config=config.key)
     if logs.choice.isEnabledFor(logging.INFO):
-        _log_choice(problem, choice)
-    return Plan(request, spec, choice, run, plain)
+        which = f"{choice.kernel} {choice.config}".strip()
+        said = (current_layer() or "a layer", request.problem, choice.family, which, choice.reason)
+        logs.choice.info("%s: %s -> %s (%s): %s", *said)
+    return Plan(request, spec, choice, run, _is_settled(choice, spec) and _is_plain(request.problem, spec))
 
 
 def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
@@ -350,11 +355,6 @@ def _without_dgrad_bias(request: Request) -> Request:
     if problem.direction != "dgrad" or not problem.bias:
         return request
     return replace(request, problem=replace(problem, bias=False))
-
-
-def _log_choice(problem: Problem, choice: Choice) -> None:
-    layer, kernel = current_layer() or "a layer", " ".join(filter(None, (choice.kernel, choice.config)))
-    logs.choice.info("%s: %s -> %s (%s): %s", layer, problem, choice.family, kernel, choice.reason)
 
 
 def _is_plain(problem: Problem, spec: ConvSpec) -> bool:

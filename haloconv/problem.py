@@ -24,6 +24,11 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 Pair = tuple[int, int]
 FourSides = tuple[int, int, int, int]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
+Modes = tuple[PaddingMode, PaddingMode]
+"""Padding mode of the rows above and below an image, and of the columns at its left and right."""
+ZEROS: Modes = ("zeros", "zeros")
 
 
 class Epilogue(NamedTuple):
@@ -194,7 +199,8 @@ class Request:
     """What a kernel is asked for: a problem on tensors of these forms, on a device.
 
     ``first`` and ``second`` are the forms of (x, w) in fprop, (dy, w) in dgrad, (dy, x) in wgrad. ``result_layout`` is
-    the memory order of y, dx or dw, which is dense.
+    the memory order of y, dx or dw, which is dense. ``modes`` are the padding modes of rows and of columns; only a
+    family that ``has_padding_modes`` is asked for others than zeros.
     """
 
     problem: Problem
@@ -202,6 +208,7 @@ class Request:
     second: TensorForm
     result_layout: Layout
     device: torch.device
+    modes: Modes = ZEROS
 
     @property
     def facts(self) -> DeviceFacts:

@@ -11,13 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, chain, groupby
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
-from haloconv.problem import FourSides, Pair, output_extent
+from haloconv.problem import PADDING_MODES, FourSides, PaddingMode, Pair, output_extent
 
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
 Bounds = tuple[int, ...]
 """Where the shards of an axis begin and, last, where the last of them ends."""
 Place = tuple[int, int]

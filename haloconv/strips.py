@@ -11,26 +11,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from haloconv import autograd, logs
+from haloconv import autograd, edges, logs
 from haloconv import plan as plans
 from haloconv.gathered import gathered
 from haloconv.layout import Layout, strides_of
-from haloconv.problem import ConvSpec, Direction, output_extent
+from haloconv.problem import ZEROS, ConvSpec, Direction, Modes, output_extent
 from haloconv.profiling import calls_of, current_layer, profiler
+from haloconv.rectangles import Messages, Rectangle, give, needed, owner_of, split, take
 from haloconv.rim_batch import Asked, Batch, Posed, is_upright, oriented, packed_windows, posed, windows_of
-from haloconv.rims import NOBODY, Cut, Piece, Place, Run
+from haloconv.rims import Cut, Piece, Place
 
 Tensor = torch.Tensor
-Rectangle = tuple[Run, Run]
-"""Pixels of one shard: a run of rows and a run of columns."""
-Messages = dict[Place, Tensor]
-"""For each other shard, its rectangles one after the other as one flat tensor."""
 
 
 class Exchange(Protocol):
@@ -84,12 +80,16 @@ class Alone:
 
 
 class Job(NamedTuple):
-    """What is asked of one shard beside its tensors; the padding in ``spec`` is not looked at."""
+    """What is asked of one shard beside its tensors; the padding in ``spec`` is not looked at.
+
+    ``modes`` are the padding modes of an image that is one shard, zeros of others.
+    """
 
     cut: Cut
     place: Place
     spec: ConvSpec
     exchange: Exchange = Alone()
+    modes: Modes = ZEROS
 
     def spec_of(self, piece: Piece) -> ConvSpec:
         return self.spec._replace(padding=piece.padding)
@@ -101,59 +101,10 @@ def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
         if autograd.is_recording(x, w, b) and not plans.is_noting():  # then PyTorch's convolutions run, recorded
             y: Tensor = _Convolve.apply(x, w, b, job)
             return y
-        return _fprop(x, w, b, job)[0]
+        return _fprop(x, w, b, job, keeps=False)[0]
 
 
-# --- rectangles, and strips that are put together from them
-
-
-def take(x: Tensor, rectangle: Rectangle) -> Tensor:
-    """The pixels of a rectangle: a view, unless it is mirrored."""
-    for dim, run in zip((2, 3), rectangle, strict=True):
-        if run.step == 1:
-            x = x.narrow(dim, run.start, run.length)
-        elif run.step == -1:
-            x = x.narrow(dim, run.start - run.length + 1, run.length).flip(dim)
-        else:
-            x = x.narrow(dim, run.start, 1).expand(*x.shape[:dim], run.length, *x.shape[dim + 1 :])
-    return x
-
-
-def give(dx: Tensor, rectangle: Rectangle, gradient: Tensor) -> None:
-    """Add the gradient of a rectangle to that of the pixels that ``take`` took."""
-    for dim, run in zip((2, 3), rectangle, strict=True):
-        length = run.length if run.step else 1
-        dx = dx.narrow(dim, run.start - (length - 1 if run.step == -1 else 0), length)
-        if run.step == -1:
-            gradient = gradient.flip(dim)
-        elif run.step == 0:
-            gradient = gradient.sum(dim, keepdim=True)
-    dx.add_(gradient)
-
-
-def owner_of(rectangle: Rectangle) -> Place | None:
-    """The shard that has the pixels; None for zeros."""
-    down, across = rectangle
-    return None if NOBODY in (down.owner, across.owner) else (down.owner, across.owner)
-
-
-@lru_cache(maxsize=4096)
-def needed(cut: Cut, place: Place) -> dict[Place, list[Rectangle]]:
-    """For each other shard, the rectangles of it that the rims of a shard need, in order; not to be changed."""
-    found: dict[Place, list[Rectangle]] = defaultdict(list)
-    for piece in cut.rims:
-        for *_, down, across in piece.rectangles():
-            owner = owner_of((down, across))
-            if owner is not None and owner != place:
-                found[owner].append((down, across))
-    return dict(found)
-
-
-def split(message: Tensor, rectangles: list[Rectangle], like: Tensor) -> list[Tensor]:
-    """The rectangles of a flat message, each (N, C, rows, columns) with the N and C of ``like``."""
-    shapes = [(*like.shape[:2], down.length, across.length) for down, across in rectangles]
-    parts = message.split([torch.Size(shape).numel() for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+# --- strips that are put together from rectangles
 
 
 def _received(messages: Messages, job: Job, like: Tensor) -> dict[Place, Iterator[Tensor]]:
@@ -227,10 +178,14 @@ def _rims(direction: Direction, x: Tensor, w: Tensor, layout: Layout, job: Job) 
     return posed(Asked(direction, job.cut, job.spec, n, c, tuple(w.shape), w.dtype, layout, w.device))
 
 
-def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> tuple[Tensor, list[Tensor]]:
-    """y, and the strips of its batches of rims."""
+def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job, keeps: bool) -> tuple[Tensor, list[Tensor]]:
+    """y, and the strips of its batches of rims if the caller ``keeps`` them."""
     cut, arrive = job.cut, job.exchange.start(x)
     y = None
+    if cut.padded is not None and job.modes != ZEROS:
+        y = edges.fprop(x, w, b, job.spec_of(cut.padded), job.modes)
+        if y is not None:
+            return y, _strips(x, arrive(), job) if keeps else []
     if cut.padded is not None:
         y = plans.fprop(_own(x, tuple(w.shape), cut.padded, job), w, b, job.spec_of(cut.padded))
     strips = _strips(x, arrive(), job)
@@ -320,7 +275,7 @@ def _by_owner(gradients: Iterable[tuple[Piece, Tensor]], job: Job) -> tuple[list
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
-        y, strips = _fprop(x, w, b, job)
+        y, strips = _fprop(x, w, b, job, keeps=ctx.needs_input_grad[1])
         if ctx.needs_input_grad[1]:
             _keep_what_is_outside(strips, job)
         ctx.save_for_backward(x, w, b, *(strips if ctx.needs_input_grad[1] else ()))
@@ -341,7 +296,9 @@ class _Convolve(torch.autograd.Function):
         layout, exchange = plans.result_layout(x, w), job.exchange
         own: list[tuple[Rectangle, Tensor]] = []
         arrive = dx = None
-        if wanted[0]:
+        if wanted[0] and job.cut.padded is not None and job.modes != ZEROS:
+            dx = edges.dgrad(dy, w, tuple(x.shape), layout, job.spec_of(job.cut.padded), job.modes)
+        if wanted[0] and dx is None:
             own, sent = _by_owner(_gradients_of_strips(dy, x, w, layout, job), job)
             arrive = exchange.start_back(sent, x)
         dw = _wgrad(dy, x, w, strips, job) if wanted[1] else None

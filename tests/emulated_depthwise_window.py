@@ -23,6 +23,8 @@ CASES = (
     case("window_31x31", "a filter larger than the image, two filters per channel", (1, 2, 14, 15), (4, 31, 31),
          padding=15, groups=2),
     case("window_many_taps", "at least 10,000 filter elements", (1, 12, 7, 8), (12, 31, 31), padding=15, groups=12),
+    case("window_all_above", "a tile whose rows are all above an image of one pixel", (1, 1, 1, 1), (1, 1, 1),
+         padding=(9, 0, 0, 0), stride=(1, 4), dilation=2),
     case("window_row", "1xS", (1, 3, 5, 40), (3, 1, 15), padding=(0, 7), groups=3),
     case("window_column", "Rx1, beyond the image", (2, 3, 40, 6), (3, 63, 1), padding=(31, 0), groups=3),
     case("window_even", "even extents, padding on two sides", (1, 3, 13, 18), (3, 8, 12), padding=(0, 5, 7, 0),

@@ -22,6 +22,7 @@ from haloconv.families.halo_sm90.conv.shape import Storage, TileShape
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from tests import emulated_halo_sm90_classes as classes
+from tests import emulated_halo_sm90_edges as edges
 from tests import emulated_halo_sm90_joined as joined
 from tests import emulated_halo_sm90_planes as planes
 from tests import emulated_halo_sm90_pointwise as of_pointwise
@@ -93,9 +94,12 @@ TILED = (
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
          padding=1),
 )  # fmt: skip
-PARTS = (wgrad, wgrad_ss, of_pointwise, planes, classes, joined, residuals)
+PARTS = (wgrad, wgrad_ss, of_pointwise, planes, classes, joined, residuals, edges)
 CASES = (*TILED, *(each for part in PARTS for each in part.CASES))
-KERNELS_APART = dict.fromkeys(wgrad_ss.SHAPES, wgrad_ss.KERNELS)  # what runs of these shapes alone launch
+KERNELS_APART = {  # what runs of these shapes alone launch
+    **dict.fromkeys(wgrad_ss.SHAPES, wgrad_ss.KERNELS),
+    **dict.fromkeys(edges.SHAPES, edges.KERNELS),
+}
 
 # Tiles of halo_sm90 that its cost model takes for larger problems only, and the cases that run with them here.
 SHAPES: dict[str, Callable[[TileShape], bool]] = {

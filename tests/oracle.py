@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pytest import MonkeyPatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from haloconv import plan, reference
+from haloconv import edges, plan, reference
 from haloconv.epilogue import bias_and_scale
+from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.layout import Layout
+from haloconv.padding import padded_copy
 from haloconv.precision import convolution_precision
-from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, Epilogue, Problem
+from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, Epilogue, Modes, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
@@ -30,7 +33,15 @@ EPILOGUES = {  # of fprop; dy is what is added
     SCALE_RESIDUAL: Epilogue(True, None, True),
 }
 ACTIVATED = (RELU, SCALE_RELU)
-FORWARD = ("fprop", *EPILOGUES)
+EDGES: dict[str, tuple[Direction, Modes]] = {  # what stands outside the image is other pixels of it
+    "circular": ("fprop", ("circular", "circular")),
+    "reflect_replicate": ("fprop", ("reflect", "replicate")),
+    "zeros_circular": ("fprop", ("zeros", "circular")),
+    "replicate_zeros": ("fprop", ("replicate", "zeros")),
+    "circular_dgrad": ("dgrad", ("circular", "circular")),
+    "zeros_circular_dgrad": ("dgrad", ("zeros", "circular")),
+}
+FORWARD = ("fprop", *EPILOGUES, *(name for name, (direction, _) in EDGES.items() if direction == "fprop"))
 _SCALES = (1.0, -2.0, 3.0, -1.0, 2.0)  # of one filter after the other: products with integers stay integers
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FENCE_BYTES = 4096
@@ -50,11 +61,39 @@ def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
     if result in EPILOGUES:
         b, residual = third_operand(result, t), [t.dy] * EPILOGUES[result].residual
         return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result], *residual).run(t.x, t.w, b, *residual)
+    if result in EDGES:
+        return _run_edges(result, t, one)
     if result == "dgrad":
         return plan.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec)
     if result == "wgrad":
         return plan.wgrad(t.dy, t.x, tuple(t.w.shape), layout_of(one.w_storage), one.spec)
     return plan.bgrad(t.dy, one.spec)
+
+
+def _run_edges(result: str, t: Tensors, one: Case) -> torch.Tensor:
+    direction, modes = EDGES[result]
+    with MonkeyPatch.context() as patch:
+        patch.setattr(conv_edges, "MOST_COST", math.inf)  # however slow
+        if direction == "fprop":
+            found = edges.fprop(t.x, t.w, t.b, one.spec, modes)
+        else:
+            found = edges.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec, modes)
+    assert found is not None, f"no kernel of {one.spec.family} runs {one.name} {result} in one launch"
+    return found
+
+
+def _of_copy(result: str, t: Tensors, spec: ConvSpec) -> tuple[Direction, Tensors, ConvSpec]:
+    """The direction, the tensors with a padded copy in the place of x, and what is left to do."""
+    direction, modes = EDGES[result]
+    copy, left = padded_copy(t.x, spec, modes)
+    return direction, t._replace(x=copy), left
+
+
+def _folded(result: str, gradient: torch.Tensor, t: Tensors, spec: ConvSpec) -> torch.Tensor:
+    """The gradient of a padded copy, back where its pixels came from."""
+    with torch.enable_grad():
+        x = torch.zeros_like(t.x, dtype=gradient.dtype).requires_grad_()
+        return torch.autograd.grad(_of_copy(result, t._replace(x=x), spec)[1].x, x, gradient)[0]
 
 
 def third_operand(result: str, t: Tensors) -> torch.Tensor | None:
@@ -93,6 +132,10 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
     if result in EPILOGUES:
         b = None if EPILOGUES[result].scale else t.b
         return _epilogued(result, t, reference.oracle_fprop(t.x, t.w, b, spec))
+    if result in EDGES:
+        direction, of_copy, rest = _of_copy(result, t, spec)
+        answer = expected(direction, of_copy, rest)
+        return answer if direction == "fprop" else Oracle(*(_folded(result, each, t, spec) for each in answer))
     if result == "dgrad":
         return reference.oracle_dgrad(t.dy, t.w, tuple(t.x.shape), spec)
     if result == "wgrad":
@@ -102,6 +145,10 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
 
 def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
     """PyTorch's own answer in the tensors' dtype with TF32 off."""
+    if result in EDGES:
+        direction, of_copy, rest = _of_copy(result, t, spec)
+        plain = baseline(direction, of_copy, rest)
+        return plain if direction == "fprop" else _folded(result, plain, t, spec)
     with torch.no_grad(), convolution_precision("ieee"):
         if result == "bgrad":
             return t.dy.sum((0, 2, 3))
@@ -119,7 +166,7 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
 
 
 def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
-    direction: Direction = "fprop" if result in FORWARD else "dgrad" if result == "dgrad" else "wgrad"
+    direction: Direction = "fprop" if result in FORWARD else "dgrad" if "dgrad" in result else "wgrad"
     (n, c, h, w), (k, _, r, s), epilogue = t.x.shape, t.w.shape, EPILOGUES.get(result, NO_EPILOGUE)
     return Problem(
         direction, n, c, h, w, k, r, s, spec.stride, spec.padding, spec.dilation, spec.groups,
@@ -130,7 +177,9 @@ def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
 
 def operands_of(result: str, t: Tensors) -> list[torch.Tensor]:
     """What the result's products are made of."""
-    return {"dgrad": [t.dy, t.w], "wgrad": [t.dy, t.x], "bgrad": [t.dy]}.get(result, [t.x, t.w])
+    if "dgrad" in result:
+        return [t.dy, t.w]
+    return {"wgrad": [t.dy, t.x], "bgrad": [t.dy]}.get(result, [t.x, t.w])
 
 
 def repeats(operand: torch.Tensor) -> bool:

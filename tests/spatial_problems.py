@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from haloconv import distributed
-from haloconv.rims import PADDING_MODES, PaddingMode
+from haloconv.problem import PADDING_MODES, PaddingMode
 from tests.usages import Place
 
 Tensor = torch.Tensor

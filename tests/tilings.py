@@ -9,6 +9,7 @@ from pytest import MonkeyPatch
 
 from haloconv import plan
 from haloconv.families.halo_sm90.conv import conv as halo_sm90
+from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.families.halo_sm90.conv.configs import best_tilings, copied_tilings, split_tilings, storage_of, tilings
 from haloconv.families.halo_sm90.conv.form import Form, form_of
 from haloconv.families.halo_sm90.conv.launches import conv_source
@@ -40,7 +41,8 @@ def nth_tiling(index: int) -> Iterator[dict[str, int]]:
         return tuple(found[min(index, len(found) - 1) :][:1])
 
     with MonkeyPatch.context() as patch:
-        patch.setattr(halo_sm90, "best_tilings", only)
+        for kernel in (halo_sm90, conv_edges):
+            patch.setattr(kernel, "best_tilings", only)
         plan.clear_plans()
         yield seen
     plan.clear_plans()

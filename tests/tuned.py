@@ -103,7 +103,7 @@ class FakeFamily:
     tensor_cores: bool = False
     bound: list[FakeConfig] = field(default_factory=list)
     dtypes: tuple[torch.dtype, ...] = KERNEL_DTYPES
-    directions, has_epilogue = DIRECTIONS, False
+    directions, has_epilogue, has_padding_modes = DIRECTIONS, False, False
     depthwise, capability, newer = False, (7, 0), True
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:

@@ -18,6 +18,7 @@ from haloconv.report import Network, Row, networks_of
 from haloconv.report.networks import LAYER_BAR, MEMORY_BAR, NETWORK_BAR, WHOLE
 from tools.result_facts import (
     NO_RESULTS,
+    cold_start_section,
     compiled_section,
     costs_section,
     export_section,
@@ -255,6 +256,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "sample": sample_section,
         "rates": rates_section,
         "costs": costs_section,
+        "cold_start": cold_start_section,
         "verified": lambda: verified_section(read_stamps(), pending()),
     },
     "docs/export.md": {"export": export_section},

@@ -182,6 +182,31 @@ def scaling_section(root: Path = ROOT) -> str:
     return "\n".join(lines) or NO_RESULTS
 
 
+def cold_start_section(root: Path = ROOT) -> str:
+    """The Markdown between the cold_start markers: seconds from the start of a process, and the bars beside."""
+    found = []
+    for path in result_files(root, "latest-cold-start.jsonl"):
+        rows = read_rows(path)
+        body = [
+            [
+                *place_of(row)[:3],
+                "first output" if row["direction"] == "inference" else "first step",
+                f"{row['empty_ms'] / 1e3:.2f}",
+                "–" if row["empty_bar_ms"] is None else f"{row['empty_bar_ms'] / 1e3:g}",
+                f"{row['warm_ms'] / 1e3:.2f}",
+                f"{(row['aten_ms'] + row['warm_bar_ms']) / 1e3:.2f}",
+                f"{row['aten_ms'] / 1e3:.2f}",
+                str(row["runs"]["empty"]["compiles"]),
+                "**missed**" if row["missed"] else "met",
+            ]
+            for row in rows
+        ]
+        header = ["network", "precision", "layout", "until"]
+        header += ["empty cache, s", "bar", "full cache, s", "bar", "PyTorch, s", "compiled", "bars"]
+        found.append("\n".join([f"**{span(rows, 'gpu')}**, {span(rows, 'date')}:", "", *table(header, body)]))
+    return "\n\n".join(found) or NO_RESULTS
+
+
 def compiled_section(root: Path = ROOT) -> str:
     """The Markdown between the compiled markers: networks, each side by the fastest of its variants in the row."""
     found = []

@@ -13,9 +13,11 @@ import torch
 from haloconv import reference
 from haloconv.bench.layer import LAYOUTS, Layer, Step
 from haloconv.functional import conv2d
-from haloconv.padding import ZEROS, Modes, modes_in_use, padded_copy
+from haloconv.padding import modes_in_use, padded_copy
+from haloconv.problem import ZEROS, Modes
+from haloconv.rectangles import Messages, Rectangle, give, needed, split, take
 from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
-from haloconv.strips import Alone, Job, Messages, Rectangle, convolve_cut, give, needed, split, take
+from haloconv.strips import Alone, Job, convolve_cut
 
 Tensor = torch.Tensor
 

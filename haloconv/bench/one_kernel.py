@@ -45,6 +45,7 @@ class OneKernel:
     def __init__(self, family: Family, kernel: str) -> None:
         self.name, self.directions, self.dtypes = family.name, family.directions, family.dtypes
         self.tensor_cores, self.has_epilogue = family.tensor_cores, family.has_epilogue
+        self.has_padding_modes = family.has_padding_modes
         self.depthwise, self.capability, self.newer = family.depthwise, family.capability, family.newer
         self._family, self._kernel, self._module = family, kernel, host_module(kernel)
 

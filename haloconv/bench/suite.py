@@ -14,11 +14,10 @@ from haloconv.bench.cut_layer import CutLayer
 from haloconv.bench.front_layer import OURS, FrontLayer, PatchLayer
 from haloconv.bench.layer import Layer
 from haloconv.layout import Layout
-from haloconv.padding import ZEROS, Modes, as_modes
+from haloconv.padding import as_modes
 from haloconv.precision import Precision, PrecisionLabel, label_of
-from haloconv.problem import DIRECTIONS, ConvSpec, Direction, Pair, Problem, output_extent
+from haloconv.problem import DIRECTIONS, ZEROS, ConvSpec, Direction, Modes, PaddingMode, Pair, Problem, output_extent
 from haloconv.report import Row
-from haloconv.rims import PaddingMode
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,8 +12,8 @@ from haloconv.distributed.group import RankError, agree
 from haloconv.distributed.image import COLUMNS, ROWS, Image, gathered, image_of, to_local
 from haloconv.functional import autocasted, make_spec
 from haloconv.precision import Precision
-from haloconv.problem import ConvSpec, Pair, check_tensors
-from haloconv.rims import Axis, PaddingMode, axis_of
+from haloconv.problem import ConvSpec, PaddingMode, Pair, check_tensors
+from haloconv.rims import Axis, axis_of
 from haloconv.strips import Job, convolve_cut
 
 Tensor = torch.Tensor

@@ -9,8 +9,8 @@ import torch
 
 from haloconv.distributed.exchange import Traffic, convolution_traffic
 from haloconv.functional import make_spec
-from haloconv.problem import Pair
-from haloconv.rims import Axis, PaddingMode, axis_of, even_bounds
+from haloconv.problem import PaddingMode, Pair
+from haloconv.rims import Axis, axis_of, even_bounds
 
 
 class ExchangeCost(NamedTuple):

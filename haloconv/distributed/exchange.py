@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from haloconv.distributed.group import Group, RankError, agree, others_there
 from haloconv.distributed.image import Image
+from haloconv.rectangles import Messages, Rectangle, give, needed, split, take
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
-from haloconv.strips import Messages, Rectangle, give, needed, split, take
 
 Tensor = torch.Tensor
 Pending = Callable[[], Messages]

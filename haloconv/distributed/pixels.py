@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from haloconv.distributed.exchange import Interval, MeshExchange, summed, tied, window_traffic
 from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of, to_local
-from haloconv.problem import ConvSpec, FourSides, Pair, as_pair
-from haloconv.rims import PADDING_MODES, Axis, axis_of
+from haloconv.problem import PADDING_MODES, ConvSpec, FourSides, Pair, as_pair
+from haloconv.rims import Axis, axis_of
 from haloconv.strips import Job, recorded_strips
 
 Tensor = torch.Tensor

@@ -25,6 +25,7 @@ class AtenFamily:
     dtypes: tuple[torch.dtype, ...] = support.KERNEL_DTYPES  # and whatever else PyTorch takes
     tensor_cores = False  # unless PyTorch's setting allows TF32
     has_epilogue = False
+    has_padding_modes = False
     depthwise = False
     capability, newer = (7, 0), True
 

@@ -52,9 +52,10 @@ class Family(Protocol):
     """One algorithm on one kind of hardware, for some problems.
 
     ``directions`` and ``dtypes`` are those that it may take. With ``tensor_cores`` fp32 is multiplied in TF32. With
-    ``has_epilogue`` its kernels apply any Epilogue to fp32 sums; else PyTorch's kernels apply it to what they wrote. A
-    ``depthwise`` one takes layers of one channel a group alone. It runs on GPUs of the compute ``capability`` and, with
-    ``newer``, on those that came after it.
+    ``has_epilogue`` its kernels apply any Epilogue to fp32 sums; else PyTorch's kernels apply it to what they wrote.
+    With ``has_padding_modes`` they take what stands outside an image from inside it as ``Request.modes`` says, and
+    ``configs`` is empty where none does. A ``depthwise`` one takes layers of one channel a group alone. It runs on GPUs
+    of the compute ``capability`` and, with ``newer``, on those that came after it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Family(Protocol):
     dtypes: tuple[torch.dtype, ...]
     tensor_cores: bool
     has_epilogue: bool
+    has_padding_modes: bool
     depthwise: bool
     capability: tuple[int, int]
     newer: bool

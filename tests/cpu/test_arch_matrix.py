@@ -24,7 +24,7 @@ from haloconv.families import FAMILIES, OWN
 from haloconv.families.direct.family import DirectFamily
 from haloconv.families.files import kernels_of
 from haloconv.jit.source import SOURCE_ROOT, kernel_path
-from haloconv.problem import Request, dense_request
+from haloconv.problem import ZEROS, Request, dense_request
 from tests.covering import NO_REGISTER, constants_together, covering
 from tests.emulated import FAMILY_RUNS
 from tests.fuzz.campaign import commit_seed
@@ -38,6 +38,7 @@ EVERY_ARCH = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MAIN_ARCH = "sm_90a"  # where kernels were measured
 ALSO_WITHOUT_BEING_ASKED = ("sm_75", "sm_120")  # the oldest and the newest
 MOST_CONSTANTS = 16
+MODES = (ZEROS, ("circular", "circular"))
 WITH_MORE_CONSTANTS = {  # of the layer + of the tile + of how tensors lie in memory and move
     "depthwise/march": 20,  # 9 + 4 + 7
     "depthwise/march_wgrad": 17,  # 7 + 5 + 5
@@ -46,6 +47,7 @@ WITH_MORE_CONSTANTS = {  # of the layer + of the tile + of how tensors lie in me
     "halo_sm80/conv": 18,  # 4 + 8 + 6
     "halo_sm80_wgrad/wgrad": 30,  # 9 + 9 + 12
     "halo_sm90/conv": 28,
+    "halo_sm90/conv_edges": 30,  # its edges
     "halo_sm90/wgrad": 22,  # 1 + 14 + 7
 }
 """How many each has: the extents of a layer alone are eight, and each tensor may lie in memory in a way of its own."""
@@ -112,7 +114,8 @@ def _takes(kernel: str, family: str, arch: str) -> bool:
     capability = divmod(_number(arch), 10)
     facts = DeviceFacts(arch, arch, 132, capability, 1 << 36, max_smem_bytes_of(capability), "none")
     with stood_in(facts):
-        return any(host.configs(request) for request in _requests(family))
+        asked = (replace(request, modes=modes) for request in _requests(family) for modes in MODES)
+        return any(host.configs(request) for request in asked)
 
 
 def _runs(source: jit.KernelSource, family: str, arch: str) -> bool:

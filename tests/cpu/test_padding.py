@@ -18,8 +18,7 @@ import haloconv
 from haloconv import padding
 from haloconv.choose.choice import Choice
 from haloconv.plan import result_layout
-from haloconv.problem import ConvSpec
-from haloconv.rims import PADDING_MODES
+from haloconv.problem import PADDING_MODES, ConvSpec
 from haloconv.strips import convolve_cut
 from tests.padded import convolved, cut_on_a_cpu, integers, with_integers
 

@@ -10,7 +10,12 @@ import torch
 
 import haloconv
 from haloconv.emulator import emulated_device
+from haloconv.families.halo_sm90.conv import conv_edges
+from haloconv.families.halo_sm90.conv.configs import split_tilings
 from haloconv.tune.problems import problems_of
+from tests import oracle
+from tests.emulated import BY_NAME, Run, execute
+from tests.exact import make_exact
 from tests.padded import convolved, integers, with_integers
 
 CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -115,3 +120,13 @@ def test_tuning_poses_the_image_as_our_kernels_see_it() -> None:
     with emulated_device():
         posed = [str(each.problem) for each in problems_of(model, x, ("fprop", "wgrad"))]
     assert posed == [f"{each} 1,2,6,7 -> 4, 3x3 p1,1,1,1 tf32 nchw" for each in ("fprop", "wgrad")]
+
+
+def test_partial_sums_of_split_k_wrap_too(emulator_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not among the emulator's runs, so that what stands in for a GPU run of the sum does not hang on it."""
+    monkeypatch.setattr(
+        conv_edges, "best_tilings", lambda form, storage, *_: tuple(t for t in split_tilings(form, storage))
+    )
+    run = Run("halo_sm90", BY_NAME["split_aligned"], torch.float32, "circular")
+    exact = make_exact(run.forced, run.dtype, "cpu")
+    oracle.check_exact(run.result, execute(run, exact, seed=0), exact, run.forced.spec)

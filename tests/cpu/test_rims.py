@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from haloconv import plan, strips
-from haloconv.problem import ConvSpec
-from haloconv.rims import NOBODY, PADDING_MODES, Axis, Piece, axis_of, cut_of, even_bounds, output_bounds, sides_of
+from haloconv.problem import PADDING_MODES, ConvSpec
+from haloconv.rims import NOBODY, Axis, Piece, axis_of, cut_of, even_bounds, output_bounds, sides_of
 from haloconv.strips import Job, convolve_cut
 
 Tensor = torch.Tensor

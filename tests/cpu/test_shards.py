@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from haloconv.bench.cut_layer import InTurn
-from haloconv.problem import ConvSpec
-from haloconv.rims import PADDING_MODES, axis_of, cut_of, even_bounds, output_bounds
-from haloconv.strips import Job, convolve_cut, give
+from haloconv.problem import PADDING_MODES, ConvSpec
+from haloconv.rectangles import give
+from haloconv.rims import axis_of, cut_of, even_bounds, output_bounds
+from haloconv.strips import Job, convolve_cut
 from tests.cpu.test_rims import integers
 
 Tensor = torch.Tensor

@@ -48,6 +48,7 @@ class Whole(FakeFamily):
     """A fake whose kernels apply epilogues, in fp32 and rounded once."""
 
     has_epilogue = True
+    has_padding_modes = False
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         problem = request.problem

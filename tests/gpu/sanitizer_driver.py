@@ -24,6 +24,7 @@ from haloconv.families import FAMILIES
 from haloconv.jit import ArgumentBlock, KernelSource, get_kernel, load_kernel, statistics
 from tests import (
     emulated_depthwise,
+    emulated_halo_sm90_edges,
     emulated_halo_sm90_planes,
     emulated_halo_sm90_pointwise,
     emulated_halo_sm90_wgrad,
@@ -100,7 +101,9 @@ def problems_of(subject: Subject) -> list[Tiny]:
         parts = (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_wgrad_ss)
         forced_ones = (each for part in parts for each in part.SANITIZED)
         special = [Tiny(BY_NAME[name], results, shape) for name, results, shape in forced_ones]
-        return [*whole, *not_finite, *special, *(Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES)]
+        edges = [Tiny(one, emulated_halo_sm90_edges.results_of(one.name)) for one in emulated_halo_sm90_edges.CASES]
+        of_weights = [Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES]
+        return [*whole, *not_finite, *special, *edges, *of_weights]
     module = MODULES[subject.name]
     shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""
     own = [Tiny(one, module.results_of(one), shape_of(one)) for one in module.CASES]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import haloconv
+from tests import oracle
+from tests.cases import Case, make
+from tests.emulated_halo_sm90_edges import CASES, results_of
 from tests.families import DIRECT, HALO_SM90, Subject, name_of, over
+from tests.gpu.runs import check_integers
+from tests.launches import launched
 from tests.padded import convolved, integers, with_integers
+from tests.tilings import nth_tiling
 
+EDGES = [
+    (HALO_SM90, one, dtype, result) for one in CASES for result in results_of(one.name) for dtype in HALO_SM90.dtypes
+]
 MODES = ("circular", ("zeros", "circular"), ("reflect", "replicate"))
 
 
@@ -36,3 +46,20 @@ def test_rims(
     found = torch.autograd.grad(y, (x, *layer.parameters()), dy.float())
     for got, expected in zip((y, *found), (want, *gradients), strict=True):
         assert torch.equal(got.double(), expected)
+
+
+@pytest.mark.parametrize(("subject", "one", "dtype", "result"), over(*EDGES), ids=name_of)
+def test_edges_in_every_tiling(subject: Subject, one: Case, dtype: torch.dtype, result: str, record: Callable) -> None:
+    """One launch that finds pixels of the image outside it: random values, and integers to the bit."""
+    forced, t = subject.on(one, dtype), make(one, dtype, "cuda")
+    want, index, most = oracle.expected(result, t, forced.spec), 0, 1
+    while index < most:
+        with nth_tiling(index) as seen, oracle.RedZones("cuda") as zones, launched() as names:
+            got = oracle.run(result, t, forced)
+        most, error = seen["most"], oracle.check(result, got, t, forced.spec, want=want)
+        zones.check()
+        record(names, result, subject.label(dtype), error.norm)
+        with nth_tiling(index):
+            check_integers(subject, result, forced, dtype, record)
+        index += 1
+    assert index > 1

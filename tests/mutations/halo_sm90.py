@@ -37,7 +37,7 @@ RINGS = (
            "const Slot slot(p, lines.at + lines.released, lines.chunk);"),
           on="strips_3x5", shape="rows kept"),
     fault("lines are given back in any order", "a producer that sees a line free takes one before it for free",
-          ("if (threadIdx.x % 32 == 0) {\n#pragma unroll 1\n"
+          ("if (EDGES || arrives) {\n#pragma unroll 1\n"
            "        for (int line = lines.released; line < end; ++line) {",
            "{\n        for (int line = lines.released + threadIdx.x % 32; line < end; line += 32) {"),
           on="shared_3x3", shape="shared tile in passing"),

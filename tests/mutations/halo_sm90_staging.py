@@ -55,7 +55,7 @@ RAW_TILES = (
     fault("one raw tile", "a tile lands where the one before is transposed",
           ("column, raw + asked.index * RAW_BYTES,", "column, raw,"), on="large_3x3", shape="boxes in rows"),
     fault("a raw tile asked for too early", "lanes still read the tile that TMA fills again",
-          ("term_bytes, unit.px, plane_px);\n    __syncwarp();", "term_bytes, unit.px, plane_px);"),
+          ("    __syncwarp();\n    if (!unit.ends) return;", "    if (!unit.ends) return;"),
           on="large_3x3", shape="boxes in flat tiles"),
     fault("no fence after transposing", "wgmma may read what the stores before it replaced",
           ("if (!unit.ends) return;\n    " + _FENCE, "if (!unit.ends) return;\n"),

@@ -18,6 +18,7 @@ class ToyFamily:
     dtypes = (torch.float32,)
     tensor_cores = False
     has_epilogue = False
+    has_padding_modes = False
     depthwise = False
     capability, newer = (7, 0), True
 

@@ -48,6 +48,7 @@ class DepthwiseFamily:
     dtypes: tuple[torch.dtype, ...] = march_form.DTYPES
     tensor_cores = False  # what they multiply in 16 bits, CUDA cores do where they are not taken
     has_epilogue = True
+    has_padding_modes = False
     depthwise = True
     capability, newer = (7, 0), True
 

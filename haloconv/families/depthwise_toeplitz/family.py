@@ -39,6 +39,7 @@ class DepthwiseToeplitzFamily:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     has_epilogue = False
+    has_padding_modes = False
     depthwise = True
     capability, newer = (8, 0), True
 

@@ -28,6 +28,7 @@ class DepthwiseWindowFamily:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = False
     has_epilogue = False
+    has_padding_modes = False
     depthwise = True
     capability, newer = (7, 0), True
 

@@ -39,7 +39,8 @@ __device__ __forceinline__ bool stage_rows(Column<Elem> column, const ColumnRows
     constexpr int BATCH = 12;  // loads in flight of a lane
     static_assert(BATCH % ROWS == 0, "a batch begins at a multiple of ROWS");
     bool finite = true;
-    const int behind = column.h + end * rows.step_h, last = behind < column.end ? behind : column.end;
+    // Not below 0: all of the rows may be above the image.
+    const int last = max(0, min(column.h + end * rows.step_h, column.end));
     column.at += begin * rows.step, column.h += begin * rows.step_h;
     column.to += begin * rows.row_words + begin / ROWS * rows.skew_words;
     for (int first = begin; first < end; first += BATCH) {

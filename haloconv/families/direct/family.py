@@ -32,6 +32,7 @@ class DirectFamily:
     dtypes: tuple[torch.dtype, ...] = support.KERNEL_DTYPES
     tensor_cores = False
     has_epilogue = False
+    has_padding_modes = False
     depthwise = False
     capability, newer = (7, 0), True
 

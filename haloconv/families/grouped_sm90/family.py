@@ -32,6 +32,7 @@ class GroupedSm90Family:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     has_epilogue = False
+    has_padding_modes = False
     depthwise = False
     capability, newer = LEAST_CAPABILITY, True
 

@@ -24,6 +24,7 @@ class HaloSm80Family:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     has_epilogue = True
+    has_padding_modes = False
     depthwise = False
     capability, newer = (8, 0), True
 

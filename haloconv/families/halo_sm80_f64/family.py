@@ -26,6 +26,7 @@ class HaloSm80F64Family:
     dtypes: tuple[torch.dtype, ...] = (torch.float64,)
     tensor_cores = False  # of fp32 it multiplies nothing
     has_epilogue = False
+    has_padding_modes = False
     depthwise = False
     capability, newer = (8, 0), True
 

@@ -7,16 +7,16 @@ import torch
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, Kernel
 from haloconv.families.halo_sm90 import sources
-from haloconv.families.halo_sm90.conv import conv
+from haloconv.families.halo_sm90.conv import conv, conv_edges
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
-from haloconv.problem import Direction, Problem, Request, dense_request
+from haloconv.problem import ZEROS, Direction, Problem, Request, dense_request
 
 _TWINS = (conv, wgrad)  # that take every layer of the family
 _OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
-_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, wgrad_ss)}
+_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, wgrad_ss, conv_edges)}
 _WGRAD_TIMES, _WGRAD_MORE = 0.9, 17000  # what wgrad's model comes to: 24 times in 16 bits on an NVIDIA H200; cycles
 _BY_DIRECTION: dict[Direction, Kernel] = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
 
@@ -43,6 +43,7 @@ class HaloSm90Family:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     tensor_cores = True
     has_epilogue = True
+    has_padding_modes = True
     depthwise = False
     capability, newer = (9, 0), False
 
@@ -55,6 +56,8 @@ class HaloSm90Family:
     def configs(self, request: Request) -> list[Config]:
         """At most three configs: of the 1x1 kernel that takes the request, then of ``conv``; or of weight gradients."""
         direction = request.problem.direction
+        if request.modes != ZEROS:
+            return conv_edges.configs(request)
         if direction == "wgrad":
             return _weight_gradients(request)
         special = (twin.configs(request) for twin in _OF_1X1 if direction in twin.DIRECTIONS)

@@ -134,7 +134,8 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
     widest_chunk = next((size for size in (32, 64) if channel_bytes <= size), 128)
     # Pixels of several terms take so much shared memory that lines of 128 of them may fit in chunks of 64 bytes alone.
     chunks = (128, 64) if widest_chunk == 128 and storage.terms > 1 else (widest_chunk,)
-    packs = [(1, 1), (1, 2), (2, 1)] if form.filters <= 32 and not form.interleaves else [(1, 1)]
+    may_pack = form.filters <= 32 and not (form.interleaves or storage.has_edges)
+    packs = [(1, 1), (1, 2), (2, 1)] if may_pack else [(1, 1)]
     result: dict[TileShape, None] = {}
     sums = 1 if storage.terms == 1 else 2  # of a pixel, in registers
     for chunk_bytes, (pack_h, pack_w) in product(chunks, packs):
@@ -142,6 +143,8 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
         sides = (False, True) if rows_of_m(form, storage) > BLOCK_M else (False,)
         boxes = storage.x_whole or (storage.x_joined > 0 and chunk_bytes // storage.elem_bytes >= 8 * storage.x_joined)
         boxes = boxes and pack_w * form.horizontal.stride == 1 and (storage.terms == 1 or not storage.x_inner)
+        if storage.has_edges:  # which a warp that transposes writes, or one that loads: rows by themselves
+            boxes = boxes and not storage.x_inner and storage.x_joined <= 1
         for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
             run = _run(ceil_div(cols, ceil_div(cols, most)))
             cut = (chunk_bytes, pack_h, pack_w)
@@ -152,7 +155,7 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
             for keeps, shared in product((True,) if only_kept else (True, False), (False,) if one_block else sides):
                 one = TileShape(False, run, runs, *cut, boxes=boxes, keeps=keeps, shared_tile=shared)
                 result[replace(one, splits=form.splits, terms=storage.terms)] = None
-            if boxes and not storage.x_inner and most * runs * sums > 128:
+            if storage.has_edges or (boxes and not storage.x_inner and most * runs * sums > 128):
                 continue  # flat tiles that are transposed leave too few registers
             for strips in sorted({ceil_div(cols, width) for width in (cols, 126, 62, 30)}):
                 strip_cols = 0 if strips == 1 else ceil_div(cols, strips)
@@ -314,7 +317,7 @@ def storage_of(request: Request) -> Storage:
     terms = TERMS.get(problem.precision, 1)
     return Storage(
         problem.dtype.itemsize, x_inner, x_whole, y_inner, y_whole, x_joined, y_joined,
-        terms=terms, residual=problem.epilogue.residual,
+        terms=terms, residual=problem.epilogue.residual, modes=request.modes,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from haloconv.families.common import ELEMENTS, ceil_div, divisor, epilogue_const
 from haloconv.families.halo_sm90.conv.classes import Classes, classes_of
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.operands import Operands, tensor_maps
-from haloconv.families.halo_sm90.conv.shape import BLOCK_M, joined_planes, line_warps, threads
+from haloconv.families.halo_sm90.conv.shape import BLOCK_M, Storage, joined_planes, line_warps, threads
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.families.reduce.partials import Axis, Partials, followed
 from haloconv.jit import KernelSource, kernel_source
@@ -81,8 +81,18 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         if classes and classes.across > 1
         else int(not (storage.y_inner or shape.flat) and shape.pack_w == tiling.form.horizontal.out_step == 1),
         **(epilogue_constants(False) if storage.partial else _epilogue(problem)),
+        **_edge_constants(storage),
     }
+    if storage.has_edges:
+        return kernel_source("halo_sm90/conv_edges", "halo_sm90", constants)
     return kernel_source("halo_sm90/conv", "halo_sm90", constants)
+
+
+def _edge_constants(storage: Storage) -> dict[str, str]:
+    if not storage.has_edges:
+        return {}
+    rows, columns = storage.modes
+    return {"EDGE_ROWS": f"hc::Edge::{rows.upper()}", "EDGE_COLS": f"hc::Edge::{columns.upper()}"}
 
 
 def fixup_source(problem: Problem, form: Form) -> KernelSource:
@@ -119,6 +129,7 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
         **named("x", "nchw", operands.x),
         **_result_fields(form, operands),
         **_class_fields(tiling),
+        **_edge_fields(tiling),
         **{"n": form.n, "h": rows.in_extent, "w": cols.in_extent, "channels": form.channels},
         **{"rows": rows.out_extent, "cols": cols.out_extent, "filters": form.filters},
         **{"pad_top": rows.pad, "pad_left": cols.pad + tiling.lead, "lead": tiling.lead},
@@ -158,6 +169,15 @@ def _class_fields(tiling: Tiling) -> Fields:
         **{"step_h": rows.out_step, "step_w": cols.out_step},
         **{"before_h": rows.out_before, "before_w": cols.out_before},
     }
+
+
+def _edge_fields(tiling: Tiling) -> Fields:
+    """The columns that outputs read, of which those outside the image are filled."""
+    if not tiling.storage.has_edges:
+        return {}
+    cols = tiling.form.horizontal
+    reach = (cols.out_extent - 1) * cols.stride + (cols.taps - 1) * cols.dil + 1
+    return {"edge_from": -cols.pad, "edge_to": reach - cols.pad}
 
 
 def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:

@@ -39,6 +39,20 @@ __device__ __forceinline__ void for_each_line(const Params& p, const Begin& begi
     }
 }
 
+// The channels of a line's chunk, of image 0 at pixel (0, 0).
+__device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& line) {
+    return p.x + ((i64)(line.column.group) * p.channels + line.chunk * CHUNK_ELEMS) * p.x_c;
+}
+
+#if EDGES
+__device__ __forceinline__ hc::EdgeSource<elem_t> edge_source(const Params& p, const Line& line,
+                                                              const hc::ImageRow& row, int first_col) {
+    const bool inside = row.n < p.n && (unsigned)row.row < (unsigned)p.h;
+    return {inside ? chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h : nullptr,
+            p.channels - line.chunk * CHUNK_ELEMS, first_col};
+}
+#endif
+
 // A warp's first unit of a ring's lines, counted from position `at` on. The units of each ring by itself go to the
 // warps one after the other: barriers tell two rounds of a slot apart, not three, so a warp must have seen a line of
 // the same ring free that is less than a round before (ring's least length in shape.py). A free line of another ring
@@ -75,6 +89,9 @@ struct RawUnit {
     hc::UnitPixels px;
     Cursor raw;
     bool begins, ends;  // the warp's units of its line
+#if EDGES
+    hc::EdgeSource<elem_t> edges;
+#endif
 };
 
 // Transposes a unit from its raw tile.
@@ -90,6 +107,9 @@ __device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem
 #pragma unroll
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
+#if EDGES
+    hc::fill_edges<elem_t, CHUNK_BYTES>(p, unit.edges, smem.slots + slot, unit.px);
+#endif
     __syncwarp();
     if (!unit.ends) return;
     hc::ptx::fence_proxy_async_shared();
@@ -129,7 +149,8 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
         for (; unit < units; unit += LINE_WARPS) {
             const int box = FLAT ? p.box_units.quotient(unit) : 0, from = box * p.box_px;
             // A line of one tile has fewer boxes: no pixel of the others is read.
-            const hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + min(box, boxes - 1));
+            hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + min(box, boxes - 1));
+            row.row = hc::edge_row(p, row.row);
             const int first = X_JOINED ? row.row * p.w + first_col : first_col;
             const int column = (unit - box * p.box_units.value) * hc::UNIT_PX;
             if (RAW_DEPTH == 1) transpose_before();
@@ -143,6 +164,9 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
                       asked,
                       unit < LINE_WARPS,
                       unit + LINE_WARPS >= units};
+#if EDGES
+            before.edges = edge_source(p, line, row, first_col);
+#endif
             asked.advance(RAW_DEPTH);
             has_before = true;
         }
@@ -178,11 +202,6 @@ struct UnitsUnderWay {
         older = newer = nullptr;
     }
 };
-
-// The channels of a line's chunk, of image 0 at pixel (0, 0).
-__device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& line) {
-    return p.x + ((i64)(line.column.group) * p.channels + line.chunk * CHUNK_ELEMS) * p.x_c;
-}
 
 // One warp's 32 pixels of a line.
 __device__ __forceinline__ void stage_unit(const Params& p, const Line& line, int unit, char* slot) {

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.terms import products_of
+from haloconv.problem import ZEROS, Modes
 
 _SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
 _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
@@ -31,7 +32,8 @@ class Storage:
     ``x_joined``: 0, or rows follow each other without a gap, and every ``x_joined``-th channel (1, 2, 4 or 8) begins at
     a multiple of 16 bytes. ``y_joined``: the same of every ``y_joined``-th filter. ``partial``: the result is fp32
     partial sums of split-K. ``terms``: TF32 values that an fp32 value is multiplied as (1: rounded to one).
-    ``residual``: one is added to the result, and its addresses need registers.
+    ``residual``: one is added to the result, and its addresses need registers. ``modes``: the padding modes of rows and
+    of columns.
     """
 
     elem_bytes: int
@@ -44,6 +46,12 @@ class Storage:
     partial: bool = False
     terms: int = 1
     residual: bool = False
+    modes: Modes = ZEROS
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether what is outside the image is other pixels of it, not zeros (edges.cuh)."""
+        return self.modes != ZEROS
 
     @property
     def y_bytes(self) -> int:

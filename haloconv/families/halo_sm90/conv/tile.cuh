@@ -12,6 +12,7 @@
 // by the same weights, and their tiles are always neighbours.
 #pragma once
 
+#include "families/halo_sm90/conv/edges.cuh"
 #include "families/halo_sm90/conv/scheduler.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/ptx/tensor_map.cuh"
@@ -65,6 +66,9 @@ struct HaloParams {
     int blocks, chunks;                    // blocks (SHARED_TILE: pairs of them) in a group; chunks of channels
     int slot_bytes;                        // of a slot
     Schedule schedule;
+#ifdef EDGE_ROWS
+    int edge_from, edge_to;  // input columns that outputs read
+#endif
 #ifdef CLASS_ROWS
     Divisor class_rows;      // rows of M of a run (classes.cuh)
     int class_runs;          // of a group
@@ -148,7 +152,8 @@ __device__ __forceinline__ Place staged_pixel(const P& p, const WorkTile& column
     const int row = IS_FLAT ? p.pitch.quotient(in_plane) : 0;
     const int col = in_plane - row * p.pitch.value;
     const ImageRow at = staged_row<IS_FLAT>(p, column, line + row);
-    const int h = at.row + plane_row, w = staged_col(p, column) + col * p.stride_w + plane_col;
+    const int h = edge_row(p, at.row + plane_row);
+    const int w = edge_col(p, staged_col(p, column) + col * p.stride_w + plane_col);
     const bool inside = at.n < p.n && (unsigned)h < (unsigned)p.h && (unsigned)w < (unsigned)p.w;
     return {at.n * p.x_n + h * p.x_h + w * p.x_w, inside && px < p.slot_px};
 }

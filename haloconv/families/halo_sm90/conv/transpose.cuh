@@ -137,4 +137,40 @@ __device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px, 
     }
 }
 
+#if EDGES
+// Where the pixels of a line's chunk come from: channel 0 at the first column of its row, null for a row outside;
+// the channels that are left, and the column of the line's first place.
+template <class Elem>
+struct EdgeSource {
+    const Elem* row;
+    int channels, first_col;
+};
+
+// Writes the pixels of a unit that are outside the image and that outputs read. A lane has a channel: there are few.
+template <class Elem, int ROW_BYTES, class P>
+__device__ __forceinline__ void fill_edges(const P& p, const EdgeSource<Elem>& from, char* slot, const UnitPixels& px) {
+    const int before = px.from - from.first_col;  // from a column to its place
+    const int first = max(max(px.begin<Elem>(0, 0), px.from), before + p.edge_from);
+    const int end = min(min(px.begin<Elem>(0, 0) + UNIT_PX, px.to), before + p.edge_to);
+    if (from.row == nullptr || (first >= px.inside_from && end <= px.inside_to)) return;
+    __syncwarp();
+    for (int at = first; at < end; ++at) {
+        if (at >= px.inside_from && at < px.inside_to) at = px.inside_to;
+        const int col = edge_col(p, at - before);
+        if (at >= end || (unsigned)col >= (unsigned)p.w) continue;
+#pragma unroll
+        for (int c = threadIdx.x % 32; c < ROW_BYTES / int(sizeof(Elem)); c += 32) {
+            if (c >= from.channels) continue;
+            const Elem value = from.row[c * p.x_c + col * p.x_w];
+            const int byte = c * int(sizeof(Elem));
+            char* const to = slot + unit_offset<ROW_BYTES>(at, byte / 16) + byte % 16;
+            if constexpr (sizeof(Elem) == 4)
+                *reinterpret_cast<unsigned*>(to) = to_tf32(value);
+            else
+                *reinterpret_cast<Elem*>(to) = value;
+        }
+    }
+}
+#endif
+
 }  // namespace hc

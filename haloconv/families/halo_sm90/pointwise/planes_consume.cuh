@@ -200,28 +200,34 @@ __device__ __forceinline__ void add_residual(const P& p, const Consumer& self, c
     }
 }
 
-// Fills a buffer with the sums of a slab, whose first eight columns are `first` and whose first filter is `filter`.
-__device__ __forceinline__ void fill(const Params& p, const Consumer& self, char* buffer, const Sums& sums, int first,
+// Fills a buffer with the sums of a slab, whose first eight columns are `first` and whose first filter is `filter`. A
+// row without a pixel is asked for once, not at each store: of many small branches the compiler takes a second.
+__device__ __forceinline__ void fill(const Params& p, const Consumer& self, char* buffer, Sums& sums, int first,
                                      int filter) {
 #pragma unroll
-    for (int j = 0; j < SLAB / 8; ++j)
+    for (int i = 0; i < SLAB / 4; ++i) {  // the lane's filters: two of each eight columns
+        const BiasAndScale both = own_of(p, filter + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2);
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int own = filter + j * 8 + threadIdx.x % 4 * 2 + e;
-            const BiasAndScale both = own_of(p, own);
-            char* const to = buffer + (j * 8 + e) * Y_PLANE;
+        for (int block = 0; block < M_BLOCKS; ++block)
 #pragma unroll
-            for (int block = 0; block < M_BLOCKS; ++block) {
-                const float* const sum = &sums[block][4 * (first + j) + e];  // the other row's is two further on
-                const float even = finished<RESIDUAL ? Affine::NONE : AFFINE, ACTIVATION>(sum[0], both);
-                const float odd = finished<RESIDUAL ? Affine::NONE : AFFINE, ACTIVATION>(sum[2], both);
-                const int (&at)[2] = self.y[block];
-                if constexpr (Y_PAIRS) {
-                    if (at[0] >= 0) *reinterpret_cast<unsigned*>(to + at[0]) = from_acc_pair<elem_t>(even, odd);
-                } else {
-                    if (at[0] >= 0) *reinterpret_cast<elem_t*>(to + at[0]) = from_acc<elem_t>(even);
-                    if (at[1] >= 0) *reinterpret_cast<elem_t*>(to + at[1]) = from_acc<elem_t>(odd);
-                }
+            for (int half = 0; half < 2; ++half) {
+                float& sum = sums[block][4 * (first + i / 2) + 2 * half + i % 2];
+                sum = finished<RESIDUAL ? Affine::NONE : AFFINE, ACTIVATION>(sum, both);
+            }
+    }
+#pragma unroll
+    for (int block = 0; block < M_BLOCKS; ++block)
+#pragma unroll
+        for (int half = 0; half < (Y_PAIRS ? 1 : 2); ++half) {
+            if (self.y[block][half] < 0) continue;
+#pragma unroll
+            for (int i = 0; i < SLAB / 4; ++i) {
+                char* const to = buffer + (i / 2 * 8 + i % 2) * Y_PLANE + self.y[block][half];
+                const float* const sum = &sums[block][4 * (first + i / 2) + 2 * half + i % 2];
+                if constexpr (Y_PAIRS)  // the other row's sum is two further on
+                    *reinterpret_cast<unsigned*>(to) = from_acc_pair<elem_t>(sum[0], sum[2]);
+                else
+                    *reinterpret_cast<elem_t*>(to) = from_acc<elem_t>(sum[0]);
             }
         }
 }

@@ -1,0 +1,66 @@
+"""Padding that wraps, mirrors or repeats inside a kernel: a whole image in one launch, without a copy and without rims.
+
+A kernel of ours that runs the image with zeros around it may find pixels of the image there instead. Which convolution
+runs is chosen for the image with zeros around it, as it is with rims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from haloconv import plan as plans
+from haloconv.choose.choice import choose
+from haloconv.choose.trust import stamped
+from haloconv.device import stand_in
+from haloconv.families import FAMILIES
+from haloconv.layout import Layout
+from haloconv.precision import torch_precision
+from haloconv.problem import ConvSpec, Modes, Request
+from haloconv.profiling import profiler
+
+Tensor = torch.Tensor
+
+
+def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes) -> Tensor | None:
+    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None; None if no kernel does it at once."""
+    layout = plans.result_layout(x, w)
+    problem = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
+    problem = replace(problem, bias=b is not None)
+    plan = _planned(Request(problem, plans.form_of(x), plans.form_of(w), layout, x.device, modes), spec, *_generation())
+    return None if plan is None else _run(plan, x, w, b)
+
+
+def dgrad(
+    dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: Modes
+) -> Tensor | None:
+    """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, of dy (N, K, P, Q) and w (K, C/G, R, S); None as fprop."""
+    problem = plans.problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
+    request = Request(problem, plans.form_of(dy), plans.form_of(w), layout, dy.device, modes)
+    plan = _planned(request, spec, *_generation())
+    return None if plan is None else _run(plan, dy, w)
+
+
+def _run(plan: plans.Plan, *tensors: Tensor | None) -> Tensor:
+    return plan.traced(*tensors) if profiler._is_profiler_enabled else plan.run(*tensors)
+
+
+def _generation() -> tuple[str, int]:
+    """What a choice depends on besides."""
+    return torch_precision(), plans.generation
+
+
+@lru_cache(maxsize=1024)
+def _planned(request: Request, spec: ConvSpec, precision: str, generation: int) -> plans.Plan | None:
+    """The plan, or None where the family that is chosen for zeros has no config that reads the image instead.
+
+    "auto" takes no kernel without a stamp in the place of one that has it.
+    """
+    choice = choose(request.problem, request.device, spec.family)
+    family = FAMILIES[choice.family]
+    offered = family.configs(request) if family.has_padding_modes else []
+    if spec.family == "auto" and stand_in() is None:
+        offered = [each for each in offered if each.kernel in stamped()]
+    return plans.bound(request, spec, choice) if offered else None

@@ -1,0 +1,88 @@
+"""The runs of halo_sm90/conv_edges on the emulator with other pixels of the image outside it: every way into a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from pytest import MonkeyPatch
+
+from haloconv.families.halo_sm90.conv import conv_edges
+from haloconv.families.halo_sm90.conv.configs import cost, tilings
+from haloconv.families.halo_sm90.conv.form import Form
+from haloconv.families.halo_sm90.conv.shape import Storage, TileShape
+from haloconv.families.halo_sm90.conv.tile import Tiling
+from tests.cases import case
+from tests.oracle import EDGES
+
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+CASES = (
+    case("edges_aligned", "rows in boxes, which a warp fills up at both ends; the last chunk is not full",
+         (2, 42, 7, 136), (40, 3, 5), padding=(1, 2)),
+    case("edges_joined", "rows end to end, whose neighbours in memory are overwritten", (1, 40, 6, 66), (72, 5, 3),
+         padding=(2, 1)),
+    case("edges_by_four", "rows that every fourth plane aligns are loaded", (1, 64, 5, 67), (40, 3, 3), padding=1),
+    case("edges_nhwc", "channels are neighbours: pixels are loaded from where they stand", (2, 40, 6, 72), (72, 3, 5),
+         padding=(1, 2), storage="channels_last"),
+    case("edges_strided", "planes of a strided row, three sides padded", (2, 24, 9, 70), (40, 3, 4),
+         padding=(2, 0, 1, 3), stride=(2, 2)),
+    case("edges_dilated", "groups, and residue classes of dilated rows", (1, 48, 11, 40), (64, 3, 3), padding=(2, 3),
+         dilation=(2, 3), groups=2),
+    case("edges_few_rows", "a strided filter of one row, whose lines a consumer passes over", (2, 80, 6, 136),
+         (16, 1, 3), stride=(2, 2), padding=(1, 3, 2, 2), groups=2),
+)  # fmt: skip
+KERNELS = {"halo_sm90/conv_edges"}
+SHAPES: dict[str, Callable[[TileShape], bool]] = {
+    "edges": lambda shape: True,
+    "edges in passing": lambda shape: not shape.keeps,
+    "edges kept": lambda shape: shape.keeps,
+    "edges of 128": lambda shape: shape.run == 128 and shape.runs == 1,
+    "edges of 128 in passing": lambda shape: shape.run == 128 and shape.runs == 1 and not shape.keeps,
+    "edges shared": lambda shape: shape.shared_tile,
+}
+_RUNS = (  # case, dtype, result, shape
+    ("edges_aligned", FP32, "circular", "edges"),
+    ("edges_aligned", FP16, "circular", "edges"),
+    ("edges_aligned", FP32, "reflect_replicate", "edges"),
+    ("edges_aligned", FP16, "zeros_circular", "edges in passing"),
+    ("edges_aligned", BF16, "circular_dgrad", "edges kept"),
+    ("edges_joined", FP32, "zeros_circular", "edges shared"),
+    ("edges_joined", FP16, "circular", "edges"),
+    ("edges_joined", FP32, "zeros_circular_dgrad", "edges of 128"),
+    ("edges_by_four", FP16, "replicate_zeros", "edges"),
+    ("edges_nhwc", FP32, "circular", "edges"),
+    ("edges_nhwc", FP16, "reflect_replicate", "edges in passing"),
+    ("edges_nhwc", BF16, "circular_dgrad", "edges"),
+    ("edges_strided", FP16, "circular", "edges"),
+    ("edges_strided", FP32, "reflect_replicate", "edges"),
+    ("edges_dilated", FP16, "circular_dgrad", "edges"),
+    ("edges_dilated", FP32, "reflect_replicate", "edges"),
+    ("edges_few_rows", FP16, "circular", "edges of 128 in passing"),
+)
+SAME = ("edges_aligned", "edges_joined", "edges_by_four", "edges_nhwc", "edges_dilated")
+"""Cases whose output is as large as the image: their gradient is such a convolution itself."""
+
+
+def results_of(name: str) -> tuple[str, ...]:
+    """What the case of this name has, of tests.oracle.EDGES."""
+    return tuple(result for result, (direction, _) in EDGES.items() if direction == "fprop" or name in SAME)
+
+
+def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
+    """Case, dtype, result, shape, and whether all inputs are finite."""
+    yield from ((*run, True) for run in _RUNS)
+    yield "edges_aligned", FP16, "circular", "edges", False
+
+
+@contextmanager
+def forced(shape: str) -> Iterator[None]:
+    """While active, the kernel takes the best of its tiles of that shape."""
+
+    def only(form: Form, storage: Storage, sm_count: int, may_split: bool = True) -> tuple[Tiling, ...]:
+        fitting = [each for each in tilings(form, storage) if SHAPES[shape](each.shape)]
+        return tuple(sorted(fitting, key=lambda each: cost(each, each.storage, sm_count)))
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(conv_edges, "best_tilings", only)
+        yield
