@@ -17,7 +17,7 @@ from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.families.reduce.partials import applies
 from haloconv.jit import KernelSource
-from haloconv.problem import Request
+from haloconv.problem import ZEROS, Request
 from tests import oracle
 from tests.cases import Case, Tensors
 
@@ -51,9 +51,10 @@ def nth_tiling(index: int) -> Iterator[dict[str, int]]:
 def sources_of(result: str, t: Tensors, one: Case) -> list[KernelSource]:
     """The sources of every tiling of one result."""
     problem = oracle.problem_of(result, t, one.spec)
-    first = t.x if result == "fprop" else t.dy
+    first = t.x if problem.direction == "fprop" else t.dy
+    modes = oracle.EDGES[result][1] if result in oracle.EDGES else ZEROS
     forms = plan.form_of(first), plan.form_of(t.w)
-    request = Request(problem, forms[0], forms[1], oracle.layout_of(one.storage), first.device)
+    request = Request(problem, forms[0], forms[1], oracle.layout_of(one.storage), first.device, modes)
     return [*halo_sm90.sources(request), *halo_sm90.split_sources(request)]
 
 
