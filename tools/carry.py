@@ -5,8 +5,8 @@ launch it every launch has the same kernel, constants, grid, block, shared memor
 what they launch has the same code (comments and layout aside) or compiles to the same cubin. Kernels may have other
 names and places: they are matched by what they are. Where a kernel has other constants than it had, what each run
 launches of it is compiled, too, and must be the same code. A kernel that got new sources needs a stamp of its own; the
-records and rows of what it had carry over, rows once it has that stamp. ``--write`` changes benchmarks/verified and
-the shipped records; without it the proof is printed alone.
+records of what it had carry over. ``--write`` changes benchmarks/verified and the shipped records; without it the proof
+is printed alone.
 Exit code 1 if a kernel that was verified at the revision cannot be carried.
 """
 
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from haloconv.bench.stale import same_hashes
 from haloconv.choose import formats
 from haloconv.choose.records import SHIPPED
 from tools import stamps
@@ -127,11 +126,11 @@ def same_code(file: str, old: str, then: Fingerprint, now: Fingerprint, grows: b
     return before <= after if grows else before == after
 
 
-def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, str], grows: bool = False) -> list[str]:
+def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> list[str]:
     """What a GPU would see of what changed in the runs that launch a kernel; empty if nothing.
 
     Those are the runs that launched it then, too. The code of every .cu file that they launch must be the same; others
-    than the kernel's own may have got new sources. If it ``grows`` it may, too, and runs that launch them.
+    than the kernel's own may have got new sources.
     """
     before = {new: old for old, new in names.items()}
     if kernel not in before:
@@ -143,11 +142,9 @@ def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, s
     files = sorted({kernel, *(launch[0] for run in runs for launch in now.tapes.get(run, []))})
     found = [f"{file} is new" for file in files if file not in before]
     known = [file for file in files if file in before]
-    changed = [file for file in known if not same_code(file, before[file], then, now, grows=grows or file != kernel)]
+    changed = [file for file in known if not same_code(file, before[file], then, now, grows=file != kernel)]
     found += [f"{file} compiles to other code" for file in changed]
     for run in runs:
-        if grows and run not in then.tapes:
-            continue
         if run not in then.tapes or run not in now.tapes:
             found.append(f"{run} is {'gone' if run in then.tapes else 'new'}")
         elif not same_launches(run, then, now, names):
@@ -160,12 +157,6 @@ def carried(stamp: dict, digest: str, revision: str) -> dict:
     origin = stamp.get("carried_from") or {"hash": stamp["hash"], "commit": stamp["commit"]}
     between = dict.fromkeys([*origin.get("between", []), stamp["hash"]]).keys() - {origin["hash"], digest}
     return {**stamp, "hash": digest, "carried_from": {**origin, "between": sorted(between), "through": revision}}
-
-
-def with_former(stamp: dict, former: dict) -> dict:
-    """A stamp that was made for a kernel that has grown, with the hashes under which rows know what it had before."""
-    known = same_hashes(stamp) | same_hashes(former) | {former["hash"]}
-    return {**stamp, "same": sorted(known - {stamp["hash"]})}
 
 
 def with_records(then: Fingerprint, now: Fingerprint, names: dict[str, str]) -> set[str]:
@@ -219,19 +210,16 @@ def main() -> int:
         verified = stamps.read_stamps(options.stamps or place / "benchmarks" / "verified")
         names = names_now(then, now)
         outcome = {kernel: changes(kernel, then, now, names) for kernel in stamps.kernels()}
-        grown = {each for each, found in outcome.items() if found and not changes(each, then, now, names, grows=True)}
         olds = {new: old for old, new in names.items()}
         same = with_records(then, now, names)
     sources, launches = sum(map(len, now.sources.values())), sum(map(len, now.tapes.values()))
     print(f"{sources} CI sources, {len(now.tapes)} runs, {launches} launches against {revision}")
-    moved, refused, present = {}, 0, stamps.read_stamps()
+    moved, refused = {}, 0
     for kernel, found in outcome.items():
         old = olds.get(kernel, kernel)
         stamp = verified.get(old)
         if stamp is None or stamp["hash"] != then.hashes.get(old):
             said = "was not verified there"
-        elif kernel in grown and present.get(kernel, {}).get("hash") == now.hashes[kernel]:
-            said, moved[kernel] = "stamped, and what it had before is the same", with_former(present[kernel], stamp)
         elif found:
             said, refused = found[0] + (f" (and {len(found) - 1} more)" if found[1:] else ""), refused + 1
         elif stamp["hash"] == now.hashes[kernel]:

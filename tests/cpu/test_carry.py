@@ -67,21 +67,6 @@ def test_a_new_source_is_not_verified_but_of_a_kernel_that_is_launched_beside_an
     assert changes(B, now) == changes(SUM, now) == [f"{SUM} compiles to other code"]
 
 
-def test_what_a_kernel_had_before_it_grew_is_the_same(cubins: dict[str, str]) -> None:
-    """New sources and runs that launch them say nothing against it; another launch of a run before does."""
-    now = fingerprint({A: "a", B: "b", SUM: "s"}, {**THEN.tapes, "run of more": [launch(A, constants=(4,))]})
-    now.sources["two"] = [[A, A, "more"]]
-    names = carry.names_now(THEN, now)
-    assert carry.changes(A, THEN, now, names) and carry.changes(A, THEN, now, names, grows=True) == []
-    now.tapes["run a"] = [launch(A, grid=2)]
-    assert carry.changes(A, THEN, now, names, grows=True) == ["run a is launched differently"]
-
-
-def test_a_stamp_of_a_kernel_that_grew_knows_former_hashes() -> None:
-    former = {"hash": "old", "same": ["older"]}
-    assert carry.with_former({"hash": "new"}, former) == {"hash": "new", "same": ["old", "older"]}
-
-
 def test_records_stay_true_of_a_kernel_that_got_new_sources() -> None:
     now = fingerprint({A: "a", B: "b", SUM: "other"}, THEN.tapes)
     now.sources["two"] = [[A, A, "more"]]
