@@ -26,10 +26,7 @@ Tensor = torch.Tensor
 
 def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes) -> Tensor | None:
     """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None; None if no kernel does it at once."""
-    layout = plans.result_layout(x, w)
-    problem = plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout)
-    problem = replace(problem, bias=b is not None)
-    plan = _planned(Request(problem, plans.form_of(x), plans.form_of(w), layout, x.device, modes), spec, *_generation())
+    plan = plan_fprop(x, w, b, spec, modes)
     return None if plan is None else _run(plan, x, w, b)
 
 
@@ -37,10 +34,24 @@ def dgrad(
     dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: Modes
 ) -> Tensor | None:
     """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, of dy (N, K, P, Q) and w (K, C/G, R, S); None as fprop."""
+    plan = plan_dgrad(dy, w, x_shape, layout, spec, modes)
+    return None if plan is None else _run(plan, dy, w)
+
+
+def plan_fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes) -> plans.Plan | None:
+    """The plan of ``fprop`` for these arguments, or None."""
+    layout = plans.result_layout(x, w)
+    problem = replace(plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout), bias=b is not None)
+    return _planned(Request(problem, plans.form_of(x), plans.form_of(w), layout, x.device, modes), spec, *_generation())
+
+
+def plan_dgrad(
+    dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: Modes
+) -> plans.Plan | None:
+    """The plan of ``dgrad`` for these arguments, or None."""
     problem = plans.problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
     request = Request(problem, plans.form_of(dy), plans.form_of(w), layout, dy.device, modes)
-    plan = _planned(request, spec, *_generation())
-    return None if plan is None else _run(plan, dy, w)
+    return _planned(request, spec, *_generation())
 
 
 def _run(plan: plans.Plan, *tensors: Tensor | None) -> Tensor:

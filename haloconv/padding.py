@@ -62,6 +62,14 @@ def padded_copy(x: Tensor, spec: ConvSpec, modes: Modes) -> tuple[Tensor, ConvSp
     return x, _behind_copy(spec, modes)
 
 
+def gradient_of_copy(gradient: Tensor, x_shape: tuple[int, ...], spec: ConvSpec, modes: Modes) -> Tensor:
+    """The gradient of x (N, C, H, W), given that of its padded copy: each pixel's, summed over where it stands."""
+    with torch.enable_grad():
+        x = gradient.new_zeros(x_shape).requires_grad_()
+        copy, _ = padded_copy(x, spec, modes)
+    return torch.autograd.grad(copy, x, gradient)[0]
+
+
 def _behind_copy(spec: ConvSpec, modes: Modes) -> ConvSpec:
     """What is left to do of a padded copy: zeros where there is another mode in the other dimension."""
     top, bottom, left, right = spec.padding

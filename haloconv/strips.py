@@ -91,6 +91,12 @@ class Job(NamedTuple):
     exchange: Exchange = Alone()
     modes: Modes = ZEROS
 
+    @property
+    def padding_in_kernel(self) -> tuple[ConvSpec, Modes] | None:
+        """The padding of a whole image that one launch may find in it, and its modes; None where there is none."""
+        whole = None if self.modes == ZEROS else self.cut.padded
+        return None if whole is None else (self.spec_of(whole), self.modes)
+
     def spec_of(self, piece: Piece) -> ConvSpec:
         return self.spec._replace(padding=piece.padding)
 
@@ -182,8 +188,8 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job, keeps: bool) -> tup
     """y, and the strips of its batches of rims if the caller ``keeps`` them."""
     cut, arrive = job.cut, job.exchange.start(x)
     y = None
-    if cut.padded is not None and job.modes != ZEROS:
-        y = edges.fprop(x, w, b, job.spec_of(cut.padded), job.modes)
+    if job.padding_in_kernel is not None:
+        y = edges.fprop(x, w, b, *job.padding_in_kernel)
         if y is not None:
             return y, _strips(x, arrive(), job) if keeps else []
     if cut.padded is not None:
@@ -296,8 +302,8 @@ class _Convolve(torch.autograd.Function):
         layout, exchange = plans.result_layout(x, w), job.exchange
         own: list[tuple[Rectangle, Tensor]] = []
         arrive = dx = None
-        if wanted[0] and job.cut.padded is not None and job.modes != ZEROS:
-            dx = edges.dgrad(dy, w, tuple(x.shape), layout, job.spec_of(job.cut.padded), job.modes)
+        if wanted[0] and job.padding_in_kernel is not None:
+            dx = edges.dgrad(dy, w, tuple(x.shape), layout, *job.padding_in_kernel)
         if wanted[0] and dx is None:
             own, sent = _by_owner(_gradients_of_strips(dy, x, w, layout, job), job)
             arrive = exchange.start_back(sent, x)

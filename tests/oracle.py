@@ -18,7 +18,7 @@ from haloconv import edges, plan, reference
 from haloconv.epilogue import bias_and_scale
 from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.layout import Layout
-from haloconv.padding import padded_copy
+from haloconv.padding import gradient_of_copy, padded_copy
 from haloconv.precision import convolution_precision
 from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, Epilogue, Modes, Problem
 from haloconv.reference import Error, Limits, Oracle
@@ -90,10 +90,7 @@ def _of_copy(result: str, t: Tensors, spec: ConvSpec) -> tuple[Direction, Tensor
 
 
 def _folded(result: str, gradient: torch.Tensor, t: Tensors, spec: ConvSpec) -> torch.Tensor:
-    """The gradient of a padded copy, back where its pixels came from."""
-    with torch.enable_grad():
-        x = torch.zeros_like(t.x, dtype=gradient.dtype).requires_grad_()
-        return torch.autograd.grad(_of_copy(result, t._replace(x=x), spec)[1].x, x, gradient)[0]
+    return gradient_of_copy(gradient, tuple(t.x.shape), spec, EDGES[result][1])
 
 
 def third_operand(result: str, t: Tensors) -> torch.Tensor | None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from haloconv import reference
+from haloconv import edges, reference
 from haloconv.bench.layer import LAYOUTS, Layer, Step
+from haloconv.families.base import Config
 from haloconv.functional import conv2d
-from haloconv.padding import modes_in_use, padded_copy
+from haloconv.padding import gradient_of_copy, job_of, modes_in_use, padded_copy
 from haloconv.problem import ZEROS, Modes
 from haloconv.rectangles import Messages, Rectangle, give, needed, split, take
 from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
@@ -83,6 +84,19 @@ class CutLayer(Layer):
         run = self._shards.run_of(step)
         return (lambda: torch.stack(run()).sum(0)) if step == "wgrad" else lambda: torch.cat(run(), 2)
 
+    def ran(self, step: Step) -> Config:
+        """As a layer's; of an image that one launch pads itself the config of that."""
+        job = None
+        if self.shards == 1 and step in ("fprop", "dgrad"):
+            job = job_of(self.x, self.w, self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
+        if job is None or job.padding_in_kernel is None:
+            return super().ran(step)
+        if step == "fprop":
+            plan = edges.plan_fprop(self.x, self.w, self.b, *job.padding_in_kernel)
+        else:
+            plan = edges.plan_dgrad(self.dy, self.w, tuple(self.x.shape), self.layout, *job.padding_in_kernel)
+        return super().ran(step) if plan is None else Config(plan.choice.kernel, plan.choice.config)
+
     def timed(self, step: Step) -> Callable[[], object]:
         """haloconv's operation; the results of shards as they are."""
         return self.ours(step) if self.shards == 1 or step == "bgrad" else self._shards.run_of(step)
@@ -106,7 +120,7 @@ class CutLayer(Layer):
         if step != "dgrad":
             return replace(self, x=copy, spec=left, modes=ZEROS).oracle(step)
         of_copy = reference.oracle_dgrad(self.dy, self.w, tuple(copy.shape), left)
-        return reference.Oracle(*(self._folded(each, modes) for each in of_copy))
+        return reference.Oracle(*(gradient_of_copy(each, tuple(self.x.shape), self.spec, modes) for each in of_copy))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -116,13 +130,6 @@ class CutLayer(Layer):
     @cached_property
     def _shards(self) -> Shards:
         return Shards(self)
-
-    def _folded(self, gradient: Tensor, modes: Modes) -> Tensor:
-        """The gradient of x, given that of its padded copy."""
-        with torch.enable_grad():
-            x = gradient.new_zeros(self.x.shape).requires_grad_()
-            copy, _ = padded_copy(x, self.spec, modes)
-        return torch.autograd.grad(copy, x, gradient)[0]
 
 
 def _of_step(layer: Layer, step: Step, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:

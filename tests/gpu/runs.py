@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from haloconv import plan
+from haloconv import jit, plan
 from haloconv.problem import Request
 from tests import oracle
-from tests.cases import Case, Tensors
+from tests.cases import Case, Tensors, make
 from tests.emulated import BY_NAME, Run, forced
 from tests.exact import make_exact
 from tests.families import Subject
 from tests.launches import launched
+from tests.tilings import nth_tiling, sources_of
 
 
 def on_device(t: torch.Tensor) -> torch.Tensor:
@@ -49,6 +51,26 @@ def check_integers(subject: Subject, result: str, forced: Case, dtype: torch.dty
     oracle.check_exact(result, got, t, forced.spec)
     fences.check()
     record(names, result, subject.label(dtype), kind="exact")
+
+
+def check_every_tiling(
+    subject: Subject, one: Case, dtype: torch.dtype, result: str, in_threads: Callable, record: Callable
+) -> int:
+    """All tilings that fit the problem, not only the one that the cost model puts first; how many there are."""
+    forced, t = subject.on(one, dtype), make(one, dtype, "cuda")
+    sources = {source.digest: source for source in sources_of(result, t, forced)}
+    in_threads(partial(jit.get_kernel, source, "sm_90a") for source in sources.values())
+    want, index, most = oracle.expected(result, t, forced.spec), 0, 1
+    while index < most:
+        with nth_tiling(index) as seen, oracle.RedZones("cuda") as zones, launched() as names:
+            got = oracle.run(result, t, forced)
+        most, error = seen["most"], oracle.check(result, got, t, forced.spec, want=want)
+        zones.check()
+        record(names, result, subject.label(dtype), error.norm)
+        with nth_tiling(index):
+            check_integers(subject, result, forced, dtype, record)
+        index += 1
+    return index
 
 
 def runs_of(family: str, *modules: ModuleType) -> tuple[Run, ...]:

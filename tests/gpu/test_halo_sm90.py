@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
-from haloconv import jit
 from tests import oracle
 from tests.cases import Case, case, case_id, make, pick
 from tests.families import HALO_SM90, Subject, each_result, name_of
-from tests.gpu.runs import check_integers
+from tests.gpu.runs import check_every_tiling
 from tests.launches import launched
 from tests.specials import special_activations
-from tests.tilings import nth_tiling, sources_of
+from tests.tilings import nth_tiling
 
 TILED = (
     *pick("small_a", "four_sides", "odd_widths", "stride_2", "dilated_strided", "groups_odd", "row_filter", "wide",
@@ -58,20 +56,7 @@ def test_every_tiling(
     one: Case, subject: Subject, dtype: torch.dtype, result: str, in_threads: Callable, record: Callable
 ) -> None:
     """All that fit the problem, not only the one that the cost model puts first."""
-    forced, t = subject.on(one, dtype), make(one, dtype, "cuda")
-    sources = {source.digest: source for source in sources_of(result, t, forced)}
-    in_threads(partial(jit.get_kernel, source, "sm_90a") for source in sources.values())
-    want, index, most = oracle.expected(result, t, forced.spec), 0, 1
-    while index < most:
-        with nth_tiling(index) as seen, oracle.RedZones("cuda") as zones, launched() as names:
-            got = oracle.run(result, t, forced)
-        most, error = seen["most"], oracle.check(result, got, t, forced.spec, want=want)
-        zones.check()
-        record(names, result, subject.label(dtype), error.norm)
-        with nth_tiling(index):
-            check_integers(subject, result, forced, dtype, record)
-        index += 1
-    assert index > 4
+    assert check_every_tiling(subject, one, dtype, result, in_threads, record) > 4
 
 
 @pytest.mark.parametrize(("subject", "dtype", "result"), each_result((HALO_SM90,)), ids=name_of)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import haloconv
-from haloconv import jit
-from tests import oracle
-from tests.cases import Case, make
+from tests.cases import Case
 from tests.emulated_halo_sm90_edges import CASES, results_of
 from tests.families import DIRECT, HALO_SM90, Subject, name_of, over
-from tests.gpu.runs import check_integers
-from tests.launches import launched
+from tests.gpu.runs import check_every_tiling
 from tests.padded import convolved, integers, with_integers
-from tests.tilings import nth_tiling, sources_of
 
 EDGES = [
     (HALO_SM90, one, dtype, result) for one in CASES for result in results_of(one.name) for dtype in HALO_SM90.dtypes
@@ -55,17 +50,4 @@ def test_edges_in_every_tiling(
     subject: Subject, one: Case, dtype: torch.dtype, result: str, in_threads: Callable, record: Callable
 ) -> None:
     """One launch that finds pixels of the image outside it: random values, and integers to the bit."""
-    forced, t = subject.on(one, dtype), make(one, dtype, "cuda")
-    sources = {source.digest: source for source in sources_of(result, t, forced)}
-    in_threads(partial(jit.get_kernel, source, "sm_90a") for source in sources.values())
-    want, index, most = oracle.expected(result, t, forced.spec), 0, 1
-    while index < most:
-        with nth_tiling(index) as seen, oracle.RedZones("cuda") as zones, launched() as names:
-            got = oracle.run(result, t, forced)
-        most, error = seen["most"], oracle.check(result, got, t, forced.spec, want=want)
-        zones.check()
-        record(names, result, subject.label(dtype), error.norm)
-        with nth_tiling(index):
-            check_integers(subject, result, forced, dtype, record)
-        index += 1
-    assert index > 1
+    assert check_every_tiling(subject, one, dtype, result, in_threads, record) > 1
