@@ -85,7 +85,7 @@ class CutLayer(Layer):
         return (lambda: torch.stack(run()).sum(0)) if step == "wgrad" else lambda: torch.cat(run(), 2)
 
     def ran(self, step: Step) -> Config:
-        """As a layer's; of an image that one launch pads itself the config of that."""
+        """The config that runs the step: where one launch pads the image itself that one's, else the interior's."""
         job = None
         if self.shards == 1 and step in ("fprop", "dgrad"):
             job = job_of(self.x, self.w, self.b, self.spec, modes_in_use(self.modes, self.spec.padding))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import haloconv
+from haloconv.bench.suite import Case
 from haloconv.emulator import emulated_device
 from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.families.halo_sm90.conv.configs import split_tilings
@@ -120,6 +121,15 @@ def test_tuning_poses_the_image_as_our_kernels_see_it() -> None:
     with emulated_device():
         posed = [str(each.problem) for each in problems_of(model, x, ("fprop", "wgrad"))]
     assert posed == [f"{each} 1,2,6,7 -> 4, 3x3 p1,1,1,1 tf32 nchw" for each in ("fprop", "wgrad")]
+
+
+def test_a_row_names_the_kernel_that_pads_by_itself(emulator_cache: None) -> None:
+    case = Case("wraps", (1, 16, 6, 8), 8, (3, 3), padding=(1, 1), padding_mode="circular")
+    for family, kernel in (("halo_sm90", "halo_sm90/conv_edges"), ("direct", "direct/direct")):
+        layer = case.layer("fp16", "nchw", family, torch.device("cpu"))
+        with emulated_device():
+            assert [layer.ran(step).kernel for step in ("fprop", "dgrad")] == [kernel, kernel]
+            assert layer.ran("wgrad").kernel != "halo_sm90/conv_edges"
 
 
 def test_partial_sums_of_split_k_wrap_too(emulator_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
