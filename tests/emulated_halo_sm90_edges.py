@@ -31,6 +31,10 @@ CASES = (
          dilation=(2, 3), groups=2),
     case("edges_few_rows", "a strided filter of one row, whose lines a consumer passes over", (2, 80, 6, 136),
          (16, 1, 3), stride=(2, 2), padding=(1, 3, 2, 2), groups=2),
+    case("edges_far", "more columns outside than a warp loads ahead", (1, 40, 3, 72), (40, 1, 7), padding=(0, 15),
+         dilation=(1, 5)),
+    case("edges_narrow", "a unit with columns outside at both ends", (1, 40, 4, 12), (40, 1, 7), padding=(0, 9),
+         dilation=(1, 3)),
 )  # fmt: skip
 KERNELS = {"halo_sm90/conv_edges"}
 SHAPES: dict[str, Callable[[TileShape], bool]] = {
@@ -39,6 +43,7 @@ SHAPES: dict[str, Callable[[TileShape], bool]] = {
     "edges kept": lambda shape: shape.keeps,
     "edges of 128": lambda shape: shape.run == 128 and shape.runs == 1,
     "edges of 128 in passing": lambda shape: shape.run == 128 and shape.runs == 1 and not shape.keeps,
+    "edges of wide tiles": lambda shape: shape.sum_registers > 64,
     "edges shared": lambda shape: shape.shared_tile,
 }
 _RUNS = (  # case, dtype, result, shape
@@ -59,8 +64,13 @@ _RUNS = (  # case, dtype, result, shape
     ("edges_dilated", FP16, "circular_dgrad", "edges"),
     ("edges_dilated", FP32, "reflect_replicate", "edges"),
     ("edges_few_rows", FP16, "circular", "edges of 128 in passing"),
+    ("edges_far", FP32, "circular", "edges of wide tiles"),
+    ("edges_narrow", FP32, "reflect_replicate", "edges"),
+    ("edges_narrow", FP32, "circular", "edges"),
+    ("edges_narrow", FP16, "circular", "edges"),
+    ("edges_far", FP16, "zeros_circular", "edges of wide tiles"),
 )
-SAME = ("edges_aligned", "edges_joined", "edges_by_four", "edges_nhwc", "edges_dilated")
+SAME = ("edges_aligned", "edges_joined", "edges_by_four", "edges_nhwc", "edges_dilated", "edges_far", "edges_narrow")
 """Cases whose output is as large as the image: their gradient is such a convolution itself."""
 
 

@@ -9,6 +9,7 @@ import torch
 from tests.mutations.mutation import Mutation
 
 _FP16, _FP32 = torch.float16, torch.float32
+_WIDE = "edges of wide tiles"
 
 
 def _fault(
@@ -22,11 +23,11 @@ _MIRRORED: dict[str, Any] = {"result": "reflect_replicate"}
 
 MUTATIONS = (
     _fault("none at the left", "what is left of the image stays zeros",
-           ("max(px.begin<Elem>(0, 0), px.from), before + p.edge_from)", "px.begin<Elem>(0, 0), px.inside_from)")),
+           ("first = max(max(begin, px.from), p.edge_from - col);", "first = max(begin, px.inside_from);")),
     _fault("none at the right", "what is right of the image stays zeros",
-           ("UNIT_PX, px.to), before + p.edge_to)", "UNIT_PX, px.to), px.inside_to)")),
+           ("UNIT_PX, px.to), p.edge_to - col)", "UNIT_PX, px.to), px.inside_to)")),
     _fault("one column too few", "the outermost column on the right stays zeros",
-           ("before + p.edge_to)", "before + p.edge_to - 1)")),
+           ("px.to), p.edge_to - col)", "px.to), p.edge_to - col - 1)")),
     _fault("the column beside it", "columns wrap one too far",
            ("return at < 0 ? at + extent :", "return at < 0 ? at + extent - 1 :")),
     _fault("the edge itself mirrored", "a mirror between pixels, not on one",
@@ -38,11 +39,17 @@ MUTATIONS = (
     _fault("the first image", "outer columns of all images are the first one's",
            ("chunk_of(p, line) + row.n * p.x_n +", "chunk_of(p, line) +")),
     _fault("the first chunk", "outer columns of all chunks of channels are the first one's",
-           ("? chunk_of(p, line)", "? p.x"), dtype=_FP32),
+           ("edges.row = chunk_of(p, line)", "edges.row = p.x"), dtype=_FP32),
     _fault("channels behind the last one", "outer columns of a chunk that is not full read on",
-           ("if (c >= from.channels) continue;", "")),
+           ("there && channel(k) < channels ?", "there ?")),
     _fault("before the unit is there", "lanes write outer columns while others still transpose",
-           ("px.inside_to)) return;\n    __syncwarp();", "px.inside_to)) return;"), dtype=_FP16),
+           ("if (count <= 0) return;\n        __syncwarp();", "if (count <= 0) return;"), dtype=_FP16),
+    _fault("none ahead", "the first outer columns of a unit are those of the unit before",
+           ("edges.load_ahead(p);", "if (line.chunk == 0) edges.load_ahead(p);"), on="edges_far", shape=_WIDE),
+    _fault("one after those ahead", "a column between those ahead and the others stays zeros",
+           ("for (int i = AHEAD; i < count;", "for (int i = AHEAD + 1; i < count;"), on="edges_far", shape=_WIDE),
+    _fault("on the left alone", "outer columns on the right are written inside the image",
+           ("(i < left ? 0 : jump)", "0"), on="edges_narrow"),
     _fault("rows where they are loaded", "loaded rows outside are zeros",
            ("const int h = edge_row(p, at.row + plane_row);", "const int h = at.row + plane_row;"), on="edges_nhwc"),
     _fault("columns where they are loaded", "loaded columns outside are zeros",

@@ -45,11 +45,15 @@ __device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& l
 }
 
 #if EDGES
-__device__ __forceinline__ hc::EdgeSource<elem_t> edge_source(const Params& p, const Line& line,
-                                                              const hc::ImageRow& row, int first_col) {
-    const bool inside = row.n < p.n && (unsigned)row.row < (unsigned)p.h;
-    return {inside ? chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h : nullptr,
-            p.channels - line.chunk * CHUNK_ELEMS, first_col};
+// With fewer registers a pixel ahead, or two at once, would spill.
+using EdgePixels = hc::EdgePixels<elem_t, CHUNK_BYTES, SUMS_OVER_64 ? 4 : 0, SUMS_OVER_64 ? 8 : 1>;
+
+__device__ __forceinline__ void begin_edges(const Params& p, const Line& line, const hc::ImageRow& row, int first_col,
+                                            const hc::UnitPixels& px, EdgePixels& edges) {
+    edges.row = chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h;
+    edges.channels = p.channels - line.chunk * CHUNK_ELEMS, edges.col = first_col - px.from;
+    edges.find(p, row.n < p.n && (unsigned)row.row < (unsigned)p.h, px);
+    edges.load_ahead(p);
 }
 #endif
 
@@ -90,7 +94,7 @@ struct RawUnit {
     Cursor raw;
     bool begins, ends;  // the warp's units of its line
 #if EDGES
-    hc::EdgeSource<elem_t> edges;
+    EdgePixels edges;
 #endif
 };
 
@@ -108,7 +112,7 @@ __device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
 #if EDGES
-    hc::fill_edges<elem_t, CHUNK_BYTES>(p, unit.edges, smem.slots + slot, unit.px);
+    unit.edges.fill(p, smem.slots + slot);
 #endif
     __syncwarp();
     if (!unit.ends) return;
@@ -165,7 +169,7 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
                       unit < LINE_WARPS,
                       unit + LINE_WARPS >= units};
 #if EDGES
-            before.edges = edge_source(p, line, row, first_col);
+            begin_edges(p, line, row, first_col, before.px, before.edges);
 #endif
             asked.advance(RAW_DEPTH);
             has_before = true;

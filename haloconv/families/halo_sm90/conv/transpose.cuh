@@ -138,39 +138,81 @@ __device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px, 
 }
 
 #if EDGES
-// Where the pixels of a line's chunk come from: channel 0 at the first column of its row, null for a row outside;
-// the channels that are left, and the column of the line's first place.
-template <class Elem>
-struct EdgeSource {
-    const Elem* row;
-    int channels, first_col;
-};
+// Pixels of a unit that are outside the image and that outputs read: `count` of them, `left` from place `first` on, the
+// rest `jump` places further on. A lane has a channel of each, or two. The first AHEAD are loaded when the raw tile is
+// asked for, the others AT_ONCE of them, since a warp waits long for what it loads.
+template <class Elem, int ROW_BYTES, int AHEAD, int AT_ONCE>
+struct EdgePixels {
+    static constexpr int CHANNELS = ROW_BYTES / int(sizeof(Elem)), OF_LANE = (CHANNELS + 31) / 32;
+    using Pixel = Elem[OF_LANE];
 
-// Writes the pixels of a unit that are outside the image and that outputs read. A lane has a channel: there are few.
-template <class Elem, int ROW_BYTES, class P>
-__device__ __forceinline__ void fill_edges(const P& p, const EdgeSource<Elem>& from, char* slot, const UnitPixels& px) {
-    const int before = px.from - from.first_col;  // from a column to its place
-    const int first = max(max(px.begin<Elem>(0, 0), px.from), before + p.edge_from);
-    const int end = min(min(px.begin<Elem>(0, 0) + UNIT_PX, px.to), before + p.edge_to);
-    if (from.row == nullptr || (first >= px.inside_from && end <= px.inside_to)) return;
-    __syncwarp();
-    for (int at = first; at < end; ++at) {
-        if (at >= px.inside_from && at < px.inside_to) at = px.inside_to;
-        const int col = edge_col(p, at - before);
-        if (at >= end || (unsigned)col >= (unsigned)p.w) continue;
+    int first, left, jump, count;
+    const Elem* row;    // channel 0 of the chunk at column 0
+    int channels, col;  // that are left; of place 0
+    Pixel ahead[AHEAD ? AHEAD : 1];
+
+    // None of a row outside, which is zeros throughout, nor of a unit inside.
+    template <class P>
+    __device__ __forceinline__ void find(const P& p, bool row_is_inside, const UnitPixels& px) {
+        constexpr int MOST_SHIFT = 16 / int(sizeof(Elem)) - 1;
+        count = 0;
+        if (!row_is_inside || (px.first - MOST_SHIFT >= px.inside_from && px.first + UNIT_PX <= px.inside_to)) return;
+        const int begin = px.begin<Elem>(0, 0);
+        first = max(max(begin, px.from), p.edge_from - col);
+        const int end = min(min(begin + UNIT_PX, px.to), p.edge_to - col), right = max(first, px.inside_to);
+        left = max(0, min(end, px.inside_from) - first);
+        jump = right - first - left, count = left + max(0, end - right);
+    }
+    __device__ __forceinline__ int place(int i) const { return first + i + (i < left ? 0 : jump); }
+    static __device__ __forceinline__ int channel(int k) { return threadIdx.x % 32 + 32 * k; }
+
+    template <int COUNT, class P>
+    __device__ __forceinline__ void load(const P& p, int begin, Pixel* to) const {
 #pragma unroll
-        for (int c = threadIdx.x % 32; c < ROW_BYTES / int(sizeof(Elem)); c += 32) {
-            if (c >= from.channels) continue;
-            const Elem value = from.row[c * p.x_c + col * p.x_w];
-            const int byte = c * int(sizeof(Elem));
-            char* const to = slot + unit_offset<ROW_BYTES>(at, byte / 16) + byte % 16;
-            if constexpr (sizeof(Elem) == 4)
-                *reinterpret_cast<unsigned*>(to) = to_tf32(value);
-            else
-                *reinterpret_cast<Elem*>(to) = value;
+        for (int i = 0; i < COUNT; ++i) {
+            if (begin + i >= count) break;
+            const int from = edge_col(p, place(begin + i) + col);
+            const bool there = (unsigned)from < (unsigned)p.w;
+#pragma unroll
+            for (int k = 0; k < OF_LANE; ++k)
+                to[i][k] = there && channel(k) < channels ? row[channel(k) * p.x_c + from * p.x_w] : Elem{};
         }
     }
-}
+    template <int COUNT>
+    __device__ __forceinline__ void store(char* slot, int begin, const Pixel* from) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (begin + i >= count) break;
+#pragma unroll
+            for (int k = 0; k < OF_LANE; ++k) {
+                const int byte = channel(k) * int(sizeof(Elem));
+                if (byte >= ROW_BYTES) continue;
+                char* const to = slot + unit_offset<ROW_BYTES>(place(begin + i), byte / 16) + byte % 16;
+                if constexpr (sizeof(Elem) == 4)
+                    *reinterpret_cast<unsigned*>(to) = to_tf32(from[i][k]);
+                else
+                    *reinterpret_cast<Elem*>(to) = from[i][k];
+            }
+        }
+    }
+    template <class P>
+    __device__ __forceinline__ void load_ahead(const P& p) {
+        if (count > 0) load<AHEAD>(p, 0, ahead);
+    }
+    // Writes them over the zeros that the unit was transposed to.
+    template <class P>
+    __device__ __forceinline__ void fill(const P& p, char* slot) const {
+        if (count <= 0) return;
+        __syncwarp();
+        store<AHEAD>(slot, 0, ahead);
+#pragma unroll 1
+        for (int i = AHEAD; i < count; i += AT_ONCE) {
+            Pixel loaded[AT_ONCE];
+            load<AT_ONCE>(p, i, loaded);
+            store<AT_ONCE>(slot, i, loaded);
+        }
+    }
+};
 #endif
 
 }  // namespace hc
