@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from haloconv import env, logs, plan
+from haloconv import env, jit, logs, plan
 from haloconv.choose.choice import choose, may_be_measured
 from haloconv.choose.measuring import wanted
 from haloconv.layout import Layout, is_channels_last, strides_of
@@ -67,9 +68,10 @@ def precompile(
     if env.disabled():
         return ()
     args, kwargs = arguments_of(example_inputs)
-    with plan.noting() as noted, evaluating(model), torch.set_grad_enabled(asked != ("fprop",)):
+    with _loading_compiler(), plan.noting() as noted, evaluating(model), torch.set_grad_enabled(asked != ("fprop",)):
         model(*args, **kwargs)
-    return _side_by_side({task.key: task for task in _tasks(noted, asked)}.values())
+    tasks = {task.key: task for task in _tasks(noted, asked)}.values()
+    return _side_by_side(sorted(tasks, key=_has_one_tap))
 
 
 def check_directions(directions: Collection[Direction]) -> None:
@@ -84,6 +86,30 @@ def arguments_of(example_inputs: Inputs) -> tuple[tuple[object, ...], dict[str, 
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     return (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs), {}
+
+
+@contextmanager
+def _loading_compiler() -> Iterator[None]:
+    """Inside, the compiler is loaded beside PyTorch's work on a GPU. What is missing shows where a kernel needs it."""
+
+    def load() -> None:
+        with suppress(jit.ToolchainError):
+            jit.load_compiler()
+
+    thread = threading.Thread(target=load, name="haloconv-compiler")
+    if torch.cuda.is_initialized():
+        thread.start()
+    try:
+        yield
+    finally:
+        if thread.ident is not None:
+            thread.join()
+
+
+def _has_one_tap(task: _Task) -> bool:
+    """Kernels of layers with several taps take longest to compile: the last to end began first."""
+    problem = task.request.problem
+    return problem.r * problem.s == 1
 
 
 @contextmanager

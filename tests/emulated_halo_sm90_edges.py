@@ -31,7 +31,7 @@ CASES = (
          dilation=(2, 3), groups=2),
     case("edges_few_rows", "a strided filter of one row, whose lines a consumer passes over", (2, 80, 6, 136),
          (16, 1, 3), stride=(2, 2), padding=(1, 3, 2, 2), groups=2),
-    case("edges_far", "more columns outside than a warp loads ahead", (1, 40, 3, 72), (40, 1, 7), padding=(0, 15),
+    case("edges_far", "more columns outside than a warp loads at once", (1, 40, 3, 72), (40, 1, 7), padding=(0, 15),
          dilation=(1, 5)),
     case("edges_narrow", "a unit with columns outside at both ends", (1, 40, 4, 12), (40, 1, 7), padding=(0, 9),
          dilation=(1, 3)),

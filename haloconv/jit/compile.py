@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -97,6 +98,22 @@ def nvrtc_info() -> tuple[str, str]:
     return f"{major}.{minor}", path
 
 
+def load_compiler() -> None:
+    """Import cuda-core and load NVRTC, so that the first kernel finds them. Raises ToolchainError if one is missing."""
+    nvrtc_info()
+    _cuda_core()
+
+
+def _cuda_core() -> ModuleType:
+    with _importing:  # two threads that import cuda-core at once break its loader
+        try:
+            import cuda.core as core
+        except (ImportError, RuntimeError) as error:
+            raise ToolchainError(f"cuda-core cannot be used ({error}): {install_command()}") from error
+    module: ModuleType = core
+    return module
+
+
 def compile_source(source: KernelSource, arch: str) -> Cubin:
     """Compile ``source`` for ``arch`` (such as ``"sm_90a"``). Works without a GPU and without a driver.
 
@@ -105,16 +122,12 @@ def compile_source(source: KernelSource, arch: str) -> Cubin:
     """
     version, _ = nvrtc_info()
     _check_arch(arch, version)
-    with _importing:  # two threads that import cuda-core at once break its loader
-        try:
-            from cuda.core import Program, ProgramOptions
-        except (ImportError, RuntimeError) as error:
-            raise ToolchainError(f"cuda-core cannot be used ({error}): {install_command()}") from error
-
+    core = _cuda_core()
     log = io.StringIO()
     start = time.perf_counter()
     try:
-        program = Program(source.code, "c++", ProgramOptions(name=_SOURCE_NAME, arch=arch, **_program_options(version)))
+        options = core.ProgramOptions(name=_SOURCE_NAME, arch=arch, **_program_options(version))
+        program = core.Program(source.code, "c++", options)
         image = bytes(program.compile("cubin", logs=log).code)
     except Exception as error:
         raise CompileError(_explain(source, arch, version, str(error))) from error

@@ -171,6 +171,40 @@ def test_kernels_are_compiled_side_by_side(compiler: Compiler, monkeypatch: pyte
     assert len(compiler.sources) == 2
 
 
+def test_the_compiler_is_loaded_beside_the_pass(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass waits for it here, and would for ever if it came before or after."""
+    begun, passed = threading.Event(), threading.Event()
+
+    def load() -> None:
+        begun.set()
+        assert passed.wait(60)
+        raise CODE.jit.ToolchainError("not told: layers of ours may need no compiler")
+
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert begun.wait(60)
+            passed.set()
+            return x
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(CODE.jit, "load_compiler", load)
+    model = nn.Sequential(Waits(), *network()).eval()
+    haloconv.accelerate(model, family="direct")
+    assert haloconv.precompile(model, images()) == ()
+    assert len(compiler.sources) == 2
+    assert "haloconv-compiler" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_kernels_of_several_taps_come_first(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    order: list[int] = []
+    bind = plan.bind
+    monkeypatch.setattr(plan, "bind", lambda request, spec: (order.append(request.problem.r), bind(request, spec))[1])
+    layers = (nn.Conv2d(16, 16, size, padding=size // 2) for size in (1, 3, 1, 5))
+    haloconv.accelerate(nn.Sequential(*layers).eval(), family="direct", example_inputs=images())
+    assert order == [3, 5, 1]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

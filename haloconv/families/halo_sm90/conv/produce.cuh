@@ -45,15 +45,13 @@ __device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& l
 }
 
 #if EDGES
-// With fewer registers a pixel ahead, or two at once, would spill.
-using EdgePixels = hc::EdgePixels<elem_t, CHUNK_BYTES, SUMS_OVER_64 ? 4 : 0, SUMS_OVER_64 ? 8 : 1>;
+// With fewer registers two at once would spill.
+using EdgePixels = hc::EdgePixels<elem_t, CHUNK_BYTES, SUMS_OVER_64 ? 4 : 1>;
 
-__device__ __forceinline__ void begin_edges(const Params& p, const Line& line, const hc::ImageRow& row, int first_col,
-                                            const hc::UnitPixels& px, EdgePixels& edges) {
-    edges.row = chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h;
-    edges.channels = p.channels - line.chunk * CHUNK_ELEMS, edges.col = first_col - px.from;
-    edges.find(p, row.n < p.n && (unsigned)row.row < (unsigned)p.h, px);
-    edges.load_ahead(p);
+__device__ __forceinline__ EdgePixels edges_of(const Params& p, const Line& line, const hc::ImageRow& row, int col) {
+    const bool inside = row.n < p.n && (unsigned)row.row < (unsigned)p.h;
+    return {inside ? chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h : nullptr,
+            p.channels - line.chunk * CHUNK_ELEMS, col};
 }
 #endif
 
@@ -112,7 +110,7 @@ __device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
 #if EDGES
-    unit.edges.fill(p, smem.slots + slot);
+    unit.edges.fill(p, smem.slots + slot, unit.px);
 #endif
     __syncwarp();
     if (!unit.ends) return;
@@ -169,7 +167,7 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
                       unit < LINE_WARPS,
                       unit + LINE_WARPS >= units};
 #if EDGES
-            begin_edges(p, line, row, first_col, before.px, before.edges);
+            before.edges = edges_of(p, line, row, first_col - from);
 #endif
             asked.advance(RAW_DEPTH);
             has_before = true;

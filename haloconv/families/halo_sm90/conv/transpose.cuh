@@ -138,78 +138,69 @@ __device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px, 
 }
 
 #if EDGES
-// Pixels of a unit that are outside the image and that outputs read: `count` of them, `left` from place `first` on, the
-// rest `jump` places further on. A lane has a channel of each, or two. The first AHEAD are loaded when the raw tile is
-// asked for, the others AT_ONCE of them, since a warp waits long for what it loads.
-template <class Elem, int ROW_BYTES, int AHEAD, int AT_ONCE>
-struct EdgePixels {
-    static constexpr int CHANNELS = ROW_BYTES / int(sizeof(Elem)), OF_LANE = (CHANNELS + 31) / 32;
-    using Pixel = Elem[OF_LANE];
-
+// Places of a unit that are outside the image and that outputs read: `count` of them, `left` from place `first` on, the
+// rest `jump` places further on. `col` is the column of place 0.
+struct OuterPlaces {
     int first, left, jump, count;
-    const Elem* row;    // channel 0 of the chunk at column 0
-    int channels, col;  // that are left; of place 0
-    Pixel ahead[AHEAD ? AHEAD : 1];
 
-    // None of a row outside, which is zeros throughout, nor of a unit inside.
-    template <class P>
-    __device__ __forceinline__ void find(const P& p, bool row_is_inside, const UnitPixels& px) {
-        constexpr int MOST_SHIFT = 16 / int(sizeof(Elem)) - 1;
-        count = 0;
-        if (!row_is_inside || (px.first - MOST_SHIFT >= px.inside_from && px.first + UNIT_PX <= px.inside_to)) return;
-        const int begin = px.begin<Elem>(0, 0);
-        first = max(max(begin, px.from), p.edge_from - col);
+    template <class Elem, class P>
+    static __device__ __forceinline__ OuterPlaces of(const P& p, const UnitPixels& px, int col) {
+        const int begin = px.begin<Elem>(0, 0), first = max(max(begin, px.from), p.edge_from - col);
         const int end = min(min(begin + UNIT_PX, px.to), p.edge_to - col), right = max(first, px.inside_to);
-        left = max(0, min(end, px.inside_from) - first);
-        jump = right - first - left, count = left + max(0, end - right);
+        const int left = max(0, min(end, px.inside_from) - first);
+        return {first, left, right - first - left, left + max(0, end - right)};
     }
-    __device__ __forceinline__ int place(int i) const { return first + i + (i < left ? 0 : jump); }
-    static __device__ __forceinline__ int channel(int k) { return threadIdx.x % 32 + 32 * k; }
+    __device__ __forceinline__ int at(int i) const { return first + i + (i < left ? 0 : jump); }
+};
 
-    template <int COUNT, class P>
-    __device__ __forceinline__ void load(const P& p, int begin, Pixel* to) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            if (begin + i >= count) break;
-            const int from = edge_col(p, place(begin + i) + col);
-            const bool there = (unsigned)from < (unsigned)p.w;
-#pragma unroll
-            for (int k = 0; k < OF_LANE; ++k)
-                to[i][k] = there && channel(k) < channels ? row[channel(k) * p.x_c + from * p.x_w] : Elem{};
-        }
-    }
-    template <int COUNT>
-    __device__ __forceinline__ void store(char* slot, int begin, const Pixel* from) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            if (begin + i >= count) break;
-#pragma unroll
-            for (int k = 0; k < OF_LANE; ++k) {
-                const int byte = channel(k) * int(sizeof(Elem));
-                if (byte >= ROW_BYTES) continue;
-                char* const to = slot + unit_offset<ROW_BYTES>(place(begin + i), byte / 16) + byte % 16;
-                if constexpr (sizeof(Elem) == 4)
-                    *reinterpret_cast<unsigned*>(to) = to_tf32(from[i][k]);
-                else
-                    *reinterpret_cast<Elem*>(to) = from[i][k];
-            }
-        }
-    }
+// Their pixels. A lane has a channel of each, or two neighbours. AT_ONCE are loaded before they are stored, since a
+// warp waits long for what it loads.
+template <class Elem, int ROW_BYTES, int AT_ONCE>
+struct EdgePixels {
+    static constexpr int CHANNELS = ROW_BYTES / int(sizeof(Elem)), OF_LANE = CHANNELS > 32 ? 2 : 1;
+    struct alignas(OF_LANE * sizeof(Elem)) Pixel {
+        Elem channel[OF_LANE];
+    };
+
+    const Elem* row;    // channel 0 of the chunk at column 0; null for a row outside, which is zeros throughout
+    int channels, col;  // that are left; of place 0
+
     template <class P>
-    __device__ __forceinline__ void load_ahead(const P& p) {
-        if (count > 0) load<AHEAD>(p, 0, ahead);
+    __device__ __forceinline__ Pixel load(const P& p, int place, int channel) const {
+        const int from = edge_col(p, place + col);
+        const bool there = (unsigned)from < (unsigned)p.w;
+        Pixel pixel;
+#pragma unroll
+        for (int k = 0; k < OF_LANE; ++k)
+            pixel.channel[k] = there && channel + k < channels ? row[(channel + k) * p.x_c + from * p.x_w] : Elem{};
+        return pixel;
+    }
+    static __device__ __forceinline__ void store(char* slot, int place, int channel, const Pixel& pixel) {
+        const int byte = channel * int(sizeof(Elem));
+        if (byte >= ROW_BYTES) return;
+        char* const to = slot + unit_offset<ROW_BYTES>(place, byte / 16) + byte % 16;
+        if constexpr (sizeof(Elem) == 4)
+            *reinterpret_cast<unsigned*>(to) = to_tf32(pixel.channel[0]);
+        else
+            *reinterpret_cast<Pixel*>(to) = pixel;
     }
     // Writes them over the zeros that the unit was transposed to.
     template <class P>
-    __device__ __forceinline__ void fill(const P& p, char* slot) const {
-        if (count <= 0) return;
+    __device__ __forceinline__ void fill(const P& p, char* slot, const UnitPixels& px) const {
+        constexpr int MOST_SHIFT = 16 / int(sizeof(Elem)) - 1;
+        if (row == nullptr || (px.first - MOST_SHIFT >= px.inside_from && px.first + UNIT_PX <= px.inside_to)) return;
+        const OuterPlaces places = OuterPlaces::of<Elem>(p, px, col);
+        const int channel = threadIdx.x % 32 * OF_LANE;
         __syncwarp();
-        store<AHEAD>(slot, 0, ahead);
 #pragma unroll 1
-        for (int i = AHEAD; i < count; i += AT_ONCE) {
+        for (int i = 0; i < places.count; i += AT_ONCE) {
             Pixel loaded[AT_ONCE];
-            load<AT_ONCE>(p, i, loaded);
-            store<AT_ONCE>(slot, i, loaded);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j)
+                if (i + j < places.count) loaded[j] = load(p, places.at(i + j), channel);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j)
+                if (i + j < places.count) store(slot, places.at(i + j), channel, loaded[j]);
         }
     }
 };
