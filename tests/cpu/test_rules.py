@@ -53,6 +53,27 @@ def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
 
 
 @pytest.mark.parametrize(
+    ("channels", "filters", "images", "extent", "family"),
+    [
+        (768, 256, 4, 128, "aten"),  # a U-Net's
+        (384, 128, 4, 256, "halo_sm90"),
+        (512, 512, 8, 96, "aten"),  # a VAE's
+        (256, 256, 8, 192, "aten"),
+        (512, 256, 8, 96, "halo_sm90"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_weight_gradients_of_many_products_stay_with_pytorch_where_channels_are_neighbours(
+    channels: int, filters: int, images: int, extent: int, family: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extents = (images, channels, extent, extent, filters, 3, 3, (1, 1), (1, 1, 1, 1))
+    problem = Problem("wgrad", *extents, dtype=torch.bfloat16, layout=layout, precision="ieee")
+    monkeypatch.setattr(rules, "device_facts", lambda index: H200)
+    monkeypatch.setattr(requests, "device_facts", lambda index: H200)
+    assert by_rule(problem, torch.device("cuda", 0))[0] == (family if layout == "nhwc" else "halo_sm90")
+
+
+@pytest.mark.parametrize(
     ("dtype", "layout", "extent", "filters", "on_h200"),
     [
         (torch.float32, "nchw", 56, 64, "halo_sm90"),
