@@ -68,11 +68,15 @@ def stale_settings(rows: Iterable[ResultRow]) -> dict[LayerSetting, list[str]]:
     return found
 
 
-def stale_networks(rows: Iterable[ResultRow]) -> set[tuple[str, str, str]]:
-    """Name, precision and layout of every network that has a stale row."""
-    return {
-        (network_name(str(row["case"])), str(row["precision"]), str(row["layout"])) for row in rows if is_stale(row)
-    }
+def stale_networks(rows: Iterable[ResultRow]) -> dict[tuple[str, str, str], list[tuple[str, str]]]:
+    """Name, precision and layout of every network that has stale rows, and the cases and directions of these."""
+    found: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for row in rows:
+        if is_stale(row):
+            case, direction = str(row["case"]), str(row["direction"])
+            setting = (network_name(case), str(row["precision"]), str(row["layout"]))
+            found.setdefault(setting, []).append((case, direction))
+    return found
 
 
 def _family_asked(row: ResultRow) -> str:

@@ -80,7 +80,7 @@ def test_stale_rows_run_again_as_they_ran() -> None:
 def test_networks_with_a_stale_row_run_again() -> None:
     old = {**FRESH, "source": None}
     rows = [{**FRESH, "case": "net (model)"}, {**old, "case": "net.stem.0"}, {**FRESH, "case": "other.stem"}]
-    assert stale.stale_networks(rows) == {("net", "fp32", "nchw")}
+    assert stale.stale_networks(rows) == {("net", "fp32", "nchw"): [("net.stem.0", "fprop")]}
 
 
 def words(precision: str | None = None, layout: str | None = None) -> bench.Words:
@@ -137,6 +137,8 @@ def test_networks_are_cut_to_the_stale_ones() -> None:
     net = bench.load_networks(SUITES / "models.toml")[0]
     every = replace(case, cases=[net])
     assert len(every.settings) == 2
-    only = replace(every, only={(net.name, "fp32", "nhwc")}).settings
-    assert [(each.case.name, each.layout) for each in only] == [(net.name, "nhwc")]
-    assert replace(every, only=set()).settings == []
+    only = replace(every, only={(net.name, "fp32", "nhwc"): [("a", "fprop")]})
+    assert [(each.case.name, each.layout, rows) for each, rows in only.wanted.items()] == [
+        (net.name, "nhwc", [("a", "fprop")])
+    ]
+    assert replace(every, only={}).settings == [] and every.wanted is None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +26,7 @@ from haloconv.layout import Layout
 from haloconv.precision import PrecisionLabel
 from haloconv.problem_file import Inputs
 from haloconv.report import Row
-from haloconv.report.networks import LAYER_BAR, NETWORK_BAR
+from haloconv.report.networks import LAYER_BAR, NETWORK_BAR, WHOLE
 from haloconv.report.rows import WHOLE_DIRECTIONS, WholeDirection
 from haloconv.tune.ahead import tune
 
@@ -75,12 +78,38 @@ class Effort:
     search: bool = True
 
 
+def ignore(what: object) -> None:
+    """What is called where nobody listens."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is told and kept while a setting runs, and which rows it is to have.
+
+    ``keep`` is given each row as it is measured. ``wanted`` has cases and directions of rows; None: all. Behind
+    ``deadline``, which is a ``time.time()``, no row is begun.
+    """
+
+    announce: Callable[[str], None] = ignore
+    keep: Callable[[Row], None] = ignore
+    wanted: Collection[tuple[str, str]] | None = None
+    deadline: float = math.inf
+
+    def wants(self, case: str, direction: str) -> bool:
+        """Whether the setting is to have this row."""
+        return self.wanted is None or (case, direction) in self.wanted
+
+
 @dataclass
 class Outcome:
-    """The rows of one setting and what a reader must know."""
+    """The rows of one setting, what a reader must know, and how many rows ``Course.deadline`` left out."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    left: int = 0
+
+
+_ALL = Course()
 
 
 def load_networks(path: Path) -> list[NetworkCase]:
@@ -101,9 +130,7 @@ def load_networks(path: Path) -> list[NetworkCase]:
     ]
 
 
-def bench_network(
-    setting: Setting, effort: Effort, device: torch.device, announce: Callable[[str], None] = lambda what: None
-) -> Outcome:
+def bench_network(setting: Setting, effort: Effort, device: torch.device, course: Course = _ALL) -> Outcome:
     """Tune, then check and time inference (evaluation mode), a training step, and each distinct layer.
 
     Raises ModelError, TargetError or ProblemFileError if the model cannot be had, OutOfMemoryError if it is too large.
@@ -112,7 +139,7 @@ def bench_network(
     autocast = None if dtype == torch.float32 else dtype
     options = Options(device, products, "auto", 0, effort.budget, None, autocast, setting.layout)
     torch.manual_seed(options.seed)
-    announce(f"{setting}: building")
+    course.announce(f"{setting}: building")
     source = find_source(setting.case.target, setting.case.batch, setting.case.pixels)
     theirs, inputs = placed(source.model(), source.inputs(), options)
     ours = copy.deepcopy(theirs)
@@ -122,26 +149,34 @@ def bench_network(
         return Outcome(notes=[f"{setting}: nothing in it is ours: {reason}"])
     outcome = Outcome()
     if effort.tune:
-        announce(f"{setting}: tuning")
+        course.announce(f"{setting}: tuning")
         with nullcontext() if autocast is None else torch.autocast(device.type, autocast):
             told = tune(ours, inputs, budget_s=effort.tune_budget_s, limit_s=effort.tune_limit_s, progress=False)
         outcome.notes += [f"{setting}: {note}" for note in told.notes]
     layers = layers_of(setting.case.name, ours, inputs, [*acceleration.swaps, *acceleration.already], options)
-    _compile(layers)
     contest = _contest(setting, ours, theirs, inputs, layers, options)
-    for direction in WHOLE_DIRECTIONS:
-        training = direction == "step"
-        announce(f"{setting}: {direction}")
-        ours.train(training), theirs.train(training)
-        rows, notes = _settled(contest, setting.case.name, direction, effort.budget)
+    wholes = [each for each in WHOLE_DIRECTIONS if course.wants(f"{setting.case.name}{WHOLE}", each)]
+    steps = [each for each in _steps(layers) if effort.layers and course.wants(each[0].name, each[1])]
+    _compile(_steps(layers) if wholes else steps)
+    measured = [
+        *(
+            (direction, partial(_settled_whole, contest, setting.case.name, direction, effort.budget))
+            for direction in wholes
+        ),
+        *((f"{layer.name} {step}", partial(_settled_layer, layer, step, effort.budget)) for layer, step in steps),
+    ]
+    for i, (what, measure) in enumerate(measured):
+        if time.time() > course.deadline:
+            outcome.left = len(measured) - i
+            break
+        course.announce(f"{setting}: {what}")
+        rows, notes = measure()
+        # one layout for all rows: a layer's own would be unclear where an image is one pixel
+        rows = [replace(row, layout=setting.layout) for row in rows]
+        for row in rows:
+            course.keep(row)
         outcome.rows += rows
         outcome.notes += [f"{setting}: {note}" for note in notes]
-    if effort.layers:
-        outcome.rows += [
-            _settled_layer(layer, step, effort.budget) for layer, step in _steps(layers, setting, announce)
-        ]
-    # one layout for all rows: a layer's own would be unclear where an image is one pixel
-    outcome.rows = [replace(row, layout=setting.layout) for row in outcome.rows]
     return outcome
 
 
@@ -156,7 +191,7 @@ def _contest(
     """Both models, under autocast if the setting wants it; together the layers may err as much as each may."""
     if options.autocast is not None:
         ours, theirs = Autocast(ours, options.autocast), Autocast(theirs, options.autocast)
-    wanted = [(layer, step) for layer in layers for step in _wanted(layer)]
+    wanted = _steps(layers)
     return Contest(
         ours,
         theirs,
@@ -174,30 +209,31 @@ def _wanted(layer: Layer) -> list[Step]:
     return [step for step in layer.steps if not (layer.fed and step == "dgrad")]
 
 
-def _steps(layers: list[Layer], setting: Setting, announce: Callable[[str], None]) -> Iterator[tuple[Layer, Step]]:
-    for layer in layers:
-        for step in _wanted(layer):
-            announce(f"{setting}: {layer.name} {step}")
-            yield layer, step
+def _steps(layers: list[Layer]) -> list[tuple[Layer, Step]]:
+    return [(layer, step) for layer in layers for step in _wanted(layer)]
 
 
-def _compile(layers: list[Layer]) -> None:
+def _compile(steps: list[tuple[Layer, Step]]) -> None:
     """Run each kernel of ours once, side by side: compiling them one after another takes minutes."""
-    wanted = [(layer, step) for layer in layers for step in _wanted(layer) if layer.choice(step).family != "aten"]
+    wanted = [(layer, step) for layer, step in steps if layer.choice(step).family != "aten"]
     with torch.no_grad(), ThreadPoolExecutor(_COMPILE_THREADS) as pool:
         list(pool.map(lambda each: each[0].ours(each[1])(), wanted))
 
 
-def _settled(contest: Contest, name: str, direction: WholeDirection, budget: Budget) -> tuple[list[Row], list[str]]:
+def _settled_whole(
+    contest: Contest, name: str, direction: WholeDirection, budget: Budget
+) -> tuple[list[Row], list[str]]:
     """The row of the whole network, if there is one; timed again, and longer, if it seems to miss its bar."""
+    for model in (contest.ours, contest.theirs):
+        model.train(direction == "step")
     rows, notes = try_model(contest, name, budget, (direction,))
     if any(row.passed and row.ratio is not None and round(row.ratio, 2) < NETWORK_BAR for row in rows):
         return try_model(contest, name, replace(budget, seconds=CLOSER * budget.seconds), (direction,))
     return rows, notes
 
 
-def _settled_layer(layer: Layer, step: Step, budget: Budget) -> Row:
+def _settled_layer(layer: Layer, step: Step, budget: Budget) -> tuple[list[Row], list[str]]:
     row = try_step(layer, step, budget)
     if row.passed and row.ratio is not None and round(row.ratio, 2) < LAYER_BAR:
         row = try_step(layer, step, replace(budget, seconds=CLOSER * budget.seconds))
-    return row
+    return [row], []

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Queue, get_context
 from typing import Any
 
 import torch
 
-from haloconv.bench.networks.network import Effort, Outcome, Setting, bench_network
+from haloconv.bench.networks.network import Course, Effort, Outcome, Setting, bench_network, ignore
 from haloconv.bench.targets import TargetError
 from haloconv.bench.values import ModelError
 from haloconv.problem_file import ProblemFileError
 
-Announce = Callable[[str], None]
-Attempt = Callable[[Setting, torch.device, Announce], "Outcome | str | None"]
+Attempt = Callable[[Setting, torch.device, Course], "Outcome | str | None"]
+Wanted = Mapping[Setting, Collection[tuple[str, str]]]
+"""Cases and directions of the rows that a setting is to have."""
+
 Result = tuple[Setting, "Outcome | str"]
 """A setting and what came of it, or a sentence that says why nothing did."""
 
@@ -30,34 +32,34 @@ def outcomes(
     settings: Sequence[Setting],
     effort: Effort,
     devices: Sequence[torch.device],
-    limit_s: float | None,
-    announce: Announce,
+    course: Course,
+    wanted: Wanted | None = None,
 ) -> Iterator[Result]:
-    """Each setting as it ends. After ``limit_s`` seconds no further one is begun.
+    """Each setting as it ends; None for ``wanted``: with all its rows.
 
     On several devices a spawned process for each takes the next setting when it is done with one; they share the
-    records of tuning, whose files are made for that.
+    records of tuning, whose files are made for that. ``course.keep`` is called there, and nothing is told.
     """
-    attempt = partial(_attempt, effort, math.inf if limit_s is None else time.time() + limit_s)
+    attempt = partial(_attempt, effort, wanted)
     found: Iterator[tuple[Setting, Outcome | str | None]]
     if len(devices) == 1:
-        found = ((setting, attempt(setting, devices[0], announce)) for setting in settings)
+        found = ((setting, attempt(setting, devices[0], course)) for setting in settings)
     else:
-        announce(f"{len(settings)} settings on {len(devices)} devices")
-        found = _shared(attempt, settings, devices)
+        course.announce(f"{len(settings)} settings on {len(devices)} devices")
+        found = _shared(attempt, replace(course, announce=ignore), settings, devices)
     for setting, outcome in found:
-        yield setting, f"cut, --limit {limit_s:g} was used up" if outcome is None else outcome
+        yield setting, "cut, --limit was used up" if outcome is None else outcome
 
 
 def _shared(
-    attempt: Attempt, settings: Sequence[Setting], devices: Sequence[torch.device]
+    attempt: Attempt, course: Course, settings: Sequence[Setting], devices: Sequence[torch.device]
 ) -> Iterator[tuple[Setting, Outcome | str | None]]:
     context = get_context("spawn")
     free: Queue[Any] = context.Queue()
     for device in devices:
         free.put(str(device))
     with ProcessPoolExecutor(len(devices), context, _take, (free,)) as pool:
-        futures = {pool.submit(_in_worker, attempt, setting): setting for setting in settings}
+        futures = {pool.submit(_in_worker, attempt, course, setting): setting for setting in settings}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -68,19 +70,21 @@ def _take(free: Queue[Any]) -> None:
     _device = torch.device(free.get())
 
 
-def _in_worker(attempt: Attempt, setting: Setting) -> Outcome | str | None:
-    return attempt(setting, _device, lambda what: None)
+def _in_worker(attempt: Attempt, course: Course, setting: Setting) -> Outcome | str | None:
+    return attempt(setting, _device, course)
 
 
 def _attempt(
-    effort: Effort, deadline: float, setting: Setting, device: torch.device, announce: Announce
+    effort: Effort, wanted: Wanted | None, setting: Setting, device: torch.device, course: Course
 ) -> Outcome | str | None:
-    """None if the time is up: ``time.time()``, which processes share, is behind ``deadline``."""
-    if time.time() > deadline:
+    """None if the time is up: ``time.time()``, which processes share, is behind the deadline."""
+    if time.time() > course.deadline:
         return None
+    if wanted is not None:
+        course = replace(course, wanted=wanted[setting])
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
-            return bench_network(setting, effort, device, announce)
+            return bench_network(setting, effort, device, course)
         except (ModelError, ProblemFileError, TargetError) as error:
             return str(error)
         except torch.cuda.OutOfMemoryError:

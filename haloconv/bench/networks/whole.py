@@ -31,6 +31,7 @@ from haloconv.precision import Precision
 from haloconv.problem_file import Inputs, how_it_ended, map_tensors, tensors_in
 from haloconv.reference import BASELINE_FACTOR, ELEMENT_FACTOR, Limits, Oracle, cudnn_search, measure_error, raised
 from haloconv.report import Row
+from haloconv.report.networks import WHOLE
 from haloconv.report.rows import RowPrecision, WholeDirection
 from haloconv.tune.judge import UNLIMITED, complaint_about, relative_difference
 
@@ -102,7 +103,7 @@ def try_model(
     """
     rows: list[Row] = []
     notes: list[str] = []
-    case = f"{name} (model)"
+    case = f"{name}{WHOLE}"
     with baseline_flags(contest.precision):
         for direction in directions:
             try:

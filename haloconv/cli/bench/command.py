@@ -17,7 +17,7 @@ from haloconv.bench.costs.scaling import Workload
 from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.network import Effort, NetworkCase, load_networks
 from haloconv.bench.one_kernel import check_asked
-from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, read_rows, results_folder
+from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, newest_rows, read_rows, results_folder
 from haloconv.bench.sample import DRAWN, fresh_seed
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_settings
@@ -178,8 +178,11 @@ def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stal
 
 
 def _networks(suite: Path, words: Words, effort: Effort, limit: float | None, stale: Path | None) -> NetworkOrder:
-    """The order for networks; for those alone that have a row in the folder ``stale`` not of today's sources."""
-    only = None if stale is None else stale_networks(read_rows(stale / latest_name(NETWORKS)))
+    """The order for networks; for the rows in the folder ``stale`` alone that are not of today's sources.
+
+    They are read from the dated files: a bench that was stopped in the middle has not made the file of the latest.
+    """
+    only = None if stale is None else stale_networks(newest_rows(stale, NETWORKS))
     return NetworkOrder(
         cases=_named(load_networks(suite), words.cases),
         precisions=words.precisions or _usual(["tf32", "bf16"], PRECISIONS, stale),

@@ -1,16 +1,19 @@
-"""``haloconv bench --models``: whole networks against PyTorch, setting by setting, recorded as they come."""
+"""``haloconv bench --models``: whole networks against PyTorch; each row is recorded as soon as it is measured."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from haloconv.bench.networks.network import Effort, NetworkCase, Setting
+from haloconv.bench.networks.network import Course, Effort, NetworkCase, Setting
 from haloconv.bench.networks.settings import outcomes
 from haloconv.bench.results import append_rows, latest_name, refresh_latest
 from haloconv.bench.trial import above_the_ceiling
@@ -26,9 +29,10 @@ SUITE = "models"
 
 @dataclass(frozen=True)
 class NetworkOrder:
-    """Every network in every precision and layout; after ``limit_s`` seconds no further one is begun.
+    """Every network in every precision and layout; after ``limit_s`` seconds no further row is begun.
 
-    ``only`` may name those that are wanted: network, precision and layout. ``directions`` are those of compiled ones.
+    ``only`` may have those that are wanted: network, precision and layout, with the cases and directions of rows.
+    ``directions`` are those of compiled ones.
     """
 
     cases: list[NetworkCase]
@@ -36,7 +40,7 @@ class NetworkOrder:
     layouts: list[Layout]
     effort: Effort
     limit_s: float | None = None
-    only: Collection[tuple[str, str, str]] | None = None
+    only: Mapping[tuple[str, str, str], Collection[tuple[str, str]]] | None = None
     directions: Sequence[WholeDirection] = WHOLE_DIRECTIONS
 
     @property
@@ -46,7 +50,16 @@ class NetworkOrder:
         settings = [Setting(case, precision, layout) for precision, layout, case in combinations]
         if self.only is None:
             return settings
-        return [each for each in settings if (each.case.name, each.precision, each.layout) in self.only]
+        return [each for each in settings if _key(each) in self.only]
+
+    @property
+    def wanted(self) -> dict[Setting, Collection[tuple[str, str]]] | None:
+        """Cases and directions of the rows of each setting; None: all."""
+        return None if self.only is None else {each: self.only[_key(each)] for each in self.settings}
+
+
+def _key(setting: Setting) -> tuple[str, str, str]:
+    return setting.case.name, setting.precision, setting.layout
 
 
 def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: Path, console: Console) -> bool:
@@ -63,22 +76,25 @@ def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: P
         def announce(what: str) -> None:
             progress.update(task, description=what)
 
-        for setting, outcome in outcomes(order.settings, order.effort, devices, order.limit_s, announce):
+        deadline = math.inf if order.limit_s is None else time.time() + order.limit_s
+        course = Course(announce, partial(_keep, environment, folder), deadline=deadline)
+        for setting, outcome in outcomes(order.settings, order.effort, devices, course, order.wanted):
             progress.advance(task)
             if isinstance(outcome, str):
                 left.append(f"{setting}: {outcome}")
                 continue
+            if outcome.left:
+                left.append(f"{setting}: {outcome.left} rows cut, --limit was used up")
             report.rows += outcome.rows
             report.notes += [*outcome.notes, *(note for note in map(above_the_ceiling, outcome.rows) if note)]
-            _keep(outcome.rows, environment, folder)
+            if outcome.rows:
+                refresh_latest(folder, SUITE)
     return _tell(report, left, folder, console)
 
 
-def _keep(rows: list[Row], environment: dict[str, str], folder: Path) -> None:
-    """Write the rows to the day's file; passed or failed, they are the latest."""
-    if rows:
-        append_rows(folder, SUITE, [row.record(environment) for row in rows])
-        refresh_latest(folder, SUITE)
+def _keep(environment: dict[str, str], folder: Path, row: Row) -> None:
+    """Write the row to the day's file at once, so that what is cut short later keeps it, passed or failed."""
+    append_rows(folder, SUITE, [row.record(environment)])
 
 
 def _tell(report: Report, left: list[str], folder: Path, console: Console) -> bool:
