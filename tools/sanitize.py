@@ -34,6 +34,8 @@ SO_FAR = re.compile(r"sanitizer driver: (\d+) calls so far")
 FINISHED = re.compile(r"sanitizer driver: (\d+) calls checked, (\d+) kernels compiled")
 CORES_OF_JOB = 2
 PLANTED = "planted fault"
+ALTERNATING = "alternating warps"
+NO_RACE = "NOT taken for a race: let racecheck meet the calls that have them (sanitizer_driver.Call.alternates)"
 
 
 class Verdict(NamedTuple):
@@ -142,7 +144,8 @@ def plan_of(kernels: dict[str, list[str]], families: list[str], every: dict[str,
     calls: dict[str, dict] = {name: {"kernels": found, "tools": []} for name, found in kernels.items()}
     for tool in TOOLS:
         for call in sanitizer_driver.calls_here(families, every.get(tool, 1)):
-            calls[call.name]["tools"].append(tool)
+            if tool != "racecheck" or not call.alternates:
+                calls[call.name]["tools"].append(tool)
     return {
         "kind": "plan", "plan": f"{time.time():.0f}-{os.getpid()}", "environment": environment_stamp(),
         "hashes": all_hashes(), "families": families, "calls": calls,
@@ -166,14 +169,14 @@ def parts_of(plan: dict, before: SanitizerResults, most_calls: int) -> list[Part
 
 
 def jobs_of(sanitizer: str, options: argparse.Namespace, parts: list[Part]) -> dict[str, Job]:
-    """The planted fault under memcheck, and then every part."""
+    """The planted fault under memcheck, what racecheck takes for a race under it, and then every part."""
     limits, fill = dict(options.limit), {"initcheck": ("--fill",)}
 
     def job(tool: str, *arguments: str) -> Job:
         command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *TOOLS[tool]]
         return Job([*command, *driver(*arguments)], limits.get(tool, options.timeout))
 
-    jobs = {PLANTED: job("memcheck", "--plant-fault")}
+    jobs = {PLANTED: job("memcheck", "--plant-fault"), ALTERNATING: job("racecheck", "--alternating")}
     for index, part in enumerate(parts):
         only = ",".join(map(str, part.numbers))
         jobs[str(index)] = job(part.tool, f"--family={part.family}", f"--only={only}", *fill.get(part.tool, ()))
@@ -188,6 +191,10 @@ def noted_line(name: str, ended: Ended, plan: dict, parts: list[Part]) -> dict:
         if not found:
             print(ended.output[-8000:])
         return {"kind": "planted", "plan": plan["plan"], "found": found}
+    if name == ALTERNATING:
+        taken = any(int(hazards or 0) for _, hazards in FINDINGS.findall(ended.output))
+        print(f"alternating warps: {'racecheck takes them for a race' if taken else NO_RACE}", flush=True)
+        return {"kind": "alternating", "plan": plan["plan"], "taken_for_a_race": taken}
     part, verdict, finished = parts[int(name)], judge(ended.code, ended.output), FINISHED.search(ended.output)
     compiled = f", compiling {finished[2]} kernels" if finished and int(finished[2]) else ""
     launched = sorted({kernel for call in part.calls for kernel in plan["calls"][call]["kernels"]})
@@ -209,7 +216,7 @@ def report(results: SanitizerResults, plan: dict, not_begun: int) -> int:
         print(f"{kernel}: {in_words(found)}")
     if not_begun:
         print(f"{not_begun} processes are left for another run")
-    return 0 if verdicts and all(map(is_clean, verdicts.values())) else 1
+    return 0 if verdicts and all(map(is_clean, verdicts.values())) and not results.sees_no_race else 1
 
 
 def main() -> int:

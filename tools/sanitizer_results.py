@@ -1,8 +1,9 @@
 """What lines of the sanitizer come to, kernel by kernel: the calls that each tool made, and what was found in them.
 
-tools/sanitize.py writes three kinds of lines. ``plan``: the hash of every kernel's sources as a run begins, and the
+tools/sanitize.py writes four kinds of lines. ``plan``: the hash of every kernel's sources as a run begins, and the
 calls with the kernels that each launches and the tools that are to meet it. ``planted``: whether memcheck saw a planted
-fault in that run. ``job``: how one tool ended over some of the calls.
+fault in that run. ``alternating``: whether racecheck took warps that write alternately for a race. ``job``: how one
+tool ended over some of the calls.
 """
 
 from __future__ import annotations
@@ -55,11 +56,14 @@ class SanitizerResults:
         self.plans: dict[str, dict] = {}
         self.seen_faults: set[str] = set()
         self.jobs: list[dict] = []
+        self.sees_no_race = False  # by the last line: racecheck was kept from calls without a reason
         for line in lines:
             if line["kind"] == "plan":
                 self.plans[line["plan"]] = line
             elif line["kind"] == "planted" and line["found"]:
                 self.seen_faults.add(line["plan"])
+            elif line["kind"] == "alternating":
+                self.sees_no_race = not line["taken_for_a_race"]
             elif line["kind"] == "job":
                 self.jobs.append(line)
 

@@ -57,6 +57,11 @@ def _barriers() -> Setup:
     return Setup((data,), (data + data[:, ::-1],))
 
 
+def _alternating() -> Setup:
+    data = Random("alternating").words(8, 64)
+    return Setup((data,), (data,))
+
+
 # Tensor maps ---------------------------------------------------------------------------------------------------------
 
 
@@ -270,5 +275,6 @@ def cases() -> Iterator[Case]:
     yield Case("bulk_1024", "bulk", 64, partial(_bulk, 1024))
     yield Case("bulk_96", "bulk", 64, partial(_bulk, 96))
     yield Case("named_barriers", "barriers", 256, _barriers)
+    yield Case("alternating", "alternating", 96, _alternating)
     for name, build in _tensor_cases():
         yield Case(f"tensor_{name}", "tensor", 64, build)

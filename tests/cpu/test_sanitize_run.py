@@ -24,6 +24,9 @@ arguments = dict(each.split("=", 1) for each in sys.argv if each.startswith("--"
 if "--plant-fault" in sys.argv:
     print("========= Invalid __global__ write of size 4 bytes")
     sys.exit(9)
+if "--alternating" in sys.argv:
+    print("========= RACECHECK SUMMARY: {hazards} hazards displayed ({hazards} errors, 0 warnings)")
+    sys.exit(9)
 count = len(arguments["--only"].split(","))
 tool = sys.argv[sys.argv.index("--tool") + 1]
 print(f"sanitizer driver: {{count}} calls asked for")
@@ -53,11 +56,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[driver.Call]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, calls: list[driver.Call]) -> Callable[..., int]:
-    """``run(*arguments, broken=TOOL)``: the exit code of the program; that tool finds something in every call."""
+    """``run(*arguments, broken=TOOL, hazards=N)``: the exit code of the program.
+
+    That tool finds something in every call; racecheck, hazards in the program that is right.
+    """
     fake = tmp_path / "compute-sanitizer"
 
-    def go(*arguments: str, broken: str = "none") -> int:
-        fake.write_text(FAKE.format(python=sys.executable, broken=broken))
+    def go(*arguments: str, broken: str = "none", hazards: int = 3) -> int:
+        fake.write_text(FAKE.format(python=sys.executable, broken=broken, hazards=hazards))
         fake.chmod(0o755)
         monkeypatch.setattr(sanitize, "find_sanitizer", lambda: str(fake))
         given = ["sanitize", f"--out={tmp_path / 'found.jsonl'}", "--jobs=2", *arguments]
@@ -78,7 +84,10 @@ def test_every_tool_meets_every_call_once_and_what_was_clean_is_kept(
 ) -> None:
     assert run("--calls=60", broken="racecheck") == 1
     made = Counter((job["tool"], name) for job in lines_of(tmp_path, "job") for name in job["calls"])
-    assert made == Counter((tool, call.name) for tool in TOOLS for call in calls)
+    alternating = [call.name for call in calls if call.alternates]
+    assert alternating and all("edges_joined" in name for name in alternating)
+    wanted = Counter((tool, call.name) for tool in TOOLS for call in calls)
+    assert made == wanted - Counter(("racecheck", name) for name in alternating)
     assert "halo_sm90/conv: initcheck: 0 findings in" in capsys.readouterr().out
     results, hashes = SanitizerResults(read_lines([tmp_path / "found.jsonl"])), all_hashes()
     assert not is_clean(results.of_kernel("halo_sm90/conv", hashes["halo_sm90/conv"]))
@@ -90,6 +99,14 @@ def test_every_tool_meets_every_call_once_and_what_was_clean_is_kept(
     for kernel in ("halo_sm90/conv", "halo_sm90/wgrad", "depthwise_toeplitz/toeplitz", "depthwise_toeplitz/wgrad"):
         assert is_clean(results.of_kernel(kernel, hashes[kernel])), kernel
     assert run() == 0 and len(lines_of(tmp_path, "job")) == before + len(again)
+
+
+def test_a_racecheck_that_knows_better_is_no_longer_kept_from_calls(
+    run: Callable[..., int], capsys: pytest.CaptureFixture
+) -> None:
+    assert run("--calls=60") == 0 and "alternating warps: racecheck takes them for a race\n" in capsys.readouterr().out
+    assert run("--calls=60", hazards=0) == 1
+    assert "alternating warps: NOT taken for a race: let racecheck meet" in capsys.readouterr().out
 
 
 def test_what_the_time_was_too_short_for_is_said_to_be_left(

@@ -18,6 +18,7 @@ from haloconv.jit import cache
 from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import pick
+from tests.conformance import on_emulator
 from tests.families import DIRECT, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.gpu import sanitizer_driver as driver
 from tests.sources import compile_all, noted_sources
@@ -132,11 +133,20 @@ def test_compile_leaves_nothing_to_compile(
     }
     monkeypatch.setattr(cache, "_in_memory", {})
     before = cache.statistics()
-    sources = [*driver.note(calls, H200).sources, driver.PLANTED]
+    sources = [*driver.note(calls, H200).sources, driver.PLANTED, driver.conformance.BY_NAME["alternating"].source()]
     compile_all(sources, "sm_90a")
     after = cache.statistics()
-    assert len(sources) == 4  # two kernels, the packing of one, and the planted fault
+    assert len(sources) == 5  # two kernels, the packing of one, the planted fault, and warps that write alternately
     assert after.compiles == before.compiles and after.disk_hits == before.disk_hits + len(sources)
+
+
+def test_alternating_warps_are_no_race() -> None:
+    """On the emulator, which tells of races: what racecheck says of them on a GPU is not so."""
+    case = driver.conformance.BY_NAME["alternating"]
+    setup = case.setup()
+    for seed in range(3):
+        (got,) = on_emulator.run(case, setup, seed)
+        assert (got == setup.expected[0]).all()
 
 
 # tools/sanitize.py --------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ from tests import (
     oracle,
 )
 from tests.cases import DTYPE_NAMES, Case, Tensors, make, pick, store
+from tests.conformance import on_gpu
+from tests.conformance import suite as conformance
 from tests.emulated import BY_NAME, MODULES, forced, with_every_not_finite
 from tests.families import DEPTHWISE, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.launches import launched
@@ -66,6 +68,7 @@ class Call(NamedTuple):
     """One result of one case in one dtype; the case forces its family.
 
     ``shape`` forces a way to cut the problem, as ``tests.emulated.Run`` has it. ``finite`` False: some inputs are not.
+    ``alternates``: warps write the same bytes alternately, which racecheck takes for a race: it is kept from the call.
     """
 
     one: Case
@@ -73,6 +76,7 @@ class Call(NamedTuple):
     result: str
     shape: str = ""
     finite: bool = True
+    alternates: bool = False
 
     @property
     def name(self) -> str:
@@ -88,6 +92,7 @@ class Tiny(NamedTuple):
     results: tuple[str, ...]
     shape: str = ""
     finite: bool = True
+    alternates: bool = False
 
 
 def problems_of(subject: Subject) -> list[Tiny]:
@@ -101,9 +106,12 @@ def problems_of(subject: Subject) -> list[Tiny]:
         parts = (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_wgrad_ss)
         forced_ones = (each for part in parts for each in part.SANITIZED)
         special = [Tiny(BY_NAME[name], results, shape) for name, results, shape in forced_ones]
-        edges = [Tiny(one, emulated_halo_sm90_edges.results_of(one.name)) for one in emulated_halo_sm90_edges.CASES]
-        # With zeros around the image, too, warps that transpose fill the slots of a ring more than once.
-        edges.append(Tiny(BY_NAME["edges_joined"], ("fprop", "dgrad"), "rows in passing"))
+        # Rows of edges_joined begin at other places of 16 bytes each, so that units of two warps meet at other pixels.
+        edges = [
+            Tiny(one, emulated_halo_sm90_edges.results_of(one.name), alternates=one.name == "edges_joined")
+            for one in emulated_halo_sm90_edges.CASES
+        ]
+        edges.append(Tiny(BY_NAME["edges_joined"], ("fprop", "dgrad"), "rows in passing", alternates=True))
         of_weights = [Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES]
         return [*whole, *not_finite, *special, *edges, *of_weights]
     module = MODULES[subject.name]
@@ -124,7 +132,7 @@ def calls_of(subject: Subject, every: int = 1) -> list[Call]:
         step = min(every, len(dtypes) + len(tiny.results) - 1)
         kinds = product(enumerate(dtypes), enumerate(tiny.results))
         chosen = [(dtype, result) for (j, dtype), (k, result) in kinds if (i + j + k) % step == 0]
-        calls += [Call(subject.on(tiny.one, dtype), dtype, result, tiny.shape, tiny.finite) for dtype, result in chosen]
+        calls += [Call(subject.on(tiny.one, dtype), dtype, result, *tiny[2:]) for dtype, result in chosen]
     return calls
 
 
@@ -184,7 +192,7 @@ def compile_calls(calls: list[Call], path: Path) -> None:
     """Compile what the calls load, and the planted fault; write down, as JSON, the kernels of each call."""
     facts, start = device_facts(0), time.perf_counter()
     noted = note(calls, facts)
-    sources, between = [*noted.sources, PLANTED], time.perf_counter()
+    sources, between = [*noted.sources, PLANTED, conformance.BY_NAME["alternating"].source()], time.perf_counter()
     compile_all(sources, facts.arch)
     took = time.perf_counter() - between
     print(
@@ -201,6 +209,14 @@ def plant_fault() -> None:
     struct.pack_into("qq", block.buffer, 0, target.data_ptr(), target.numel())
     kernel.launch(1, 1, 0, torch.cuda.current_stream().cuda_stream, block.pointer_array_address)
     torch.cuda.synchronize()
+
+
+def run_alternating() -> None:
+    """Run the program that is right and that racecheck takes for a race."""
+    case = conformance.BY_NAME["alternating"]
+    setup = case.setup()
+    (got,), (expected,) = on_gpu.run(case, setup), setup.expected
+    assert (got == expected).all()
 
 
 def check_all(calls: list[Call], fill: bool = False) -> None:
@@ -231,10 +247,11 @@ def main() -> None:
         "--compile", type=Path, metavar="FILE", help="only fill the disk cache, and note the calls' kernels"
     )
     mode.add_argument("--plant-fault", action="store_true", help="only write behind the end of a tensor")
+    mode.add_argument("--alternating", action="store_true", help="only run what racecheck takes for a race")
     options = parser.parse_args()
     torch.set_num_threads(CPU_THREADS)
-    if options.plant_fault:
-        plant_fault()
+    if options.plant_fault or options.alternating:
+        plant_fault() if options.plant_fault else run_alternating()
         return
     for missing in filter(None, (subject.missing() for subject in (*SUBJECTS, *SPECIALS))):
         print(f"left out: {missing}")
