@@ -107,7 +107,7 @@ def _loading_compiler() -> Iterator[None]:
 
 
 def _has_one_tap(task: _Task) -> bool:
-    """Kernels of layers with several taps take longest to compile: the last to end began first."""
+    """Kernels of layers with several taps take longest to compile, and begin first."""
     problem = task.request.problem
     return problem.r * problem.s == 1
 

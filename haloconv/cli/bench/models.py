@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from haloconv.bench.networks.network import Course, Effort, NetworkCase, Setting
-from haloconv.bench.networks.settings import outcomes
+from haloconv.bench.networks.settings import Result, outcomes
 from haloconv.bench.results import append_rows, latest_name, refresh_latest
 from haloconv.bench.trial import above_the_ceiling
 from haloconv.cli.live import make_progress
@@ -78,7 +78,8 @@ def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: P
 
         deadline = math.inf if order.limit_s is None else time.time() + order.limit_s
         course = Course(announce, partial(_keep, environment, folder), deadline=deadline)
-        for setting, outcome in outcomes(order.settings, order.effort, devices, course, order.wanted):
+        ran = outcomes(order.settings, order.effort, devices, course, order.wanted)
+        for setting, outcome in _refreshing(ran, folder):
             progress.advance(task)
             if isinstance(outcome, str):
                 left.append(f"{setting}: {outcome}")
@@ -87,9 +88,16 @@ def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: P
                 left.append(f"{setting}: {outcome.left} rows cut, --limit was used up")
             report.rows += outcome.rows
             report.notes += [*outcome.notes, *(note for note in map(above_the_ceiling, outcome.rows) if note)]
-            if outcome.rows:
-                refresh_latest(folder, SUITE)
     return _tell(report, left, folder, console)
+
+
+def _refreshing(ran: Iterator[Result], folder: Path) -> Iterator[Result]:
+    """The same; the file of the latest rows is made at the end, also where that is an exception."""
+    try:
+        yield from ran
+    finally:
+        if any(folder.glob(f"????-??-??-{SUITE}.jsonl")):
+            refresh_latest(folder, SUITE)
 
 
 def _keep(environment: dict[str, str], folder: Path, row: Row) -> None:
