@@ -13,7 +13,7 @@ from rich.console import Console
 from haloconv.bench import trial
 from haloconv.bench.layer import Layer
 from haloconv.bench.networks import network
-from haloconv.bench.networks.network import Course, Effort, NetworkCase, Setting, bench_network
+from haloconv.bench.networks.network import Effort, NetworkCase, RunControl, Setting, bench_network
 from haloconv.bench.results import read_rows
 from haloconv.cli.bench import models
 from haloconv.report import Row
@@ -50,7 +50,7 @@ def test_rows_are_kept_one_by_one(net: NetworkCase, monkeypatch: pytest.MonkeyPa
     is_stopped_at_the_last_layer(monkeypatch)
     kept: list[Row] = []
     with pytest.raises(KeyboardInterrupt):
-        bench_network(Setting(net, "fp32", "nchw"), QUICK, CPU, Course(keep=kept.append))
+        bench_network(Setting(net, "fp32", "nchw"), QUICK, CPU, RunControl(keep=kept.append))
     names = [(row.case, row.direction) for row in kept]
     assert names[:2] == [("net (model)", "forward"), ("net (model)", "step")] and len(names) == 5
     assert {row.layout for row in kept} == {"nchw"}
@@ -61,9 +61,9 @@ def test_what_is_wanted_alone_is_measured_before_the_deadline(
 ) -> None:
     setting = Setting(net, "fp32", "nchw")
     monkeypatch.setattr(network, "try_model", lambda *_: pytest.fail("no row of the whole is wanted"))
-    outcome = bench_network(setting, QUICK, CPU, Course(wanted=LEFT))
+    outcome = bench_network(setting, QUICK, CPU, RunControl(wanted=LEFT))
     assert sorted((row.case, row.direction) for row in outcome.rows) == sorted(LEFT) and outcome.left == 0
-    late = bench_network(setting, QUICK, CPU, Course(wanted=LEFT, deadline=0.0))
+    late = bench_network(setting, QUICK, CPU, RunControl(wanted=LEFT, deadline=0.0))
     assert late.rows == [] and late.left == 4
 
 

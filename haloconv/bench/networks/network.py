@@ -83,7 +83,7 @@ def ignore(what: object) -> None:
 
 
 @dataclass(frozen=True)
-class Course:
+class RunControl:
     """What is told and kept while a setting runs, and which rows it is to have.
 
     ``keep`` is given each row as it is measured. ``wanted`` has cases and directions of rows; None: all. Behind
@@ -102,14 +102,14 @@ class Course:
 
 @dataclass
 class Outcome:
-    """The rows of one setting, what a reader must know, and how many rows ``Course.deadline`` left out."""
+    """The rows of one setting, what a reader must know, and how many rows ``RunControl.deadline`` left out."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left: int = 0
 
 
-_ALL = Course()
+_ALL = RunControl()
 
 
 def load_networks(path: Path) -> list[NetworkCase]:
@@ -130,7 +130,7 @@ def load_networks(path: Path) -> list[NetworkCase]:
     ]
 
 
-def bench_network(setting: Setting, effort: Effort, device: torch.device, course: Course = _ALL) -> Outcome:
+def bench_network(setting: Setting, effort: Effort, device: torch.device, control: RunControl = _ALL) -> Outcome:
     """Tune, then check and time inference (evaluation mode), a training step, and each distinct layer.
 
     Raises ModelError, TargetError or ProblemFileError if the model cannot be had, OutOfMemoryError if it is too large.
@@ -139,7 +139,7 @@ def bench_network(setting: Setting, effort: Effort, device: torch.device, course
     autocast = None if dtype == torch.float32 else dtype
     options = Options(device, products, "auto", 0, effort.budget, None, autocast, setting.layout)
     torch.manual_seed(options.seed)
-    course.announce(f"{setting}: building")
+    control.announce(f"{setting}: building")
     source = find_source(setting.case.target, setting.case.batch, setting.case.pixels)
     theirs, inputs = placed(source.model(), source.inputs(), options)
     ours = copy.deepcopy(theirs)
@@ -149,14 +149,14 @@ def bench_network(setting: Setting, effort: Effort, device: torch.device, course
         return Outcome(notes=[f"{setting}: nothing in it is ours: {reason}"])
     outcome = Outcome()
     if effort.tune:
-        course.announce(f"{setting}: tuning")
+        control.announce(f"{setting}: tuning")
         with nullcontext() if autocast is None else torch.autocast(device.type, autocast):
             told = tune(ours, inputs, budget_s=effort.tune_budget_s, limit_s=effort.tune_limit_s, progress=False)
         outcome.notes += [f"{setting}: {note}" for note in told.notes]
     layers = layers_of(setting.case.name, ours, inputs, [*acceleration.swaps, *acceleration.already], options)
     contest = _contest(setting, ours, theirs, inputs, layers, options)
-    wholes = [each for each in WHOLE_DIRECTIONS if course.wants(f"{setting.case.name}{WHOLE}", each)]
-    steps = [each for each in _steps(layers) if effort.layers and course.wants(each[0].name, each[1])]
+    wholes = [each for each in WHOLE_DIRECTIONS if control.wants(f"{setting.case.name}{WHOLE}", each)]
+    steps = [each for each in _steps(layers) if effort.layers and control.wants(each[0].name, each[1])]
     _compile(_steps(layers) if wholes else steps)
     measured = [
         *(
@@ -166,15 +166,15 @@ def bench_network(setting: Setting, effort: Effort, device: torch.device, course
         *((f"{layer.name} {step}", partial(_settled_layer, layer, step, effort.budget)) for layer, step in steps),
     ]
     for i, (what, measure) in enumerate(measured):
-        if time.time() > course.deadline:
+        if time.time() > control.deadline:
             outcome.left = len(measured) - i
             break
-        course.announce(f"{setting}: {what}")
+        control.announce(f"{setting}: {what}")
         rows, notes = measure()
         # one layout for all rows: a layer's own would be unclear where an image is one pixel
         rows = [replace(row, layout=setting.layout) for row in rows]
         for row in rows:
-            course.keep(row)
+            control.keep(row)
         outcome.rows += rows
         outcome.notes += [f"{setting}: {note}" for note in notes]
     return outcome

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from haloconv.bench.networks.network import Course, Effort, Outcome, Setting, bench_network, ignore
+from haloconv.bench.networks.network import Effort, Outcome, RunControl, Setting, bench_network, ignore
 from haloconv.bench.targets import TargetError
 from haloconv.bench.values import ModelError
 from haloconv.problem_file import ProblemFileError
 
-Attempt = Callable[[Setting, torch.device, Course], "Outcome | str | None"]
+Attempt = Callable[[Setting, torch.device, RunControl], "Outcome | str | None"]
 Wanted = Mapping[Setting, Collection[tuple[str, str]]]
 """Cases and directions of the rows that a setting is to have."""
 
@@ -32,34 +32,34 @@ def outcomes(
     settings: Sequence[Setting],
     effort: Effort,
     devices: Sequence[torch.device],
-    course: Course,
+    control: RunControl,
     wanted: Wanted | None = None,
 ) -> Iterator[Result]:
     """Each setting as it ends; None for ``wanted``: with all its rows.
 
     On several devices a spawned process for each takes the next setting when it is done with one; they share the
-    records of tuning, whose files are made for that. ``course.keep`` is called there, and nothing is told.
+    records of tuning, whose files are made for that. ``control.keep`` is called there, and nothing is told.
     """
     attempt = partial(_attempt, effort, wanted)
     found: Iterator[tuple[Setting, Outcome | str | None]]
     if len(devices) == 1:
-        found = ((setting, attempt(setting, devices[0], course)) for setting in settings)
+        found = ((setting, attempt(setting, devices[0], control)) for setting in settings)
     else:
-        course.announce(f"{len(settings)} settings on {len(devices)} devices")
-        found = _shared(attempt, replace(course, announce=ignore), settings, devices)
+        control.announce(f"{len(settings)} settings on {len(devices)} devices")
+        found = _shared(attempt, replace(control, announce=ignore), settings, devices)
     for setting, outcome in found:
         yield setting, "cut, --limit was used up" if outcome is None else outcome
 
 
 def _shared(
-    attempt: Attempt, course: Course, settings: Sequence[Setting], devices: Sequence[torch.device]
+    attempt: Attempt, control: RunControl, settings: Sequence[Setting], devices: Sequence[torch.device]
 ) -> Iterator[tuple[Setting, Outcome | str | None]]:
     context = get_context("spawn")
     free: Queue[Any] = context.Queue()
     for device in devices:
         free.put(str(device))
     with ProcessPoolExecutor(len(devices), context, _take, (free,)) as pool:
-        futures = {pool.submit(_in_worker, attempt, course, setting): setting for setting in settings}
+        futures = {pool.submit(_in_worker, attempt, control, setting): setting for setting in settings}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -70,21 +70,21 @@ def _take(free: Queue[Any]) -> None:
     _device = torch.device(free.get())
 
 
-def _in_worker(attempt: Attempt, course: Course, setting: Setting) -> Outcome | str | None:
-    return attempt(setting, _device, course)
+def _in_worker(attempt: Attempt, control: RunControl, setting: Setting) -> Outcome | str | None:
+    return attempt(setting, _device, control)
 
 
 def _attempt(
-    effort: Effort, wanted: Wanted | None, setting: Setting, device: torch.device, course: Course
+    effort: Effort, wanted: Wanted | None, setting: Setting, device: torch.device, control: RunControl
 ) -> Outcome | str | None:
     """None if the time is up: ``time.time()``, which processes share, is behind the deadline."""
-    if time.time() > course.deadline:
+    if time.time() > control.deadline:
         return None
     if wanted is not None:
-        course = replace(course, wanted=wanted[setting])
+        control = replace(control, wanted=wanted[setting])
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
-            return bench_network(setting, effort, device, course)
+            return bench_network(setting, effort, device, control)
         except (ModelError, ProblemFileError, TargetError) as error:
             return str(error)
         except torch.cuda.OutOfMemoryError:

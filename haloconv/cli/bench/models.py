@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from haloconv.bench.networks.network import Course, Effort, NetworkCase, Setting
+from haloconv.bench.networks.network import Effort, NetworkCase, RunControl, Setting
 from haloconv.bench.networks.settings import Result, outcomes
 from haloconv.bench.results import append_rows, latest_name, refresh_latest
 from haloconv.bench.trial import above_the_ceiling
@@ -77,8 +77,8 @@ def bench_models(order: NetworkOrder, devices: Sequence[torch.device], folder: P
             progress.update(task, description=what)
 
         deadline = math.inf if order.limit_s is None else time.time() + order.limit_s
-        course = Course(announce, partial(_keep, environment, folder), deadline=deadline)
-        ran = outcomes(order.settings, order.effort, devices, course, order.wanted)
+        control = RunControl(announce, partial(_keep, environment, folder), deadline=deadline)
+        ran = outcomes(order.settings, order.effort, devices, control, order.wanted)
         for setting, outcome in _refreshing(ran, folder):
             progress.advance(task)
             if isinstance(outcome, str):
