@@ -36,10 +36,9 @@ RINGS = (
           ("const Slot slot(p, lines.at + line, lines.chunk);",
            "const Slot slot(p, lines.at + lines.released, lines.chunk);"),
           on="strips_3x5", shape="rows kept"),
-    fault("lines are given back in any order", "a producer that sees a line free takes one before it for free",
-          ("if (EDGES || arrives) {\n#pragma unroll 1\n"
-           "        for (int line = lines.released; line < end; ++line) {",
-           "{\n        for (int line = lines.released + threadIdx.x % 32; line < end; line += 32) {"),
+    fault("lines are given back the last one first", "a producer that sees a line free takes one before it for free",
+          ("for (int line = lines.released; line < end; ++line) {",
+           "for (int line = end - 1; line >= lines.released; --line) {"),
           on="shared_3x3", shape="shared tile in passing"),
     fault("a warp's units go on from ring to ring", "a free line of another ring says nothing about this one's",
           ("if (KEEPS) begin(at + lines.first, chunk);", ""), on="images_of_a_row", shape="two runs kept in boxes"),

@@ -13,21 +13,16 @@ struct Lines {
 };
 
 // Releases the lines before `end`. One lane does so in order: a producer warp that sees line i released assumes that
-// all lines before it are (shape.py gives the ring its least length by that). The lane first waits until a line is
-// full: without that the arrival of a slow consumer would count for the next round of the slot. With EDGES all lanes
-// wait, so that each by itself has seen every round of a slot; else they rely on wgmma, which waits for the whole warp.
+// all lines before it are (shape.py gives the ring its least length by that). Before it a line must be full: else the
+// arrival of a slow consumer would count for the next round of the slot. All lanes wait for that, so that each by
+// itself has seen every round of a slot, of which a barrier tells two apart.
 __device__ __forceinline__ void release_lines(const Params& p, Control& control, Lines& lines, int end) {
     end = min(end, lines.released_end);
-    __syncwarp();
-    const bool arrives = threadIdx.x % 32 == 0;
-    if (EDGES || arrives) {
 #pragma unroll 1
-        for (int line = lines.released; line < end; ++line) {
-            const Slot slot(p, lines.at + line, lines.chunk);
-            hc::wait(&control.slot_full[slot.index], slot.parity);
-            if (EDGES) __syncwarp();
-            if (!EDGES || arrives) hc::ptx::mbarrier_arrive(&control.slot_empty[slot.index]);
-        }
+    for (int line = lines.released; line < end; ++line) {
+        const Slot slot(p, lines.at + line, lines.chunk);
+        hc::wait(&control.slot_full[slot.index], slot.parity);
+        hc::arrive_warp(&control.slot_empty[slot.index]);
     }
     lines.released = max(lines.released, end);
 }

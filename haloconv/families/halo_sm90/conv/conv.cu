@@ -48,7 +48,7 @@
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_constant__ Params p) {
     const Smem smem(p);
     begin(p, smem);
-    const int warp = threadIdx.x / 32;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform, which the compiler then knows
     if (warp < CONSUMER_WARPS) {
         hc::ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(p, smem, warp / 4);

@@ -97,15 +97,15 @@ struct RawUnit {
 };
 
 // Transposes a unit from its raw tile.
-__device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem, const char* raw, u64* full,
+__device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem, const char* raw, int spare, u64* full,
                                                const RawUnit& unit) {
     const int slot = unit.slot.index * p.slot_bytes;
     if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);
     hc::wait(&full[unit.raw.index], unit.raw.parity);
     const int plane_px = int(p.x_c), term_bytes = p.slot_bytes / TERMS;
     hc::transpose<CHUNK_BYTES, PLANES, TERMS, !SUMS_OVER_64>(
-        reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES), smem.slots, slot, term_bytes, unit.px,
-        plane_px);
+        reinterpret_cast<const elem_t*>(raw + unit.raw.index * RAW_BYTES), smem.slots, slot,
+        SPARE_BYTES ? spare : term_bytes, unit.px, plane_px);
 #pragma unroll
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
@@ -137,12 +137,13 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
     constexpr int ALIGNED = 16 / sizeof(elem_t);
     const int units = units_of_line(p);
     char* raw = smem.raw + warp * RAW_DEPTH * RAW_BYTES;
+    const int spare = int(smem.spare - smem.slots) + warp * SPARE_BYTES;
     u64* full = smem.control->raw_full[warp];
     Cursor asked;
     RawUnit before{};  // of the units asked for the last that is not transposed
     bool has_before = false;
     const auto transpose_before = [&] {
-        if (has_before) transpose_unit(p, smem, raw, full, before);
+        if (has_before) transpose_unit(p, smem, raw, spare, full, before);
     };
     int unit = warp;  // of the warp, counted from the current line on
     const auto begin = [&](int at, int chunk) { unit = first_unit_of_ring(p, warp, units, at, chunk); };
@@ -152,7 +153,7 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
             const int box = FLAT ? p.box_units.quotient(unit) : 0, from = box * p.box_px;
             // A line of one tile has fewer boxes: no pixel of the others is read.
             hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + min(box, boxes - 1));
-            row.row = hc::edge_row(p, row.row);
+            row.row = hc::at_edge<hc::ROW_EDGE>(row.row, p.h);
             const int first = X_JOINED ? row.row * p.w + first_col : first_col;
             const int column = (unit - box * p.box_units.value) * hc::UNIT_PX;
             if (RAW_DEPTH == 1) transpose_before();

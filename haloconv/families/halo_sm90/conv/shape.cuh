@@ -32,6 +32,8 @@ constexpr int MAX_SLOTS = 32, MAX_STAGES = 32, MAX_TAPS = 64;  // of a ring; alo
 constexpr bool BOXED = X_BOXES && X_CHANNELS_INNER, TRANSPOSED = X_BOXES && !X_CHANNELS_INNER;
 constexpr bool COPIED = !X_BOXES && X_CHANNELS_INNER && X_VECTOR && sizeof(elem_t) == 2;  // no registers wait for them
 constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_TILES = LINE_WARPS * RAW_DEPTH;
+constexpr int SPARE_BYTES =
+    TRANSPOSED && sizeof(elem_t) == 2 ? 512 : 0;     // of a warp, for pixels that are not the row's
 constexpr int PLANES = X_JOINED > 1 ? X_JOINED : 1;  // of channels that boxes take as one long row
 enum { Y_PLANES = Y_JOINED > 1 ? Y_JOINED : 1 };     // a block's filters are so far apart
 constexpr int PRODUCER_WARPS = LINE_WARPS + 1, THREADS = 32 * (CONSUMER_WARPS + PRODUCER_WARPS);
@@ -107,9 +109,9 @@ struct Control {
 
 extern __shared__ __align__(1024) char dynamic_smem[];
 
-// Slots, stages, raw tiles, buffers, control: in this order, all but the last at multiples of 1024 bytes.
+// Slots, stages, raw tiles, buffers, spare bytes, control: in this order, the first four at multiples of 1024 bytes.
 struct Smem {
-    char *slots, *stages, *raw, *buffers;
+    char *slots, *stages, *raw, *buffers, *spare;
     Control* control;
 
     __device__ __forceinline__ explicit Smem(const Params& p)
@@ -117,7 +119,8 @@ struct Smem {
           stages(slots + (KEEPS ? p.chunks : 1) * RING * p.slot_bytes),
           raw(stages + STREAMS * STAGES * STAGE_BYTES),
           buffers(raw + RAW_TILES * RAW_BYTES),
-          control(reinterpret_cast<Control*>(buffers + CONSUMER_WARPS * WARP_BUFFER_BYTES)) {}
+          spare(buffers + CONSUMER_WARPS * WARP_BUFFER_BYTES),
+          control(reinterpret_cast<Control*>(spare + LINE_WARPS * SPARE_BYTES)) {}
 };
 
 // Lines of the first `tiles` tiles of a segment of `work_tiles` work tiles.

@@ -185,8 +185,9 @@ def buffer_bytes(shape: TileShape, storage: Storage, buffers: int) -> int:
 
 
 def raw_bytes(shape: TileShape, storage: Storage, depth: int) -> int:
-    """Shared memory of the raw tiles."""
-    return line_warps(shape, storage) * depth * UNIT_PX * shape.chunk_bytes
+    """Shared memory of the raw tiles, and in 16 bits of what is spare for pixels that are not a row's."""
+    spare = 512 if depth and storage.elem_bytes == 2 else 0
+    return line_warps(shape, storage) * (depth * UNIT_PX * shape.chunk_bytes + spare)
 
 
 def cut_memory(

@@ -152,8 +152,8 @@ __device__ __forceinline__ Place staged_pixel(const P& p, const WorkTile& column
     const int row = IS_FLAT ? p.pitch.quotient(in_plane) : 0;
     const int col = in_plane - row * p.pitch.value;
     const ImageRow at = staged_row<IS_FLAT>(p, column, line + row);
-    const int h = edge_row(p, at.row + plane_row);
-    const int w = edge_col(p, staged_col(p, column) + col * p.stride_w + plane_col);
+    const int h = at_edge<ROW_EDGE>(at.row + plane_row, p.h);
+    const int w = at_edge<COL_EDGE>(staged_col(p, column) + col * p.stride_w + plane_col, p.w);
     const bool inside = at.n < p.n && (unsigned)h < (unsigned)p.h && (unsigned)w < (unsigned)p.w;
     return {at.n * p.x_n + h * p.x_h + w * p.x_w, inside && px < p.slot_px};
 }

@@ -24,12 +24,6 @@ struct UnitPixels {
     __device__ __forceinline__ int begin(int plane, int plane_px) const {
         return first - (shift + plane * plane_px & 16 / int(sizeof(Elem)) - 1);
     }
-    // Whether all pixels of the raw tile are the row's, whatever their plane.
-    template <class Elem, int PLANES>
-    __device__ __forceinline__ bool whole() const {
-        const int before = PLANES == 1 ? shift : 16 / int(sizeof(Elem)) - 1;
-        return first - before >= from && first - (PLANES == 1 ? shift : 0) + UNIT_PX <= to;
-    }
 };
 
 // A piece of four fp32 channels: as TMA rounded them, or their terms, `term_bytes` apart.
@@ -46,10 +40,11 @@ __device__ __forceinline__ void store_transposed(char* to, int term_bytes, const
 
 // fp32: lanes 0 to 3 read four pixels of a channel each and write four channels of a pixel each. `crossed` sends the 8
 // lanes of an access to different banks on both sides. DEEP: all is loaded before it is stored, in twice the registers.
-// `slot` is where the slot begins among `slots`. WHOLE: all pixels are the row's.
-template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP, bool WHOLE>
-__device__ __forceinline__ void transpose_pixels(const float* raw, char* slots, int slot, int term_bytes,
-                                                 const UnitPixels& px, int plane_px) {
+// `slot` is where the slot begins among `slots`.
+template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP>
+__device__ __forceinline__ void transpose(const float* raw, char* slots, int slot, int term_bytes, const UnitPixels& px,
+                                          int plane_px) {
+    ptx::renew(slot);  // computed once
     constexpr int PIECES = ROW_BYTES / 16, ACROSS = PIECES < 4 ? PIECES : 4, HALVES = PIECES / ACROSS;
     constexpr int AT_ONCE = DEEP ? HALVES : 1;
     const int lane = threadIdx.x % 32, column = lane % 4, crossed = lane / 4 ^ (column & 2);
@@ -72,50 +67,33 @@ __device__ __forceinline__ void transpose_pixels(const float* raw, char* slots, 
 #pragma unroll
                 for (int k = 0; k < 4; ++k) to[k] = slot + unit_offset<ROW_BYTES>(own_px + k, column);
             }
-            if (WHOLE || px.has(own_px + j))
+            if (px.has(own_px + j))
                 store_transposed<TERMS>(slots + (to[j] ^ half * ACROSS << 4), term_bytes,
                                         {of[0].word[j], of[1].word[j], of[2].word[j], of[3].word[j]});
         }
     }
 }
 
-template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP>
-__device__ __forceinline__ void transpose(const float* raw, char* slots, int slot, int term_bytes, const UnitPixels& px,
-                                          int plane_px) {
-    ptx::renew(slot);  // computed once
-    if (px.whole<float, PLANES>())
-        transpose_pixels<ROW_BYTES, PLANES, TERMS, DEEP, true>(raw, slots, slot, term_bytes, px, plane_px);
-    else
-        transpose_pixels<ROW_BYTES, PLANES, TERMS, DEEP, false>(raw, slots, slot, term_bytes, px, plane_px);
-}
-
-// 16-bit types: the matrix instructions transpose 8 x 8 elements each. Lane l serves pixel l of the unit.
+// 16-bit types: the matrix instructions transpose 8 x 8 elements each. Lane l names where the channels of the unit's
+// pixel l go: into the slot, or, of a pixel that is not the row's, into the lane's 16 of the warp's bytes at `spare`.
 template <int ROW_BYTES, int PLANES, int TERMS, bool DEEP, class Half>
-__device__ __forceinline__ void transpose(const Half* raw, char* slots, int slot, int, const UnitPixels& px,
+__device__ __forceinline__ void transpose(const Half* raw, char* slots, int slot, int spare, const UnitPixels& px,
                                           int plane_px) {
+    constexpr int PIECES = ROW_BYTES / 16;
     ptx::renew(slot);
     const int lane = threadIdx.x % 32, channel = lane % 8;
     const char* from = reinterpret_cast<const char*>(raw) + channel * 64 + ((lane / 8 ^ channel >> 1) << 4);
-    const bool whole = px.whole<Half, PLANES>();
+    int to, pieces;  // where; the bits of a piece's number that move it there
 #pragma unroll
-    for (int piece = 0; piece < ROW_BYTES / 16; ++piece) {
-        const int begin = px.begin<Half>(piece * PLANES / (ROW_BYTES / 16), plane_px);
+    for (int piece = 0; piece < PIECES; ++piece) {
+        if (piece % (PIECES / PLANES) == 0) {
+            const int own_px = px.begin<Half>(piece * PLANES / PIECES, plane_px) + lane;
+            const bool has = px.has(own_px);
+            to = has ? slot + unit_offset<ROW_BYTES>(own_px, 0) : spare + lane * 16, pieces = has ? ~0 : 0;
+        }
         unsigned transposed[4];
         ptx::ldmatrix_x4_trans(transposed, from + piece * 512);
-        if (whole) {
-            ptx::stmatrix_x4(slots + (slot + unit_offset<ROW_BYTES>(begin + lane, 0) ^ piece << 4), transposed);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int group = begin + 8 * i, at = group + lane / 4;
-                const unsigned matrix[1] = {transposed[i]};
-                if (group >= px.from && group + 8 <= px.to)
-                    ptx::stmatrix_x1(slots + (slot + unit_offset<ROW_BYTES>(group + lane % 8, 0) ^ piece << 4), matrix);
-                else if (px.has(at))
-                    *reinterpret_cast<unsigned*>(slots + slot + unit_offset<ROW_BYTES>(at, piece) + lane % 4 * 4) =
-                        transposed[i];
-            }
-        }
+        ptx::stmatrix_x4(slots + (to ^ piece << 4 & pieces), transposed);
     }
 }
 
@@ -167,7 +145,7 @@ struct EdgePixels {
 
     template <class P>
     __device__ __forceinline__ Pixel load(const P& p, int place, int channel) const {
-        const int from = edge_col(p, place + col);
+        const int from = at_edge<COL_EDGE>(place + col, p.w);
         const bool there = (unsigned)from < (unsigned)p.w;
         Pixel pixel;
 #pragma unroll
