@@ -48,10 +48,17 @@ __device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& l
 // With fewer registers two at once would spill.
 using EdgePixels = hc::EdgePixels<elem_t, CHUNK_BYTES, SUMS_OVER_64 ? 4 : 1>;
 
-__device__ __forceinline__ EdgePixels edges_of(const Params& p, const Line& line, const hc::ImageRow& row, int col) {
-    const bool inside = row.n < p.n && (unsigned)row.row < (unsigned)p.h;
-    return {inside ? chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h : nullptr,
-            p.channels - line.chunk * CHUNK_ELEMS, col};
+// Of a unit whose place 0 is at column `col`: none in a row of zeros.
+__device__ __forceinline__ EdgePixels edges_of(const Params& p, const Line& line, const hc::ImageRow& row, int col,
+                                               const hc::UnitPixels& px) {
+    EdgePixels edges{};
+    if (!EdgePixels::meets(px) || row.n >= p.n || (unsigned)row.row >= (unsigned)p.h) return edges;
+    const int channel = threadIdx.x % 32 * EdgePixels::OF_LANE;
+    edges.row = chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h + channel * p.x_c;
+    edges.channels = p.channels - line.chunk * CHUNK_ELEMS - channel;
+    edges.col = col;
+    edges.begin(p, px);
+    return edges;
 }
 #endif
 
@@ -110,7 +117,7 @@ __device__ __forceinline__ void transpose_unit(const Params& p, const Smem& smem
     for (int term = 0; X_JOINED && term < TERMS; ++term)
         hc::clear_outside<elem_t, CHUNK_BYTES, PLANES>(smem.slots + slot + term * term_bytes, unit.px, plane_px);
 #if EDGES
-    unit.edges.fill(p, smem.slots + slot, unit.px);
+    unit.edges.fill(p, smem.slots + slot);
 #endif
     __syncwarp();
     if (!unit.ends) return;
@@ -168,7 +175,7 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
                       unit < LINE_WARPS,
                       unit + LINE_WARPS >= units};
 #if EDGES
-            before.edges = edges_of(p, line, row, first_col - from);
+            before.edges = edges_of(p, line, row, first_col - from, before.px);
 #endif
             asked.advance(RAW_DEPTH);
             has_before = true;

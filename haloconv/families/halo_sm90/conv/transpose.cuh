@@ -131,8 +131,8 @@ struct OuterPlaces {
     __device__ __forceinline__ int at(int i) const { return first + i + (i < left ? 0 : jump); }
 };
 
-// Their pixels. A lane has a channel of each, or two neighbours. AT_ONCE are loaded before they are stored, since a
-// warp waits long for what it loads.
+// Their pixels. A lane has a channel of each, or two neighbours. A warp waits long for what it loads: the first pixel is
+// loaded when its unit is asked for, of the others AT_ONCE before they are stored.
 template <class Elem, int ROW_BYTES, int AT_ONCE>
 struct EdgePixels {
     static constexpr int CHANNELS = ROW_BYTES / int(sizeof(Elem)), OF_LANE = CHANNELS > 32 ? 2 : 1;
@@ -140,23 +140,33 @@ struct EdgePixels {
         Elem channel[OF_LANE];
     };
 
-    const Elem* row;    // channel 0 of the chunk at column 0; null for a row outside, which is zeros throughout
-    int channels, col;  // that are left; of place 0
+    const Elem* row;    // the lane's first channel at column 0
+    int channels, col;  // that are left from there on; of place 0
+    OuterPlaces places;
+    Pixel first;
 
+    // Whether a unit may have such places.
+    static __device__ __forceinline__ bool meets(const UnitPixels& px) {
+        return px.first - 16 / int(sizeof(Elem)) + 1 < px.inside_from || px.first + UNIT_PX > px.inside_to;
+    }
     template <class P>
-    __device__ __forceinline__ Pixel load(const P& p, int place, int channel) const {
-        const int from = at_edge<COL_EDGE>(place + col, p.w);
+    __device__ __forceinline__ void begin(const P& p, const UnitPixels& px) {
+        places = OuterPlaces::of<Elem>(p, px, col);
+        if (places.count > 0) first = load(p, 0);
+    }
+    template <class P>
+    __device__ __forceinline__ Pixel load(const P& p, int i) const {
+        const int from = at_edge<COL_EDGE>(places.at(i) + col, p.w);
         const bool there = (unsigned)from < (unsigned)p.w;
         Pixel pixel;
 #pragma unroll
-        for (int k = 0; k < OF_LANE; ++k)
-            pixel.channel[k] = there && channel + k < channels ? row[(channel + k) * p.x_c + from * p.x_w] : Elem{};
+        for (int k = 0; k < OF_LANE; ++k) pixel.channel[k] = there && k < channels ? row[k * p.x_c + from] : Elem{};
         return pixel;
     }
-    static __device__ __forceinline__ void store(char* slot, int place, int channel, const Pixel& pixel) {
-        const int byte = channel * int(sizeof(Elem));
+    __device__ __forceinline__ void store(char* slot, int i, const Pixel& pixel) const {
+        const int byte = threadIdx.x % 32 * int(sizeof(Pixel));
         if (byte >= ROW_BYTES) return;
-        char* const to = slot + unit_offset<ROW_BYTES>(place, byte / 16) + byte % 16;
+        char* const to = slot + unit_offset<ROW_BYTES>(places.at(i), byte / 16) + byte % 16;
         if constexpr (sizeof(Elem) == 4)
             *reinterpret_cast<unsigned*>(to) = to_tf32(pixel.channel[0]);
         else
@@ -164,21 +174,19 @@ struct EdgePixels {
     }
     // Writes them over the zeros that the unit was transposed to.
     template <class P>
-    __device__ __forceinline__ void fill(const P& p, char* slot, const UnitPixels& px) const {
-        constexpr int MOST_SHIFT = 16 / int(sizeof(Elem)) - 1;
-        if (row == nullptr || (px.first - MOST_SHIFT >= px.inside_from && px.first + UNIT_PX <= px.inside_to)) return;
-        const OuterPlaces places = OuterPlaces::of<Elem>(p, px, col);
-        const int channel = threadIdx.x % 32 * OF_LANE;
+    __device__ __forceinline__ void fill(const P& p, char* slot) const {
+        if (places.count == 0) return;
         __syncwarp();
+        store(slot, 0, first);
 #pragma unroll 1
-        for (int i = 0; i < places.count; i += AT_ONCE) {
+        for (int i = 1; i < places.count; i += AT_ONCE) {
             Pixel loaded[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j)
-                if (i + j < places.count) loaded[j] = load(p, places.at(i + j), channel);
+                if (i + j < places.count) loaded[j] = load(p, i + j);
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j)
-                if (i + j < places.count) store(slot, places.at(i + j), channel, loaded[j]);
+                if (i + j < places.count) store(slot, i + j, loaded[j]);
         }
     }
 };
