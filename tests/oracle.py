@@ -254,6 +254,10 @@ def tap_sums(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
     """
     if result == "bgrad":
         return t.dy.double().sum((0, 2, 3))
+    if result in EDGES:
+        direction, of_copy, rest = _of_copy(result, t, spec)
+        sums = tap_sums(direction, of_copy, rest)
+        return sums if direction == "fprop" else _folded(result, sums, t, spec)
     (top, bottom, left, right), g = spec.padding, spec.groups
     n, c, h, w = t.x.shape
     k, cg, r, s = t.w.shape

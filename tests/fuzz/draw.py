@@ -13,9 +13,21 @@ import torch
 from haloconv import plan
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
+from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.layout import Layout
 from haloconv.precision import Precision
-from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, FourSides, Pair, Problem, output_extent
+from haloconv.problem import (
+    NO_EPILOGUE,
+    ZEROS,
+    ConvSpec,
+    Direction,
+    FourSides,
+    Modes,
+    Pair,
+    Problem,
+    dense_request,
+    output_extent,
+)
 from tests import oracle
 from tests.cases import DTYPE_NAMES, STORAGES
 from tests.families import forms_tiles
@@ -24,6 +36,7 @@ from tests.layers import smallest_image
 AUTO = "auto"  # the plan's own choice, through the plan: the only one that takes empty tensors
 GROUPED = "grouped_sm90"  # takes few of the layers that are drawn for all
 HALO_SM90, POINTWISE = "halo_sm90", 0.15  # has a kernel of 1x1 layers: how many are drawn for it
+PADDED = 0.15  # and one of padding modes
 REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
 SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
 PRECISIONS = ("fp32", "tf32", "tf32x3", "fp16", "bf16", "fp64")
@@ -61,6 +74,7 @@ class Draw:
     groups: int = 1
     bias: bool = False
     epilogue: str = ""
+    edges: str = ""
     first: str = "contiguous"
     second: str = "contiguous"
     layout: Layout = "nchw"
@@ -80,7 +94,7 @@ class Draw:
     @property
     def answer(self) -> str:
         """The result by the name that `tests.oracle` gives it."""
-        return self.epilogue or self.result
+        return self.edges or self.epilogue or self.result
 
     @property
     def has_residual(self) -> bool:
@@ -115,7 +129,20 @@ class Draw:
     def is_legal(self) -> bool:
         """Whether PyTorch takes it."""
         divides = self.groups >= 1 and self.x[1] % self.groups == 0 and self.filters[0] % self.groups == 0
-        return divides and min(*self.x[1:], *self.filters, *self.y_shape[2:]) >= 1
+        return divides and min(*self.x[1:], *self.filters, *self.y_shape[2:]) >= 1 and self._has_edges
+
+    @property
+    def modes(self) -> Modes:
+        """What stands outside the image, by rows and by columns."""
+        return oracle.EDGES[self.edges][1] if self.edges else ZEROS
+
+    @property
+    def _has_edges(self) -> bool:
+        """Whether the image has the pixels that its modes name."""
+        most = {"reflect": 1, "circular": 0}  # by how much padding must be less than the extent
+        sides = self.padding[:2], self.padding[2:]
+        each = zip(self.modes, sides, self.x[2:], strict=True)
+        return all(max(side) + most[mode] <= extent for mode, side, extent in each if mode in most)
 
     def problem(self, layout: Layout) -> Problem:
         direction: Direction = "fprop" if self.result == "fprop" else "dgrad" if self.result == "dgrad" else "wgrad"
@@ -210,11 +237,26 @@ def _layer(rng: random.Random, family: str) -> Draw:
     result, precision = rng.choice(results), rng.choice(PRECISIONS)
     epilogues = (oracle.RELU, oracle.RESIDUAL_RELU) if precision == "fp64" else (*oracle.EPILOGUES,)  # a scale is fp32
     epilogue = rng.choice(epilogues) if result == "fprop" and rng.random() < 0.2 else ""
+    edges = [name for name, (direction, _) in oracle.EDGES.items() if direction == result]
+    padded = family == HALO_SM90 and edges and not epilogue and rng.random() < PADDED
     bias = result == "fprop" and rng.random() < 0.5
     layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, epilogue)
     storage, layout = rng.choice(PLAIN)
     arch, sm_count = rng.choice(ARCHS), rng.choice((1, 3, 4, 4, 7))
-    return replace(layer, first=storage, second=storage, layout=layout, arch=arch, sm_count=sm_count)
+    layer = replace(layer, first=storage, second=storage, layout=layout, arch=arch, sm_count=sm_count)
+    return _with_edges(rng, layer, edges) if padded else layer
+
+
+def _with_edges(rng: random.Random, layer: Draw, edges: list[str]) -> Draw:
+    """The layer padded by modes, on an image that has the pixels they name; a gradient of as many outputs as inputs."""
+    if layer.result == "dgrad":
+        reach = [d * (taps - 1) for d, taps in zip(layer.dilation, layer.filters[1:], strict=True)]
+        before = [rng.randint(0, each) for each in reach]
+        padding = (before[0], reach[0] - before[0], before[1], reach[1] - before[1])
+        layer = replace(layer, stride=(1, 1), padding=padding)
+    n, c, h, w = layer.x
+    h, w = (max(extent, 1 + max(layer.padding[i : i + 2])) for i, extent in ((0, h), (2, w)))
+    return replace(layer, x=(n, c, h, w), edges=rng.choice(edges))
 
 
 def _size(rng: random.Random, layer: Draw, most_work: int) -> Draw:
@@ -302,7 +344,9 @@ def takes(layer: Draw, device: str) -> bool:
         return layer.precision not in ("tf32", "tf32x3") or layer.family == AUTO
     family = FAMILIES[layer.family]
     with machine(layer, device):
-        return family.why_not(layer.problem(layer.layout), torch.device(device)) is None
+        request = replace(dense_request(layer.problem(layer.layout), torch.device(device)), modes=layer.modes)
+        refused = layer.edges and conv_edges.why_not(request)
+        return not refused and family.why_not(request.problem, request.device) is None
 
 
 def sizes(rng: random.Random, layer: Draw, count: int, most_work: int) -> list[Draw]:

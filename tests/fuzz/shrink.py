@@ -14,6 +14,7 @@ from tests.fuzz.outcome import Failure
 
 _PLAIN = (
     "epilogue",
+    "edges",
     "bias",
     "first",
     "second",

@@ -131,8 +131,8 @@ struct OuterPlaces {
     __device__ __forceinline__ int at(int i) const { return first + i + (i < left ? 0 : jump); }
 };
 
-// Their pixels. A lane has a channel of each, or two neighbours. A warp waits long for what it loads: the first pixel is
-// loaded when its unit is asked for, of the others AT_ONCE before they are stored.
+// Their pixels. A lane has a channel of each, or two neighbours. A warp waits long for what it loads: the first pixel
+// is loaded when its unit is asked for, of the others AT_ONCE before they are stored.
 template <class Elem, int ROW_BYTES, int AT_ONCE>
 struct EdgePixels {
     static constexpr int CHANNELS = ROW_BYTES / int(sizeof(Elem)), OF_LANE = CHANNELS > 32 ? 2 : 1;
