@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import runpy
@@ -176,6 +177,43 @@ def norms_twice() -> None:
             torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, wanted)
 
 
+class _Scaled(torch.nn.Module):
+    """A convolution beside a parameter that no layer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(2, 2, 3, padding=1).double()
+        self.gain = torch.nn.Parameter(torch.randn(1, 2, 1, 1, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * self.gain).pow(3)
+
+
+def parameters_twice() -> None:
+    """Gradients of gradients of parameters, of one of no layer, too."""
+    mesh, placements = meshes()["2x2"]
+    theirs, x, found = _Scaled(), torch.randn(1, 2, 6, 5, dtype=torch.float64), []
+    ours = distributed.shard_spatially(copy.deepcopy(theirs), mesh)
+    for model, image in ((ours, shard(x, mesh, placements)), (theirs, x)):
+        first = torch.autograd.grad(model(image).sum(), [*model.parameters()], create_graph=True)
+        penalty = torch.stack([each.pow(2).sum() for each in first]).sum()
+        found.append((*first, *torch.autograd.grad(penalty, [*model.parameters()])))
+    torch.testing.assert_close(*found)
+
+
+def third_order() -> None:
+    """Through what crosses shards."""
+    mesh, placements = meshes()["2x2"]
+    x, w, found = integers(1, 2, 6, 5), integers(2, 2, 3, 3), []
+    convolve = torch.nn.functional.conv2d
+    for function, leaf in ((distributed.conv2d, shard(x, mesh, placements)), (convolve, x)):
+        y = function(function(leaf, w, padding=1).pow(2), w, padding=1)
+        for _ in range(3):
+            (y,) = torch.autograd.grad((y / 100).pow(2).sum(), leaf, create_graph=True)
+        found.append(y.detach())
+    torch.testing.assert_close(found[0].full_tensor(), found[1])
+
+
 def _differs(**by_rank: int) -> int:
     return by_rank.get(f"rank_{dist.get_rank()}", by_rank["others"])
 
@@ -249,6 +287,8 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
     other_placements,
     pixels_mixed,
     norms_twice,
+    parameters_twice,
+    third_order,
     models,
     beside_data_parallel,
     refused,

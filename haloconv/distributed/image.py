@@ -78,9 +78,31 @@ class Image(NamedTuple):
             strides: tuple[int, ...] = strides_of(tuple(shape), layout)
         else:
             strides = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(
-            local, self.mesh, self.placements, run_check=False, shape=torch.Size(shape), stride=strides
-        )
+        return from_local(local, self, torch.Size(shape), strides)
+
+
+def from_local(local: Tensor, image: Image, shape: torch.Size, strides: tuple[int, ...]) -> DTensor:
+    """``local`` as this rank's part of a DTensor, with gradients of any order.
+
+    Those of ``DTensor.from_local`` end where it brings a gradient to other placements, as the sum of those of a tensor
+    that all ranks have alike, which autograd does not see; and in PyTorch 2.11 at the second order anywhere, as those
+    of ``DTensor.to_local`` do.
+    """
+    closed: DTensor = _FromLocal.apply(local, image, shape, strides)
+    return closed
+
+
+class _FromLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, image: Image, shape: torch.Size, strides: tuple[int, ...]) -> DTensor:
+        ctx.placements = image.placements
+        return DTensor.from_local(local, image.mesh, image.placements, run_check=False, shape=shape, stride=strides)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[Any, ...]:
+        if tuple(gradient.placements) != ctx.placements:
+            gradient = gradient.redistribute(placements=ctx.placements)
+        return to_local(gradient), None, None, None
 
 
 def to_local(x: DTensor) -> Tensor:

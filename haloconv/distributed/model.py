@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from haloconv.distributed import norms, pixels
 from haloconv.distributed.convolution import conv2d
 from haloconv.distributed.group import RankError, agree
-from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of, to_local
+from haloconv.distributed.image import COLUMNS, ROWS, Image, from_local, image_of, to_local
 
 Tensor = torch.Tensor
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -157,8 +157,8 @@ def _beside(image: DTensor, value: Tensor) -> Tensor:
     """A plain tensor beside a sharded image, as a parameter: one that all ranks have alike; its gradient is summed."""
     if isinstance(value, DTensor):
         return value
-    mesh = image.device_mesh
-    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    alike = Image(image.device_mesh, (Replicate(),) * image.device_mesh.ndim)
+    return from_local(value, alike, value.shape, value.stride())
 
 
 def _name_of(func: Any) -> str:

@@ -46,7 +46,16 @@ def ranks(shared_folder: Path) -> dict[str, list]:
 
 @pytest.mark.parametrize(
     "scenario",
-    ["fuzzed", "other_placements", "pixels_mixed", "norms_twice", "models", "beside_data_parallel"],
+    [
+        "fuzzed",
+        "other_placements",
+        "pixels_mixed",
+        "norms_twice",
+        "parameters_twice",
+        "third_order",
+        "models",
+        "beside_data_parallel",
+    ],
 )
 def test_results_are_those_of_one_process(ranks: dict[str, list], scenario: str) -> None:
     assert [said for said, _ in ranks[scenario]] == [OK] * RANKS
