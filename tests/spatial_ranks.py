@@ -8,6 +8,7 @@ import os
 import runpy
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import lru_cache
 from pathlib import Path
@@ -265,6 +266,36 @@ def a_gradient_fails() -> None:
         y.sum().backward()
 
 
+def other_orders() -> None:
+    """Gradients of gradients of two layers that are alike, from another thread than their forward pass, as on a GPU.
+
+    What autograd runs first it decides by numbers, which each thread gives to its nodes: on rank 1 those of the forward
+    pass are higher than those of the gradients, on others they are lower.
+    """
+    mesh, placements = meshes()["2x2"]
+    x, weights = shard(integers(1, 2, 8, 6), mesh, placements), [integers(2, 2, 3, 3) for _ in range(2)]
+
+    def forward() -> DTensor:
+        _spend(_differs(rank_1=1000, others=0))
+        one, other = (distributed.conv2d(x, w, padding=1) for w in weights)
+        return one.pow(3) + other.pow(3)
+
+    def gradients(y: DTensor) -> None:
+        _spend(_differs(rank_1=0, others=1000))
+        (first,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+        torch.autograd.grad(first, weights, torch.ones_like(first))
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        other.submit(gradients, one.submit(forward).result()).result()
+
+
+def _spend(count: int) -> None:
+    """Let autograd in this thread number so many nodes."""
+    leaf = torch.ones(1, requires_grad=True)
+    for _ in range(count):
+        leaf.view_as(leaf)
+
+
 @contextmanager
 def _failing(function: str) -> Iterator[None]:
     """Inside, a function of haloconv.strips raises on rank 2."""
@@ -299,6 +330,7 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
     a_model_fails,
     a_layer_fails,
     a_gradient_fails,
+    other_orders,
     a_rank_ends,
 )
 

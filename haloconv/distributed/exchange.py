@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from haloconv.distributed.group import Group, RankError, agree, others_there
+from haloconv.distributed.group import Group, RankError, agree, numbered, others_there
 from haloconv.distributed.image import Image
 from haloconv.rectangles import Messages, Rectangle, give, needed, split, take
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
@@ -84,8 +84,8 @@ class MeshExchange:
     """The Exchange of one call on one shard. ``call`` says in words what all ranks do."""
 
     def __init__(self, image: Image, traffic: Traffic, call: str) -> None:
-        self.traffic, self.call, self.place = traffic, call, image.place
-        self.everyone = image.all_ranks()
+        self.traffic, self.place, self.everyone = traffic, image.place, image.all_ranks()
+        self.call = numbered(call, self.everyone)
         self.neighbours = image.spatial_ranks()
         self.ranks = image.ranks()
 

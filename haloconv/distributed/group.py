@@ -7,11 +7,12 @@ to do the same. A rank that fails sends its sentence in that place, so that the 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,7 @@ class Group(NamedTuple):
 
 _made: WeakValueDictionary[tuple[object, ...], dist.ProcessGroup] = WeakValueDictionary()
 _begun: WeakSet[dist.ProcessGroup] = WeakSet()
+_counted: WeakKeyDictionary[dist.ProcessGroup, defaultdict[tuple[int, ...], list[int]]] = WeakKeyDictionary()
 
 
 def group_of(mesh: DeviceMesh, dims: tuple[int, ...], agreeing: tuple[int, ...]) -> Group | None:
@@ -102,6 +104,26 @@ def _new_group(ranks: list[int], backend: str | None) -> dist.ProcessGroup:
     return group
 
 
+def _counts(ranks: tuple[int, ...]) -> list[int]:
+    """How often these ranks have agreed, and how many calls they have made since: on each of them the same."""
+    world = dist.group.WORLD
+    assert world is not None
+    return _counted.setdefault(world, defaultdict(lambda: [0, 0]))[ranks]
+
+
+def numbered(call: str, group: Group | None) -> str:
+    """A call in words that no other call of these ranks has.
+
+    Autograd may take the gradients of two layers that are alike in another order on another rank (docs/distributed.md):
+    without a number each would agree to the exchange of the other.
+    """
+    if group is None:
+        return call
+    counts = _counts(group.ranks)
+    counts[1] += 1
+    return f"{call}, call {counts[0]}.{counts[1]}"
+
+
 def agree(group: Group, call: str, error: Exception | None = None) -> None:
     """Every rank of the group is about to do ``call``, and says so here; one that cannot, because of ``error``, too.
 
@@ -109,9 +131,11 @@ def agree(group: Group, call: str, error: Exception | None = None) -> None:
         RankError: a rank failed, or calls differ, on every rank and with the same sentence; also if a rank ended.
         Exception: ``error``, if all ranks failed alike.
     """
+    ranks = group.ranks
+    counts = _counts(ranks)
+    counts[:] = counts[0] + 1, 0
     digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=7).digest(), "big")
     mine = torch.tensor([digest if error is None else -1], device="cpu")
-    ranks = sorted(group.ranks)
     seen = [torch.empty_like(mine) for _ in ranks]
     told = (error is None, call if error is None else f"{type(error).__name__}: {error}")
     answers: list[tuple[bool, str]] = [told] * len(ranks)
@@ -124,7 +148,7 @@ def agree(group: Group, call: str, error: Exception | None = None) -> None:
         dist.all_gather_object(answers, told, group=group.control)
     if error is not None and all(answer == told for answer in answers):
         raise error
-    raise RankError(_difference(list(zip(ranks, answers, strict=True)))) from error
+    raise RankError(_difference(list(zip(sorted(ranks), answers, strict=True)))) from error
 
 
 def _difference(answers: list[tuple[int, tuple[bool, str]]]) -> str:

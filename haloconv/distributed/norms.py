@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from haloconv.distributed.exchange import replicated, start_sum, summed
-from haloconv.distributed.group import Group, agree
+from haloconv.distributed.group import Group, agree, numbered
 from haloconv.distributed.image import Image, gathered, image_of, to_local
 
 Tensor = torch.Tensor
@@ -63,7 +63,7 @@ def batch_norm(
 ) -> DTensor:
     """torch.nn.functional.batch_norm; in training its statistics are those of all images and all their shards."""
     x, image = image_of(input)
-    local, words = to_local(x), f"batch_norm of {list(x.shape)}"
+    local, words = to_local(x), numbered(f"batch_norm of {list(x.shape)}", image.all_ranks())
     scale, shift = _affine(weight, bias, image, words)
     if not training:
         y = functional.batch_norm(local, running_mean, running_var, scale, shift, False, momentum, eps)
@@ -90,7 +90,7 @@ def group_norm(
             f"Expected number of channels in input to be divisible by num_groups, but got input of shape "
             f"{list(x.shape)} and num_groups={num_groups}"
         )
-    local, words = to_local(x), f"group_norm of {list(x.shape)} in {num_groups}"
+    local, words = to_local(x), numbered(f"group_norm of {list(x.shape)} in {num_groups}", image.all_ranks())
     scale, shift = _affine(weight, bias, image, words)
     count = c // num_groups * h * w
     grouped = local.reshape(local.shape[0], num_groups, c // num_groups, *local.shape[2:])
@@ -105,7 +105,8 @@ def _affine(
 ) -> tuple[Tensor | None, Tensor | None]:
     everyone = image.all_ranks()
     weight, bias = (
-        None if each is None else replicated(gathered(each, image), everyone, words) for each in (weight, bias)
+        None if each is None else replicated(gathered(each, image), everyone, f"{name} of {words}")
+        for name, each in (("weight", weight), ("bias", bias))
     )
     return weight, bias
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
 from haloconv.distributed.exchange import Interval, MeshExchange, summed, tied, window_traffic
+from haloconv.distributed.group import numbered
 from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of, to_local
 from haloconv.problem import PADDING_MODES, ConvSpec, FourSides, Pair, as_pair
 from haloconv.rims import Axis, axis_of
@@ -209,7 +210,7 @@ def adaptive_avg_pool2d(input: DTensor, output_size: Pairs) -> DTensor:
         )
     x, image = image_of(input)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    words = f"adaptive_avg_pool2d of {list(x.shape)}"
+    words = numbered(f"adaptive_avg_pool2d of {list(x.shape)}", image.all_ranks())
     total = summed(to_local(x).sum((2, 3), keepdim=True, dtype=dtype), image.spatial_ranks(), words)
     mean = (total / (x.shape[2] * x.shape[3])).to(x.dtype)
     whole = image.mesh_dims(ROWS, COLUMNS)
