@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from haloconv.device import is_capturing
 from haloconv.layout import Layout, strides_of
 from haloconv.rim_batch import Batch
 from haloconv.rims import Place, Window
@@ -12,6 +13,7 @@ Tensor = torch.Tensor
 
 _MOST = 256  # batches whose indices are kept, each 8 bytes a pixel of its strips
 _indices: dict[tuple[Batch, Place, bool, int, torch.device], Tensor] = {}
+_captured: dict[int, Tensor] = {}  # by address: those that CUDA graphs read at every replay
 
 
 def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout, upright: bool) -> Tensor | None:
@@ -31,8 +33,10 @@ def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout, upright: boo
         if index is None:
             return None
         if len(_indices) >= _MOST:
-            _indices.clear()
+            _forget()
         _indices[key] = index
+    elif is_capturing(x.device):
+        _captured[index.data_ptr()] = index
     pixels = x.as_strided((n, c, height * width), x.stride()[:2] + x.stride()[3:])
     if x.requires_grad and torch.is_grad_enabled():  # what is written into a tensor autograd does not see
         if layout == "nhwc":
@@ -48,11 +52,18 @@ def gathered(x: Tensor, batch: Batch, place: Place, layout: Layout, upright: boo
     return strip
 
 
+def _forget() -> None:
+    """Drop all indices, once no stream reads one: their memory would be given to others at once."""
+    for device in {index.device for index in _indices.values() if index.is_cuda}:
+        torch.cuda.synchronize(device)
+    _indices.clear()
+
+
 def _brought(batch: Batch, place: Place, upright: bool, width: int, device: torch.device) -> Tensor | None:
     """The index on the device: (pieces, h, w), or (pieces, w, h), of pixels counted row by row."""
     windows = [list(zip((piece.rows, piece.columns), place, strict=True)) for piece in batch]
     elsewhere = any(run.owner != owner for piece in windows for window, owner in piece for run in window.runs)
-    if elsewhere or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if elsewhere or is_capturing(device):
         return None
     with torch.inference_mode(False):
         rows, columns = (torch.tensor([_pixels(piece[axis][0]) for piece in windows]) for axis in (0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from random import Random
 import pytest
 import torch
 
+import haloconv.gathered
 from haloconv import plan as plans
 from haloconv import rim_batch, strips
 from haloconv.bench.suite import SUITES, Case, load_suite
@@ -113,6 +115,23 @@ def test_windows_are_those_of_each_rim(order: torch.memory_format) -> None:
         packed = packed_windows(y, batch, upright)
         assert torch.equal(packed, (wanted.transpose(3, 4) if upright else wanted).flatten(0, 1))
         assert packed.is_contiguous(memory_format=order)
+
+
+def test_what_a_cuda_graph_reads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its index of pixels: a replay reads that memory, whatever batches have come since."""
+    monkeypatch.setattr("haloconv.gathered._indices", {})
+    monkeypatch.setattr("haloconv.gathered._captured", {})
+    rows, columns = cut_of_axes().batches
+    x, kept = torch.randn(1, 1, 12, 9), []
+    for captured in (False, True):
+        monkeypatch.setattr("haloconv.gathered.is_capturing", lambda device, captured=captured: captured)
+        assert gathered(x, rows, (0, 0), "nchw", False) is not None
+        kept.append(len(haloconv.gathered._captured))
+    (index,) = map(weakref.ref, haloconv.gathered._indices.values())
+    monkeypatch.setattr("haloconv.gathered._MOST", 1)
+    monkeypatch.setattr("haloconv.gathered.is_capturing", lambda device: False)
+    assert gathered(x, columns, (0, 0), "nchw", False) is not None
+    assert index() is not None and len(haloconv.gathered._indices) == 1 and kept == [0, 1]
 
 
 def test_gradients_of_strips_are_of_what_is_outside_alone(h200: None) -> None:
