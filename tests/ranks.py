@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from datetime import timedelta
@@ -61,9 +63,15 @@ def run_ranks(
             errors += f"\nnot done after {limit_s} s"
         said.append(errors)
         if rank.returncode != 0 or (DONE in output) == (number in ending):
-            failed.append(f"rank {number} of {scenario} on {device} exited with {rank.returncode}:\n{errors[-4000:]}")
-    assert not failed, "\n".join(failed)
+            about = f"rank {number} of {scenario} on {device} with {family} exited with {rank.returncode}"
+            failed.append((f"{about}: {_raised(errors)}", f"{about}:\n{errors[-8000:]}"))
+    assert not failed, "\n".join([*(short for short, _ in failed), *(whole for _, whole in failed)])
     return "\n".join(said)
+
+
+def _raised(errors: str) -> str:
+    """Of what a rank wrote the line that says what it raised: first, so that a log that is cut has it."""
+    return next((line for line in reversed(errors.splitlines()) if re.match(r"[\w.]*(Error|Exception)\b", line)), "")
 
 
 def fork_ranks(
@@ -114,8 +122,11 @@ def main(scenario: str, device: str, family: str, rank: str, world_size: str, me
             for each in scenario.split(","):
                 module, _, function = each.rpartition(".")
                 getattr(import_module(f"tests.{module or 'distributed'}"), function)(place)
-    finally:
-        dist.destroy_process_group()
+    except Exception:
+        traceback.print_exc()  # now: what follows may wait for ranks that wait for this one
+        sys.stderr.flush()
+        os._exit(1)
+    dist.destroy_process_group()
     print(DONE, flush=True)
     sys.stderr.flush()
     os._exit(0)  # gloo's threads abort now and then while the interpreter ends

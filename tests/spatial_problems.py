@@ -10,12 +10,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from haloconv import distributed
+from haloconv.distributed.image import Image
 from haloconv.problem import PADDING_MODES, PaddingMode
 from tests.usages import Place
 
 Tensor = torch.Tensor
 Placements = tuple[Placement, ...]
 CPU = Place("cpu")
+BUSY_CYCLES = 40_000_000
 
 
 @dataclass(frozen=True)
@@ -83,48 +85,78 @@ def shard(whole: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
     return part
 
 
-def off_by(ours: Tensor, whole: Tensor) -> float:
-    """How far a result, of a DTensor this rank's part, is from that of one process at most; nan where either is."""
+def _parts(ours: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """A result and what one process has there, on the CPU: of a DTensor this rank's part, and where that begins."""
     assert ours.shape == whole.shape and ours.dtype == whole.dtype
+    begin = [0] * ours.dim()
     if isinstance(ours, DTensor):
-        placed = whole.to(ours.device_mesh.device_type)
-        whole = shard(placed, ours.device_mesh, tuple(ours.placements)).to_local()
+        image = Image(ours.device_mesh, tuple(ours.placements))
+        begin = [image.bounds(extent, dim)[image.shard_index(dim)] for dim, extent in enumerate(ours.shape)]
+        whole = shard(whole.to(image.mesh.device_type), image.mesh, image.placements).to_local()
         ours = ours.to_local()
-    away = (ours.detach() - whole.detach().to(ours.device)).abs()
-    return float(away.max()) if away.numel() else 0.0
+    return ours.detach().cpu(), whole.detach().cpu(), begin
 
 
 def same(ours: Tensor, whole: Tensor) -> bool:
     """Whether a result is, bit for bit, that of one process: of a DTensor this rank's part."""
-    return off_by(ours, whole) == 0
+    return torch.equal(*_parts(ours, whole)[:2])
 
 
-def assert_equal(case: Case, mesh: DeviceMesh, placements: Placements, second: bool, on: Place = CPU) -> None:
-    """fprop, dx, dw, db are those of one process on a CPU; with ``second`` their gradients, too."""
+def difference(name: str, ours: Tensor, whole: Tensor) -> tuple[float, str] | None:
+    """How far a result is from that of one process, and in words where, by indices of the whole; None if nowhere."""
+    here, wanted, begin = _parts(ours, whole)
+    away = (here - wanted).abs()
+    wrong = (~(away == 0)).nonzero().tolist()  # nan, too
+    if not wrong:
+        return None
+    first, last = ([low + at for low, at in zip(begin, each, strict=True)] for each in (wrong[0], wrong[-1]))
+    at, off = tuple(wrong[0]), float(away.max())
+    return off, (
+        f"{name} is off by up to {off:.3g} in {len(wrong)} of {away.numel()} elements, from {first} to "
+        f"{last} of {list(ours.shape)}, this rank's {list(here.shape)} from {begin} on; at {first} it is "
+        f"{float(here[at])!r} and not {float(wanted[at])!r}"
+    )
 
-    def near(name: str, ours: Tensor, wanted: Tensor) -> None:
-        off = off_by(ours, wanted)
-        assert off == 0, f"{name} is off by {off:.3g}: {case} on {on}"
 
-    def placed(each: Tensor) -> Tensor:
-        return each.detach().to(mesh.device_type).requires_grad_()
+def late(device: str, *tensors: Tensor) -> list[Tensor]:
+    """Leaves on a device. A GPU writes them late: what does not wait for the stream that they are on reads zeros."""
+    there = [each.detach().to(device) for each in tensors]
+    if device == "cuda":
+        sources, there = there, [torch.zeros_like(each) for each in there]
+        torch.cuda._sleep(BUSY_CYCLES)
+        for source, each in zip(sources, there, strict=True):
+            each.copy_(source)
+    return [each.requires_grad_() for each in there]
 
+
+def differences(
+    case: Case, mesh: DeviceMesh, placements: Placements, second: bool, on: Place = CPU
+) -> list[tuple[float, str]]:
+    """Where fprop, dx, dw, db are not those of one process on a CPU; with ``second`` their gradients, too."""
+    device, found = mesh.device_type, []
     leaves = case.tensors()
-    x, w, b = map(placed, leaves)
+    x, w, b = late(device, *leaves)
     ours = (shard(x, mesh, placements), w, b)
     y, expected = case.sharded(*ours, on), case.in_one_process(*leaves)
-    near("y", y, expected)
+    found.append(difference("y", y, expected))
     generator = torch.Generator().manual_seed(case.seed + 1)
     dy = torch.randint(-3, 4, expected.shape, generator=generator).double().requires_grad_()
-    d_ours = shard(placed(dy), mesh, placements)
+    d_ours = shard(late(device, dy)[0], mesh, placements)
     gradients = torch.autograd.grad(y, ours, d_ours, create_graph=second)
     wanted = torch.autograd.grad(expected, leaves, dy, create_graph=second)
     for name, *pair in zip(("dx", "dw", "db"), gradients, wanted, strict=True):
-        near(name, *pair)
+        found.append(difference(name, *pair))
     if second:
         ones = [torch.randint(-3, 4, each.shape, generator=generator).double() for each in wanted[:2]]
-        parts = [shard(placed(ones[0]).detach(), mesh, placements), ones[1].to(mesh.device_type)]
-        again = torch.autograd.grad(gradients[:2], (*ours[:2], d_ours), parts)
+        one, other = (each.detach() for each in late(device, *ones))
+        again = torch.autograd.grad(gradients[:2], (*ours[:2], d_ours), [shard(one, mesh, placements), other])
         all_of_one = torch.autograd.grad(wanted[:2], (*leaves[:2], dy), ones)
         for name, *pair in zip(("x", "w", "dy"), again, all_of_one, strict=True):
-            near(f"the second gradient of {name}", *pair)
+            found.append(difference(f"the second gradient of {name}", *pair))
+    return [each for each in found if each is not None]
+
+
+def assert_equal(case: Case, mesh: DeviceMesh, placements: Placements, second: bool) -> None:
+    """fprop, dx, dw, db are those of one process; with ``second`` their gradients, too."""
+    found = differences(case, mesh, placements, second)
+    assert not found, f"{'; '.join(told for _, told in found)}: {case}"

@@ -25,7 +25,6 @@ from haloconv import distributed, strips
 from haloconv.distributed import norms, pixels
 from tests import spatial_models
 from tests.spatial_problems import Placements, assert_equal, draw, integers, same, shard
-from tests.usages import Place
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = {
@@ -61,17 +60,6 @@ def fuzzed() -> None:
             assert_equal(draw(random), mesh, placements, second=number % 20 == 0)
         except Exception as error:
             raise AssertionError(f"problem {number} on {name}") from error
-
-
-def on_gpus(on: Place) -> None:
-    """Random problems on rows or columns of as many devices as there are ranks; the first of them with all gradients.
-
-    On a family of ours, which compiles kernels for each filter, there are fewer.
-    """
-    device = "cuda" if on.device == "cuda" else "cpu"
-    random, mesh = Random(1), init_device_mesh(device, (dist.get_world_size(),))
-    for number in range(60 if on.family == "auto" else 16):
-        assert_equal(draw(random), mesh, (ROWS if number % 2 else COLUMNS,), number % 5 == 0, on)
 
 
 def other_placements() -> None:
@@ -276,12 +264,12 @@ def other_orders() -> None:
     x, weights = shard(integers(1, 2, 8, 6), mesh, placements), [integers(2, 2, 3, 3) for _ in range(2)]
 
     def forward() -> DTensor:
-        _spend(_differs(rank_1=1000, others=0))
+        spend(_differs(rank_1=1000, others=0))
         one, other = (distributed.conv2d(x, w, padding=1) for w in weights)
         return one.pow(3) + other.pow(3)
 
     def gradients(y: DTensor) -> None:
-        _spend(_differs(rank_1=0, others=1000))
+        spend(_differs(rank_1=0, others=1000))
         (first,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
         torch.autograd.grad(first, weights, torch.ones_like(first))
 
@@ -289,7 +277,7 @@ def other_orders() -> None:
         other.submit(gradients, one.submit(forward).result()).result()
 
 
-def _spend(count: int) -> None:
+def spend(count: int) -> None:
     """Let autograd in this thread number so many nodes."""
     leaf = torch.ones(1, requires_grad=True)
     for _ in range(count):

@@ -191,7 +191,8 @@ def _area(rectangles: list[Rectangle]) -> int:
 
 
 @lru_cache(maxsize=16)
-def _stream_of(device: torch.device) -> torch.cuda.Stream:
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream of halos on a device."""
     return torch.cuda.Stream(device)
 
 
@@ -206,7 +207,7 @@ def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable[..., Any]], Se
 
         yield wait_here
         return
-    stream, here = _stream_of(like.device), torch.cuda.current_stream(like.device)
+    stream, here = stream_of(like.device), torch.cuda.current_stream(like.device)
     stream.wait_stream(here)
 
     def join(waits: Sequence[Callable[..., Any]], buffers: Sequence[Tensor]) -> None:

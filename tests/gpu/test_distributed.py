@@ -36,8 +36,16 @@ def test_the_stride_warning_would_be_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["auto", "direct"])
 def test_images_that_are_larger_than_a_gpu(family: str, tmp_path: Path) -> None:
-    """Halos through NCCL, on a stream of their own: integers, gradients of gradients, too; exact on our kernels."""
-    run_ranks("spatial_ranks.on_gpus", "cuda", family, tmp_path / "meeting", 2 * LIMIT_S)
+    """Halos through NCCL, on a stream of their own: integers, gradients of gradients, too; exact on our kernels.
+
+    It prints what is rounded where PyTorch's convolution runs.
+    """
+    print(run_ranks("spatial_devices.problems", "cuda", family, tmp_path / "meeting", 2 * LIMIT_S))
+
+
+@pytest.mark.parametrize("family", ["auto", "direct"])
+def test_branches_that_are_alike_have_gradients_of_gradients(family: str, tmp_path: Path) -> None:
+    run_ranks("spatial_devices.branches_twice", "cuda", family, tmp_path / "meeting", LIMIT_S)
 
 
 def test_data_parallel() -> None:
