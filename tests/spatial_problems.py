@@ -102,8 +102,8 @@ def same(ours: Tensor, whole: Tensor) -> bool:
     return torch.equal(*_parts(ours, whole)[:2])
 
 
-def difference(name: str, ours: Tensor, whole: Tensor) -> tuple[float, str] | None:
-    """How far a result is from that of one process, and in words where, by indices of the whole; None if nowhere."""
+def difference(name: str, ours: Tensor, whole: Tensor) -> str | None:
+    """Where and how far a result is not that of one process, by indices of the whole; None if nowhere."""
     here, wanted, begin = _parts(ours, whole)
     away = (here - wanted).abs()
     wrong = (~(away == 0)).nonzero().tolist()  # nan, too
@@ -111,7 +111,7 @@ def difference(name: str, ours: Tensor, whole: Tensor) -> tuple[float, str] | No
         return None
     first, last = ([low + at for low, at in zip(begin, each, strict=True)] for each in (wrong[0], wrong[-1]))
     at, off = tuple(wrong[0]), float(away.max())
-    return off, (
+    return (
         f"{name} is off by up to {off:.3g} in {len(wrong)} of {away.numel()} elements, from {first} to "
         f"{last} of {list(ours.shape)}, this rank's {list(here.shape)} from {begin} on; at {first} it is "
         f"{float(here[at])!r} and not {float(wanted[at])!r}"
@@ -129,9 +129,7 @@ def late(device: str, *tensors: Tensor) -> list[Tensor]:
     return [each.requires_grad_() for each in there]
 
 
-def differences(
-    case: Case, mesh: DeviceMesh, placements: Placements, second: bool, on: Place = CPU
-) -> list[tuple[float, str]]:
+def differences(case: Case, mesh: DeviceMesh, placements: Placements, second: bool, on: Place = CPU) -> list[str]:
     """Where fprop, dx, dw, db are not those of one process on a CPU; with ``second`` their gradients, too."""
     device, found = mesh.device_type, []
     leaves = case.tensors()
@@ -159,4 +157,4 @@ def differences(
 def assert_equal(case: Case, mesh: DeviceMesh, placements: Placements, second: bool) -> None:
     """fprop, dx, dw, db are those of one process; with ``second`` their gradients, too."""
     found = differences(case, mesh, placements, second)
-    assert not found, f"{'; '.join(told for _, told in found)}: {case}"
+    assert not found, f"{'; '.join(found)}: {case}"

@@ -36,11 +36,8 @@ def test_the_stride_warning_would_be_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["auto", "direct"])
 def test_images_that_are_larger_than_a_gpu(family: str, tmp_path: Path) -> None:
-    """Halos through NCCL, on a stream of their own: integers, gradients of gradients, too; exact on our kernels.
-
-    It prints what is rounded where PyTorch's convolution runs.
-    """
-    print(run_ranks("spatial_devices.problems", "cuda", family, tmp_path / "meeting", 2 * LIMIT_S))
+    """Halos through NCCL, on a stream of their own: integers, gradients of gradients, too, to the bit."""
+    run_ranks("spatial_devices.problems", "cuda", family, tmp_path / "meeting", 2 * LIMIT_S)
 
 
 @pytest.mark.parametrize("family", ["auto", "direct"])
