@@ -1,7 +1,8 @@
 """Padding that wraps, mirrors or repeats inside a kernel: a whole image in one launch, without a copy and without rims.
 
-A kernel of ours that runs the image with zeros around it may find pixels of the image there instead. Which convolution
-runs is chosen for the image with zeros around it, as it is with rims.
+A kernel of ours that runs the image with zeros around it may find pixels of the image there instead, and above and
+below it rows of another tensor, which a shard has of others. Which convolution runs is chosen for the image with zeros
+around it, as it is with rims.
 """
 
 from __future__ import annotations
@@ -18,35 +19,32 @@ from haloconv.device import stand_in
 from haloconv.families import FAMILIES
 from haloconv.layout import Layout
 from haloconv.precision import torch_precision
-from haloconv.problem import ConvSpec, Modes, Request
+from haloconv.problem import ConvSpec, EdgeModes, Request
 from haloconv.profiling import profiler
 
 Tensor = torch.Tensor
 
 
-def fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes) -> Tensor | None:
-    """y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None; None if no kernel does it at once."""
-    plan = plan_fprop(x, w, b, spec, modes)
-    return None if plan is None else _run(plan, x, w, b)
-
-
 def dgrad(
-    dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: Modes
+    dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: EdgeModes
 ) -> Tensor | None:
-    """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, of dy (N, K, P, Q) and w (K, C/G, R, S); None as fprop."""
+    """dx of ``x_shape`` (N, C, H, W), stored as ``layout``, of dy (N, K, P, Q) and w (K, C/G, R, S), or None."""
     plan = plan_dgrad(dy, w, x_shape, layout, spec, modes)
-    return None if plan is None else _run(plan, dy, w)
+    return None if plan is None else run(plan, dy, w)
 
 
-def plan_fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes) -> plans.Plan | None:
-    """The plan of ``fprop`` for these arguments, or None."""
+def plan_fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: EdgeModes) -> plans.Plan | None:
+    """The plan of y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None; None if no kernel has one.
+
+    It is run on these, and with rows of a halo on that, as Request says.
+    """
     layout = plans.result_layout(x, w)
     problem = replace(plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout), bias=b is not None)
     return _planned(Request(problem, plans.form_of(x), plans.form_of(w), layout, x.device, modes), spec, *_generation())
 
 
 def plan_dgrad(
-    dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: Modes
+    dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: EdgeModes
 ) -> plans.Plan | None:
     """The plan of ``dgrad`` for these arguments, or None."""
     problem = plans.problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
@@ -54,7 +52,8 @@ def plan_dgrad(
     return _planned(request, spec, *_generation())
 
 
-def _run(plan: plans.Plan, *tensors: Tensor | None) -> Tensor:
+def run(plan: plans.Plan, *tensors: Tensor | None) -> Tensor:
+    """What a plan of this module gives: of x, w, b or None, and a halo if there is one; or of dy and w."""
     return plan.traced(*tensors) if profiler._is_profiler_enabled else plan.run(*tensors)
 
 

@@ -16,6 +16,11 @@ def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, int, int, i
     return (c * h * w, h * w, w, 1)
 
 
+def neighbours_of(strides: tuple[int, ...]) -> Layout:
+    """``"nhwc"`` if neighbours in memory are channels, else ``"nchw"``: of a 4-D tensor, dense or not."""
+    return "nhwc" if strides[1] == 1 and strides[3] != 1 else "nchw"
+
+
 def is_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether a 4-D tensor counts as channels_last, by the rule that PyTorch derives output layouts from.
 

@@ -27,6 +27,8 @@ FourSides = tuple[int, int, int, int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
 Modes = tuple[PaddingMode, PaddingMode]
+EdgeModes = tuple[Literal[PaddingMode, "halo"], PaddingMode]
+"""What stands above and below an image, a padding mode or rows of another tensor; and what is left and right of it."""
 """Padding mode of the rows above and below an image, and of the columns at its left and right."""
 ZEROS: Modes = ("zeros", "zeros")
 
@@ -200,7 +202,8 @@ class Request:
 
     ``first`` and ``second`` are the forms of (x, w) in fprop, (dy, w) in dgrad, (dy, x) in wgrad. ``result_layout`` is
     the memory order of y, dx or dw, which is dense. ``modes`` are the padding modes of rows and of columns; only a
-    family that ``has_padding_modes`` is asked for others than zeros.
+    family that ``has_padding_modes`` is asked for others than zeros. With rows of a ``"halo"`` another tensor, dense
+    and with the neighbours of the first, has the padded rows, above and then below: (N, C, top + bottom, W).
     """
 
     problem: Problem
@@ -208,7 +211,7 @@ class Request:
     second: TensorForm
     result_layout: Layout
     device: torch.device
-    modes: Modes = ZEROS
+    modes: EdgeModes = ZEROS
 
     @property
     def facts(self) -> DeviceFacts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, groupby, takewhile
 from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
@@ -200,6 +200,53 @@ def cut_of(axes: tuple[Axis, Axis], inputs: tuple[Bounds, Bounds], outputs: tupl
     inner, padded = Piece(rows.interior, columns.interior), Piece(rows.padded, columns.padded)
     batches = (*across, *down)
     return Cut(extents, inner, padded, batches, batches if _asks(batches, place) else _outside(axes, rows, columns))
+
+
+class HaloRows(NamedTuple):
+    """Rows outside a shard that stand right above and below it: ``at[rim, run]`` is where a run of a rim begins there.
+
+    All others of its ``rows`` are zeros.
+    """
+
+    at: dict[tuple[Piece, Run], int]
+    rows: int
+
+
+@lru_cache(maxsize=4096)
+def halo_of(cut: Cut, place: Place) -> HaloRows | None:
+    """The rows above and below a shard that its outputs read, wherever they are from; not to be changed.
+
+    None if there are none, or if other shards have some of the columns that are read: rows are whole.
+    """
+    across = [rim for rim in cut.rims if (rim.columns.begin, rim.columns.end) == (0, cut.outputs[1])]
+    if cut.padded is None or not across:
+        return None
+    (above, below), at = cut.padded.rows.padding, {}
+    for rim in across:
+        columns = rim.columns.runs
+        if any(run.owner != place[1] for run in columns) or sum(run.inside for run in columns) != 1:
+            return None
+        is_above = rim.rows.begin == 0
+        runs = [*takewhile(lambda run: not run.inside, rim.rows.runs if is_above else reversed(rim.rows.runs))]
+        row = rim.rows.padding[0] if is_above else above + below - rim.rows.padding[1]
+        for run in runs:
+            at[rim, run] = row if is_above else row - run.length
+            row += run.length if is_above else -run.length
+        if row != above:
+            return None
+    return HaloRows(at, above + below)
+
+
+@lru_cache(maxsize=4096)
+def reads_outside(cut: Cut) -> tuple[bool, bool]:
+    """Whether outputs read rows, and columns, that stand outside the shard and are no zeros."""
+    rims = [*cut.rims]
+    rows, columns = ([run for rim in rims for run in rim[axis].runs] for axis in (0, 1))
+    return any(map(_is_outside, rows)), any(map(_is_outside, columns))
+
+
+def _is_outside(run: Run) -> bool:
+    return not run.inside and run.owner != NOBODY
 
 
 def _asks(batches: tuple[tuple[Piece, ...], ...], place: Place) -> bool:

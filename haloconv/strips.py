@@ -19,12 +19,12 @@ import torch
 from haloconv import autograd, edges, logs
 from haloconv import plan as plans
 from haloconv.gathered import gathered
-from haloconv.layout import Layout, strides_of
-from haloconv.problem import ZEROS, ConvSpec, Direction, Modes, output_extent
+from haloconv.layout import Layout, neighbours_of, strides_of
+from haloconv.problem import ZEROS, ConvSpec, Direction, EdgeModes, Modes, output_extent
 from haloconv.profiling import calls_of, current_layer, profiler
 from haloconv.rectangles import Messages, Rectangle, give, needed, owner_of, split, take
 from haloconv.rim_batch import Asked, Batch, Posed, is_upright, oriented, packed_windows, posed, windows_of
-from haloconv.rims import Cut, Piece, Place
+from haloconv.rims import Cut, HaloRows, Piece, Place, halo_of, reads_outside
 
 Tensor = torch.Tensor
 
@@ -82,7 +82,7 @@ class Alone:
 class Job(NamedTuple):
     """What is asked of one shard beside its tensors; the padding in ``spec`` is not looked at.
 
-    ``modes`` are the padding modes of an image that is one shard, zeros of others.
+    ``modes`` are the padding modes of rows and of columns, zeros of those that are divided.
     """
 
     cut: Cut
@@ -92,10 +92,18 @@ class Job(NamedTuple):
     modes: Modes = ZEROS
 
     @property
-    def padding_in_kernel(self) -> tuple[ConvSpec, Modes] | None:
-        """The padding of a whole image that one launch may find in it, and its modes; None where there is none."""
-        whole = None if self.modes == ZEROS else self.cut.padded
-        return None if whole is None else (self.spec_of(whole), self.modes)
+    def halo(self) -> HaloRows | None:
+        """Rows above and below the shard of an image that is divided there, which one launch may read beside it."""
+        return halo_of(self.cut, self.place) if self.modes[0] == "zeros" else None
+
+    @property
+    def padding_in_kernel(self) -> tuple[ConvSpec, EdgeModes] | None:
+        """The padding that one launch may find in the image and its halo, and its modes; None where there is none."""
+        whole, (rows, columns) = self.cut.padded, reads_outside(self.cut)
+        modes: EdgeModes = self.modes if self.halo is None else ("halo", self.modes[1])
+        if whole is None or modes == ZEROS or (rows and modes[0] == "zeros") or (columns and modes[1] == "zeros"):
+            return None
+        return self.spec_of(whole), modes
 
     def spec_of(self, piece: Piece) -> ConvSpec:
         return self.spec._replace(padding=piece.padding)
@@ -184,14 +192,36 @@ def _rims(direction: Direction, x: Tensor, w: Tensor, layout: Layout, job: Job) 
     return posed(Asked(direction, job.cut, job.spec, n, c, tuple(w.shape), w.dtype, layout, w.device))
 
 
+def plan_at_once(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> plans.Plan | None:
+    """The plan of one launch that computes all of y, of what the shard alone would read of x; None if there is none."""
+    if job.padding_in_kernel is None or job.cut.padded is None:
+        return None
+    return edges.plan_fprop(_own(x, tuple(w.shape), job.cut.padded, job), w, b, *job.padding_in_kernel)
+
+
+def _halo(x: Tensor, own: Tensor, messages: Messages, job: Job, rows: HaloRows) -> Tensor:
+    """The halo of ``own``, a part of the shard x, as Request has it."""
+    received, (n, c, _, width) = _received(messages, job, x), own.shape
+    shape = (n, c, rows.rows, width)
+    halo = x.new_empty_strided(shape, strides_of(shape, neighbours_of(own.stride())))
+    if sum(run.length for _, run in rows.at) < rows.rows:
+        halo.zero_()
+    for rim in job.cut.rims:
+        for *_, down, across in rim.rectangles():
+            pixels, row = _pixels(x, (down, across), received, job.place), rows.at.get((rim, down))
+            if row is not None and across.inside:
+                halo[:, :, row : row + down.length].copy_(pixels)
+    return halo
+
+
 def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job, keeps: bool) -> tuple[Tensor, list[Tensor]]:
     """y, and the strips of its batches of rims if the caller ``keeps`` them."""
     cut, arrive = job.cut, job.exchange.start(x)
-    y = None
-    if job.padding_in_kernel is not None:
-        y = edges.fprop(x, w, b, *job.padding_in_kernel)
-        if y is not None:
-            return y, _strips(x, arrive(), job) if keeps else []
+    y, plan = None, plan_at_once(x, w, b, job)
+    if plan is not None and cut.padded is not None:
+        messages, own = arrive(), _own(x, tuple(w.shape), cut.padded, job)
+        halo = [] if job.halo is None else [_halo(x, own, messages, job, job.halo)]
+        return edges.run(plan, own, w, b, *halo), _strips(x, messages, job) if keeps else []
     if cut.padded is not None:
         y = plans.fprop(_own(x, tuple(w.shape), cut.padded, job), w, b, job.spec_of(cut.padded))
     strips = _strips(x, arrive(), job)

@@ -23,8 +23,14 @@ CASES = (
     case("edges_joined", "rows end to end, whose neighbours in memory are overwritten", (1, 40, 6, 66), (72, 5, 3),
          padding=(2, 1)),
     case("edges_by_four", "rows that every fourth plane aligns are loaded", (1, 64, 5, 67), (40, 3, 3), padding=1),
-    case("edges_nhwc", "channels are neighbours: pixels are loaded from where they stand", (2, 40, 6, 72), (72, 3, 5),
-         padding=(1, 2), storage="channels_last"),
+    case("edges_nhwc", "channels are neighbours: a warp fills up boxes, of which one is not full",
+         (2, 40, 6, 72), (72, 3, 5), padding=(1, 2), storage="channels_last"),
+    case("edges_apart", "pixels of channels that no box takes are loaded from where they stand", (1, 38, 5, 20),
+         (24, 3, 3), padding=1, storage="channels_last"),
+    case("edges_copied", "the same of a strided row, in whole pieces", (1, 40, 5, 20), (24, 3, 3), padding=(1, 2),
+         stride=(1, 2), storage="channels_last"),
+    case("edges_boxed", "boxes of a strip whose columns outside have more pieces than a warp has lanes",
+         (1, 64, 3, 136), (40, 3, 7), padding=(1, 15), dilation=(1, 5), storage="channels_last"),
     case("edges_strided", "planes of a strided row, three sides padded", (2, 24, 9, 70), (40, 3, 4),
          padding=(2, 0, 1, 3), stride=(2, 2)),
     case("edges_dilated", "groups, and residue classes of dilated rows", (1, 48, 11, 40), (64, 3, 3), padding=(2, 3),
@@ -45,6 +51,8 @@ SHAPES: dict[str, Callable[[TileShape], bool]] = {
     "edges of 128 in passing": lambda shape: shape.run == 128 and shape.runs == 1 and not shape.keeps,
     "edges of wide tiles": lambda shape: shape.sum_registers > 64,
     "edges shared": lambda shape: shape.shared_tile,
+    "edges boxed": lambda shape: shape.boxes,
+    "edges boxed in passing": lambda shape: shape.boxes and not shape.keeps,
 }
 _RUNS = (  # case, dtype, result, shape
     ("edges_aligned", FP32, "circular", "edges"),
@@ -56,9 +64,21 @@ _RUNS = (  # case, dtype, result, shape
     ("edges_joined", FP16, "circular", "edges"),
     ("edges_joined", FP32, "zeros_circular_dgrad", "edges of 128"),
     ("edges_by_four", FP16, "replicate_zeros", "edges"),
-    ("edges_nhwc", FP32, "circular", "edges"),
-    ("edges_nhwc", FP16, "reflect_replicate", "edges in passing"),
-    ("edges_nhwc", BF16, "circular_dgrad", "edges"),
+    ("edges_copied", FP16, "reflect_replicate", "edges in passing"),
+    ("edges_copied", FP32, "circular", "edges"),
+    ("edges_nhwc", FP32, "reflect_replicate", "edges boxed"),
+    ("edges_nhwc", FP16, "circular", "edges boxed in passing"),
+    ("edges_nhwc", BF16, "circular_dgrad", "edges boxed"),
+    ("edges_nhwc", FP16, "replicate_zeros", "edges boxed"),
+    ("edges_nhwc", FP32, "halo_circular", "edges boxed in passing"),
+    ("edges_nhwc", FP16, "halo_zeros", "edges boxed"),
+    ("edges_boxed", FP32, "circular", "edges boxed"),
+    ("edges_boxed", BF16, "halo_circular", "edges boxed"),
+    ("edges_apart", FP32, "circular", "edges"),
+    ("edges_aligned", FP16, "halo_zeros", "edges"),
+    ("edges_aligned", FP32, "halo_zeros", "edges in passing"),
+    ("edges_aligned", FP16, "halo_circular", "edges kept"),
+    ("edges_dilated", FP32, "halo_circular", "edges"),
     ("edges_strided", FP16, "circular", "edges"),
     ("edges_strided", FP32, "reflect_replicate", "edges"),
     ("edges_dilated", FP16, "circular_dgrad", "edges"),
@@ -70,13 +90,22 @@ _RUNS = (  # case, dtype, result, shape
     ("edges_narrow", FP16, "circular", "edges"),
     ("edges_far", FP16, "zeros_circular", "edges of wide tiles"),
 )
-SAME = ("edges_aligned", "edges_joined", "edges_by_four", "edges_nhwc", "edges_dilated", "edges_far", "edges_narrow")
+SAME = (
+    "edges_aligned", "edges_joined", "edges_by_four", "edges_nhwc", "edges_apart", "edges_boxed", "edges_dilated",
+    "edges_far", "edges_narrow",
+)  # fmt: skip
 """Cases whose output is as large as the image: their gradient is such a convolution itself."""
+HALOS = ("edges_aligned", "edges_nhwc", "edges_boxed", "edges_dilated")
+"""Cases whose rows TMA brings, and that have padded ones."""
 
 
 def results_of(name: str) -> tuple[str, ...]:
     """What the case of this name has, of tests.oracle.EDGES."""
-    return tuple(result for result, (direction, _) in EDGES.items() if direction == "fprop" or name in SAME)
+    return tuple(
+        result
+        for result, (direction, (rows, _)) in EDGES.items()
+        if (direction == "fprop" or name in SAME) and (rows != "halo" or name in HALOS)
+    )
 
 
 def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from haloconv import edges, plan, reference
 from haloconv.epilogue import bias_and_scale
 from haloconv.families.halo_sm90.conv import conv_edges
-from haloconv.layout import Layout
+from haloconv.layout import Layout, neighbours_of, strides_of
 from haloconv.padding import gradient_of_copy, padded_copy
 from haloconv.precision import convolution_precision
-from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, Epilogue, Modes, Problem
+from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, EdgeModes, Epilogue, Modes, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
 
@@ -33,13 +33,15 @@ EPILOGUES = {  # of fprop; dy is what is added
     SCALE_RESIDUAL: Epilogue(True, None, True),
 }
 ACTIVATED = (RELU, SCALE_RELU)
-EDGES: dict[str, tuple[Direction, Modes]] = {  # what stands outside the image is other pixels of it
+EDGES: dict[str, tuple[Direction, EdgeModes]] = {  # what stands outside the image is other pixels of it
     "circular": ("fprop", ("circular", "circular")),
     "reflect_replicate": ("fprop", ("reflect", "replicate")),
     "zeros_circular": ("fprop", ("zeros", "circular")),
     "replicate_zeros": ("fprop", ("replicate", "zeros")),
     "circular_dgrad": ("dgrad", ("circular", "circular")),
     "zeros_circular_dgrad": ("dgrad", ("zeros", "circular")),
+    "halo_zeros": ("fprop", ("halo", "zeros")),  # rows that wrap, from a tensor of their own
+    "halo_circular": ("fprop", ("halo", "circular")),
 }
 FORWARD = ("fprop", *EPILOGUES, *(name for name, (direction, _) in EDGES.items() if direction == "fprop"))
 _SCALES = (1.0, -2.0, 3.0, -1.0, 2.0)  # of one filter after the other: products with integers stay integers
@@ -75,22 +77,38 @@ def _run_edges(result: str, t: Tensors, one: Case) -> torch.Tensor:
     with MonkeyPatch.context() as patch:
         patch.setattr(conv_edges, "MOST_COST", math.inf)  # however slow
         if direction == "fprop":
-            found = edges.fprop(t.x, t.w, t.b, one.spec, modes)
+            planned = edges.plan_fprop(t.x, t.w, t.b, one.spec, modes)
+            found = None if planned is None else edges.run(planned, t.x, t.w, t.b, *halo_of(result, t, one.spec))
         else:
             found = edges.dgrad(t.dy, t.w, tuple(t.x.shape), layout_of(one.storage), one.spec, modes)
     assert found is not None, f"no kernel of {one.spec.family} runs {one.name} {result} in one launch"
     return found
 
 
+def halo_of(result: str, t: Tensors, spec: ConvSpec) -> list[torch.Tensor]:
+    """The halo that a result has, if any: what stands above and below where rows wrap, in the memory order of x."""
+    if result not in EDGES or EDGES[result][1][0] != "halo":
+        return []
+    top, bottom = spec.padding[:2]
+    rows = [*range(t.x.shape[2] - top, t.x.shape[2]), *range(bottom)]
+    shape = (*t.x.shape[:2], len(rows), t.x.shape[3])
+    return [t.x.new_empty_strided(shape, strides_of(shape, neighbours_of(t.x.stride()))).copy_(t.x[:, :, rows])]
+
+
+def modes_of(result: str) -> Modes:
+    """The padding modes of what stands outside the image."""
+    rows, columns = EDGES[result][1]
+    return "circular" if rows == "halo" else rows, columns
+
+
 def _of_copy(result: str, t: Tensors, spec: ConvSpec) -> tuple[Direction, Tensors, ConvSpec]:
     """The direction, the tensors with a padded copy in the place of x, and what is left to do."""
-    direction, modes = EDGES[result]
-    copy, left = padded_copy(t.x, spec, modes)
-    return direction, t._replace(x=copy), left
+    copy, left = padded_copy(t.x, spec, modes_of(result))
+    return EDGES[result][0], t._replace(x=copy), left
 
 
 def _folded(result: str, gradient: torch.Tensor, t: Tensors, spec: ConvSpec) -> torch.Tensor:
-    return gradient_of_copy(gradient, tuple(t.x.shape), spec, EDGES[result][1])
+    return gradient_of_copy(gradient, tuple(t.x.shape), spec, modes_of(result))
 
 
 def third_operand(result: str, t: Tensors) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ from haloconv.padding import gradient_of_copy, job_of, modes_in_use, padded_copy
 from haloconv.problem import ZEROS, Modes
 from haloconv.rectangles import Messages, Rectangle, give, needed, split, take
 from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
-from haloconv.strips import Alone, Job, convolve_cut
+from haloconv.strips import Alone, Job, convolve_cut, plan_at_once
 
 Tensor = torch.Tensor
 
@@ -85,16 +85,20 @@ class CutLayer(Layer):
         return (lambda: torch.stack(run()).sum(0)) if step == "wgrad" else lambda: torch.cat(run(), 2)
 
     def ran(self, step: Step) -> Config:
-        """The config that runs the step: where one launch pads the image itself that one's, else the interior's."""
-        job = None
-        if self.shards == 1 and step in ("fprop", "dgrad"):
-            job = job_of(self.x, self.w, self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
-        if job is None or job.padding_in_kernel is None:
-            return super().ran(step)
-        if step == "fprop":
-            plan = edges.plan_fprop(self.x, self.w, self.b, *job.padding_in_kernel)
-        else:
-            plan = edges.plan_dgrad(self.dy, self.w, tuple(self.x.shape), self.layout, *job.padding_in_kernel)
+        """The config that runs the step: where one launch pads the image itself that one's, else the interior's.
+
+        Of shards the first one's, which is no smaller than others.
+        """
+        job, x, plan = None, self.x, None
+        if self.shards > 1:
+            job, x = self._shards.jobs[0], self._shards.x[0, 0]
+        elif step in ("fprop", "dgrad"):
+            job = job_of(x, self.w, self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
+        if job is not None and job.padding_in_kernel is not None:
+            if step == "fprop":
+                plan = plan_at_once(x, self.w, self.b, job)
+            elif step == "dgrad" and self.shards == 1:
+                plan = edges.plan_dgrad(self.dy, self.w, tuple(x.shape), self.layout, *job.padding_in_kernel)
         return super().ran(step) if plan is None else Config(plan.choice.kernel, plan.choice.config)
 
     def timed(self, step: Step) -> Callable[[], object]:
@@ -160,7 +164,7 @@ class Shards:
         for place in self.places:
             cut: Any = cut_of(axes, inputs, outputs, place)
             self.exchanges.append(InTurn(cut, place, self.x))
-            self.jobs.append(Job(cut, place, spec, self.exchanges[-1]))
+            self.jobs.append(Job(cut, place, spec, self.exchanges[-1], ("zeros", layer.modes[1])))
 
     @property
     def notes(self) -> tuple[str, ...]:

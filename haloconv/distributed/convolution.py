@@ -119,5 +119,6 @@ def _run(call: _Call) -> DTensor:
     outputs = (image.bounds(rows.outputs, ROWS), image.bounds(columns.outputs, COLUMNS))
     traffic = convolution_traffic(call.axes, inputs, outputs, image.place)
     spec = call.spec._replace(padding=(0, 0, 0, 0))
-    job = Job(traffic.cut, image.place, spec, MeshExchange(image, traffic, call.words))
+    whole = tuple(axis.mode if len(each) == 2 else "zeros" for axis, each in zip(call.axes, inputs, strict=True))
+    job = Job(traffic.cut, image.place, spec, MeshExchange(image, traffic, call.words), (whole[0], whole[1]))
     return image.closed(convolve_cut(call.x, call.w, call.b, job), call.shape)

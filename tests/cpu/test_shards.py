@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 import torch
 
 from haloconv.bench.cut_layer import InTurn
+from haloconv.emulator import emulated_device
+from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.problem import PADDING_MODES, ConvSpec
 from haloconv.rectangles import give
 from haloconv.rims import axis_of, cut_of, even_bounds, output_bounds
 from haloconv.strips import Job, convolve_cut
 from tests.cpu.test_rims import integers
+from tests.launches import launched
 
 Tensor = torch.Tensor
 
@@ -55,3 +59,35 @@ def test_shards_are_parts_of_the_whole(mode: Any, stride: int, dilation: int, me
     for owner, block, gradient in [each for exchange in exchanges for each in exchange.owed]:
         give(dx[owner], block, gradient)
     assert torch.equal(dw, want_dw) and all(torch.equal(dx[at], part(want_dx, inputs, at)) for at in places)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("modes", [("zeros", "zeros"), ("circular", "circular"), ("reflect", "replicate")])
+def test_bands_of_rows_are_convolved_with_their_halo_in_one_launch(
+    modes: Any, memory_format: torch.memory_format, emulator_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first band begins with rows of zeros, or with rows of its own; the last one is lower than the others."""
+    torch.manual_seed(9)
+    monkeypatch.setattr(conv_edges, "MOST_COST", math.inf)  # however slow
+    extents, taps, dilation = (19, 24), (3, 5), (2, 1)
+    x, w = integers(2, 16, *extents), integers(24, 16, *taps)
+    axes = tuple(
+        axis_of(e, t, 1, d, (2, 2), mode) for e, t, d, mode in zip(extents, taps, dilation, modes, strict=True)
+    )
+    inputs = even_bounds(extents[0], 3), (0, extents[1])
+    outputs = tuple(map(output_bounds, axes, inputs))
+    image = x
+    for mode, sides in zip(modes, ((0, 0, 2, 2), (2, 2, 0, 0)), strict=True):
+        image = torch.nn.functional.pad(image, sides, "constant" if mode == "zeros" else mode)
+    want = torch.conv2d(image, w, None, 1, 0, dilation)
+    half = x.half().contiguous(memory_format=memory_format)
+    bands = [half[:, :, begin:end].contiguous(memory_format=memory_format) for begin, end in pairwise(inputs[0])]
+    shards = {(index, 0): band for index, band in enumerate(bands)}
+    spec = ConvSpec(dilation=dilation, family="halo_sm90", strict=True)
+    with emulated_device(), launched() as names:
+        for place, shard in shards.items():
+            cut: Any = cut_of(axes, inputs, outputs, place)
+            job = Job(cut, place, spec, InTurn(cut, place, shards), ("zeros", modes[1]))
+            y = convolve_cut(shard, w.half(), None, job)
+            assert torch.equal(y.double(), want[:, :, outputs[0][place[0]] : outputs[0][place[0] + 1]])
+    assert names == {"halo_sm90/pack", "halo_sm90/conv_edges"}

@@ -127,5 +127,6 @@ def _form(tensor: torch.Tensor) -> TensorForm:
 
 
 def _operands(draw: Draw, t: Tensors) -> tuple[torch.Tensor | None, ...]:
-    forward = (t.x, t.w, oracle.third_operand(draw.answer, t), *[t.dy] * draw.has_residual)
+    halo = oracle.halo_of(draw.answer, t, draw.spec)
+    forward = (t.x, t.w, oracle.third_operand(draw.answer, t), *[t.dy] * draw.has_residual, *halo)
     return {"fprop": forward, "dgrad": (t.dy, t.w), "wgrad": (t.dy, t.x), "bgrad": (t.dy,)}[draw.result]

@@ -21,8 +21,8 @@ from haloconv.problem import (
     ZEROS,
     ConvSpec,
     Direction,
+    EdgeModes,
     FourSides,
-    Modes,
     Pair,
     Problem,
     dense_request,
@@ -132,7 +132,7 @@ class Draw:
         return divides and min(*self.x[1:], *self.filters, *self.y_shape[2:]) >= 1 and self._has_edges
 
     @property
-    def modes(self) -> Modes:
+    def modes(self) -> EdgeModes:
         """What stands outside the image, by rows and by columns."""
         return oracle.EDGES[self.edges][1] if self.edges else ZEROS
 
@@ -141,7 +141,7 @@ class Draw:
         """Whether the image has the pixels that its modes name."""
         most = {"reflect": 1, "circular": 0}  # by how much padding must be less than the extent
         sides = self.padding[:2], self.padding[2:]
-        each = zip(self.modes, sides, self.x[2:], strict=True)
+        each = zip(oracle.modes_of(self.edges) if self.edges else ZEROS, sides, self.x[2:], strict=True)
         return all(max(side) + most[mode] <= extent for mode, side, extent in each if mode in most)
 
     def problem(self, layout: Layout) -> Problem:

@@ -15,7 +15,7 @@ from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
 from haloconv.layout import Layout
 from haloconv.precision import Precision
-from haloconv.problem import Direction, Epilogue, Problem, Request, dense_request
+from haloconv.problem import Direction, EdgeModes, Epilogue, Problem, Request, dense_request
 
 _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 _Layer = tuple[torch.dtype, Layout, int, int]  # channels, filters
@@ -55,6 +55,7 @@ _STRIDED_LAYERS: tuple[tuple[_Layer, int, int], ...] = (  # gradients: filter an
 )
 
 
+_EDGES: tuple[EdgeModes, ...] = (("reflect", "circular"), ("halo", "circular"))
 _RELU = Epilogue(activation="relu")
 _SILU = Epilogue(scale=True, activation="silu")
 _RESIDUAL = Epilogue(activation="relu", residual=True)
@@ -69,8 +70,9 @@ def sources() -> list[KernelSource]:
         request = dense_request(_problem("fprop", *layer, bias=True), _NO_DEVICE)
         found |= {source.digest: source for source in conv.split_sources(request)}
     for layer in _LAYERS:
-        request = replace(dense_request(_problem("fprop", *layer), _NO_DEVICE), modes=("reflect", "circular"))
-        found |= {source.digest: source for source in conv.sources(request)}
+        for modes in _EDGES:
+            request = replace(dense_request(_problem("fprop", *layer), _NO_DEVICE), modes=modes)
+            found |= {source.digest: source for source in conv.sources(request)}
     for problem in _weight_gradients():
         found |= {source.digest: source for source in wgrad.sources(dense_request(problem, _NO_DEVICE))}
     for problem in _by_descriptor():

@@ -15,6 +15,7 @@ from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, Storage, TileShape, line_warps
 from haloconv.families.halo_sm90.conv.tile import Tiling, tile
 from haloconv.families.halo_sm90.terms import TERMS
+from haloconv.layout import neighbours_of
 from haloconv.problem import Request
 
 _CANDIDATES = 8
@@ -143,8 +144,10 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
         sides = (False, True) if rows_of_m(form, storage) > BLOCK_M else (False,)
         boxes = storage.x_whole or (storage.x_joined > 0 and chunk_bytes // storage.elem_bytes >= 8 * storage.x_joined)
         boxes = boxes and pack_w * form.horizontal.stride == 1 and (storage.terms == 1 or not storage.x_inner)
-        if storage.has_edges:  # which a warp that transposes writes, or one that loads: rows by themselves
-            boxes = boxes and not storage.x_inner and storage.x_joined <= 1
+        if storage.has_edges:  # which a warp writes over what boxes brought, or loads: rows by themselves
+            boxes = boxes and storage.x_joined <= 1
+        if storage.has_halo and (not boxes or storage.x_joined):
+            continue  # TMA brings its rows
         for most, runs in ((128, 2), (256, 1), (128, 1), (64, 2), (64, 1)):
             run = _run(ceil_div(cols, ceil_div(cols, most)))
             cut = (chunk_bytes, pack_h, pack_w)
@@ -307,7 +310,7 @@ def storage_of(request: Request) -> Storage:
         neighbours = strides[1 if inner else 3] == 1
         return neighbours and all(strides[axis] % group == 0 for axis in axes) and (not inner or count % group == 0)
 
-    x_inner = x.strides[1] == 1 and x.strides[3] != 1
+    x_inner = neighbours_of(x.strides) == "nhwc"
     y_inner = request.result_layout == "nhwc"
     x_whole = x.aligned and whole(x.strides, x_inner, channels)
     width = problem.w if forward else problem.q

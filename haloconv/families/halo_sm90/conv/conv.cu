@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sm90(const __grid_
         } else if constexpr (!BOXED) {
             produce_loaded(p, smem, line_warp);
         } else if (line_warp == 0) {
-            if (hc::ptx::elect_sync()) produce_boxes(p, smem);
+            produce_boxed(p, smem);
         } else if constexpr (SENDERS) {
             if (hc::ptx::elect_sync()) send_tiles(p, smem, line_warp - 1);
         }

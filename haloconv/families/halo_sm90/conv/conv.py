@@ -89,7 +89,7 @@ class _Bound:
 
     def __init__(self, request: Request, tiling: Tiling) -> None:
         self._shape, self._strides = request.result_shape, request.result_strides
-        self._has_gaps = tiling.form.has_gaps
+        self._has_gaps, self._has_halo = tiling.form.has_gaps, tiling.storage.has_halo
         self._copy = copy_of_dy.bind(request) if tiling.shape.copied else None
         self._launches: list[_Launches] = []
         self._packed_bytes, self._partial_bytes = 0, 4 * tiling.form.splits * prod(self._shape)
@@ -97,10 +97,8 @@ class _Bound:
             self._launches.append(_launches(request, one, self._packed_bytes))
             self._packed_bytes += _FLAG_BYTES + one.packed_bytes
 
-    def run(
-        self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor
-    ) -> torch.Tensor:
-        """y of x, w, b or None, and a residual as y if there is one; or dx of dy and w, and of a (C,) that is added."""
+    def run(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *more: torch.Tensor) -> torch.Tensor:
+        """y of x, w, b or None, and a residual as y or a halo if there is one; or dx of dy and w, and a (C,) to add."""
         y = x.new_empty_strided(self._shape, self._strides)
         b = b if b is None or b.is_contiguous() else b.contiguous()
         if self._has_gaps:
@@ -109,9 +107,9 @@ class _Bound:
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
         bias = 0 if b is None else b.data_ptr()
         others: tuple[int, ...] = ()
-        if residual:
-            ordered = as_the_result(residual[0], self._strides)
-            others = (ordered.data_ptr(),)
+        if more:
+            last = more[0] if self._has_halo else as_the_result(more[0], self._strides)
+            others = (last.data_ptr(),)
         for pack, conv, fixup, add, offset in self._launches:
             flag = packed.data_ptr() + offset
             place = flag + _FLAG_BYTES

@@ -1,5 +1,6 @@
 """Host half of families/halo_sm90/conv/conv_edges.cu: conv with padding that wraps, mirrors or repeats, in one launch.
 
+Rows above and below an image may also be those of another tensor, the halo: of a shard those that other shards have.
 A gradient is such a convolution itself where pixels wrap around an image that is as large as the output.
 """
 
@@ -29,6 +30,8 @@ def why_not(request: Request) -> str | None:
     problem = request.problem
     if request.modes == ZEROS:
         return "what is outside the image is zeros, which conv knows"
+    if request.modes[0] == "halo" and not any(problem.padding[:2]):
+        return "no rows are padded, so that there is no halo"
     if problem.precision in TERMS:
         return "sums of several terms have a fix-up, which knows zeros around the image alone"
     if problem.direction == "dgrad":
@@ -53,5 +56,5 @@ def configs(request: Request) -> list[Config]:
 
 
 def bind(request: Request, config: Config) -> BoundCall:
-    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx, with pixels of the image outside it."""
+    """fprop(x, w, b) -> y or dgrad(dy, w) -> dx, with pixels of the image outside it; fprop(x, w, b, halo) -> y."""
     return conv.bind(request, config)

@@ -88,11 +88,12 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
     return kernel_source("halo_sm90/conv", "halo_sm90", constants)
 
 
-def _edge_constants(storage: Storage) -> dict[str, str]:
+def _edge_constants(storage: Storage) -> dict[str, int | str]:
     if not storage.has_edges:
         return {}
     rows, columns = storage.modes
-    return {"EDGE_ROWS": f"hc::Edge::{rows.upper()}", "EDGE_COLS": f"hc::Edge::{columns.upper()}"}
+    modes = {"EDGE_ROWS": f"hc::Edge::{rows.upper()}", "EDGE_COLS": f"hc::Edge::{columns.upper()}"}
+    return {**modes, **({"HALO_ROWS": 1} if storage.has_halo else {})}
 
 
 def fixup_source(problem: Problem, form: Form) -> KernelSource:
@@ -109,7 +110,7 @@ def _epilogue(problem: Problem) -> dict[str, str]:
 
 
 def conv_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
-    """``launch(x, packed, y, bias, not_finite)``, and a residual if there is one: conv.cu.
+    """``launch(x, packed, y, bias, not_finite)``, and a residual or a halo if there is one: conv.cu.
 
     ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
     """
@@ -129,7 +130,7 @@ def _conv_fields(tiling: Tiling, operands: Operands) -> Fields:
         **named("x", "nchw", operands.x),
         **_result_fields(form, operands),
         **_class_fields(tiling),
-        **_edge_fields(tiling),
+        **_edge_fields(tiling, operands),
         **{"n": form.n, "h": rows.in_extent, "w": cols.in_extent, "channels": form.channels},
         **{"rows": rows.out_extent, "cols": cols.out_extent, "filters": form.filters},
         **{"pad_top": rows.pad, "pad_left": cols.pad + tiling.lead, "lead": tiling.lead},
@@ -171,13 +172,16 @@ def _class_fields(tiling: Tiling) -> Fields:
     }
 
 
-def _edge_fields(tiling: Tiling) -> Fields:
-    """The columns that outputs read, of which those outside the image are filled."""
+def _edge_fields(tiling: Tiling, operands: Operands) -> Fields:
+    """The columns that outputs read, of which those outside the image are filled, and the rows of a halo."""
     if not tiling.storage.has_edges:
         return {}
-    cols = tiling.form.horizontal
+    cols, halo = tiling.form.horizontal, operands.halo
     reach = (cols.out_extent - 1) * cols.stride + (cols.taps - 1) * cols.dil + 1
-    return {"edge_from": -cols.pad, "edge_to": reach - cols.pad}
+    fields: Fields = {"edge_from": -cols.pad, "edge_to": reach - cols.pad}
+    if halo is not None:
+        fields |= {**named("halo", "nchw", halo.strides), "halo_top": halo.top, "halo_rows": halo.rows}
+    return fields
 
 
 def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:

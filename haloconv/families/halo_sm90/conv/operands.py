@@ -10,7 +10,7 @@ from haloconv.families.halo_sm90.conv.classes import classes_of
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, UNIT_PX, joined_planes
 from haloconv.families.halo_sm90.conv.tile import Tiling
 from haloconv.jit import BoxMap, DataType, Swizzle
-from haloconv.layout import Layout, strides_of
+from haloconv.layout import Layout, neighbours_of, strides_of
 from haloconv.problem import Request
 
 Strides = tuple[int, ...]  # of four dimensions
@@ -21,7 +21,16 @@ _MAP_TYPES = {  # TMA rounds fp32 to TF32
     torch.bfloat16: DataType.BFLOAT16,
 }
 _SWIZZLES = {32: Swizzle.B32, 64: Swizzle.B64, 128: Swizzle.B128}
-_X_POINTER, _Y_POINTER = 0, 2  # of a launch
+_X_POINTER, _Y_POINTER, _HALO_POINTER = 0, 2, 5  # of a launch
+
+
+@dataclass(frozen=True)
+class Halo:
+    """Rows that stand above and below the image, ``top`` of them above: a tensor with strides in elements, as NCHW."""
+
+    strides: Strides
+    top: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Operands:
     w: Strides
     w_group: int
     y: Strides
+    halo: Halo | None = None
 
     def split_k(self, tiling: Tiling, layout: Layout) -> Operands:
         """The operands of split-K: each range of the channels is a group, whose result are dense partial sums."""
@@ -47,12 +57,22 @@ def operands_of(request: Request) -> Operands:
     """The operands of every launch of a request that leaves its channels in one sum."""
     w_k, w_c, w_r, w_s = request.second.strides
     w = (w_k, w_c, w_r, w_s) if request.problem.direction == "fprop" else (w_c, w_k, w_r, w_s)
-    return Operands(request.first.strides, w, request.problem.k_per_group * w_k, request.result_strides)
+    group, y = request.problem.k_per_group * w_k, request.result_strides
+    return Operands(request.first.strides, w, group, y, _halo_of(request) if request.modes[0] == "halo" else None)
+
+
+def _halo_of(request: Request) -> Halo:
+    problem, layout = request.problem, neighbours_of(request.first.strides)
+    top, bottom = problem.padding[:2]
+    shape = (problem.n, problem.c, top + bottom, problem.w)
+    return Halo(strides_of(shape, layout), top, top + bottom)
 
 
 def tensor_maps(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> dict[str, BoxMap]:
     """The maps that the kernel reads, by their names in its struct."""
     found = {"x_map": _x_map(dtype, tiling, operands), "y_map": _y_map(dtype, tiling, operands)}
+    if operands.halo is not None:
+        found["halo_map"] = _halo_map(dtype, tiling, operands, operands.halo)
     return {name: each for name, each in found.items() if each is not None}
 
 
@@ -77,6 +97,14 @@ def _x_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | N
         box, swizzle = (UNIT_PX, 1, chunk // planes, 1, 1), _SWIZZLES[UNIT_PX * size]
     kind = _MAP_TYPES[dtype] if shape.terms == 1 else DataType.FLOAT32
     return BoxMap(kind, extents, strides, box, swizzle, pointer=_X_POINTER)
+
+
+def _halo_map(dtype: torch.dtype, tiling: Tiling, operands: Operands, halo: Halo) -> BoxMap | None:
+    """That of the image, over the halo."""
+    rows = replace(tiling.form.vertical, in_extent=halo.rows)
+    of_halo = replace(tiling, form=replace(tiling.form, vertical=rows))
+    found = _x_map(dtype, of_halo, replace(operands, x=halo.strides))
+    return found and replace(found, pointer=_HALO_POINTER)
 
 
 def _y_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | None:

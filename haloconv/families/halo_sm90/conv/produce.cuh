@@ -44,7 +44,35 @@ __device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& l
     return p.x + ((i64)(line.column.group) * p.channels + line.chunk * CHUNK_ELEMS) * p.x_c;
 }
 
+// The map of the tensor that has a row, and the row's number there.
+struct MappedRow {
+    const hc::TensorMap* map;
+    int row;
+
+    __device__ __forceinline__ MappedRow(const Params& p, int at) : map(&p.x_map), row(at) {
+#ifdef HALO_ROWS
+        if (at >= p.h) map = &p.halo_map, row -= p.h;
+#endif
+    }
+};
+
 #if EDGES
+// A row of a line's chunk in memory: its first channel at column 0, and elements to the next channel, the next column.
+struct StoredRow {
+    const elem_t* first;
+    i64 c, w;
+
+    __device__ __forceinline__ StoredRow(const Params& p, const Line& line, const hc::ImageRow& row)
+        : first(chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h), c(p.x_c), w(p.x_w) {
+#ifdef HALO_ROWS
+        if (row.row < p.h) return;
+        c = p.halo_c, w = p.halo_w;
+        first = p.halo + ((i64)(line.column.group) * p.channels + line.chunk * CHUNK_ELEMS) * c + row.n * p.halo_n +
+                (row.row - p.h) * p.halo_h;
+#endif
+    }
+};
+
 // With fewer registers two at once would spill.
 using EdgePixels = hc::EdgePixels<elem_t, CHUNK_BYTES, SUMS_OVER_64 ? 4 : 1>;
 
@@ -52,9 +80,11 @@ using EdgePixels = hc::EdgePixels<elem_t, CHUNK_BYTES, SUMS_OVER_64 ? 4 : 1>;
 __device__ __forceinline__ EdgePixels edges_of(const Params& p, const Line& line, const hc::ImageRow& row, int col,
                                                const hc::UnitPixels& px) {
     EdgePixels edges{};
-    if (!EdgePixels::meets(px) || row.n >= p.n || (unsigned)row.row >= (unsigned)p.h) return edges;
+    if (hc::COL_EDGE == hc::Edge::ZEROS || !EdgePixels::meets(px) || row.n >= p.n || !hc::has_row(p, row.row))
+        return edges;
     const int channel = threadIdx.x % 32 * EdgePixels::OF_LANE;
-    edges.row = chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h + channel * p.x_c;
+    const StoredRow stored(p, line, row);
+    edges.row = stored.first + channel * stored.c, edges.next = int(stored.c);
     edges.channels = p.channels - line.chunk * CHUNK_ELEMS - channel;
     edges.col = col;
     edges.begin(p, px);
@@ -73,6 +103,20 @@ __device__ __forceinline__ int first_unit_of_ring(const Params& p, int warp, int
     return unit < 0 ? unit + LINE_WARPS : unit;
 }
 
+// Asks for a line of so many boxes.
+__device__ __forceinline__ void ask_for_boxes(const Params& p, const Smem& smem, const Line& line, int boxes, int bytes,
+                                              u64* full) {
+    hc::ptx::mbarrier_arrive_expect_tx(full, boxes * bytes);
+    for (int box = 0; box < boxes; ++box) {
+        const hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + (FLAT ? box : 0));
+        const int col = hc::staged_col(p, line.column) + (FLAT ? 0 : box * p.box_px);
+        const MappedRow mapped(p, hc::row_at_edge(p, row.row));
+        hc::ptx::cp_async_bulk_tensor_5d_shared_global(smem.slots + line.slot.index * p.slot_bytes + box * bytes,
+                                                       mapped.map, full, line.chunk * CHUNK_ELEMS, line.column.group,
+                                                       col, mapped.row, row.n);
+    }
+}
+
 // Channels are neighbours: TMA fills the slots, and one thread asks for its boxes.
 __device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem) {
     const int bytes = p.box_px * CHUNK_BYTES;
@@ -81,15 +125,84 @@ __device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem)
         u64* full = &smem.control->slot_full[line.slot.index];
         const int boxes = line.tiles == 1 ? p.single_boxes : p.boxes;
         hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);
-        hc::ptx::mbarrier_arrive_expect_tx(full, boxes * bytes);
-        for (int box = 0; box < boxes; ++box) {
-            const hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + (FLAT ? box : 0));
-            const int col = hc::staged_col(p, line.column) + (FLAT ? 0 : box * p.box_px);
-            hc::ptx::cp_async_bulk_tensor_5d_shared_global(smem.slots + line.slot.index * p.slot_bytes + box * bytes,
-                                                           &p.x_map, full, line.chunk * CHUNK_ELEMS, line.column.group,
-                                                           col, row.row, row.n);
-        }
+        ask_for_boxes(p, smem, line, boxes, bytes, full);
     });
+}
+
+#if EDGES
+// A line whose boxes are under way: its row, channels left from its chunk on, pixels (0: a row of zeros), and the column
+// of the first one.
+struct BoxedLine {
+    Slot slot;
+    Cursor boxes;
+    const elem_t* row;
+    i64 next;  // elements to the next column
+    int channels, pixels, col;
+};
+
+// Writes pixels of the image over the zeros left and right of it, lanes neighbouring pieces.
+__device__ __forceinline__ void write_edges(const Params& p, char* slot, const BoxedLine& line) {
+    constexpr int PIECES = CHUNK_BYTES / 16, ELEMS = 16 / sizeof(elem_t);
+    struct alignas(16) Channels {
+        elem_t elem[ELEMS];
+    };
+    const auto columns = hc::OuterColumns::of(p, line.col, line.col + line.pixels);
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < columns.count * PIECES; i += 32) {
+        const int col = columns.at(i / PIECES), piece = i % PIECES, from = hc::at_edge<hc::COL_EDGE>(col, p.w);
+        Channels loaded = {};
+        if ((unsigned)from < (unsigned)p.w && piece * ELEMS < line.channels)
+            loaded = *reinterpret_cast<const Channels*>(line.row + from * line.next + piece * ELEMS);
+        hc::store_piece<1>(slot + hc::unit_offset<CHUNK_BYTES>(col - line.col, piece), 0, loaded.elem);
+    }
+}
+
+// produce_boxes by a warp that writes edges: those of a line when the next one is asked for.
+__device__ __forceinline__ void produce_boxes_and_edges(const Params& p, const Smem& smem) {
+    const int bytes = p.box_px * CHUNK_BYTES;
+    Cursor asked;
+    BoxedLine before;  // of the lines asked for the last that is not announced
+    bool has_before = false;
+    const auto announce_before = [&] {
+        if (!has_before) return;
+        hc::wait(&smem.control->raw_full[before.boxes.index][0], before.boxes.parity);
+        write_edges(p, smem.slots + before.slot.index * p.slot_bytes, before);
+        hc::ptx::fence_proxy_async_shared();
+        hc::arrive_warp(&smem.control->slot_full[before.slot.index]);
+        has_before = false;
+    };
+    const auto begin = [](int, int) {};
+    for_each_line(p, begin, [&](const Line& line) {
+        u64* empty = &smem.control->slot_empty[line.slot.index];
+        const int boxes = line.tiles == 1 ? p.single_boxes : p.boxes;
+        if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, line.slot.parity ^ 1))) {
+            announce_before();  // the consumers may need it to go on
+            hc::wait(empty, line.slot.parity ^ 1);
+        }
+        if (hc::ptx::elect_sync()) ask_for_boxes(p, smem, line, boxes, bytes, &smem.control->raw_full[asked.index][0]);
+        announce_before();
+        hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line);
+        row.row = hc::row_at_edge(p, row.row);
+        const StoredRow stored(p, line, row);
+        before = {line.slot,
+                  asked,
+                  stored.first,
+                  stored.w,
+                  p.channels - line.chunk * CHUNK_ELEMS,
+                  hc::has_row(p, row.row) ? boxes * p.box_px : 0,
+                  hc::staged_col(p, line.column)};
+        asked.advance(BOXES_AHEAD);
+        has_before = true;
+    });
+    announce_before();
+}
+#endif
+
+__device__ __forceinline__ void produce_boxed(const Params& p, const Smem& smem) {
+#if EDGES
+    if constexpr (BOXED_EDGES) return produce_boxes_and_edges(p, smem);
+#endif
+    if (hc::ptx::elect_sync()) produce_boxes(p, smem);
 }
 
 // Pixels are neighbours: TMA brings raw tiles, one ahead if there are two, and the warp transposes them into slots.
@@ -131,11 +244,12 @@ __device__ __forceinline__ void ask_for_raw(const Params& p, const Line& line, c
                                             int column, char* raw, u64* full) {
     constexpr int ALIGNED = 16 / sizeof(elem_t);  // pixels
     hc::ptx::mbarrier_arrive_expect_tx(full, RAW_BYTES);
+    const MappedRow mapped(p, row.row);
 #pragma unroll
     for (int plane = 0; plane < PLANES; ++plane) {
         const int at = first + plane * int(p.x_c);
-        hc::ptx::cp_async_bulk_tensor_5d_shared_global(raw + plane * (RAW_BYTES / PLANES), &p.x_map, full,
-                                                       (at & -ALIGNED) + column, X_JOINED ? 0 : row.row,
+        hc::ptx::cp_async_bulk_tensor_5d_shared_global(raw + plane * (RAW_BYTES / PLANES), mapped.map, full,
+                                                       (at & -ALIGNED) + column, X_JOINED ? 0 : mapped.row,
                                                        line.chunk * (CHUNK_ELEMS / PLANES), line.column.group, row.n);
     }
 }
@@ -160,14 +274,14 @@ __device__ __forceinline__ void produce_transposed(const Params& p, const Smem& 
             const int box = FLAT ? p.box_units.quotient(unit) : 0, from = box * p.box_px;
             // A line of one tile has fewer boxes: no pixel of the others is read.
             hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + min(box, boxes - 1));
-            row.row = hc::at_edge<hc::ROW_EDGE>(row.row, p.h);
+            row.row = hc::row_at_edge(p, row.row);
             const int first = X_JOINED ? row.row * p.w + first_col : first_col;
             const int column = (unit - box * p.box_units.value) * hc::UNIT_PX;
             if (RAW_DEPTH == 1) transpose_before();
             if (hc::ptx::elect_sync())
                 ask_for_raw(p, line, row, first, column, raw + asked.index * RAW_BYTES, &full[asked.index]);
             if (RAW_DEPTH == 2) transpose_before();
-            const int inside = (unsigned)row.row < (unsigned)p.h ? p.w - first_col : 0;
+            const int inside = hc::has_row(p, row.row) ? p.w - first_col : 0;
             before = {line.slot,
                       {from + column, first & (ALIGNED - 1), from, box < boxes ? from + p.box_px : from,
                        from + max(0, -first_col), from + inside},

@@ -30,6 +30,7 @@ constexpr int STREAMS = SHARED_TILE ? CONSUMERS : 1;           // of weights, ea
 constexpr int MAX_SLOTS = 32, MAX_STAGES = 32, MAX_TAPS = 64;  // of a ring; along one axis
 
 constexpr bool BOXED = X_BOXES && X_CHANNELS_INNER, TRANSPOSED = X_BOXES && !X_CHANNELS_INNER;
+enum { BOXED_EDGES = BOXED && hc::COL_EDGE != hc::Edge::ZEROS, BOXES_AHEAD = 2 };  // lines of boxes under way there
 constexpr bool COPIED = !X_BOXES && X_CHANNELS_INNER && X_VECTOR && sizeof(elem_t) == 2;  // no registers wait for them
 constexpr int RAW_BYTES = hc::UNIT_PX * CHUNK_BYTES, RAW_TILES = LINE_WARPS * RAW_DEPTH;
 constexpr int SPARE_BYTES =
@@ -78,8 +79,9 @@ static_assert(CHUNK_ELEMS / PLANES >= 8 || PLANES == 1, "the boxes of a raw tile
 static_assert(BUFFERS == 2 || (BUFFERS == 1 && !Y_CHANNELS_INNER), "by filters one is filled while one is sent");
 static_assert(BUFFERS == 1 || !Y_IN_STAGE, "a stage is a buffer for each warp");
 static_assert(!SENDERS || LINE_WARPS == 1 + CONSUMERS, "one warp asks for boxes of the input, the others send");
-static_assert(!EDGES || !(FLAT || BOXED || CLASSES || PACKS > 1 || PLANES > 1 || TERMS > 1),
+static_assert(!EDGES || !(FLAT || CLASSES || PACKS > 1 || PLANES > 1 || TERMS > 1),
               "rows by themselves, and sums that need no fix-up, know what stands outside");
+static_assert(hc::ROW_EDGE != hc::Edge::HALO || (X_BOXES && !X_JOINED), "TMA brings rows of the halo, each by itself");
 static_assert(RUN % 64 == 0, "buffers of pixels are filled as a whole");
 static_assert(32 * (CONSUMER_REGISTERS * CONSUMER_WARPS + PRODUCER_REGISTERS * PRODUCER_WARPS) <=
                   LAUNCH_REGISTERS * THREADS,
@@ -101,7 +103,7 @@ struct Slot {
 struct Control {
     u64 slot_full[MAX_SLOTS], slot_empty[MAX_SLOTS];
     u64 stage_full[MAX_STAGES], stage_empty[MAX_STAGES];
-    u64 raw_full[LINE_WARPS][RAW_DEPTH ? RAW_DEPTH : 1];
+    u64 raw_full[LINE_WARPS][RAW_DEPTH ? RAW_DEPTH : 1];                // BOXED_EDGES: of a line's boxes
     u64 half_way[CONSUMERS];                                            // SHARED_TILE: of a consumer's current tile
     u64 sums_full[CONSUMERS][BUFFERS], sums_empty[CONSUMERS][BUFFERS];  // SENDERS: a consumer's buffers
     int row_px[MAX_TAPS], col_px[MAX_TAPS];                             // what a tap's row and column add, in pixels
@@ -158,6 +160,7 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
     }
     if (TRANSPOSED && thread < RAW_TILES)
         hc::ptx::mbarrier_init(&control.raw_full[thread / RAW_DEPTH][thread % RAW_DEPTH], 1);
+    if (BOXED_EDGES && thread < BOXES_AHEAD) hc::ptx::mbarrier_init(&control.raw_full[thread][0], 1);
     if (SHARED_TILE && thread < CONSUMERS)
         hc::ptx::mbarrier_init(&control.half_way[thread], CONSUMER_WARPS / CONSUMERS);
     if (SENDERS && thread < CONSUMERS * BUFFERS) {

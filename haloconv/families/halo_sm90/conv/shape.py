@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.terms import products_of
-from haloconv.problem import ZEROS, Modes
+from haloconv.problem import ZEROS, EdgeModes
 
 _SMEM_BYTES = 232_448  # of a block on sm_90: 227 KiB
 _MAX_SLOTS, _MAX_STAGES, MAX_TAPS = 32, 32, 64
@@ -32,8 +32,7 @@ class Storage:
     ``x_joined``: 0, or rows follow each other without a gap, and every ``x_joined``-th channel (1, 2, 4 or 8) begins at
     a multiple of 16 bytes. ``y_joined``: the same of every ``y_joined``-th filter. ``partial``: the result is fp32
     partial sums of split-K. ``terms``: TF32 values that an fp32 value is multiplied as (1: rounded to one).
-    ``residual``: one is added to the result, and its addresses need registers. ``modes``: the padding modes of rows and
-    of columns.
+    ``residual``: one is added to the result, and its addresses need registers. ``modes``: those of a ``Request``.
     """
 
     elem_bytes: int
@@ -46,12 +45,17 @@ class Storage:
     partial: bool = False
     terms: int = 1
     residual: bool = False
-    modes: Modes = ZEROS
+    modes: EdgeModes = ZEROS
 
     @property
     def has_edges(self) -> bool:
-        """Whether what is outside the image is other pixels of it, not zeros (edges.cuh)."""
+        """Whether what is outside the image is other pixels of it, or those of a halo, not zeros (edges.cuh)."""
         return self.modes != ZEROS
+
+    @property
+    def has_halo(self) -> bool:
+        """Whether rows above and below the image are those of another tensor."""
+        return self.modes[0] == "halo"
 
     @property
     def y_bytes(self) -> int:

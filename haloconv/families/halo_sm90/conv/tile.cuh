@@ -34,6 +34,9 @@ constexpr int TILES = SHARED_TILE ? 1 : 2;  // of a work tile
 template <class Elem, class YElem, class Bias>
 struct HaloParams {
     TensorMap x_map, y_map;  // of TMA boxes of the input, of the output
+#ifdef HALO_ROWS
+    TensorMap halo_map;  // as x_map
+#endif
     const Elem* x;
     const unsigned char* packed;  // weights, as pack.cu writes them
     YElem* y;
@@ -41,6 +44,9 @@ struct HaloParams {
     unsigned* not_finite;  // set if a sum is not finite that the fix-up may have to sum again
 #ifdef AFFINE_AND_RESIDUAL
     const Elem* residual;  // where y is, there the residual is
+#endif
+#ifdef HALO_ROWS
+    const Elem* halo;  // (n, channels of all groups, halo_rows, w)
 #endif
     i64 x_n, x_c, x_h, x_w;               // strides of the input in elements
     i64 y_n, y_k, y_row, y_col, y_first;  // of the output: one step of each index, and where the launch begins
@@ -68,6 +74,10 @@ struct HaloParams {
     Schedule schedule;
 #ifdef EDGE_ROWS
     int edge_from, edge_to;  // input columns that outputs read
+#endif
+#ifdef HALO_ROWS
+    i64 halo_n, halo_c, halo_h, halo_w;  // strides of the halo in elements
+    int halo_top, halo_rows;             // rows above the image, and all that there are
 #endif
 #ifdef CLASS_ROWS
     Divisor class_rows;      // rows of M of a run (classes.cuh)
@@ -152,7 +162,7 @@ __device__ __forceinline__ Place staged_pixel(const P& p, const WorkTile& column
     const int row = IS_FLAT ? p.pitch.quotient(in_plane) : 0;
     const int col = in_plane - row * p.pitch.value;
     const ImageRow at = staged_row<IS_FLAT>(p, column, line + row);
-    const int h = at_edge<ROW_EDGE>(at.row + plane_row, p.h);
+    const int h = row_at_edge(p, at.row + plane_row);
     const int w = at_edge<COL_EDGE>(staged_col(p, column) + col * p.stride_w + plane_col, p.w);
     const bool inside = at.n < p.n && (unsigned)h < (unsigned)p.h && (unsigned)w < (unsigned)p.w;
     return {at.n * p.x_n + h * p.x_h + w * p.x_w, inside && px < p.slot_px};

@@ -116,23 +116,8 @@ __device__ __forceinline__ void clear_outside(char* slot, const UnitPixels& px, 
 }
 
 #if EDGES
-// Places of a unit that are outside the image and that outputs read: `count` of them, `left` from place `first` on, the
-// rest `jump` places further on. `col` is the column of place 0.
-struct OuterPlaces {
-    int first, left, jump, count;
-
-    template <class Elem, class P>
-    static __device__ __forceinline__ OuterPlaces of(const P& p, const UnitPixels& px, int col) {
-        const int begin = px.begin<Elem>(0, 0), first = max(max(begin, px.from), p.edge_from - col);
-        const int end = min(min(begin + UNIT_PX, px.to), p.edge_to - col), right = max(first, px.inside_to);
-        const int left = max(0, min(end, px.inside_from) - first);
-        return {first, left, right - first - left, left + max(0, end - right)};
-    }
-    __device__ __forceinline__ int at(int i) const { return first + i + (i < left ? 0 : jump); }
-};
-
-// Their pixels. A lane has a channel of each, or two neighbours. A warp waits long for what it loads: the first pixel
-// is loaded when its unit is asked for, of the others AT_ONCE before they are stored.
+// Pixels of a unit's outer columns. A lane has a channel of each, or two neighbours. A warp waits long for what it
+// loads: the first pixel is loaded when its unit is asked for, of the others AT_ONCE before they are stored.
 template <class Elem, int ROW_BYTES, int AT_ONCE>
 struct EdgePixels {
     static constexpr int CHANNELS = ROW_BYTES / int(sizeof(Elem)), OF_LANE = CHANNELS > 32 ? 2 : 1;
@@ -140,9 +125,9 @@ struct EdgePixels {
         Elem channel[OF_LANE];
     };
 
-    const Elem* row;    // the lane's first channel at column 0
-    int channels, col;  // that are left from there on; of place 0
-    OuterPlaces places;
+    const Elem* row;          // the lane's first channel at column 0
+    int next, channels, col;  // elements to the next channel; channels that are left; the column of place 0
+    OuterColumns columns;
     Pixel first;
 
     // Whether a unit may have such places.
@@ -151,22 +136,23 @@ struct EdgePixels {
     }
     template <class P>
     __device__ __forceinline__ void begin(const P& p, const UnitPixels& px) {
-        places = OuterPlaces::of<Elem>(p, px, col);
-        if (places.count > 0) first = load(p, 0);
+        const int begin = px.begin<Elem>(0, 0);
+        columns = OuterColumns::of(p, max(begin, px.from) + col, min(begin + UNIT_PX, px.to) + col);
+        if (columns.count > 0) first = load(p, 0);
     }
     template <class P>
     __device__ __forceinline__ Pixel load(const P& p, int i) const {
-        const int from = at_edge<COL_EDGE>(places.at(i) + col, p.w);
+        const int from = at_edge<COL_EDGE>(columns.at(i), p.w);
         const bool there = (unsigned)from < (unsigned)p.w;
         Pixel pixel;
 #pragma unroll
-        for (int k = 0; k < OF_LANE; ++k) pixel.channel[k] = there && k < channels ? row[k * p.x_c + from] : Elem{};
+        for (int k = 0; k < OF_LANE; ++k) pixel.channel[k] = there && k < channels ? row[k * next + from] : Elem{};
         return pixel;
     }
     __device__ __forceinline__ void store(char* slot, int i, const Pixel& pixel) const {
         const int byte = threadIdx.x % 32 * int(sizeof(Pixel));
         if (byte >= ROW_BYTES) return;
-        char* const to = slot + unit_offset<ROW_BYTES>(places.at(i), byte / 16) + byte % 16;
+        char* const to = slot + unit_offset<ROW_BYTES>(columns.at(i) - col, byte / 16) + byte % 16;
         if constexpr (sizeof(Elem) == 4)
             *reinterpret_cast<unsigned*>(to) = to_tf32(pixel.channel[0]);
         else
@@ -175,18 +161,18 @@ struct EdgePixels {
     // Writes them over the zeros that the unit was transposed to.
     template <class P>
     __device__ __forceinline__ void fill(const P& p, char* slot) const {
-        if (places.count == 0) return;
+        if (columns.count == 0) return;
         __syncwarp();
         store(slot, 0, first);
 #pragma unroll 1
-        for (int i = 1; i < places.count; i += AT_ONCE) {
+        for (int i = 1; i < columns.count; i += AT_ONCE) {
             Pixel loaded[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j)
-                if (i + j < places.count) loaded[j] = load(p, i + j);
+                if (i + j < columns.count) loaded[j] = load(p, i + j);
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j)
-                if (i + j < places.count) store(slot, i + j, loaded[j]);
+                if (i + j < columns.count) store(slot, i + j, loaded[j]);
         }
     }
 };
