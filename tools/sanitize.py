@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +109,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         "--family", action="append", default=[], choices=kernel_families(),
         help="only the calls that this family's stamps need; may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--kernel", action="append", default=[], choices=sorted(all_hashes()), metavar="FAMILY/NAME",
+        help="only the calls that launch this kernel; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds for compiling, and for each process")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no process later than this")
     parser.add_argument("--jobs", type=int, default=side_by_side(), help="how many processes run side by side")
@@ -152,15 +157,19 @@ def plan_of(kernels: dict[str, list[str]], families: list[str], every: dict[str,
     }  # fmt: skip
 
 
-def parts_of(plan: dict, before: SanitizerResults, most_calls: int) -> list[Part]:
-    """What is to be done of a plan: each tool over the calls that it was not clean in, those of a kernel together."""
+def parts_of(plan: dict, before: SanitizerResults, most_calls: int, only: Sequence[str] = ()) -> list[Part]:
+    """What is to be done of a plan: each tool over the calls that it was not clean in, those of a kernel together.
+
+    ``only``: the calls that launch one of these kernels; none for all.
+    """
     calls, parts = plan["calls"], []
     kernels = {name: about["kernels"] for name, about in calls.items()}
     for tool in TOOLS:
         done = before.done(tool, kernels, plan["hashes"], plan["environment"]["gpu"])
         for family in plan["families"]:
             own = [name for name in calls if name.split()[0] == family]
-            left = [name for name in own if tool in calls[name]["tools"] and name not in done]
+            asked = [name for name in own if not only or {*only} & {*kernels[name]}]
+            left = [name for name in asked if tool in calls[name]["tools"] and name not in done]
             left.sort(key=kernels.__getitem__)
             for first in range(0, len(left), most_calls):
                 some = tuple(left[first : first + most_calls])
@@ -207,10 +216,10 @@ def noted_line(name: str, ended: Ended, plan: dict, parts: list[Part]) -> dict:
     }  # fmt: skip
 
 
-def report(results: SanitizerResults, plan: dict, not_begun: int) -> int:
-    """Print a line a kernel of the plan; the exit code."""
+def report(results: SanitizerResults, plan: dict, not_begun: int, only: Sequence[str] = ()) -> int:
+    """Print a line a kernel of the plan, or of ``only`` these kernels; the exit code."""
     kernels = {kernel for about in plan["calls"].values() for kernel in about["kernels"]}
-    asked = {kernel for kernel in kernels if set(tested_by(kernel.split("/")[0])) <= set(plan["families"])}
+    asked = {kernel for kernel in {*only} or kernels if set(tested_by(kernel.split("/")[0])) <= set(plan["families"])}
     verdicts = {kernel: results.of_kernel(kernel, plan["hashes"][kernel]) for kernel in sorted(asked)}
     for kernel, found in verdicts.items():
         print(f"{kernel}: {in_words(found)}")
@@ -231,12 +240,12 @@ def main() -> int:
         folder = Path(name)
         kernels = compile_and_note(families, Pool(ROOT, environment), folder, options.timeout)
         plan = plan_of(kernels, families, dict(options.every))
-        parts = parts_of(plan, SanitizerResults(read_lines([options.out])), options.calls)
+        parts = parts_of(plan, SanitizerResults(read_lines([options.out])), options.calls, options.kernel)
         append_line(options.out, plan)
         pool = Pool(ROOT, environment, options.jobs, start + options.seconds)
         jobs = jobs_of(sanitizer, options, parts)
         left = pool.run(jobs, folder, lambda job, ended: append_line(options.out, noted_line(job, ended, plan, parts)))
-    return report(SanitizerResults(read_lines([options.out])), plan, len(left))
+    return report(SanitizerResults(read_lines([options.out])), plan, len(left), options.kernel)
 
 
 if __name__ == "__main__":

@@ -220,6 +220,11 @@ def test_a_process_makes_calls_of_one_family_and_those_of_a_kernel_stand_togethe
     ]  # fmt: skip
 
 
+def test_of_one_kernel_only_the_calls_that_launch_it_are_made() -> None:
+    parts = sanitize.parts_of(plan(), SanitizerResults([]), 100, ["reduce/partials"])
+    assert [(part.tool, part.numbers, part.calls) for part in parts] == [("memcheck", (1,), ("direct b",))]
+
+
 @pytest.mark.parametrize(
     ("before", "left"),
     [
