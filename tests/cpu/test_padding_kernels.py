@@ -132,11 +132,12 @@ def test_a_row_names_the_kernel_that_pads_by_itself(emulator_cache: None) -> Non
             assert layer.ran("wgrad").kernel != "halo_sm90/conv_edges"
 
 
-def test_partial_sums_of_split_k_wrap_too(emulator_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("result", ["circular", "halo_circular"])
+def test_partial_sums_of_split_k_wrap_too(result: str, emulator_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not among the emulator's runs, so that what stands in for a GPU run of the sum does not hang on it."""
     monkeypatch.setattr(
         conv_edges, "best_tilings", lambda form, storage, *_: tuple(t for t in split_tilings(form, storage))
     )
-    run = Run("halo_sm90", BY_NAME["split_aligned"], torch.float32, "circular")
+    run = Run("halo_sm90", BY_NAME["split_aligned"], torch.float32, result)
     exact = make_exact(run.forced, run.dtype, "cpu")
     oracle.check_exact(run.result, execute(run, exact, seed=0), exact, run.forced.spec)

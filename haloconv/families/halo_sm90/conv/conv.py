@@ -106,22 +106,25 @@ class _Bound:
         source = x if self._copy is None else self._copy(x)
         packed = torch.empty(self._packed_bytes, dtype=torch.uint8, device=x.device)
         bias = 0 if b is None else b.data_ptr()
-        others: tuple[int, ...] = ()
-        if more:
-            last = more[0] if self._has_halo else as_the_result(more[0], self._strides)
-            others = (last.data_ptr(),)
+        halo: tuple[int, ...] = ()
+        residual: tuple[int, ...] = ()
+        if more and self._has_halo:
+            halo = (more[0].data_ptr(),)
+        elif more:
+            ordered = as_the_result(more[0], self._strides)
+            residual = (ordered.data_ptr(),)
         for pack, conv, fixup, add, offset in self._launches:
             flag = packed.data_ptr() + offset
             place = flag + _FLAG_BYTES
             pack(w.data_ptr(), place, flag)
             if add is not None:
                 partial = torch.empty(self._partial_bytes, dtype=torch.uint8, device=x.device)
-                conv(source.data_ptr(), place, partial.data_ptr(), 0, flag)
-                add(y.data_ptr(), partial.data_ptr(), bias, *others)
+                conv(source.data_ptr(), place, partial.data_ptr(), 0, flag, *halo)
+                add(y.data_ptr(), partial.data_ptr(), bias, *residual)
                 continue
-            conv(source.data_ptr(), place, y.data_ptr(), bias, flag, *others)
+            conv(source.data_ptr(), place, y.data_ptr(), bias, flag, *halo, *residual)
             if fixup is not None:
-                fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag, *others)
+                fixup(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias, flag, *residual)
         return y
 
 
