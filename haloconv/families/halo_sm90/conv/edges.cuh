@@ -1,8 +1,8 @@
 // What stands outside the image where it is no zeros: other pixels of it, which a padding mode names for each axis, or
 // rows of a second tensor, the halo.
 //
-// The constants EDGE_ROWS and EDGE_COLS are those modes. Without them all outside is zeros, and HaloParams lacks some
-// fields. A line is staged from the row that its own stands for. Loads find each pixel where it stands; where TMA
+// The constants EDGE_ROWS, or HALO_ROWS in its place, and EDGE_COLS say which. Without them all outside is zeros, and
+// HaloParams lacks some fields. A line is staged from the row that its own stands for. Loads find each pixel where it stands; where TMA
 // brings rows of the image with zeros left and right of them, a warp overwrites these.
 #pragma once
 
@@ -14,7 +14,10 @@ namespace hc {
 // another in the halo.
 enum class Edge { ZEROS, CIRCULAR, REFLECT, REPLICATE, HALO };
 
-#ifdef EDGE_ROWS
+#if defined(HALO_ROWS)
+#define EDGES 1
+constexpr Edge ROW_EDGE = Edge::HALO, COL_EDGE = EDGE_COLS;
+#elif defined(EDGE_ROWS)
 #define EDGES 1
 constexpr Edge ROW_EDGE = EDGE_ROWS, COL_EDGE = EDGE_COLS;
 #else

@@ -92,8 +92,8 @@ def _edge_constants(storage: Storage) -> dict[str, int | str]:
     if not storage.has_edges:
         return {}
     rows, columns = storage.modes
-    modes = {"EDGE_ROWS": f"hc::Edge::{rows.upper()}", "EDGE_COLS": f"hc::Edge::{columns.upper()}"}
-    return {**modes, **({"HALO_ROWS": 1} if storage.has_halo else {})}
+    of_rows: dict[str, int | str] = {"HALO_ROWS": 1} if storage.has_halo else {"EDGE_ROWS": f"hc::Edge::{rows.upper()}"}
+    return {**of_rows, "EDGE_COLS": f"hc::Edge::{columns.upper()}"}
 
 
 def fixup_source(problem: Problem, form: Form) -> KernelSource:

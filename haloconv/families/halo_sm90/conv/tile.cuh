@@ -72,7 +72,7 @@ struct HaloParams {
     int blocks, chunks;                    // blocks (SHARED_TILE: pairs of them) in a group; chunks of channels
     int slot_bytes;                        // of a slot
     Schedule schedule;
-#ifdef EDGE_ROWS
+#ifdef EDGE_COLS
     int edge_from, edge_to;  // input columns that outputs read
 #endif
 #ifdef HALO_ROWS
