@@ -25,6 +25,10 @@ CASES = (
     case("edges_by_four", "rows that every fourth plane aligns are loaded", (1, 64, 5, 67), (40, 3, 3), padding=1),
     case("edges_nhwc", "channels are neighbours: a warp fills up boxes, of which one is not full",
          (2, 40, 6, 72), (72, 3, 5), padding=(1, 2), storage="channels_last"),
+    case("edges_packed", "few filters of a gradient, whose outputs are packed; an odd number of rows and of columns",
+         (1, 24, 7, 40), (40, 3, 4), padding=(1, 1, 1, 2), dilation=(1, 1)),
+    case("edges_packed_nhwc", "the same, of boxes and of loads", (1, 32, 5, 33), (40, 3, 3), padding=1,
+         storage="channels_last"),
     case("edges_apart", "pixels of channels that no box takes are loaded from where they stand", (1, 38, 5, 20),
          (24, 3, 3), padding=1, storage="channels_last"),
     case("edges_copied", "the same of a strided row, in whole pieces", (1, 40, 5, 20), (24, 3, 3), padding=(1, 2),
@@ -51,6 +55,8 @@ SHAPES: dict[str, Callable[[TileShape], bool]] = {
     "edges of 128 in passing": lambda shape: shape.run == 128 and shape.runs == 1 and not shape.keeps,
     "edges of wide tiles": lambda shape: shape.sum_registers > 64,
     "edges shared": lambda shape: shape.shared_tile,
+    "edges packed": lambda shape: shape.packs > 1,
+    "edges packed in rows": lambda shape: shape.pack_h > 1 and shape.boxes,
     "edges boxed": lambda shape: shape.boxes,
     "edges boxed in passing": lambda shape: shape.boxes and not shape.keeps,
 }
@@ -74,7 +80,11 @@ _RUNS = (  # case, dtype, result, shape
     ("edges_nhwc", FP16, "halo_zeros", "edges boxed"),
     ("edges_boxed", FP32, "circular", "edges boxed"),
     ("edges_boxed", BF16, "halo_circular", "edges boxed"),
-    ("edges_apart", FP32, "circular", "edges"),
+    ("edges_apart", FP32, "circular", "edges packed"),
+    ("edges_packed", FP32, "circular_dgrad", "edges packed in rows"),
+    ("edges_packed", FP16, "zeros_circular_dgrad", "edges packed"),
+    ("edges_packed_nhwc", FP32, "circular_dgrad", "edges packed in rows"),
+    ("edges_packed_nhwc", FP16, "circular_dgrad", "edges packed"),
     ("edges_aligned", FP16, "halo_zeros", "edges"),
     ("edges_aligned", FP32, "halo_zeros", "edges in passing"),
     ("edges_aligned", FP16, "halo_circular", "edges kept"),
@@ -91,6 +101,7 @@ _RUNS = (  # case, dtype, result, shape
     ("edges_far", FP16, "zeros_circular", "edges of wide tiles"),
 )
 SAME = (
+    "edges_packed", "edges_packed_nhwc",
     "edges_aligned", "edges_joined", "edges_by_four", "edges_nhwc", "edges_apart", "edges_boxed", "edges_dilated",
     "edges_far", "edges_narrow",
 )  # fmt: skip
@@ -112,6 +123,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape, and whether all inputs are finite."""
     yield from ((*run, True) for run in _RUNS)
     yield "edges_aligned", FP16, "circular", "edges", False
+    yield "edges_packed", FP32, "circular_dgrad", "edges packed in rows", False
+    yield "edges_apart", FP16, "reflect_replicate", "edges packed", False
 
 
 @contextmanager

@@ -83,4 +83,9 @@ MUTATIONS = (
            ("for (int line = lines.released;", "for (int line = threadIdx.x % 32 ? end : lines.released;"),
            ("hc::arrive_warp(&control.slot_empty", "hc::ptx::mbarrier_arrive(&control.slot_empty"), on="edges_few_rows",
            dtype=_FP16, shape="edges of 128 in passing"),
+    Mutation(
+        "edges: zeros in the fix-up", "halo_sm90/fixup", "what is summed once more has zeros around the image",
+        (("h = hc::at_edge<hc::ROW_EDGE>(h, p.h), col = hc::at_edge<hc::COL_EDGE>(col, p.w_extent);", ""),),
+        "edges_packed", "circular_dgrad", _FP32, "halo_sm90", "edges packed in rows", finite=False,
+    ),
 )  # fmt: skip

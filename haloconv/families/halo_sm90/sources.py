@@ -69,10 +69,9 @@ def sources() -> list[KernelSource]:
     for layer in _SPLIT_LAYERS:
         request = dense_request(_problem("fprop", *layer, bias=True), _NO_DEVICE)
         found |= {source.digest: source for source in conv.split_sources(request)}
-    for layer in _LAYERS:
-        for modes in _EDGES:
-            request = replace(dense_request(_problem("fprop", *layer), _NO_DEVICE), modes=modes)
-            found |= {source.digest: source for source in conv.sources(request)}
+    for layer, modes in product((*_LAYERS, *_PACK_LAYERS), _EDGES):
+        request = replace(dense_request(_problem("fprop", *layer), _NO_DEVICE), modes=modes)
+        found |= {source.digest: source for source in conv.sources(request)}
     for problem in _weight_gradients():
         found |= {source.digest: source for source in wgrad.sources(dense_request(problem, _NO_DEVICE))}
     for problem in _by_descriptor():

@@ -135,7 +135,7 @@ def all_shapes(form: Form, storage: Storage) -> list[TileShape]:
     widest_chunk = next((size for size in (32, 64) if channel_bytes <= size), 128)
     # Pixels of several terms take so much shared memory that lines of 128 of them may fit in chunks of 64 bytes alone.
     chunks = (128, 64) if widest_chunk == 128 and storage.terms > 1 else (widest_chunk,)
-    may_pack = form.filters <= 32 and not (form.interleaves or storage.has_edges)
+    may_pack = form.filters <= 32 and not (form.interleaves or storage.has_halo)  # which the fix-up has not
     packs = [(1, 1), (1, 2), (2, 1)] if may_pack else [(1, 1)]
     result: dict[TileShape, None] = {}
     sums = 1 if storage.terms == 1 else 2  # of a pixel, in registers

@@ -129,14 +129,14 @@ class _Bound:
 
 
 def _launches(request: Request, tiling: Tiling, offset: int) -> _Launches:
-    form, operands, splits = tiling.form, operands_of(request), tiling.form.splits > 1
+    operands, splits = operands_of(request), tiling.form.splits > 1
     own = operands.split_k(tiling, request.result_layout) if splits else operands
     if tiling.shape.copied:
         own = replace(own, x=copy_of_dy.strides(request.problem))
     return _Launches(
         pack_launch(request, tiling, own),
         conv_launch(request, tiling, own),
-        fixup_launch(request, form, operands) if tiling.needs_fixup else None,
+        fixup_launch(request, tiling, operands) if tiling.needs_fixup else None,
         bind_sum(split_sums(request.problem, tiling), request.device) if splits else None,
         offset,
     )
@@ -152,7 +152,7 @@ def sources(request: Request) -> Iterator[KernelSource]:
         yield pack_source(problem, tiling)
         yield conv_source(problem, tiling)
         if tiling.needs_fixup:
-            yield fixup_source(problem, tiling.form)
+            yield fixup_source(problem, tiling.form, storage)
 
 
 def split_sources(request: Request) -> Iterator[KernelSource]:

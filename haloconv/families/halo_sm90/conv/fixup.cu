@@ -7,9 +7,13 @@
 // grid's stride apart.
 #include "kernels/activation.cuh"
 #include "kernels/numeric.cuh"
+#ifdef EDGE_ROWS
+#include "families/halo_sm90/conv/edges.cuh"
+#endif
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; AFFINE (or AFFINE_AND_RESIDUAL) and ACTIVATION: what becomes of a sum
-// (activation.cuh); CLASSES where the outputs are those of all residue classes of a strided dgrad.
+// (activation.cuh); CLASSES where the outputs are those of all residue classes of a strided dgrad; EDGE_ROWS and
+// EDGE_COLS where other pixels of the image stand outside it (edges.cuh).
 using hc::i64;
 using elem_t = ELEM;
 using bias_t = hc::BiasOf<elem_t, AFFINE>::type;
@@ -73,8 +77,11 @@ __device__ __forceinline__ float value_of(const P& p, Output at, i64 place) {
     float sum = 0.f;
     for (int r = 0; r < p.taps_r; ++r)
         for (int s = 0; s < p.taps_s; ++s) {
-            const int h = at.row * p.stride_h + r * p.dil_h - p.pad_top;
-            const int col = at.col * p.stride_w + s * p.dil_w - p.pad_left;
+            int h = at.row * p.stride_h + r * p.dil_h - p.pad_top;
+            int col = at.col * p.stride_w + s * p.dil_w - p.pad_left;
+#ifdef EDGE_ROWS
+            h = hc::at_edge<hc::ROW_EDGE>(h, p.h), col = hc::at_edge<hc::COL_EDGE>(col, p.w_extent);
+#endif
             if ((unsigned)h >= (unsigned)p.h || (unsigned)col >= (unsigned)p.w_extent) continue;
             const elem_t* pixel = x + h * p.x_h + col * p.x_w;
 #ifdef CLASSES

@@ -96,9 +96,13 @@ def _edge_constants(storage: Storage) -> dict[str, int | str]:
     return {**of_rows, "EDGE_COLS": f"hc::Edge::{columns.upper()}"}
 
 
-def fixup_source(problem: Problem, form: Form) -> KernelSource:
+def fixup_source(problem: Problem, form: Form, storage: Storage) -> KernelSource:
     """The source of the nonfinite fix-up."""
-    constants: dict[str, int | str] = {"ELEM": ELEMENTS[problem.dtype], **_epilogue(problem)}
+    constants: dict[str, int | str] = {
+        "ELEM": ELEMENTS[problem.dtype],
+        **_epilogue(problem),
+        **_edge_constants(storage),
+    }
     if form.interleaves:
         constants["CLASSES"] = 1
     return kernel_source("halo_sm90/fixup", "halo_sm90_fixup", constants)
@@ -208,8 +212,9 @@ def pack_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
     return Launch(pack_source(request.problem, tiling), request.device, LaunchShape(grid, _THREADS), fields)
 
 
-def fixup_launch(request: Request, form: Form, operands: Operands) -> Launch:
+def fixup_launch(request: Request, tiling: Tiling, operands: Operands) -> Launch:
     """``launch(x, w, y, bias, not_finite)``, and a residual: fixup.cu, which ends at once if all sums are finite."""
+    form = tiling.form
     rows, cols = form.vertical, form.horizontal
     outputs = form.n * form.groups * form.filters * rows.out_extent * cols.out_extent
     fields: Fields = {
@@ -229,7 +234,7 @@ def fixup_launch(request: Request, form: Form, operands: Operands) -> Launch:
         fields |= {"before_w": cols.out_before, "count_r": rows.filter_taps, "count_s": cols.filter_taps}
         fields |= {"filter_dil_r": rows.filter_dil, "filter_dil_s": cols.filter_dil}
     shape = LaunchShape(min(_FIXUP_BLOCKS, ceil_div(outputs, _THREADS)), _THREADS)
-    return Launch(fixup_source(request.problem, form), request.device, shape, fields)
+    return Launch(fixup_source(request.problem, form, tiling.storage), request.device, shape, fields)
 
 
 def split_sums(problem: Problem, tiling: Tiling) -> Partials:

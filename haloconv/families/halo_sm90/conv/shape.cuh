@@ -79,9 +79,9 @@ static_assert(CHUNK_ELEMS / PLANES >= 8 || PLANES == 1, "the boxes of a raw tile
 static_assert(BUFFERS == 2 || (BUFFERS == 1 && !Y_CHANNELS_INNER), "by filters one is filled while one is sent");
 static_assert(BUFFERS == 1 || !Y_IN_STAGE, "a stage is a buffer for each warp");
 static_assert(!SENDERS || LINE_WARPS == 1 + CONSUMERS, "one warp asks for boxes of the input, the others send");
-static_assert(!EDGES || !(FLAT || CLASSES || PACKS > 1 || PLANES > 1 || TERMS > 1),
-              "rows by themselves, and sums that need no fix-up, know what stands outside");
-static_assert(hc::ROW_EDGE != hc::Edge::HALO || (X_BOXES && !X_JOINED), "TMA brings rows of the halo, each by itself");
+static_assert(!EDGES || !(FLAT || CLASSES || PLANES > 1 || TERMS > 1), "rows by themselves know what stands outside");
+static_assert(hc::ROW_EDGE != hc::Edge::HALO || (X_BOXES && !X_JOINED && !NEEDS_FIXUP),
+              "TMA brings rows of the halo, each by itself, and the fix-up has none");
 static_assert(RUN % 64 == 0, "buffers of pixels are filled as a whole");
 static_assert(32 * (CONSUMER_REGISTERS * CONSUMER_WARPS + PRODUCER_REGISTERS * PRODUCER_WARPS) <=
                   LAUNCH_REGISTERS * THREADS,
