@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 
 from haloconv import plan as plans
-from haloconv.choose.choice import choose
+from haloconv.choose.choice import Choice, choose
+from haloconv.choose.padded import instead_of_copy
 from haloconv.choose.trust import stamped
 from haloconv.device import stand_in
 from haloconv.families import FAMILIES
@@ -33,14 +34,18 @@ def dgrad(
     return None if plan is None else run(plan, dy, w)
 
 
-def plan_fprop(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: EdgeModes) -> plans.Plan | None:
+def plan_fprop(
+    x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: EdgeModes, saves_copy: bool = False
+) -> plans.Plan | None:
     """The plan of y (N, K, P, Q) of x (N, C, H, W), w (K, C/G, R, S) and b (K,) or None; None if no kernel has one.
 
-    It is run on these, and with rows of a halo on that, as Request says.
+    It is run on these, and with rows of a halo on that, as Request says. ``saves_copy``: else a padded copy of x
+    would be convolved, which counts in the choice.
     """
     layout = plans.result_layout(x, w)
     problem = replace(plans.problem_of("fprop", x.shape, w.shape, spec, x.dtype, layout), bias=b is not None)
-    return _planned(Request(problem, plans.form_of(x), plans.form_of(w), layout, x.device, modes), spec, *_generation())
+    request = Request(problem, plans.form_of(x), plans.form_of(w), layout, x.device, modes)
+    return _planned(request, spec, saves_copy, *_generation())
 
 
 def plan_dgrad(
@@ -49,7 +54,7 @@ def plan_dgrad(
     """The plan of ``dgrad`` for these arguments, or None."""
     problem = plans.problem_of("dgrad", x_shape, w.shape, spec, dy.dtype, layout)
     request = Request(problem, plans.form_of(dy), plans.form_of(w), layout, dy.device, modes)
-    return _planned(request, spec, *_generation())
+    return _planned(request, spec, False, *_generation())
 
 
 def run(plan: plans.Plan, *tensors: Tensor | None) -> Tensor:
@@ -63,14 +68,21 @@ def _generation() -> tuple[str, int]:
 
 
 @lru_cache(maxsize=1024)
-def _planned(request: Request, spec: ConvSpec, precision: str, generation: int) -> plans.Plan | None:
-    """The plan, or None where the family that is chosen for zeros has no config that reads the image instead.
+def _planned(request: Request, spec: ConvSpec, saves_copy: bool, precision: str, generation: int) -> plans.Plan | None:
+    choice = choice_of(request, spec, saves_copy)
+    return None if choice is None else plans.bound(request, spec, choice)
+
+
+def choice_of(request: Request, spec: ConvSpec, saves_copy: bool) -> Choice | None:
+    """What runs a request at once; None where the family chosen for zeros has no config that reads the image instead.
 
     "auto" takes no kernel without a stamp in the place of one that has it.
     """
     choice = choose(request.problem, request.device, spec.family)
+    if saves_copy and spec.family == "auto":
+        choice = instead_of_copy(request.problem, request.device, choice)
     family = FAMILIES[choice.family]
     offered = family.configs(request) if family.has_padding_modes else []
     if spec.family == "auto" and stand_in() is None:
         offered = [each for each in offered if each.kernel in stamped()]
-    return plans.bound(request, spec, choice) if offered else None
+    return choice if offered else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from haloconv.autograd import Call
 from haloconv.choose.choice import Choice
 from haloconv.front import Front, Images
 from haloconv.functional import SERVED, check_names
+from haloconv.layout import strides_of
 from haloconv.one_dimension import conv1d, convolve_row, posed_row
 from haloconv.padding import Posed, as_modes, modes_in_use
 from haloconv.precision import Precision
@@ -127,7 +127,9 @@ class Conv1d(Front, torch.nn.Conv1d):
             return problem
         modes = modes_in_use(as_modes(("zeros", self.padding_mode)), asked.padding)
         posed = Posed(problem.x_shape, problem.w_shape, dtype, problem.layout, asked, modes)
-        return replace(posed.problem("fprop", device), bias=problem.bias)
+        return posed.forward(
+            strides_of(problem.x_shape, problem.layout), self.weight.unsqueeze(2), device, problem.bias
+        )
 
 
 class Conv3d(Front, torch.nn.Conv3d):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from haloconv.autograd import Call
+from haloconv.choose.choice import Choice
 from haloconv.functional import cached_spec, check_names, convolve, convolve_padded, make_spec
 from haloconv.layer import Layer
 from haloconv.layout import Layout, is_channels_last
@@ -129,11 +129,11 @@ class Conv2d(Layer, torch.nn.Conv2d):
 
     def _problem_of(
         self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> Problem:
+    ) -> Problem | Choice:
         weight = self.weight
         nhwc = is_channels_last(shape, strides) or is_channels_last(weight.shape, weight.stride())
         layout: Layout = "nhwc" if nhwc else "nchw"
         spec = self._new_spec(shape[-2:])
         modes = modes_in_use(as_modes(self.padding_mode), spec.padding)
         posed = Posed(shape, tuple(weight.shape), dtype, layout, spec, modes)
-        return replace(posed.problem("fprop", device), bias=self.bias is not None)
+        return posed.forward(strides, weight, device, self.bias is not None)

@@ -1,21 +1,35 @@
-"""Padding that wraps, mirrors or repeats: by rims (haloconv.strips) where kernels of ours run, else by a copy of x."""
+"""Padding that wraps, mirrors or repeats: in one launch or by rims (haloconv.strips), else by a copy of x."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
+from haloconv import edges
 from haloconv import plan as plans
-from haloconv.choose.choice import choose
+from haloconv.autograd import is_recording
+from haloconv.choose.choice import Choice, choose
 from haloconv.device import stand_in
 from haloconv.layout import Layout
 from haloconv.precision import torch_precision
-from haloconv.problem import PADDING_MODES, ZEROS, ConvSpec, Direction, FourSides, Modes, Problem, check_tensors
+from haloconv.problem import (
+    PADDING_MODES,
+    ZEROS,
+    ConvSpec,
+    Direction,
+    FourSides,
+    Modes,
+    Problem,
+    Request,
+    TensorForm,
+    check_tensors,
+)
 from haloconv.rims import Cut, axis_of, cut_of
-from haloconv.strips import Job
+from haloconv.strips import Job, plan_at_once
 from haloconv.support import why_not_elements
 
 Tensor = torch.Tensor
@@ -108,6 +122,19 @@ class Posed(NamedTuple):
         refused = self.modes == ZEROS or self._is_small() or why_not_elements(self.dtype, device) is not None
         return self._problem(direction, None if refused else self._cut())
 
+    def forward(self, strides: tuple[int, ...], w: Tensor, device: torch.device, bias: bool) -> Problem | Choice:
+        """What a forward pass is chosen for, of an aligned x with these strides and of w; or what runs it at once.
+
+        That is inference where a padded copy would be convolved: without gradients of w.
+        """
+        problem = replace(self.problem("fprop", device), bias=bias)
+        cut = self._cut() if self.spec.family == "auto" and self.modes != ZEROS else None
+        if cut is None or cut.padded is None or self.cut_on(device) is not None or is_recording(w, w):
+            return problem
+        at_once, spec = replace(self._problem("fprop", cut), bias=bias), self.spec._replace(padding=cut.padded.padding)
+        request = Request(at_once, TensorForm(strides, True), plans.form_of(w), self.layout, device, self.modes)
+        return edges.choice_of(request, spec, saves_copy=True) or problem
+
     def _is_small(self) -> bool:
         """Whether "auto" leaves it to a copy. On a stand-in for a GPU, where nothing is fast, nothing is."""
         bytes_of_x = prod(self.x_shape) * self.dtype.itemsize
@@ -145,7 +172,18 @@ def job_of(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes)
     except (RuntimeError, ValueError):
         return None
     posed = Posed(tuple(x.shape), tuple(w.shape), x.dtype, plans.result_layout(x, w), spec, modes)
-    return _job_of_form(posed, x.device, torch_precision(), plans.generation)
+    job = _job_of_form(posed, x.device, torch_precision(), plans.generation)
+    if job is not None or spec.family != "auto" or is_recording(x, w, b):
+        return job
+    at_once = _job_at_once(posed)
+    return None if at_once is None or plan_at_once(x, w, b, at_once) is None else at_once
+
+
+@lru_cache(maxsize=4096)
+def _job_at_once(posed: Posed) -> Job | None:
+    """One launch in the place of a padded copy, of images of any size: for inference, as gradients would need rims."""
+    cut = posed._cut()
+    return None if cut is None else Job(cut, (0, 0), posed.spec, modes=posed.modes, saves_copy=True)
 
 
 @lru_cache(maxsize=4096)

@@ -40,6 +40,16 @@ def give(dx: Tensor, rectangle: Rectangle, gradient: Tensor) -> None:
     dx.add_(gradient)
 
 
+@torch.no_grad()
+def packed(x: Tensor, rectangles: list[Rectangle]) -> Tensor:
+    """The message of rectangles of x, to be ``split``: each is written once, where it goes."""
+    areas = sum(down.length * across.length for down, across in rectangles)
+    message = x.new_empty(x.shape[0] * x.shape[1] * areas)
+    for part, rectangle in zip(split(message, rectangles, x), rectangles, strict=True):
+        part.copy_(take(x, rectangle))
+    return message
+
+
 def owner_of(rectangle: Rectangle) -> Place | None:
     """The shard that has the pixels; None for zeros."""
     down, across = rectangle

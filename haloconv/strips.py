@@ -82,7 +82,8 @@ class Alone:
 class Job(NamedTuple):
     """What is asked of one shard beside its tensors; the padding in ``spec`` is not looked at.
 
-    ``modes`` are the padding modes of rows and of columns, zeros of those that are divided.
+    ``modes`` are the padding modes of rows and of columns, zeros of those that are divided. ``saves_copy``: it is asked
+    for in the place of a padded copy, which ``edges`` counts.
     """
 
     cut: Cut
@@ -90,6 +91,7 @@ class Job(NamedTuple):
     spec: ConvSpec
     exchange: Exchange = Alone()
     modes: Modes = ZEROS
+    saves_copy: bool = False
 
     @property
     def halo(self) -> HaloRows | None:
@@ -196,7 +198,8 @@ def plan_at_once(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> plans.Plan
     """The plan of one launch that computes all of y, of what the shard alone would read of x; None if there is none."""
     if job.padding_in_kernel is None or job.cut.padded is None:
         return None
-    return edges.plan_fprop(_own(x, tuple(w.shape), job.cut.padded, job), w, b, *job.padding_in_kernel)
+    own = _own(x, tuple(w.shape), job.cut.padded, job)
+    return edges.plan_fprop(own, w, b, *job.padding_in_kernel, job.saves_copy)
 
 
 def _halo(x: Tensor, own: Tensor, messages: Messages, job: Job, rows: HaloRows) -> Tensor:

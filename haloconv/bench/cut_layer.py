@@ -12,11 +12,13 @@ import torch
 
 from haloconv import edges, reference
 from haloconv.bench.layer import LAYOUTS, Layer, Step
+from haloconv.choose.choice import Choice
 from haloconv.families.base import Config
 from haloconv.functional import conv2d
 from haloconv.padding import gradient_of_copy, job_of, modes_in_use, padded_copy
+from haloconv.plan import Plan
 from haloconv.problem import ZEROS, Modes
-from haloconv.rectangles import Messages, Rectangle, give, needed, split, take
+from haloconv.rectangles import Messages, Rectangle, give, needed, packed, split
 from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
 from haloconv.strips import Alone, Job, convolve_cut, plan_at_once
 
@@ -35,10 +37,7 @@ class InTurn(Alone):
 
     def start(self, x: Tensor) -> Callable[[], Messages]:
         """The rectangles of the others, as one flat tensor of each."""
-        return lambda: {
-            owner: torch.cat([take(self.shards[owner].detach(), rectangle).reshape(-1) for rectangle in rectangles])
-            for owner, rectangles in self.needed.items()
-        }
+        return lambda: {owner: packed(self.shards[owner], rectangles) for owner, rectangles in self.needed.items()}
 
     def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
         """Keep what others are owed."""
@@ -89,17 +88,27 @@ class CutLayer(Layer):
 
         Of shards the first one's, which is no smaller than others.
         """
-        job, x, plan = None, self.x, None
+        plan = self._plan_at_once(step)
+        return super().ran(step) if plan is None else Config(plan.choice.kernel, plan.choice.config)
+
+    def choice(self, step: Step) -> Choice:
+        """What runs the step, and why: in one launch, perhaps saving a copy, or the image with zeros around it."""
+        plan = self._plan_at_once(step)
+        return super().choice(step) if plan is None else plan.choice
+
+    def _plan_at_once(self, step: Step) -> Plan | None:
+        job, x = None, self.x.detach()
         if self.shards > 1:
             job, x = self._shards.jobs[0], self._shards.x[0, 0]
         elif step in ("fprop", "dgrad"):
-            job = job_of(x, self.w, self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
-        if job is not None and job.padding_in_kernel is not None:
-            if step == "fprop":
-                plan = plan_at_once(x, self.w, self.b, job)
-            elif step == "dgrad" and self.shards == 1:
-                plan = edges.plan_dgrad(self.dy, self.w, tuple(x.shape), self.layout, *job.padding_in_kernel)
-        return super().ran(step) if plan is None else Config(plan.choice.kernel, plan.choice.config)
+            job = job_of(x, self.w.detach(), self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
+        if job is None or job.padding_in_kernel is None:
+            return None
+        if step == "fprop":
+            return plan_at_once(x, self.w, self.b, job)
+        if step != "dgrad" or self.shards > 1 or job.saves_copy:
+            return None
+        return edges.plan_dgrad(self.dy, self.w, tuple(x.shape), self.layout, *job.padding_in_kernel)
 
     def timed(self, step: Step) -> Callable[[], object]:
         """haloconv's operation; the results of shards as they are."""

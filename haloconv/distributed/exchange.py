@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from haloconv.distributed.group import Group, RankError, agree, numbered, others_there
 from haloconv.distributed.image import Image
-from haloconv.rectangles import Messages, Rectangle, give, needed, split, take
+from haloconv.rectangles import Messages, Rectangle, give, needed, packed, split
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
 
 Tensor = torch.Tensor
@@ -97,7 +97,7 @@ class MeshExchange:
         expected = {owner: pixels * _area(each) for owner, each in self.traffic.asked.items()}
 
         def pack() -> Messages:
-            return {other: torch.cat([take(x, each).reshape(-1) for each in rectangles[other]]) for other in rectangles}
+            return {other: packed(x, rectangles[other]) for other in rectangles}
 
         return self._exchanged(pack, expected, x)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import haloconv
+from haloconv import padding
 from haloconv.bench.suite import Case
 from haloconv.emulator import emulated_device
 from haloconv.families.halo_sm90.conv import conv_edges
@@ -17,6 +18,7 @@ from haloconv.tune.problems import problems_of
 from tests import oracle
 from tests.emulated import BY_NAME, Run, execute
 from tests.exact import make_exact
+from tests.launches import launched
 from tests.padded import convolved, integers, with_integers
 
 CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -112,6 +114,26 @@ def test_the_choice_decides_between_rims_and_a_copy(family: str, emulator_cache:
         y = layer(x)
         assert (layer.choice().family == "aten") == (family == "aten") == bool(no_copy)
     torch.testing.assert_close(y, convolved(x, layer), rtol=1e-2, atol=1e-2)
+
+
+def test_inference_of_small_images_is_one_launch_where_gradients_would_need_rims(
+    emulator_cache: None, no_copy: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Posed.cut_on tells what is cut for gradients, too: here nothing, as where "auto" leaves images to a copy."""
+    torch.manual_seed(8)
+    layer = with_integers(haloconv.Conv2d(16, 24, 3, padding=1, padding_mode="circular", dtype=torch.float16))
+    x, exact = integers(1, 16, 6, 8, dtype=torch.float16), copy.deepcopy(layer).double()
+    want = convolved(x.double(), exact)
+    monkeypatch.setattr(padding.Posed, "cut_on", lambda self, device: None)
+    padding._job_of_form.cache_clear()
+    no_copy.clear()
+    with emulated_device():
+        with torch.no_grad(), launched() as names:
+            assert torch.equal(layer(x).double(), want)
+            assert layer.choice().family == "halo_sm90"
+        assert names == {"halo_sm90/pack", "halo_sm90/conv_edges"} and no_copy == []
+        assert torch.equal(layer(x).double(), want) and no_copy != []
+    padding._job_of_form.cache_clear()
 
 
 def test_tuning_poses_the_image_as_our_kernels_see_it() -> None:
