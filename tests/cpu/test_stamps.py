@@ -21,6 +21,7 @@ from tests.cases import DTYPE_NAMES
 from tests.cpu.test_gpu_results import COLLECTED, DIRECT, begin, ended
 from tests.cpu.test_jit_compile import SPILLING
 from tests.families import FACTS
+from tests.oracle import EDGES
 from tests.toy_kernel import toy_source
 from tools import make_stamps, stamps
 from tools.gpu_results import GpuResults
@@ -42,7 +43,7 @@ def verified(family: str) -> tuple[set[str], set[str]]:
         return SUMS
     known = families.FAMILIES[family]
     labels = {"tf32" if known.tensor_cores and each == torch.float32 else DTYPE_NAMES[each] for each in known.dtypes}
-    return {*known.directions, *FACTS[family].proven}, labels
+    return {*known.directions, *FACTS[family].proven, *(EDGES if known.has_padding_modes else ())}, labels
 
 
 # Files of families/ that decide no result: lists of families and of sources, contracts, hashes, which kernel is asked.

@@ -2,8 +2,8 @@
 // rows of a second tensor, the halo.
 //
 // The constants EDGE_ROWS, or HALO_ROWS in its place, and EDGE_COLS say which. Without them all outside is zeros, and
-// HaloParams lacks some fields. A line is staged from the row that its own stands for. Loads find each pixel where it stands; where TMA
-// brings rows of the image with zeros left and right of them, a warp overwrites these.
+// HaloParams lacks some fields. A line is staged from the row that its own stands for. Loads find each pixel where it
+// stands; where TMA brings rows of the image with zeros left and right of them, a warp overwrites these.
 #pragma once
 
 #include "kernels/numeric.cuh"

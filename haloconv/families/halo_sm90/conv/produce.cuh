@@ -1,78 +1,11 @@
 // The producers of halo_sm90: input lines that TMA brings, that warps transpose or that warps load; and weights.
 #pragma once
 
-#include "families/halo_sm90/conv/shape.cuh"
+#include "families/halo_sm90/conv/boxes.cuh"
 #include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/cp_async.cuh"
-#include "kernels/ptx/fence.cuh"
-#include "kernels/ptx/tensor_map.cuh"
-
-// What a slot is to hold: line `line` of a tile column, or (FLAT) the rows from there on that meet `tiles` tiles.
-struct Line {
-    WorkTile column;
-    int line, tiles, chunk;
-    Slot slot;
-};
-
-// Calls stage(line) for the lines of all segments, in the order in which the consumers read them. With KEEPS it calls
-// begin(at, chunk) before a phase's lines of a chunk: position `at` of the chunk's ring is the first one's.
-template <class Begin, class Stage>
-__device__ __forceinline__ void for_each_line(const Params& p, const Begin& begin, const Stage& stage) {
-    int at = 0;  // of the ring: of the segment's first line (KEEPS), or of the next one
-    for (hc::Segments segment(p.schedule); segment.next(p.schedule);) {
-        const int first_tile = hc::TILES * segment.first.index,
-                  first_line = hc::lines_of<RUNS>(p, first_tile, 1, 0, 1).first;
-        for (int work_tile = 0; work_tile <= segment.work_tiles; ++work_tile)
-            for (int i = FIRST_PHASE; i < (work_tile < segment.work_tiles ? 2 : 1); ++i) {
-                const hc::Phase phase(p, i, work_tile, segment.work_tiles);
-                const hc::LineRange lines = staged_lines(p, phase, i, work_tile, segment.work_tiles);
-                const int first_row = FLAT ? p.pitch.quotient((first_tile + phase.first_tile) * TILE_PX) : 0;
-                for (int chunk = phase.chunk; chunk < phase.chunk_end; ++chunk) {
-                    if (KEEPS) begin(at + lines.first, chunk);
-                    for (int line = lines.first; line < lines.end; ++line) {
-                        const Slot slot(p, KEEPS ? at + line : at++, chunk);
-                        stage(Line{segment.first, FLAT ? first_row : first_line + line, phase.tiles, chunk, slot});
-                    }
-                }
-            }
-        if (KEEPS) at += lines_of_tiles(p, hc::TILES * segment.work_tiles, segment.work_tiles);
-    }
-}
-
-// The channels of a line's chunk, of image 0 at pixel (0, 0).
-__device__ __forceinline__ const elem_t* chunk_of(const Params& p, const Line& line) {
-    return p.x + ((i64)(line.column.group) * p.channels + line.chunk * CHUNK_ELEMS) * p.x_c;
-}
-
-// The map of the tensor that has a row, and the row's number there.
-struct MappedRow {
-    const hc::TensorMap* map;
-    int row;
-
-    __device__ __forceinline__ MappedRow(const Params& p, int at) : map(&p.x_map), row(at) {
-#ifdef HALO_ROWS
-        if (at >= p.h) map = &p.halo_map, row -= p.h;
-#endif
-    }
-};
 
 #if EDGES
-// A row of a line's chunk in memory: its first channel at column 0, and elements to the next channel, the next column.
-struct StoredRow {
-    const elem_t* first;
-    i64 c, w;
-
-    __device__ __forceinline__ StoredRow(const Params& p, const Line& line, const hc::ImageRow& row)
-        : first(chunk_of(p, line) + row.n * p.x_n + row.row * p.x_h), c(p.x_c), w(p.x_w) {
-#ifdef HALO_ROWS
-        if (row.row < p.h) return;
-        c = p.halo_c, w = p.halo_w;
-        first = p.halo + ((i64)(line.column.group) * p.channels + line.chunk * CHUNK_ELEMS) * c + row.n * p.halo_n +
-                (row.row - p.h) * p.halo_h;
-#endif
-    }
-};
-
 // With fewer registers two at once would spill.
 using EdgePixels = hc::EdgePixels<elem_t, CHUNK_BYTES, SUMS_OVER_64 ? 4 : 1>;
 
@@ -101,108 +34,6 @@ __device__ __forceinline__ int first_unit_of_ring(const Params& p, int warp, int
     const unsigned lines = at + chunk * (hc::TILES * RUNS * p.stride_h);
     const int unit = warp - int(lines % LINE_WARPS * units % LINE_WARPS);
     return unit < 0 ? unit + LINE_WARPS : unit;
-}
-
-// Asks for a line of so many boxes.
-__device__ __forceinline__ void ask_for_boxes(const Params& p, const Smem& smem, const Line& line, int boxes, int bytes,
-                                              u64* full) {
-    hc::ptx::mbarrier_arrive_expect_tx(full, boxes * bytes);
-    for (int box = 0; box < boxes; ++box) {
-        const hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line + (FLAT ? box : 0));
-        const int col = hc::staged_col(p, line.column) + (FLAT ? 0 : box * p.box_px);
-        const MappedRow mapped(p, hc::row_at_edge(p, row.row));
-        hc::ptx::cp_async_bulk_tensor_5d_shared_global(smem.slots + line.slot.index * p.slot_bytes + box * bytes,
-                                                       mapped.map, full, line.chunk * CHUNK_ELEMS, line.column.group,
-                                                       col, mapped.row, row.n);
-    }
-}
-
-// Channels are neighbours: TMA fills the slots, and one thread asks for its boxes.
-__device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem) {
-    const int bytes = p.box_px * CHUNK_BYTES;
-    const auto begin = [](int, int) {};  // it stages all lines
-    for_each_line(p, begin, [&](const Line& line) {
-        u64* full = &smem.control->slot_full[line.slot.index];
-        const int boxes = line.tiles == 1 ? p.single_boxes : p.boxes;
-        hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);
-        ask_for_boxes(p, smem, line, boxes, bytes, full);
-    });
-}
-
-#if EDGES
-// A line whose boxes are under way: its row, channels left from its chunk on, pixels (0: a row of zeros), and the column
-// of the first one.
-struct BoxedLine {
-    Slot slot;
-    Cursor boxes;
-    const elem_t* row;
-    i64 next;  // elements to the next column
-    int channels, pixels, col;
-};
-
-// Writes pixels of the image over the zeros left and right of it, lanes neighbouring pieces.
-__device__ __forceinline__ void write_edges(const Params& p, char* slot, const BoxedLine& line) {
-    constexpr int PIECES = CHUNK_BYTES / 16, ELEMS = 16 / sizeof(elem_t);
-    struct alignas(16) Channels {
-        elem_t elem[ELEMS];
-    };
-    const auto columns = hc::OuterColumns::of(p, line.col, line.col + line.pixels);
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < columns.count * PIECES; i += 32) {
-        const int col = columns.at(i / PIECES), piece = i % PIECES, from = hc::at_edge<hc::COL_EDGE>(col, p.w);
-        Channels loaded = {};
-        if ((unsigned)from < (unsigned)p.w && piece * ELEMS < line.channels)
-            loaded = *reinterpret_cast<const Channels*>(line.row + from * line.next + piece * ELEMS);
-        hc::store_piece<1>(slot + hc::unit_offset<CHUNK_BYTES>(col - line.col, piece), 0, loaded.elem);
-    }
-}
-
-// produce_boxes by a warp that writes edges: those of a line when the next one is asked for.
-__device__ __forceinline__ void produce_boxes_and_edges(const Params& p, const Smem& smem) {
-    const int bytes = p.box_px * CHUNK_BYTES;
-    Cursor asked;
-    BoxedLine before;  // of the lines asked for the last that is not announced
-    bool has_before = false;
-    const auto announce_before = [&] {
-        if (!has_before) return;
-        hc::wait(&smem.control->raw_full[before.boxes.index][0], before.boxes.parity);
-        write_edges(p, smem.slots + before.slot.index * p.slot_bytes, before);
-        hc::ptx::fence_proxy_async_shared();
-        hc::arrive_warp(&smem.control->slot_full[before.slot.index]);
-        has_before = false;
-    };
-    const auto begin = [](int, int) {};
-    for_each_line(p, begin, [&](const Line& line) {
-        u64* empty = &smem.control->slot_empty[line.slot.index];
-        const int boxes = line.tiles == 1 ? p.single_boxes : p.boxes;
-        if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, line.slot.parity ^ 1))) {
-            announce_before();  // the consumers may need it to go on
-            hc::wait(empty, line.slot.parity ^ 1);
-        }
-        if (hc::ptx::elect_sync()) ask_for_boxes(p, smem, line, boxes, bytes, &smem.control->raw_full[asked.index][0]);
-        announce_before();
-        hc::ImageRow row = hc::staged_row<FLAT>(p, line.column, line.line);
-        row.row = hc::row_at_edge(p, row.row);
-        const StoredRow stored(p, line, row);
-        before = {line.slot,
-                  asked,
-                  stored.first,
-                  stored.w,
-                  p.channels - line.chunk * CHUNK_ELEMS,
-                  hc::has_row(p, row.row) ? boxes * p.box_px : 0,
-                  hc::staged_col(p, line.column)};
-        asked.advance(BOXES_AHEAD);
-        has_before = true;
-    });
-    announce_before();
-}
-#endif
-
-__device__ __forceinline__ void produce_boxed(const Params& p, const Smem& smem) {
-#if EDGES
-    if constexpr (BOXED_EDGES) return produce_boxes_and_edges(p, smem);
-#endif
-    if (hc::ptx::elect_sync()) produce_boxes(p, smem);
 }
 
 // Pixels are neighbours: TMA brings raw tiles, one ahead if there are two, and the warp transposes them into slots.
