@@ -31,8 +31,8 @@ __device__ __forceinline__ void produce_boxes(const Params& p, const Smem& smem)
 }
 
 #if EDGES
-// A line whose boxes are under way: its row, channels left from its chunk on, pixels (0: a row of zeros), and the column
-// of the first one.
+// A line whose boxes are under way: its row, channels left from its chunk on, pixels (0: a row of zeros), and the
+// column of the first one.
 struct BoxedLine {
     Slot slot;
     Cursor boxes;

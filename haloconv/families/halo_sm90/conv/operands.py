@@ -100,7 +100,7 @@ def _x_map(dtype: torch.dtype, tiling: Tiling, operands: Operands) -> BoxMap | N
 
 
 def _halo_map(dtype: torch.dtype, tiling: Tiling, operands: Operands, halo: Halo) -> BoxMap | None:
-    """As for the image, over the halo."""
+    """Boxes as those of the image, of rows above and below it."""
     rows = replace(tiling.form.vertical, in_extent=halo.rows)
     of_halo = replace(tiling, form=replace(tiling.form, vertical=rows))
     found = _x_map(dtype, of_halo, replace(operands, x=halo.strides))
