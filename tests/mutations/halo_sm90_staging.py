@@ -10,7 +10,9 @@ from tests.mutations.halo_sm90 import fault
 
 _SLOT_EMPTY = "hc::wait(&smem.control->slot_empty[line.slot.index], line.slot.parity ^ 1);"
 _UNIT_SLOT_EMPTY = "if (unit.begins) hc::wait(&smem.control->slot_empty[unit.slot.index], unit.slot.parity ^ 1);"
-_TRY_SLOT_EMPTY = "if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, line.slot.parity ^ 1))) {"
+_TRY_SLOT_EMPTY = (
+    "if (!__all_sync(~0u, hc::ptx::mbarrier_try_wait_parity(empty, line.slot.parity ^ 1))) {\n                under_way"
+)
 _BOX = "full, line.chunk * CHUNK_ELEMS, line.column.group,\n"
 _RAW = "line.chunk * (CHUNK_ELEMS / PLANES), line.column.group, row.n);"
 _STORE_PIECE = "store_piece<TERMS>(slot + unit_offset<ROW_BYTES>(px, first + i)"
@@ -27,7 +29,7 @@ BOXES = (
     fault("bytes of two tiles expected", "the line of one tile never counts as there",
           ("(full, boxes * bytes)", "(full, p.boxes * bytes)"), on="aligned_nhwc", shape="boxes in flat tiles"),
     fault("boxes of one tile", "the rows of a slot's second tile are not brought",
-          ("p.single_boxes : p.boxes;", "p.single_boxes : p.single_boxes;"),
+          ("p.boxes;\n        hc::wait(", "p.single_boxes;\n        hc::wait("),
           on="aligned_nhwc", shape="boxes in flat tiles", dtype=torch.float16),
     fault("boxes of one row", "the boxes of a flat line all bring its first row",
           ("line.line + (FLAT ? box : 0)", "line.line"), on="aligned_nhwc", shape="boxes in flat tiles"),
@@ -140,7 +142,7 @@ JOINED = (
 
 LOADS = (
     fault("loaded lines are not waited for", "a line is staged over one that is still read",
-          (_TRY_SLOT_EMPTY, "if (false) {"), on="groups_odd", shape="rows"),
+          (_TRY_SLOT_EMPTY, "if (false) {\n                under_way"), on="groups_odd", shape="rows"),
     fault("no fence after loads", "wgmma may read what the stores before it replaced",
           ("(u64* full) {\n        " + _FENCE, "(u64* full) {\n"), on="border_3x3"),
     fault("copied lines announced too early", "the copies of a line are not waited for before it counts as staged",
