@@ -22,7 +22,7 @@ BOXES = (
     fault("parts of a long row in one place", "every box of a row brings its first pixels",
           ("(FLAT ? 0 : box * p.box_px)", "0"), on="long_nhwc", shape="rows of 256"),
     fault("boxes are not waited for", "a box lands in a slot that is still read",
-          (_SLOT_EMPTY + "\n        hc::ptx", "hc::ptx"),
+          (_SLOT_EMPTY + "\n        ask_for_boxes", "ask_for_boxes"),
           on="aligned_nhwc", shape="boxes in rows"),
     fault("too few bytes of boxes expected", "a line counts as there before its last box",
           ("(full, boxes * bytes)", "(full, boxes * bytes - 128)"), on="aligned_nhwc", shape="boxes in rows"),
@@ -36,7 +36,7 @@ BOXES = (
     fault("boxes of the next column", "a line starts one pixel too far right",
           ("p, line.column) + (FLAT", "p, line.column) + 1 + (FLAT"), on="aligned_nhwc", shape="boxes in rows"),
     fault("boxes of the first image", "all images are staged from the first",
-          ("col, row.row, row.n);", "col, row.row, 0);"), on="aligned_nhwc", shape="boxes in rows"),
+          ("col, mapped.row, row.n);", "col, mapped.row, 0);"), on="aligned_nhwc", shape="boxes in rows"),
     fault("boxes of the first chunk", "all chunks of channels are the first", 
           (_BOX, _BOX.replace("line.chunk * CHUNK_ELEMS", "0")), on="aligned_nhwc", shape="boxes in rows"),
     fault("boxes of the first group", "all groups are staged from the first",
@@ -170,7 +170,7 @@ _BY_EIGHT = {**_BY_FOUR, "on": "joined_by_eight"}
 
 PLANES = (
     fault("planes in one place", "the boxes of a raw tile land over each other",
-          ("raw + plane * (RAW_BYTES / PLANES), &p.x_map", "raw, &p.x_map"), **_BY_FOUR),
+          ("raw + plane * (RAW_BYTES / PLANES), mapped.map", "raw, mapped.map"), **_BY_FOUR),
     fault("one plane for all", "every box of a raw tile brings the same channels",
           ("first + plane * int(p.x_c)", "first"), **_BY_FOUR),
     fault("planes with one shift", "a plane's first pixel is taken to be where the first plane's is",
