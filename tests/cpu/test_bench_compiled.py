@@ -206,6 +206,16 @@ def test_the_gpu_is_lent_while_inductor_compiles_and_does_not_search(case: Netwo
     assert not lock.held and lock.lent == 1 + sum(mode != "max-autotune" for mode, _ in held) and gpu.waited_s >= 0
 
 
+def test_the_next_piece_compiles_anew(case: NetworkCase) -> None:
+    counts = []
+    for _ in range(2):
+        try_piece(piece(case, "forward"), EFFORT, CPU)
+        counts.append(len(torch._dynamo.eval_frame.cached_backends))
+        compiled.forget_compiled()
+        counts.append(len(torch._dynamo.eval_frame.cached_backends))
+    assert counts[0] == counts[2] > 0 == counts[1] == counts[3]
+
+
 def test_a_piece_ends_between_two_variants_when_the_time_is_up(case: NetworkCase) -> None:
     with pytest.raises(CutShortError, match="after 0 variants"):
         try_piece(piece(case, "forward"), EFFORT, CPU, PieceControl(deadline=0.0))

@@ -104,6 +104,20 @@ def test_what_cannot_end_within_the_limit_is_not_begun_and_is_told(
     assert passed and began == ["one", "two", "one"]  # two has its row
 
 
+def test_rows_of_this_very_run_tell_what_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(verb, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
+
+    def try_one(piece: Piece, *others: object) -> dict:
+        now[0] += 400
+        return row_of(piece, dict.fromkeys(MS, {}))
+
+    monkeypatch.setattr(verb, "try_piece", try_one)
+    passed, text = run(tmp_path, order(limit_s=540.0))
+    assert not passed and now == [400.0]
+    assert "LEFT two bf16 nhwc step: cut, 140 s of --limit are left, and it takes about 400 s" in text
+
+
 def test_stale_rows_alone_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[Piece] = []
     fresh = dict.fromkeys(MS, {})

@@ -278,6 +278,13 @@ def _checked(
     return {"error": error_norm, "peak_bytes": peak, "complaint": row.complaint}
 
 
+def forget_compiled() -> None:
+    """Give up what Dynamo compiled in this process, and its CUDA graphs: the next piece finds none of it."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
 def _graphs() -> int:
     """How many graphs Dynamo has compiled in this process; 0 where it was not imported."""
     dynamo = sys.modules.get("torch._dynamo.utils")

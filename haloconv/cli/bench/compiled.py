@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from haloconv.bench.networks.compiled import VARIANTS, CutShortError, Piece, PieceControl, try_piece
+from haloconv.bench.networks.compiled import VARIANTS, CutShortError, Piece, PieceControl, forget_compiled, try_piece
 from haloconv.bench.networks.network import Effort, ignore
 from haloconv.bench.networks.resume import expected_s, left_to_do
 from haloconv.bench.networks.workers import Place, shared
@@ -53,7 +53,6 @@ def bench_compiled(order: NetworkOrder, devices: Sequence[torch.device], folder:
         console.print("every row is of today's sources: there is nothing to time again")
         return True
     pieces = left_to_do(wanted, read_rows(folder / latest_name(SUITE)), environment, order.effort)
-    expected = _expected(pieces, folder, order.effort)
     left: list[str] = []
     with make_progress(console) as progress:
         task = progress.add_task("compiled", total=len(pieces))
@@ -63,7 +62,7 @@ def bench_compiled(order: NetworkOrder, devices: Sequence[torch.device], folder:
 
         announce(f"compiled: {order.jobs} at once on {len(devices)} GPUs")
         alone = len(devices) * order.jobs == 1
-        attempt = partial(_attempt, order.effort, expected, deadline, announce if alone else ignore)
+        attempt = partial(_attempt, order.effort, folder, deadline, announce if alone else ignore)
         for piece, tried in shared(attempt, pieces, devices, order.jobs):
             progress.advance(task)
             key = dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True))
@@ -89,24 +88,24 @@ def _pieces(order: NetworkOrder) -> list[Piece]:
     return [each for each in pieces if (each.setting.case.name, each.direction) in wanted[each.setting]]
 
 
-def _expected(pieces: Sequence[Piece], folder: Path, effort: Effort) -> dict[Piece, float]:
-    """The seconds that each piece is likely to take."""
+def _needed_s(piece: Piece, folder: Path, effort: Effort) -> float:
+    """The seconds that a piece is likely to take, by the rows that there are by now."""
     rows = [row for what in (SUITE, CUT) for path in folder.glob(f"????-??-??-{what}.jsonl") for row in read_rows(path)]
-    return {piece: expected_s(piece, rows, effort) for piece in pieces}
+    return expected_s(piece, rows, effort)
 
 
 def _attempt(
     effort: Effort,
-    expected: dict[Piece, float],
+    folder: Path,
     deadline: float,
     announce: Callable[[str], None],
     piece: Piece,
     place: Place,
 ) -> Attempt:
     """Run a piece where it is likely to end before the deadline, a ``time.time()``, which processes share."""
-    began = time.time()
-    if began + expected[piece] > deadline:
-        needs = f", and it takes about {expected[piece]:.0f} s" if began < deadline else ""
+    began, needed_s = time.time(), _needed_s(piece, folder, effort)
+    if began + needed_s > deadline:
+        needs = f", and it takes about {needed_s:.0f} s" if began < deadline else ""
         return Attempt(None, f"cut, {max(0.0, deadline - began):.0f} s of --limit are left{needs}")
     device = place.device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), place.gpu:
@@ -119,6 +118,7 @@ def _attempt(
         except torch.cuda.OutOfMemoryError:
             return Attempt(None, "the GPU's memory does not hold all its copies")
         finally:
+            forget_compiled()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     return Attempt({**row, "beside": place.beside}, seconds=time.time() - began)
