@@ -156,6 +156,11 @@ def child_environment(**overrides: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": search_path, **overrides}
 
 
+def share_cores(processes: int) -> None:
+    """Let Inductor compile in this process on its part of the cores, if so many share them; what is set stays so."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
 def gpus_hidden() -> bool:
     """True if CUDA_VISIBLE_DEVICES hides every GPU of the machine from this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from haloconv.bench.results import BENCHMARKS, ResultRow
 from haloconv.families import FAMILIES
-from haloconv.families.closure import JOIN, kernels, source_of
+from haloconv.families.closure import JOIN, canonical, kernels, source_of
+from haloconv.families.files import total_hash
+from haloconv.jit.source import SOURCE_ROOT
 from haloconv.layout import Layout
 from haloconv.precision import PrecisionLabel, label_of
 from haloconv.report.networks import network_name
@@ -21,6 +23,12 @@ from haloconv.report.networks import network_name
 VERIFIED = BENCHMARKS / "verified"
 ASKED_FOR = "asked for"  # the reason of a choice that the user made
 KERNEL_ASKED_FOR = "kernel asked for"  # the same of a row of one kernel (one_kernel.py)
+
+_BACKEND = (
+    *("choose", "fusion", "accelerate.py", "arguments.py", "autograd.py", "backend.py", "epilogue.py", "functional.py"),
+    *("gradients.py", "library.py", "module.py", "plan.py"),
+)
+_RECORDS = "choose/shipped/*.json"
 
 
 class LayerSetting(NamedTuple):
@@ -37,8 +45,21 @@ def is_stale(row: ResultRow) -> bool:
     kernel, source = str(row.get("kernel")), row.get("source")
     if source is None or kernel.count(JOIN) != str(source).count(JOIN):
         return True
+    if "variants" in row and row.get("backend") != backend_source():
+        return True
     parts = zip(kernel.split(JOIN), str(source).split(JOIN), strict=True)
     return any(then != source_of(each) and then not in same_sources(VERIFIED, each) for each, then in parts)
+
+
+@cache
+def backend_source() -> str:
+    """The hash of what decides, beside kernels, how a compiled or fused network runs: which kernel is chosen for each
+    layer, by rule or shipped record, what is fused, and how it is called.
+    """
+    places = [SOURCE_ROOT / name for name in _BACKEND]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    code = [canonical(file) for file in files if file.suffix == ".py"]
+    return total_hash([*code, *(file.read_text(encoding="utf-8") for file in files if file.match(_RECORDS))])
 
 
 @cache

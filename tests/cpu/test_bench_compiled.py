@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,11 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from haloconv.bench.networks import compiled
-from haloconv.bench.networks.compiled import VARIANTS, Piece, left_to_do, try_piece, variants_of
+from haloconv.bench.networks import compiled, whole
+from haloconv.bench.networks.compiled import VARIANTS, CutShortError, Piece, PieceControl, try_piece
 from haloconv.bench.networks.network import Effort, NetworkCase, Setting
+from haloconv.bench.networks.workers import GpuLock
+from haloconv.bench.stale import is_stale
 from haloconv.bench.trial import Budget
 from haloconv.cli import app
 from haloconv.cli.bench import command as bench
@@ -82,6 +83,11 @@ def case(tmp_path: Path) -> NetworkCase:
     return NetworkCase("net", str(tmp_path / "net.py"))
 
 
+def row_of(piece: Piece, variants: dict) -> dict:
+    key = dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True))
+    return {**key, "variants": variants, **compiled._decided_by(set())}
+
+
 def piece(case: NetworkCase, direction: str, precision: str = "fp32") -> Piece:
     return Piece(Setting(case, precision, "nhwc"), direction)
 
@@ -124,18 +130,95 @@ def test_a_way_that_raises_is_not_timed_and_the_others_are(case: NetworkCase, mo
     assert all("no compiler here" in variants[name]["complaint"] for name in variants if "ms" not in variants[name])
 
 
-def test_what_has_a_row_of_this_environment_is_not_run_again(case: NetworkCase) -> None:
-    environment = {"gpu": "a", "commit": "b", "date": "2026-01-02"}
-    pieces = [piece(case, direction) for direction in ("forward", "step")]
-    row = dict(zip(("case", "direction", "precision", "layout"), pieces[0].key, strict=True)) | environment
-    quick = replace(EFFORT, search=False)
-    variants = {str(each): {} for each in variants_of("forward", quick)}
-    assert {*MS} - {*variants} == {"PyTorch max-autotune", "haloconv max-autotune"}
-    for whole in (variants, dict.fromkeys(MS, {})):
-        done = [{**row, "date": "2026-01-01", "variants": whole}]
-        assert left_to_do(pieces, done, environment, quick) == pieces[1:]
-        assert left_to_do(pieces, done, environment, EFFORT) == (pieces if whole is variants else pieces[1:])
-    assert left_to_do(pieces, [{**row, "commit": "c", "variants": variants}], environment, quick) == pieces
+@pytest.mark.parametrize("direction", ["forward", "step"])
+def test_what_all_are_set_against_is_computed_once(
+    case: NetworkCase, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where something is judged on several draws; and each of ours is set against it as before."""
+    known: list[tuple[int, bool]] = []
+    truth, draw = whole._truth, whole._draw
+    drawn: list[int] = []
+    monkeypatch.setattr(whole, "_truth", lambda *given: (known.append(given), truth(*given))[1])
+    monkeypatch.setattr(whole, "_draw", lambda *given: (drawn.append(given[1]), draw(*given))[1])
+    monkeypatch.setattr(Inductor, "factor", 1.001)
+    variants = try_piece(piece(case, direction), EFFORT, CPU)["variants"]
+    assert len(known) == whole.DRAWS == len({*drawn}) and len(drawn) > len(known)
+    assert [name for name, each in variants.items() if each["complaint"]] == [
+        "PyTorch max-autotune",
+        "haloconv max-autotune",
+    ]
+
+
+def test_a_row_names_the_kernels_that_ran_and_what_chose_them(
+    case: NetworkCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Launch:
+        def __init__(self, kernel: str) -> None:
+            self.source = type("Source", (), {"kernel": kernel})
+
+        def __call__(self, *pointers: int) -> None:
+            ran.append(pointers)
+
+    ran: list[tuple[int, ...]] = []
+    plain, fused = Launch.__call__, compiled.fuse
+    monkeypatch.setattr(compiled, "Launch", Launch)
+    assert try_piece(piece(case, "forward"), EFFORT, CPU)["kernel"] == "aten"
+
+    def launch(*called: object) -> None:
+        for name in ("halo_sm80/pack", "halo_sm80/conv"):
+            Launch(name)(1)
+
+    def launching(model: torch.nn.Module) -> None:
+        model.register_forward_hook(launch)
+        fused(model)
+
+    monkeypatch.setattr(compiled, "fuse", launching)
+    row = try_piece(piece(case, "forward"), EFFORT, CPU)
+    assert row["kernel"] == "halo_sm80/conv" and ran and Launch.__call__ is plain
+    assert not is_stale(row)
+    for changed in ({"source": "0" * 64}, {"backend": "0" * 64}, {"backend": None}, {"kernel": "halo_sm80/gone"}):
+        assert is_stale({**row, **changed}), changed
+
+
+def test_the_gpu_is_lent_while_inductor_compiles_and_does_not_search(case: NetworkCase) -> None:
+    class Lock:
+        held, lent = False, 0
+
+        def acquire(self) -> None:
+            assert not self.held
+            self.held = True
+
+        def release(self) -> None:
+            assert self.held
+            self.held, self.lent = False, self.lent + 1
+
+    lock, compile_graph, held = Lock(), Inductor.__call__, []
+
+    def noted(self: Inductor, *given: object) -> Callable:
+        held.append((self.mode, lock.held))
+        return compile_graph(self, *given)
+
+    with pytest.MonkeyPatch.context() as patched, GpuLock(lock) as gpu:
+        patched.setattr(Inductor, "__call__", noted)
+        try_piece(piece(case, "step"), EFFORT, CPU, PieceControl(gpu=gpu))
+        assert lock.held and Inductor.__call__ is noted
+    assert held and all(is_held == (mode == "max-autotune") for mode, is_held in held)
+    assert not lock.held and lock.lent == 1 + sum(mode != "max-autotune" for mode, _ in held) and gpu.waited_s >= 0
+
+
+def test_the_next_piece_compiles_anew(case: NetworkCase) -> None:
+    counts = []
+    for _ in range(2):
+        try_piece(piece(case, "forward"), EFFORT, CPU)
+        counts.append(len(torch._dynamo.eval_frame.cached_backends))
+        compiled.forget_compiled()
+        counts.append(len(torch._dynamo.eval_frame.cached_backends))
+    assert counts[0] == counts[2] > 0 == counts[1] == counts[3]
+
+
+def test_a_piece_ends_between_two_variants_when_the_time_is_up(case: NetworkCase) -> None:
+    with pytest.raises(CutShortError, match="after 0 variants"):
+        try_piece(piece(case, "forward"), EFFORT, CPU, PieceControl(deadline=0.0))
 
 
 def test_the_verb_records_each_row_tells_both_sides_at_their_best_and_goes_on(
@@ -156,11 +239,11 @@ def test_the_verb_records_each_row_tells_both_sides_at_their_best_and_goes_on(
             for name, ms in MS.items()
         }
         variants["haloconv compiled"] |= {"first_call_s": 9.0, "peak_bytes": 103}
-        return dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True), variants=variants)
+        return row_of(piece, variants)
 
     monkeypatch.setattr(verb, "try_piece", try_one)
     passed, text = run(limit_s=-1.0)
-    assert not passed and not tried and text.count("cut, --limit -1 was used up") == 4
+    assert not passed and not tried and text.count("cut, 0 s of --limit are left") == 4
     passed, text = run()
     assert passed and len(tried) == 4 and "7.0, 9.0 1.50x 1.03x" in text
     (daily,) = tmp_path.glob("20*-compiled.jsonl")
@@ -178,7 +261,7 @@ def test_one_direction_is_run_where_it_alone_is_asked_for(
 
     def try_one(piece: Piece, *others: object) -> dict:
         tried.append(piece.direction)
-        return dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True), variants={})
+        return row_of(piece, {})
 
     monkeypatch.setattr(verb, "try_piece", try_one)
     order = NetworkOrder([case], ["fp32"], ["nchw"], EFFORT, directions=["step"])
@@ -203,7 +286,8 @@ def test_the_option_gives_the_networks_to_this_verb(monkeypatch: pytest.MonkeyPa
     ((order, devices, folder, _),) = orders
     assert [str(setting) for setting in order.settings] == ["unet bf16 nchw", "unet bf16 nhwc"] and order.limit_s == 60
     assert devices == [torch.device("cuda", 0)] and folder.name == "nvidia-h200"
-    assert order.directions == ("forward", "step")
+    assert order.directions == ("forward", "step") and order.jobs == 1
+    assert CliRunner().invoke(app, [*words, "--jobs", "3"]).exit_code == 0 and orders[-1][0].jobs == 3
 
     assert CliRunner().invoke(app, [*words, "--direction", "step"]).exit_code == 0
     assert orders[-1][0].directions == ["step"]

@@ -33,6 +33,16 @@ def test_the_cache_folder_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert jit.cache_root() == unset and unset.name == "kernels" and unset.parent.name == "haloconv"
 
 
+def test_processes_share_the_cores_unless_it_is_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for value, processes, threads in ((None, 12, "5"), (None, 100, "1"), ("7", 12, "7")):
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", value or "")
+        if value is None:
+            monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+        env.share_cores(processes)
+        assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == threads
+
+
 @pytest.mark.parametrize(
     "value, enabled", [(None, True), ("", True), ("1", True), ("0", False), ("off", False), (" No ", False)]
 )

@@ -1,34 +1,40 @@
 """Whole networks eager, compiled, and compiled with a search, by PyTorch and on our kernels, and fused on these.
 
 Each variant of a network is checked as whole.py checks a swapped model, against float64, and all are timed
-against each other in one process. Nothing is tuned: ours run by the records that there are.
+against each other in one process. Nothing is tuned: ours run by the records that there are. What several variants are
+set against, PyTorch's eager values and those in float64, is computed once.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from haloconv.accelerate import accelerate
 from haloconv.backend import backend
 from haloconv.bench.layer import baseline_flags
-from haloconv.bench.networks.network import Effort, Setting
+from haloconv.bench.networks.network import Effort, Setting, ignore
 from haloconv.bench.networks.swapped import Autocast, Options, layers_of, placed
-from haloconv.bench.networks.whole import Contest, try_model
-from haloconv.bench.results import ResultRow, key_of
+from haloconv.bench.networks.whole import Contest, OursFailed, judged, peak_bytes
+from haloconv.bench.networks.workers import GpuLock
+from haloconv.bench.results import ResultRow
+from haloconv.bench.stale import backend_source
 from haloconv.bench.suite import PRECISIONS
 from haloconv.bench.targets import find_source
-from haloconv.bench.trial import UNTIMED, Budget, compared
+from haloconv.bench.trial import Budget, compared
 from haloconv.bench.values import forward_call, step_call, warmed
+from haloconv.families.closure import JOIN, kernels, source_of
 from haloconv.fusion.fuse import fuse
+from haloconv.jit.launch import Launch
 from haloconv.precision import Precision
 from haloconv.problem_file import how_it_ended
 from haloconv.report.rows import WholeDirection
@@ -88,51 +94,61 @@ def variants_of(direction: WholeDirection, effort: Effort) -> list[Variant]:
     return [each for each in searched if direction == "forward" or not each.fused]
 
 
-def left_to_do(
-    pieces: Iterable[Piece], rows: Iterable[ResultRow], environment: dict[str, str], effort: Effort
-) -> list[Piece]:
-    """The pieces without a row of this very environment (GPU, versions, commit) that has all variants."""
-    same = [row for row in rows if all(row.get(name) == environment[name] for name in environment if name != "date")]
-    known: dict[tuple[object, ...], set[str]] = {}
-    for row in same:
-        known.setdefault(key_of(row), set()).update(cast("dict[str, Any]", row["variants"]))
-    return [
-        piece
-        for piece in pieces
-        if not known.get(piece.key, set()) >= {str(each) for each in variants_of(piece.direction, effort)}
-    ]
+class CutShortError(Exception):
+    """The time was up before all variants were compiled; the message says after which."""
 
 
-def try_piece(
-    piece: Piece, effort: Effort, device: torch.device, announce: Callable[[str], None] = lambda what: None
-) -> ResultRow:
+@dataclass(frozen=True)
+class PieceControl:
+    """What is told while a piece runs, the lock of its GPU, and when no further variant is begun (``time.time()``)."""
+
+    announce: Callable[[str], None] = ignore
+    gpu: GpuLock = field(default_factory=GpuLock)
+    deadline: float = math.inf
+
+
+def try_piece(piece: Piece, effort: Effort, device: torch.device, control: PieceControl | None = None) -> ResultRow:
     """The row of a piece: its key, and under ``variants`` what each that the effort allows came to, by name.
 
     Of each ``ms`` (median) and ``spread``; ``first_call_s``, the first call with all that it compiles and searches,
     Inductor's folder being empty, and the ``graphs`` that it compiled; ``peak_bytes`` of device memory; ``error``
     against float64 and ``complaint``. What is not known is None. Inference compiled with a search is frozen, too.
+    ``kernel`` names all kernels of ours that ran, ``source`` and ``backend`` are what `is_stale` asks for.
 
-    Raises ModelError or TargetError if the model cannot be had or PyTorch's fails, OutOfMemoryError if it is too large.
+    Raises ModelError or TargetError if the model cannot be had or PyTorch's fails, OutOfMemoryError if it is too large,
+    CutShortError if the time is up. All variants are timed against each other, so that no part counts by itself.
     """
+    control = control or PieceControl()
     contest, training = _contest(piece.setting, device), piece.direction == "step"
     contest.theirs.train(training)
     found: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[], object]] = {}
+    launched: set[str] = set()
     with baseline_flags(contest.precision):
         output, arguments = warmed(contest.theirs, contest.inputs)
         for variant in variants_of(piece.direction, effort):
-            announce(f"{piece}: {variant}")
+            if time.time() > control.deadline:
+                raise CutShortError(f"after {len(found)} variants")
+            control.announce(f"{piece}: {variant}")
             model = _made(variant, contest, training)
             call = _renewed(CALLS[piece.direction](model, output, arguments, contest.seed))
-            with _compiling(variant, training):
-                found[str(variant)] = _tried(call, replace(contest, ours=model), piece.direction)
-            if "first_call_s" in found[str(variant)]:
+            with _compiling(variant, training, control.gpu):
+                first = _first_call(call, device, control.gpu, launched)
+                found[str(variant)] = {**first, **_checked(call, replace(contest, ours=model), piece.direction, first)}
+            if "first_call_s" in first:
                 calls[str(variant)] = call
-        announce(f"{piece}: timing")
+        control.announce(f"{piece}: timing")
         for name, timing in compared(calls, device, effort.budget).items():
             found[name] |= {"ms": float(f"{timing.ms:.6g}"), "spread": float(f"{timing.spread:.6g}")}
     case, direction, precision, layout = piece.key
-    return {"case": case, "direction": direction, "precision": precision, "layout": layout, "variants": found}
+    row: ResultRow = {"case": case, "direction": direction, "precision": precision, "layout": layout, "variants": found}
+    return row | _decided_by(launched)
+
+
+def _decided_by(launched: set[str]) -> ResultRow:
+    """The kernels among the names of .cu files that were launched, and the hashes of what decided the row."""
+    kernel = JOIN.join(sorted(launched & {*kernels()})) or "aten"
+    return {"kernel": kernel, "source": source_of(kernel), "backend": backend_source()}
 
 
 def _contest(setting: Setting, device: torch.device) -> Contest:
@@ -148,7 +164,9 @@ def _contest(setting: Setting, device: torch.device) -> Contest:
     limits = [layer.limits(step, None).norm for layer in layers for step in layer.steps]
     model = model if autocast is None else Autocast(model, autocast)
     precision: Precision = "tf32" if setting.precision == "tf32" else "ieee"
-    return Contest(model, model, inputs, precision, setting.precision, len(layers) * max(limits), seed=options.seed)
+    return Contest(
+        model, model, inputs, precision, setting.precision, len(layers) * max(limits), seed=options.seed, known={}
+    )
 
 
 def _made(variant: Variant, contest: Contest, training: bool) -> torch.nn.Module:
@@ -166,10 +184,11 @@ def _made(variant: Variant, contest: Contest, training: bool) -> torch.nn.Module
 
 
 @contextmanager
-def _compiling(variant: Variant, training: bool) -> Iterator[None]:
+def _compiling(variant: Variant, training: bool, gpu: GpuLock) -> Iterator[None]:
     """Inside, Inductor finds nothing that was compiled before, and freezes the weights where it searches.
 
-    Neither is imported before something is compiled: that takes seconds.
+    Where it does not search, which is done on the GPU, its work is the host's, and the GPU is lent. Neither of its
+    modules is imported before something is compiled: that takes seconds.
     """
     if not variant.mode:
         yield
@@ -177,8 +196,44 @@ def _compiling(variant: Variant, training: bool) -> Iterator[None]:
     frozen = variant.mode == SEARCH and not training
     config, utils = (import_module(f"torch._inductor.{name}") for name in ("config", "utils"))
     dynamo = import_module("torch._dynamo.config")
-    with utils.fresh_inductor_cache(), config.patch(freezing=frozen), dynamo.patch(cache_size_limit=RECOMPILATIONS):
+    lending = nullcontext() if variant.mode == SEARCH else _lending(gpu)
+    limited = dynamo.patch(cache_size_limit=RECOMPILATIONS)
+    with utils.fresh_inductor_cache(), config.patch(freezing=frozen), limited, lending:
         yield
+
+
+@contextmanager
+def _lending(gpu: GpuLock) -> Iterator[None]:
+    """Inside, the GPU is lent to others while Inductor compiles a graph."""
+    compiler: Any = torch._TorchCompileInductorWrapper
+    compile_graph = compiler.__call__
+
+    def lending(self: object, *args: Any, **kwargs: Any) -> object:
+        with gpu.lent():
+            return compile_graph(self, *args, **kwargs)
+
+    compiler.__call__ = lending
+    try:
+        yield
+    finally:
+        compiler.__call__ = compile_graph
+
+
+@contextmanager
+def _noting_launches(names: set[str]) -> Iterator[None]:
+    """Inside, the .cu files whose kernels are launched are noted by name."""
+    launch: Any = Launch
+    call = launch.__call__
+
+    def noting(self: Launch, *pointers: int) -> None:
+        names.add(self.source.kernel)
+        call(self, *pointers)
+
+    launch.__call__ = noting
+    try:
+        yield
+    finally:
+        launch.__call__ = call
 
 
 def _renewed(call: Callable[[], object]) -> Callable[[], object]:
@@ -191,25 +246,43 @@ def _renewed(call: Callable[[], object]) -> Callable[[], object]:
     return renewed
 
 
-def _tried(call: Callable[[], object], contest: Contest, direction: WholeDirection) -> dict[str, Any]:
-    """What a row holds of a variant but for its times. What the call raises is its complaint."""
-    began, before = time.perf_counter(), _graphs()
+def _first_call(call: Callable[[], object], device: torch.device, gpu: GpuLock, launched: set[str]) -> dict[str, Any]:
+    """The seconds of the first call, less those that others had the GPU, and its graphs; or what it raises."""
+    began, waited_s, before = time.perf_counter(), gpu.waited_s, _graphs()
     try:
-        call()
-        synchronize(contest.device)
+        with _noting_launches(launched):
+            call()
+            synchronize(device)
     except (KeyboardInterrupt, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
         return {"complaint": how_it_ended(error)}
-    first_call_s, graphs = round(time.perf_counter() - began, 3), _graphs() - before
-    (row, *_), _ = try_model(contest, "", UNTIMED, (direction,))
-    return {
-        "first_call_s": first_call_s,
-        "graphs": graphs,
-        "error": row.error,
-        "peak_bytes": row.haloconv_peak_bytes,
-        "complaint": row.complaint,
-    }
+    seconds = time.perf_counter() - began - (gpu.waited_s - waited_s)
+    return {"first_call_s": round(seconds, 3), "graphs": _graphs() - before}
+
+
+def _checked(
+    call: Callable[[], object], contest: Contest, direction: WholeDirection, first: dict[str, Any]
+) -> dict[str, Any]:
+    """What a row holds of a variant but for its first call and its times."""
+    if "first_call_s" not in first:
+        return {}
+    peak = None if contest.device.type != "cuda" else peak_bytes(call, contest.ours, contest.inputs)
+    try:
+        row, notes = judged(contest, "", direction)
+    except OursFailed as error:
+        return {"error": None, "peak_bytes": peak, "complaint": str(error)}
+    if row is None:
+        return {"error": None, "peak_bytes": peak, "complaint": " ".join(notes)}
+    error_norm = row.error if math.isfinite(row.error) else None
+    return {"error": error_norm, "peak_bytes": peak, "complaint": row.complaint}
+
+
+def forget_compiled() -> None:
+    """Give up what Dynamo compiled in this process, and its CUDA graphs: the next piece finds none of it."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
 
 
 def _graphs() -> int:

@@ -63,7 +63,8 @@ class Contest:
     tables. ``ran`` tells for ``forward`` and ``step`` the families in use, joined by ``+``, and their kernels, joined
     by `` + ``, if they are known.
     ``norm_limit`` is what the layers together may err. ``seed`` fixes random layers and the output gradients.
-    ``surroundings`` makes the context in which our model runs.
+    ``surroundings`` makes the context in which our model runs. ``known`` keeps what PyTorch's model gave, where several
+    of ours are set against it one after another.
     """
 
     ours: torch.nn.Module
@@ -75,10 +76,15 @@ class Contest:
     ran: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     seed: int = 0
     surroundings: Callable[[], AbstractContextManager[object]] = nullcontext
+    known: Known | None = None
 
     @property
     def device(self) -> torch.device:
         return device_of(self.inputs)
+
+
+Known = dict[tuple[int, bool], tuple[Values, "Values | None"]]
+"""The values of PyTorch's model and those in float64, by the draw's number and whether gradients are among them."""
 
 
 class OursFailed(Exception):
@@ -117,7 +123,24 @@ def try_model(
 
 def _tried(contest: Contest, case: str, direction: WholeDirection, budget: Budget) -> tuple[Row | None, list[str]]:
     """One row, None if there is no gradient to judge, and notes on how it was judged."""
-    call, gradients = {"forward": _forward, "step": _step}[direction], direction == "step"
+    row, notes = judged(contest, case, direction)
+    if row is None:
+        return None, notes
+    call = {"forward": _forward, "step": _step}[direction]
+    times = {}
+    if budget.timed:
+        calls = {BASELINE: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
+        times = compared(calls, contest.device, budget)
+    peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
+    return replace(row, **measured(times), **peaks), notes
+
+
+def judged(contest: Contest, case: str, direction: WholeDirection) -> tuple[Row | None, list[str]]:
+    """The row without times and memory, None if there is no gradient to judge, and notes, as of `try_model`.
+
+    Raises ModelError if PyTorch's model raises, and OursFailed if ours does.
+    """
+    gradients = direction == "step"
     first = _draw(contest, 0, gradients)
     if gradients and not any(name.startswith(GRADIENT) for name in first.theirs):
         return None, [NO_GRADIENT]
@@ -131,12 +154,7 @@ def _tried(contest: Contest, case: str, direction: WholeDirection, budget: Budge
         notes.append(f"{direction}: PyTorch's own error leaves little to check of {errors.hardly_checked}")
     if errors.unchecked:
         notes.append(f"{direction}: not compared, for no element is finite: {errors.unchecked}")
-    times = {}
-    if budget.timed:
-        calls = {BASELINE: call(contest.theirs, contest), OURS: call(contest.ours, contest)}
-        times = compared(calls, contest.device, budget)
-    peaks = {} if contest.device.type != "cuda" else _peaks(contest, call)
-    return replace(_row(contest, case, direction, errors, times), **peaks), notes
+    return _row(contest, case, direction, errors), notes
 
 
 @dataclass(frozen=True)
@@ -163,6 +181,7 @@ def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
 
     With ``gradients`` the models are well conditioned, see `try_model`.
     """
+    known = None if contest.known is None else contest.known.get((index, gradients))
     mirrored = [dim for bit, dim in ((1, -1), (2, -2)) if index & bit]
     inputs = map_tensors(lambda x: x.flip(mirrored) if x.dim() == 4 else x, contest.inputs)
     contest = replace(contest, inputs=inputs, seed=contest.seed + 1000 * index)
@@ -170,8 +189,12 @@ def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
     with ExitStack() as stack:
         if gradients:
             run_theirs(lambda: stack.enter_context(_well_conditioned(contest)), what)
-        theirs: Values = {}
-        run_theirs(lambda: theirs.update(values_of(contest.theirs, contest.inputs, contest.seed, gradients)), what)
+        if known is None:
+            theirs: Values = {}
+            run_theirs(lambda: theirs.update(values_of(contest.theirs, contest.inputs, contest.seed, gradients)), what)
+            known = theirs, _truth(contest, gradients)
+        if contest.known is not None:
+            contest.known[index, gradients] = known
         try:
             with contest.surroundings():
                 ours = values_of(contest.ours, contest.inputs, contest.seed, gradients)
@@ -179,7 +202,7 @@ def _draw(contest: Contest, index: int, gradients: bool) -> _Draw:
             raise
         except BaseException as error:
             raise OursFailed(f"haloconv's model {how_it_ended(error)}") from error
-        return _Draw(ours, theirs, _truth(contest, gradients))
+        return _Draw(ours, *known)
 
 
 class _Smooth(TorchFunctionMode):
@@ -351,7 +374,7 @@ def _flat_oracle(truth: torch.Tensor) -> Oracle:
     return Oracle(value, value.new_tensor(largest).expand(value.shape))
 
 
-def _row(contest: Contest, case: str, direction: WholeDirection, errors: _Errors, times: dict[str, Any]) -> Row:
+def _row(contest: Contest, case: str, direction: WholeDirection, errors: _Errors) -> Row:
     family, kernel = contest.ran.get(direction, ("", ""))
     return Row(
         case=case,
@@ -364,7 +387,7 @@ def _row(contest: Contest, case: str, direction: WholeDirection, errors: _Errors
         aten_error=errors.aten_norm,
         error_limit=errors.limit,
         difference=errors.difference,
-        **measured(times),
+        **measured({}),
         complaint=errors.complaint,
         kernel=kernel,
         source=source_of(kernel) if kernel else None,
@@ -373,4 +396,4 @@ def _row(contest: Contest, case: str, direction: WholeDirection, errors: _Errors
 
 def failed_row(contest: Contest, case: str, direction: WholeDirection, complaint: str) -> Row:
     """The row of a model that has no result."""
-    return _row(contest, case, direction, _Errors(math.inf, math.nan, math.inf, math.nan, complaint), {})
+    return _row(contest, case, direction, _Errors(math.inf, math.nan, math.inf, math.nan, complaint))

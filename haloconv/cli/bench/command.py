@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from haloconv.bench.stale import stale_networks, stale_settings
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
 from haloconv.bench.trial import SETTLE_S, Budget
 from haloconv.cli.bench.cold_start import ColdStartOrder, bench_cold_start
+from haloconv.cli.bench.compiled import SUITE as COMPILED
 from haloconv.cli.bench.compiled import bench_compiled
 from haloconv.cli.bench.costs import bench_compiling, bench_host_cost, show_own_host_cost
 from haloconv.cli.bench.models import SUITE as NETWORKS
@@ -39,6 +40,8 @@ from haloconv.report.rows import WHOLE_DIRECTIONS, WholeDirection
 
 SEED_CASES = ("A", "B", "C")
 Word = TypeVar("Word", bound=str)
+Only = Mapping[tuple[str, str, str], Collection[tuple[str, str]]]
+"""Name, precision and layout of networks, and the cases and directions of their rows."""
 
 
 def known(name: str) -> str:
@@ -68,6 +71,7 @@ def bench(
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     compiled: Annotated[bool, typer.Option("--compiled", help="Networks: eager and compiled, both sides.")] = False,
     search: Annotated[bool, typer.Option(help="--compiled: also by max-autotune (minutes a network).")] = True,
+    jobs: Annotated[int, typer.Option(help="--compiled: networks at once on each GPU.", min=1)] = 1,
     tune: Annotated[bool, typer.Option(help="Networks: tune each first.")] = True,
     layers: Annotated[bool, typer.Option(help="Networks: time each distinct layer, too.")] = True,
     gpus: Annotated[str, typer.Option(help="Networks: spread them over these GPUs, as 0,1; one by default.")] = "",
@@ -89,11 +93,10 @@ def bench(
     try:
         words = _words(case, tag, direction, precision, layout, family)
         suite = find_suite(suite or Path(NETWORKS if models or cold_start else MAIN_SUITE))
-        folder = _folder_of_rows(results, suite, device)
-        since = folder if stale else None
+        folder, since = _folders_of_rows(results, suite, device, stale)
         if models:
-            order = _networks(suite, words, Effort(timing, tune, layers=layers, search=search), limit, since)
-            order = replace(order, directions=_whole_directions(words.directions, compiled))
+            effort = Effort(timing, tune, layers=layers, search=search)
+            order = replace(_networks(suite, words, effort, compiled, since), limit_s=limit, jobs=jobs)
             passed = (bench_compiled if compiled else bench_models)(order, _gpus(gpus) or [device], folder, console)
         elif cold_start:
             passed = bench_cold_start(_starts(suite, words, limit), str(device), folder, console)
@@ -122,11 +125,14 @@ def _device(host_cost: bool, console: Console) -> torch.device:
     raise typer.Exit(0)
 
 
-def _folder_of_rows(results: Path | None, suite: Path, device: torch.device) -> Path:
-    """Where rows of the device go. Raises typer.BadParameter if nothing can be written there."""
+def _folders_of_rows(results: Path | None, suite: Path, device: torch.device, stale: bool) -> tuple[Path, Path | None]:
+    """Where rows of the device go, and where stale ones are looked for, None if they are not.
+
+    Raises typer.BadParameter if nothing can be written there.
+    """
     folder = gpu_folder(results or results_folder(suite), torch.cuda.get_device_name(device))
     check_folder("--results", folder / latest_name(suite.stem))
-    return folder
+    return folder, folder if stale else None
 
 
 class Words(NamedTuple):
@@ -177,19 +183,24 @@ def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stal
     return Order(stale_pieces(cases, stale_settings(rows)), budget, suite.stem, limit)
 
 
-def _networks(suite: Path, words: Words, effort: Effort, limit: float | None, stale: Path | None) -> NetworkOrder:
-    """The order for networks; for the rows in the folder ``stale`` alone that are not of today's sources.
+def _stale_rows(folder: Path | None, what: str) -> Only | None:
+    """What of networks has rows in the folder that are not of today's sources; None without a folder.
 
     They are read from the dated files: a bench that was stopped in the middle has not made the file of the latest.
     """
-    only = None if stale is None else stale_networks(newest_rows(stale, NETWORKS))
+    return None if folder is None else stale_networks(newest_rows(folder, what))
+
+
+def _networks(suite: Path, words: Words, effort: Effort, compiled: bool, stale: Path | None) -> NetworkOrder:
+    """The order for networks; for the rows in the folder ``stale`` alone that are not of today's sources."""
+    only = _stale_rows(stale, COMPILED if compiled else NETWORKS)
     return NetworkOrder(
         cases=_named(load_networks(suite), words.cases),
-        precisions=words.precisions or _usual(["tf32", "bf16"], PRECISIONS, stale),
-        layouts=words.layouts or _usual(["nchw", "nhwc"], LAYOUTS, stale),
+        precisions=words.precisions or _usual(["tf32", "bf16"], PRECISIONS, only),
+        layouts=words.layouts or _usual(["nchw", "nhwc"], LAYOUTS, only),
         effort=effort,
-        limit_s=limit,
         only=only,
+        directions=_whole_directions(words.directions, compiled),
     )
 
 
@@ -226,7 +237,7 @@ def _named(cases: list[NetworkCase], names: list[str]) -> list[NetworkCase]:
     return [each for each in cases if not names or each.name in names]
 
 
-def _usual(usual: list[Word], allowed: Collection[Word], stale: Path | None) -> list[Word]:
+def _usual(usual: list[Word], allowed: Collection[Word], stale: object) -> list[Word]:
     """What an option stands for where nothing was said: all for stale rows."""
     return usual if stale is None else [*allowed]
 

@@ -32,7 +32,7 @@ class NetworkOrder:
     """Every network in every precision and layout; after ``limit_s`` seconds no further row is begun.
 
     ``only`` may have those that are wanted: network, precision and layout, with the cases and directions of rows.
-    ``directions`` are those of compiled ones.
+    ``directions`` are those of compiled ones, of which each device has ``jobs`` at once.
     """
 
     cases: list[NetworkCase]
@@ -42,6 +42,7 @@ class NetworkOrder:
     limit_s: float | None = None
     only: Mapping[tuple[str, str, str], Collection[tuple[str, str]]] | None = None
     directions: Sequence[WholeDirection] = WHOLE_DIRECTIONS
+    jobs: int = 1
 
     @property
     def settings(self) -> list[Setting]:
