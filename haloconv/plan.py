@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from haloconv import env, logs, support
+from haloconv import env, jit, logs, support
 from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be_measured
 from haloconv.choose.measured import bgrad_by_measured_rule
+from haloconv.choose.measuring import ONE_AT_A_TIME
 from haloconv.device import runs_kernels, stand_in, watched
 from haloconv.epilogue import biased, followed
 from haloconv.families import FAMILIES
@@ -99,7 +100,7 @@ _PLAN_LIMIT = 8192  # of each kind
 _plans: dict[tuple[object, ...], Plan] = {}
 _bgrads: dict[tuple[object, ...], BoundCall] = {}
 _warned: set[tuple[object, ...]] = set()
-_noted: ContextVar[list[Noted] | None] = ContextVar("haloconv_noted", default=None)
+_noted: ContextVar[Callable[[Noted], object] | None] = ContextVar("haloconv_noted", default=None)
 
 
 def problem_of(
@@ -137,14 +138,14 @@ def clear_plans() -> None:
 
 
 @contextmanager
-def noting() -> Iterator[list[Noted]]:
-    """Inside, convolutions of this thread that have no plan yet run on PyTorch and are noted: nothing is chosen, bound
-    or compiled for them, and no plan is kept.
+def noting(hear: Callable[[Noted], object]) -> Iterator[None]:
+    """Inside, ``hear`` is told of convolutions of this thread that have no plan yet; then they run on PyTorch.
+
+    Nothing is chosen, bound or compiled for them here, and no plan is kept.
     """
-    found: list[Noted] = []
-    token = _noted.set(found)
+    token = _noted.set(hear)
     try:
-        yield found
+        yield
     finally:
         _noted.reset(token)
 
@@ -184,9 +185,9 @@ def plan_fprop(
             check_residual(residual, plain.y_shape, x.dtype, x.device)
         problem = replace(plain, bias=b is not None and not epilogue.scale, epilogue=epilogue)
         request = Request(problem, form_of(x), form_of(w), layout, x.device)
-        noted = _noted.get()
-        if noted is not None:
-            noted.append(Noted(key, request, spec, current_layer(), *_gradients_of(x, w, b)))
+        hear = _noted.get()
+        if hear is not None:
+            hear(Noted(key, request, spec, current_layer(), *_gradients_of(x, w, b)))
             return Plan(request, spec, _LATER, _run_for_now(request, spec))
         plan = keep(key, bind(request, spec))
     return plan
@@ -196,16 +197,20 @@ _LATER = Choice("aten", "chosen after this call")
 
 
 def _run_for_now(request: Request, spec: ConvSpec) -> BoundCall:
-    """PyTorch's convolution: with the plan that its later calls will have, if it is likely to be chosen."""
-    run, _ = _run_of(_LATER, request)
-    if choose(request.problem, request.device, spec.family, examines=False).family == "aten":
-        return run
+    """PyTorch's convolution: with the plan that its later calls will have, if it is likely to be chosen.
 
-    def unsearched_run(*tensors: torch.Tensor | None) -> torch.Tensor:
-        with unsearched():
+    While cuDNN searches for that nothing else is measured, and no kernel is loaded.
+    """
+    run, _ = _run_of(_LATER, request)
+    searches = choose(request.problem, request.device, spec.family, examines=False).family == "aten"
+
+    def run_for_now(*tensors: torch.Tensor | None) -> torch.Tensor:
+        with ExitStack() as around:
+            for each in (ONE_AT_A_TIME, jit.LOADING) if searches else (unsearched(),):
+                around.enter_context(each)
             return run(*tensors)
 
-    return unsearched_run
+    return run_for_now
 
 
 def _gradients_of(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> tuple[tuple[Direction, ...], bool]:

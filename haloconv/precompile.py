@@ -1,21 +1,21 @@
-"""Kernels of a model compiled before its first call, side by side: one pass tells which convolutions there are."""
+"""Kernels of a model compiled before its first call, side by side, while a pass tells which convolutions there are."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from haloconv import env, jit, logs, plan
+from haloconv import env, logs, plan
 from haloconv.choose.choice import choose, may_be_measured
 from haloconv.choose.measuring import wanted
 from haloconv.layout import Layout, is_channels_last, strides_of
@@ -31,12 +31,24 @@ _THREADS = 16
 
 
 class _Task(NamedTuple):
-    """Something to bind, once for each ``key``; ``request`` and ``layer`` say what for."""
+    """Something to bind, once for each ``key``; ``request`` and ``layer`` say what for.
+
+    ``finds``: calls find a plan by the key.
+    """
 
     key: tuple[object, ...]
     layer: str
     request: Request
     call: Callable[[], object]
+    finds: bool = False
+
+
+class _Bound(NamedTuple):
+    """What a task gave, or a sentence why it failed."""
+
+    task: _Task
+    result: object = None
+    complaint: str = ""
 
 
 def precompile(
@@ -45,9 +57,9 @@ def precompile(
     """Choose and compile the kernels of the model's haloconv layers now, so that its first call finds them.
 
     One forward pass tells which convolutions there are. It runs on PyTorch's convolution, in evaluation mode and under
-    the autocast in force, and leaves the model as it was. Then all kernels are compiled side by side, a thread for each
-    core, 16 at most; if that takes longer than two seconds one line says so, to ``haloconv.compile`` where that topic
-    is logged, else to a terminal. Layers that measure at their first use do so at their first call.
+    the autocast in force, and leaves the model as it was. Kernels are compiled beside it and behind it, a thread for
+    each core, 16 at most; if that takes longer than two seconds one line says so, to ``haloconv.compile`` where that
+    topic is logged, else to a terminal. Layers that measure at their first use do so at their first call.
 
     Args:
         model: any module with layers of ours, on the device where it will run.
@@ -68,10 +80,14 @@ def precompile(
     if env.disabled():
         return ()
     args, kwargs = arguments_of(example_inputs)
-    with _loading_compiler(), plan.noting() as noted, evaluating(model), torch.set_grad_enabled(asked != ("fprop",)):
-        model(*args, **kwargs)
-    tasks = {task.key: task for task in _tasks(noted, asked)}.values()
-    return _side_by_side(sorted(tasks, key=_has_one_tap))
+    with _SideBySide(asked) as compilers:
+        with plan.noting(compilers.hear), evaluating(model), torch.set_grad_enabled(asked != ("fprop",)):
+            model(*args, **kwargs)
+        bound = compilers.ended()
+    for each in bound:
+        if isinstance(each.result, plan.Plan) and each.task.finds:
+            plan.keep(each.task.key, each.result)
+    return tuple(each.complaint for each in bound if each.complaint)
 
 
 def check_directions(directions: Collection[Direction]) -> None:
@@ -89,30 +105,6 @@ def arguments_of(example_inputs: Inputs) -> tuple[tuple[object, ...], dict[str, 
 
 
 @contextmanager
-def _loading_compiler() -> Iterator[None]:
-    """Inside, the compiler is loaded beside PyTorch's work on a GPU. What is missing shows where a kernel needs it."""
-
-    def load() -> None:
-        with suppress(jit.ToolchainError):
-            jit.load_compiler()
-
-    thread = threading.Thread(target=load, name="haloconv-compiler")
-    if torch.cuda.is_initialized():
-        thread.start()
-    try:
-        yield
-    finally:
-        if thread.ident is not None:
-            thread.join()
-
-
-def _has_one_tap(task: _Task) -> bool:
-    """Kernels of layers with several taps take longest to compile, and begin first."""
-    problem = task.request.problem
-    return problem.r * problem.s == 1
-
-
-@contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Every module in evaluation mode, so that no running statistics change; afterwards as before."""
     training = [module for module in model.modules() if module.training]
@@ -124,24 +116,20 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _tasks(noted: Sequence[Noted], directions: Collection[Direction]) -> Iterator[_Task]:
-    """What is to be bound for these calls."""
-    for each in noted:
-        problem, spec, device, where = each.request.problem, each.spec, each.request.device, (each.layer, each.request)
-        if "fprop" in directions and not _is_measured_later(each.request, spec):
-            yield _Task(each.key, *where, partial(_keep_plan, each))
-        y_form = TensorForm(strides_of(problem.y_shape, each.request.result_layout), True)
-        for direction in (one for one in each.gradients if one in directions):
-            request = _gradient_request(each.request, direction, y_form)
-            if not _is_measured_later(request, spec):
-                yield _Task((request, spec), each.layer, request, partial(plan.bind, request, spec))
-        if each.bias_gradient and "wgrad" in directions:
-            asked = (problem.dtype, problem.y_shape, y_form, device, spec.family)
-            yield _Task(asked, *where, partial(plan.bind_bgrad_of, *asked))
-
-
-def _keep_plan(noted: Noted) -> None:
-    plan.keep(noted.key, plan.bind(noted.request, noted.spec))
+def _tasks(noted: Noted, directions: Collection[Direction]) -> Iterator[_Task]:
+    """What is to be bound for a call."""
+    request, spec, layer = noted.request, noted.spec, noted.layer
+    problem, device = request.problem, request.device
+    if "fprop" in directions and not _is_measured_later(request, spec):
+        yield _Task(noted.key, layer, request, partial(plan.bind, request, spec), finds=True)
+    y_form = TensorForm(strides_of(problem.y_shape, request.result_layout), True)
+    for direction in (one for one in noted.gradients if one in directions):
+        asked = _gradient_request(request, direction, y_form)
+        if not _is_measured_later(asked, spec):
+            yield _Task((asked, spec), layer, asked, partial(plan.bind, asked, spec))
+    if noted.bias_gradient and "wgrad" in directions:
+        summed = (problem.dtype, problem.y_shape, y_form, device, spec.family)
+        yield _Task(summed, layer, request, partial(plan.bind_bgrad_of, *summed))
 
 
 def _gradient_request(fprop: Request, direction: Direction, y_form: TensorForm) -> Request:
@@ -160,35 +148,50 @@ def _is_measured_later(request: Request, spec: ConvSpec) -> bool:
     return may_be_measured(choose(request.problem, request.device, spec.family), spec.family)
 
 
-def _side_by_side(tasks: Collection[_Task]) -> tuple[str, ...]:
-    """Run the tasks in threads, for NVRTC works without Python's lock; what those say that failed."""
-    if not tasks:
-        return ()
-    threads = min(_THREADS, os.cpu_count() or 1, len(tasks))
-    with ThreadPoolExecutor(threads) as pool:
-        running = [pool.submit(_attempt, task) for task in tasks]
-        try:
-            done, waiting = wait(running, PATIENCE_S)
-            if waiting:
-                _tell(f"choosing and compiling kernels: {len(done)} of {len(running)} are done, {threads} at a time")
-            complaints = [each.result() for each in running]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return tuple(each for each in complaints if each)
+class _SideBySide:
+    """Threads that bind what calls need, from when they are heard of; NVRTC works without Python's lock.
+
+    No plan is kept meanwhile, so that the pass hears of every call. Leaving the block without ``ended`` gives up what
+    has not begun.
+    """
+
+    def __init__(self, directions: Collection[Direction]) -> None:
+        self.directions, self.begun_at = directions, time.monotonic()
+        self.threads = min(_THREADS, os.cpu_count() or 1)
+        self.pool = ThreadPoolExecutor(self.threads)
+        self.running: dict[tuple[object, ...], Future[_Bound]] = {}
+
+    def __enter__(self) -> _SideBySide:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def hear(self, noted: Noted) -> None:
+        """Bind what a call needs, unless another needs the same."""
+        for task in _tasks(noted, self.directions):
+            if task.key not in self.running:
+                self.running[task.key] = self.pool.submit(_attempt, task)
+
+    def ended(self) -> list[_Bound]:
+        """What all have given, in the order of the calls; a line says so if that takes longer than PATIENCE_S."""
+        running = list(self.running.values())
+        done, waiting = wait(running, max(0.0, self.begun_at + PATIENCE_S - time.monotonic()))
+        if waiting:
+            at_once = f"{self.threads} at a time"
+            _tell(f"choosing and compiling kernels: {len(done)} of {len(running)} are done, {at_once}")
+        return [each.result() for each in running]
 
 
-def _attempt(task: _Task) -> str:
-    """Empty, or why it failed."""
+def _attempt(task: _Task) -> _Bound:
     device = task.request.device
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), calls_of(task.layer):
-            task.call()
+            return _Bound(task, task.call())
     except Exception as error:  # whatever it is, the layer's call raises it, too, where the user can see what for
         sentence = f"{task.layer or 'a layer'}: {task.request.problem}: {type(error).__name__}: {error}"
         logs.compile.info("not compiled ahead of the first call: %s", sentence)
-        return sentence
-    return ""
+        return _Bound(task, complaint=sentence)
 
 
 def _tell(line: str) -> None:

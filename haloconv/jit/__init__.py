@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from haloconv.jit.cache import CacheStatistics, cache_root, cache_size, clear_cache, get_kernel, statistics
-from haloconv.jit.compile import (
-    CompileError,
-    Cubin,
-    ToolchainError,
-    UnsupportedArchError,
-    compile_source,
-    load_compiler,
-    nvrtc_info,
-)
-from haloconv.jit.driver import TENSOR_MAP_BYTES, ArgumentBlock, DriverError, LoadedKernel, load_kernel
+from haloconv.jit.compile import CompileError, Cubin, ToolchainError, UnsupportedArchError, compile_source, nvrtc_info
+from haloconv.jit.driver import LOADING, TENSOR_MAP_BYTES, ArgumentBlock, DriverError, LoadedKernel, load_kernel
 from haloconv.jit.source import KernelSource, SourceError, family_sources, kernel_source
 from haloconv.jit.tensor_map import BoxMap, DataType, OutOfBounds, Swizzle, encode_tiled
 
 __all__ = [
+    "LOADING",
     "TENSOR_MAP_BYTES",
     "ArgumentBlock",
     "BoxMap",
@@ -40,7 +33,6 @@ __all__ = [
     "family_sources",
     "get_kernel",
     "kernel_source",
-    "load_compiler",
     "load_kernel",
     "nvrtc_info",
     "statistics",

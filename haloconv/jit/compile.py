@@ -84,11 +84,12 @@ def nvrtc_info() -> tuple[str, str]:
     Raises ToolchainError with the remedy if cuda-bindings or NVRTC is missing.
     """
     try:
-        from cuda.bindings import nvrtc
-        from cuda.pathfinder import load_nvidia_dynamic_lib
+        with _importing:
+            from cuda.bindings import nvrtc
+            from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        path = load_nvidia_dynamic_lib("nvrtc").abs_path or "unknown"
-        status, major, minor = nvrtc.nvrtcVersion()
+            path = load_nvidia_dynamic_lib("nvrtc").abs_path or "unknown"
+            status, major, minor = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError, OSError) as error:
         raise ToolchainError(
             f"NVRTC, the CUDA run-time compiler, cannot be used ({error}): {install_command()}"
@@ -96,12 +97,6 @@ def nvrtc_info() -> tuple[str, str]:
     if status:
         raise ToolchainError(f"NVRTC at {path} does not tell its version ({status.name}): {install_command()}")
     return f"{major}.{minor}", path
-
-
-def load_compiler() -> None:
-    """Import cuda-core and load NVRTC, so that the first kernel finds them. Raises ToolchainError if one is missing."""
-    nvrtc_info()
-    _cuda_core()
 
 
 def _cuda_core() -> ModuleType:

@@ -203,7 +203,8 @@ def encode_tensor_map(data_type: int, address: int, shape: tuple[Sequence[int], 
 
 
 _loaded: dict[tuple[bytes, str, int], LoadedKernel] = {}
-_loading = threading.Lock()
+LOADING = threading.Lock()
+"""Held while a kernel is loaded: the driver may keep the device from other work meanwhile."""
 
 
 def load_kernel(cubin: Cubin, device_index: int, dynamic_smem_bytes: int) -> LoadedKernel:
@@ -214,7 +215,7 @@ def load_kernel(cubin: Cubin, device_index: int, dynamic_smem_bytes: int) -> Loa
     if not torch.cuda.is_available():
         raise DriverError(f"{cubin.entry} cannot be loaded: PyTorch sees no GPU")
     key = (cubin.image, cubin.entry, device_index)
-    with _loading:
+    with LOADING:
         kernel = _loaded.get(key)
         if kernel is None:
             kernel = _loaded[key] = LoadedKernel(cubin, device_index)

@@ -219,7 +219,8 @@ def test_nothing_is_kept_of_a_call_whose_plan_is_not(asked: list[str]) -> None:
     """Inside plan.noting() calls run on PyTorch for now."""
     layer, x = layer_and_image()
     for _ in range(2):
-        with plan.noting() as noted:
+        noted: list[plan.Noted] = []
+        with plan.noting(noted.append):
             layer(x)
         assert len(noted) == 1
     layer(x)

@@ -19,6 +19,7 @@ import haloconv
 from haloconv import env, plan
 from haloconv.device import Device, set_stand_in
 from haloconv.jit import TENSOR_MAP_BYTES, CompileError, KernelSource
+from haloconv.problem import ConvSpec, Request
 from haloconv.tune import measure
 from tests.cpu.test_paths import H200, Noting
 from tests.tuned import Clock, FakeFamily, fake_gpu, favouring, only
@@ -171,38 +172,69 @@ def test_kernels_are_compiled_side_by_side(compiler: Compiler, monkeypatch: pyte
     assert len(compiler.sources) == 2
 
 
-def test_the_compiler_is_loaded_beside_the_pass(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pass waits for it here, and would for ever if it came before or after."""
-    begun, passed = threading.Event(), threading.Event()
+class Waits(nn.Module):
+    """A layer that is done when ``event`` is set."""
 
-    def load() -> None:
-        begun.set()
-        assert passed.wait(60)
-        raise CODE.jit.ToolchainError("not told: layers of ours may need no compiler")
+    def __init__(self, event: threading.Event) -> None:
+        super().__init__()
+        self.event = event
 
-    class Waits(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            assert begun.wait(60)
-            passed.set()
-            return x
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.event.wait(60)
+        return x
 
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(CODE.jit, "load_compiler", load)
-    model = nn.Sequential(Waits(), *network()).eval()
+
+def test_kernels_are_compiled_beside_the_pass(compiler: Compiler) -> None:
+    """The pass waits for the first kernel here, and would for ever if the compiler waited for the pass."""
+    begun = threading.Event()
+    compiler.meet = lambda source: begun.set()
+    model = nn.Sequential(*network(), Waits(begun)).eval()
     haloconv.accelerate(model, family="direct")
     assert haloconv.precompile(model, images()) == ()
     assert len(compiler.sources) == 2
-    assert "haloconv-compiler" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_kernels_of_several_taps_come_first(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    order: list[int] = []
+def test_the_pass_hears_of_a_form_again_whose_kernel_is_there(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second layer of a form needs a gradient that the first does not: of its images."""
+    bound, asked = threading.Event(), []
     bind = plan.bind
-    monkeypatch.setattr(plan, "bind", lambda request, spec: (order.append(request.problem.r), bind(request, spec))[1])
-    layers = (nn.Conv2d(16, 16, size, padding=size // 2) for size in (1, 3, 1, 5))
-    haloconv.accelerate(nn.Sequential(*layers).eval(), family="direct", example_inputs=images())
-    assert order == [3, 5, 1]
+
+    def noting(request: Request, spec: ConvSpec) -> plan.Plan:
+        asked.append(request.problem.direction)
+        found = bind(request, spec)
+        bound.set()
+        return found
+
+    monkeypatch.setattr(plan, "bind", noting)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), Waits(bound), nn.Conv2d(16, 16, 3, padding=1))
+    haloconv.accelerate(model, family="direct", example_inputs=images())
+    assert sorted(asked) == ["dgrad", "fprop", "wgrad"]
+
+
+def test_a_pass_that_fails_gives_up_what_has_not_begun(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    begun, failed, ended = (threading.Event() for _ in range(3))
+
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert begun.wait(60)
+            raise RuntimeError("a fault of the model")
+
+    def wait_for_the_fault(source: KernelSource) -> None:
+        begun.set()
+        assert failed.wait(60)
+        ended.set()
+
+    compiler.meet = wait_for_the_fault
+    model = nn.Sequential(*network(), Fails()).eval()
+    haloconv.accelerate(model, family="direct")
+    with pytest.raises(RuntimeError, match="a fault of the model"):
+        haloconv.precompile(model, images())
+    failed.set()
+    assert ended.wait(60)
+    assert len(compiler.sources) <= 1 and not plan._plans
 
 
 class Terminal(io.StringIO):

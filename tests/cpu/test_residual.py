@@ -205,7 +205,8 @@ def test_a_plan_for_each_epilogue() -> None:
 def test_a_noted_call_has_its_residual() -> None:
     x, w, b, residual = _tensors()
     plan.clear_plans()
-    with plan.noting() as found, torch.no_grad():
+    found: list[plan.Noted] = []
+    with plan.noting(found.append), torch.no_grad():
         y = _ours(x, w, b, residual)
     assert torch.allclose(y, _composed(x, w, b, residual)) and found[0].request.problem.epilogue.residual
 

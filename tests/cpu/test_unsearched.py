@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import haloconv
+from haloconv import jit
 from haloconv.bench.networks.swapped import Options, layers_of
 from haloconv.bench.trial import Budget
 from haloconv.bench.values import check_model
@@ -38,15 +39,16 @@ def flags() -> tuple[bool, bool]:
 
 
 class Convolutions(TorchFunctionMode):
-    """The flags under which each convolution of PyTorch ran."""
+    """What ``look()`` gave, by default the flags, when each convolution of PyTorch ran."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], tuple[bool, bool]] = flags) -> None:
         super().__init__()
+        self.look = look
         self.seen: list[tuple[bool, bool]] = []
 
     def __torch_function__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         if getattr(func, "__name__", "") == "conv2d":
-            self.seen.append(flags())
+            self.seen.append(self.look())
         return func(*args, **kwargs or {})
 
 
@@ -95,6 +97,26 @@ def test_compiling_ahead_searches_for_what_pytorch_will_run(family: str, expecte
     with idle_gpu(), Convolutions() as ran:
         haloconv.accelerate(network(), family=family, example_inputs=torch.randn(2, 16, 8, 8))
     assert ran.seen == [expected, expected]
+
+
+def held() -> tuple[bool, bool]:
+    """Whether another thread that would load a kernel waits, and one that would measure."""
+
+    def can_measure() -> bool:
+        with suppress(RuntimeError):  # of a lock that was not taken
+            taken = ONE_AT_A_TIME.acquire(blocking=False)
+            ONE_AT_A_TIME.release()
+        return taken
+
+    with ThreadPoolExecutor(1) as another:
+        return jit.LOADING.locked(), not another.submit(can_measure).result(30)
+
+
+@pytest.mark.parametrize(("family", "waits"), [("direct", False), ("aten", True)])
+def test_nothing_is_loaded_or_measured_while_pytorch_searches(family: str, waits: bool) -> None:
+    with idle_gpu(), Convolutions(held) as ran:
+        haloconv.accelerate(network(), family=family, example_inputs=torch.randn(2, 16, 8, 8))
+    assert ran.seen == [(waits, waits)] * 2
 
 
 def test_a_look_at_a_record_searches_nothing() -> None:
