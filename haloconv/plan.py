@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from haloconv import env, jit, logs, support
+from haloconv import env, logs, support
 from haloconv.choose.choice import Choice, choose, choose_now, config_of, may_be_measured
 from haloconv.choose.measured import bgrad_by_measured_rule
-from haloconv.choose.measuring import ONE_AT_A_TIME
+from haloconv.choose.measuring import undisturbed
 from haloconv.device import runs_kernels, stand_in, watched
 from haloconv.epilogue import biased, followed
 from haloconv.families import FAMILIES
@@ -197,17 +197,12 @@ _LATER = Choice("aten", "chosen after this call")
 
 
 def _run_for_now(request: Request, spec: ConvSpec) -> BoundCall:
-    """PyTorch's convolution: with the plan that its later calls will have, if it is likely to be chosen.
-
-    While cuDNN searches for that nothing else is measured, and no kernel is loaded.
-    """
+    """PyTorch's convolution: with the plan that its later calls will have, if it is likely to be chosen."""
     run, _ = _run_of(_LATER, request)
     searches = choose(request.problem, request.device, spec.family, examines=False).family == "aten"
 
     def run_for_now(*tensors: torch.Tensor | None) -> torch.Tensor:
-        with ExitStack() as around:
-            for each in (ONE_AT_A_TIME, jit.LOADING) if searches else (unsearched(),):
-                around.enter_context(each)
+        with undisturbed() if searches else unsearched():
             return run(*tensors)
 
     return run_for_now

@@ -9,10 +9,10 @@ is added to the pixels that it came from, here or, by an Exchange, in other shar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,61 +22,13 @@ from haloconv.gathered import gathered
 from haloconv.layout import Layout, neighbours_of, strides_of
 from haloconv.problem import ZEROS, ConvSpec, Direction, EdgeModes, Modes, output_extent
 from haloconv.profiling import calls_of, current_layer, profiler
-from haloconv.rectangles import Messages, Rectangle, give, needed, owner_of, split, take
+from haloconv.rectangles import Messages, Rectangle, give, owner_of, take
 from haloconv.rim_batch import Asked, Batch, Posed, is_upright, oriented, packed_windows, posed, windows_of
 from haloconv.rims import Cut, HaloRows, Piece, Place, halo_of, reads_outside
+from haloconv.shard_exchange import Alone, Exchange
+from haloconv.strip_autograd import received_pixels, recorded_strips
 
 Tensor = torch.Tensor
-
-
-class Exchange(Protocol):
-    """How shards get rectangles of each other. What is asked for at once arrives when it is waited for."""
-
-    def start(self, x: Tensor) -> Callable[[], Messages]:
-        """Send the rectangles of x that others need, and ask for those that this shard needs."""
-
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
-        """Send gradients of rectangles to their owners, and ask for those of the rectangles that ``start`` sent."""
-
-    def differentiable(self, x: Tensor) -> Messages:
-        """What ``start`` gives, with gradients of any order; perhaps also an empty one of no use to a rim."""
-
-    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
-        """Sum gradients of weights, which all shards have alike, over all shards."""
-
-    def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The weights; their gradients, of any order, are those of all shards together."""
-
-    def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
-        """y, whose gradient asks for that of the others, too, so that all shards exchange the same."""
-
-    def telling(self) -> AbstractContextManager[None]:
-        """Inside, what fails here is told to the other shards, which may be waiting for this one."""
-
-
-class Alone:
-    """The Exchange of an image that is one shard."""
-
-    def start(self, x: Tensor) -> Callable[[], Messages]:
-        return dict
-
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
-        return list
-
-    def differentiable(self, x: Tensor) -> Messages:
-        return {}
-
-    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
-        return lambda: gradients
-
-    def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
-        return weights
-
-    def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
-        return y
-
-    def telling(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class Job(NamedTuple):
@@ -123,11 +75,6 @@ def convolve_cut(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
 # --- strips that are put together from rectangles
 
 
-def _received(messages: Messages, job: Job, like: Tensor) -> dict[Place, Iterator[Tensor]]:
-    rectangles = needed(job.cut, job.place) if messages else {}
-    return {owner: iter(split(message, rectangles.get(owner, []), like)) for owner, message in messages.items()}
-
-
 def _pixels(x: Tensor, rectangle: Rectangle, received: dict[Place, Iterator[Tensor]], place: Place) -> Tensor:
     owner = owner_of(rectangle)
     if owner is None:
@@ -137,7 +84,8 @@ def _pixels(x: Tensor, rectangle: Rectangle, received: dict[Place, Iterator[Tens
 
 def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
     """The input of each batch of rims, (N * rims, C, h, w), or of upright ones (N * rims, C, w, h), in x's order."""
-    received, layout, strips = _received(messages, job, x), plans.layout_of(x), []
+    received = received_pixels(messages, job.cut, job.place, x)
+    layout, strips = plans.layout_of(x), []
     for batch in job.cut.batches:
         upright = is_upright(batch, job.cut)
         strip = gathered(x, batch, job.place, layout, upright)
@@ -204,7 +152,7 @@ def plan_at_once(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> plans.Plan
 
 def _halo(x: Tensor, own: Tensor, messages: Messages, job: Job, rows: HaloRows) -> Tensor:
     """The halo of ``own``, a part of the shard x, as Request has it."""
-    received, (n, c, _, width) = _received(messages, job, x), own.shape
+    received, (n, c, _, width) = received_pixels(messages, job.cut, job.place, x), own.shape
     shape = (n, c, rows.rows, width)
     halo = x.new_empty_strided(shape, strides_of(shape, neighbours_of(own.stride())))
     if sum(run.length for _, run in rows.at) < rows.rows:
@@ -363,29 +311,16 @@ def _differentiable_gradients(dy: Tensor, inputs: Sequence[Any], wanted: Sequenc
 def _recorded(inputs: Sequence[Any], job: Job) -> Tensor:
     """_fprop of operations that each have gradients of any order; interior and rims are copied into y."""
     cut, exchange, x = job.cut, job.exchange, inputs[0]
-    messages = exchange.differentiable(x)
+    strips, empty = recorded_strips(x, cut, job.place, exchange)
     w, b = exchange.replicated(*inputs[1:])
     assert w is not None
     y = x.new_empty(x.shape[0], w.shape[0], *cut.outputs)
     if cut.interior is not None:
         inner = autograd.fprop(take(x, _rectangle(cut.interior)), w, b, job.spec_of(cut.interior))
         y = _written(y, cut.interior, inner)
-    for piece, strip in zip(cut.rims, recorded_strips(x, messages, job), strict=True):
+    for piece, strip in zip(cut.rims, strips, strict=True):
         y = _written(y, piece, autograd.fprop(strip, w, b, job.spec_of(piece)))
-    return exchange.tied(y, x, w, b, *messages.values())
-
-
-def recorded_strips(x: Tensor, messages: Messages, job: Job) -> Iterator[Tensor]:
-    """The input of each rim, put together by operations that have gradients of any order."""
-    received = _received(messages, job, x)
-    for piece in job.cut.rims:
-        rectangles = [_pixels(x, (down, across), received, job.place) for *_, down, across in piece.rectangles()]
-        across = len(piece.columns.runs)
-        yield _joined([_joined(rectangles[at : at + across], 3) for at in range(0, len(rectangles), across)], 2)
-
-
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return exchange.tied(y, x, w, b, empty)
 
 
 def _written(y: Tensor, piece: Piece, values: Tensor) -> Tensor:

@@ -166,6 +166,42 @@ def norms_twice() -> None:
             torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, wanted)
 
 
+def norms_of_every_dtype() -> None:
+    """Values, gradients and running statistics beside those of float64, of pixels far from zero, on an empty shard."""
+    mesh, placements = meshes()["4x1"]
+    functions = torch.nn.functional
+    for dtype, limit in ((torch.float32, 5e-4), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)):
+        x = (torch.randn(2, 4, 6, 5) + (1000 if dtype == torch.float32 else 4)).to(dtype)
+        dy, w, b = torch.randn(2, 4, 6, 5).to(dtype), torch.randn(4), torch.randn(4)
+        for norm, name in ((0, "batch"), (1, "group 4"), (2, "group 2")):
+            found = []
+            for kind in (x, x.double()):
+                ours, functional = (True, norms) if kind.dtype == dtype else (False, functions)
+                image, upstream = kind.clone().requires_grad_(), dy.to(kind.dtype)
+                if ours:
+                    image, upstream = (shard(each, mesh, placements) for each in (image, upstream))
+                weights = [each.to(kind.dtype).requires_grad_() for each in (w, b)]
+                running = torch.zeros(4, dtype=kind.dtype), torch.ones(4, dtype=kind.dtype)
+                if norm:
+                    y = functional.group_norm(image, 4 // norm, *weights)
+                else:
+                    y = functional.batch_norm(image, *running, *weights, True)
+                everything = (y, *torch.autograd.grad(y, (image, *weights), upstream), *running)
+                found.append([each.full_tensor() if isinstance(each, DTensor) else each for each in everything])
+            for got, wanted in zip(*found, strict=True):
+                scale = wanted.detach().abs().max()
+                assert (got.double() - wanted).abs().max() <= limit * scale, (dtype, name)
+
+
+def pixels_are_not_shared() -> None:
+    """A shard in the middle needs no zeros around it, and is padded into memory of its own as the others are."""
+    mesh, placements = meshes()["4x1"]
+    image = shard(integers(1, 2, 8, 3).detach(), mesh, placements)
+    before = image.to_local().clone()
+    pixels.pad(image, (0, 0, 1, 1)).to_local().add_(1)
+    assert torch.equal(image.to_local(), before)
+
+
 class _Scaled(torch.nn.Module):
     """A convolution beside a parameter that no layer has."""
 
@@ -306,6 +342,8 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
     other_placements,
     pixels_mixed,
     norms_twice,
+    norms_of_every_dtype,
+    pixels_are_not_shared,
     parameters_twice,
     third_order,
     models,

@@ -165,6 +165,7 @@ def scaling_section(root: Path = ROOT) -> str:
                 f"`{row['case']}`",
                 row["precision"],
                 str(row["ranks"]),
+                "sharded" if row.get("is_sharded", row["ranks"] > 1) else "plain",
                 f"{row['ms']:.1f}",
                 f"{100 * row['efficiency']:.1f} %",
                 "–" if row["efficiency_bar"] is None else f"{100 * row['efficiency_bar']:.0f} %",
@@ -173,7 +174,7 @@ def scaling_section(root: Path = ROOT) -> str:
             for _, row in sorted(newest.items())
         ]
         if body:
-            header = ["images a GPU", "precision", "GPUs", "ms", "efficiency", "bar", "GB a GPU"]
+            header = ["images a GPU", "precision", "GPUs", "tensors", "ms", "efficiency", "bar", "GB a GPU"]
             lines += [
                 f"**{span([*newest.values()], 'gpu')}**, {span([*newest.values()], 'date')}:",
                 "",

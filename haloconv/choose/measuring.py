@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from haloconv import env
 from haloconv.families.base import Config
+from haloconv.jit import LOADING
 from haloconv.problem import Request
 from haloconv.reference import user_wants_search
 
@@ -26,6 +28,14 @@ class Measuring(Protocol):
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while something is measured: other measurements would disturb it."""
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, nothing else is measured, and no kernel is loaded: for a search of cuDNN's own."""
+    with ONE_AT_A_TIME, LOADING:
+        yield
+
 
 _load: Callable[[], Measuring] | None = None
 

@@ -1,4 +1,4 @@
-"""How the shards of an image get pixels of each other: haloconv.strips.Exchange on torch.distributed.
+"""How the shards of an image get pixels of each other: haloconv.shard_exchange.Exchange on torch.distributed.
 
 Halos go by batch_isend_irecv, one message from each shard to each that needs something of it: on CUDA devices on a
 stream of its own. Gradients take the way back. Those of weights are summed over all ranks by one all_reduce.
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from haloconv.distributed.group import Group, RankError, agree, numbered, others_there
 from haloconv.distributed.image import Image
-from haloconv.rectangles import Messages, Rectangle, give, needed, packed, split
+from haloconv.rectangles import Messages, Rectangle, needed, packed, split
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
 
 Tensor = torch.Tensor
@@ -132,12 +132,6 @@ class MeshExchange:
 
         return summed
 
-    def differentiable(self, x: Tensor) -> Messages:
-        if not self.traffic.is_any:
-            return {}
-        found = _Send.apply(x, self)
-        return dict(zip((*self.traffic.asked, self.place), found, strict=True))
-
     def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
         return tuple(None if each is None else replicated(each, self.everyone, self.call) for each in weights)
 
@@ -242,36 +236,6 @@ def start_sum(tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tens
 
 
 # --- the same for autograd to see, each function the transpose of another
-
-
-class _Send(torch.autograd.Function):
-    """x to the messages that others send of theirs, and an empty tensor, so that every shard takes part."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: MeshExchange) -> tuple[Tensor, ...]:
-        ctx.exchange, ctx.shape = exchange, x.shape
-        messages = exchange.start(x)()
-        return *(messages[owner] for owner in exchange.traffic.asked), x.new_empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return _SendBack.apply(ctx.exchange, ctx.shape, *gradients), None
-
-
-class _SendBack(torch.autograd.Function):
-    """Gradients of messages, and of the empty tensor, to that of x."""
-
-    @staticmethod
-    def forward(ctx: Any, exchange: MeshExchange, shape: torch.Size, *gradients: Tensor) -> Tensor:
-        ctx.exchange = exchange
-        dx = gradients[-1].new_zeros(shape)
-        for rectangle, gradient in exchange.start_back(dict(zip(exchange.traffic.asked, gradients)), dx)():  # noqa: B905
-            give(dx, rectangle, gradient)
-        return dx
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return None, None, *_Send.apply(gradient, ctx.exchange)
 
 
 def replicated(weight: Tensor, group: Group | None, call: str) -> Tensor:

@@ -18,19 +18,20 @@ Tensor = torch.Tensor
 class _Moments(torch.autograd.Function):
     """Mean and variance over some dimensions of the shards of all ranks of a group, ``count`` elements each.
 
-    They are used for this shard alone: gradients of all ranks are summed.
+    They are used for this shard alone: gradients of all ranks are summed. Each shard is read once, for its own mean and
+    its sum of squares about that; sums about another mean follow (Chan, Golub, LeVeque 1979), so nothing cancels.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, dims: tuple[int, ...], count: int, group: Group | None, words: str
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        mean = _total(x.sum(dims, keepdim=True, dtype=dtype), group, words) / count
-        variance = _total((x - mean).square_().sum(dims, keepdim=True), group, words) / count
+        own_mean, own_squares, own_count = _moments(x, dims)
+        mean = _total(own_mean * own_count, group, words) / count
+        squares = own_squares + (own_mean - mean).square() * own_count
         ctx.save_for_backward(x, mean)
         ctx.asked = dims, count, group, words
-        return mean, variance
+        return mean, _total(squares, group, words) / count
 
     @staticmethod
     def backward(ctx: Any, d_mean: Tensor, d_variance: Tensor) -> tuple[Any, ...]:
@@ -40,8 +41,56 @@ class _Moments(torch.autograd.Function):
             mean, _ = _Moments.apply(x, *ctx.asked)
         both = torch.stack([d_mean, d_variance])
         d_mean, d_variance = replicated(summed(both, group, words), group, words)
-        dx = (d_mean + (x - mean) * (2 * d_variance)) / count
+        slope = 2 * d_variance / count
+        dx = torch.addcmul(d_mean / count - mean * slope, x, slope)
         return dx.to(x.dtype), None, None, None, None
+
+
+def _moments(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
+    """The mean over dimensions, the sum of squares about it, and of how many elements: zeros of none."""
+    dtype, shape = torch.promote_types(x.dtype, torch.float32), [1 if d in dims else e for d, e in enumerate(x.shape)]
+    count = x.numel() // max(torch.Size(shape).numel(), 1)
+    if not x.numel():
+        zeros = x.new_zeros(shape, dtype=dtype)
+        return zeros, zeros, 0
+    if x.dtype == dtype:
+        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+        return mean, variance * count, count
+    mean = x.mean(dims, keepdim=True, dtype=dtype)
+    squares = torch.linalg.vector_norm(x, 2, dims, keepdim=True, dtype=dtype).square()
+    # 16 bits have a part of 2^-9 of the mean at best, and fp32 sums are right to far less than that squared.
+    return mean, (squares - mean.square() * count).clamp_min(0), count
+
+
+class _Scaled(torch.autograd.Function):
+    """x * scale + shift, with these (1 or N, C, 1, 1) of fp32 or more: their gradients take one pass over x and dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return torch.addcmul(shift, x, scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        x, scale = ctx.saved_tensors
+        d_scale, d_shift = _sums(dy, x, scale.dtype)
+        if scale.shape[0] == 1:
+            d_scale, d_shift = (each.sum(0, keepdim=True) for each in (d_scale, d_shift))
+        return (dy * scale).to(x.dtype), d_scale, d_shift
+
+
+def _sums(dy: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The sums of dy * x and of dy (N, C, H, W) over pixels, (N, C, 1, 1)."""
+    n, c, *extents = x.shape
+    plain = dy.dtype == x.dtype == dtype and x.is_contiguous() and dy.is_contiguous() and x.numel()
+    if plain and not torch.is_grad_enabled():
+        # What a group norm of one image of N * C groups has as gradients of weight and bias, if its mean is 0.
+        zeros, ones = x.new_zeros(1, n * c), x.new_ones(1, n * c)
+        asked = (dy, x, zeros, ones, ones[0], 1, n * c, extents[0] * extents[1], n * c, [False, True, True])
+        _, d_scale, d_shift = torch.ops.aten.native_group_norm_backward(*asked)
+        return d_scale.view(n, c, 1, 1), d_shift.view(n, c, 1, 1)
+    wide = dy.to(dtype)
+    return (wide * x).sum((2, 3), keepdim=True), wide.sum((2, 3), keepdim=True)
 
 
 def _total(part: Tensor, group: Group | None, words: str) -> Tensor:
@@ -121,4 +170,5 @@ def _normalised(
     shift = -mean * scale
     if bias is not None:
         shift = shift + bias.view(1, -1, 1, 1)
-    return torch.addcmul(shift, x.to(scale.dtype), scale).to(x.dtype)
+    y: Tensor = _Scaled.apply(x, scale, shift)
+    return y

@@ -15,9 +15,9 @@ from torch.nn import functional
 from haloconv.distributed.exchange import Interval, MeshExchange, summed, tied, window_traffic
 from haloconv.distributed.group import numbered
 from haloconv.distributed.image import COLUMNS, ROWS, Image, image_of, to_local
-from haloconv.problem import PADDING_MODES, ConvSpec, FourSides, Pair, as_pair
+from haloconv.problem import PADDING_MODES, FourSides, Pair, as_pair
 from haloconv.rims import Axis, axis_of
-from haloconv.strips import Job, recorded_strips
+from haloconv.strip_autograd import recorded_strips
 
 Tensor = torch.Tensor
 Pairs = int | Pair
@@ -32,17 +32,17 @@ def rectangle(
     """
     inputs = (image.bounds(axes[0].extent, ROWS), image.bounds(axes[1].extent, COLUMNS))
     traffic = window_traffic(axes, inputs, (intervals[0], intervals[1]), image.place)
-    exchange = MeshExchange(image, traffic, words)
-    messages = exchange.differentiable(x)
-    job = Job(traffic.cut, image.place, ConvSpec(), exchange)
-    if not traffic.cut.batches:
-        return tied(x[:, :, :0, :0], *messages.values()), (0, 0, 0, 0)
-    (strip,) = recorded_strips(x, messages, job)
-    return tied(strip, *messages.values()), traffic.cut.batches[0][0].padding
+    strips, empty = recorded_strips(x, traffic.cut, image.place, MeshExchange(image, traffic, words))
+    if not strips:
+        return tied(x[:, :, :0, :0], empty), (0, 0, 0, 0)
+    return tied(strips[0], empty), traffic.cut.batches[0][0].padding
 
 
 def _windows(x: DTensor, axes: tuple[Axis, Axis], run: Callable[[Tensor, FourSides], Tensor], words: str) -> DTensor:
-    """``run`` of what each shard's outputs read. Every output reads as those of a convolution with these axes."""
+    """``run`` of what each shard's outputs read. Every output reads as those of a convolution with these axes.
+
+    What is run may be given the shard itself, and must not give that back.
+    """
     x, image = image_of(x)
     outputs = (image.bounds(axes[0].outputs, ROWS), image.bounds(axes[1].outputs, COLUMNS))
     intervals = (tuple(pairwise(outputs[0])), tuple(pairwise(outputs[1])))
@@ -70,7 +70,13 @@ def pad(input: DTensor, pad: tuple[int, ...], mode: str = "constant", value: flo
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
     rows = axis_of(input.shape[2], 1, 1, 1, (top, bottom), known)
     columns = axis_of(input.shape[3], 1, 1, 1, (left, right), known)
-    return _windows(input, (rows, columns), _padded, f"pad of {list(input.shape)} by {list(pad)}, {mode}")
+    shard = input.to_local().untyped_storage().data_ptr()
+
+    def run(pixels: Tensor, sides: FourSides) -> Tensor:
+        y = _padded(pixels, sides)
+        return y.clone() if y.untyped_storage().data_ptr() == shard else y
+
+    return _windows(input, (rows, columns), run, f"pad of {list(input.shape)} by {list(pad)}, {mode}")
 
 
 def max_pool2d(
@@ -193,13 +199,7 @@ def interpolate(
     if 0 in here[2:]:
         return image.closed(pixels.reshape(here), shape)
     y = functional.interpolate(pixels, scale_factor=[float(factor) for factor in factors], mode=mode)
-    y = y[:, :, starts[0] : starts[0] + here[2], starts[1] : starts[1] + here[3]]
-    return image.closed(y.contiguous(memory_format=_format_of(pixels)), shape)
-
-
-def _format_of(x: Tensor) -> torch.memory_format:
-    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return torch.channels_last if is_last else torch.contiguous_format
+    return image.closed(y[:, :, starts[0] : starts[0] + here[2], starts[1] : starts[1] + here[3]], shape)
 
 
 def adaptive_avg_pool2d(input: DTensor, output_size: Pairs) -> DTensor:

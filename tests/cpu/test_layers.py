@@ -52,6 +52,8 @@ LAYERS = (
         "rectangles",
         "rims",
         "rim_batch",
+        "shard_exchange",
+        "strip_autograd",
         "strips",
         "subclasses",
         "three_dimensions",

@@ -6,6 +6,7 @@ import io
 import json
 import runpy
 import time
+from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,11 +16,12 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.distributed.device_mesh import init_device_mesh
 
-from haloconv import strips
+from haloconv import strip_autograd
 from haloconv.bench.costs import scaling as costs
 from haloconv.bench.costs import scaling_rank
 from haloconv.bench.costs.scaling import ERROR_LIMIT, Scaling, ScalingError, Workload, scaling
 from haloconv.cli.bench.scaling import ScalingOrder, bench_scaling
+from tests.passes import CountingBytes
 from tests.ranks import fork_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -49,13 +51,30 @@ def test_rows_of_one_and_of_two_ranks(tmp_path: Path) -> None:
     bench_scaling(ScalingOrder(TINY, ["fp32"], ["cpu"] * 3), tmp_path, out)
     (path,) = tmp_path.glob("*-scaling.jsonl")
     one, two = [json.loads(line) for line in path.read_text().splitlines()]
-    assert (one["ranks"], one["efficiency"], one["messages"], one["error"]) == (1, 1.0, 0, 0.0)
+    assert (one["ranks"], one["efficiency"], one["messages"]) == (1, 1.0, 0)
+    assert one["error"] < ERROR_LIMIT and two["is_sharded"]
     assert two["ranks"] == 2 and two["efficiency"] == one["ms"] / two["ms"] and two["peak_bytes"] is None
     assert 0 < two["error"] < ERROR_LIMIT
     a_row_of_each = 4 * 18 + 8 * 10 + 16 * 6 + 48 * 10 + 24 * 18  # channels by columns, circular padding among them
     assert (two["messages"], two["halo_bytes"]) == (5, 4 * a_row_of_each)
     assert two["torch"] == torch.__version__ and two["case"] == "unet_8_of_1x4x8x16"
     assert "LEFT 4 ranks: not measured, there are 3 GPUs" in out.file.getvalue()
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_one_rank_is_the_faster_of_plain_and_sharded_images(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def together(workload: Workload, precision: str, devices: list[str], is_sharded: bool) -> list[dict]:
+        asked.append((len(devices), is_sharded))
+        ms = 3.0 if len(devices) > 1 else 2.0 if is_sharded is faster else 2.5
+        costs_of_rank = dict.fromkeys(("error", "messages", "halo_bytes", "weight_bytes"), 0)
+        return [{"ms": [ms] * 3, "peak_bytes": None, **costs_of_rank} for _ in devices]
+
+    monkeypatch.setattr(costs, "_together", together)
+    one, two = scaling(TINY, "fp32", ["cpu"] * 2, [1, 2])
+    assert asked == [(1, False), (1, True), (2, True)]
+    assert (one.ms, one.is_sharded, two.efficiency, two.is_sharded) == (2.0, faster, 2 / 3, True)
 
 
 def test_a_rank_that_fails_ends_all_with_its_sentence(tmp_path: Path) -> None:
@@ -78,17 +97,17 @@ def test_a_rank_that_is_never_done_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 ])  # fmt: skip
 def test_bars(ranks: int, efficiency: float, error: float, within: bool) -> None:
     bar = costs.EFFICIENCY_BARS.get(ranks)
-    assert Scaling("unet", "tf32", ranks, 1.0, 0.0, efficiency, bar, None, error, 0, 0, 0).within_budget is within
+    assert Scaling("unet", "tf32", ranks, 1.0, 0.0, efficiency, bar, None, error, 0, 0, 0, True).within_budget is within
 
 
 def _error_without_halos(folder: str) -> None:
     """On each rank, the error where what arrives of others is taken for zeros."""
-    mesh, own = init_device_mesh("cpu", (2,)), strips.split
+    mesh, own = init_device_mesh("cpu", (2,)), strip_autograd.split
 
     def zeros(message: torch.Tensor, *rest: object) -> list[torch.Tensor]:
         return own(torch.zeros_like(message), *rest)
 
-    with patch.object(strips, "split", zeros):
+    with patch.object(strip_autograd, "split", zeros):
         error = scaling_rank.gradient_error(4, CPU, mesh)
     (Path(folder) / str(dist.get_rank())).write_text(str(error))
 
@@ -96,3 +115,24 @@ def _error_without_halos(folder: str) -> None:
 def test_a_missing_halo_is_far_above_the_limit(tmp_path: Path) -> None:
     fork_ranks(_error_without_halos, (str(tmp_path),), tmp_path / "meet", 60, 2)
     assert min(float((tmp_path / str(rank)).read_text()) for rank in range(2)) > 50 * ERROR_LIMIT
+
+
+def _bytes_of_a_step(folder: str) -> None:
+    """On each rank, what a step on sharded images and one on plain ones read and write outside of convolutions."""
+    mesh, found = init_device_mesh("cpu", (2,)), []
+    order = {**asdict(TINY), "rows": 32, "columns": 32, "rank": dist.get_rank()}
+    for where in (mesh, None):
+        step = scaling_rank._step_of(order, CPU, where)
+        step()
+        with CountingBytes() as counting:
+            step()
+        found.append(counting.bytes)
+    (Path(folder) / str(dist.get_rank())).write_text(json.dumps(found))
+
+
+def test_sharded_images_are_read_and_written_no_oftener_than_plain_ones(tmp_path: Path) -> None:
+    """Slices whose gradients are of zeros, or a norm of elementwise operators, would make it more by a third."""
+    fork_ranks(_bytes_of_a_step, (str(tmp_path),), tmp_path / "meet", 60, 2)
+    for rank in range(2):
+        sharded, plain = json.loads((tmp_path / str(rank)).read_text())
+        assert sharded < 0.85 * plain

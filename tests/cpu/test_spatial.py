@@ -51,6 +51,8 @@ def ranks(shared_folder: Path) -> dict[str, list]:
         "other_placements",
         "pixels_mixed",
         "norms_twice",
+        "norms_of_every_dtype",
+        "pixels_are_not_shared",
         "parameters_twice",
         "third_order",
         "models",

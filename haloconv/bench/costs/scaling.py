@@ -58,8 +58,10 @@ class Workload:
 class Scaling(Cost):
     """The step of one number of ranks, in ms by the host's clock from idle to idle device: the slowest rank's median.
 
-    ``spread`` is between its quartiles, relative. ``efficiency`` is the ms of one rank over these. ``peak_bytes``,
-    ``error``, ``messages``, ``halo_bytes`` and ``weight_bytes`` are those of ``timed_rank``, the most of a rank.
+    Of one rank it is the faster of two: that of the accelerated model on plain tensors, and that of the sharded model
+    on a mesh of one; ``is_sharded`` tells which. ``spread`` is between its quartiles, relative. ``efficiency`` is the
+    ms of one rank over these. ``peak_bytes``, ``error``, ``messages``, ``halo_bytes`` and ``weight_bytes`` are those of
+    ``timed_rank``, the most of a rank.
     """
 
     case: str
@@ -74,6 +76,7 @@ class Scaling(Cost):
     messages: int
     halo_bytes: int
     weight_bytes: int
+    is_sharded: bool
 
     @property
     def within_budget(self) -> bool:
@@ -90,11 +93,12 @@ def scaling(
     """
     found: list[Scaling] = []
     for count in ranks:
-        measured = _together(workload, precision, devices[:count])
-        slowest = max((each["ms"] for each in measured), key=statistics.median)
+        forms = [(form, _together(workload, precision, devices[:count], form)) for form in (False, True)[count > 1 :]]
+        is_sharded, measured = min(forms, key=lambda each: statistics.median(_slowest(each[1])))
+        slowest = _slowest(measured)
         ms, (low, _, high) = statistics.median(slowest), statistics.quantiles(slowest, n=4)
         names = ("error", "messages", "halo_bytes", "weight_bytes")
-        most = {name: max(each[name] for each in measured) for name in names}
+        most = {name: max(each[name] for each in measured) for name in names} | {"is_sharded": is_sharded}
         peaks = [each["peak_bytes"] for each in measured]
         efficiency, spread = found[0].ms / ms if found else 1.0, (high - low) / ms
         peak = None if None in peaks else max(peaks)
@@ -103,11 +107,21 @@ def scaling(
     return found
 
 
-def _together(workload: Workload, precision: PrecisionLabel, devices: Sequence[str]) -> list[dict[str, Any]]:
+def _slowest(measured: Sequence[dict[str, Any]]) -> list[float]:
+    """The ms of each step of the rank whose median is the largest."""
+    return max((each["ms"] for each in measured), key=statistics.median)
+
+
+def _together(
+    workload: Workload, precision: PrecisionLabel, devices: Sequence[str], is_sharded: bool
+) -> list[dict[str, Any]]:
     """What each of the ranks measured. None outlives this call."""
     with tempfile.TemporaryDirectory(prefix="haloconv-") as name:
         folder = Path(name)
-        order, numbers = {**asdict(workload), "tf32": precision == "tf32"}, range(len(devices))
+        order, numbers = (
+            {**asdict(workload), "tf32": precision == "tf32", "is_sharded": is_sharded},
+            range(len(devices)),
+        )
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for number in numbers:

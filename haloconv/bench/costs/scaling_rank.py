@@ -1,6 +1,6 @@
 """One rank of a U-Net in training on images divided over processes, timed. Run as a module, in a process of its own.
 
-Reads an order from standard input and writes what it measured to standard output, as its last line. On one rank the
+Reads an order from standard input and writes what it measured to standard output, as its last line. Without shards the
 image is a plain tensor, and the layers are those of haloconv.accelerate: nothing of torch.distributed takes part.
 """
 
@@ -74,10 +74,11 @@ def timed_rank(order: dict[str, Any]) -> dict[str, Any]:
     """Check and time this rank's part of the training step.
 
     The order has ``rank``, ``ranks``, ``meeting`` (a file that is not there yet), ``device`` (of this rank), ``tf32``,
-    ``batch``, ``variables``, ``channels``, ``rows`` (of each rank), ``columns``, ``warm_up`` and ``steps``. Gives
-    ``ms`` of each step; ``peak_bytes`` of PyTorch's allocator, None on a CPU; ``error``: how far gradients of a small
-    image are from those of one process, relative to their norm; and, of the model of the exchange, ``messages`` and
-    ``halo_bytes`` that a rank receives in a forward pass, and ``weight_bytes`` that are summed in a backward pass.
+    ``is_sharded``, ``batch``, ``variables``, ``channels``, ``rows`` (of each rank), ``columns``, ``warm_up`` and
+    ``steps``. Gives ``ms`` of each step; ``peak_bytes`` of PyTorch's allocator, None on a CPU; ``error``: how far
+    gradients of a small image are from those of one process, relative to their norm; and, of the model of the exchange,
+    ``messages`` and ``halo_bytes`` that a rank receives in a forward pass, and ``weight_bytes`` that are summed in a
+    backward pass.
     """
     device, ranks = torch.device(order["device"]), order["ranks"]
     torch.backends.cudnn.benchmark = True
@@ -85,7 +86,7 @@ def timed_rank(order: dict[str, Any]) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     mesh = None
-    if ranks > 1:
+    if order["is_sharded"]:
         method, backend = f"file://{order['meeting']}", "nccl" if device.type == "cuda" else "gloo"
         limit = timedelta(seconds=120)
         dist.init_process_group(backend, init_method=method, rank=order["rank"], world_size=ranks, timeout=limit)

@@ -61,13 +61,15 @@ def bench_scaling(order: ScalingOrder, folder: Path, console: Console) -> bool:
 
 def _table(found: Sequence[Scaling]) -> Table:
     table = Table(title=f"training step of {found[0].case} a rank, {found[0].precision}", box=box.SIMPLE_HEAD)
-    for head in ("ranks", "ms", "spread", "efficiency", "bar", "GB a rank", "halos", "gradients off by", "verdict"):
+    heads = "ranks, images, ms, spread, efficiency, bar, GB a rank, halos, gradients off by, verdict"
+    for head in heads.split(", "):
         table.add_column(head, justify="right")
     for each in found:
+        images = "sharded" if each.is_sharded else "plain"
         bar = "–" if each.efficiency_bar is None else f"{each.efficiency_bar:.0%}"
         memory = "–" if each.peak_bytes is None else f"{each.peak_bytes / 1e9:.2f}"
         verdict = "within" if each.within_budget else "MISSED"
         halos = f"{each.messages} of {each.halo_bytes / 1e6:.2f} MB in all" if each.messages else "–"
         times = (f"{each.ms:.2f}", f"{each.spread:.1%}", f"{each.efficiency:.1%}")
-        table.add_row(str(each.ranks), *times, bar, memory, halos, f"{each.error:.1e}", verdict)
+        table.add_row(str(each.ranks), images, *times, bar, memory, halos, f"{each.error:.1e}", verdict)
     return table
