@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from haloconv.device import Device, set_stand_in
+from haloconv.families import FAMILIES
 from haloconv.families.halo_sm90.wgrad_ss.tile import tilings
-from haloconv.problem import Problem
+from haloconv.jit import TENSOR_MAP_BYTES
+from haloconv.problem import Problem, dense_request
+from tests.cpu.test_paths import H200, Noting
 
 _SMEM_BYTES, _SM_COUNT, _CYCLES_OF_US = 227 << 10, 132, 1700
 
@@ -40,3 +46,32 @@ def test_times_are_near_and_the_first_tile_is_hardly_slower_than_the_fastest(nam
         assert one.parts == parts and one.cycles / _CYCLES_OF_US == pytest.approx(us, rel=0.2)
         times.append((one.cycles, us))
     assert min(times)[1] < 1.03 * min(us for _, us in times)
+
+
+_AT_TWO_STAGES = {
+    "enlarge.1": ((2, 512, 192, 192, 512), 573.0, 473.0),
+    "enlarge.2": ((2, 256, 384, 384, 256), 593.0, 466.0),
+}
+"""The VAE decoder's upsampling layers in bf16 on an NVIDIA H200: us of ``wgrad_ss`` in nhwc, of ``wgrad`` in nchw."""
+
+
+@pytest.mark.parametrize("name", _AT_TWO_STAGES)
+def test_tiles_of_two_stages_are_slower_than_the_model_says_and_come_behind(name: str) -> None:
+    extents, by_descriptor, shifted = _AT_TWO_STAGES[name]
+    problem = replace(_problem(name, extents), dtype=torch.bfloat16)
+    best = tilings(problem, _SMEM_BYTES, _SM_COUNT)[0]
+    assert best.stages == 2 and by_descriptor > 1.3 * best.cycles / _CYCLES_OF_US and shifted < by_descriptor
+    assert _first_kernel(problem) == "halo_sm90/wgrad"
+
+
+def test_tiles_of_three_stages_come_first() -> None:
+    assert _first_kernel(_problem("U-Net's", _MEASURED["U-Net's"][0])) == "halo_sm90/wgrad_ss"
+
+
+def _first_kernel(problem: Problem) -> str:
+    """That of the family's first config on an H200."""
+    set_stand_in(Device(H200, lambda *_: Noting(), lambda *_, **__: bytes(TENSOR_MAP_BYTES)))
+    try:
+        return FAMILIES["halo_sm90"].configs(dense_request(problem, torch.device("cpu")))[0].kernel
+    finally:
+        set_stand_in(None)

@@ -18,6 +18,7 @@ _TWINS = (conv, wgrad)  # that take every layer of the family
 _OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
 _KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, wgrad_ss, conv_edges)}
 _WGRAD_TIMES, _WGRAD_MORE = 0.9, 17000  # what wgrad's model comes to: 24 times in 16 bits on an NVIDIA H200; cycles
+_TWO_STAGES = 1.35  # what wgrad_ss's model comes to where two stages fit: it was fitted to layers that have three
 _BY_DIRECTION: dict[Direction, Kernel] = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
 
 
@@ -27,7 +28,8 @@ def _weight_gradients(request: Request) -> list[Config]:
     if not (shifted and by_descriptor):
         return [*shifted, *by_descriptor]
     of_shifted = _WGRAD_TIMES * wgrad.tilings(request)[0].cycles + _WGRAD_MORE
-    is_ahead = wgrad_ss.tilings(request)[0].cycles <= of_shifted
+    best = wgrad_ss.tilings(request)[0]
+    is_ahead = best.cycles * (_TWO_STAGES if best.stages == 2 else 1) <= of_shifted
     first, other = (by_descriptor, shifted) if is_ahead else (shifted, by_descriptor)
     return [*first[: MOST_CONFIGS - 1], other[0]]
 
