@@ -1,9 +1,12 @@
-"""Rectangles of a shard's pixels: taken out, given back, and sent to other shards."""
+"""Rectangles of a shard's pixels: taken out, given back, and exchanged with other shards."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 
@@ -73,3 +76,53 @@ def split(message: Tensor, rectangles: list[Rectangle], like: Tensor) -> list[Te
     shapes = [(*like.shape[:2], down.length, across.length) for down, across in rectangles]
     parts = message.split([torch.Size(shape).numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+class Exchange(Protocol):
+    """How shards get rectangles of each other. What is asked for at once arrives when it is waited for."""
+
+    def start(self, x: Tensor) -> Callable[[], Messages]:
+        """Send the rectangles of x that others need, and ask for those that this shard needs."""
+
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
+        """Send gradients of rectangles to their owners, and ask for those of the rectangles that ``start`` sent."""
+
+    def differentiable(self, x: Tensor) -> Messages:
+        """What ``start`` gives, with gradients of any order; perhaps also an empty one of no use to a rim."""
+
+    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
+        """Sum gradients of weights, which all shards have alike, over all shards."""
+
+    def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The weights; their gradients, of any order, are those of all shards together."""
+
+    def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
+        """y, whose gradient asks for that of the others, too, so that all shards exchange the same."""
+
+    def telling(self) -> AbstractContextManager[None]:
+        """Inside, what fails here is told to the other shards, which may be waiting for this one."""
+
+
+class Alone:
+    """The Exchange of an image that is one shard."""
+
+    def start(self, x: Tensor) -> Callable[[], Messages]:
+        return dict
+
+    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
+        return list
+
+    def differentiable(self, x: Tensor) -> Messages:
+        return {}
+
+    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
+        return lambda: gradients
+
+    def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        return weights
+
+    def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
+        return y
+
+    def telling(self) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -1,4 +1,4 @@
-"""How the shards of an image get pixels of each other: haloconv.strips.Exchange on torch.distributed.
+"""How the shards of an image get pixels of each other: haloconv.rectangles.Exchange on torch.distributed.
 
 Halos go by batch_isend_irecv, one message from each shard to each that needs something of it: on CUDA devices on a
 stream of its own. Gradients take the way back. Those of weights are summed over all ranks by one all_reduce.

@@ -58,7 +58,7 @@ class HaloSm90Family:
         """At most three configs: of the 1x1 kernel that takes the request, then of ``conv``; or of weight gradients."""
         direction = request.problem.direction
         if request.modes != ZEROS:
-            return next(twin for twin in _EDGES if direction in twin.DIRECTIONS).configs(request)
+            return wgrad_edges.configs(request) if direction == "wgrad" else conv_edges.configs(request)
         if direction == "wgrad":
             return _weight_gradients(request)
         special = (twin.configs(request) for twin in _OF_1X1 if direction in twin.DIRECTIONS)

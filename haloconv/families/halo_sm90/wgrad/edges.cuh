@@ -8,6 +8,8 @@
 namespace hc::wgrad {
 
 #ifdef EDGE_ROWS
+static_assert(TERMS == 1, "there are no registers for terms and for outer columns");
+
 enum {
     EDGE_ELEMS = X_INNER ? PIECE : 1,  // channels of a pixel that a thread writes at a time
     EDGE_GROUPS = BLOCK_CHANNELS / EDGE_ELEMS,
@@ -23,7 +25,7 @@ __device__ __forceinline__ int row_of_box(const Place& place, int box) {
 // Channels of the outer columns of a box's lines, dealt out to EDGE_THREADS threads. A thread waits long for what it
 // loads: EDGES_AT_ONCE are on their way at a time, the first while their lines are, too.
 struct OuterPixels {
-    struct alignas(EDGE_ELEMS * SIZE) Channels {
+    struct alignas(EDGE_ELEMS* SIZE) Channels {
         elem_t elem[EDGE_ELEMS];
     };
     struct Item {
@@ -57,8 +59,7 @@ struct OuterPixels {
             if (i >= count) return;
             const Item at = item(i);
             const int column = at_edge<COL_EDGE>(at.column, p.w);
-            const elem_t* const from =
-                x + at.channel * p.x_c + source_row(p, row + at.line) * p.x_h + column * p.x_w;
+            const elem_t* const from = x + at.channel * p.x_c + source_row(p, row + at.line) * p.x_h + column * p.x_w;
             const bool there = at.channel < channels && (unsigned)column < (unsigned)p.w;
             loaded[j] = there ? *reinterpret_cast<const Channels*>(from) : Channels{};
         }
@@ -81,8 +82,7 @@ struct OuterPixels {
         if constexpr (X_INNER)
             *reinterpret_cast<Piece*>(line + Lanes::place(pixel, channel)) = staged(one.elem);
         else if constexpr (SIZE == 4)
-            *reinterpret_cast<unsigned*>(line + (channel * X_PITCH + pixel) * SIZE) =
-                TERMS == 1 ? to_tf32(to_acc(one.elem[0])) : __float_as_uint(to_acc(one.elem[0]));
+            *reinterpret_cast<unsigned*>(line + (channel * X_PITCH + pixel) * SIZE) = to_tf32(to_acc(one.elem[0]));
         else
             *reinterpret_cast<Channels*>(line + (channel * X_PITCH + pixel) * SIZE) = one;
     }

@@ -107,8 +107,8 @@ def summed(problem: Problem, modes: EdgeModes) -> Problem:
     """The problem whose lines of x are summed over: rows that a mode names above and below the image are its own."""
     if modes[0] == "zeros":
         return problem
-    top, bottom, *columns = problem.padding
-    return replace(problem, h=problem.h + top + bottom, padding=(0, 0, *columns))
+    top, bottom, left, right = problem.padding
+    return replace(problem, h=problem.h + top + bottom, padding=(0, 0, left, right))
 
 
 def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> int:

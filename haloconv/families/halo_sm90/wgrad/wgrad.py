@@ -16,6 +16,7 @@ import torch
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_not_direction
+from haloconv.families.halo_sm90.edges import edge_constants
 from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.families.halo_sm90.wgrad import arrange
 from haloconv.families.halo_sm90.wgrad.arrange import Arrangement, Copies
@@ -79,6 +80,7 @@ def configs(request: Request) -> list[Config]:
 
 
 def best(found: list[Tiling]) -> list[Tiling]:
+    """The first of each kind."""
     return few_apart(found, _kind, MOST_CONFIGS)
 
 
@@ -198,8 +200,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     }
     if stage.x.modes == ZEROS:
         return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
-    edges = {f"EDGE_{axis}": f"hc::Edge::{mode.upper()}" for axis, mode in zip(("ROWS", "COLS"), stage.x.modes)}
-    return kernel_source(f"{KERNEL}_edges", "halo_sm90_wgrad", {**constants, **edges})
+    return kernel_source(f"{KERNEL}_edges", "halo_sm90_wgrad", {**constants, **edge_constants(stage.x.modes)})
 
 
 def sum_source(problem: Problem, tile: Tile, stage: Stage, part_lanes: int) -> KernelSource:

@@ -1,4 +1,4 @@
-"""Host half of families/halo_sm90/wgrad/wgrad_edges.cu: wgrad with padding that wraps, mirrors or repeats, in one launch.
+"""Host half of families/halo_sm90/wgrad/wgrad_edges.cu: wgrad with padding that wraps, mirrors or repeats.
 
 Rows that stand above and below an image are summed over as if they were its own, and staged from where they come.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from haloconv.families.base import BoundCall, Config
+from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.families.halo_sm90.wgrad.operand import PIECE_BYTES, Operand
 from haloconv.problem import ZEROS, Direction, Request
@@ -24,6 +25,8 @@ def why_not(request: Request) -> str | None:
         return "what is outside the image is zeros, which wgrad knows"
     if request.modes[0] == "halo":
         return "rows of a halo are in no tensor that the gradient is given"
+    if request.problem.precision in TERMS:
+        return "the threads that split dy into several terms have no registers for pixels outside the image"
     return wgrad.why_not(replace(request, modes=ZEROS))
 
 
