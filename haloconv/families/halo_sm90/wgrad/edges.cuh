@@ -92,8 +92,7 @@ struct OuterPixels {
 __device__ __forceinline__ void fill_box(const Params& p, const Smem& smem, Cursor& at, OuterPixels& outer) {
     wait(&smem.x_landed[at.index], at.parity);
     outer.store(p, smem, at.index * BOX_ROWS);
-    ptx::fence_proxy_async_shared();  // before TMA writes here again
-    ptx::mbarrier_arrive(&smem.x_full[at.index]);
+    ptx::mbarrier_arrive(&smem.x_full[at.index]);  // whose threads fence before TMA writes here again
     at.advance(X_STAGES);
 }
 
