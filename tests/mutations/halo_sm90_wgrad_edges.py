@@ -15,7 +15,9 @@ def _fault(
     name: str, fault: str, *edits: tuple[str, str], on: str = "wgrad_edges_rows", result: str = "circular_wgrad",
     dtype: torch.dtype = _FP32, shape: str = "wgrad edges",
 ) -> Mutation:  # fmt: skip
-    return Mutation(f"wgrad edges: {name}", "halo_sm90/wgrad_edges", fault, edits, on, result, dtype, "halo_sm90", shape)
+    return Mutation(
+        f"wgrad edges: {name}", "halo_sm90/wgrad_edges", fault, edits, on, result, dtype, "halo_sm90", shape
+    )
 
 
 MUTATIONS = (

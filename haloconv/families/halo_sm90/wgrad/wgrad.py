@@ -200,7 +200,8 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
     }
     if stage.x.modes == ZEROS:
         return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
-    return kernel_source(f"{KERNEL}_edges", "halo_sm90_wgrad", {**constants, **edge_constants(stage.x.modes)})
+    constants |= edge_constants(stage.x.modes)
+    return kernel_source("halo_sm90/wgrad_edges", "halo_sm90_wgrad", constants)
 
 
 def sum_source(problem: Problem, tile: Tile, stage: Stage, part_lanes: int) -> KernelSource:
