@@ -31,6 +31,8 @@ CASES = (
          (1, 24, 5, 296), (32, 3, 3), padding=1),
     case("wgrad_edges_strips_nhwc", "the same where channels are neighbours", (1, 24, 5, 296), (32, 3, 3), padding=1,
          storage=_NHWC),
+    case("wgrad_edges_nine_nhwc", "lines of two whole spans and a step, several to a box", (1, 16, 5, 72), (40, 3, 3),
+         padding=1, storage=_NHWC),
     case("wgrad_edges_far", "more columns outside than threads load at once", (1, 72, 4, 20), (40, 3, 5),
          padding=(1, 14), dilation=(1, 7)),
     case("wgrad_edges_far_nhwc", "the same where channels are neighbours", (1, 72, 4, 20), (40, 3, 5),

@@ -185,7 +185,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         **_sum_order(problem, tile),
         "SPLIT_P": tile.split[3],
         "STRIDE_W": problem.stride[1],
-        "STRIP": stage.strip if stage.box_rows == 1 else ceil_div(problem.q, stage.depth) * stage.depth,
+        "STRIP": _strip(problem, stage),
         "X_PITCH": stage.x_pitch,
         "BOX_ROWS": stage.box_rows,
         "STAGES": stage.stages,
@@ -202,6 +202,11 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
     constants |= edge_constants(stage.x.modes)
     return kernel_source("halo_sm90/wgrad_edges", "halo_sm90_wgrad", constants)
+
+
+def _strip(problem: Problem, stage: Stage) -> int:
+    """Pixels of a line of dy in shared memory: of several lines to a box those of the steps that all have."""
+    return stage.strip if stage.box_rows == 1 else ceil_div(problem.q, stage.depth) * stage.depth
 
 
 def sum_source(problem: Problem, tile: Tile, stage: Stage, part_lanes: int) -> KernelSource:
@@ -371,7 +376,8 @@ def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     if one.planes:
         return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.raw[1]), _Y_POINTER)
     if one.inner or one.transposed:
-        span, pixels = (32, stage.raw[1]) if one.transposed else (min(tile.filters, 128 // size), stage.strip)
+        span = 32 if one.transposed else min(tile.filters, 128 // size)
+        pixels = stage.raw[1] if one.transposed else _strip(problem, stage)
         extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, pixels, stage.box_rows, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _Y_POINTER)
     filters = tile.split[2] * tile.filters
