@@ -13,8 +13,10 @@ static_assert(TERMS == 1, "there are no registers for terms and for outer column
 enum {
     EDGE_ELEMS = X_INNER ? PIECE : 1,  // channels of a pixel that a thread writes at a time
     EDGE_GROUPS = BLOCK_CHANNELS / EDGE_ELEMS,
-    EDGES_AT_ONCE = X_INNER ? 2 : 4,
-    STORED = 1,  // a named barrier
+    EDGES_AT_ONCE = LOADS ? 1
+    : X_INNER             ? 2
+                          : 4,  // as registers allow
+    STORED = 1,                 // a named barrier
 };
 
 // The row of x that a box of a run begins with.
