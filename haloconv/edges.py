@@ -57,8 +57,20 @@ def plan_dgrad(
     return _planned(request, spec, False, *_generation())
 
 
+def plan_wgrad(
+    dy: Tensor, x: Tensor, w_shape: tuple[int, ...], layout: Layout, spec: ConvSpec, modes: EdgeModes
+) -> plans.Plan | None:
+    """The plan of dw of ``w_shape`` (K, C/G, R, S), stored as ``layout``; None if no kernel has one.
+
+    It is run on dy (N, K, P, Q) and x (N, C, H, W).
+    """
+    problem = plans.problem_of("wgrad", x.shape, w_shape, spec, dy.dtype, plans.layout_of(x))
+    request = Request(problem, plans.form_of(dy), plans.form_of(x), layout, dy.device, modes)
+    return _planned(request, spec, False, *_generation())
+
+
 def run(plan: plans.Plan, *tensors: Tensor | None) -> Tensor:
-    """What a plan of this module gives: of x, w, b or None, and a halo if there is one; or of dy and w."""
+    """What a plan of this module gives: of x, w, b or None, and a halo if there is one; of dy and w; or of dy and x."""
     return plan.traced(*tensors) if profiler._is_profiler_enabled else plan.run(*tensors)
 
 

@@ -22,7 +22,7 @@ from haloconv.gathered import gathered
 from haloconv.layout import Layout, neighbours_of, strides_of
 from haloconv.problem import ZEROS, ConvSpec, Direction, EdgeModes, Modes, output_extent
 from haloconv.profiling import calls_of, current_layer, profiler
-from haloconv.rectangles import Messages, Rectangle, give, owner_of, take
+from haloconv.rectangles import Messages, Rectangle, give, needed, owner_of, take
 from haloconv.rim_batch import Asked, Batch, Posed, is_upright, oriented, packed_windows, posed, windows_of
 from haloconv.rims import Cut, HaloRows, Piece, Place, halo_of, reads_outside
 from haloconv.shard_exchange import Alone, Exchange
@@ -49,6 +49,11 @@ class Job(NamedTuple):
     def halo(self) -> HaloRows | None:
         """Rows above and below the shard of an image that is divided there, which one launch may read beside it."""
         return halo_of(self.cut, self.place) if self.modes[0] == "zeros" else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all of the image is here, so that strips can be put together again."""
+        return not needed(self.cut, self.place)
 
     @property
     def padding_in_kernel(self) -> tuple[ConvSpec, EdgeModes] | None:
@@ -150,6 +155,14 @@ def plan_at_once(x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> plans.Plan
     return edges.plan_fprop(own, w, b, *job.padding_in_kernel, job.saves_copy)
 
 
+def plan_wgrad_at_once(dy: Tensor, x: Tensor, w: Tensor, job: Job) -> plans.Plan | None:
+    """The plan of one launch that computes all of dw, or None. Rows that others have are in no tensor that it reads."""
+    if job.padding_in_kernel is None or job.cut.padded is None or job.halo is not None:
+        return None
+    own, shape = _own(x, tuple(w.shape), job.cut.padded, job), tuple(w.shape)
+    return edges.plan_wgrad(dy, own, shape, plans.layout_of(w), *job.padding_in_kernel)
+
+
 def _halo(x: Tensor, own: Tensor, messages: Messages, job: Job, rows: HaloRows) -> Tensor:
     """The halo of ``own``, a part of the shard x, as Request has it."""
     received, (n, c, _, width) = received_pixels(messages, job.cut, job.place, x), own.shape
@@ -217,7 +230,13 @@ def _format(layout: Layout) -> torch.memory_format:
 
 
 def _wgrad(dy: Tensor, x: Tensor, w: Tensor, strips: list[Tensor], job: Job) -> Tensor:
-    """dw: the sum over the shard alone and its rims, in that order."""
+    """dw: in one launch, or the sum over the shard alone and its rims, in that order; their strips may not be kept."""
+    plan = plan_wgrad_at_once(dy, x, w, job)
+    if plan is not None and job.cut.padded is not None:
+        return edges.run(plan, dy, _own(x, tuple(w.shape), job.cut.padded, job))
+    if not strips and job.is_alone:
+        strips = _strips(x, {}, job)
+        _keep_what_is_outside(strips, job)
     padded, layout, shape, parts = job.cut.padded, plans.layout_of(w), tuple(w.shape), []
     if padded is not None:
         parts.append(plans.wgrad(dy, _own(x, shape, padded, job), shape, layout, job.spec_of(padded)))
@@ -262,8 +281,8 @@ def _by_owner(gradients: Iterable[tuple[Piece, Tensor]], job: Job) -> tuple[list
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, job: Job) -> Tensor:
-        y, strips = _fprop(x, w, b, job, keeps=ctx.needs_input_grad[1])
-        if ctx.needs_input_grad[1]:
+        y, strips = _fprop(x, w, b, job, keeps=ctx.needs_input_grad[1] and not job.is_alone)
+        if ctx.needs_input_grad[1] and strips:
             _keep_what_is_outside(strips, job)
         ctx.save_for_backward(x, w, b, *(strips if ctx.needs_input_grad[1] else ()))
         ctx.job, ctx.layer = job, current_layer() if profiler._is_profiler_enabled or logs.names_layers else ""

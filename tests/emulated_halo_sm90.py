@@ -28,6 +28,7 @@ from tests import emulated_halo_sm90_planes as planes
 from tests import emulated_halo_sm90_pointwise as of_pointwise
 from tests import emulated_halo_sm90_residual as residuals
 from tests import emulated_halo_sm90_wgrad as wgrad
+from tests import emulated_halo_sm90_wgrad_edges as wgrad_edges
 from tests import emulated_halo_sm90_wgrad_ss as wgrad_ss
 from tests.cases import case
 from tests.emulated_cases import EVERY_DTYPE, HUGE, ON_EMULATOR
@@ -94,11 +95,12 @@ TILED = (
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
          padding=1),
 )  # fmt: skip
-PARTS = (wgrad, wgrad_ss, of_pointwise, planes, classes, joined, residuals, edges)
+PARTS = (wgrad, wgrad_ss, of_pointwise, planes, classes, joined, residuals, edges, wgrad_edges)
 CASES = (*TILED, *(each for part in PARTS for each in part.CASES))
 KERNELS_APART = {  # what runs of these shapes alone launch
     **dict.fromkeys(wgrad_ss.SHAPES, wgrad_ss.KERNELS),
     **dict.fromkeys(edges.SHAPES, edges.KERNELS),
+    **dict.fromkeys(wgrad_edges.SHAPES, wgrad_edges.KERNELS),
 }
 
 # Tiles of halo_sm90 that its cost model takes for larger problems only, and the cases that run with them here.

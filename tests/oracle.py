@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from haloconv import edges, plan, reference
 from haloconv.epilogue import bias_and_scale
 from haloconv.families.halo_sm90.conv import conv_edges
+from haloconv.families.halo_sm90.wgrad import wgrad_edges
 from haloconv.layout import Layout, neighbours_of, strides_of
 from haloconv.padding import gradient_of_copy, padded_copy
 from haloconv.precision import convolution_precision
@@ -40,6 +41,10 @@ EDGES: dict[str, tuple[Direction, EdgeModes]] = {  # what stands outside the ima
     "replicate_zeros": ("fprop", ("replicate", "zeros")),
     "circular_dgrad": ("dgrad", ("circular", "circular")),
     "zeros_circular_dgrad": ("dgrad", ("zeros", "circular")),
+    "circular_wgrad": ("wgrad", ("circular", "circular")),
+    "reflect_replicate_wgrad": ("wgrad", ("reflect", "replicate")),
+    "zeros_circular_wgrad": ("wgrad", ("zeros", "circular")),
+    "replicate_zeros_wgrad": ("wgrad", ("replicate", "zeros")),
     "halo_zeros": ("fprop", ("halo", "zeros")),  # rows that wrap, from a tensor of their own
     "halo_circular": ("fprop", ("halo", "circular")),
 }
@@ -75,8 +80,12 @@ def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
 def _run_edges(result: str, t: Tensors, one: Case) -> torch.Tensor:
     direction, modes = EDGES[result]
     with MonkeyPatch.context() as patch:
-        patch.setattr(conv_edges, "MOST_COST", math.inf)  # however slow
-        if direction == "fprop":
+        for kernel in (conv_edges, wgrad_edges):
+            patch.setattr(kernel, "MOST_COST", math.inf)  # however slow
+        if direction == "wgrad":
+            of_w = edges.plan_wgrad(t.dy, t.x, tuple(t.w.shape), layout_of(one.w_storage), one.spec, modes)
+            found = None if of_w is None else edges.run(of_w, t.dy, t.x)
+        elif direction == "fprop":
             planned = edges.plan_fprop(t.x, t.w, t.b, one.spec, modes)
             found = None if planned is None else edges.run(planned, t.x, t.w, t.b, *halo_of(result, t, one.spec))
         else:
@@ -150,7 +159,7 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
     if result in EDGES:
         direction, of_copy, rest = _of_copy(result, t, spec)
         answer = expected(direction, of_copy, rest)
-        return answer if direction == "fprop" else Oracle(*(_folded(result, each, t, spec) for each in answer))
+        return Oracle(*(_folded(result, each, t, spec) for each in answer)) if direction == "dgrad" else answer
     if result == "dgrad":
         return reference.oracle_dgrad(t.dy, t.w, tuple(t.x.shape), spec)
     if result == "wgrad":
@@ -163,7 +172,7 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
     if result in EDGES:
         direction, of_copy, rest = _of_copy(result, t, spec)
         plain = baseline(direction, of_copy, rest)
-        return plain if direction == "fprop" else _folded(result, plain, t, spec)
+        return _folded(result, plain, t, spec) if direction == "dgrad" else plain
     with torch.no_grad(), convolution_precision("ieee"):
         if result == "bgrad":
             return t.dy.sum((0, 2, 3))
@@ -194,7 +203,9 @@ def operands_of(result: str, t: Tensors) -> list[torch.Tensor]:
     """What the result's products are made of."""
     if "dgrad" in result:
         return [t.dy, t.w]
-    return {"wgrad": [t.dy, t.x], "bgrad": [t.dy]}.get(result, [t.x, t.w])
+    if "wgrad" in result:
+        return [t.dy, t.x]
+    return [t.dy] if result == "bgrad" else [t.x, t.w]
 
 
 def repeats(operand: torch.Tensor) -> bool:
@@ -275,7 +286,7 @@ def tap_sums(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
     if result in EDGES:
         direction, of_copy, rest = _of_copy(result, t, spec)
         sums = tap_sums(direction, of_copy, rest)
-        return sums if direction == "fprop" else _folded(result, sums, t, spec)
+        return _folded(result, sums, t, spec) if direction == "dgrad" else sums
     (top, bottom, left, right), g = spec.padding, spec.groups
     n, c, h, w = t.x.shape
     k, cg, r, s = t.w.shape

@@ -20,7 +20,8 @@ from haloconv.plan import Plan
 from haloconv.problem import ZEROS, Modes
 from haloconv.rectangles import Messages, Rectangle, give, needed, packed, split
 from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
-from haloconv.strips import Alone, Job, convolve_cut, plan_at_once
+from haloconv.shard_exchange import Alone
+from haloconv.strips import Job, convolve_cut, plan_at_once, plan_wgrad_at_once
 
 Tensor = torch.Tensor
 
@@ -100,14 +101,16 @@ class CutLayer(Layer):
         job, x = None, self.x.detach()
         if self.shards > 1:
             job, x = self._shards.jobs[0], self._shards.x[0, 0]
-        elif step in ("fprop", "dgrad"):
+        elif step != "bgrad":
             job = job_of(x, self.w.detach(), self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
         if job is None or job.padding_in_kernel is None:
             return None
         if step == "fprop":
             return plan_at_once(x, self.w, self.b, job)
-        if step != "dgrad" or self.shards > 1 or job.saves_copy:
+        if step == "bgrad" or self.shards > 1 or job.saves_copy:
             return None
+        if step == "wgrad":
+            return plan_wgrad_at_once(self.dy, x, self.w, job)
         return edges.plan_dgrad(self.dy, self.w, tuple(x.shape), self.layout, *job.padding_in_kernel)
 
     def timed(self, step: Step) -> Callable[[], object]:

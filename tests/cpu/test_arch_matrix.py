@@ -49,6 +49,7 @@ WITH_MORE_CONSTANTS = {  # of the layer + of the tile + of how tensors lie in me
     "halo_sm90/conv": 28,
     "halo_sm90/conv_edges": 30,  # its edges
     "halo_sm90/wgrad": 22,  # 1 + 14 + 7
+    "halo_sm90/wgrad_edges": 24,  # its edges
 }
 """How many each has: the extents of a layer alone are eight, and each tensor may lie in memory in a way of its own."""
 TOGETHER_ON_MAIN, TOGETHER_ELSEWHERE = 2, 1  # how many constants' values meet in a part of the sources

@@ -12,7 +12,11 @@ from haloconv.families.halo_sm90.wgrad import arrange, wgrad
 from haloconv.families.halo_sm90.wgrad.operand import Operand
 from haloconv.families.halo_sm90.wgrad.tile import Tile, stage_of
 from haloconv.problem import Layout, Problem, dense_request
+from tests import oracle
+from tests.cases import case
+from tests.emulated import Run, execute
 from tests.emulated_halo_sm90_wgrad import AS_THEY_ARE
+from tests.exact import make_exact
 from tests.mutations.mutation import Mutation
 from tests.mutations.runner import judge
 
@@ -34,6 +38,19 @@ def test_a_pointwise_layer_is_one_of_long_rows(layout: str, images: int, pixel: 
     best = wgrad._tilings(request, 227 << 10, 132)[0]
     assert best.stage.x.loads == 0
     assert best.cut.column_strips == -(-pixels // images // best.stage.strip)
+
+
+@pytest.mark.parametrize("width", [72, 100])
+def test_boxes_have_the_pixels_of_whole_steps(width: int, emulator_cache: None) -> None:
+    """Several lines to a box of more than a span, channels as neighbours: boxes of dy of whole spans never ended.
+
+    Not among the emulator's runs, so that what stands in for a GPU run of the kernel does not hang on it.
+    """
+    one = case("steps", "rows of dy of a span and a step or more", (1, 16, 5, width), (40, 3, 3), padding=1,
+               storage="channels_last")  # fmt: skip
+    run = Run("halo_sm90", one, torch.float16, "wgrad", AS_THEY_ARE)
+    exact = make_exact(run.forced, run.dtype)
+    oracle.check_exact("wgrad", execute(run, exact, seed=0), exact, run.forced.spec)
 
 
 def test_rows_that_do_not_follow_one_another_are_not_joined() -> None:

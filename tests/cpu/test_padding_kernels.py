@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from haloconv.bench.suite import Case
 from haloconv.emulator import emulated_device
 from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.families.halo_sm90.conv.configs import split_tilings
+from haloconv.families.halo_sm90.wgrad import wgrad_edges
 from haloconv.tune.problems import problems_of
 from tests import oracle
 from tests.emulated import BY_NAME, Run, execute
@@ -88,6 +90,29 @@ def test_each_family_runs_interior_and_rims(
     assert all(torch.equal(got.double(), gradient) for got, gradient in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("modes", ["circular", ("reflect", "replicate"), ("zeros", "reflect")])
+def test_weight_gradients_are_one_launch_without_strips(
+    modes: Any, memory_format: torch.memory_format, emulator_cache: None, no_copy: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    torch.manual_seed(10)
+    for kernel in (conv_edges, wgrad_edges):
+        monkeypatch.setattr(kernel, "MOST_COST", math.inf)  # however slow
+    options: dict[str, Any] = {"padding": (2, 1), "dilation": (2, 1), "padding_mode": modes, "bias": False}
+    layer = with_integers(haloconv.Conv2d(16, 40, 3, dtype=torch.float16, **options))
+    x = integers(2, 16, 9, 16, dtype=torch.float16).contiguous(memory_format=memory_format)
+    exact = copy.deepcopy(layer).double()
+    want = convolved(x.double(), exact)
+    dy = torch.randint(-1, 2, want.shape).double().contiguous(memory_format=memory_format)
+    (expected,) = torch.autograd.grad(want, exact.weight, dy)
+    no_copy.clear()
+    with emulated_device(), launched() as names:
+        (found,) = torch.autograd.grad(layer(x), layer.weight, dy.half())
+    assert names == {"halo_sm90/pack", "halo_sm90/conv_edges", "halo_sm90/wgrad_edges", "halo_sm90/wgrad_sum"}
+    assert torch.equal(found.double(), expected) and no_copy == []
+
+
 def test_our_kernels_run_signals_without_a_copy(emulator_cache: None, no_copy: list[str]) -> None:
     torch.manual_seed(6)
     layer = with_integers(
@@ -151,7 +176,7 @@ def test_a_row_names_the_kernel_that_pads_by_itself(emulator_cache: None) -> Non
         layer = case.layer("fp16", "nchw", family, torch.device("cpu"))
         with emulated_device():
             assert [layer.ran(step).kernel for step in ("fprop", "dgrad")] == [kernel, kernel]
-            assert layer.ran("wgrad").kernel != "halo_sm90/conv_edges"
+            assert layer.ran("wgrad").kernel == kernel.replace("conv_edges", "wgrad_edges")
 
 
 @pytest.mark.parametrize("result", ["circular", "halo_circular"])

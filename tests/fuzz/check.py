@@ -13,6 +13,7 @@ from haloconv.emulator import EmulatorError
 from haloconv.families import FAMILIES
 from haloconv.families.base import BoundCall, Config
 from haloconv.families.halo_sm90.conv import conv_edges
+from haloconv.families.halo_sm90.wgrad import wgrad_edges
 from haloconv.families.reduce.bgrad import bind_bgrad
 from haloconv.problem import Request, TensorForm
 from tests import oracle
@@ -110,7 +111,8 @@ def _candidates(draw: Draw, t: Tensors) -> list[Config]:
     """What the family offers; nothing if it refuses the problem at this size or in this layout."""
     family, request = FAMILIES[draw.family], _asked(draw, t)
     with MonkeyPatch.context() as patch:
-        patch.setattr(conv_edges, "MOST_COST", math.inf)  # however slow
+        for kernel in (conv_edges, wgrad_edges):
+            patch.setattr(kernel, "MOST_COST", math.inf)  # however slow
         return family.configs(request) if family.why_not(request.problem, request.device) is None else []
 
 

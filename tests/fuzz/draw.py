@@ -14,6 +14,7 @@ from haloconv import plan
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
 from haloconv.families.halo_sm90.conv import conv_edges
+from haloconv.families.halo_sm90.wgrad import wgrad_edges
 from haloconv.layout import Layout
 from haloconv.precision import Precision
 from haloconv.problem import (
@@ -345,7 +346,8 @@ def takes(layer: Draw, device: str) -> bool:
     family = FAMILIES[layer.family]
     with machine(layer, device):
         request = replace(dense_request(layer.problem(layer.layout), torch.device(device)), modes=layer.modes)
-        refused = layer.edges and conv_edges.why_not(request)
+        kernel = wgrad_edges if layer.result == "wgrad" else conv_edges
+        refused = layer.edges and kernel.why_not(request)
         return not refused and family.why_not(request.problem, request.device) is None
 
 

@@ -28,6 +28,7 @@ from tests import (
     emulated_halo_sm90_planes,
     emulated_halo_sm90_pointwise,
     emulated_halo_sm90_wgrad,
+    emulated_halo_sm90_wgrad_edges,
     emulated_halo_sm90_wgrad_ss,
     oracle,
 )
@@ -113,6 +114,7 @@ def problems_of(subject: Subject) -> list[Tiny]:
         ]
         edges.append(Tiny(BY_NAME["edges_joined"], ("fprop", "dgrad"), "rows in passing", alternates=True))
         of_weights = [Tiny(one, ("wgrad",)) for one in emulated_halo_sm90_wgrad.CASES]
+        edges += [Tiny(one, emulated_halo_sm90_wgrad_edges.RESULTS[:2]) for one in emulated_halo_sm90_wgrad_edges.CASES]
         return [*whole, *not_finite, *special, *edges, *of_weights]
     module = MODULES[subject.name]
     shape_of = emulated_depthwise.shape_of if subject == DEPTHWISE else lambda one: ""

@@ -9,15 +9,29 @@ import pytest
 import torch
 
 import haloconv
-from tests.cases import Case
+from tests import emulated_halo_sm90_wgrad_edges as wgrad_edges
+from tests.cases import Case, case
+from tests.emulated import Run
 from tests.emulated_halo_sm90_edges import CASES, results_of
-from tests.families import DIRECT, HALO_SM90, Subject, name_of, over
-from tests.gpu.runs import check_every_tiling
+from tests.families import DIRECT, HALO_SM90, HALO_SM90_WGRAD, Subject, each_dtype, name_of, over
+from tests.gpu.runs import check_every_tiling, check_run, runs_of
 from tests.padded import convolved, integers, with_integers
 
 EDGES = [
     (HALO_SM90, one, dtype, result) for one in CASES for result in results_of(one.name) for dtype in HALO_SM90.dtypes
 ]
+RUNS = runs_of("halo_sm90", wgrad_edges)
+LAYERS = tuple(
+    case(f"{name}_{storage}", reason, *shape, storage=storage, **layer)
+    for storage in ("contiguous", "channels_last")
+    for name, reason, shape, layer in (
+        ("a_same", "case A, smaller images", ((2, 32, 128, 256), (64, 5, 9)), {"padding": (4, 12), "dilation": (2, 3)}),
+        ("c_same", "case C, smaller images", ((2, 64, 64, 256), (128, 3, 3)), {"padding": 1}),
+        ("c_odd", "rows that are shifted, or of channels", ((2, 64, 64, 255), (128, 3, 3)), {"padding": 1}),
+        ("unet", "wide layers", ((2, 128, 64, 64), (96, 3, 3)), {"padding": 1}),
+        ("stride", "3x3 of every second pixel", ((8, 64, 56, 56), (96, 3, 3)), {"padding": 1, "stride": 2}),
+    )
+)  # fmt: skip
 MODES = ("circular", ("zeros", "circular"), ("reflect", "replicate"))
 
 
@@ -51,3 +65,19 @@ def test_edges_in_every_tiling(
 ) -> None:
     """One launch that finds pixels of the image outside it: random values, and integers to the bit."""
     assert check_every_tiling(subject, one, dtype, result, in_threads, record) > 1
+
+
+@pytest.mark.parametrize(("subject", "run"), over(*((HALO_SM90_WGRAD, run) for run in RUNS)), ids=str)
+def test_weight_gradients_in_one_launch(subject: Subject, run: Run, record: Callable) -> None:
+    """What the emulator runs, with the same tiles."""
+    check_run(subject, run, record)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90_WGRAD,)), ids=name_of)
+@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("result", wgrad_edges.RESULTS)
+def test_weight_gradients_of_layers(
+    subject: Subject, dtype: torch.dtype, one: Case, result: str, record: Callable
+) -> None:
+    """Layers of real size, with the tile that the cost model puts first."""
+    check_run(subject, Run("halo_sm90", one, dtype, result), record)

@@ -42,7 +42,7 @@ MUTATIONS = (
            ("ptx::mbarrier_arrive_expect_tx(full, spans * BOX_ROWS * Y_LINE);",
             "ptx::mbarrier_arrive_expect_tx(full, (spans - 1) * BOX_ROWS * Y_LINE);"), on="sm90_wgrad_strips"),
     _fault("bytes of one line", "a box of x counts as there with its first line",
-           ("ptx::mbarrier_arrive_expect_tx(full, BOX_ROWS * X_BYTES);",
+           ("ptx::mbarrier_arrive_expect_tx(full, X_BOX_ROWS * X_BYTES);",
             "ptx::mbarrier_arrive_expect_tx(full, X_BYTES);"), on="sm90_wgrad_rows_nhwc", dtype=_FP16),
     _fault("boxes a line apart", "the next box of dy begins with the second line of the one before",
            ("place.dy_row + box * BOX_ROWS * p.line_step, y_raw", "place.dy_row + box * p.line_step, y_raw"),

@@ -9,14 +9,15 @@ from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, Kernel
 from haloconv.families.halo_sm90 import sources
 from haloconv.families.halo_sm90.conv import conv, conv_edges
 from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
-from haloconv.families.halo_sm90.wgrad import wgrad
+from haloconv.families.halo_sm90.wgrad import wgrad, wgrad_edges
 from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
 from haloconv.problem import ZEROS, Direction, Problem, Request, dense_request
 
 _TWINS = (conv, wgrad)  # that take every layer of the family
 _OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
-_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, wgrad_ss, conv_edges)}
+_EDGES = (conv_edges, wgrad_edges)  # that know padding modes
+_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, wgrad_ss, *_EDGES)}
 _WGRAD_TIMES, _WGRAD_MORE = 0.9, 17000  # what wgrad's model comes to: 24 times in 16 bits on an NVIDIA H200; cycles
 _TWO_STAGES = 1.35  # what wgrad_ss's model comes to where two stages fit: it was fitted to layers that have three
 _BY_DIRECTION: dict[Direction, Kernel] = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
@@ -59,7 +60,7 @@ class HaloSm90Family:
         """At most three configs: of the 1x1 kernel that takes the request, then of ``conv``; or of weight gradients."""
         direction = request.problem.direction
         if request.modes != ZEROS:
-            return conv_edges.configs(request)
+            return wgrad_edges.configs(request) if direction == "wgrad" else conv_edges.configs(request)
         if direction == "wgrad":
             return _weight_gradients(request)
         special = (twin.configs(request) for twin in _OF_1X1 if direction in twin.DIRECTIONS)

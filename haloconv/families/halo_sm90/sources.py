@@ -56,6 +56,7 @@ _STRIDED_LAYERS: tuple[tuple[_Layer, int, int], ...] = (  # gradients: filter an
 
 
 _EDGES: tuple[EdgeModes, ...] = (("reflect", "circular"), ("halo", "circular"))
+_EDGES_OF_GRADIENTS: tuple[EdgeModes, ...] = (("circular", "circular"), ("reflect", "zeros"), ("zeros", "replicate"))
 _RELU = Epilogue(activation="relu")
 _SILU = Epilogue(scale=True, activation="silu")
 _RESIDUAL = Epilogue(activation="relu", residual=True)
@@ -74,6 +75,9 @@ def sources() -> list[KernelSource]:
         found |= {source.digest: source for source in conv.sources(request)}
     for problem in _weight_gradients():
         found |= {source.digest: source for source in wgrad.sources(dense_request(problem, _NO_DEVICE))}
+    for problem, modes in product(_padded_gradients(), _EDGES_OF_GRADIENTS):
+        request = replace(dense_request(problem, _NO_DEVICE), modes=modes)
+        found |= {source.digest: source for source in wgrad.sources(request)}
     for problem in _by_descriptor():
         found |= {source.digest: source for source in wgrad_ss.sources(dense_request(problem, _NO_DEVICE))}
     for request in _pointwise_requests():
@@ -125,6 +129,21 @@ def _weight_gradients() -> Iterator[Problem]:
     for dtype, width in product((torch.float32, torch.float16, torch.bfloat16), (7, 14)):  # images side by side
         one = _problem("wgrad", dtype, "nchw", 512, 512)
         yield replace(one, n=32, h=width, w=width, padding=(1, 1, 1, 1))
+
+
+def _padded_gradients() -> Iterator[Problem]:
+    """3x3 layers in every type, layout and alignment, 5x9 and strided ones, large and small images."""
+    padding = (1, 1, 1, 1)
+    for layer in _LAYERS:
+        yield replace(_problem("wgrad", *layer), padding=padding)
+    for dtype, height, width in _UNALIGNED:
+        yield replace(_problem("wgrad", dtype, "nchw", 64, 72), h=height, w=width, padding=padding)
+    for dtype, layout in product((torch.float32, torch.bfloat16), _LAYOUTS):
+        one = _problem("wgrad", dtype, layout, *_WHOLE)
+        yield replace(one, c=32, k=64, h=512, w=512, r=5, s=9, padding=(4, 4, 12, 12), dilation=(2, 3))
+        yield replace(one, h=256, w=256, padding=padding)
+        yield replace(one, w=16, padding=padding)
+        yield replace(one, stride=(2, 2), padding=padding)
 
 
 def _by_descriptor() -> Iterator[Problem]:

@@ -8,7 +8,7 @@
 #include "kernels/activation.cuh"
 #include "kernels/numeric.cuh"
 #ifdef EDGE_ROWS
-#include "families/halo_sm90/conv/edges.cuh"
+#include "families/halo_sm90/edges.cuh"
 #endif
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; AFFINE (or AFFINE_AND_RESIDUAL) and ACTIVATION: what becomes of a sum

@@ -15,6 +15,7 @@ from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.operands import Operands, tensor_maps
 from haloconv.families.halo_sm90.conv.shape import BLOCK_M, Storage, joined_planes, line_warps, threads
 from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.families.halo_sm90.edges import edge_constants
 from haloconv.families.reduce.partials import Axis, Partials, followed
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
@@ -81,19 +82,11 @@ def conv_source(problem: Problem, tiling: Tiling) -> KernelSource:
         if classes and classes.across > 1
         else int(not (storage.y_inner or shape.flat) and shape.pack_w == tiling.form.horizontal.out_step == 1),
         **(epilogue_constants(False) if storage.partial else _epilogue(problem)),
-        **_edge_constants(storage),
+        **edge_constants(storage.modes),
     }
     if storage.has_edges:
         return kernel_source("halo_sm90/conv_edges", "halo_sm90", constants)
     return kernel_source("halo_sm90/conv", "halo_sm90", constants)
-
-
-def _edge_constants(storage: Storage) -> dict[str, int | str]:
-    if not storage.has_edges:
-        return {}
-    rows, columns = storage.modes
-    of_rows: dict[str, int | str] = {"HALO_ROWS": 1} if storage.has_halo else {"EDGE_ROWS": f"hc::Edge::{rows.upper()}"}
-    return {**of_rows, "EDGE_COLS": f"hc::Edge::{columns.upper()}"}
 
 
 def fixup_source(problem: Problem, form: Form, storage: Storage) -> KernelSource:
@@ -101,7 +94,7 @@ def fixup_source(problem: Problem, form: Form, storage: Storage) -> KernelSource
     constants: dict[str, int | str] = {
         "ELEM": ELEMENTS[problem.dtype],
         **_epilogue(problem),
-        **_edge_constants(storage),
+        **edge_constants(storage.modes),
     }
     if form.interleaves:
         constants["CLASSES"] = 1

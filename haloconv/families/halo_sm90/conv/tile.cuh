@@ -12,7 +12,7 @@
 // by the same weights, and their tiles are always neighbours.
 #pragma once
 
-#include "families/halo_sm90/conv/edges.cuh"
+#include "families/halo_sm90/edges.cuh"
 #include "families/halo_sm90/conv/scheduler.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/ptx/tensor_map.cuh"

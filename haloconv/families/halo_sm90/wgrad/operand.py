@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.terms import TERMS
-from haloconv.problem import Problem, TensorForm
+from haloconv.problem import ZEROS, EdgeModes, Problem, TensorForm
 
 PIECE_BYTES, SPAN_BYTES = 16, 128
 _RAW_STAGES = 2  # boxes before they are shifted
@@ -21,7 +21,7 @@ class Operand:
     pixels do, -V where loads of V channels do. ``planes``: TMA brings lines that begin anywhere, from planes end to end
     of which every so many channels' begin at a multiple of 16 bytes (0: not so). ``transposed``: TMA brings
     [pixel][channels], and warps transpose it. ``steps`` are strides in elements; where an extent is 1, any that TMA
-    takes.
+    takes. ``modes`` are the padding modes of x.
     """
 
     inner: bool
@@ -29,6 +29,17 @@ class Operand:
     steps: tuple[int, ...]
     planes: int = 0
     transposed: bool = False
+    modes: EdgeModes = ZEROS
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether threads write pixels of the image left and right of lines that TMA brings."""
+        return self.modes[1] != "zeros" and not self.loads and not self.planes
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether lines of a box come from rows that do not follow one another."""
+        return self.modes[0] != "zeros"
 
     @property
     def is_raw(self) -> bool:
@@ -71,7 +82,9 @@ class Operand:
 
     def loaded(self, problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> Operand:
         """The operand as threads load it, if it has raw boxes, which need room in shared memory; else itself."""
-        return Operand(False, _load_width(problem, form, shape, channels), form.strides) if self.is_raw else self
+        if not self.is_raw:
+            return self
+        return Operand(False, _load_width(problem, form, shape, channels), form.strides, modes=self.modes)
 
     def raw_pixels(self, width: int, pixels: int, box_rows: int, size: int) -> int:
         """Pixels of a channel of a raw box, whose lines are ``width`` apart; of a line if it is transposed; else 0.
@@ -88,6 +101,14 @@ class Operand:
             return _RAW_STAGES * box_rows * rows * raw_pixels * size if self.transposed else 0
         plane_bytes = rows // self.planes * raw_pixels * size
         return _RAW_STAGES * self.planes * ceil_div(plane_bytes, SPAN_BYTES) * SPAN_BYTES
+
+
+def summed(problem: Problem, modes: EdgeModes) -> Problem:
+    """The problem whose lines of x are summed over: rows that a mode names above and below the image are its own."""
+    if modes[0] == "zeros":
+        return problem
+    top, bottom, left, right = problem.padding
+    return replace(problem, h=problem.h + top + bottom, padding=(0, 0, left, right))
 
 
 def _load_width(problem: Problem, form: TensorForm, shape: tuple[int, ...], channels: int) -> int:

@@ -1,6 +1,7 @@
 // The producers of halo_sm90_wgrad: lines of x and of dy, by TMA or by loads, shifted or transposed.
 #pragma once
 
+#include "families/halo_sm90/wgrad/edges.cuh"
 #include "families/halo_sm90/wgrad/shift.cuh"
 #include "families/halo_sm90/wgrad/transpose.cuh"
 #include "kernels/ptx/register.cuh"
@@ -11,7 +12,7 @@ namespace hc::wgrad {
 __device__ __forceinline__ void ask_for_x(const Params& p, const Tile& tile, char* to, ptx::u64* full, int image,
                                           int row, int column) {
     const int channel = tile.group * p.channels + tile.channel;
-    ptx::mbarrier_arrive_expect_tx(full, BOX_ROWS * X_BYTES);
+    ptx::mbarrier_arrive_expect_tx(full, X_BOX_ROWS * X_BYTES);
     if constexpr (X_INNER) {
         for (int span = 0; span < X_SPANS; ++span)
             ptx::cp_async_bulk_tensor_4d_shared_global(to + span * X_RING, &p.x_map, full, channel + span * X_SPAN,
@@ -211,22 +212,26 @@ __device__ __forceinline__ void bring_dy(const Params& p, const Tile& tile, cons
 __device__ __forceinline__ void bring_x(const Params& p, const Tile& tile, const Smem& smem, int at, const Place& place,
                                         int row, RawBoxes& raw) {
     const int to_line = at * BOX_ROWS;
-    ptx::u64* const full = &smem.x_full[at];
-    const int column = column_of_x(p, tile, place);
+    ptx::u64* const full = X_FILLED ? &smem.x_landed[at] : &smem.x_full[at];
+    const int column = column_of_x(p, tile, place), from = source_row(p, row);
     if constexpr (X_LOADS != 0) {
-        if (row < p.h) load_x<X_LOADS>(p, tile, smem, to_line, place.image, row, column);
+        if (row < p.h) load_x<X_LOADS>(p, tile, smem, to_line, place.image, from, column);
+        write_edges(p, tile, place, row, smem, to_line);
         ptx::mbarrier_arrive(full);
     } else if constexpr (X_PLANES > 0) {
         if (row < p.h)
             store_next(raw, smem.x_raw, RawX::BYTES, smem.x_raw_full, smem.x_raw_empty, [&](const char* box) {
-                shift_box<RawX, ToX>(box, begin_of_x(p, row, column), X_PITCH / PIECE, smem.x, to_line);
+                shift_box<RawX, ToX>(box, begin_of_x(p, from, column), X_PITCH / PIECE, smem.x, to_line);
             });
+        write_edges(p, tile, place, row, smem, to_line);
         ptx::mbarrier_arrive(full);
     } else if (threadIdx.x % 128 == 0) {
-        if (row < p.h)
-            ask_for_x(p, tile, smem.x + to_line * X_LINE, full, place.image, row, column);
-        else
-            ptx::mbarrier_arrive(full);
+        for (int line = 0; line < BOX_ROWS; line += X_BOX_ROWS)
+            if (row + line < p.h)
+                ask_for_x(p, tile, smem.x + (to_line + line) * X_LINE, full, place.image, source_row(p, row + line),
+                          column);
+            else
+                ptx::mbarrier_arrive(full);
     }
 }
 
@@ -250,7 +255,7 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
         x_raw.ask_ahead(
             box - AHEAD, bands, smem.x_raw_empty, [&](int one) { return x_row(one) < p.h; },
             [&](int one, int at) {
-                const Begin begin = begin_of_x(p, x_row(one), column_of_x(p, tile, place));
+                const Begin begin = begin_of_x(p, source_row(p, x_row(one)), column_of_x(p, tile, place));
                 ask_for_raw<RawX>(p.x_map, begin, smem.x_raw + at * RawX::BYTES, &smem.x_raw_full[at],
                                   tile.group * p.channels + tile.channel, place.image);
             });
@@ -259,6 +264,10 @@ __device__ __forceinline__ void ask_ahead(const Params& p, const Tile& tile, con
 // All boxes, in the order in which the consumers read them: by one thread, or if there is anything to store by all.
 // Where a box of dy has room, so has the box of x that comes with it. TMA is asked for x before threads store dy.
 __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
+#ifdef EDGE_ROWS
+    if (X_FILLED && !LOADS && threadIdx.x % 128 >= 128 - EDGE_THREADS) return fill_boxes(p, smem);
+    Cursor x_filled;
+#endif
     if (!LOADS && threadIdx.x % 128 != 0) return;
     Walk walk(p.cut);
     const Tile tile(p.blocks, walk.slab);
@@ -275,7 +284,14 @@ __device__ __forceinline__ void produce(const Params& p, const Smem& smem) {
                 bring_x(p, tile, smem, x_at, place, place.row + (box - AHEAD) * BOX_ROWS * place.row_step, x_raw);
                 x_at = x_at + 1 == X_STAGES ? 0 : x_at + 1;
             }
+#ifdef EDGE_ROWS
+            OuterPixels outer;
+            if (X_FILLED && LOADS && box >= AHEAD) outer.begin(p, tile, place, row_of_box(place, box - AHEAD));
+#endif
             bring_dy(p, tile, smem, y_at, place, place.dy_row + box * BOX_ROWS * p.line_step, y_raw);
+#ifdef EDGE_ROWS
+            if (X_FILLED && LOADS && box >= AHEAD) fill_box(p, smem, x_filled, outer);
+#endif
         }
     }
 }

@@ -13,6 +13,9 @@
 #include "kernels/pipeline.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/tensor_map.cuh"
+#ifdef EDGE_ROWS
+#include "families/halo_sm90/edges.cuh"
+#endif
 
 namespace hc::wgrad {
 
@@ -32,17 +35,31 @@ enum {
     PART_STEPS = LINE_PARTS > 4 ? 4
     : LINE_PARTS < 1            ? 1
                                 : LINE_PARTS,  // TERMS > 1: of a partial sum
+#ifdef EDGE_ROWS
+    ROWS_APART = ROW_EDGE != Edge::ZEROS,  // lines of x that follow one another come from anywhere
+    COL_EDGES = COL_EDGE != Edge::ZEROS,   // threads write pixels left and right of lines of x: edges.cuh
+#else
+    ROWS_APART = 0,
+    COL_EDGES = 0,
+#endif
+    X_BOX_ROWS = ROWS_APART ? 1 : BOX_ROWS,  // lines of x that TMA brings at a time
+    X_BOXES = BOX_ROWS / X_BOX_ROWS,         // that it brings for a box
 };
 constexpr bool SPREAD_ROWS = X_INNER && SIZE == 4 && STRIDE_W % 2 == 1;  // where two rows would share banks
 constexpr bool X_STORED = X_LOADS != 0 || X_PLANES > 0, Y_STORED = Y_LOADS != 0 || Y_RAW_BOXES;  // by threads
 constexpr bool LOADS = X_STORED || Y_STORED;
-constexpr int PRODUCER_REGISTERS = LOADS ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (LOADS ? 208 : 240) : LOADS ? 144 : 160;  // what is left
+enum {
+    X_FILLED = COL_EDGES && !X_STORED,  // TMA brings lines of x, and threads fill them up
+    EDGE_THREADS = LOADS ? 128 : 96,    // that write edges: where there are any, warps that have nothing else to do
+    STORES = LOADS || COL_EDGES,        // which takes registers
+};
+constexpr int PRODUCER_REGISTERS = STORES ? (CONSUMERS == 2 ? 88 : 80) : CONSUMERS == 2 ? 24 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (STORES ? 208 : 240) : STORES ? 144 : 160;  // what is left
 constexpr int FLUSH_STEPS = 2048;
 // Arrivals that fill a line and give it back. A thread that stores a line, or reads what others have stored, arrives
 // itself: so each store is ordered by the mbarrier alone, as compute-sanitizer's racecheck judges it. Where TMA writes,
 // one thread or one lane of a warp arrives.
-constexpr int X_ARRIVALS = X_STORED ? 128 : 1, Y_ARRIVALS = Y_STORED ? 128 : 1;
+constexpr int X_ARRIVALS = X_STORED ? 128 : X_FILLED ? EDGE_THREADS : X_BOXES, Y_ARRIVALS = Y_STORED ? 128 : 1;
 constexpr int EMPTY_ARRIVALS = X_STORED ? 128 * CONSUMERS : CONSUMER_WARPS;
 // Boxes in the rings. A box of x meets as many boxes of dy, the one that came with it and those AHEAD of it.
 constexpr int AHEAD = ceil_div(ROWS - 1, BOX_ROWS), X_STAGES = STAGES, Y_STAGES = STAGES + AHEAD;
@@ -125,6 +142,10 @@ struct Params {
     Blocks blocks;
     int column_strips;  // strips of columns
     Cut cut;
+#ifdef EDGE_ROWS
+    int edge_from, edge_to;    // columns of x that outputs read
+    int edge_top, image_rows;  // rows that count as x's above the image, and those of the image
+#endif
 };
 
 // Boxes of several lines are of rows that follow one another in both tensors, and of one strip of columns: there the
@@ -136,6 +157,15 @@ __device__ __forceinline__ int column_strips(const Params& p) { return BOX_ROWS 
 // The column of x that a tile's first tap meets at column 0 of dy.
 __device__ __forceinline__ int first_column(const Params& p, const Tile& tile) {
     return tile.column * p.dil_w - p.pad_left;
+}
+
+// The row of the image that is row `at` of x: with a mode, rows that stand above and below it count as x's.
+__device__ __forceinline__ int source_row(const Params& p, int at) {
+#ifdef EDGE_ROWS
+    return at_edge<ROW_EDGE>(at - p.edge_top, p.image_rows);
+#else
+    return at;
+#endif
 }
 
 // Columns by which staged lines of x begin before that: boxes and loads of several pixels begin at aligned ones.
@@ -173,6 +203,7 @@ struct Smem {
     ptx::u64 *y_full, *y_empty, *x_full;  // a box of x goes back with the oldest box of dy that it met
 
     ptx::u64 *y_raw_full, *y_raw_empty, *x_raw_full, *x_raw_empty;
+    ptx::u64* x_landed;  // X_FILLED: what TMA brings is there
 
     // Swizzled boxes begin at multiples of 1024 bytes.
     __device__ __forceinline__ explicit Smem(char* smem)
@@ -183,6 +214,7 @@ struct Smem {
         x_full = y_empty + Y_STAGES;
         y_raw_full = x_full + X_STAGES, y_raw_empty = y_raw_full + RAW_STAGES;
         x_raw_full = y_raw_empty + RAW_STAGES, x_raw_empty = x_raw_full + RAW_STAGES;
+        x_landed = x_raw_empty + RAW_STAGES;
     }
 };
 
@@ -192,7 +224,10 @@ __device__ __forceinline__ void begin(const Smem& smem) {
             ptx::mbarrier_init(&smem.y_full[i], Y_ARRIVALS);
             ptx::mbarrier_init(&smem.y_empty[i], EMPTY_ARRIVALS);
         }
-        for (int i = 0; i < X_STAGES; ++i) ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
+        for (int i = 0; i < X_STAGES; ++i) {
+            ptx::mbarrier_init(&smem.x_full[i], X_ARRIVALS);
+            if (X_FILLED) ptx::mbarrier_init(&smem.x_landed[i], X_BOXES);
+        }
         for (int i = 0; i < RAW_STAGES; ++i) {
             if (Y_RAW_BOXES) ptx::mbarrier_init(&smem.y_raw_full[i], 1), ptx::mbarrier_init(&smem.y_raw_empty[i], 128);
             if (X_PLANES > 0) ptx::mbarrier_init(&smem.x_raw_full[i], 1), ptx::mbarrier_init(&smem.x_raw_empty[i], 128);

@@ -48,6 +48,7 @@ _SHIFT_CYCLES = 100  # of a thread for 16 bytes: some seven instructions, while 
 _ROW_CYCLES = 450  # of a thread for a row, and again for each plane that a warp has rows of: by the notebook's table
 _BARRIER_BYTES = 16  # of a stage: its two barriers
 _RAW_BARRIER_BYTES = 4 * 2 * 8  # four for each stage of raw lines
+_FILLED_BARRIER_BYTES = 8  # of a stage of lines that threads fill up: one more
 
 
 class Blocks(NamedTuple):
@@ -229,6 +230,11 @@ class Stage:
     terms: int
     image_columns: int = 0
 
+    @property
+    def x_box_rows(self) -> int:
+        """Lines of x that TMA brings at a time."""
+        return 1 if self.x.rows_apart else self.box_rows
+
     def step_cycles(self, tile: Tile) -> float:
         """Cycles of a multiprocessor for a step, by the model."""
         x_bytes = tile.split[1] * tile.channels * self.x_pitch / self.strip
@@ -349,6 +355,8 @@ class _Lines:
         problem = self.problem
         if (problem.stride[0], problem.dilation[0]) != (1, 1) or problem.q > self.strip:
             return 1
+        if self.x.rows_apart and (self.x.loads or self.x.planes):  # which are brought by rows that do
+            return 1
         return max(1, _BOX_STEPS // ceil_div(problem.q, 32 // problem.dtype.itemsize))
 
     def _boxes_of(self, rows: int, max_smem_bytes: int) -> _Boxes | None:
@@ -363,7 +371,7 @@ class _Lines:
         raw_bytes = (
             x.raw_bytes(channels, raw[0], rows, size) + dy.raw_bytes(filters, raw[1], rows, size) + _RAW_BARRIER_BYTES
         )
-        of_x = rows * channels * self.pitch * size + _BARRIER_BYTES
+        of_x = rows * channels * self.pitch * size + _BARRIER_BYTES + x.is_filled * _FILLED_BARRIER_BYTES
         terms = TERMS.get(problem.precision, 1)
         of_dy = terms * rows * filters * self.strip * size + _BARRIER_BYTES
         copies = terms * (self.block.rows - 1) * filters * self.strip * size if terms > 1 else 0

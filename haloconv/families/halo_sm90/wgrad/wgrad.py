@@ -16,15 +16,16 @@ import torch
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
 from haloconv.families.common import ELEMENTS, ceil_div, few_apart, named, why_not_direction
+from haloconv.families.halo_sm90.edges import edge_constants
 from haloconv.families.halo_sm90.terms import TERMS
 from haloconv.families.halo_sm90.wgrad import arrange
 from haloconv.families.halo_sm90.wgrad.arrange import Arrangement, Copies
 from haloconv.families.halo_sm90.wgrad.cut import Cut, Layer, classes_of, cut_of
-from haloconv.families.halo_sm90.wgrad.operand import LOADED, Operand
+from haloconv.families.halo_sm90.wgrad.operand import LOADED, Operand, summed
 from haloconv.families.halo_sm90.wgrad.tile import Stage, Tile, lines_of, row_steps, stage_of, tiles
 from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
-from haloconv.problem import Direction, Problem, Request, TensorForm
+from haloconv.problem import ZEROS, Direction, Problem, Request, TensorForm
 
 KERNEL = "halo_sm90/wgrad"
 DIRECTIONS: tuple[Direction, ...] = ("wgrad",)
@@ -75,10 +76,11 @@ class Tiling(NamedTuple):
 
 def configs(request: Request) -> list[Config]:
     """The best tilings by the cost model, best first, that differ by more than how warpgroups divide a tile."""
-    return [Config(KERNEL, str(each), each) for each in _best(tilings(request))]
+    return [Config(KERNEL, str(each), each) for each in best(tilings(request))]
 
 
-def _best(found: list[Tiling]) -> list[Tiling]:
+def best(found: list[Tiling]) -> list[Tiling]:
+    """The first of each kind."""
     return few_apart(found, _kind, MOST_CONFIGS)
 
 
@@ -93,10 +95,10 @@ def tilings(request: Request) -> list[Tiling]:
 
 @lru_cache(maxsize=256)
 def _every_tiling(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
-    """Every tiling, best first: of x and dy as they are, and of copies of them."""
+    """Every tiling, best first: of x and dy as they are, and of copies of them, which have zeros around images."""
     problem = request.problem
     found = _tilings(joined(request), max_smem_bytes, sm_count)
-    for how in arrange.arrangements(problem):
+    for how in arrange.arrangements(problem) if request.modes == ZEROS else ():
         more = arrange.cycles(problem, how)
         for each in _tilings(_multiplied(request, how), max_smem_bytes, sm_count):
             stage = replace(each.stage, image_columns=how.columns)
@@ -157,13 +159,14 @@ def _joined_form(problem: Problem, form: TensorForm, axis: str) -> TensorForm:
 
 def _tilings(request: Request, max_smem_bytes: int, sm_count: int) -> list[Tiling]:
     problem = request.problem
-    x = Operand.of(problem, request.second, problem.x_shape, problem.c_per_group)
+    x = replace(Operand.of(problem, request.second, problem.x_shape, problem.c_per_group), modes=request.modes)
     dy = Operand.of(problem, request.first, problem.y_shape, problem.k_per_group, is_dy=True)
-    found = _staged(problem, x, dy, max_smem_bytes, sm_count)
+    lines = summed(problem, request.modes)
+    found = _staged(lines, x, dy, max_smem_bytes, sm_count)
     if not found:  # lines that are shifted need more room than loaded ones
         x = x.loaded(problem, request.second, problem.x_shape, problem.c_per_group)
         dy = dy.loaded(problem, request.first, problem.y_shape, problem.k_per_group)
-        found = _staged(problem, x, dy, max_smem_bytes, sm_count)
+        found = _staged(lines, x, dy, max_smem_bytes, sm_count)
     return sorted(found, key=lambda each: each.cycles)
 
 
@@ -182,7 +185,7 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         **_sum_order(problem, tile),
         "SPLIT_P": tile.split[3],
         "STRIDE_W": problem.stride[1],
-        "STRIP": stage.strip if stage.box_rows == 1 else ceil_div(problem.q, stage.depth) * stage.depth,
+        "STRIP": _strip(problem, stage),
         "X_PITCH": stage.x_pitch,
         "BOX_ROWS": stage.box_rows,
         "STAGES": stage.stages,
@@ -195,7 +198,15 @@ def source(problem: Problem, tile: Tile, stage: Stage) -> KernelSource:
         "IMAGE_COLUMNS": stage.image_columns,
         "OPERAND_TERMS": stage.terms,
     }
-    return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
+    if stage.x.modes == ZEROS:
+        return kernel_source(KERNEL, "halo_sm90_wgrad", constants)
+    constants |= edge_constants(stage.x.modes)
+    return kernel_source("halo_sm90/wgrad_edges", "halo_sm90_wgrad", constants)
+
+
+def _strip(problem: Problem, stage: Stage) -> int:
+    """Pixels of a line of dy in shared memory: of several lines to a box those of the steps that all have."""
+    return stage.strip if stage.box_rows == 1 else ceil_div(problem.q, stage.depth) * stage.depth
 
 
 def sum_source(problem: Problem, tile: Tile, stage: Stage, part_lanes: int) -> KernelSource:
@@ -284,7 +295,7 @@ def _sum_fields(request: Request, tile: Tile, part_sums: int, parts: int) -> dic
 
 
 def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
-    problem = request.problem
+    problem = summed(request.problem, request.modes)
     strips = cut.column_strips * classes_of(problem)
     per_block, longer = divmod(problem.n * strips * cut.bands, cut.parts)
     return {
@@ -304,7 +315,19 @@ def _fields(request: Request, tile: Tile, cut: Cut) -> dict[str, Value]:
             "per_block": per_block,
             "longer": longer,
         },
+        **_edge_fields(request),
     }
+
+
+def _edge_fields(request: Request) -> dict[str, Value]:
+    """The columns that outputs read, rows that count as x's above the image, and the image's."""
+    problem = request.problem
+    if request.modes == ZEROS:
+        return {}
+    reach = (problem.q - 1) * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
+    top, _, left, _ = problem.padding
+    of_rows = {"edge_top": 0 if request.modes[0] == "zeros" else top, "image_rows": problem.h}
+    return {"edge_from": -left, "edge_to": reach - left, **of_rows}
 
 
 def _map_type(problem: Problem) -> DataType:
@@ -324,9 +347,9 @@ def _x_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
         return _raw_map(problem, one, problem.x_shape, (channels, stage.raw[0]), _X_POINTER)
     if one.inner:
         span = min(tile.channels, 128 // size)
-        extents, strides, box = (c, w, h, n), (x_w, x_h, x_n), (span, stage.x_pitch, stage.box_rows, 1)
+        extents, strides, box = (c, w, h, n), (x_w, x_h, x_n), (span, stage.x_pitch, stage.x_box_rows, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _X_POINTER)
-    extents, strides, box = (w, c, h, n), (x_c, x_h, x_n), (stage.x_pitch, channels, stage.box_rows, 1)
+    extents, strides, box = (w, c, h, n), (x_c, x_h, x_n), (stage.x_pitch, channels, stage.x_box_rows, 1)
     return BoxMap(kind, extents, strides, box, Swizzle.NONE, _X_POINTER)
 
 
@@ -353,7 +376,8 @@ def _y_map(request: Request, tile: Tile, stage: Stage) -> BoxMap | None:
     if one.planes:
         return _raw_map(problem, one, problem.y_shape, (tile.split[2] * tile.filters, stage.raw[1]), _Y_POINTER)
     if one.inner or one.transposed:
-        span, pixels = (32, stage.raw[1]) if one.transposed else (min(tile.filters, 128 // size), stage.strip)
+        span = 32 if one.transposed else min(tile.filters, 128 // size)
+        pixels = stage.raw[1] if one.transposed else _strip(problem, stage)
         extents, strides, box = (k, q, p, n), (y_q, y_p, y_n), (span, pixels, stage.box_rows, 1)
         return BoxMap(kind, extents, strides, box, _SWIZZLES[span * size], _Y_POINTER)
     filters = tile.split[2] * tile.filters
