@@ -269,7 +269,7 @@ def _has_few_pixels(problem: Problem) -> bool:
     tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
     if tf32 and problem.direction == "dgrad":
         return pixels <= 1 << 11 and (nchw or (problem.n == 1 and weights <= 1 << 16))
-    if not nchw or pixels > (400 if tf32 else 200):
+    if not nchw or pixels > 400:
         return False
     return weights >= 1 << 18 if not tf32 else weights <= 1 << 18 or problem.q <= 7
 
