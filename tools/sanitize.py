@@ -33,6 +33,7 @@ FINDINGS = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) h
 ASKED = re.compile(r"sanitizer driver: (\d+) calls asked for$", re.MULTILINE)
 SO_FAR = re.compile(r"sanitizer driver: (\d+) calls so far")
 FINISHED = re.compile(r"sanitizer driver: (\d+) calls checked, (\d+) kernels compiled")
+NOT_TRACKED = "didn't track the launch. Errors might go undetected. (Unable to allocate enough memory"
 CORES_OF_JOB = 2
 PLANTED = "planted fault"
 ALTERNATING = "alternating warps"
@@ -82,7 +83,9 @@ def judge(code: int, output: str) -> Verdict:
         text = "out of time" if code == OUT_OF_TIME else f"did not finish (exit code {code})"
         return Verdict(f"{text} in {made_of}", False)
     if sum(counts):
-        return Verdict(f"{sum(counts)} findings in {made_of}", False)
+        text = f"{sum(counts)} findings in {made_of}"
+        lost = output.count(NOT_TRACKED)
+        return Verdict(f"{text}, {lost} of them for want of GPU memory: take fewer --jobs" if lost else text, False)
     if code or not finished or made != wanted or not made:
         return Verdict(f"the driver failed (exit code {code}) in {made_of}", False)
     return Verdict(f"0 findings in {made_of}", True)

@@ -152,6 +152,12 @@ def test_alternating_warps_are_no_race() -> None:
 # tools/sanitize.py --------------------------------------------------------------------------------------------------
 
 
+UNTRACKED = (
+    "========= Internal Sanitizer Error: The Sanitizer encountered an error while launching halo_sm90 and didn't track "
+    "the launch. Errors might go undetected. (Unable to allocate enough memory to perform the requested operation)"
+)
+
+
 def output(asked: int = 12, made: int = 12, end: str = "ERROR SUMMARY: 0 errors") -> str:
     lines = (f"{asked} calls asked for", "10 calls so far", f"{made} calls checked, 0 kernels compiled")
     return "\n".join([*(f"sanitizer driver: {line}" for line in lines), f"========= {end}"])
@@ -164,6 +170,8 @@ def output(asked: int = 12, made: int = 12, end: str = "ERROR SUMMARY: 0 errors"
         (0, output(end="RACECHECK SUMMARY: 0 hazards displayed"), True, "0 findings in 12 calls"),
         (9, output(end="ERROR SUMMARY: 3 errors"), False, "3 findings in 12 calls"),
         (0, output(end="RACECHECK SUMMARY: 1 hazard displayed"), False, "1 findings in 12 calls"),
+        (9, f"{UNTRACKED}\n{UNTRACKED}\n" + output(end="ERROR SUMMARY: 3 errors"), False,
+         "3 findings in 12 calls, 2 of them for want of GPU memory: take fewer --jobs"),
         (0, output(made=11), False, "the driver failed (exit code 0) in 11 of 12 calls"),
         (0, output(0, 0), False, "the driver failed (exit code 0) in 0 calls"),
         (0, "========= ERROR SUMMARY: 0 errors", False, "the driver failed (exit code 0) in 0 calls"),
