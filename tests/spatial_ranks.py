@@ -170,8 +170,8 @@ def norms_of_every_dtype() -> None:
     """Values, gradients and running statistics beside those of float64, of pixels far from zero, on an empty shard."""
     mesh, placements = meshes()["4x1"]
     functions = torch.nn.functional
-    for dtype, limit in ((torch.float32, 5e-4), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)):
-        x = (torch.randn(2, 4, 6, 5) + (1000 if dtype == torch.float32 else 4)).to(dtype)
+    for dtype, far, limit in ((torch.float32, 1000, 5e-4), (torch.bfloat16, 64, 1e-2), (torch.float16, 512, 1e-3)):
+        x = (torch.randn(2, 4, 6, 5) + far).to(dtype)
         dy, w, b = torch.randn(2, 4, 6, 5).to(dtype), torch.randn(4), torch.randn(4)
         for norm, name in ((0, "batch"), (1, "group 4"), (2, "group 2")):
             found = []

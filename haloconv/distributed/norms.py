@@ -53,13 +53,8 @@ def _moments(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
     if not x.numel():
         zeros = x.new_zeros(shape, dtype=dtype)
         return zeros, zeros, 0
-    if x.dtype == dtype:
-        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
-        return mean, variance * count, count
-    mean = x.mean(dims, keepdim=True, dtype=dtype)
-    squares = torch.linalg.vector_norm(x, 2, dims, keepdim=True, dtype=dtype).square()
-    # 16 bits have a part of 2^-9 of the mean at best, and fp32 sums are right to far less than that squared.
-    return mean, (squares - mean.square() * count).clamp_min(0), count
+    variance, mean = torch.var_mean(x.to(dtype), dims, correction=0, keepdim=True)
+    return mean, variance * count, count
 
 
 class _Scaled(torch.autograd.Function):
