@@ -57,7 +57,7 @@ class _Scatter(torch.autograd.Function):
         own: list[tuple[Rectangle, Tensor]] = []
         sent: defaultdict[Place, list[Tensor]] = defaultdict(list)
         for piece, gradient in zip(cut.rims, gradients[:-1], strict=True):
-            for view, rectangle in _views(gradient, piece):
+            for view, rectangle in views(gradient, piece):
                 owner = owner_of(rectangle)
                 if owner == place:
                     own.append((rectangle, view))
@@ -78,7 +78,7 @@ def _begun(x: Tensor, piece: Piece, place: Place, layout: Layout, missing: list[
     if part is not None:
         return take(x, part)
     strip = _empty((*x.shape[:2], piece.rows.length, piece.columns.length), layout, x)
-    for view, rectangle in _views(strip, piece):
+    for view, rectangle in views(strip, piece):
         owner = owner_of(rectangle)
         if owner is None:
             view.zero_()
@@ -126,7 +126,7 @@ def _part_of_shard(piece: Piece, place: Place) -> Rectangle | None:
     return None
 
 
-def _views(strip: Tensor, piece: Piece) -> Iterator[tuple[Tensor, Rectangle]]:
+def views(strip: Tensor, piece: Piece) -> Iterator[tuple[Tensor, Rectangle]]:
     """Each rectangle that a piece reads, and where it is in the strip."""
     for top, left, down, across in piece.rectangles():
         yield strip[:, :, top : top + down.length, left : left + across.length], (down, across)

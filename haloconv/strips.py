@@ -26,7 +26,7 @@ from haloconv.rectangles import Messages, Rectangle, give, needed, owner_of, tak
 from haloconv.rim_batch import Asked, Batch, Posed, is_upright, oriented, packed_windows, posed, windows_of
 from haloconv.rims import Cut, HaloRows, Piece, Place, halo_of, reads_outside
 from haloconv.shard_exchange import Alone, Exchange
-from haloconv.strip_autograd import received_pixels, recorded_strips
+from haloconv.strip_autograd import received_pixels, recorded_strips, views
 
 Tensor = torch.Tensor
 
@@ -99,9 +99,8 @@ def _strips(x: Tensor, messages: Messages, job: Job) -> list[Tensor]:
             shape = (x.shape[0] * len(batch), x.shape[1], *extents)
             strip = x.new_empty_strided(shape, strides_of(shape, layout))
             for piece, part in _parts(oriented(strip, upright), batch):
-                for top, left, *rectangle in piece.rectangles():
-                    pixels = _pixels(x, (rectangle[0], rectangle[1]), received, job.place)
-                    part[:, :, top : top + pixels.shape[2], left : left + pixels.shape[3]].copy_(pixels)
+                for view, rectangle in views(part, piece):
+                    view.copy_(_pixels(x, rectangle, received, job.place))
         strips.append(strip)
     return strips
 
@@ -202,13 +201,13 @@ def _fprop(x: Tensor, w: Tensor, b: Tensor | None, job: Job, keeps: bool) -> tup
 def _keep_what_is_outside(strips: list[Tensor], job: Job) -> None:
     """Zeros in the strips for what the convolution of the shard alone reads, too, so that gradients count it once."""
     if job.cut.padded is not None:
-        views = [
+        upright = [
             oriented(each, is_upright(batch, job.cut)) for each, batch in zip(strips, job.cut.batches, strict=True)
         ]
-        for piece, strip in chain.from_iterable(map(_parts, views, job.cut.batches)):
-            for top, left, down, across in piece.rectangles():
+        for piece, strip in chain.from_iterable(map(_parts, upright, job.cut.batches)):
+            for view, (down, across) in views(strip, piece):
                 if down.inside and across.inside:
-                    strip[:, :, top : top + down.length, left : left + across.length].zero_()
+                    view.zero_()
 
 
 def _dgrad_of_shard(dy: Tensor, w: Tensor, x_shape: tuple[int, ...], layout: Layout, job: Job) -> Tensor:
@@ -268,8 +267,7 @@ def _by_owner(gradients: Iterable[tuple[Piece, Tensor]], job: Job) -> tuple[list
     own: list[tuple[Rectangle, Tensor]] = []
     sent: dict[Place, list[Tensor]] = defaultdict(list)
     for piece, gradient in gradients:
-        for top, left, down, across in piece.rectangles():
-            part = gradient[:, :, top : top + down.length, left : left + across.length]
+        for part, (down, across) in views(gradient, piece):
             owner, counted = owner_of((down, across)), job.cut.padded is not None and down.inside and across.inside
             if owner == job.place and not counted:
                 own.append(((down, across), part))
