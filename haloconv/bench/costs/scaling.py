@@ -118,10 +118,8 @@ def _together(
     """What each of the ranks measured. None outlives this call."""
     with tempfile.TemporaryDirectory(prefix="haloconv-") as name:
         folder = Path(name)
-        order, numbers = (
-            {**asdict(workload), "tf32": precision == "tf32", "is_sharded": is_sharded},
-            range(len(devices)),
-        )
+        order = {**asdict(workload), "tf32": precision == "tf32", "is_sharded": is_sharded}
+        numbers = range(len(devices))
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for number in numbers:
