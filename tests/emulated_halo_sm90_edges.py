@@ -114,11 +114,11 @@ HALOS = ("edges_aligned", "edges_nhwc", "edges_boxed", "edges_dilated")
 
 
 def results_of(name: str) -> tuple[str, ...]:
-    """What the case of this name has, of tests.oracle.EDGES."""
+    """What conv_edges has of the case of this name, of tests.oracle.EDGES."""
     return tuple(
         result
         for result, (direction, (rows, _)) in EDGES.items()
-        if (direction == "fprop" or name in SAME) and (rows != "halo" or name in HALOS)
+        if (direction == "fprop" or (direction == "dgrad" and name in SAME)) and (rows != "halo" or name in HALOS)
     )
 
 
