@@ -221,19 +221,32 @@ def compiled_section(root: Path = ROOT) -> str:
 
 
 def networks_section(root: Path = ROOT) -> str:
-    """The Markdown between README's networks markers: the compiled networks of every GPU that has such rows."""
+    """The Markdown between README's networks markers: the compiled networks of every GPU, in the best of layouts."""
     rows = [row for path in result_files(root, "latest-compiled.jsonl") for row in read_rows(path)]
     if not rows:
         return NO_RESULTS
-    gpus = [row["gpu"].removeprefix("NVIDIA ") for row in rows]
-    body = [
-        [gpu, *place_of(row)[:3], row["direction"], *_fastest(row["variants"])[:3]]
-        for gpu, row in zip(gpus, rows, strict=True)
-    ]
-    header = ["GPU", "network", "precision", "layout", "call", "PyTorch", "haloconv", "times PyTorch's speed"]
+    gpus = list(dict.fromkeys(row["gpu"] for row in rows))
+    networks: dict[tuple[str, ...], dict[str, dict[str, dict]]] = {}
+    for row in rows:
+        of_gpus = networks.setdefault((row["case"], row["precision"], row["direction"]), {})
+        in_layout = {f"{variant} {row['layout']}": found for variant, found in row["variants"].items()}
+        of_gpus.setdefault(row["gpu"], {}).update(in_layout)
+    body = [[*name, *(_in_words(of_gpus.get(gpu, {})) for gpu in gpus)] for name, of_gpus in networks.items()]
+    header = ["network", "precision", "call", *(gpu.removeprefix("NVIDIA ") for gpu in gpus)]
     how = '[`torch.compile(model, backend="haloconv")`](docs/compile.md)'
-    lead = f"Whole networks by {how}, ms on the GPU, each side by its fastest setting{_not_searched(rows)}."
+    lead = (
+        f"Whole networks by {how}: ms on the GPU, PyTorch → haloconv, each side by its fastest setting and layout"
+        f"{_not_searched(rows)}."
+    )
     return "\n".join([lead, "", *table(header, body)])
+
+
+def _in_words(variants: dict[str, dict]) -> str:
+    """Both sides' fastest of a network, and PyTorch's ms over ours."""
+    theirs, ours, ratio, _ = _fastest(variants)
+    if ours == "–":
+        return ours
+    return f"{theirs} → {ours} ({f'**{ratio}**' if float(ratio.rstrip('×')) > 1 else ratio})"
 
 
 def _not_searched(rows: list[dict]) -> str:

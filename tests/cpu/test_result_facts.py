@@ -161,19 +161,23 @@ def test_rows_of_whole_networks_are_not_among_those_of_layers(kind: str, tmp_pat
 
 
 def test_compiled_networks_of_every_gpu_stand_in_one_table_and_what_was_not_searched_is_said(tmp_path: Path) -> None:
-    def row(gpu: str, case: str, *modes: str) -> dict:
-        sides = {f"PyTorch {mode}": 2.0 for mode in modes} | {f"haloconv {mode}": 1.6 for mode in modes}
+    def row(gpu: str, case: str, *modes: str, layout: str = "nchw", ours: float = 1.6) -> dict:
+        sides = {f"PyTorch {mode}": 2.0 for mode in modes} | {f"haloconv {mode}": ours for mode in modes}
         variants = {name: {"ms": ms, "peak_bytes": 8} for name, ms in sides.items()}
-        return {**ROW, "gpu": gpu, "case": case, "direction": "step", "variants": variants}
+        return {**ROW, "gpu": gpu, "case": case, "direction": "step", "layout": layout, "variants": variants}
 
     assert result_facts.networks_section(tmp_path) == result_facts.NO_RESULTS
     for gpu, case, *modes in (("NVIDIA H200", "unet", "compiled"), ("NVIDIA H100", "vae", "compiled", "max-autotune")):
         folder = tmp_path / "benchmarks" / "results" / gpu.lower().replace(" ", "-")
         folder.mkdir(parents=True)
-        (folder / "latest-compiled.jsonl").write_text(json.dumps(row(gpu, case, *modes)) + "\n", "utf-8")
+        rows = row(gpu, case, *modes), row(gpu, case, *modes, layout="nhwc", ours=1.0), row(gpu, "slow", *modes, ours=4)
+        (folder / "latest-compiled.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), "utf-8")
     text = result_facts.networks_section(tmp_path)
-    assert "| H200 | unet | tf32 | nchw | step | 2.00 compiled | 1.60 compiled | 1.25× |" in text
-    assert "| H100 | vae |" in text and "without max-autotune on either side for unet." in text
+    assert "| network | precision | call | H100 | H200 |" in text
+    assert "| unet | tf32 | step | – | 2.00 compiled nchw → 1.00 compiled nhwc (**2.00×**) |" in text
+    slow = "2.00 compiled nchw → 4.00 compiled nchw (0.50×)"
+    assert f"| slow | tf32 | step | {slow} | {slow} |" in text
+    assert "| vae |" in text and "without max-autotune on either side for slow, unet." in text
     whole = result_facts.compiled_section(tmp_path)
     assert "**NVIDIA H200**, 2026-01-02, without max-autotune on either side:" in whole
     assert "**NVIDIA H100**, 2026-01-02:" in whole
