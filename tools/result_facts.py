@@ -154,7 +154,7 @@ def export_section(root: Path = ROOT) -> str:
 
 
 def scaling_section(root: Path = ROOT) -> str:
-    """The Markdown between the scaling markers: the newest training step of each number of GPUs."""
+    """The Markdown between the scaling markers: the newest training step of each number of GPUs, and that of one then."""
     lines = []
     for folder in sorted(root.glob("benchmarks/results/*")):
         newest: dict[tuple, dict] = {}
@@ -167,6 +167,7 @@ def scaling_section(root: Path = ROOT) -> str:
                 str(row["ranks"]),
                 "sharded" if row.get("is_sharded", row["ranks"] > 1) else "plain",
                 f"{row['ms']:.1f}",
+                f"{row['ms'] * row['efficiency']:.1f}",
                 f"{100 * row['efficiency']:.1f} %",
                 "–" if row["efficiency_bar"] is None else f"{100 * row['efficiency_bar']:.0f} %",
                 f"{row['peak_bytes'] / 1e9:.2f}",
@@ -174,7 +175,8 @@ def scaling_section(root: Path = ROOT) -> str:
             for _, row in sorted(newest.items())
         ]
         if body:
-            header = ["images a GPU", "precision", "GPUs", "tensors", "ms", "efficiency", "bar", "GB a GPU"]
+            header = ["images a GPU", "precision", "GPUs", "tensors", "ms", "of one GPU", "efficiency", "bar"]
+            header.append("GB a GPU")
             lines += [
                 f"**{span([*newest.values()], 'gpu')}**, {span([*newest.values()], 'date')}:",
                 "",
