@@ -19,11 +19,13 @@ class Exchange(Protocol):
     def start(self, x: Tensor) -> Callable[[], Messages]:
         """Send the rectangles of x that others need, and ask for those that this shard needs."""
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
-        """Send gradients of rectangles to their owners, and ask for those of the rectangles that ``start`` sent."""
+    def start_back(
+        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
+    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
+        """Send gradients of rectangles to their owners, and ask for those of the rectangles that ``start`` sent.
 
-    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
-        """Sum gradients of weights, which all shards have alike, over all shards."""
+        With None no shard sends any. Gradients of weights, which all shards have alike, are summed over all shards.
+        """
 
     def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
         """The weights; their gradients, of any order, are those of all shards together."""
@@ -41,11 +43,10 @@ class Alone:
     def start(self, x: Tensor) -> Callable[[], Messages]:
         return dict
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
-        return list
-
-    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
-        return lambda: gradients
+    def start_back(
+        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
+    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
+        return lambda: ([], of_weights)
 
     def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
         return weights

@@ -65,7 +65,7 @@ class _Scatter(torch.autograd.Function):
                     sent[owner].append(view.reshape(-1))
         like = gradients[-1].new_empty(()).expand(shape)
         arrive = exchange.start_back({owner: torch.cat(parts) for owner, parts in sent.items()}, like)
-        return _added(own, arrive(), _empty(shape, layout, like))
+        return _added(own, arrive()[0], _empty(shape, layout, like))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

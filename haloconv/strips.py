@@ -299,20 +299,21 @@ class _Convolve(torch.autograd.Function):
             return *_differentiable_gradients(dy, (x, w, b), wanted, job), None
         layout, exchange = plans.result_layout(x, w), job.exchange
         own: list[tuple[Rectangle, Tensor]] = []
-        arrive = dx = None
+        dx = sent = None
         if wanted[0] and job.padding_in_kernel is not None:
             dx = edges.dgrad(dy, w, tuple(x.shape), layout, *job.padding_in_kernel)
         if wanted[0] and dx is None:
             own, sent = _by_owner(_gradients_of_strips(dy, x, w, layout, job), job)
-            arrive = exchange.start_back(sent, x)
         dw = _wgrad(dy, x, w, strips, job) if wanted[1] else None
         db = plans.bgrad(dy, job.spec) if wanted[2] else None
-        summed = exchange.start_sum(dw, db)
-        if arrive is not None:
+        if sent is not None:
             dx = _dgrad_of_shard(dy, w, tuple(x.shape), layout, job)
-            for rectangle, gradient in (*own, *arrive()):
+        # Now that all is launched: blocks of NCCL that wait for another rank would displace those of a kernel.
+        arrived, of_weights = exchange.start_back(sent, x, dw, db)()
+        if dx is not None:
+            for rectangle, gradient in (*own, *arrived):
                 give(dx, rectangle, gradient)
-        return dx, *summed(), None
+        return dx, *of_weights, None
 
 
 # --- the same for autograd to see, for gradients of gradients

@@ -86,7 +86,7 @@ def other_placements() -> None:
 
 
 def pixels_mixed() -> None:
-    """Pooling, padding and interpolation of integers, on thin and empty shards: values and gradients, bit by bit."""
+    """Pooling, padding, interpolation, joined channels, on thin and empty shards: on integers to the bit."""
     functions = torch.nn.functional
     for name in ("2x2", "4x1", "1x2", "2x2 of rows"):
         mesh, placements = meshes()[name]
@@ -94,6 +94,8 @@ def pixels_mixed() -> None:
             for about, ours, theirs in (
                 ("max", lambda x: pixels.max_pool2d(x, 2, (1, 2), 1), lambda x: functions.max_pool2d(x, 2, (1, 2), 1)),
                 ("avg", lambda x: pixels.avg_pool2d(x, 2, 1, 1), lambda x: functions.avg_pool2d(x, 2, 1, 1)),
+                ("cat", lambda x: pixels.cat([pixels.interpolate(each, None, 2.0, "bilinear") for each in (x, x * 2)]),
+                 lambda x: torch.cat([functions.interpolate(each, None, 2.0, "bilinear") for each in (x, x * 2)], 1)),
                 ("by 2 and 3", lambda x: pixels.interpolate(x, None, (2, 3)),
                  lambda x: functions.interpolate(x, None, (2, 3))),
                 *(
@@ -282,7 +284,7 @@ def a_layer_fails() -> None:
 
 
 def a_gradient_fails() -> None:
-    """On one rank, between what is exchanged for dx and for dw."""
+    """On one rank, before anything is exchanged for dx and dw."""
     mesh, placements = meshes()["2x2"]
     x, w = shard(integers(2, 3, 8, 8), mesh, placements), integers(4, 3, 3, 3)
     y = distributed.conv2d(x.requires_grad_(), w.requires_grad_(), padding=1).to_local()

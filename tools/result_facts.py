@@ -154,7 +154,7 @@ def export_section(root: Path = ROOT) -> str:
 
 
 def scaling_section(root: Path = ROOT) -> str:
-    """The Markdown between the scaling markers: the newest training step of each number of GPUs, and that of one then."""
+    """The Markdown between the scaling markers: the newest step of each number of GPUs, and that of one beside it."""
     lines = []
     for folder in sorted(root.glob("benchmarks/results/*")):
         newest: dict[tuple, dict] = {}

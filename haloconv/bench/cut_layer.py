@@ -40,13 +40,15 @@ class InTurn(Alone):
         """The rectangles of the others, as one flat tensor of each."""
         return lambda: {owner: packed(self.shards[owner], rectangles) for owner, rectangles in self.needed.items()}
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
+    def start_back(
+        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
+    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
         """Keep what others are owed."""
         self.owed = []
-        for owner, message in sent.items():
+        for owner, message in (sent or {}).items():
             rectangles = self.needed[owner]
             self.owed += [(owner, *each) for each in zip(rectangles, split(message, rectangles, like), strict=True)]
-        return list
+        return super().start_back(None, like, *of_weights)
 
 
 @dataclass(frozen=True)

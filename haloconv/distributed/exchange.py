@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from haloconv.distributed.group import Group, RankError, agree, numbered, others_there
+from haloconv.distributed.group import Group, RankError, agree, numbered, others_there, ranks_along
 from haloconv.distributed.image import Image
 from haloconv.rectangles import Messages, Rectangle, needed, packed, split
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
@@ -86,13 +86,13 @@ class MeshExchange:
     def __init__(self, image: Image, traffic: Traffic, call: str) -> None:
         self.traffic, self.place, self.everyone = traffic, image.place, image.all_ranks()
         self.call = numbered(call, self.everyone)
-        self.neighbours = image.spatial_ranks()
-        self.ranks = image.ranks()
+        self.image = image
 
     def start(self, x: Tensor) -> Pending:
         if not self.traffic.is_any:
             return dict
-        self._agree("")
+        assert self.everyone is not None
+        agree(self.everyone, self.call)
         rectangles, pixels = self.traffic.sent, x.shape[0] * x.shape[1]
         expected = {owner: pixels * _area(each) for owner, each in self.traffic.asked.items()}
 
@@ -101,39 +101,33 @@ class MeshExchange:
 
         return self._exchanged(pack, expected, x)
 
-    def start_back(self, sent: Messages, like: Tensor) -> Callable[[], list[tuple[Rectangle, Tensor]]]:
-        if not self.traffic.is_any:
-            return list
-        self._agree("gradient of x in ")
+    def start_back(
+        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
+    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
+        sends, given = sent is not None and self.traffic.is_any, [each for each in of_weights if each is not None]
+        if self.everyone is None or not (sends or given):
+            return lambda: ([], of_weights)
+        agree(self.everyone, f"gradients of {'x' if sends else ''} {len(given)} weights in {self.call}")
         rectangles, pixels = self.traffic.sent, like.shape[0] * like.shape[1]
-        expected = {other: pixels * _area(each) for other, each in rectangles.items()}
-        arrive = self._exchanged(lambda: sent, expected, like)
+        expected = {other: pixels * _area(each) for other, each in rectangles.items()} if sends else {}
+        arrive = self._exchanged(lambda: sent or {}, expected, like) if sends else dict
+        sums = start_sum(given, self.everyone) if given else list
 
-        def gradients() -> list[tuple[Rectangle, Tensor]]:
+        def gradients() -> tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]:
+            summed = iter(sums())
             found = arrive()
-            return [
+            of_rectangles = [
                 pair
-                for other in rectangles
+                for other in (rectangles if sends else ())
                 for pair in zip(rectangles[other], split(found[other], rectangles[other], like), strict=True)
             ]
+            return of_rectangles, tuple(None if each is None else next(summed) for each in of_weights)
 
         return gradients
 
-    def start_sum(self, *gradients: Tensor | None) -> Callable[[], tuple[Tensor | None, ...]]:
-        given = [each for each in gradients if each is not None]
-        if self.everyone is None or not given:
-            return lambda: gradients
-        self._agree("gradients of weights in ")
-        arrive = start_sum(given, self.everyone)
-
-        def summed() -> tuple[Tensor | None, ...]:
-            found = iter(arrive())
-            return tuple(None if each is None else next(found) for each in gradients)
-
-        return summed
-
     def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(None if each is None else replicated(each, self.everyone, self.call) for each in weights)
+        found = iter(replicated([each for each in weights if each is not None], self.everyone, self.call))
+        return tuple(None if each is None else next(found) for each in weights)
 
     def tied(self, y: Tensor, *others: Tensor | None) -> Tensor:
         return tied(y, *others)
@@ -150,20 +144,17 @@ class MeshExchange:
                 agree(self.everyone, "", error)
             raise
 
-    def _agree(self, about: str) -> None:
-        assert self.everyone is not None
-        agree(self.everyone, about + self.call)
-
     def _exchanged(self, pack: Callable[[], Messages], expected: dict[Place, int], like: Tensor) -> Pending:
         """Send what ``pack()`` gives, and receive as many elements as ``expected`` from each shard."""
-        assert self.neighbours is not None
-        data = self.neighbours.data
+        neighbours, ranks = self.image.spatial_ranks(), self.image.ranks()
+        assert neighbours is not None
+        data = neighbours.data
         with _beside(like) as join:
             sent = {to: message.contiguous() for to, message in pack().items() if message.numel()}
             found = {owner: like.new_empty(elems) for owner, elems in expected.items()}
-            transfers = [dist.P2POp(dist.isend, sent[to], self.ranks[to], data) for to in sorted(sent)]
+            transfers = [dist.P2POp(dist.isend, sent[to], ranks[to], data) for to in sorted(sent)]
             transfers += [
-                dist.P2POp(dist.irecv, message, self.ranks[owner], data)
+                dist.P2POp(dist.irecv, message, ranks[owner], data)
                 for owner, message in sorted(found.items())
                 if message.numel()
             ]
@@ -218,10 +209,18 @@ def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable[..., Any]], Se
         yield join
 
 
+def gathered_parts(part: Tensor, group: Group) -> Tensor:
+    """The parts of all ranks of a group, stacked. The ranks have agreed on it."""
+    parts = [torch.empty_like(part) for _ in ranks_along(group.mesh, group.dims)]
+    with others_there():
+        dist.all_gather(parts, part, group=group.data)
+    return torch.stack(parts)
+
+
 def start_sum(tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tensor]]:
-    """Sum tensors of one dtype over a group, all in one message; 16-bit floats in fp32. The ranks have agreed on it."""
-    dtype = tensors[0].dtype
-    flat = torch.cat([each.reshape(-1) for each in tensors]).to(torch.promote_types(dtype, torch.float32))
+    """Sum tensors over a group, all in one message; 16-bit floats in fp32. The ranks have agreed on it."""
+    flat = torch.cat([each.reshape(-1) for each in tensors])
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     with others_there():
         work = dist.all_reduce(flat, group=group.data, async_op=True)
 
@@ -229,7 +228,7 @@ def start_sum(tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tens
         assert work is not None
         with others_there():
             work.wait()
-        parts = flat.to(dtype).split([each.numel() for each in tensors])
+        parts = flat.split([each.numel() for each in tensors])
         return [torch.empty_like(each).copy_(part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
 
     return arrive
@@ -238,37 +237,40 @@ def start_sum(tensors: Sequence[Tensor], group: Group) -> Callable[[], list[Tens
 # --- the same for autograd to see, each function the transpose of another
 
 
-def replicated(weight: Tensor, group: Group | None, call: str) -> Tensor:
-    """A tensor that all ranks have alike, whose gradient is the sum of theirs."""
-    return weight if group is None else _Replicated.apply(weight, group, call)
+def replicated(weights: Sequence[Tensor], group: Group | None, call: str) -> list[Tensor]:
+    """Tensors that all ranks have alike, whose gradients are the sums of theirs: of all of them in one message."""
+    return list(weights if group is None or not weights else _Replicated.apply(group, call, *weights))
 
 
 def summed(x: Tensor, group: Group | None, call: str) -> Tensor:
     """The sum of a tensor over a group, which all ranks have alike."""
-    return x if group is None else _Summed.apply(x, group, call)
+    if group is None:
+        return x
+    total: Tensor = _Summed.apply(group, call, x)[0]
+    return total
 
 
 class _Replicated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, group: Group, call: str) -> Tensor:
+    def forward(ctx: Any, group: Group, call: str, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.group, ctx.call = group, call
-        return weight.view_as(weight)
+        return tuple(each.view_as(each) for each in weights)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _Summed.apply(gradient, ctx.group, ctx.call), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return None, None, *_Summed.apply(ctx.group, ctx.call, *gradients)
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, call: str) -> Tensor:
+    def forward(ctx: Any, group: Group, call: str, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.group, ctx.call = group, call
-        agree(group, f"sum of {list(x.shape)} in {call}")
-        return start_sum([x], group)()[0]
+        agree(group, f"sum of {[list(each.shape) for each in parts]} in {call}")
+        return tuple(start_sum(parts, group)())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _Replicated.apply(gradient, ctx.group, ctx.call), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return None, None, *_Replicated.apply(ctx.group, ctx.call, *gradients)
 
 
 def tied(y: Tensor, *others: Tensor | None) -> Tensor:

@@ -47,13 +47,12 @@ class Image(NamedTuple):
     def ranks(self) -> dict[Place, int]:
         """The rank of each shard of the images that this rank has shards of."""
         dims, places = self.mesh_dims(ROWS, COLUMNS), {}
-        shape = [self.mesh.size(dim) for dim in dims]
         for number, rank in enumerate(ranks_along(self.mesh, dims)):
-            at = torch.unravel_index(torch.tensor(number), shape) if shape else ()
-            index = [0, 0]
-            for dim, step in zip(dims, at, strict=True):
+            index, sizes, left = [0, 0], [1, 1], number
+            for dim in reversed(dims):  # row-major: the last dimension's index is the fastest
+                left, at = divmod(left, self.mesh.size(dim))
                 axis = 0 if dim in self.mesh_dims(ROWS) else 1
-                index[axis] = index[axis] * self.mesh.size(dim) + int(step)
+                index[axis], sizes[axis] = index[axis] + at * sizes[axis], sizes[axis] * self.mesh.size(dim)
             places[index[0], index[1]] = rank
         return places
 

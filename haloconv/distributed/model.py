@@ -110,6 +110,8 @@ class _SpatialMode(TorchFunctionMode):
             return served(*args, **kwargs)
         if image is None or self._keeps_pixels_apart(func, args, kwargs):
             if image is not None:
+                if _is_joined(func, args, kwargs):
+                    return pixels.cat(args[0])
                 if _is_on_shards(func, args, kwargs, image):
                     args, kwargs = tree_map_only(DTensor, to_local, (args, kwargs))
                     at = Image(image.device_mesh, tuple(image.placements))
@@ -151,6 +153,19 @@ def _is_on_shards(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         for each in tree_leaves((args, kwargs))
         if isinstance(each, Tensor)
     )
+
+
+def _is_joined(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function is the concatenation along channels of images that are sharded alike."""
+    if getattr(func, "__name__", "") not in ("cat", "concat", "concatenate") or "out" in kwargs or not args:
+        return False
+    forms = {
+        (each.shape[:1], each.shape[2:], each.placements, each.dtype) if isinstance(each, DTensor) else None
+        for each in args[0]
+    }
+    if None in forms or len(forms) != 1 or args[0][0].dim() != 4:
+        return False
+    return not any(each.is_shard(1) or each.is_partial() for each in args[0][0].placements)
 
 
 def _beside(image: DTensor, value: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from haloconv.bench.costs import scaling as costs
 from haloconv.bench.costs import scaling_rank
 from haloconv.bench.costs.scaling import ERROR_LIMIT, Scaling, ScalingError, Workload, scaling
 from haloconv.cli.bench.scaling import ScalingOrder, bench_scaling
+from haloconv.distributed import group
 from tests.passes import CountingBytes
 from tests.ranks import fork_ranks
 
@@ -119,21 +120,24 @@ def test_a_missing_halo_is_far_above_the_limit(tmp_path: Path) -> None:
 
 
 def _bytes_of_a_step(folder: str) -> None:
-    """On each rank, what a step on sharded images and one on plain ones read and write outside of convolutions."""
+    """On each rank, of a step on sharded images and one on plain ones: bytes outside of convolutions, agreements."""
     mesh, found = init_device_mesh("cpu", (2,)), []
     order = {**asdict(TINY), "rows": 32, "columns": 32, "rank": dist.get_rank()}
     for where in (mesh, None):
         step = scaling_rank._step_of(order, CPU, where)
         step()
+        before = group._counts((0, 1))[0]
         with CountingBytes() as counting:
             step()
-        found.append(counting.bytes)
+        found.append((counting.bytes, group._counts((0, 1))[0] - before))
     (Path(folder) / str(dist.get_rank())).write_text(json.dumps(found))
 
 
-def test_sharded_images_are_read_and_written_no_oftener_than_plain_ones(tmp_path: Path) -> None:
+def test_what_a_step_on_sharded_images_moves_and_how_often_ranks_wait_for_each_other(tmp_path: Path) -> None:
     """Slices whose gradients are of zeros, or a norm of elementwise operators, would make it more by a third."""
     fork_ranks(_bytes_of_a_step, (str(tmp_path),), tmp_path / "meet", 60, 2)
     for rank in range(2):
-        sharded, plain = json.loads((tmp_path / str(rank)).read_text())
+        (sharded, agreements), (plain, _) = json.loads((tmp_path / str(rank)).read_text())
         assert sharded < 0.85 * plain
+        # Each way 5 convolutions, 5 norms and 2 interpolations; the end of the forward pass; weights of the head.
+        assert agreements == 2 * (5 + 5 + 2) + 2
