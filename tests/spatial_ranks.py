@@ -195,6 +195,17 @@ def norms_of_every_dtype() -> None:
                 assert (got.double() - wanted).abs().max() <= limit * scale, (dtype, name)
 
 
+def norms_under_autocast() -> None:
+    """In fp32 where autocast of the device has it so, as on CUDA devices; else in what they are given."""
+    mesh, placements = meshes()["4x1"]
+    x = shard(torch.randn(2, 4, 6, 5).bfloat16(), mesh, placements)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norms.group_norm(x, 2).dtype == torch.bfloat16
+        with patch.object(norms, "FP32_UNDER_AUTOCAST", ("cpu",)):
+            assert norms.group_norm(x, 2).dtype == torch.float32
+            assert norms.batch_norm(x, None, None, training=True).dtype == torch.bfloat16
+
+
 def pixels_are_not_shared() -> None:
     """A shard in the middle needs no zeros around it, and is padded into memory of its own as the others are."""
     mesh, placements = meshes()["4x1"]
@@ -345,6 +356,7 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
     pixels_mixed,
     norms_twice,
     norms_of_every_dtype,
+    norms_under_autocast,
     pixels_are_not_shared,
     parameters_twice,
     third_order,

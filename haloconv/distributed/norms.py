@@ -13,6 +13,8 @@ from haloconv.distributed.group import Group, agree, numbered
 from haloconv.distributed.image import Image, gathered, image_of, to_local
 
 Tensor = torch.Tensor
+FP32_UNDER_AUTOCAST = ("cuda",)
+"""The types of devices on which autocast runs group norm in fp32 (docs.pytorch.org/docs/stable/amp.html)."""
 
 
 class _Moments(torch.autograd.Function):
@@ -241,6 +243,9 @@ def group_norm(
         )
     everyone, count = image.all_ranks(), c // num_groups * h * w
     local, words = to_local(x), numbered(f"group_norm of {list(x.shape)} in {num_groups}", everyone)
+    kind = local.device.type
+    if kind in FP32_UNDER_AUTOCAST and torch.is_autocast_enabled(kind):
+        local = local.float()
     sets = _Sets(num_groups, count, eps, image.spatial_ranks(), everyone, words)
     y, _, _ = _Norm.apply(local, *_affine(weight, bias, local, image), sets)
     return image.closed(y, x.shape)

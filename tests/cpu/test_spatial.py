@@ -52,6 +52,7 @@ def ranks(shared_folder: Path) -> dict[str, list]:
         "pixels_mixed",
         "norms_twice",
         "norms_of_every_dtype",
+        "norms_under_autocast",
         "pixels_are_not_shared",
         "parameters_twice",
         "third_order",
