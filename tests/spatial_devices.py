@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from haloconv import distributed
 from haloconv.distributed import exchange
-from tests.spatial_problems import differences, draw, integers, shard
-from tests.spatial_ranks import COLUMNS, ROWS, spend
+from tests.spatial_problems import COLUMNS, ROWS, differences, draw, integers, shard
+from tests.spatial_ranks import spend
 from tests.usages import Place
 
 

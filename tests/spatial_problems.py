@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from haloconv import distributed
 from haloconv.distributed.image import Image
@@ -16,8 +17,24 @@ from tests.usages import Place
 
 Tensor = torch.Tensor
 Placements = tuple[Placement, ...]
+ROWS, COLUMNS = Shard(2), Shard(3)
 CPU = Place("cpu")
 BUSY_CYCLES = 40_000_000
+
+
+@lru_cache
+def meshes() -> dict[str, tuple[DeviceMesh, Placements]]:
+    """Every mesh that images are sharded over here; of two processes there are two side by side."""
+    square, line = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")), init_device_mesh("cpu", (4,))
+    return {
+        "2x2": (square, (ROWS, COLUMNS)),
+        "2x1": (square["rows"], (ROWS,)),
+        "1x2": (square["columns"], (COLUMNS,)),
+        "1x4": (line, (COLUMNS,)),
+        "4x1": (line, (ROWS,)),
+        "2x2 of rows": (square, (ROWS, ROWS)),
+        "images and rows": (square, (Shard(0), ROWS)),
+    }
 
 
 @dataclass(frozen=True)

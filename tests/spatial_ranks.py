@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
@@ -18,13 +17,12 @@ from unittest.mock import patch
 import torch
 import torch._dynamo  # DTensor loads it at its first use: here once, before ranks are forked
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from haloconv import distributed, strips
-from haloconv.distributed import norms, pixels
-from tests import spatial_models
-from tests.spatial_problems import Placements, assert_equal, draw, integers, same, shard
+from tests import spatial_models, spatial_operations
+from tests.spatial_problems import COLUMNS, ROWS, assert_equal, draw, integers, meshes, same, shard
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = {
@@ -33,22 +31,6 @@ EXAMPLES = {
 }
 FUZZED = 300
 OK = "as one process"
-ROWS, COLUMNS = Shard(2), Shard(3)
-
-
-@lru_cache
-def meshes() -> dict[str, tuple[DeviceMesh, Placements]]:
-    """Every mesh that images are sharded over here; of two processes there are two side by side."""
-    square, line = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")), init_device_mesh("cpu", (4,))
-    return {
-        "2x2": (square, (ROWS, COLUMNS)),
-        "2x1": (square["rows"], (ROWS,)),
-        "1x2": (square["columns"], (COLUMNS,)),
-        "1x4": (line, (COLUMNS,)),
-        "4x1": (line, (ROWS,)),
-        "2x2 of rows": (square, (ROWS, ROWS)),
-        "images and rows": (square, (Shard(0), ROWS)),
-    }
 
 
 def fuzzed() -> None:
@@ -85,39 +67,6 @@ def other_placements() -> None:
             assert distributed.conv2d(ours[0].detach().float(), w.float(), b.float(), padding=1).dtype == torch.bfloat16
 
 
-def pixels_mixed() -> None:
-    """Pooling, padding, interpolation, joined channels, on thin and empty shards: on integers to the bit."""
-    functions = torch.nn.functional
-    for name in ("2x2", "4x1", "1x2", "2x2 of rows"):
-        mesh, placements = meshes()[name]
-        for shape in ((2, 3, 9, 11), (2, 3, 3, 5), (2, 3, 2, 3)):
-            for about, ours, theirs in (
-                ("max", lambda x: pixels.max_pool2d(x, 2, (1, 2), 1), lambda x: functions.max_pool2d(x, 2, (1, 2), 1)),
-                ("avg", lambda x: pixels.avg_pool2d(x, 2, 1, 1), lambda x: functions.avg_pool2d(x, 2, 1, 1)),
-                ("cat", lambda x: pixels.cat([pixels.interpolate(each, None, 2.0, "bilinear") for each in (x, x * 2)]),
-                 lambda x: torch.cat([functions.interpolate(each, None, 2.0, "bilinear") for each in (x, x * 2)], 1)),
-                ("by 2 and 3", lambda x: pixels.interpolate(x, None, (2, 3)),
-                 lambda x: functions.interpolate(x, None, (2, 3))),
-                *(
-                    (mode, lambda x, m=mode: pixels.interpolate(x, None, 2, m),
-                     lambda x, m=mode: functions.interpolate(x, None, 2.0, m))
-                    for mode in ("bilinear", "nearest-exact")
-                ),
-                *(
-                    (mode, lambda x, m=mode: pixels.pad(x, (2, 1, 1, 0), m),
-                     lambda x, m=mode: functions.pad(x, (2, 1, 1, 0), m))
-                    for mode in ("constant", "circular", "reflect", "replicate")
-                ),
-            ):  # fmt: skip
-                x = integers(*shape)
-                mine = shard(x, mesh, placements)
-                y, expected = ours(mine), theirs(x)
-                dy = integers(*expected.shape)
-                (dx,) = torch.autograd.grad(y, mine, shard(dy, mesh, placements))
-                (wanted,) = torch.autograd.grad(expected, x, dy)
-                assert same(y, expected) and same(dx, wanted), (about, name, shape)
-
-
 def models() -> None:
     """A whole model in training: outputs, gradients of parameters and inputs, running statistics; then in inference."""
     for place in ("2x2", "images and rows"):
@@ -145,74 +94,6 @@ def refused() -> str:
     mesh, placements = meshes()["2x2"]
     said = {name: spatial_models.refusal(model, mesh, placements) for name, model in spatial_models.REFUSED.items()}
     return json.dumps(said)
-
-
-def norms_twice() -> None:
-    """Gradients of gradients through the statistics of norms, and through pixels that others sent."""
-    mesh, placements = meshes()["images and rows"]
-    functions, w, b = torch.nn.functional, *(torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
-    for ours, theirs in (
-        (
-            lambda x: norms.batch_norm(x, None, None, w, b, True),
-            lambda x: functions.batch_norm(x, None, None, w, b, True),
-        ),
-        (lambda x: norms.group_norm(x, 2, w, b), lambda x: functions.group_norm(x, 2, w, b)),
-        (lambda x: pixels.avg_pool2d(x, 3, 2, 1).pow(3), lambda x: functions.avg_pool2d(x, 3, 2, 1).pow(3)),
-    ):
-        mine, found = shard(x, mesh, placements), []
-        for y, leaf in ((ours(mine), mine), (theirs(x), x)):
-            (first,) = torch.autograd.grad((y + y.pow(2)).sum(), leaf, create_graph=True)
-            found.append(torch.autograd.grad(first.pow(2).sum(), (leaf, w), allow_unused=True))
-        for got, wanted in zip(*found, strict=True):
-            torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, wanted)
-
-
-def norms_of_every_dtype() -> None:
-    """Values, gradients and running statistics beside those of float64, of pixels far from zero, on an empty shard."""
-    mesh, placements = meshes()["4x1"]
-    functions = torch.nn.functional
-    for dtype, far, limit in ((torch.float32, 1000, 5e-4), (torch.bfloat16, 64, 1e-2), (torch.float16, 512, 1e-3)):
-        x = (torch.randn(2, 4, 6, 5) + far).to(dtype)
-        dy, w, b = torch.randn(2, 4, 6, 5).to(dtype), torch.randn(4), torch.randn(4)
-        for norm, name in ((0, "batch"), (1, "group 4"), (2, "group 2")):
-            found = []
-            for kind in (x, x.double()):
-                ours, functional = (True, norms) if kind.dtype == dtype else (False, functions)
-                image, upstream = kind.clone().requires_grad_(), dy.to(kind.dtype)
-                if ours:
-                    image, upstream = (shard(each, mesh, placements) for each in (image, upstream))
-                weights = [each.to(kind.dtype).requires_grad_() for each in (w, b)]
-                running = torch.zeros(4, dtype=kind.dtype), torch.ones(4, dtype=kind.dtype)
-                if norm:
-                    y = functional.group_norm(image, 4 // norm, *weights)
-                else:
-                    y = functional.batch_norm(image, *running, *weights, True)
-                everything = (y, *torch.autograd.grad(y, (image, *weights), upstream), *running)
-                found.append([each.full_tensor() if isinstance(each, DTensor) else each for each in everything])
-            for got, wanted in zip(*found, strict=True):
-                scale = wanted.detach().abs().max()
-                assert (got.double() - wanted).abs().max() <= limit * scale, (dtype, name)
-
-
-def norms_under_autocast() -> None:
-    """In fp32 where autocast of the device has it so, as on CUDA devices; else in what they are given."""
-    mesh, placements = meshes()["4x1"]
-    x = shard(torch.randn(2, 4, 6, 5).bfloat16(), mesh, placements)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert norms.group_norm(x, 2).dtype == torch.bfloat16
-        with patch.object(norms, "FP32_UNDER_AUTOCAST", ("cpu",)):
-            assert norms.group_norm(x, 2).dtype == torch.float32
-            assert norms.batch_norm(x, None, None, training=True).dtype == torch.bfloat16
-
-
-def pixels_are_not_shared() -> None:
-    """A shard in the middle needs no zeros around it, and is padded into memory of its own as the others are."""
-    mesh, placements = meshes()["4x1"]
-    image = shard(integers(1, 2, 8, 3).detach(), mesh, placements)
-    before = image.to_local().clone()
-    pixels.pad(image, (0, 0, 1, 1)).to_local().add_(1)
-    assert torch.equal(image.to_local(), before)
 
 
 class _Scaled(torch.nn.Module):
@@ -353,11 +234,12 @@ def a_rank_ends() -> None:
 SCENARIOS: tuple[Callable[[], object], ...] = (
     fuzzed,
     other_placements,
-    pixels_mixed,
-    norms_twice,
-    norms_of_every_dtype,
-    norms_under_autocast,
-    pixels_are_not_shared,
+    spatial_operations.pixels_mixed,
+    spatial_operations.operations_fuzzed,
+    spatial_operations.norms_twice,
+    spatial_operations.norms_of_every_dtype,
+    spatial_operations.norms_under_autocast,
+    spatial_operations.pixels_are_not_shared,
     parameters_twice,
     third_order,
     models,

@@ -75,12 +75,14 @@ def _moments(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
 
 def _sums(dy: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The sums of dy * x and of dy (N, C, H, W) over pixels, (N, C, 1, 1)."""
-    n, c, *extents = x.shape
+    n, c = x.shape[:2]
     plain = dy.dtype == x.dtype == dtype and x.is_contiguous() and dy.is_contiguous() and x.numel()
     if plain and not torch.is_grad_enabled():
-        # What a group norm of one image of N * C groups has as gradients of weight and bias, if its mean is 0.
+        # What a group norm of one image of N * C groups has as gradients of weight and bias, if its mean is 0. In three
+        # dimensions: in four an image of one pixel may count as channels_last, which PyTorch then reads amiss.
         zeros, ones = x.new_zeros(1, n * c), x.new_ones(1, n * c)
-        asked = (dy, x, zeros, ones, ones[0], 1, n * c, extents[0] * extents[1], n * c, [False, True, True])
+        dy, x = (each.view(1, n * c, -1) for each in (dy, x))
+        asked = (dy, x, zeros, ones, ones[0], 1, n * c, x.shape[2], n * c, [False, True, True])
         _, d_scale, d_shift = torch.ops.aten.native_group_norm_backward(*asked)
         return d_scale.view(n, c, 1, 1), d_shift.view(n, c, 1, 1)
     wide = dy.to(dtype)

@@ -50,6 +50,7 @@ def ranks(shared_folder: Path) -> dict[str, list]:
         "fuzzed",
         "other_placements",
         "pixels_mixed",
+        "operations_fuzzed",
         "norms_twice",
         "norms_of_every_dtype",
         "norms_under_autocast",
