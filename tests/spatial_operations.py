@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
-from haloconv.distributed import norms, pixels
+from haloconv.distributed import norms, pixels, shard_spatially
 from tests.spatial_problems import integers, meshes, same, shard
 
 Tensor = torch.Tensor
@@ -97,6 +98,46 @@ def pixels_mixed() -> None:
                 (dx,) = torch.autograd.grad(y, mine, shard(dy, mesh, placements))
                 (wanted,) = torch.autograd.grad(expected, x, dy)
                 assert same(y, expected) and same(dx, wanted), (about, name, shape)
+
+
+class _ChangesIts(torch.nn.Module):
+    """A convolution whose output a function changes in place; what was one tensor is then used twice."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.change = torch.nn.Conv2d(2, 2, 3, padding=1).double(), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return self.change(y) + 3 * y
+
+
+def in_place() -> None:
+    """Activations and arithmetic that change a sharded image, also one of fewer rows than there are shards."""
+    nn = torch.nn
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        type(each).__name__: each
+        for each in (
+            nn.ReLU(True), nn.ReLU6(True), nn.SiLU(True), nn.Hardswish(True), nn.Hardsigmoid(True), nn.Mish(True),
+            nn.ELU(inplace=True), nn.LeakyReLU(inplace=True), nn.Hardtanh(inplace=True), nn.Threshold(0.1, 0.2, True),
+        )
+    }  # fmt: skip
+    changes |= {
+        "hardtanh_": functions.hardtanh_,
+        "tanh_": Tensor.tanh_,
+        "*=": lambda y: y.__imul__(2.0),
+        "+=": lambda y: y.__iadd__(y * 2),
+    }
+    for place in ("2x2", "2x2 of rows"):
+        mesh, placements = meshes()[place]
+        for name, change in changes.items():
+            theirs, x, found = _ChangesIts(change), torch.randn(2, 2, 2, 3, dtype=torch.float64), []
+            ours = shard_spatially(copy.deepcopy(theirs), mesh)
+            for model, image in ((ours, shard(x, mesh, placements)), (theirs, x)):
+                y = model(image)
+                first = torch.autograd.grad(y.pow(2).sum(), [*model.parameters()], create_graph=True)
+                found.append([each.full_tensor() if isinstance(each, DTensor) else each for each in (y, *first)])
+            torch.testing.assert_close(*found, msg=f"{name} on {place}")
 
 
 def norms_twice() -> None:

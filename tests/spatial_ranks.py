@@ -236,6 +236,7 @@ SCENARIOS: tuple[Callable[[], object], ...] = (
     other_placements,
     spatial_operations.pixels_mixed,
     spatial_operations.operations_fuzzed,
+    spatial_operations.in_place,
     spatial_operations.norms_twice,
     spatial_operations.norms_of_every_dtype,
     spatial_operations.norms_under_autocast,

@@ -68,7 +68,7 @@ _ARITHMETIC = (
 )
 _ACTIVATIONS = (
     "relu relu6 silu gelu elu selu celu leaky_relu hardtanh hardsigmoid hardswish sigmoid tanh softplus mish "
-    "logsigmoid softsign threshold"
+    "logsigmoid softsign threshold _threshold"
 )
 _OPERATORS = "add radd sub rsub mul rmul truediv rtruediv neg pow abs"
 _FORMS = (
@@ -84,6 +84,8 @@ POINTWISE = ON_SHARDS | frozenset(
     + _FORMS.split()
 )
 """Names of functions and methods that keep pixels apart; those in place and of tensors of other forms DTensor runs."""
+_NOT_OF_DTENSORS = ("relu6", "hardtanh", "hardswish", "hardsigmoid", "threshold", "_threshold")
+"""What DTensor has no gradients for where it is in place (PyTorch 2.13)."""
 _OVER_CHANNELS = {"cat": 1, "concat": 1, "concatenate": 1, "chunk": 2, "split": 2}  # the position of ``dim``
 _MIXING_PROPERTIES = ("T", "mT", "H", "mH")
 
@@ -113,9 +115,10 @@ class _SpatialMode(TorchFunctionMode):
                 if _is_joined(func, args, kwargs):
                     return pixels.cat(args[0])
                 if _is_on_shards(func, args, kwargs, image):
-                    args, kwargs = tree_map_only(DTensor, to_local, (args, kwargs))
-                    at = Image(image.device_mesh, tuple(image.placements))
-                    return at.closed(func(*args, **kwargs), image.shape)
+                    return _on_shards(func, args, kwargs, image)
+                out_of_place = _out_of_place(func, kwargs, image)
+                if out_of_place is not None and _is_on_shards(out_of_place[0], args, out_of_place[1], image):
+                    return _in_place(image, args, *out_of_place)
                 args, kwargs = tree_map_only(Tensor, partial(_beside, image), (args, kwargs))
             return func(*args, **kwargs)
         where, name = self.where(), _name_of(func)
@@ -153,6 +156,67 @@ def _is_on_shards(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         for each in tree_leaves((args, kwargs))
         if isinstance(each, Tensor)
     )
+
+
+def _on_shards(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], image: DTensor, copied: object = None
+) -> DTensor:
+    """The function of this rank's shards; of a copy of the shard of ``copied``."""
+
+    def local(each: DTensor) -> Tensor:
+        return to_local(each).clone() if each is copied else to_local(each)
+
+    args, kwargs = tree_map_only(DTensor, local, (args, kwargs))
+    return Image(image.device_mesh, tuple(image.placements)).closed(func(*args, **kwargs), image.shape)
+
+
+def _out_of_place(
+    func: Callable[..., Any], kwargs: dict[str, Any], image: DTensor
+) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """What gives as a new tensor what a function makes of its first one; None where DTensor can do that in place.
+
+    It cannot in gradients that it does not have, and gathers what has fewer rows or columns than there are shards.
+    """
+    name: str = getattr(func, "__name__", "")
+    found: Callable[..., Any] | None
+    if kwargs.get("inplace"):
+        plain, found = name, func
+    elif name.startswith("__i"):
+        plain = f"__{name[3:]}"
+        found = getattr(Tensor, plain, None)
+    elif name.endswith("_") and not name.startswith("__"):
+        plain = name[:-1]
+        found = getattr(Tensor, plain, None) or getattr(functional, plain, None)
+    else:
+        return None
+    at = Image(image.device_mesh, tuple(image.placements))
+    is_thin = any(len(at.bounds(image.shape[dim], dim)) - 1 > image.shape[dim] for dim in (0, ROWS, COLUMNS))
+    if found is None or plain not in ON_SHARDS or not (plain in _NOT_OF_DTENSORS or is_thin):
+        return None
+    return found, {name: value for name, value in kwargs.items() if name != "inplace"}
+
+
+def _in_place(image: DTensor, args: tuple[Any, ...], func: Callable[..., Any], kwargs: dict[str, Any]) -> DTensor:
+    """The first tensor, changed to what ``func`` gives. Gradients see a copy of what it was, as those of PyTorch do."""
+    first = args[0] if args else kwargs["input"]
+    is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in _dtensors((args, kwargs)))
+    value = _on_shards(func, args, kwargs, image, copied=first if is_recorded else None)
+    changed: DTensor = _Changed.apply(first, value)
+    return changed
+
+
+class _Changed(torch.autograd.Function):
+    """A DTensor that takes the value of another one, in its own memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, value: DTensor) -> DTensor:
+        x.to_local().copy_(value.to_local())
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[None, DTensor]:
+        return None, gradient
 
 
 def _is_joined(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

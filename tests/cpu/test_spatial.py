@@ -51,6 +51,7 @@ def ranks(shared_folder: Path) -> dict[str, list]:
         "other_placements",
         "pixels_mixed",
         "operations_fuzzed",
+        "in_place",
         "norms_twice",
         "norms_of_every_dtype",
         "norms_under_autocast",
