@@ -94,7 +94,8 @@ def test_every_tool_meets_every_call_once_and_what_was_clean_is_kept(
     before = len(lines_of(tmp_path, "job"))
     assert run("--calls=60") == 0
     again = lines_of(tmp_path, "job")[before:]
-    assert {job["tool"] for job in again} == {"racecheck"} and len(again) == before / len(TOOLS)
+    of_racecheck = sum(job["tool"] == "racecheck" for job in lines_of(tmp_path, "job")[:before])
+    assert {job["tool"] for job in again} == {"racecheck"} and len(again) == of_racecheck
     results = SanitizerResults(read_lines([tmp_path / "found.jsonl"]))
     for kernel in ("halo_sm90/conv", "halo_sm90/wgrad", "depthwise_toeplitz/toeplitz", "depthwise_toeplitz/wgrad"):
         assert is_clean(results.of_kernel(kernel, hashes[kernel])), kernel
