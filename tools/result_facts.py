@@ -238,9 +238,12 @@ def networks_section(root: Path = ROOT) -> str:
     how = '[`torch.compile(model, backend="haloconv")`](docs/compile.md)'
     lead = (
         f"Whole networks by {how}: ms on the GPU, PyTorch → haloconv, each side by its fastest setting and layout"
-        f"{_not_searched(rows)}."
+        f"{_not_searched(rows)}. {_ONE_LAYOUT}: measured in one layout alone."
     )
     return "\n".join([lead, "", *table(header, body)])
+
+
+_ONE_LAYOUT = "†"
 
 
 def _in_words(variants: dict[str, dict]) -> str:
@@ -248,7 +251,8 @@ def _in_words(variants: dict[str, dict]) -> str:
     theirs, ours, ratio, _ = _fastest(variants)
     if ours == "–":
         return ours
-    return f"{theirs} → {ours} ({f'**{ratio}**' if float(ratio.rstrip('×')) > 1 else ratio})"
+    mark = _ONE_LAYOUT if len({name.rpartition(" ")[2] for name in variants}) == 1 else ""
+    return f"{theirs} → {ours} ({f'**{ratio}**' if float(ratio.rstrip('×')) > 1 else ratio}){mark}"
 
 
 def _not_searched(rows: list[dict]) -> str:

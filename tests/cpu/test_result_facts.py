@@ -175,7 +175,7 @@ def test_compiled_networks_of_every_gpu_stand_in_one_table_and_what_was_not_sear
     text = result_facts.networks_section(tmp_path)
     assert "| network | precision | call | H100 | H200 |" in text
     assert "| unet | tf32 | step | – | 2.00 compiled nchw → 1.00 compiled nhwc (**2.00×**) |" in text
-    slow = "2.00 compiled nchw → 4.00 compiled nchw (0.50×)"
+    slow = "2.00 compiled nchw → 4.00 compiled nchw (0.50×)†"
     assert f"| slow | tf32 | step | {slow} | {slow} |" in text
     assert "| vae |" in text and "without max-autotune on either side for slow, unet." in text
     whole = result_facts.compiled_section(tmp_path)
