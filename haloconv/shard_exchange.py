@@ -11,6 +11,8 @@ import torch
 from haloconv.rectangles import Messages, Rectangle
 
 Tensor = torch.Tensor
+Gradients = tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]
+"""Gradients of rectangles of a shard, which others have computed; and those of weights, summed over all shards."""
 
 
 class Exchange(Protocol):
@@ -19,9 +21,7 @@ class Exchange(Protocol):
     def start(self, x: Tensor) -> Callable[[], Messages]:
         """Send the rectangles of x that others need, and ask for those that this shard needs."""
 
-    def start_back(
-        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
-    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
+    def start_back(self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None) -> Callable[[], Gradients]:
         """Send gradients of rectangles to their owners, and ask for those of the rectangles that ``start`` sent.
 
         With None no shard sends any. Gradients of weights, which all shards have alike, are summed over all shards.
@@ -43,9 +43,7 @@ class Alone:
     def start(self, x: Tensor) -> Callable[[], Messages]:
         return dict
 
-    def start_back(
-        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
-    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
+    def start_back(self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None) -> Callable[[], Gradients]:
         return lambda: ([], of_weights)
 
     def replicated(self, *weights: Tensor | None) -> tuple[Tensor | None, ...]:

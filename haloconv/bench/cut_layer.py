@@ -20,7 +20,7 @@ from haloconv.plan import Plan
 from haloconv.problem import ZEROS, Modes
 from haloconv.rectangles import Messages, Rectangle, give, needed, packed, split
 from haloconv.rims import Bounds, Cut, Place, axis_of, cut_of, even_bounds, output_bounds
-from haloconv.shard_exchange import Alone
+from haloconv.shard_exchange import Alone, Gradients
 from haloconv.strips import Job, convolve_cut, plan_at_once, plan_wgrad_at_once
 
 Tensor = torch.Tensor
@@ -40,9 +40,7 @@ class InTurn(Alone):
         """The rectangles of the others, as one flat tensor of each."""
         return lambda: {owner: packed(self.shards[owner], rectangles) for owner, rectangles in self.needed.items()}
 
-    def start_back(
-        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
-    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
+    def start_back(self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None) -> Callable[[], Gradients]:
         """Keep what others are owed."""
         self.owed = []
         for owner, message in (sent or {}).items():

@@ -18,6 +18,7 @@ from haloconv.distributed.group import Group, RankError, agree, numbered, others
 from haloconv.distributed.image import Image
 from haloconv.rectangles import Messages, Rectangle, needed, packed, split
 from haloconv.rims import Axis, Bounds, Cut, Piece, Place, Window, cut_of, window_of
+from haloconv.shard_exchange import Gradients
 
 Tensor = torch.Tensor
 Pending = Callable[[], Messages]
@@ -101,19 +102,17 @@ class MeshExchange:
 
         return self._exchanged(pack, expected, x)
 
-    def start_back(
-        self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None
-    ) -> Callable[[], tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]]:
+    def start_back(self, sent: Messages | None, like: Tensor, *of_weights: Tensor | None) -> Callable[[], Gradients]:
         sends, given = sent is not None and self.traffic.is_any, [each for each in of_weights if each is not None]
         if self.everyone is None or not (sends or given):
             return lambda: ([], of_weights)
-        agree(self.everyone, f"gradients of {'x' if sends else ''} {len(given)} weights in {self.call}")
+        agree(self.everyone, f"gradients of {'x and ' if sends else ''}{len(given)} weights in {self.call}")
         rectangles, pixels = self.traffic.sent, like.shape[0] * like.shape[1]
         expected = {other: pixels * _area(each) for other, each in rectangles.items()} if sends else {}
         arrive = self._exchanged(lambda: sent or {}, expected, like) if sends else dict
         sums = start_sum(given, self.everyone) if given else list
 
-        def gradients() -> tuple[list[tuple[Rectangle, Tensor]], tuple[Tensor | None, ...]]:
+        def gradients() -> Gradients:
             summed = iter(sums())
             found = arrive()
             of_rectangles = [
@@ -209,7 +208,7 @@ def _beside(like: Tensor) -> Iterator[Callable[[Sequence[Callable[..., Any]], Se
         yield join
 
 
-def gathered_parts(part: Tensor, group: Group) -> Tensor:
+def all_gathered(part: Tensor, group: Group) -> Tensor:
     """The parts of all ranks of a group, stacked. The ranks have agreed on it."""
     parts = [torch.empty_like(part) for _ in ranks_along(group.mesh, group.dims)]
     with others_there():

@@ -63,7 +63,7 @@ class Group(NamedTuple):
         return data if dist.get_backend(data) == "gloo" else _new_group(sorted(self.ranks), "gloo")
 
 
-_known: WeakKeyDictionary[DeviceMesh, dict[tuple[tuple[int, ...], ...], tuple[int, ...]]] = WeakKeyDictionary()
+_ranks: WeakKeyDictionary[DeviceMesh, dict[tuple[tuple[int, ...], ...], tuple[int, ...]]] = WeakKeyDictionary()
 _made: WeakValueDictionary[tuple[object, ...], dist.ProcessGroup] = WeakValueDictionary()
 _begun: WeakSet[dist.ProcessGroup] = WeakSet()
 _counted: WeakKeyDictionary[dist.ProcessGroup, defaultdict[tuple[int, ...], list[int]]] = WeakKeyDictionary()
@@ -89,7 +89,7 @@ def ranks_along(mesh: DeviceMesh, dims: tuple[int, ...]) -> tuple[int, ...]:
 
     Looked up once: a mesh puts the tensor of its ranks together each time that it is asked for it.
     """
-    here, known = coordinate(mesh), _known.setdefault(mesh, {})
+    here, known = coordinate(mesh), _ranks.setdefault(mesh, {})
     found = known.get((tuple(here), dims))
     if found is None:
         at: list[int | slice] = [slice(None) if dim in dims else index for dim, index in enumerate(here)]
@@ -151,7 +151,7 @@ def agree(group: Group, call: str, error: Exception | None = None) -> None:
     told = (error is None, call if error is None else f"{type(error).__name__}: {error}")
     answers: list[tuple[bool, str]] = [told] * len(ranks)
     with others_there(error):
-        if _is_said_by_all(digest if error is None else FAILED, sorted(ranks), group.control) and error is None:
+        if _all_equal(digest if error is None else FAILED, sorted(ranks), group.control) and error is None:
             return
         dist.all_gather_object(answers, told, group=group.control)
     if error is not None and all(answer == told for answer in answers):
@@ -159,21 +159,26 @@ def agree(group: Group, call: str, error: Exception | None = None) -> None:
     raise RankError(_difference(list(zip(sorted(ranks), answers, strict=True)))) from error
 
 
-def _is_said_by_all(value: int, ranks: list[int], control: dist.ProcessGroup) -> bool:
+def _all_equal(value: int, ranks: list[int], control: dist.ProcessGroup) -> bool:
     """Whether all ranks give the same value; the answer is the same on each.
 
     A dissemination barrier (Hensgen, Finkel, Manber 1988) that carries the largest of values and of their negatives: in
-    each round a rank hears of as many more as it knows of, from one of them. Of two ranks that is one message each way,
-    143 to 171 us on gloo; its all_gather, which wakes a thread of its own on either side, takes 447 to 539 us there.
+    each round a rank hears of as many more as it knows of, from one of them. Of two ranks that is one message each way;
+    gloo's all_gather hands over to a thread of its own on either side, which takes longer (docs/notebook.md#rims).
     """
     most, me, distance = torch.tensor([value, -value], device="cpu"), ranks.index(dist.get_rank()), 1
     until = time.monotonic() + PATIENCE.total_seconds()
+
+    def limit() -> tuple[timedelta, ...]:
+        """None of a rank that is well: then the process group's own holds."""
+        return (timedelta(seconds=max(until - time.monotonic(), 0.01)),) if value == FAILED else ()
+
     while distance < len(ranks):
         heard = torch.empty_like(most)
         to, of = ranks[(me + distance) % len(ranks)], ranks[me - distance]
         for work in (dist.irecv(heard, of, control, AGREEING), dist.isend(most, to, control, AGREEING)):
             assert work is not None
-            work.wait(*[timedelta(seconds=max(until - time.monotonic(), 0.01))] if value == FAILED else [])
+            work.wait(*limit())
         most, distance = torch.maximum(most, heard), 2 * distance
     return int(most.sum()) == 0
 

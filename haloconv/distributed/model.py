@@ -84,7 +84,7 @@ POINTWISE = ON_SHARDS | frozenset(
     + _FORMS.split()
 )
 """Names of functions and methods that keep pixels apart; those in place and of tensors of other forms DTensor runs."""
-_NOT_OF_DTENSORS = ("relu6", "hardtanh", "hardswish", "hardsigmoid", "threshold", "_threshold")
+_NO_GRADIENT_IN_PLACE = ("relu6", "hardtanh", "hardswish", "hardsigmoid", "threshold", "_threshold")
 """What DTensor has no gradients for where it is in place (PyTorch 2.13)."""
 _OVER_CHANNELS = {"cat": 1, "concat": 1, "concatenate": 1, "chunk": 2, "split": 2}  # the position of ``dim``
 _MIXING_PROPERTIES = ("T", "mT", "H", "mH")
@@ -116,9 +116,9 @@ class _SpatialMode(TorchFunctionMode):
                     return pixels.cat(args[0])
                 if _is_on_shards(func, args, kwargs, image):
                     return _on_shards(func, args, kwargs, image)
-                out_of_place = _out_of_place(func, kwargs, image)
-                if out_of_place is not None and _is_on_shards(out_of_place[0], args, out_of_place[1], image):
-                    return _in_place(image, args, *out_of_place)
+                changed = _in_place(func, args, kwargs, image)
+                if changed is not None:
+                    return changed
                 args, kwargs = tree_map_only(Tensor, partial(_beside, image), (args, kwargs))
             return func(*args, **kwargs)
         where, name = self.where(), _name_of(func)
@@ -170,42 +170,41 @@ def _on_shards(
     return Image(image.device_mesh, tuple(image.placements)).closed(func(*args, **kwargs), image.shape)
 
 
-def _out_of_place(
-    func: Callable[..., Any], kwargs: dict[str, Any], image: DTensor
-) -> tuple[Callable[..., Any], dict[str, Any]] | None:
-    """What gives as a new tensor what a function makes of its first one; None where DTensor can do that in place.
-
-    It cannot in gradients that it does not have, and gathers what has fewer rows or columns than there are shards.
-    """
+def _out_of_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """What gives as a new tensor what a function makes of its first one in place; None of any other function."""
     name: str = getattr(func, "__name__", "")
-    found: Callable[..., Any] | None
     if kwargs.get("inplace"):
-        plain, found = name, func
-    elif name.startswith("__i"):
-        plain = f"__{name[3:]}"
-        found = getattr(Tensor, plain, None)
-    elif name.endswith("_") and not name.startswith("__"):
-        plain = name[:-1]
-        found = getattr(Tensor, plain, None) or getattr(functional, plain, None)
-    else:
+        return func
+    if name.startswith("__i"):
+        return getattr(Tensor, f"__{name[3:]}", None)
+    if name.endswith("_") and not name.startswith("__"):
+        return getattr(Tensor, name[:-1], None) or getattr(functional, name[:-1], None)
+    return None
+
+
+def _in_place(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], image: DTensor
+) -> DTensor | None:
+    """The first tensor, changed by a function that runs on shards; None where DTensor does that.
+
+    It does not in gradients that it lacks, and it gathers what has fewer rows or columns than there are shards.
+    Gradients see a copy of what was there before, as those of PyTorch do.
+    """
+    plain, rest = _out_of_place(func, kwargs), {name: value for name, value in kwargs.items() if name != "inplace"}
+    if plain is None or not _is_on_shards(plain, args, rest, image):
         return None
     at = Image(image.device_mesh, tuple(image.placements))
     is_thin = any(len(at.bounds(image.shape[dim], dim)) - 1 > image.shape[dim] for dim in (0, ROWS, COLUMNS))
-    if found is None or plain not in ON_SHARDS or not (plain in _NOT_OF_DTENSORS or is_thin):
+    if not is_thin and plain.__name__ not in _NO_GRADIENT_IN_PLACE:
         return None
-    return found, {name: value for name, value in kwargs.items() if name != "inplace"}
-
-
-def _in_place(image: DTensor, args: tuple[Any, ...], func: Callable[..., Any], kwargs: dict[str, Any]) -> DTensor:
-    """The first tensor, changed to what ``func`` gives. Gradients see a copy of what it was, as those of PyTorch do."""
     first = args[0] if args else kwargs["input"]
     is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in _dtensors((args, kwargs)))
-    value = _on_shards(func, args, kwargs, image, copied=first if is_recorded else None)
-    changed: DTensor = _Changed.apply(first, value)
+    value = _on_shards(plain, args, rest, image, copied=first if is_recorded else None)
+    changed: DTensor = _AssignInPlace.apply(first, value)
     return changed
 
 
-class _Changed(torch.autograd.Function):
+class _AssignInPlace(torch.autograd.Function):
     """A DTensor that takes the value of another one, in its own memory."""
 
     @staticmethod

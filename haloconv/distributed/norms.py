@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from haloconv.distributed.exchange import gathered_parts, replicated, start_sum, summed
+from haloconv.distributed.exchange import all_gathered, replicated, start_sum, summed
 from haloconv.distributed.group import Group, agree, numbered
 from haloconv.distributed.image import Image, gathered, image_of, to_local
 
@@ -56,7 +56,7 @@ def _statistics(x: Tensor, dims: tuple[int, ...], count: int, group: Group | Non
     if group is None:
         return mean, squares / count
     agree(group, words)
-    parts = gathered_parts(torch.stack([mean, squares, torch.full_like(mean, own_count)]), group)
+    parts = all_gathered(torch.stack([mean, squares, torch.full_like(mean, own_count)]), group)
     means, squares, counts = parts.unbind(1)
     mean = (means * counts).sum(0) / count
     return mean, (squares + (means - mean).square() * counts).sum(0) / count
@@ -131,13 +131,13 @@ class _Norm(torch.autograd.Function):
     """(x - mean) / sqrt(variance + eps) * weight + bias, and the statistics, which have no gradients of their own.
 
     x (N, C, H, W) is read twice on the way forward, and twice with dy on the way back. Two messages: the statistics,
-    and what they and the weights are owed.
+    and the sums that the gradients need.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, sets: _Sets) -> tuple[Tensor, Tensor, Tensor]:
         mean, variance = _statistics(sets.parted(x), sets.dims(), sets.pixels, sets.ranks, sets.words)
-        scale, shift = _line(x, mean, variance, weight, bias, sets)
+        scale, shift = _scale_and_shift(x, mean, variance, weight, bias, sets)
         ctx.save_for_backward(x, weight, bias, mean, variance)
         ctx.sets = sets
         ctx.mark_non_differentiable(mean, variance)
@@ -156,10 +156,10 @@ class _Norm(torch.autograd.Function):
         mean_of_c, rstd_of_c, gain = sets.of_channels(mean, c), sets.of_channels(rstd, c), weight.view(1, -1, 1, 1)
         with_x, d_shift = _sums(dy, x, mean.dtype)
         normalised = (with_x - mean_of_c * d_shift) * rstd_of_c  # the sums of dy times what x is normalised to
-        owed = torch.stack([sets.sums(d_shift * gain), sets.sums(normalised * gain)])
+        of_sets = torch.stack([sets.sums(d_shift * gain), sets.sums(normalised * gain)])
         of_weights = torch.stack([normalised.sum(0).flatten(), d_shift.sum(0).flatten()])
-        owed, of_weights = _sum_together(owed, of_weights, sets, *needed)
-        d_shift_of_set, normalised_of_set = owed / sets.pixels
+        of_sets, of_weights = _sum_together(of_sets, of_weights, sets, *needed)
+        d_shift_of_set, normalised_of_set = of_sets / sets.pixels
         slope = -rstd * rstd * normalised_of_set
         constant = -rstd * d_shift_of_set - slope * mean
         dx = None
@@ -169,7 +169,7 @@ class _Norm(torch.autograd.Function):
         return dx, of_weights[0].to(weight.dtype), of_weights[1].to(bias.dtype), None
 
 
-def _line(
+def _scale_and_shift(
     x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, sets: _Sets
 ) -> tuple[Tensor, Tensor]:
     """The product and the sum that normalise each channel, formed in fp32 or more."""
@@ -181,22 +181,22 @@ def _recorded_norm(x: Tensor, weight: Tensor, bias: Tensor, sets: _Sets) -> Tens
     """_Norm of operations that each have gradients of any order."""
     weight, bias = replicated([weight, bias], sets.everyone, f"weights of {sets.words}")
     mean, variance = _Moments.apply(sets.parted(x), sets.dims(), sets.pixels, sets.ranks, sets.words)
-    scale, shift = _line(x, mean, variance, weight, bias, sets)
+    scale, shift = _scale_and_shift(x, mean, variance, weight, bias, sets)
     return torch.addcmul(shift, x, scale).to(x.dtype)
 
 
-def _sum_together(owed: Tensor, of_weights: Tensor, sets: _Sets, *needed: bool) -> tuple[Tensor, Tensor]:
+def _sum_together(of_sets: Tensor, of_weights: Tensor, sets: _Sets, *needed: bool) -> tuple[Tensor, Tensor]:
     """Sums over the ranks of a set, and over all ranks: agreed on once, and one message where these are the same."""
     if sets.everyone is None:
-        return owed, of_weights
+        return of_sets, of_weights
     agree(sets.everyone, f"gradients {needed} of {sets.words}")
     if sets.ranks is not None and sets.ranks.dims == sets.everyone.dims:
-        owed, of_weights = start_sum([owed, of_weights], sets.everyone)()
-        return owed, of_weights
+        of_sets, of_weights = start_sum([of_sets, of_weights], sets.everyone)()
+        return of_sets, of_weights
     if sets.ranks is not None:
-        (owed,) = start_sum([owed], sets.ranks)()
+        (of_sets,) = start_sum([of_sets], sets.ranks)()
     (of_weights,) = start_sum([of_weights], sets.everyone)()
-    return owed, of_weights
+    return of_sets, of_weights
 
 
 def batch_norm(

@@ -41,7 +41,7 @@ def rectangle(
     return tied(strips[0], empty), traffic.cut.batches[0][0].padding
 
 
-def _part(x: Tensor, asked: tuple[tuple[Interval, ...], ...]) -> Tensor:
+def _cropped(x: Tensor, asked: tuple[tuple[Interval, ...], ...]) -> Tensor:
     """The pixels in an interval of rows and one of columns: a view, whose gradient is written once, zeros around it."""
     rows, columns = x.shape[2:]
     cut = window_traffic((Axis(rows, 1), Axis(columns, 1)), ((0, rows), (0, columns)), (asked[0], asked[1]), (0, 0)).cut
@@ -53,11 +53,11 @@ def cat(images: Sequence[DTensor]) -> DTensor:
     """torch.cat along channels of images that are sharded alike."""
     at = Image(images[0].device_mesh, tuple(images[0].placements))
     n, _, h, w = images[0].shape
-    return at.closed(_Joined.apply(*map(to_local, images)), (n, sum(each.shape[1] for each in images), h, w))
+    return at.closed(_Concatenated.apply(*map(to_local, images)), (n, sum(each.shape[1] for each in images), h, w))
 
 
-class _Joined(torch.autograd.Function):
-    """torch.cat along channels. That takes more than twice as long where a part, as of an interpolation, is a view."""
+class _Concatenated(torch.autograd.Function):
+    """torch.cat along channels, which is slow where a part is a view, as of an interpolation: docs/notebook.md#rims."""
 
     @staticmethod
     def forward(ctx: Any, *parts: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def interpolate(
         return image.closed(pixels.reshape(here), shape)
     y = functional.interpolate(pixels, scale_factor=[float(factor) for factor in factors], mode=mode)
     asked = tuple(((start, start + extent),) for start, extent in zip(starts, here[2:], strict=True))
-    return image.closed(_part(y, asked), shape)
+    return image.closed(_cropped(y, asked), shape)
 
 
 def adaptive_avg_pool2d(input: DTensor, output_size: Pairs) -> DTensor:
