@@ -166,23 +166,29 @@ def scaling_section(root: Path = ROOT) -> str:
                 row["precision"],
                 str(row["ranks"]),
                 "sharded" if row.get("is_sharded", row["ranks"] > 1) else "plain",
-                f"{row['ms']:.1f}",
-                f"{row['ms'] * row['efficiency']:.1f}",
-                f"{100 * row['efficiency']:.1f} %",
+                *_scaled(row, "ms", "efficiency"),
+                *_scaled(row, "in_a_row_ms", "in_a_row_efficiency"),
                 "–" if row["efficiency_bar"] is None else f"{100 * row['efficiency_bar']:.0f} %",
                 f"{row['peak_bytes'] / 1e9:.2f}",
             ]
             for _, row in sorted(newest.items())
         ]
         if body:
-            header = ["images a GPU", "precision", "GPUs", "tensors", "ms", "of one GPU", "efficiency", "bar"]
-            header.append("GB a GPU")
+            header = ["images a GPU", "precision", "GPUs", "tensors", "ms alone", "of one GPU", "efficiency"]
+            header += ["ms in a row", "of one GPU", "efficiency", "bar", "GB a GPU"]
             lines += [
                 f"**{span([*newest.values()], 'gpu')}**, {span([*newest.values()], 'date')}:",
                 "",
                 *table(header, body),
             ]
     return "\n".join(lines) or NO_RESULTS
+
+
+def _scaled(row: dict, ms: str, efficiency: str) -> list[str]:
+    """ms, those of one GPU, and the efficiency; of rows from before they had it, dashes."""
+    if ms not in row:
+        return ["–", "–", "–"]
+    return [f"{row[ms]:.1f}", f"{row[ms] * row[efficiency]:.1f}", f"{100 * row[efficiency]:.1f} %"]
 
 
 def cold_start_section(root: Path = ROOT) -> str:

@@ -28,7 +28,7 @@ from tests.ranks import fork_ranks
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this PyTorch has no gloo to talk through"
 )
-TINY = Workload(rows=8, columns=16, variables=4, channels=8, batch=1, warm_up=1, steps=3)
+TINY = Workload(rows=8, columns=16, variables=4, channels=8, batch=1, warm_up=1, steps=3, in_a_row=2)
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 
@@ -56,6 +56,7 @@ def test_rows_of_one_and_of_two_ranks(tmp_path: Path) -> None:
     assert one["error"] == 0.0 or (one["is_sharded"] and one["error"] < ERROR_LIMIT)
     assert two["is_sharded"]
     assert two["ranks"] == 2 and two["efficiency"] == one["ms"] / two["ms"] and two["peak_bytes"] is None
+    assert two["in_a_row_efficiency"] == one["in_a_row_ms"] / two["in_a_row_ms"]
     assert 0 < two["error"] < ERROR_LIMIT
     a_row_of_each = 4 * 18 + 8 * 10 + 16 * 6 + 48 * 10 + 24 * 18  # channels by columns, circular padding among them
     assert (two["messages"], two["halo_bytes"]) == (5, 4 * a_row_of_each)
@@ -71,12 +72,13 @@ def test_one_rank_is_the_faster_of_plain_and_sharded_images(faster: bool, monkey
         asked.append((len(devices), is_sharded))
         ms = 3.0 if len(devices) > 1 else 2.0 if is_sharded is faster else 2.5
         costs_of_rank = dict.fromkeys(("error", "messages", "halo_bytes", "weight_bytes"), 0)
-        return [{"ms": [ms] * 3, "peak_bytes": None, **costs_of_rank} for _ in devices]
+        return [{"ms": [9.0 - ms] * 3, "in_a_row_ms": [ms] * 2, "peak_bytes": None, **costs_of_rank} for _ in devices]
 
     monkeypatch.setattr(costs, "_together", together)
     one, two = scaling(TINY, "fp32", ["cpu"] * 2, [1, 2])
     assert asked == [(1, False), (1, True), (2, True)]
-    assert (one.ms, one.is_sharded, two.efficiency, two.is_sharded) == (2.0, faster, 2 / 3, True)
+    assert (one.in_a_row_ms, one.is_sharded, two.in_a_row_efficiency, two.is_sharded) == (2.0, faster, 2 / 3, True)
+    assert (one.ms, two.efficiency) == (7.0, 7 / 6)
 
 
 def test_a_rank_that_fails_ends_all_with_its_sentence(tmp_path: Path) -> None:
@@ -99,7 +101,8 @@ def test_a_rank_that_is_never_done_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 ])  # fmt: skip
 def test_bars(ranks: int, efficiency: float, error: float, within: bool) -> None:
     bar = costs.EFFICIENCY_BARS.get(ranks)
-    assert Scaling("unet", "tf32", ranks, 1.0, 0.0, efficiency, bar, None, error, 0, 0, 0, True).within_budget is within
+    times = (1.0, 0.0, 0.5, 1.0, efficiency, bar)  # the bar is for steps in a row, not for a step alone
+    assert Scaling("unet", "tf32", ranks, *times, None, error, 0, 0, 0, True).within_budget is within
 
 
 def _error_without_halos(folder: str) -> None:

@@ -74,8 +74,9 @@ def timed_rank(order: dict[str, Any]) -> dict[str, Any]:
     """Check and time this rank's part of the training step.
 
     The order has ``rank``, ``ranks``, ``meeting`` (a file that is not there yet), ``device`` (of this rank), ``tf32``,
-    ``is_sharded``, ``batch``, ``variables``, ``channels``, ``rows`` (of each rank), ``columns``, ``warm_up`` and
-    ``steps``. Gives ``ms`` of each step; ``peak_bytes`` of PyTorch's allocator, None on a CPU; ``error``: how far
+    ``is_sharded``, ``batch``, ``variables``, ``channels``, ``rows`` (of each rank), ``columns``, ``warm_up``,
+    ``steps`` and ``in_a_row``. Gives ``ms`` of each step that is timed alone; ``in_a_row_ms`` of a step of each group
+    that follow each other; ``peak_bytes`` of PyTorch's allocator, None on a CPU; ``error``: how far
     gradients of a small image are from those of one process, relative to their norm; and, of the model of the exchange,
     ``messages`` and ``halo_bytes`` that a rank receives in a forward pass, and ``weight_bytes`` that are summed in a
     backward pass.
@@ -97,11 +98,12 @@ def timed_rank(order: dict[str, Any]) -> dict[str, Any]:
         step()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    ms = [_ms(step, device) for _ in range(order["steps"])]
+    ms = [_ms(step, device, 1) for _ in range(order["steps"])]
+    in_a_row_ms = [_ms(step, device, order["in_a_row"]) for _ in range(-(-order["steps"] // order["in_a_row"]))]
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     costs = _exchanges(order)
     modelled = {name: sum(getattr(each, name) for each in costs) for name in ("messages", "halo_bytes", "weight_bytes")}
-    return {"ms": ms, "peak_bytes": peak, "error": error, **modelled}
+    return {"ms": ms, "in_a_row_ms": in_a_row_ms, "peak_bytes": peak, "error": error, **modelled}
 
 
 def _step_of(order: dict[str, Any], device: torch.device, mesh: DeviceMesh | None) -> Step:
@@ -176,12 +178,13 @@ def _exchanges(order: dict[str, Any]) -> list[ExchangeCost]:
     return found
 
 
-def _ms(step: Step, device: torch.device) -> float:
-    """Wall ms of a step, from an idle device to an idle device."""
+def _ms(step: Step, device: torch.device, count: int) -> float:
+    """Wall ms of a step among as many, from an idle device to an idle device."""
     begin = time.perf_counter()
-    step()
+    for _ in range(count):
+        step()
     synchronize(device)
-    return (time.perf_counter() - begin) * 1e3
+    return (time.perf_counter() - begin) * 1e3 / count
 
 
 def main() -> None:
