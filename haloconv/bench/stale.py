@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from haloconv.bench.results import BENCHMARKS, ResultRow
+from haloconv.choose.records import shipped_path
 from haloconv.families import FAMILIES
 from haloconv.families.closure import JOIN, canonical, kernels, source_of
 from haloconv.families.files import total_hash
@@ -28,7 +29,6 @@ _BACKEND = (
     *("choose", "fusion", "accelerate.py", "arguments.py", "autograd.py", "backend.py", "epilogue.py", "functional.py"),
     *("gradients.py", "library.py", "module.py", "plan.py"),
 )
-_RECORDS = "choose/shipped/*.json"
 
 
 class LayerSetting(NamedTuple):
@@ -45,21 +45,22 @@ def is_stale(row: ResultRow) -> bool:
     kernel, source = str(row.get("kernel")), row.get("source")
     if source is None or kernel.count(JOIN) != str(source).count(JOIN):
         return True
-    if "variants" in row and row.get("backend") != backend_source():
+    if "variants" in row and row.get("backend") != backend_source(str(row.get("gpu"))):
         return True
     parts = zip(kernel.split(JOIN), str(source).split(JOIN), strict=True)
     return any(then != source_of(each) and then not in same_sources(VERIFIED, each) for each, then in parts)
 
 
 @cache
-def backend_source() -> str:
-    """The hash of what decides, beside kernels, how a compiled or fused network runs: which kernel is chosen for each
-    layer, by rule or shipped record, what is fused, and how it is called.
+def backend_source(gpu_name: str) -> str:
+    """The hash of what decides, beside kernels, how a compiled or fused network runs on a GPU model: which kernel is
+    chosen for each layer, by rule or shipped record of that model, what is fused, and how it is called.
     """
     places = [SOURCE_ROOT / name for name in _BACKEND]
     files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     code = [canonical(file) for file in files if file.suffix == ".py"]
-    return total_hash([*code, *(file.read_text(encoding="utf-8") for file in files if file.match(_RECORDS))])
+    records = shipped_path(gpu_name)
+    return total_hash([*code, records.read_text(encoding="utf-8") if records.is_file() else ""])
 
 
 @cache

@@ -124,7 +124,7 @@ def try_step(layer: Layer, step: Step, budget: Budget) -> Row:
         kernel=ran.kernel,
         source=source_of(ran.kernel) if ran.kernel else None,
     )
-    complaint = complaint_about(error, limits) or unjudgeable(oracle) or too_fast(row, [problem], _gpu(device))
+    complaint = complaint_about(error, limits) or unjudgeable(oracle) or too_fast(row, [problem], gpu_name(device))
     return replace(row, complaint=complaint)
 
 
@@ -198,12 +198,13 @@ def compared(variants: Mapping[str, Callable[[], object]], device: torch.device,
     return compare(variants, device=device, budget_s=budget.seconds, min_runs=budget.min_runs, settle_s=budget.settle_s)
 
 
-def _gpu(device: torch.device) -> str | None:
+def gpu_name(device: torch.device) -> str | None:
+    """As rows have it; None of a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def _limit_ms(problem: Problem, device: torch.device) -> float | None:
-    gpu = _gpu(device)
+    gpu = gpu_name(device)
     return None if gpu is None else limit_ms(problem, gpu)
 
 
@@ -274,7 +275,7 @@ def try_training_step(layer: Layer, budget: Budget) -> Row:
         kernel=kernel,
         source=source_of(kernel) if all(each.kernel for each in ran) else None,
     )
-    return replace(row, complaint=complaint or too_fast(row, problems, _gpu(device)))
+    return replace(row, complaint=complaint or too_fast(row, problems, gpu_name(device)))
 
 
 def _with_grad(

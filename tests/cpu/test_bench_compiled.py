@@ -85,7 +85,7 @@ def case(tmp_path: Path) -> NetworkCase:
 
 def row_of(piece: Piece, variants: dict) -> dict:
     key = dict(zip(("case", "direction", "precision", "layout"), piece.key, strict=True))
-    return {**key, "variants": variants, **compiled._decided_by(set())}
+    return {**key, "variants": variants, **compiled._decided_by(set(), "None")}
 
 
 def piece(case: NetworkCase, direction: str, precision: str = "fp32") -> Piece:

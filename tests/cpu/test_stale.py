@@ -57,6 +57,21 @@ def test_rows_of_sources_that_were_carried_to_todays_are_fresh(monkeypatch: pyte
     assert stale.is_stale({**FRESH, "source": "judged"}) and not stale.is_stale(FRESH)
 
 
+def test_rows_of_compiled_networks_are_stale_where_records_of_their_own_gpu_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped = {gpu: tmp_path / f"{gpu}.json" for gpu in ("a", "b")}
+    for path in shipped.values():
+        path.write_text("before")
+    monkeypatch.setattr(stale, "shipped_path", lambda gpu: shipped.get(gpu, tmp_path / "none"))
+    stale.backend_source.cache_clear()
+    key = {"variants": {}, "kernel": "aten", "source": source_of("aten")}
+    rows = [{**key, "gpu": gpu, "backend": stale.backend_source(gpu)} for gpu in ("a", "b", "c")]
+    shipped["b"].write_text("after")
+    stale.backend_source.cache_clear()
+    assert [stale.is_stale(row) for row in rows] == [False, True, False]
+
+
 def test_rows_that_tell_no_source_are_stale() -> None:
     assert stale.is_stale({name: value for name, value in FRESH.items() if name not in ("source", "kernel")})
 

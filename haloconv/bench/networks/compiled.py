@@ -30,7 +30,7 @@ from haloconv.bench.results import ResultRow
 from haloconv.bench.stale import backend_source
 from haloconv.bench.suite import PRECISIONS
 from haloconv.bench.targets import find_source
-from haloconv.bench.trial import Budget, compared
+from haloconv.bench.trial import Budget, compared, gpu_name
 from haloconv.bench.values import forward_call, step_call, warmed
 from haloconv.families.closure import JOIN, kernels, source_of
 from haloconv.fusion.fuse import fuse
@@ -142,13 +142,13 @@ def try_piece(piece: Piece, effort: Effort, device: torch.device, control: Piece
             found[name] |= {"ms": float(f"{timing.ms:.6g}"), "spread": float(f"{timing.spread:.6g}")}
     case, direction, precision, layout = piece.key
     row: ResultRow = {"case": case, "direction": direction, "precision": precision, "layout": layout, "variants": found}
-    return row | _decided_by(launched)
+    return row | _decided_by(launched, str(gpu_name(device)))
 
 
-def _decided_by(launched: set[str]) -> ResultRow:
+def _decided_by(launched: set[str], gpu: str) -> ResultRow:
     """The kernels among the names of .cu files that were launched, and the hashes of what decided the row."""
     kernel = JOIN.join(sorted(launched & {*kernels()})) or "aten"
-    return {"kernel": kernel, "source": source_of(kernel), "backend": backend_source()}
+    return {"kernel": kernel, "source": source_of(kernel), "backend": backend_source(gpu)}
 
 
 def _contest(setting: Setting, device: torch.device) -> Contest:
