@@ -131,10 +131,18 @@ def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.values = inputs[3:] if len(inputs) == 10 else inputs[4:]
 
 
+def _in_order(dy: Tensor, layout: Layout) -> Tensor:
+    """dy in the memory order of the result, as PyTorch's convolution brings it: a compiler sees the copy, and may do it
+    where dy is computed."""
+    return dy.contiguous(memory_format=torch.channels_last if layout == "nhwc" else torch.contiguous_format)
+
+
 def _fprop_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
     dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
-    ops, layout = torch.ops.haloconv, "nhwc" if "nhwc" in ctx.layouts else "nchw"
+    ops = torch.ops.haloconv
+    layout: Layout = "nhwc" if "nhwc" in ctx.layouts else "nchw"
+    dy = _in_order(dy, layout)
     dx = ops.dgrad(dy, w, ctx.shapes[0], layout, *ctx.values) if dx_wanted else None
     dw = ops.wgrad(dy, x, ctx.shapes[1], ctx.layouts[1], *ctx.values) if dw_wanted else None
     db = ops.bgrad(dy, _spec(*ctx.values).family) if db_wanted else None
@@ -171,7 +179,8 @@ def _fprop_epilogue_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dz = d_residual = activation_backward(dy, z if more[0] is None else z + more[0], activation)
     if wants_b and not has_scale:
         db = ops.bgrad(dz, _spec(*ctx.values).family)
-    layout = "nhwc" if "nhwc" in ctx.layouts else "nchw"
+    layout: Layout = "nhwc" if "nhwc" in ctx.layouts else "nchw"
+    dz = _in_order(dz, layout)
     dx = ops.dgrad(dz, w, ctx.shapes[0], layout, *ctx.values) if wants_x else None
     dw = ops.wgrad(dz, x, ctx.shapes[1], ctx.layouts[1], *ctx.values) if wants_w else None
     return dx, dw, db, d_residual if has_residual else None, *([None] * 9)
