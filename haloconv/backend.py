@@ -36,6 +36,7 @@ from haloconv.fusion.convolutions import (
     value_of,
 )
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
+from haloconv.fusion.group_norms import norms_by_channel
 from haloconv.problem import Problem, Request
 
 OLDEST = (2, 6)
@@ -131,6 +132,12 @@ def replace_convolutions(graph: torch.fx.GraphModule, chooses_layout: bool = Tru
     if changed is not None and not any(each.replaced for each in found):
         changed.undo()
         found = _settle_all(graph)
+    if any(each.replaced for each in found):
+        norms = norms_by_channel(graph, value_of)
+        if norms:
+            logs.choice.info(
+                "torch.compile: %d group norms of channels_last images are reduced by channel first", norms
+            )
     for each in found:
         state = "haloconv's operator" if each.replaced else "left to PyTorch"
         state += f" with {' and '.join(each.fused)}" if each.fused else ""
@@ -175,8 +182,9 @@ def _in_channels_last(graph: torch.fx.GraphModule) -> ChannelsLast | None:
 
 def _gains_by_channels_last(forward: Request) -> bool:
     """Whether whole networks of such convolutions were measured ahead in channels_last (docs/compile.md#layout)."""
-    of_16_bits = forward.problem.dtype in (torch.float16, torch.bfloat16)
-    return of_16_bits and has_facts(forward.device) and device_facts(forward.device.index).capability == (9, 0)
+    problem = forward.problem
+    gains = problem.dtype in (torch.float16, torch.bfloat16) or problem.precision == "tf32"
+    return gains and has_facts(forward.device) and device_facts(forward.device.index).capability == (9, 0)
 
 
 def _settle(node: torch.fx.Node) -> Convolution:

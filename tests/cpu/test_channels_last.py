@@ -15,6 +15,8 @@ from haloconv import backend as backends
 from haloconv import env
 from haloconv.choose.choice import Choice
 from haloconv.device import DeviceFacts
+from haloconv.fusion.group_norms import group_norm_by_channel
+from haloconv.precision import Precision, convolution_precision
 from haloconv.problem import Request
 from tests.compiled import Decoder, Residual, Separable, image
 
@@ -22,7 +24,7 @@ pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
-W, DEEP = image(6, 4, 3, 3), image(8, 6, 3, 3)
+W, DEEP, SIX = image(6, 4, 3, 3), image(8, 6, 3, 3), image(6)
 _library = torch.library.Library("haloconv_test_order", "FRAGMENT")
 _library.define("twice(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("twice", lambda x: 2 * x.contiguous(), "CompositeExplicitAutograd")
@@ -195,11 +197,13 @@ def test_the_option_of_inductor_decides(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("dtype, capability, gains", [
     (torch.bfloat16, (9, 0), True), (torch.float16, (9, 0), True), (torch.float32, (9, 0), False),
-    (torch.float64, (9, 0), False), (torch.bfloat16, (8, 0), False),
+    ("tf32", (9, 0), True), (torch.float64, (9, 0), False), (torch.bfloat16, (8, 0), False), ("tf32", (8, 0), False),
 ])  # fmt: skip
 def test_what_gains(
-    dtype: torch.dtype, capability: tuple[int, int], gains: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype | str, capability: tuple[int, int], gains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    precision: Precision = "tf32" if dtype == "tf32" else "ieee"
+    dtype = torch.float32 if isinstance(dtype, str) else dtype
     facts = DeviceFacts("a GPU", "sm", 1, capability, 1, 1, "1")
     monkeypatch.setattr(backends, "has_facts", lambda device: True)
     monkeypatch.setattr(backends, "device_facts", lambda index: facts)
@@ -207,5 +211,51 @@ def test_what_gains(
     monkeypatch.setattr(backends, "choose_now", lambda request, family: found.append(request) or Choice("aten", ""))
     monkeypatch.setenv(env.TUNE, "off")
     seen = Seen()
-    compared(lambda x: functional.conv2d(x, W.to(dtype)).float().sum(), image().to(dtype), seen)
+    with convolution_precision(precision):
+        compared(lambda x: functional.conv2d(x, W.to(dtype)).float().sum(), image().to(dtype), seen)
     assert [each.problem.layout for each in found] == (["nhwc", "nchw"] if gains else ["nchw"])
+
+
+def by_channel(
+    x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    return group_norm_by_channel(x, groups, weight, bias, eps, x.dtype)
+
+
+@pytest.mark.parametrize("is_affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_by_channel_are_no_less_accurate_than_pytorchs(dtype: torch.dtype, is_affine: bool) -> None:
+    """Far from 0, where the square of a mean is 10^6 times the variance."""
+    x = (image(3, 6, 8, 5) + (4 if dtype == torch.bfloat16 else 1000)).to(memory_format=torch.channels_last).to(dtype)
+    asked = [x, image(6).to(dtype), image(6).to(dtype) + 1] if is_affine else [x]
+    gradient = image(3, 6, 8, 5, dtype=torch.float64)
+
+    def values(norm: Callable, dtype: torch.dtype) -> list[torch.Tensor]:
+        tensors = [each.detach().to(dtype).requires_grad_() for each in asked]
+        y = norm(tensors[0], 3, *(tensors[1:] or (None, None)), 1e-5)
+        assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
+        return [each.double() for each in (y, *torch.autograd.grad(y, tensors, gradient.to(dtype)))]
+
+    truth = values(functional.group_norm, torch.float64)
+    for want, theirs, ours in zip(truth, values(functional.group_norm, dtype), values(by_channel, dtype), strict=True):
+        assert (ours - want).norm() <= 1.1 * (theirs - want).norm() + 1e-9 * want.norm()
+
+
+@pytest.mark.usefixtures("gaining")
+@pytest.mark.parametrize("chooses", [False, True])
+def test_group_norms_are_reduced_by_channel_where_images_are_in_channels_last(chooses: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.group_norm(functional.conv2d(x, W), 2, eps=1e-3)
+        return functional.conv2d(functional.group_norm(y, num_groups=3, weight=SIX, bias=None), DEEP)
+
+    seen = Seen(chooses)
+    compared(function, image(), seen)
+    assert seen.after.count("group_norm_by_channel(") == (2 if chooses else 0)
+    compared(function, image().to(memory_format=torch.channels_last), seen)
+    assert seen.after.count("group_norm_by_channel(") == 2
+
+
+def test_group_norms_of_a_graph_without_a_convolution_of_ours_are_pytorchs() -> None:
+    seen = Seen()
+    compared(lambda x: functional.group_norm(functional.conv2d(x, W), 2), image(), seen)
+    assert seen.before == seen.after
