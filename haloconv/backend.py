@@ -23,7 +23,7 @@ from haloconv import logs
 from haloconv.choose.choice import choose_now
 from haloconv.device import device_facts, has_facts
 from haloconv.families import FAMILIES
-from haloconv.fusion.channels_last import ChannelsLast, bring_to_channels_last
+from haloconv.fusion.channels_last import bring_results_back, copy_in_channels_last
 from haloconv.fusion.convolutions import (
     CONVOLUTIONS,
     arguments_of,
@@ -127,17 +127,7 @@ def replace_convolutions(graph: torch.fx.GraphModule, chooses_layout: bool = Tru
     Graphs inside, such as those of torch.utils.checkpoint, are treated alike. A graph without such a call is untouched.
     With ``chooses_layout`` a graph that gains by it runs in channels_last.
     """
-    changed = _in_channels_last(graph) if chooses_layout else None
-    found = _settle_all(graph)
-    if changed is not None and not any(each.replaced for each in found):
-        changed.undo()
-        found = _settle_all(graph)
-    if any(each.replaced for each in found):
-        norms = norms_by_channel(graph, value_of)
-        if norms:
-            logs.choice.info(
-                "torch.compile: %d group norms of channels_last images are reduced by channel first", norms
-            )
+    found = (chooses_layout and _settle_in_channels_last(graph)) or _settle_all(graph)
     for each in found:
         state = "haloconv's operator" if each.replaced else "left to PyTorch"
         state += f" with {' and '.join(each.fused)}" if each.fused else ""
@@ -157,27 +147,36 @@ def _settle_all(graph: torch.fx.GraphModule) -> list[Convolution]:
     return found
 
 
-def _in_channels_last(graph: torch.fx.GraphModule) -> ChannelsLast | None:
-    """Bring the images of 2-D convolutions to channels_last if that is faster for all of them; logs tell it."""
+def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
+    """Every convolution, settled in a graph whose images are in channels_last, if that is faster for all of them.
+
+    Logs tell it. Empty if the graph stays as it was.
+    """
     images: dict[torch.fx.Node, torch.fx.Node] = {}
-    layouts = set()
     for node in graph.graph.nodes:
         given = arguments_of(node) if is_convolution(node) else {}
         requests = requests_of(node, given) if given else ""
         if isinstance(requests, str) or value_of(given["input"]).dim() != 4:
             continue
         if not _gains_by_channels_last(requests[0]):
-            return None
+            return []
         images[node] = given["input"]
-        layouts.add(requests[0].problem.layout)
-    if "nchw" not in layouts:
-        return None
-    changed = bring_to_channels_last(graph, images)
-    if isinstance(changed, str):
-        logs.choice.info("torch.compile: images stay as they lie: %s", changed)
-        return None
-    logs.choice.info("torch.compile: images of %d convolutions are in channels_last inside of the graph", len(images))
-    return changed
+    copied = copy_in_channels_last(graph, images) if images else ""
+    found = [] if isinstance(copied, str) else _settle_all(copied)
+    if not isinstance(copied, str) and any(each.replaced for each in found):
+        norms = norms_by_channel(copied, value_of)
+        reason = bring_results_back(copied, graph)
+        if reason is None:
+            graph.graph = copied.graph
+            logs.choice.info(
+                "torch.compile: inside of the graph, images of %d convolutions are in channels_last, and %d group "
+                "norms are reduced by channel first", len(images), norms
+            )  # fmt: skip
+            return found
+        copied = reason
+    if isinstance(copied, str) and copied:
+        logs.choice.info("torch.compile: images stay as they lie: %s", copied)
+    return []
 
 
 def _gains_by_channels_last(forward: Request) -> bool:

@@ -199,7 +199,7 @@ def compared(variants: Mapping[str, Callable[[], object]], device: torch.device,
 
 
 def gpu_name(device: torch.device) -> str | None:
-    """As rows have it; None of a CPU."""
+    """The name of a GPU as rows have it; None of a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 

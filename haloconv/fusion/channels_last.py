@@ -1,15 +1,16 @@
 """A graph whose images are brought to channels_last in front of its convolutions, as if its caller had done it.
 
 What lies between convolutions follows by PyTorch's own rules: elementwise operations, norms, pooling and additions keep
-the memory order of what they read. Results of the graph are brought back, so that nobody outside sees a difference. The
-graph is run once on tensors without data to learn what becomes of it; where more than that would change, it stays as it
-was.
+the memory order of what they read. Results of the graph are brought back, so that nobody outside sees a difference. All
+is done to a copy of the graph, which is run on tensors without data to learn what becomes of it; where more than
+strides inside of it would change, the copy is of no use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+import copy
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -28,104 +29,70 @@ _KEPT = (_ENTERS, _EXITS, torch._C._set_grad_enabled)
 """Functions that leave something behind, which `_Run` undoes."""
 
 
-class ChannelsLast:
-    """What was changed in a graph: nodes that were inserted, and what is known of each node since."""
+def copy_in_channels_last(graph: Graph, images: Mapping[Node, Node]) -> Graph | str:
+    """A copy of the graph in which ``images``, by the nodes of convolutions that read them, are in channels_last.
 
-    def __init__(self, graph: Graph, inserted: list[Node], known: Mapping[Node, Any]) -> None:
-        self._graph, self._inserted = graph, inserted
-        self._before = {node: node.meta.get("example_value") for node in known}
-        for node, value in known.items():
-            node.meta["example_value"] = value
-
-    def undo(self) -> None:
-        """Leave the graph as it was."""
-        _erase(self._inserted)
-        for node, value in self._before.items():
-            node.meta["example_value"] = value
-        self._graph.recompile()
-
-
-def bring_to_channels_last(graph: Graph, convolutions: Mapping[Node, Node]) -> ChannelsLast | str:
-    """Bring images to channels_last in front of convolutions, given as the node of each and that of its image.
-
-    ``meta["example_value"]`` of nodes is what torch.compile knows of them, before and after. A sentence if it cannot be
-    done: why not.
+    ``meta["example_value"]`` of nodes is what torch.compile knows of them, in the graph and in the copy. A sentence if
+    it cannot be done: why not.
     """
     reason = next(_obstacles(graph), None)
     if reason is not None:
         return reason
-    (output,) = graph.graph.find_nodes(op="output")
-    views = {each: _flat_and_back(graph, each, output) for each in _differentiated(graph, convolutions)}
-    images = []
-    for node, image in convolutions.items():
-        image = views[image][-1] if image in views else image
-        images.append(_copied(graph, image, node, torch.channels_last))
-    results = [each for each in output.all_input_nodes if isinstance(_known(each), torch.Tensor)]
-    restored = {each: _copied(graph, each, output, torch.contiguous_format) for each in results}
-    inserted = [*chain(*views.values()), *images, *restored.values()]
-    run = _Run(graph)
-    try:
-        run.run_on_what_is_known()
-        reason = next(_changes(run.known, restored), None)
-    except Exception as error:  # whatever an operation says of strides that it does not take
-        reason = f"an operation would fail: {str(error).strip().partition(chr(10))[0]}"
-    if reason is not None:
-        _erase(inserted)
-        return f"in channels_last {reason}"
-    gone = {copied for result, copied in restored.items() if _lies_alike(run.known[result], _known(result))}
-    gone |= {copied for copied in images if _lies_alike(run.known[copied], run.known[_source(copied)])}
-    _erase([each for each in inserted if each in gone])
-    graph.recompile()
-    known = {node: value for node, value in run.known.items() if node.op != "placeholder" and node not in gone}
-    return ChannelsLast(graph, [each for each in inserted if each not in gone], known)
-
-
-def _differentiated(graph: Graph, convolutions: Mapping[Node, Node]) -> list[Node]:
-    """Contiguous inputs of the graph whose gradients might come in channels_last: all but weights of convolutions."""
-    weights = {each for node in convolutions for each in node.all_input_nodes if each is not convolutions[node]}
-    return [
-        node
-        for node in graph.graph.find_nodes(op="placeholder")
-        if _is_tensor(value := _known(node)) and value.requires_grad and value.dim() == 4 and value.is_contiguous()
-        if node not in weights
+    copied = Graph(graph, copy.deepcopy(graph.graph))
+    twins = dict(zip(graph.graph.nodes, copied.graph.nodes, strict=True))
+    for node, twin in twins.items():  # torch.compile keeps sources of inputs in attributes of its own
+        for name in vars(node).keys() - vars(twin).keys():
+            setattr(twin, name, getattr(node, name))
+    read_by = {twins[convolution]: twins[image] for convolution, image in images.items()}
+    for tensor in _differentiated(copied, read_by):
+        _read_through_views(copied, tensor)
+    inserted = [
+        _insert_copy(copied, node, _image_of(node, image), torch.channels_last) for node, image in read_by.items()
     ]
-
-
-def _flat_and_back(graph: Graph, tensor: Node, output: Node) -> tuple[Node, Node]:
-    """Two views that are the tensor again for all but the output: the gradient of a view is contiguous."""
-    readers = [each for each in tensor.users if each is not output]
-    with graph.graph.inserting_after(graph.graph.find_nodes(op="placeholder")[-1]):
-        flat = graph.graph.call_method("view", (tensor, -1))
-    with graph.graph.inserting_after(flat):
-        back = graph.graph.call_method("view", (flat, *_known(tensor).shape))
-    for reader in readers:
-        reader.replace_input_with(tensor, back)
-    return flat, back
-
-
-def _copied(graph: Graph, tensor: Node, reader: Node, memory_format: torch.memory_format) -> Node:
-    """A copy in front of what reads the tensor, in its place. It is none where the tensor lies so already."""
-    with graph.graph.inserting_before(reader):
-        copied = graph.graph.call_method("contiguous", (tensor,), {"memory_format": memory_format})
-    reader.replace_input_with(tensor, copied)
+    before, after = _run(graph), _run(copied)
+    if isinstance(before, str) or isinstance(after, str):
+        return f"{after if isinstance(before, _Run) else before}"
+    if before.written() != after.written({twin.name: node.name for node, twin in twins.items()}):
+        return "what is written in place would be read elsewhere than now"
+    known = after.known
+    for node, value in known.items():
+        if node.op != "placeholder":
+            node.meta["example_value"] = value
+    for each in inserted:
+        (source,) = each.all_input_nodes
+        if _lies_alike(known[each], known[source]):
+            each.replace_all_uses_with(source)
+            copied.graph.erase_node(each)
     return copied
 
 
-def _erase(inserted: Sequence[Node]) -> None:
-    for node in reversed(inserted):
-        node.replace_all_uses_with(_source(node))
-        node.graph.erase_node(node)
-
-
-def _source(inserted: Node) -> Node:
-    """The node that an inserted one reads."""
-    source = inserted.args[0]
-    assert isinstance(source, Node)
-    return source
-
-
-def _known(node: Node) -> Any:
-    return node.meta.get("example_value")
+def bring_results_back(copied: Graph, graph: Graph) -> str | None:
+    """Let results of the copy lie as those of the graph, in place. A sentence if anything else is different: what."""
+    its_run, copied_run = _run(graph), _run(copied)
+    if isinstance(its_run, str) or isinstance(copied_run, str):
+        return f"{copied_run if isinstance(its_run, _Run) else its_run}"
+    before, after = its_run.known, copied_run.known
+    (output,), (its_output,) = (each.graph.find_nodes(op="output") for each in (graph, copied))
+    results = list(zip(_results(output), _results(its_output), strict=True))
+    inputs = [zip(*(each.graph.find_nodes(op="placeholder") for each in (graph, copied)), strict=True)]
+    tensors = [(before[one], after[other]) for one, other in (*inputs[0], *results) if _is_tensor(before[one])]
+    shared = [_storage(one) == _storage(other) for one, other in combinations([each for each, _ in tensors], 2)]
+    if shared != [_storage(one) == _storage(other) for one, other in combinations([each for _, each in tensors], 2)]:
+        return "results of the graph would share memory with others than now"
+    for one, other in results:
+        was, would_be = before[one], after[other]
+        if not _is_tensor(was) or not _is_tensor(would_be):
+            continue
+        if (was.shape, was.dtype, was.requires_grad) != (would_be.shape, would_be.dtype, would_be.requires_grad):
+            return f"{one}, a result, would be another tensor"
+        if _lies_alike(was, would_be):
+            continue
+        orders = (torch.contiguous_format, *([torch.channels_last] if was.dim() == 4 else []))
+        order = next((each for each in orders if was.is_contiguous(memory_format=each)), None)
+        if order is None or [_storage(each) for each, _ in tensors].count(_storage(was)) > 1:
+            return f"{one}, a result, would lie in another order"
+        _insert_copy(copied, its_output, other, order)
+    return None
 
 
 def _obstacles(graph: Graph) -> Iterator[str]:
@@ -160,6 +127,59 @@ def _is_static(value: object) -> bool:
     return not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
+def _differentiated(graph: Graph, read_by: Mapping[Node, Node]) -> list[Node]:
+    """Contiguous inputs of the graph whose gradients might come in channels_last: all but weights of convolutions."""
+    weights = {each for node in read_by for each in node.all_input_nodes if each is not read_by[node]}
+    return [
+        node
+        for node in graph.graph.find_nodes(op="placeholder")
+        if _is_tensor(value := _known(node)) and value.requires_grad and value.dim() == 4 and value.is_contiguous()
+        if node not in weights
+    ]
+
+
+def _read_through_views(graph: Graph, tensor: Node) -> None:
+    """Insert two views that are the tensor again for all but the output: the gradient of a view is contiguous."""
+    readers = [each for each in tensor.users if each.op != "output"]
+    with graph.graph.inserting_after(graph.graph.find_nodes(op="placeholder")[-1]):
+        flat = graph.graph.call_method("view", (tensor, -1))
+    with graph.graph.inserting_after(flat):
+        back = graph.graph.call_method("view", (flat, *_known(tensor).shape))
+    for reader in readers:
+        reader.replace_input_with(tensor, back)
+
+
+def _image_of(convolution: Node, image: Node) -> Node:
+    """The node that the convolution reads its image from, now that views may stand in between."""
+    if image in convolution.all_input_nodes:
+        return image
+    return next(each for each in convolution.all_input_nodes if each.op == "call_method" and _viewed(each) is image)
+
+
+def _viewed(back: Node) -> object:
+    """What two views in a row are of."""
+    flat = back.args[0] if back.target == "view" else None
+    return flat.args[0] if isinstance(flat, Node) and flat.target == "view" else None
+
+
+def _insert_copy(graph: Graph, reader: Node, tensor: Node, order: torch.memory_format) -> Node:
+    """A copy in this memory order in front of what reads the tensor; it is none where the tensor lies so already."""
+    with graph.graph.inserting_before(reader):
+        inserted = graph.graph.call_method("contiguous", (tensor,), {"memory_format": order})
+    reader.replace_input_with(tensor, inserted)
+    return inserted
+
+
+def _run(graph: Graph) -> _Run | str:
+    """The run of a graph on tensors without data; a sentence if it does not run."""
+    run = _Run(graph)
+    try:
+        run.run_on_what_is_known()
+    except Exception as error:  # whatever an operation says of strides that it does not take
+        return f"an operation would fail: {str(error).strip().partition(chr(10))[0]}"
+    return run
+
+
 class _Run(torch.fx.Interpreter):
     """A run of a graph on tensors without data that are as its inputs. ``known`` has the value of each node."""
 
@@ -167,6 +187,7 @@ class _Run(torch.fx.Interpreter):
         super().__init__(graph, garbage_collect_values=False)
         self._inputs = graph.graph.find_nodes(op="placeholder")
         self.known: dict[Node, Any] = {}
+        self._written: set[int] = set()
         self._entered: list[torch.amp.autocast_mode.autocast] = []
 
     def run_on_what_is_known(self) -> None:
@@ -183,8 +204,23 @@ class _Run(torch.fx.Interpreter):
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
 
+    def written(self, names: Mapping[str, str] | None = None) -> set[frozenset[str]]:
+        """For each tensor that is written in place the nodes that have it or a view of it, but for the output.
+
+        They are told by ``names`` of their own; those without one are left out.
+        """
+        found: dict[int, set[str]] = {each: set() for each in self._written}
+        for node, value in self.known.items():
+            name = node.name if names is None else names.get(node.name)
+            if name is not None and _is_tensor(value) and _storage(value) in found:
+                found[_storage(value)].add(name)
+        return {frozenset(each) for each in found.values()}
+
     def run_node(self, n: Node) -> Any:
+        read: list[torch.Tensor] = [self.known[each] for each in n.all_input_nodes if _is_tensor(self.known.get(each))]
+        versions = [each._version for each in read]
         value = super().run_node(n)
+        self._written |= {_storage(each) for each, was in zip(read, versions, strict=True) if each._version != was}
         if n.target is _ENTERS:
             self._entered.append(value)
         elif n.target is _EXITS:
@@ -194,23 +230,18 @@ class _Run(torch.fx.Interpreter):
         return value
 
 
+def _known(node: Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _results(output: Node) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.map_arg(output.args[0], found.append)
+    return found
+
+
 def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _changes(known: Mapping[Node, Any], restored: Mapping[Node, Node]) -> Iterator[str]:
-    """Sentences: what would be different for who calls the graph."""
-    storages = [_storage(known[node]) for node in known if node.op == "placeholder" and _is_tensor(known[node])]
-    storages += [_storage(known[each]) for each in restored]
-    for each in restored:
-        before, after = _known(each), known[each]
-        if (before.shape, before.dtype, before.requires_grad) != (after.shape, after.dtype, after.requires_grad):
-            yield f"{each} would be another tensor"
-        elif not _lies_alike(before, after):
-            if not before.is_contiguous():
-                yield f"{each}, a result, would lie in another order"
-            elif storages.count(_storage(after)) > 1:
-                yield f"{each}, a result, would share no memory any more with another tensor"
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -382,10 +382,14 @@ def test_fused_and_compiled_models_are_tuned_as_wholes(monkeypatch: pytest.Monke
     monkeypatch.setattr(measure, "compare", Clock(favouring("halo_sm90")))
     model, x = Block().eval(), image()
     graph = torch.compile(model, backend="haloconv")
-    wholes = [compiled(Epilogue(True, "relu")), compiled(Epilogue(activation="silu"))]
-    assert [(each.layer, each.problem.epilogue) for each in wholes_of(graph, x)] == [
-        *zip(("conv", "next"), wholes, strict=True)
+    wholes = [compiled(Epilogue(True, "relu")), compiled(Epilogue(activation="silu")), Epilogue(), Epilogue()]
+    posed = wholes_of(graph, x)  # two with what follows, and two alone, as the graph runs in channels_last
+    assert {each.problem.layout for each in posed} == {"nhwc"}
+    assert [(each.layer, each.problem.epilogue) for each in posed] == [
+        *zip(("conv", "next", "pooled", "last"), wholes, strict=True)
     ]
+    in_order = wholes_of(graph, x.to(memory_format=torch.channels_last))
+    assert [each.problem.epilogue for each in in_order] == wholes[:2]
     assert all(not each.problem.epilogue.scale for each in wholes_of(graph.train(), x)), (
         "as where gradients are recorded"
     )
