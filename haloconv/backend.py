@@ -39,6 +39,8 @@ from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_ar
 from haloconv.fusion.group_norms import norms_by_channel
 from haloconv.problem import Problem, Request
 
+_VECTOR_BYTES = 16
+"""A thread's widest load. Of filters with fewer bytes of channels it has taps beside each other, in channels_last."""
 OLDEST = (2, 6)
 """The first PyTorch whose compiler the backend is made for."""
 
@@ -152,7 +154,7 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
 
     Logs tell it. Empty if the graph stays as it was.
     """
-    images: dict[torch.fx.Node, torch.fx.Node] = {}
+    read: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.graph.nodes:
         given = arguments_of(node) if is_convolution(node) else {}
         requests = requests_of(node, given) if given else ""
@@ -160,8 +162,10 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
             continue
         if not _gains_by_channels_last(requests[0]):
             return []
-        images[node] = given["input"]
-    copied = copy_in_channels_last(graph, images) if images else ""
+        problem = requests[0].problem
+        of_few_channels = problem.c_per_group * problem.dtype.itemsize < _VECTOR_BYTES
+        read[node] = [given["input"], *([given["weight"]] if of_few_channels else [])]
+    copied = copy_in_channels_last(graph, read) if read else ""
     found = [] if isinstance(copied, str) else _settle_all(copied)
     if not isinstance(copied, str) and any(each.replaced for each in found):
         norms = norms_by_channel(copied, value_of)
@@ -170,7 +174,7 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
             graph.graph = copied.graph
             logs.choice.info(
                 "torch.compile: inside of the graph, images of %d convolutions are in channels_last, and %d group "
-                "norms are reduced by channel first", len(images), norms
+                "norms are reduced by channel first", len(read), norms
             )  # fmt: skip
             return found
         copied = reason

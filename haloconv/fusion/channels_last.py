@@ -9,7 +9,7 @@ strides inside of it would change, the copy is of no use.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -29,8 +29,8 @@ _KEPT = (_ENTERS, _EXITS, torch._C._set_grad_enabled)
 """Functions that leave something behind, which `_Run` undoes."""
 
 
-def copy_in_channels_last(graph: Graph, images: Mapping[Node, Node]) -> Graph | str:
-    """A copy of the graph in which ``images``, by the nodes of convolutions that read them, are in channels_last.
+def copy_in_channels_last(graph: Graph, read: Mapping[Node, Sequence[Node]]) -> Graph | str:
+    """A copy of the graph in which convolutions, the keys, read these tensors of theirs in channels_last.
 
     ``meta["example_value"]`` of nodes is what torch.compile knows of them, in the graph and in the copy. A sentence if
     it cannot be done: why not.
@@ -43,11 +43,12 @@ def copy_in_channels_last(graph: Graph, images: Mapping[Node, Node]) -> Graph | 
     for node, twin in twins.items():  # torch.compile keeps sources of inputs in attributes of its own
         for name in vars(node).keys() - vars(twin).keys():
             setattr(twin, name, getattr(node, name))
-    read_by = {twins[convolution]: twins[image] for convolution, image in images.items()}
-    for tensor in _differentiated(copied, read_by):
-        _read_through_views(copied, tensor)
+    wanted = {twins[convolution]: [twins[each] for each in tensors] for convolution, tensors in read.items()}
+    views = {each: _read_through_views(copied, each) for each in _differentiated(copied, wanted)}
     inserted = [
-        _insert_copy(copied, node, _image_of(node, image), torch.channels_last) for node, image in read_by.items()
+        _insert_copy(copied, convolution, views.get(each, each), torch.channels_last)
+        for convolution, tensors in wanted.items()
+        for each in tensors
     ]
     before, after = _run(graph), _run(copied)
     if isinstance(before, str) or isinstance(after, str):
@@ -127,9 +128,9 @@ def _is_static(value: object) -> bool:
     return not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-def _differentiated(graph: Graph, read_by: Mapping[Node, Node]) -> list[Node]:
-    """Contiguous inputs of the graph whose gradients might come in channels_last: all but weights of convolutions."""
-    weights = {each for node in read_by for each in node.all_input_nodes if each is not read_by[node]}
+def _differentiated(graph: Graph, wanted: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """Contiguous inputs of the graph whose gradients might come in channels_last: all but other weights of these."""
+    weights = {each for convolution, own in wanted.items() for each in convolution.all_input_nodes if each not in own}
     return [
         node
         for node in graph.graph.find_nodes(op="placeholder")
@@ -138,8 +139,8 @@ def _differentiated(graph: Graph, read_by: Mapping[Node, Node]) -> list[Node]:
     ]
 
 
-def _read_through_views(graph: Graph, tensor: Node) -> None:
-    """Insert two views that are the tensor again for all but the output: the gradient of a view is contiguous."""
+def _read_through_views(graph: Graph, tensor: Node) -> Node:
+    """Two views in a row, the same tensor again, for all readers but the output: gradients of views are contiguous."""
     readers = [each for each in tensor.users if each.op != "output"]
     with graph.graph.inserting_after(graph.graph.find_nodes(op="placeholder")[-1]):
         flat = graph.graph.call_method("view", (tensor, -1))
@@ -147,19 +148,7 @@ def _read_through_views(graph: Graph, tensor: Node) -> None:
         back = graph.graph.call_method("view", (flat, *_known(tensor).shape))
     for reader in readers:
         reader.replace_input_with(tensor, back)
-
-
-def _image_of(convolution: Node, image: Node) -> Node:
-    """The node that the convolution reads its image from, now that views may stand in between."""
-    if image in convolution.all_input_nodes:
-        return image
-    return next(each for each in convolution.all_input_nodes if each.op == "call_method" and _viewed(each) is image)
-
-
-def _viewed(back: Node) -> object:
-    """What two views in a row are of."""
-    flat = back.args[0] if back.target == "view" else None
-    return flat.args[0] if isinstance(flat, Node) and flat.target == "view" else None
+    return back
 
 
 def _insert_copy(graph: Graph, reader: Node, tensor: Node, order: torch.memory_format) -> Node:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch.nn import functional
 
@@ -135,6 +136,16 @@ def written_behind_a_copy(x: torch.Tensor) -> torch.Tensor:
     y = functional.conv2d(x, W)
     copied = y.movedim(1, -1).contiguous()
     return copied.sum() + functional.hardswish(y, inplace=True).mean()
+
+
+@pytest.mark.usefixtures("gaining")
+def test_filters_of_few_channels_are_brought_along_and_their_gradients_lie_as_before() -> None:
+    stem = nn.Conv2d(3, 8, 3)
+    seen = Seen()
+    compared(stem, image(2, 3, 8, 10).requires_grad_(), seen)
+    assert seen.after.count(".contiguous(memory_format = torch.channels_last)") == 2
+    y = torch.compile(stem, backend=Seen())(image(2, 3, 8, 10))
+    assert torch.autograd.grad(y.sum(), stem.weight)[0].is_contiguous()
 
 
 STAYS: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
