@@ -385,14 +385,11 @@ def test_fused_and_compiled_models_are_tuned_as_wholes(monkeypatch: pytest.Monke
     wholes = [compiled(Epilogue(True, "relu")), compiled(Epilogue(activation="silu")), Epilogue(), Epilogue()]
     posed = wholes_of(graph, x)  # two with what follows, and two alone, as the graph runs in channels_last
     assert {each.problem.layout for each in posed} == {"nhwc"}
-    assert [(each.layer, each.problem.epilogue) for each in posed] == [
-        *zip(("conv", "next", "pooled", "last"), wholes, strict=True)
-    ]
-    in_order = wholes_of(graph, x.to(memory_format=torch.channels_last))
-    assert [each.problem.epilogue for each in in_order] == wholes[:2]
-    assert all(not each.problem.epilogue.scale for each in wholes_of(graph.train(), x)), (
-        "as where gradients are recorded"
-    )
+    assert [each.layer for each in posed] == ["conv", "next", "pooled", "last"]
+    assert [each.problem.epilogue for each in posed] == wholes
+    posed = wholes_of(graph, x.to(memory_format=torch.channels_last))
+    assert [each.problem.epilogue for each in posed] == wholes[:2]
+    assert not any(each.problem.epilogue.scale for each in wholes_of(graph.train(), x)), "gradients are recorded"
     assert not wholes_of(model.eval(), x)
     haloconv.fuse(model)
     found = wholes_of(model, x)
