@@ -23,7 +23,7 @@ from haloconv import logs
 from haloconv.choose.choice import choose_now
 from haloconv.device import device_facts, has_facts
 from haloconv.families import FAMILIES
-from haloconv.fusion.channels_last import bring_results_back, copy_in_channels_last
+from haloconv.fusion.channels_last import OrderError, bring_results_back, bring_to_channels_last, copy_of, note_values
 from haloconv.fusion.convolutions import (
     CONVOLUTIONS,
     arguments_of,
@@ -37,6 +37,7 @@ from haloconv.fusion.convolutions import (
 )
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
+from haloconv.fusion.upsampled import convolve_before_upsampling
 from haloconv.problem import Problem, Request
 
 _VECTOR_BYTES = 16
@@ -154,33 +155,45 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
 
     Logs tell it. Empty if the graph stays as it was.
     """
-    read: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    forwards = [request for request, _ in _of_images(graph).values()]
+    if not forwards or not all(_gains_by_channels_last(each) for each in forwards):
+        return []
+    try:
+        copied = copy_of(graph)
+        upsampled = convolve_before_upsampling(copied)
+        note_values(copied)
+        bring_to_channels_last(copied, graph, {node: _in_order(*asked) for node, asked in _of_images(copied).items()})
+        found = _settle_all(copied)
+        if not any(each.replaced for each in found):
+            return []
+        norms = norms_by_channel(copied, value_of)
+        bring_results_back(copied, graph)
+    except OrderError as reason:
+        logs.choice.info("torch.compile: images stay as they lie: %s", reason)
+        return []
+    graph.graph = copied.graph
+    logs.choice.info(
+        "torch.compile: inside of the graph, images of %d convolutions are in channels_last, %d of which are convolved "
+        "before they are enlarged, and %d group norms are reduced by channel first", len(forwards), upsampled, norms
+    )  # fmt: skip
+    return found
+
+
+def _of_images(graph: torch.fx.GraphModule) -> dict[torch.fx.Node, tuple[Request, dict[str, Any]]]:
+    """The forward pass and the arguments of each convolution of batches of images that our kernels may be asked for."""
+    found = {}
     for node in graph.graph.nodes:
         given = arguments_of(node) if is_convolution(node) else {}
         requests = requests_of(node, given) if given else ""
-        if isinstance(requests, str) or value_of(given["input"]).dim() != 4:
-            continue
-        if not _gains_by_channels_last(requests[0]):
-            return []
-        problem = requests[0].problem
-        of_few_channels = problem.c_per_group * problem.dtype.itemsize < _VECTOR_BYTES
-        read[node] = [given["input"], *([given["weight"]] if of_few_channels else [])]
-    copied = copy_in_channels_last(graph, read) if read else ""
-    found = [] if isinstance(copied, str) else _settle_all(copied)
-    if not isinstance(copied, str) and any(each.replaced for each in found):
-        norms = norms_by_channel(copied, value_of)
-        reason = bring_results_back(copied, graph)
-        if reason is None:
-            graph.graph = copied.graph
-            logs.choice.info(
-                "torch.compile: inside of the graph, images of %d convolutions are in channels_last, and %d group "
-                "norms are reduced by channel first", len(read), norms
-            )  # fmt: skip
-            return found
-        copied = reason
-    if isinstance(copied, str) and copied:
-        logs.choice.info("torch.compile: images stay as they lie: %s", copied)
-    return []
+        if not isinstance(requests, str) and value_of(given["input"]).dim() == 4:
+            found[node] = (requests[0], given)
+    return found
+
+
+def _in_order(forward: Request, given: dict[str, Any]) -> list[torch.fx.Node]:
+    """What a convolution is to read in channels_last: its image, and filters of few channels."""
+    of_few_channels = forward.problem.c_per_group * forward.problem.dtype.itemsize < _VECTOR_BYTES
+    return [given["input"], *([given["weight"]] if of_few_channels else [])]
 
 
 def _gains_by_channels_last(forward: Request) -> bool:

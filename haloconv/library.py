@@ -53,15 +53,28 @@ def _fprop_epilogue(
     epilogue = epilogue._replace(compiled=any(epilogue))  # compilers alone make this call
     plan = plans.plan_fprop(x, w, b, _spec(*values), epilogue, residual)
     y = plan.traced(x, w, b, *more) if profiler._is_profiler_enabled else plan.run(x, w, b, *more)
-    return y.contiguous(memory_format=torch.channels_last) if plan.layout == "nhwc" else y.contiguous()
+    return _as_told(y, plan.layout)
+
+
+def _as_told(result: Tensor, layout: Layout) -> Tensor:
+    """The result with the strides that it has without data, also where an extent is 1 and they mean nothing.
+
+    The next operation decides by them in which order its own result lies.
+    """
+    result, strides = _in_order(result, layout), strides_of(tuple(result.shape), layout)
+    return result if result.stride() == strides else result.as_strided(result.shape, strides)
+
+
+def _in_order(tensor: Tensor, layout: Layout) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last if layout == "nhwc" else torch.contiguous_format)
 
 
 def _dgrad(dy: Tensor, w: Tensor, x_shape: list[int], layout: Layout, *values: Any) -> Tensor:
-    return plans.dgrad(dy, w, tuple(x_shape), layout, _spec(*values))
+    return _as_told(plans.dgrad(dy, w, tuple(x_shape), layout, _spec(*values)), layout)
 
 
 def _wgrad(dy: Tensor, x: Tensor, w_shape: list[int], layout: Layout, *values: Any) -> Tensor:
-    return plans.wgrad(dy, x, tuple(w_shape), layout, _spec(*values))
+    return _as_told(plans.wgrad(dy, x, tuple(w_shape), layout, _spec(*values)), layout)
 
 
 def _bgrad(dy: Tensor, family: str) -> Tensor:
@@ -131,18 +144,12 @@ def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.values = inputs[3:] if len(inputs) == 10 else inputs[4:]
 
 
-def _in_order(dy: Tensor, layout: Layout) -> Tensor:
-    """dy in the memory order of the result, as PyTorch's convolution brings it: a compiler sees the copy, and may do it
-    where dy is computed."""
-    return dy.contiguous(memory_format=torch.channels_last if layout == "nhwc" else torch.contiguous_format)
-
-
 def _fprop_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
     dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
     ops = torch.ops.haloconv
     layout: Layout = "nhwc" if "nhwc" in ctx.layouts else "nchw"
-    dy = _in_order(dy, layout)
+    dy = _in_order(dy, layout)  # as PyTorch brings it; a compiler sees the copy, and may do it where dy is computed
     dx = ops.dgrad(dy, w, ctx.shapes[0], layout, *ctx.values) if dx_wanted else None
     dw = ops.wgrad(dy, x, ctx.shapes[1], ctx.layouts[1], *ctx.values) if dw_wanted else None
     db = ops.bgrad(dy, _spec(*ctx.values).family) if db_wanted else None

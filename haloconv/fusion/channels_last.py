@@ -9,7 +9,7 @@ strides inside of it would change, the copy is of no use.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -29,71 +29,77 @@ _KEPT = (_ENTERS, _EXITS, torch._C._set_grad_enabled)
 """Functions that leave something behind, which `_Run` undoes."""
 
 
-def copy_in_channels_last(graph: Graph, read: Mapping[Node, Sequence[Node]]) -> Graph | str:
-    """A copy of the graph in which convolutions, the keys, read these tensors of theirs in channels_last.
+class OrderError(Exception):
+    """A graph cannot run in another memory order without a difference outside of it; the message says why."""
 
-    ``meta["example_value"]`` of nodes is what torch.compile knows of them, in the graph and in the copy. A sentence if
-    it cannot be done: why not.
+
+def copy_of(graph: Graph) -> Graph:
+    """A copy of the graph. ``meta["example_value"]`` of its nodes is what torch.compile knows of them, as there.
+
+    Raises OrderError for a graph of which it is not known what another memory order changes.
     """
     reason = next(_obstacles(graph), None)
     if reason is not None:
-        return reason
+        raise OrderError(reason)
     copied = Graph(graph, copy.deepcopy(graph.graph))
-    twins = dict(zip(graph.graph.nodes, copied.graph.nodes, strict=True))
-    for node, twin in twins.items():  # torch.compile keeps sources of inputs in attributes of its own
-        for name in vars(node).keys() - vars(twin).keys():
+    for node, twin in zip(graph.graph.nodes, copied.graph.nodes, strict=True):
+        for name in vars(node).keys() - vars(twin).keys():  # torch.compile keeps sources of inputs so
             setattr(twin, name, getattr(node, name))
-    wanted = {twins[convolution]: [twins[each] for each in tensors] for convolution, tensors in read.items()}
-    views = {each: _read_through_views(copied, each) for each in _differentiated(copied, wanted)}
-    inserted = [
-        _insert_copy(copied, convolution, views.get(each, each), torch.channels_last)
-        for convolution, tensors in wanted.items()
-        for each in tensors
-    ]
-    before, after = _run(graph), _run(copied)
-    if isinstance(before, str) or isinstance(after, str):
-        return f"{after if isinstance(before, _Run) else before}"
-    if before.written() != after.written({twin.name: node.name for node, twin in twins.items()}):
-        return "what is written in place would be read elsewhere than now"
-    known = after.known
-    for node, value in known.items():
-        if node.op != "placeholder":
-            node.meta["example_value"] = value
-    for each in inserted:
-        (source,) = each.all_input_nodes
-        if _lies_alike(known[each], known[source]):
-            each.replace_all_uses_with(source)
-            copied.graph.erase_node(each)
     return copied
 
 
-def bring_results_back(copied: Graph, graph: Graph) -> str | None:
-    """Let results of the copy lie as those of the graph, in place. A sentence if anything else is different: what."""
-    its_run, copied_run = _run(graph), _run(copied)
-    if isinstance(its_run, str) or isinstance(copied_run, str):
-        return f"{copied_run if isinstance(its_run, _Run) else its_run}"
-    before, after = its_run.known, copied_run.known
+def note_values(graph: Graph) -> None:
+    """Let ``meta["example_value"]`` of all but inputs be what a run gives. Raises OrderError if the graph fails."""
+    for node, value in _run(graph).known.items():
+        if node.op != "placeholder":
+            node.meta["example_value"] = value
+
+
+def bring_to_channels_last(copied: Graph, graph: Graph, read: Mapping[Node, Sequence[Node]]) -> None:
+    """Let convolutions of the copy, the keys, read these tensors of theirs in channels_last, in place.
+
+    Raises OrderError if an operation would fail, or something written in place be read elsewhere than in the graph.
+    """
+    views = {each: _read_through_views(copied, each) for each in _differentiated(copied, read)}
+    inserted = [
+        _insert_copy(copied, convolution, views.get(each, each), torch.channels_last)
+        for convolution, tensors in read.items()
+        for each in tensors
+    ]
+    names = {each.name for each in graph.graph.nodes} & {each.name for each in copied.graph.nodes}
+    if _run(graph).written(names) != _run(copied).written(names):
+        raise OrderError("what is written in place would be read elsewhere than now")
+    note_values(copied)
+    for each in inserted:
+        (source,) = each.all_input_nodes
+        if _lies_alike(_known(each), _known(source)):
+            each.replace_all_uses_with(source)
+            copied.graph.erase_node(each)
+
+
+def bring_results_back(copied: Graph, graph: Graph) -> None:
+    """Let results of the copy lie as those of the graph, in place. Raises OrderError if anything else is different."""
+    before, after = _run(graph).known, _run(copied).known
     (output,), (its_output,) = (each.graph.find_nodes(op="output") for each in (graph, copied))
     results = list(zip(_results(output), _results(its_output), strict=True))
     inputs = [zip(*(each.graph.find_nodes(op="placeholder") for each in (graph, copied)), strict=True)]
     tensors = [(before[one], after[other]) for one, other in (*inputs[0], *results) if _is_tensor(before[one])]
     shared = [_storage(one) == _storage(other) for one, other in combinations([each for each, _ in tensors], 2)]
     if shared != [_storage(one) == _storage(other) for one, other in combinations([each for _, each in tensors], 2)]:
-        return "results of the graph would share memory with others than now"
+        raise OrderError("results of the graph would share memory with others than now")
     for one, other in results:
         was, would_be = before[one], after[other]
         if not _is_tensor(was) or not _is_tensor(would_be):
             continue
         if (was.shape, was.dtype, was.requires_grad) != (would_be.shape, would_be.dtype, would_be.requires_grad):
-            return f"{one}, a result, would be another tensor"
+            raise OrderError(f"{one}, a result, would be another tensor")
         if _lies_alike(was, would_be):
             continue
         orders = (torch.contiguous_format, *([torch.channels_last] if was.dim() == 4 else []))
         order = next((each for each in orders if was.is_contiguous(memory_format=each)), None)
         if order is None or [_storage(each) for each, _ in tensors].count(_storage(was)) > 1:
-            return f"{one}, a result, would lie in another order"
+            raise OrderError(f"{one}, a result, would lie in another order")
         _insert_copy(copied, its_output, other, order)
-    return None
 
 
 def _obstacles(graph: Graph) -> Iterator[str]:
@@ -159,13 +165,13 @@ def _insert_copy(graph: Graph, reader: Node, tensor: Node, order: torch.memory_f
     return inserted
 
 
-def _run(graph: Graph) -> _Run | str:
-    """The run of a graph on tensors without data; a sentence if it does not run."""
+def _run(graph: Graph) -> _Run:
+    """The run of a graph on tensors without data. Raises OrderError if it does not run."""
     run = _Run(graph)
     try:
         run.run_on_what_is_known()
     except Exception as error:  # whatever an operation says of strides that it does not take
-        return f"an operation would fail: {str(error).strip().partition(chr(10))[0]}"
+        raise OrderError(f"an operation would fail: {str(error).strip().partition(chr(10))[0]}") from error
     return run
 
 
@@ -193,17 +199,13 @@ class _Run(torch.fx.Interpreter):
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
 
-    def written(self, names: Mapping[str, str] | None = None) -> set[frozenset[str]]:
-        """For each tensor that is written in place the nodes that have it or a view of it, but for the output.
-
-        They are told by ``names`` of their own; those without one are left out.
-        """
+    def written(self, names: Collection[str]) -> set[frozenset[str]]:
+        """For each tensor that is written in place, which of the nodes with these names have it or a view of it."""
         found: dict[int, set[str]] = {each: set() for each in self._written}
         for node, value in self.known.items():
-            name = node.name if names is None else names.get(node.name)
-            if name is not None and _is_tensor(value) and _storage(value) in found:
-                found[_storage(value)].add(name)
-        return {frozenset(each) for each in found.values()}
+            if node.name in names and _is_tensor(value) and _storage(value) in found:
+                found[_storage(value)].add(node.name)
+        return {frozenset(each) for each in found.values() if each}
 
     def run_node(self, n: Node) -> Any:
         read: list[torch.Tensor] = [self.known[each] for each in n.all_input_nodes if _is_tensor(self.known.get(each))]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 from haloconv import backend as backends
@@ -282,3 +283,18 @@ def test_group_norms_of_a_graph_without_a_convolution_of_ours_are_pytorchs() -> 
     seen = Seen()
     compared(lambda x: functional.group_norm(functional.conv2d(x, W), 2), image(), seen)
     assert seen.before == seen.after
+
+
+def test_results_of_one_channel_have_the_strides_that_the_compiler_was_told() -> None:
+    """Else a convolution behind one would lie in another order than compiled code expects."""
+    spec = ([1, 1], [0] * 4, [1, 1], 1, None, "auto", False)
+    x = image(2, 4, 6, 7).to(memory_format=torch.channels_last)
+    calls: tuple[tuple[Callable, tuple], ...] = (
+        (torch.ops.haloconv.fprop, (x, image(1, 4, 1, 1), None)),
+        (torch.ops.haloconv.dgrad, (x, image(4, 1, 1, 1), [2, 1, 6, 7], "nhwc")),
+        (torch.ops.haloconv.wgrad, (x, image(2, 1, 6, 7), [4, 1, 1, 1], "nhwc")),
+    )
+    for operation, operands in calls:
+        with FakeTensorMode() as mode:
+            told = operation(*(mode.from_tensor(each) if torch.is_tensor(each) else each for each in operands), *spec)
+        assert operation(*operands, *spec).stride() == told.stride()
