@@ -72,9 +72,9 @@ def wholes_of(model: torch.nn.Module, example_inputs: Inputs) -> list[Posed]:
     """The forward passes of convolutions with what follows them, as ``haloconv.fuse`` left them in the model.
 
     Of a model that torch.compile gave they are those of its graphs, as its backend "haloconv" takes them: of inference
-    in evaluation mode; in training mode as where gradients are recorded. Convolutions that the backend brings into
-    another memory order than model and inputs have are among them, even if nothing follows. The model is traced for
-    that, and called once in evaluation mode.
+    in evaluation mode; in training mode as where gradients are recorded. Convolutions that the model's layers do not
+    pose, as the backend brings them into another memory order or form, are among them even if nothing follows. The
+    model is traced for that, and called in evaluation mode.
 
     Raises what the model raises.
     """
@@ -83,11 +83,9 @@ def wholes_of(model: torch.nn.Module, example_inputs: Inputs) -> list[Posed]:
         device = next((each.device for each in (*inner.parameters(), *inner.buffers())), torch.device("cpu"))
         with torch.set_grad_enabled(inner.training), evaluating(inner), unsearched():
             told = explain(inner, *args, **kwargs)
-        stored = {layout_of(each) for each in (*inner.parameters(), *tensors_in((args, kwargs))) if each.dim() == 4}
-        posed = [Posed(each.layer, each.problem, device) for each in told if each.problem is not None]
-        return [
-            each for each in dict.fromkeys(posed) if any(each.problem.epilogue) or each.problem.layout not in stored
-        ]
+        of_layers = {replace(each.problem, bias=False) for each in problems_of(inner, example_inputs, DIRECTIONS[:1])}
+        posed = dict.fromkeys(Posed(each.layer, each.problem, device) for each in told if each.problem is not None)
+        return [each for each in posed if replace(each.problem, bias=False) not in of_layers]
     found: list[Posed] = []
     calls, names = [*fused_calls(model)], {module: name for name, module in model.named_modules()}
     layers = {names[call.conv]: call.conv for call in calls}
