@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -79,27 +78,32 @@ def bring_to_channels_last(copied: Graph, graph: Graph, read: Mapping[Node, Sequ
 
 def bring_results_back(copied: Graph, graph: Graph) -> None:
     """Let results of the copy lie as those of the graph, in place. Raises OrderError if anything else is different."""
-    before, after = _run(graph).known, _run(copied).known
+    was, would_be = _run(graph), _run(copied)
     (output,), (its_output,) = (each.graph.find_nodes(op="output") for each in (graph, copied))
-    results = list(zip(_results(output), _results(its_output), strict=True))
-    inputs = [zip(*(each.graph.find_nodes(op="placeholder") for each in (graph, copied)), strict=True)]
-    tensors = [(before[one], after[other]) for one, other in (*inputs[0], *results) if _is_tensor(before[one])]
-    shared = [_storage(one) == _storage(other) for one, other in combinations([each for each, _ in tensors], 2)]
-    if shared != [_storage(one) == _storage(other) for one, other in combinations([each for _, each in tensors], 2)]:
+    pairs = [
+        (node, twin)
+        for node, twin in zip(_results(output), _results(its_output), strict=True)
+        if _is_tensor(was.known[node])
+    ]
+    before = [was.known[node] for node, _ in pairs]
+    after = [would_be.known[twin] for _, twin in pairs]
+    sharing = was.sharing([node for node, _ in pairs])
+    if sharing != would_be.sharing([twin for _, twin in pairs]):
         raise OrderError("results of the graph would share memory with others than now")
-    for one, other in results:
-        was, would_be = before[one], after[other]
-        if not _is_tensor(was) or not _is_tensor(would_be):
-            continue
-        if (was.shape, was.dtype, was.requires_grad) != (would_be.shape, would_be.dtype, would_be.requires_grad):
-            raise OrderError(f"{one}, a result, would be another tensor")
-        if _lies_alike(was, would_be):
-            continue
-        orders = (torch.contiguous_format, *([torch.channels_last] if was.dim() == 4 else []))
-        order = next((each for each in orders if was.is_contiguous(memory_format=each)), None)
-        if order is None or [_storage(each) for each, _ in tensors].count(_storage(was)) > 1:
-            raise OrderError(f"{one}, a result, would lie in another order")
-        _insert_copy(copied, its_output, other, order)
+    for i, (one, other) in enumerate(zip(before, after, strict=True)):
+        if (one.shape, one.dtype, one.requires_grad) != (other.shape, other.dtype, other.requires_grad):
+            raise OrderError(f"{pairs[i][0]}, a result, would be another tensor")
+        if not _lies_alike(one, other):
+            order = _order_of(one)
+            if order is None or sharing.count(sharing[i]) > 1 or sharing[i] < 0:
+                raise OrderError(f"{pairs[i][0]}, a result, would lie in another order")
+            _insert_copy(copied, its_output, pairs[i][1], order)
+
+
+def _order_of(tensor: torch.Tensor) -> torch.memory_format | None:
+    """The memory format that the tensor is dense in, if it is in one."""
+    orders = (torch.contiguous_format, *([torch.channels_last] if tensor.dim() == 4 else []))
+    return next((each for each in orders if tensor.is_contiguous(memory_format=each)), None)
 
 
 def _obstacles(graph: Graph) -> Iterator[str]:
@@ -198,6 +202,14 @@ class _Run(torch.fx.Interpreter):
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
+
+    def sharing(self, results: Sequence[Node]) -> list[int]:
+        """For each result a number that it has with all that share its memory, below 0 if an input does."""
+        numbers: dict[int, int] = {}
+        for i, node in enumerate(self._inputs):
+            if _is_tensor(self.known[node]):
+                numbers.setdefault(_storage(self.known[node]), i - len(self._inputs))
+        return [numbers.setdefault(_storage(self.known[node]), i) for i, node in enumerate(results)]
 
     def written(self, names: Collection[str]) -> set[frozenset[str]]:
         """For each tensor that is written in place, which of the nodes with these names have it or a view of it."""
