@@ -24,8 +24,8 @@ _NAMESPACES = ("aten", "prims", "haloconv", "torchvision")
 """Namespaces of operators for which that holds, too."""
 _READS_STRIDES = ("as_strided", "as_strided_", "set_", "resize_", "resize_as_", "stride", "is_contiguous", "data_ptr")
 _ENTERS, _EXITS = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-_KEPT = (_ENTERS, _EXITS, torch._C._set_grad_enabled)
-"""Functions that leave something behind, which `_Run` undoes."""
+_KEPT = (_ENTERS, _EXITS, torch._C._set_grad_enabled, torch._C._log_api_usage_once)
+"""Functions that leave something behind, which `_Run` undoes, or which does not matter."""
 
 
 class OrderError(Exception):
@@ -186,7 +186,7 @@ class _Run(torch.fx.Interpreter):
         super().__init__(graph, garbage_collect_values=False)
         self._inputs = graph.graph.find_nodes(op="placeholder")
         self.known: dict[Node, Any] = {}
-        self._written: set[int] = set()
+        self._written: dict[str, set[str]] = {}
         self._entered: list[torch.amp.autocast_mode.autocast] = []
 
     def run_on_what_is_known(self) -> None:
@@ -211,19 +211,18 @@ class _Run(torch.fx.Interpreter):
                 numbers.setdefault(_storage(self.known[node]), i - len(self._inputs))
         return [numbers.setdefault(_storage(self.known[node]), i) for i, node in enumerate(results)]
 
-    def written(self, names: Collection[str]) -> set[frozenset[str]]:
-        """For each tensor that is written in place, which of the nodes with these names have it or a view of it."""
-        found: dict[int, set[str]] = {each: set() for each in self._written}
-        for node, value in self.known.items():
-            if node.name in names and _is_tensor(value) and _storage(value) in found:
-                found[_storage(value)].add(node.name)
-        return {frozenset(each) for each in found.values() if each}
+    def written(self, names: Collection[str]) -> dict[str, set[str]]:
+        """For each node that writes in place, which nodes before it have what it writes, of those with these names."""
+        return {name: found & set(names) for name, found in self._written.items() if name in names}
 
     def run_node(self, n: Node) -> Any:
         read: list[torch.Tensor] = [self.known[each] for each in n.all_input_nodes if _is_tensor(self.known.get(each))]
         versions = [each._version for each in read]
         value = super().run_node(n)
-        self._written |= {_storage(each) for each, was in zip(read, versions, strict=True) if each._version != was}
+        written = {_storage(each) for each, was in zip(read, versions, strict=True) if each._version != was}
+        if written:
+            before = ((node, each) for node, each in self.known.items() if _is_tensor(each))
+            self._written[n.name] = {node.name for node, each in before if _storage(each) in written}
         if n.target is _ENTERS:
             self._entered.append(value)
         elif n.target is _EXITS:
