@@ -233,17 +233,20 @@ def networks_section(root: Path = ROOT) -> str:
     rows = [row for path in result_files(root, "latest-compiled.jsonl") for row in read_rows(path)]
     if not rows:
         return NO_RESULTS
-    gpus = list(dict.fromkeys(row["gpu"] for row in rows))
-    networks: dict[tuple[str, ...], dict[str, dict[str, dict]]] = {}
+    networks: dict[tuple[str, str], dict[str, dict[str, dict]]] = {}
     for row in rows:
-        of_gpus = networks.setdefault((row["case"], row["precision"], row["direction"]), {})
+        of_calls = networks.setdefault((row["case"], row["gpu"].removeprefix("NVIDIA ")), {})
         in_layout = {f"{variant} {row['layout']}": found for variant, found in row["variants"].items()}
-        of_gpus.setdefault(row["gpu"], {}).update(in_layout)
-    body = [[*name, *(_in_words(of_gpus.get(gpu, {})) for gpu in gpus)] for name, of_gpus in networks.items()]
-    header = ["network", "precision", "call", *(gpu.removeprefix("NVIDIA ") for gpu in gpus)]
+        of_calls.setdefault(f"{row['direction']} {row['precision']}", {}).update(in_layout)
+    calls = sorted({call for of_calls in networks.values() for call in of_calls})
+    body = [
+        [*name, *(_in_words(of_calls.get(call, {})) for call in calls)] for name, of_calls in sorted(networks.items())
+    ]
+    header = ["network", "GPU", *calls]
     how = '[`torch.compile(model, backend="haloconv")`](docs/compile.md)'
     lead = (
-        f"Whole networks by {how}: ms on the GPU, PyTorch → haloconv, each side by its fastest setting and layout"
+        f"Whole networks by {how}: ms on the GPU, PyTorch → haloconv, each side by its fastest setting and layout "
+        f"([which](docs/results.md#compiled-networks))"
         f"{_not_searched(rows)}. {_ONE_LAYOUT}: measured in one layout alone."
     )
     return "\n".join([lead, "", *table(header, body)])
@@ -258,7 +261,8 @@ def _in_words(variants: dict[str, dict]) -> str:
     if ours == "–":
         return ours
     mark = _ONE_LAYOUT if len({name.rpartition(" ")[2] for name in variants}) == 1 else ""
-    return f"{theirs} → {ours} ({f'**{ratio}**' if float(ratio.rstrip('×')) > 1 else ratio}){mark}"
+    ms = " → ".join(side.partition(" ")[0] for side in (theirs, ours))
+    return f"{ms} ({f'**{ratio}**' if float(ratio.rstrip('×')) > 1 else ratio}){mark}"
 
 
 def _not_searched(rows: list[dict]) -> str:

@@ -170,13 +170,18 @@ def test_compiled_networks_of_every_gpu_stand_in_one_table_and_what_was_not_sear
     for gpu, case, *modes in (("NVIDIA H200", "unet", "compiled"), ("NVIDIA H100", "vae", "compiled", "max-autotune")):
         folder = tmp_path / "benchmarks" / "results" / gpu.lower().replace(" ", "-")
         folder.mkdir(parents=True)
-        rows = row(gpu, case, *modes), row(gpu, case, *modes, layout="nhwc", ours=1.0), row(gpu, "slow", *modes, ours=4)
+        rows = [
+            row(gpu, case, *modes),
+            row(gpu, case, *modes, layout="nhwc", ours=1.0),
+            row(gpu, "slow", *modes, ours=4),
+        ]
+        rows += [{**rows[0], "direction": "forward"}] if case == "unet" else []
         (folder / "latest-compiled.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), "utf-8")
     text = result_facts.networks_section(tmp_path)
-    assert "| network | precision | call | H100 | H200 |" in text
-    assert "| unet | tf32 | step | – | 2.00 compiled nchw → 1.00 compiled nhwc (**2.00×**) |" in text
-    slow = "2.00 compiled nchw → 4.00 compiled nchw (0.50×)†"
-    assert f"| slow | tf32 | step | {slow} | {slow} |" in text
+    assert "| network | GPU | forward tf32 | step tf32 |" in text
+    assert "| unet | H200 | 2.00 → 1.60 (**1.25×**)† | 2.00 → 1.00 (**2.00×**) |" in text
+    for gpu in ("H100", "H200"):
+        assert f"| slow | {gpu} | – | 2.00 → 4.00 (0.50×)† |" in text
     assert "| vae |" in text and "without max-autotune on either side for slow, unet." in text
     whole = result_facts.compiled_section(tmp_path)
     assert "**NVIDIA H200**, 2026-01-02, without max-autotune on either side:" in whole
