@@ -76,6 +76,25 @@ def bring_to_channels_last(copied: Graph, graph: Graph, read: Mapping[Node, Sequ
             copied.graph.erase_node(each)
 
 
+def bring_back_behind(copied: Graph, convolutions: Collection[Node]) -> None:
+    """Let results of convolutions be contiguous behind which there is none, so that all that follows lies as before.
+
+    An image that is enlarged at the end, as in segmentation, is then made in the order in which it is returned.
+    """
+    ahead: set[Node] = set()
+    for node in reversed(copied.graph.nodes):
+        if any(user in ahead or user in convolutions for user in node.users):
+            ahead.add(node)
+    for node in convolutions:
+        if node not in ahead:
+            readers = [*node.users]
+            with copied.graph.inserting_after(node):
+                back = copied.graph.call_method("contiguous", (node,), {"memory_format": torch.contiguous_format})
+            for reader in readers:
+                reader.replace_input_with(node, back)
+    note_values(copied)
+
+
 def bring_results_back(copied: Graph, graph: Graph) -> None:
     """Let results of the copy lie as those of the graph, in place. Raises OrderError if anything else is different."""
     was, would_be = _run(graph), _run(copied)
