@@ -44,7 +44,6 @@ from haloconv.fusion.convolutions import (
 )
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
-from haloconv.fusion.upsampled import convolve_before_upsampling
 from haloconv.library import OPERATORS
 from haloconv.problem import Problem, Request
 
@@ -168,8 +167,6 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
         return []
     try:
         copied = copy_of(graph)
-        upsampled = convolve_before_upsampling(copied)
-        note_values(copied)
         bring_to_channels_last(copied, graph, {node: _in_order(*asked) for node, asked in _of_images(copied).items()})
         found = _settle_all(copied)
         if not any(each.replaced for each in found):
@@ -184,8 +181,8 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
         return []
     graph.graph = copied.graph
     logs.choice.info(
-        "torch.compile: inside of the graph, images of %d convolutions are in channels_last, %d of which are convolved "
-        "before they are enlarged, and %d group norms are reduced by channel first", len(forwards), upsampled, norms
+        "torch.compile: inside of the graph, images of %d convolutions are in channels_last, and %d group norms are "
+        "reduced by channel first", len(forwards), norms
     )  # fmt: skip
     return found
 

@@ -73,7 +73,7 @@ def wholes_of(model: torch.nn.Module, example_inputs: Inputs) -> list[Posed]:
 
     Of a model that torch.compile gave they are those of its graphs, as its backend "haloconv" takes them: of inference
     in evaluation mode; in training mode as where gradients are recorded. Convolutions that the model's layers do not
-    pose, as the backend brings them into another memory order or form, are among them even if nothing follows. The
+    pose, as the backend brings them into another memory order, are among them even if nothing follows. The
     model is traced for that, and called in evaluation mode.
 
     Raises what the model raises.
