@@ -25,11 +25,9 @@ from haloconv.device import device_facts, has_facts
 from haloconv.families import FAMILIES
 from haloconv.fusion.channels_last import (
     OrderError,
-    bring_back_behind,
     bring_results_back,
     bring_to_channels_last,
     copy_of,
-    note_values,
 )
 from haloconv.fusion.convolutions import (
     CONVOLUTIONS,
@@ -44,13 +42,12 @@ from haloconv.fusion.convolutions import (
 )
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
-from haloconv.library import OPERATORS
 from haloconv.problem import Problem, Request
 
-_VECTOR_BYTES = 16
-"""A thread's widest load. Of filters with fewer bytes of channels it has taps beside each other, in channels_last."""
 OLDEST = (2, 6)
 """The first PyTorch whose compiler the backend is made for."""
+_VECTOR_BYTES = 16
+"""A thread's widest load. Of filters with fewer bytes of channels it has taps beside each other, in channels_last."""
 
 _aten = torch.ops.aten
 _PRODUCTS = (
@@ -171,9 +168,6 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
         found = _settle_all(copied)
         if not any(each.replaced for each in found):
             return []
-        note_values(copied)
-        if "nchw" in [each.problem.layout for each in forwards]:
-            bring_back_behind(copied, [node for node in copied.graph.nodes if _convolves_images(node)])
         norms = norms_by_channel(copied, value_of)
         bring_results_back(copied, graph)
     except OrderError as reason:
@@ -196,12 +190,6 @@ def _of_images(graph: torch.fx.GraphModule) -> dict[torch.fx.Node, tuple[Request
         if not isinstance(requests, str) and value_of(given["input"]).dim() == 4:
             found[node] = (requests[0], given)
     return found
-
-
-def _convolves_images(node: torch.fx.Node) -> bool:
-    """Whether the node is a convolution, ours or not, whose result is a batch of images."""
-    ours = node.target in (OPERATORS.fprop.default, OPERATORS.fprop_epilogue.default, OPERATORS.dgrad.default)
-    return (ours or is_convolution(node)) and value_of(node).dim() == 4
 
 
 def _in_order(forward: Request, given: dict[str, Any]) -> list[torch.fx.Node]:
@@ -295,13 +283,13 @@ def _fprop_node(
     """The call of our operator; of a batch norm's statistics it gets the bias and the scale that they come to."""
     x, w, b, residual = tensors
     if fused is None:
-        return graph.call_function(OPERATORS.fprop.default, (x, w, b, *spec))
+        return graph.call_function(torch.ops.haloconv.fprop.default, (x, w, b, *spec))
     if fused.norm is not None:
         own = norm_arguments(fused.norm)
         statistics = (own["running_mean"], own["running_var"], (own["weight"], own["bias"]), own["eps"], b)
         b = graph.call_function(bias_and_scale_of_norm, statistics)
     arguments = (x, w, b, residual, fused.epilogue.scale, fused.epilogue.activation, *spec)
-    return graph.call_function(OPERATORS.fprop_epilogue.default, arguments)
+    return graph.call_function(torch.ops.haloconv.fprop_epilogue.default, arguments)
 
 
 def _transposed_nodes(graph: torch.fx.Graph, x: Any, w: Any, node: torch.fx.Node, given: dict[str, Any]) -> Any:
@@ -323,7 +311,7 @@ def _transposed_nodes(graph: torch.fx.Graph, x: Any, w: Any, node: torch.fx.Node
         )
         shape = (n, shape[1], rows, columns)
     spec = (*map(list, asked.spec[:3]), *asked.spec[3:])
-    y = graph.call_function(OPERATORS.dgrad.default, (x, w, list(shape), layout, *spec))
+    y = graph.call_function(torch.ops.haloconv.dgrad.default, (x, w, list(shape), layout, *spec))
     if bias is None:
         return y
     bias = bias if value_of(bias).dtype == result.dtype else graph.call_method("to", (bias, result.dtype))

@@ -47,13 +47,6 @@ def copy_of(graph: Graph) -> Graph:
     return copied
 
 
-def note_values(graph: Graph) -> None:
-    """Let ``meta["example_value"]`` of all but inputs be what a run gives. Raises OrderError if the graph fails."""
-    for node, value in _run(graph).known.items():
-        if node.op != "placeholder":
-            node.meta["example_value"] = value
-
-
 def bring_to_channels_last(copied: Graph, graph: Graph, read: Mapping[Node, Sequence[Node]]) -> None:
     """Let convolutions of the copy, the keys, read these tensors of theirs in channels_last, in place.
 
@@ -65,34 +58,18 @@ def bring_to_channels_last(copied: Graph, graph: Graph, read: Mapping[Node, Sequ
         for convolution, tensors in read.items()
         for each in tensors
     ]
-    names = {each.name for each in graph.graph.nodes} & {each.name for each in copied.graph.nodes}
-    if _run(graph).written(names) != _run(copied).written(names):
+    after = _run(copied)
+    names = [each.name for each in graph.graph.nodes]
+    if _run(graph).written(names) != after.written(names):
         raise OrderError("what is written in place would be read elsewhere than now")
-    note_values(copied)
+    for node, value in after.known.items():
+        if node.op != "placeholder":
+            node.meta["example_value"] = value
     for each in inserted:
         (source,) = each.all_input_nodes
         if _lies_alike(_known(each), _known(source)):
             each.replace_all_uses_with(source)
             copied.graph.erase_node(each)
-
-
-def bring_back_behind(copied: Graph, convolutions: Collection[Node]) -> None:
-    """Let results of convolutions be contiguous behind which there is none, so that all that follows lies as before.
-
-    An image that is enlarged at the end, as in segmentation, is then made in the order in which it is returned.
-    """
-    ahead: set[Node] = set()
-    for node in reversed(copied.graph.nodes):
-        if any(user in ahead or user in convolutions for user in node.users):
-            ahead.add(node)
-    for node in convolutions:
-        if node not in ahead:
-            readers = [*node.users]
-            with copied.graph.inserting_after(node):
-                back = copied.graph.call_method("contiguous", (node,), {"memory_format": torch.contiguous_format})
-            for reader in readers:
-                reader.replace_input_with(node, back)
-    note_values(copied)
 
 
 def bring_results_back(copied: Graph, graph: Graph) -> None:
