@@ -24,10 +24,11 @@ from haloconv.choose.choice import choose_now
 from haloconv.device import device_facts, has_facts
 from haloconv.families import FAMILIES
 from haloconv.fusion.channels_last import (
-    OrderError,
+    LayoutError,
     bring_results_back,
     bring_to_channels_last,
     copy_of,
+    propagated,
 )
 from haloconv.fusion.convolutions import (
     CONVOLUTIONS,
@@ -163,14 +164,15 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
     if not forwards or not all(_gains_by_channels_last(each) for each in forwards):
         return []
     try:
-        copied = copy_of(graph)
-        bring_to_channels_last(copied, graph, {node: _in_order(*asked) for node, asked in _of_images(copied).items()})
+        copied, was = copy_of(graph), propagated(graph)
+        read = {node: _read_in_channels_last(*asked) for node, asked in _of_images(copied).items()}
+        bring_to_channels_last(copied, was, read)
         found = _settle_all(copied)
         if not any(each.replaced for each in found):
             return []
         norms = norms_by_channel(copied, value_of)
-        bring_results_back(copied, graph)
-    except OrderError as reason:
+        bring_results_back(copied, was)
+    except LayoutError as reason:
         logs.choice.info("torch.compile: images stay as they lie: %s", reason)
         return []
     graph.graph = copied.graph
@@ -192,7 +194,7 @@ def _of_images(graph: torch.fx.GraphModule) -> dict[torch.fx.Node, tuple[Request
     return found
 
 
-def _in_order(forward: Request, given: dict[str, Any]) -> list[torch.fx.Node]:
+def _read_in_channels_last(forward: Request, given: dict[str, Any]) -> list[torch.fx.Node]:
     """What a convolution is to read in channels_last: its image, and filters of few channels."""
     of_few_channels = forward.problem.c_per_group * forward.problem.dtype.itemsize < _VECTOR_BYTES
     return [given["input"], *([given["weight"]] if of_few_channels else [])]

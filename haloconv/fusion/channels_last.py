@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor
 
+from haloconv.fusion.convolutions import value_of
+
 Node = torch.fx.Node
 Graph = torch.fx.GraphModule
 
@@ -25,21 +27,21 @@ _NAMESPACES = ("aten", "prims", "haloconv", "torchvision")
 _READS_STRIDES = ("as_strided", "as_strided_", "set_", "resize_", "resize_as_", "stride", "is_contiguous", "data_ptr")
 _ENTERS, _EXITS = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 _KEPT = (_ENTERS, _EXITS, torch._C._set_grad_enabled, torch._C._log_api_usage_once)
-"""Functions that leave something behind, which `_Run` undoes, or which does not matter."""
+"""Functions that leave something behind, which `Propagation` undoes, or which does not matter."""
 
 
-class OrderError(Exception):
+class LayoutError(Exception):
     """A graph cannot run in another memory order without a difference outside of it; the message says why."""
 
 
 def copy_of(graph: Graph) -> Graph:
     """A copy of the graph. ``meta["example_value"]`` of its nodes is what torch.compile knows of them, as there.
 
-    Raises OrderError for a graph of which it is not known what another memory order changes.
+    Raises LayoutError for a graph of which it is not known what another memory order changes.
     """
     reason = next(_obstacles(graph), None)
     if reason is not None:
-        raise OrderError(reason)
+        raise LayoutError(reason)
     copied = Graph(graph, copy.deepcopy(graph.graph))
     for node, twin in zip(graph.graph.nodes, copied.graph.nodes, strict=True):
         for name in vars(node).keys() - vars(twin).keys():  # torch.compile keeps sources of inputs so
@@ -47,10 +49,11 @@ def copy_of(graph: Graph) -> Graph:
     return copied
 
 
-def bring_to_channels_last(copied: Graph, graph: Graph, read: Mapping[Node, Sequence[Node]]) -> None:
+def bring_to_channels_last(copied: Graph, was: Propagation, read: Mapping[Node, Sequence[Node]]) -> None:
     """Let convolutions of the copy, the keys, read these tensors of theirs in channels_last, in place.
 
-    Raises OrderError if an operation would fail, or something written in place be read elsewhere than in the graph.
+    ``was`` is the run of the graph that it is a copy of. Raises LayoutError if an operation would fail, or something
+    written in place be read elsewhere than there.
     """
     views = {each: _read_through_views(copied, each) for each in _differentiated(copied, read)}
     inserted = [
@@ -58,42 +61,41 @@ def bring_to_channels_last(copied: Graph, graph: Graph, read: Mapping[Node, Sequ
         for convolution, tensors in read.items()
         for each in tensors
     ]
-    after = _run(copied)
-    names = [each.name for each in graph.graph.nodes]
-    if _run(graph).written(names) != after.written(names):
-        raise OrderError("what is written in place would be read elsewhere than now")
+    after = propagated(copied)
+    names = {each.name for each in was.known}
+    if was.written(names) != after.written(names):
+        raise LayoutError("what is written in place would be read elsewhere than now")
     for node, value in after.known.items():
         if node.op != "placeholder":
             node.meta["example_value"] = value
     for each in inserted:
         (source,) = each.all_input_nodes
-        if _lies_alike(_known(each), _known(source)):
+        if _lies_alike(value_of(each), value_of(source)):
             each.replace_all_uses_with(source)
             copied.graph.erase_node(each)
 
 
-def bring_results_back(copied: Graph, graph: Graph) -> None:
-    """Let results of the copy lie as those of the graph, in place. Raises OrderError if anything else is different."""
-    was, would_be = _run(graph), _run(copied)
-    (output,), (its_output,) = (each.graph.find_nodes(op="output") for each in (graph, copied))
-    pairs = [
-        (node, twin)
-        for node, twin in zip(_results(output), _results(its_output), strict=True)
-        if _is_tensor(was.known[node])
-    ]
+def bring_results_back(copied: Graph, was: Propagation) -> None:
+    """Let results of the copy lie as those of the graph whose run it was, in place.
+
+    Raises LayoutError if anything else is different.
+    """
+    would_be = propagated(copied)
+    both = zip(was.results, would_be.results, strict=True)
+    pairs = [(node, twin) for node, twin in both if _is_tensor(was.known[node])]
     before = [was.known[node] for node, _ in pairs]
     after = [would_be.known[twin] for _, twin in pairs]
     sharing = was.sharing([node for node, _ in pairs])
     if sharing != would_be.sharing([twin for _, twin in pairs]):
-        raise OrderError("results of the graph would share memory with others than now")
+        raise LayoutError("results of the graph would share memory with others than now")
     for i, (one, other) in enumerate(zip(before, after, strict=True)):
         if (one.shape, one.dtype, one.requires_grad) != (other.shape, other.dtype, other.requires_grad):
-            raise OrderError(f"{pairs[i][0]}, a result, would be another tensor")
+            raise LayoutError(f"{pairs[i][0]}, a result, would be another tensor")
         if not _lies_alike(one, other):
             order = _order_of(one)
             if order is None or sharing.count(sharing[i]) > 1 or sharing[i] < 0:
-                raise OrderError(f"{pairs[i][0]}, a result, would lie in another order")
-            _insert_copy(copied, its_output, pairs[i][1], order)
+                raise LayoutError(f"{pairs[i][0]}, a result, would lie in another order")
+            _insert_copy(copied, would_be.returning, pairs[i][1], order)
 
 
 def _order_of(tensor: torch.Tensor) -> torch.memory_format | None:
@@ -109,7 +111,7 @@ def _obstacles(graph: Graph) -> Iterator[str]:
             yield f"the graph has a {node.op} of {node.target}"
         elif node.op in ("call_function", "call_method") and not _takes_any_order(node):
             yield f"the graph calls {node.target}, which may ask for a memory order"
-        elif not _is_static(_known(node)):
+        elif not _is_static(value_of(node)):
             yield "extents are known only when it runs"
 
 
@@ -140,7 +142,7 @@ def _differentiated(graph: Graph, wanted: Mapping[Node, Sequence[Node]]) -> list
     return [
         node
         for node in graph.graph.find_nodes(op="placeholder")
-        if _is_tensor(value := _known(node)) and value.requires_grad and value.dim() == 4 and value.is_contiguous()
+        if _is_tensor(value := value_of(node)) and value.requires_grad and value.dim() == 4 and value.is_contiguous()
         if node not in weights
     ]
 
@@ -151,7 +153,7 @@ def _read_through_views(graph: Graph, tensor: Node) -> Node:
     with graph.graph.inserting_after(graph.graph.find_nodes(op="placeholder")[-1]):
         flat = graph.graph.call_method("view", (tensor, -1))
     with graph.graph.inserting_after(flat):
-        back = graph.graph.call_method("view", (flat, *_known(tensor).shape))
+        back = graph.graph.call_method("view", (flat, *value_of(tensor).shape))
     for reader in readers:
         reader.replace_input_with(tensor, back)
     return back
@@ -165,29 +167,35 @@ def _insert_copy(graph: Graph, reader: Node, tensor: Node, order: torch.memory_f
     return inserted
 
 
-def _run(graph: Graph) -> _Run:
-    """The run of a graph on tensors without data. Raises OrderError if it does not run."""
-    run = _Run(graph)
+def propagated(graph: Graph) -> Propagation:
+    """The run of a graph on tensors without data. Raises LayoutError if it does not run."""
+    run = Propagation(graph)
     try:
-        run.run_on_what_is_known()
+        run.propagate()
     except Exception as error:  # whatever an operation says of strides that it does not take
-        raise OrderError(f"an operation would fail: {str(error).strip().partition(chr(10))[0]}") from error
+        raise LayoutError(f"an operation would fail: {str(error).strip().partition(chr(10))[0]}") from error
     return run
 
 
-class _Run(torch.fx.Interpreter):
-    """A run of a graph on tensors without data that are as its inputs. ``known`` has the value of each node."""
+class Propagation(torch.fx.Interpreter):
+    """A run of a graph on tensors without data that are as its inputs.
+
+    ``known`` has the value of each node but the last, ``returning``, which reads ``results``.
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph, garbage_collect_values=False)
         self._inputs = graph.graph.find_nodes(op="placeholder")
+        (self.returning,) = graph.graph.find_nodes(op="output")
+        self.results: list[Node] = []
+        torch.fx.map_arg(self.returning.args[0], self.results.append)
         self.known: dict[Node, Any] = {}
         self._written: dict[str, set[str]] = {}
         self._entered: list[torch.amp.autocast_mode.autocast] = []
 
-    def run_on_what_is_known(self) -> None:
+    def propagate(self) -> None:
         """Raises what an operation raises. Autocast and the recording of gradients are then as they were."""
-        given = [_known(node) for node in self._inputs]
+        given = [value_of(node) for node in self._inputs]
         mode = next((each.fake_mode for each in given if isinstance(each, FakeTensor)), None)
         if mode is None:
             raise RuntimeError("nothing is known of the inputs")
@@ -226,16 +234,6 @@ class _Run(torch.fx.Interpreter):
         if n.op != "output":
             self.known[n] = value
         return value
-
-
-def _known(node: Node) -> Any:
-    return node.meta.get("example_value")
-
-
-def _results(output: Node) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.map_arg(output.args[0], found.append)
-    return found
 
 
 def _is_tensor(value: object) -> bool:
