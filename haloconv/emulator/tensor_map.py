@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from haloconv.jit import TENSOR_MAP_BYTES, DataType, OutOfBounds, Swizzle
+from haloconv.jit import TENSOR_MAP_BYTES, DataType, OutOfBounds, Pixels, Swizzle
 
 _MAGIC = 0x70616D2D6F6C6168
 _LAYOUT = struct.Struct("<QQ4Q5I5H4h2H8B5B")
@@ -73,11 +73,20 @@ def encode_tiled(
     swizzle: int = 0,
     l2_promotion: int = 0,
     out_of_bounds: int = 0,
+    pixels: Pixels | None = None,
 ) -> bytes:
     """What cuTensorMapEncodeTiled encodes: boxes of ``box`` elements of a tensor of ``extents`` at ``address``.
 
-    Raises TensorMapError.
+    With ``pixels`` what cuTensorMapEncodeIm2col does, of a ``box`` of channels and pixels. Raises TensorMapError.
     """
+    if pixels is not None:
+        (lower, upper, of_pixels), (channels, count) = pixels, box
+        modes = {"interleave": interleave, "swizzle": swizzle, "l2_promotion": l2_promotion}
+        every = (1, *of_pixels, 1)
+        return encode_im2col(
+            data_type, address, extents, strides, lower, upper, channels, count, every, **modes,
+            out_of_bounds=out_of_bounds,
+        )  # fmt: skip
     steps = tuple(element_strides or (1,) * len(extents))
     tensor = _Tensor(data_type, address, extents, strides, steps, interleave, swizzle, out_of_bounds)
     kind = _checked(tensor)

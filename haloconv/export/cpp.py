@@ -136,6 +136,13 @@ def _map(value: MapRecord | None, name: str) -> list[str]:
     extents, strides, box = (
         "{" + ", ".join(map(str, each)) + "}" for each in (value.extents, value.strides, value.box)
     )
+    if value.pixels is not None:
+        corners = ("{" + ", ".join(map(str, each)) + "}" for each in value.pixels)
+        return [
+            f"/* {name} */ pixel_map({data_type}, {_address(value.address)}, /* extents */ {extents},",
+            f"    /* strides */ {strides}, /* channels, pixels */ {box},",
+            f"    /* corners, steps */ {', '.join(corners)}, {swizzle}),",
+        ]
     return [
         f"/* {name} */ box_map({data_type}, {_address(value.address)}, /* extents */ {extents},",
         f"    /* strides */ {strides}, /* box */ {box},",

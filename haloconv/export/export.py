@@ -175,7 +175,8 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
     }
     hosts = [host_function(name, comments[name], tape, kernels) for name, tape in functions.items()]
     files = kernel_files(kernel.source for kernel in kernels)
-    has_maps = any("box_map(" in host for host in hosts)
+    has_pixel_maps = any("pixel_map(" in host for host in hosts)
+    has_maps = has_pixel_maps or any("box_map(" in host for host in hosts)
     content = {
         "version": __version__,
         "file": file,
@@ -188,6 +189,7 @@ def _rendered(file: ProblemFile, layers: list[Layer], facts: DeviceFacts) -> str
         "has_clears": any("clear(" in host for host in hosts),
         "has_clusters": any("launch_clusters(" in host for host in hosts),
         "has_maps": has_maps,
+        "has_pixel_maps": has_pixel_maps,
         "declarations": [f"{signature(name, tape)};" for name, tape in functions.items()],
         "functions": list(functions),
         "only_capability": facts.capability if only else None,

@@ -20,7 +20,7 @@ from haloconv.choose.choice import Choice, config_of
 from haloconv.device import Device, DeviceFacts, set_stand_in, stand_in
 from haloconv.families import FAMILIES
 from haloconv.families.reduce.bgrad import bind_bgrad
-from haloconv.jit import TENSOR_MAP_BYTES, KernelSource
+from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, Pixels
 from haloconv.jit.launch import LaunchShape, ceil_to
 from haloconv.jit.params import Field, params_of, size_of, unpacked
 from haloconv.layout import Layout, strides_of
@@ -49,6 +49,7 @@ class MapRecord(NamedTuple):
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    pixels: Pixels | None = None
 
 
 Value = int | float | Address | MapRecord | None
@@ -179,14 +180,13 @@ class Recorder(TorchFunctionMode):
         self,
         data_type: int,
         address: int,
-        extents: Sequence[int],
-        strides: Sequence[int],
-        box: Sequence[int],
-        *,
+        *shape: Sequence[int],
         swizzle: int,
+        pixels: Pixels | None = None,
     ) -> bytes:
-        """Bytes that name the request, in place of a tensor map."""
-        self.maps.append((int(data_type), address, tuple(extents), tuple(strides), tuple(box), int(swizzle)))
+        """Bytes that name the request, in place of a tensor map; ``shape`` is its extents, strides and box."""
+        extents, strides, box = (tuple(each) for each in shape)
+        self.maps.append((int(data_type), address, extents, strides, box, int(swizzle), pixels))
         return len(self.maps).to_bytes(TENSOR_MAP_BYTES, "little")
 
 

@@ -6,7 +6,7 @@ from haloconv.jit.cache import CacheStatistics, cache_root, cache_size, clear_ca
 from haloconv.jit.compile import CompileError, Cubin, ToolchainError, UnsupportedArchError, compile_source, nvrtc_info
 from haloconv.jit.driver import LOADING, TENSOR_MAP_BYTES, ArgumentBlock, DriverError, LoadedKernel, load_kernel
 from haloconv.jit.source import KernelSource, SourceError, family_sources, kernel_source
-from haloconv.jit.tensor_map import BoxMap, DataType, OutOfBounds, Swizzle, encode_tiled
+from haloconv.jit.tensor_map import BoxMap, DataType, OutOfBounds, Pixels, Swizzle, encode_tiled
 
 __all__ = [
     "LOADING",
@@ -21,6 +21,7 @@ __all__ = [
     "KernelSource",
     "LoadedKernel",
     "OutOfBounds",
+    "Pixels",
     "SourceError",
     "Swizzle",
     "ToolchainError",

@@ -189,16 +189,47 @@ def encode_tensor_map(data_type: int, address: int, shape: tuple[Sequence[int], 
     """What cuTensorMapEncodeTiled makes of ``shape`` (extents, strides, box, steps) and ``modes`` (interleave, swizzle,
     L2 promotion, fill). Raises DriverError.
     """
+    extents, strides, box, steps = shape
+    tensor, arguments = _words(extents, strides), (_uint32(box), _uint32(steps))
+    return _encoded("cuTensorMapEncodeTiled", data_type, address, (*tensor, *arguments), modes)
+
+
+def encode_im2col_map(
+    data_type: int,
+    address: int,
+    shape: tuple[Sequence[int], ...],
+    pixels: tuple[Sequence[int], ...],
+    modes: tuple[int, ...],
+) -> bytes:
+    """What cuTensorMapEncodeIm2col makes of ``shape`` (extents, strides, channels and pixels of a box), ``pixels``
+    (lower and upper corner, steps, each (w, h)), and ``modes`` as above. Raises DriverError.
+    """
+    (extents, strides, (channels, count)), (lower, upper, steps) = shape, pixels
+    tensor, arguments = _words(extents, strides), (list(lower), list(upper), channels, count, _uint32((1, *steps, 1)))
+    return _encoded("cuTensorMapEncodeIm2col", data_type, address, (*tensor, *arguments), modes)
+
+
+def _words(extents: Sequence[int], strides: Sequence[int]) -> tuple[list[object], list[object]]:
+    from cuda.bindings import driver
+
+    return [driver.cuuint64_t(each) for each in extents], [driver.cuuint64_t(each) for each in strides]
+
+
+def _uint32(values: Sequence[int]) -> list[object]:
+    from cuda.bindings import driver
+
+    return [driver.cuuint32_t(each) for each in values]
+
+
+def _encoded(name: str, data_type: int, address: int, arguments: tuple[Any, ...], modes: tuple[int, ...]) -> bytes:
     from cuda.bindings import driver
 
     if not int(_driver_call("cuCtxGetCurrent")):  # on a thread that has launched nothing yet
         _driver_call("cuCtxSetCurrent", _primary_context(torch.cuda.current_device()))
-    words = (driver.cuuint64_t, driver.cuuint64_t, driver.cuuint32_t, driver.cuuint32_t)
-    lists = [[word(value) for value in values] for word, values in zip(words, shape, strict=True)]
     names = ("Interleave", "Swizzle", "L2promotion", "FloatOOBfill")
-    enums = [getattr(driver, f"CUtensorMap{name}")(mode) for name, mode in zip(names, modes, strict=True)]
-    kind = driver.CUtensorMapDataType(data_type)
-    encoded = _driver_call("cuTensorMapEncodeTiled", kind, len(lists[0]), address, *lists, *enums)
+    enums = [getattr(driver, f"CUtensorMap{each}")(mode) for each, mode in zip(names, modes, strict=True)]
+    kind, rank = driver.CUtensorMapDataType(data_type), len(arguments[0])
+    encoded = _driver_call(name, kind, rank, address, *arguments, *enums)
     return ctypes.string_at(int(encoded.getPtr()), TENSOR_MAP_BYTES)
 
 

@@ -36,7 +36,9 @@ class _Encodings(dict[int, bytes]):
 
     def __missing__(self, pointer: int) -> bytes:
         m = self._map
-        encoded = self._encode(m.data_type, pointer + m.offset, m.extents, m.strides, m.box, swizzle=m.swizzle)
+        pixels = {} if m.pixels is None else {"pixels": m.pixels}
+        address = pointer + m.offset
+        encoded = self._encode(m.data_type, address, m.extents, m.strides, m.box, swizzle=m.swizzle, **pixels)
         if len(self) >= _KEPT_ENCODINGS:
             self.clear()
         self[pointer] = encoded

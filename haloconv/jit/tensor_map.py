@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
-from haloconv.jit.driver import DriverError, encode_tensor_map
+from haloconv.jit.driver import DriverError, encode_im2col_map, encode_tensor_map
 
 _L2_256_BYTES = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 
@@ -48,12 +49,25 @@ class OutOfBounds(IntEnum):
     NAN = 1
 
 
+class Pixels(NamedTuple):
+    """What im2col walks over: from the lower corner (w, h) to the upper one, which counts from the image's last pixel.
+
+    ``steps`` are pixels from one to the next, along a row and down.
+    """
+
+    lower: tuple[int, int]
+    upper: tuple[int, int]
+    steps: tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class BoxMap:
     """Boxes of a tensor that a launch copies: a tensor map without its address, which each call of the launch gives.
 
     ``extents`` and ``box`` count elements. ``strides`` are bytes, of dimensions 1 and up. The tensor starts ``offset``
     bytes behind the launch's pointer argument number ``pointer``. What lies outside the tensor reads as zero.
+
+    With ``pixels`` the tensor is (c, w, h, n), read in im2col mode, and ``box`` counts channels and pixels.
     """
 
     data_type: DataType
@@ -63,6 +77,7 @@ class BoxMap:
     swizzle: Swizzle
     pointer: int
     offset: int = 0
+    pixels: Pixels | None = None
 
 
 def encode_tiled(
@@ -77,14 +92,17 @@ def encode_tiled(
     swizzle: int = 0,
     l2_promotion: int = _L2_256_BYTES,
     out_of_bounds: int = 0,
+    pixels: Pixels | None = None,
 ) -> bytes:
-    """The driver's tensor map: boxes of ``box`` elements of a tensor of ``extents`` at ``address``.
+    """The driver's tensor map: boxes of ``box`` elements of a tensor of ``extents`` at ``address``, or ``pixels``.
 
     ``strides`` are bytes, of dimensions 1 and up. Raises DriverError if the driver refuses them.
     """
     steps = tuple(element_strides or (1,) * len(extents))
     modes = (interleave, swizzle, l2_promotion, out_of_bounds)
     try:
+        if pixels is not None:
+            return encode_im2col_map(data_type, address, (extents, strides, box), pixels, modes)
         return encode_tensor_map(data_type, address, (extents, strides, box, steps), modes)
     except DriverError as error:
         raise DriverError(

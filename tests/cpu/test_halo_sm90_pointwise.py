@@ -12,7 +12,8 @@ from haloconv.device import watched
 from haloconv.emulator import emulated_device
 from haloconv.families.base import MOST_CONFIGS, Config
 from haloconv.families.halo_sm90.pointwise import pointwise
-from haloconv.families.halo_sm90.pointwise.tile import Boxes, Tile, product_of, tiles
+from haloconv.families.halo_sm90.pointwise.product import Boxes
+from haloconv.families.halo_sm90.pointwise.tile import Tile, product_of, tiles
 from haloconv.jit import compile as compiler
 from haloconv.layout import Layout
 from haloconv.problem import Problem, Request, TensorForm, dense_request

@@ -8,7 +8,8 @@ from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, Kernel
 from haloconv.families.halo_sm90 import sources
 from haloconv.families.halo_sm90.conv import conv, conv_edges
-from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.conv.configs import cost
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad, wgrad_edges
 from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
@@ -17,7 +18,8 @@ from haloconv.problem import ZEROS, Direction, Problem, Request, dense_request
 _TWINS = (conv, wgrad)  # that take every layer of the family
 _OF_1X1 = (pointwise, pointwise_planes)  # that take some 1x1 layers, no two the same
 _EDGES = (conv_edges, wgrad_edges)  # that know padding modes
-_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, wgrad_ss, *_EDGES)}
+_KERNELS: dict[str, Kernel] = {twin.KERNEL: twin for twin in (*_TWINS, *_OF_1X1, implicit_gemm, wgrad_ss, *_EDGES)}
+_CONV_MORE = 14000  # cycles that conv takes beside those of its model, packing among them: 30 layers on an NVIDIA H200
 _WGRAD_TIMES, _WGRAD_MORE = 0.9, 17000  # what wgrad's model comes to: 24 times in 16 bits on an NVIDIA H200; cycles
 _TWO_STAGES = 1.35  # what wgrad_ss's model comes to where two stages fit: it was fitted to layers that have three
 _BY_DIRECTION: dict[Direction, Kernel] = {direction: twin for twin in _TWINS for direction in twin.DIRECTIONS}
@@ -32,6 +34,19 @@ def _weight_gradients(request: Request) -> list[Config]:
     best = wgrad_ss.tilings(request)[0]
     is_ahead = best.cycles * (_TWO_STAGES if best.stages == 2 else 1) <= of_shifted
     first, other = (by_descriptor, shifted) if is_ahead else (shifted, by_descriptor)
+    return [*first[: MOST_CONFIGS - 1], other[0]]
+
+
+def _of_taps(request: Request) -> list[Config]:
+    """At most three configs, first those of the kernel that is faster by its cost model, one of the other one."""
+    by_taps, staged_once = implicit_gemm.configs(request), conv.configs(request)
+    if not (by_taps and staged_once):
+        return [*by_taps, *staged_once]
+    sm_count = request.facts.sm_count
+    tiling = staged_once[0].derived
+    of_taps = implicit_gemm.cycles(request, by_taps[0])
+    is_ahead = of_taps <= cost(tiling, tiling.storage, sm_count) + _CONV_MORE
+    first, other = (by_taps, staged_once) if is_ahead else (staged_once, by_taps)
     return [*first[: MOST_CONFIGS - 1], other[0]]
 
 
@@ -57,15 +72,17 @@ class HaloSm90Family:
         return _BY_DIRECTION[problem.direction].why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
-        """At most three configs: of the 1x1 kernel that takes the request, then of ``conv``; or of weight gradients."""
+        """At most three configs, of the kernels that take the request."""
         direction = request.problem.direction
         if request.modes != ZEROS:
             return wgrad_edges.configs(request) if direction == "wgrad" else conv_edges.configs(request)
         if direction == "wgrad":
             return _weight_gradients(request)
-        special = (twin.configs(request) for twin in _OF_1X1 if direction in twin.DIRECTIONS)
+        special = (twin.configs(request) for twin in _OF_1X1)
         found: list[Config] = next(filter(None, special), [])
-        return [*found[: MOST_CONFIGS - 1], *_BY_DIRECTION[direction].configs(request)][:MOST_CONFIGS]
+        if not found:
+            return _of_taps(request)[:MOST_CONFIGS]
+        return [*found[: MOST_CONFIGS - 1], *conv.configs(request)][:MOST_CONFIGS]
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         return _KERNELS[config.kernel].bind(request, config)

@@ -9,13 +9,13 @@ from itertools import product
 import torch
 
 from haloconv.families.halo_sm90.conv import conv
-from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
-from haloconv.layout import Layout
+from haloconv.layout import Layout, strides_of
 from haloconv.precision import Precision
-from haloconv.problem import Direction, EdgeModes, Epilogue, Problem, Request, dense_request
+from haloconv.problem import Direction, EdgeModes, Epilogue, Problem, Request, TensorForm, dense_request
 
 _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 _Layer = tuple[torch.dtype, Layout, int, int]  # channels, filters
@@ -82,6 +82,8 @@ def sources() -> list[KernelSource]:
         found |= {source.digest: source for source in wgrad_ss.sources(dense_request(problem, _NO_DEVICE))}
     for request in _pointwise_requests():
         found |= {source.digest: source for source in pointwise.sources(request)}
+    for request in _taps_requests():
+        found |= {source.digest: source for source in implicit_gemm.sources(request)}
     for request in _planes_requests():
         found |= {source.digest: source for source in pointwise_planes.sources(request)}
     return list(found.values())
@@ -96,6 +98,16 @@ def _pointwise_requests() -> Iterator[Request]:
     for dtype in (torch.float32, torch.float16):
         one = replace(_problem("dgrad", dtype, "nhwc", 160, 192), h=16, r=1, s=1, stride=(2, 2))
         yield dense_request(one, _NO_DEVICE)  # with gaps in its result
+
+
+def _taps_requests() -> Iterator[Request]:
+    """3x3 layers in nhwc in both directions and every type, with filters as they lie and packed."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        one = replace(_problem("fprop", dtype, "nhwc", 160, 192, bias=True), padding=(1, 1, 1, 1), epilogue=_RELU)
+        for problem in (one, one.toward("dgrad"), *_epilogued(one)):
+            yield dense_request(problem, _NO_DEVICE)
+        packed = TensorForm(strides_of(one.w_shape, "nchw"), True)
+        yield replace(dense_request(one, _NO_DEVICE), second=packed)
 
 
 def _planes_requests() -> Iterator[Request]:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.pointwise import costs
-from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, product_of
+from haloconv.families.halo_sm90.pointwise.product import CHUNK_BYTES, SPAN, Product
+from haloconv.families.halo_sm90.pointwise.tile import product_of
 from haloconv.problem import Request
 
 CONSUMERS = 2

@@ -15,9 +15,10 @@ import torch
 
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, as_the_result, ceil_div, divisor, epilogue_constants, few_apart
-from haloconv.families.halo_sm90.pointwise.tile import CHUNK_BYTES, SPAN, Product, Tile, product_of, tiles, why_not
+from haloconv.families.halo_sm90.pointwise.product import CHUNK_BYTES, SPAN, Product
+from haloconv.families.halo_sm90.pointwise.tile import Tile, product_of, tiles, why_not
 from haloconv.families.reduce.partials import Axis, Partials, bind_sum, followed
-from haloconv.jit import BoxMap, DataType, KernelSource, Swizzle, kernel_source
+from haloconv.jit import BoxMap, DataType, KernelSource, Pixels, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
 from haloconv.problem import Request
 
@@ -54,9 +55,14 @@ def all_tiles(request: Request) -> tuple[Tile, ...]:
 
 def source(product: Product, tile: Tile) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
+    return kernel_source(KERNEL, "halo_sm90_pointwise", constants(product, tile))
+
+
+def constants(product: Product, tile: Tile) -> dict[str, int | str]:
+    """The constants of a source."""
     problem = product.problem
     whole = tile.splits == 1
-    constants: dict[str, int | str] = {
+    return {
         "ELEM": ELEMENTS[problem.dtype],
         "Y_ELEM": ELEMENTS[problem.dtype] if whole else "float",
         "X_INNER": int(product.x_inner),
@@ -71,7 +77,6 @@ def source(product: Product, tile: Tile) -> KernelSource:
         **({"HAS_GAPS": 1} if product.clears_gaps else {}),
         **(epilogue_constants(problem.bias, problem.epilogue) if whole else epilogue_constants(False)),
     }
-    return kernel_source(KERNEL, "halo_sm90_pointwise", constants)
 
 
 def pack_source(product: Product) -> KernelSource:
@@ -96,9 +101,14 @@ class _Launches(NamedTuple):
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y, or with a residual fprop(x, w, b, residual) -> y, or dgrad(dy, w) -> dx."""
     product, tile = product_of(request), config.derived
+    return bound(request, product, tile, source(product, tile))
+
+
+def bound(request: Request, product: Product, tile: Tile, multiplying: KernelSource) -> BoundCall:
+    """What ``bind`` gives for a product that this source multiplies."""
     launches = _Launches(
         pack_launch(request, product, tile) if product.packs else None,
-        _multiply_launch(request, product, tile),
+        _multiply_launch(request, product, tile, multiplying),
         bind_sum(_sums(product, tile), request.device) if tile.splits > 1 else None,
     )
     return _call(launches, request, product, tile)
@@ -107,7 +117,7 @@ def bind(request: Request, config: Config) -> BoundCall:
 def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -> BoundCall:
     shape, strides, clears = request.result_shape, request.result_strides, product.clears_gaps
     fills = product.has_gaps and not clears
-    packed_bytes = _FLAG_BYTES + product.packed_bytes(tile)
+    packed_bytes = _FLAG_BYTES + product.packed_bytes(tile.spans(product))
     partials = tile.splits * product.outputs
     pack, multiply, add = launches
 
@@ -137,19 +147,19 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
     return run
 
 
-def _multiply_launch(request: Request, product: Product, tile: Tile) -> Launch:
+def _multiply_launch(request: Request, product: Product, tile: Tile, multiplying: KernelSource) -> Launch:
     """``launch(x, w, y, bias)``, and a residual if there is one, and the result where the kernel clears its gaps.
 
     ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
     """
-    maps = {"x_map": _x_map(product), "y_map": _y_map(product, tile)}
+    maps = {"x_map": _pixel_map(product, tile) if product.taps else _x_map(product), "y_map": _y_map(product, tile)}
     if not product.packs:
         maps["w_map"] = _w_map(product, tile)
     if _adds_residual(product, tile):
         maps["residual_map"] = replace(maps["y_map"], pointer=_RESIDUAL_POINTER)
     shape = LaunchShape(tile.grid(product, request.facts.sm_count), _THREADS, tile.smem_bytes(product))
     fields = _fields(product, tile)
-    return Launch(source(product, tile), request.device, shape, fields, maps, pdl=product.packs)
+    return Launch(multiplying, request.device, shape, fields, maps, pdl=product.packs)
 
 
 def _fields(product: Product, tile: Tile) -> dict[str, Value]:
@@ -158,6 +168,7 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
     return {
         **_residual_fields(product, tile),
         **_gap_fields(product),
+        **_tap_fields(product),
         "blocks": divisor(tile.blocks(product)),
         "splits": divisor(tile.splits),
         "across": divisor(boxes.across),
@@ -194,6 +205,22 @@ def _gap_fields(product: Product) -> dict[str, Value]:
     }
 
 
+def _tap_fields(product: Product) -> dict[str, Value]:
+    """Where taps meet x, and which of w they are."""
+    taps, one = product.taps, product.x
+    if taps is None:
+        return {}
+    flipped = taps.flipped and not product.packs  # packed filters lie in the order of taps
+    rows, cols = taps.outputs
+    return {
+        **{"image_px": divisor(rows * cols), "row_px": divisor(cols), "all_px": product.y.cols},
+        **{"dil_h": divisor(taps.dil[0]), "dil_w": divisor(taps.dil[1]), "taps_r": taps.r, "taps_s": taps.s},
+        **{"stride_h": taps.stride[0], "stride_w": taps.stride[1], "pad_h": taps.pad[0], "pad_w": taps.pad[1]},
+        **{"x_rows": one.rows, "x_cols": one.cols},
+        **{"first_tap": taps.total - 1 if flipped else 0, "tap_step": -1 if flipped else 1, "taps": taps.total},
+    }
+
+
 def _x_map(product: Product) -> BoxMap:
     one, size, boxes = product.x, product.size, product.boxes
     chunk = CHUNK_BYTES // size
@@ -203,6 +230,20 @@ def _x_map(product: Product) -> BoxMap:
     if not product.x_inner:
         axes, steps, box = _swapped(axes), _swapped(steps), _swapped(box)
     return BoxMap(LOADED[product.problem.dtype], axes, _strides(axes, steps, size), box, Swizzle.B128, _X_POINTER)
+
+
+def _pixel_map(product: Product, tile: Tile) -> BoxMap:
+    """The pixels of a tile that a tap meets, of a chunk of channels."""
+    one, size, taps = product.x, product.size, product.taps
+    assert taps is not None
+    axes: _Axes = (product.channels, one.cols, one.rows, one.images)
+    steps: _Axes = (one.channel_step, one.col_step, one.row_step, one.image_step)
+    (pad_h, pad_w), (stride_h, stride_w), (rows, cols) = taps.pad, taps.stride, taps.outputs
+    last = ((cols - 1) * stride_w - pad_w, (rows - 1) * stride_h - pad_h)  # where tap 0 is at the last output
+    upper = (last[0] - (one.cols - 1), last[1] - (one.rows - 1))
+    pixels = Pixels((-pad_w, -pad_h), upper, (stride_w, stride_h))
+    kind, box = LOADED[product.problem.dtype], (CHUNK_BYTES // size, tile.pixels)
+    return BoxMap(kind, axes, _strides(axes, steps, size), box, Swizzle.B128, _X_POINTER, pixels=pixels)
 
 
 def _swapped(axes: _Axes) -> _Axes:
@@ -223,6 +264,11 @@ def _w_map(product: Product, tile: Tile) -> BoxMap:
     box: _Axes = (chunk, tile.filters if tile.filters <= 256 else tile.filters // 2)
     if product.w_loads == "W_COLUMNS":
         axes, steps, box = _swapped(axes), _swapped(steps), (SPAN, chunk)
+    if product.taps:  # the second axis
+        axes, steps, box = (
+            (one[0], of_taps, one[1])
+            for one, of_taps in ((axes, product.taps.total), (steps, product.taps.w_s), (box, 1))
+        )
     return BoxMap(kind, axes, _strides(axes, steps, size), box, Swizzle.B128, _W_POINTER)
 
 
@@ -244,13 +290,18 @@ def _y_map(product: Product, tile: Tile) -> BoxMap:
 
 def pack_launch(request: Request, product: Product, tile: Tile) -> Launch:
     """``launch(w, packed, not_finite)``: families/halo_sm90/pack.cu, with spans of filters for its blocks."""
-    pieces, spans = product.chunks * SPAN * CHUNK_BYTES // 16, tile.spans(product)
+    taps, r, s, w_r, w_s, step, first_r, first_s = product.taps, 1, 1, 0, 0, 0, 0, 0
+    if taps is not None:
+        r, s, w_r, w_s, step = taps.r, taps.s, taps.w_r, taps.w_s, 1
+    if taps is not None and taps.flipped:
+        step, first_r, first_s = -1, r - 1, s - 1
+    pieces, spans = product.chunks * r * s * SPAN * CHUNK_BYTES // 16, tile.spans(product)
     fields: dict[str, Value] = {
-        **{"w_filter": product.w_filter, "w_channel": product.w_channel, "w_r": 0, "w_s": 0, "w_group": 0},
+        **{"w_filter": product.w_filter, "w_channel": product.w_channel, "w_r": w_r, "w_s": w_s, "w_group": 0},
         **{"filters": product.filters, "channels": product.channels, "blocks": spans, "chunks": product.chunks},
-        **{"taps_r": 1, "taps_s": 1, "pack_h": 1, "pack_w": 1, "pack_filters": SPAN, "pieces_per_block": pieces},
-        **{"first_r": 0, "step_r": 0, "count_r": 1, "shift_r": 0},
-        **{"first_s": 0, "step_s": 0, "count_s": 1, "shift_s": 0},
+        **{"taps_r": r, "taps_s": s, "pack_h": 1, "pack_w": 1, "pack_filters": SPAN, "pieces_per_block": pieces},
+        **{"first_r": first_r, "step_r": step, "count_r": r, "shift_r": 0},
+        **{"first_s": first_s, "step_s": step, "count_s": s, "shift_s": 0},
     }
     shape = LaunchShape(spans * ceil_div(pieces, _PACK_THREADS), _PACK_THREADS)
     return Launch(pack_source(product), request.device, shape, fields)

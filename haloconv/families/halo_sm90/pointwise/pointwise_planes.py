@@ -90,7 +90,7 @@ def bind(request: Request, config: Config) -> BoundCall:
     pack = pointwise.pack_launch(request, one.product, tile) if one.product.packs else None
     multiply = _multiply_launch(request, one, tile)
     shape, strides = request.result_shape, request.result_strides
-    packed_bytes = _FLAG_BYTES + one.product.packed_bytes(tile)
+    packed_bytes = _FLAG_BYTES + one.product.packed_bytes(tile.spans(one.product))
 
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
         others: tuple[int, ...] = ()

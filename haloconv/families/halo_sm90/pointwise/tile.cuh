@@ -84,24 +84,22 @@ struct Params {
 #ifdef AFFINE_AND_RESIDUAL
     int residual_bytes;  // that TMA brings for a slab
 #endif
+#ifdef TAPS
+    Divisor image_px, row_px;       // pixels of an image of the result, of a row
+    Divisor dil_h, dil_w;           // pixels of x from tap to tap
+    int taps_r, taps_s;             // of the filter
+    int stride_h, stride_w;         // pixels of x from output to output
+    int pad_h, pad_w;               // of x, above and at the left
+    int x_rows, x_cols;             // of an image of x
+    int all_px;                     // of the result
+    int first_tap, tap_step, taps;  // of w: of the first tap, from tap to tap; of all
+#endif
     Divisor blocks, splits;    // blocks of filters of the layer; ranges of channels
     Divisor across, down;      // boxes of a row; rows of boxes of an image
     int box_cols, box_rows;    // of a box that is whole
     int box_bytes;             // of x
     int tiles, filters;        // of the layer
     int chunks, range_chunks;  // of all channels, of a range
-};
-
-struct Tile {
-    int box, filter, split;  // the first box, the first filter, the range of channels
-    int first, chunks;       // of the range
-
-    __device__ __forceinline__ Tile(const Params& p, int index) {
-        const int rest = p.blocks.quotient(index), pixels = p.splits.quotient(rest);
-        box = pixels * BOXES, filter = (index - rest * p.blocks.value) * TILE_FILTERS;
-        split = rest - pixels * p.splits.value;
-        first = split * p.range_chunks, chunks = min(p.range_chunks, p.chunks - first);
-    }
 };
 
 // Where a box begins.
@@ -112,6 +110,57 @@ struct Place {
         const int line = p.across.quotient(box);
         image = p.down.quotient(line);
         column = (box - line * p.across.value) * p.box_cols, row = (line - image * p.down.value) * p.box_rows;
+    }
+};
+
+#ifdef TAPS
+// Where a pixel of the result is.
+struct Pixel {
+    int column, row, image;
+
+    __device__ __forceinline__ Pixel(const Params& p, int index) : image(p.image_px.quotient(index)) {
+        const int in_image = index - image * p.image_px.value;
+        row = p.row_px.quotient(in_image), column = in_image - row * p.row_px.value;
+    }
+};
+
+// Neighbouring taps of an axis.
+struct TapRange {
+    int first, count;
+};
+
+// The taps that meet one of `extent` pixels if tap 0 is at one of [from, to]; one at least, which may meet zeros alone.
+__device__ __forceinline__ TapRange taps_between(int from, int to, const Divisor& dil, int taps, int extent) {
+    const int first = min(dil.quotient(max(dil.value - 1 - to, 0)), taps - 1), most = extent - 1 - from;
+    const int last = most < 0 ? 0 : min(dil.quotient(most), taps - 1);
+    return {first, max(last - first + 1, 1)};
+}
+#endif
+
+struct Tile {
+    int box, filter, split;  // the first box, the first filter, the range of channels
+    int first, chunks;       // of the range
+#ifdef TAPS
+    int column, row, image;  // of the first pixel
+    TapRange rows, cols;     // whose products are not zero; `chunks` are those of each of these taps
+#endif
+
+    __device__ __forceinline__ Tile(const Params& p, int index) {
+        const int rest = p.blocks.quotient(index), pixels = p.splits.quotient(rest);
+        box = pixels * BOXES, filter = (index - rest * p.blocks.value) * TILE_FILTERS;
+        split = rest - pixels * p.splits.value;
+        first = split * p.range_chunks, chunks = min(p.range_chunks, p.chunks - first);
+#ifdef TAPS
+        const Pixel from(p, box * BOX_PX), to(p, min(box * BOX_PX + TILE_PX, p.all_px) - 1);
+        const bool one_image = from.image == to.image, one_row = one_image && from.row == to.row;
+        const int last_row = p.image_px.value / p.row_px.value - 1, last_column = p.row_px.value - 1;
+        column = from.column * p.stride_w - p.pad_w, row = from.row * p.stride_h - p.pad_h, image = from.image;
+        rows = taps_between(one_image ? row : -p.pad_h, (one_image ? to.row : last_row) * p.stride_h - p.pad_h, p.dil_h,
+                            p.taps_r, p.x_rows);
+        cols = taps_between(one_row ? column : -p.pad_w, (one_row ? to.column : last_column) * p.stride_w - p.pad_w,
+                            p.dil_w, p.taps_s, p.x_cols);
+        chunks *= rows.count * cols.count;
+#endif
     }
 };
 

@@ -1,4 +1,4 @@
-"""What pointwise.cu multiplies for a request, how it cuts that into tiles, and what tiles cost."""
+"""What pointwise.cu multiplies for a request, how a product is cut into tiles, and what tiles cost."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as combinations
-from math import prod
-from typing import NamedTuple
-
-import torch
 
 from haloconv import support
 from haloconv.families.common import ceil_div
 from haloconv.families.halo_sm90.pointwise import costs
+from haloconv.families.halo_sm90.pointwise.product import (
+    ARCH,
+    CHUNK_BYTES,
+    LEAST_CHANNELS,
+    SPAN,
+    Product,
+    dense,
+    is_reached,
+    joined,
+    w_loads_of,
+)
 from haloconv.families.reduce.partials import applies
-from haloconv.layout import Layout, strides_of
-from haloconv.problem import Problem, Request
+from haloconv.layout import Layout
+from haloconv.problem import Request
 
-CHUNK_BYTES, SPAN = 128, 64  # of channels of a stage; filters of a span
-_ARCH = "sm_90a"
-_LEAST_CHANNELS = 8  # and filters: of fewer most of a product would be zeros
-_LONGEST_ROW = 1 << 30  # pixels: places of boxes are 32-bit sums of two terms
-_TMA_BYTES = 16
 _CONSUMERS, _SLAB_BYTES = 2, 64 * CHUNK_BYTES
 _BUFFERS = ((4, 4), (2, 3))  # of a consumer; the fewest stages beside them
 _MOST_STAGES, _MOST_KEPT = 8, 32
@@ -32,123 +34,6 @@ _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 # The cost model beside costs.py: bytes in a cycle that wgmma reads; cycles of a tile, of a slab, of the sum of split-K.
 _OPERAND_BYTES = 128
 _TILE_CYCLES, _SLAB_CYCLES, _SUM_CYCLES = 100, 200, 10000
-
-
-class Side(NamedTuple):
-    """A tensor's multiplied pixels: columns, rows, images, and elements from one of each, and channel, to the next."""
-
-    cols: int
-    rows: int
-    images: int
-    col_step: int
-    row_step: int
-    image_step: int
-    channel_step: int
-
-
-class Boxes(NamedTuple):
-    """Columns and rows of a box of pixels; boxes of a row, and rows of boxes of an image."""
-
-    cols: int
-    rows: int
-    across: int
-    down: int
-
-
-@dataclass(frozen=True)
-class Product:
-    """The product of a request: ``y[filter, pixel]`` sums ``w[filter, channel] x[channel, pixel]`` over channels.
-
-    Of dgrad x is dy, y the pixels of dx that outputs meet, and channels are the layer's filters. ``x_inner`` and
-    ``y_inner``: neighbours are channels (filters), not pixels. ``w_loads`` is that of pointwise.cu. ``partials`` is the
-    dense result that split-K has for each range of channels.
-    """
-
-    problem: Problem
-    filters: int
-    channels: int
-    x: Side
-    y: Side
-    partials: Side
-    x_inner: bool
-    y_inner: bool
-    w_filter: int
-    w_channel: int
-    w_loads: str
-
-    @property
-    def size(self) -> int:
-        """Bytes of an element."""
-        return self.problem.dtype.itemsize
-
-    @property
-    def pixels_m(self) -> bool:
-        """Whether pixels are the rows of M."""
-        return self.y_inner or (self.size == 4 and not self.x_inner)
-
-    @property
-    def transposes(self) -> bool:
-        """Whether sums are transposed before they are stored."""
-        return self.pixels_m and not self.y_inner
-
-    @property
-    def packs(self) -> bool:
-        """Whether filters are packed before every launch."""
-        return self.w_loads == "W_PACKED"
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether the result has pixels that no output meets."""
-        return self.problem.direction == "dgrad" and self.problem.stride != (1, 1)
-
-    @property
-    def clears_gaps(self) -> bool:
-        """Whether the kernel writes zeros there. With a bias they are none."""
-        return self.has_gaps and not self.problem.bias
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of all channels."""
-        return ceil_div(self.channels * self.size, CHUNK_BYTES)
-
-    @property
-    def outputs(self) -> int:
-        """Elements that are computed."""
-        return self.filters * self.y.cols * self.y.rows * self.y.images
-
-    @property
-    def gaps(self) -> int:
-        """Elements of the result that are none of these."""
-        return prod(self.problem.x_shape) - self.outputs if self.has_gaps else 0
-
-    @property
-    def box_px(self) -> int:
-        """Places of a box."""
-        return 32 if self.size == 4 and not (self.x_inner and self.y_inner) else 64
-
-    @property
-    def boxes(self) -> Boxes:
-        one = self.x
-        if not (self.x_inner and self.y_inner):
-            return Boxes(self.box_px, 1, ceil_div(one.cols, self.box_px), one.rows)
-        across = ceil_div(one.cols, self.box_px)
-        cols = self.box_px if one.rows == 1 else ceil_div(one.cols, across)
-        rows = min(one.rows, self.box_px // cols)
-        return Boxes(cols, rows, across, ceil_div(one.rows, rows))
-
-    @property
-    def box_bytes(self) -> int:
-        """Bytes of a box of x that TMA brings."""
-        return (self.boxes.cols * self.boxes.rows if self.x_inner else self.box_px) * CHUNK_BYTES
-
-    @property
-    def all_boxes(self) -> int:
-        """Boxes of all images."""
-        return self.boxes.across * self.boxes.down * self.x.images
-
-    def packed_bytes(self, tile: Tile) -> int:
-        """Bytes of the packed filters, 0 where they are not packed."""
-        return tile.spans(self) * self.chunks * SPAN * CHUNK_BYTES if self.packs else 0
 
 
 @dataclass(frozen=True)
@@ -210,21 +95,23 @@ class Tile:
 
     def cycles(self, product: Product, sm_count: int) -> float:
         """The model's time, in cycles."""
-        chunks, size = self.range_chunks(product), product.size
+        chunks, size = self.range_chunks(product) * product.most_taps(self.pixels), product.size
         y_size = size if self.splits == 1 else 4
         operands = 32 * (self.n + (0 if product.size == 4 and not product.x_inner else 64))
         wgmma = max(self.n / 2, operands / _OPERAND_BYTES)
         multiply = chunks * 4 * self.m_blocks * _CONSUMERS * wgmma
         write = self.m_blocks * ceil_div(self.n * y_size, CHUNK_BYTES) * _SLAB_CYCLES
         stage = self.pixels * CHUNK_BYTES + (0 if self.keeps_w else self.w_bytes(product))
-        loaded = chunks * max(stage / costs.L2_BYTES, costs.LATENCY_CYCLES / self.stages)
+        of_taps = (costs.TAPS_DISTURBED,) if product.taps else ()
+        l2_bytes = costs.TAPS_L2_BYTES if product.taps else costs.L2_BYTES
+        loaded = chunks * max(stage / l2_bytes, costs.LATENCY_CYCLES / self.stages)
         moved = loaded + self.pixels * self.filters * y_size / costs.L2_BYTES
         most = ceil_div(self.count(product), self.grid(product, sm_count))
         kept = chunks * self.w_bytes(product) / costs.L2_BYTES if self.keeps_w else 0
-        blocks = most * costs.overlapped(_TILE_CYCLES + multiply + write, moved) + kept
+        blocks = most * costs.overlapped(_TILE_CYCLES + multiply + write, moved, *of_taps) + kept
         pixels = product.x.cols * product.x.rows * product.x.images
-        traffic = size * product.channels * (pixels + product.filters) + y_size * self.splits * product.outputs
-        traffic += size * product.gaps
+        traffic = size * product.channels * (pixels + product.filters * product.tap_count)
+        traffic += y_size * self.splits * product.outputs + size * product.gaps
         memory = traffic / (costs.MEMORY_BYTES * sm_count)
         adding = (
             _SUM_CYCLES + self.splits * product.outputs * 4 / (costs.MEMORY_BYTES * sm_count) if self.splits > 1 else 0
@@ -238,12 +125,12 @@ def why_no_product(request: Request) -> str | None:
     reason = support.why_no_tensor_cores(problem)
     if reason is not None:
         return reason
-    if request.facts.arch != _ARCH:
+    if request.facts.arch != ARCH:
         return "the device is no Hopper GPU (compute capability 9.0)"
     if (problem.r, problem.s) != (1, 1) or any(problem.padding):
         return "the filter is not 1x1, or the layer is padded"
-    if problem.groups > 1 or min(problem.c, problem.k) < _LEAST_CHANNELS:
-        return f"the layer has groups, or fewer than {_LEAST_CHANNELS} channels or filters"
+    if problem.groups > 1 or min(problem.c, problem.k) < LEAST_CHANNELS:
+        return f"the layer has groups, or fewer than {LEAST_CHANNELS} channels or filters"
     return None
 
 
@@ -253,25 +140,12 @@ def why_not(request: Request) -> str | None:
     if reason is not None:
         return reason
     one = product_of(request)
-    if not request.first.aligned or not (_reached(one, one.x, one.x_inner) and _reached(one, one.y, one.y_inner)):
+    if not request.first.aligned or not (is_reached(one, one.x, one.x_inner) and is_reached(one, one.y, one.y_inner)):
         return "pixels are not at multiples of 16 bytes, or channels where they are neighbours"
     pixels, boxes = one.x.cols * one.x.rows * one.x.images, one.all_boxes
     if boxes > 1 and 2 * pixels < boxes * one.box_px:
         return f"rows of {one.x.cols} pixels that do not follow one another leave most of a tile empty"
     return None
-
-
-def _reached(product: Product, side: Side, inner: bool) -> bool:
-    """Whether TMA takes boxes of the tensor. It writes whole 16 bytes, so those are all that a row of y has."""
-    channels = product.channels if side is product.x else product.filters
-    row = (channels if inner else side.cols) * product.size
-    if side is product.y and row % _TMA_BYTES:
-        return False
-    steps = [(side.rows, side.row_step), (side.images, side.image_step)]
-    steps.append((side.cols, side.col_step) if inner else (channels, side.channel_step))
-    neighbours = (side.channel_step if inner else side.col_step) == 1
-    whole = all(step > 0 and step * product.size % _TMA_BYTES == 0 for extent, step in steps if extent > 1)
-    return neighbours and whole and side.cols < _LONGEST_ROW
 
 
 @lru_cache(maxsize=256)
@@ -287,61 +161,15 @@ def product_of(request: Request) -> Product:
     filters, channels = (problem.k, problem.c) if forward else (problem.c, problem.k)
     w_k, w_c = request.second.strides[:2]
     w_filter, w_channel = (w_k, w_c) if forward else (w_c, w_k)
-    one, other = _joined((problem.q, problem.p, problem.n), x_steps, y_steps)
+    one, other = joined((problem.q, problem.p, problem.n), x_steps, y_steps)
     extents = (one.cols, one.rows, one.images)
     y_inner = y[1] == 1
     layout: Layout = "nhwc" if y_inner else "nchw"
-    w_loads = _w_loads(problem.dtype, (filters, channels), (w_filter, w_channel), request.second.aligned)
+    w_loads = w_loads_of(problem.dtype, (filters, channels), (w_filter, w_channel), request.second.aligned)
     return Product(
-        problem, filters, channels, one, other, _dense(extents, filters, layout),
+        problem, filters, channels, one, other, dense(extents, filters, layout),
         x[1] == 1, y_inner, w_filter, w_channel, w_loads,
     )  # fmt: skip
-
-
-def _w_loads(dtype: torch.dtype, extents: tuple[int, int], steps: tuple[int, int], aligned: bool) -> str:
-    """How filters come: ``W_LOADS`` of pointwise.cu; ``extents`` and ``steps`` are of filters and of channels."""
-    size = dtype.itemsize
-
-    def spaced(axis: int) -> bool:
-        return aligned and steps[axis] * size % _TMA_BYTES == 0 and steps[axis] >= extents[1 - axis]
-
-    if steps[1] == 1 and spaced(0):
-        return "W_ROWS"
-    if steps[0] == 1 and spaced(1) and size == 2:
-        return "W_COLUMNS"
-    return "W_PACKED"
-
-
-def _joined(
-    extents: tuple[int, int, int], x: tuple[int, int, int, int], y: tuple[int, int, int, int]
-) -> tuple[Side, Side]:
-    """Rows as one where they follow one another in both tensors, and images too; steps are as those of ``Side``.
-
-    What is left over moves up: images whose pixels are one row count as rows.
-    """
-    axes = [(1, 0, 0)]
-    for extent, x_step, y_step in zip(extents, x, y, strict=False):
-        last, x_last, y_last = axes[-1]
-        if extent == 1:
-            continue
-        if last == 1:
-            axes[-1] = (extent, x_step, y_step)
-        elif (x_step, y_step) == (last * x_last, last * y_last) and last * extent < _LONGEST_ROW:
-            axes[-1] = (last * extent, x_last, y_last)
-        else:
-            axes.append((extent, x_step, y_step))
-    cols, rows, images = axes + [(1, 0, 0)] * (3 - len(axes))
-    one, other = (
-        Side(cols[0], rows[0], images[0], cols[side], rows[side], images[side], channel_step)
-        for side, channel_step in ((1, x[3]), (2, y[3]))
-    )
-    return one, other
-
-
-def _dense(extents: tuple[int, int, int], filters: int, layout: Layout) -> Side:
-    cols, rows, images = extents
-    image, channel, row, col = strides_of((images, filters, rows, cols), layout)
-    return Side(cols, rows, images, col, row, image, channel)
 
 
 @lru_cache(maxsize=256)
@@ -354,7 +182,8 @@ def tiles(product: Product, max_smem_bytes: int, sm_count: int) -> tuple[Tile, .
         whole = Tile(pixels, filters, n, split_n, False, 1)
         if m_blocks * n > _MOST_SUMS or not _fits_filters(product, whole):
             continue
-        for splits, keeps in combinations(_splits(product, whole, sm_count), (False, True)):
+        may_keep = (False,) if product.taps else (False, True)  # filters of all taps would not fit
+        for splits, keeps in combinations(_splits(product, whole, sm_count), may_keep):
             found += _staged(product, Tile(pixels, filters, n, split_n, keeps, splits), max_smem_bytes, sm_count)
     return tuple(sorted(found, key=lambda tile: tile.cycles(product, sm_count)))
 
